@@ -1,0 +1,101 @@
+// The Python door: addresses, sizes and scalars in, nothing else. Checks live in fastagg/ops.py, which owns tensors.
+// Every call that touches vectors releases the GIL.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <tuple>
+#include <vector>
+
+#include "../cpu/kernels.h"
+#include "../cpu/pool.h"
+#include "../cpu/step.h"
+#if defined(FASTAGG_CUDA)
+#include "../cuda/cuda.h"
+#endif
+
+namespace py = pybind11;
+using namespace fastagg;
+
+namespace {
+
+using Address = uintptr_t;
+using Pieces = std::vector<std::tuple<Address, int64_t, int>>;  // address, elements, dtype code
+
+float* at(Address address) { return reinterpret_cast<float*>(address); }
+
+cpu::Update update_of(const Pieces& pieces) {
+  cpu::Update update;
+  update.pieces.reserve(pieces.size());
+  for (const auto& [address, size, dtype] : pieces)
+    update.add(reinterpret_cast<const void*>(address), size, static_cast<cpu::Dtype>(dtype));
+  return update;
+}
+
+void step(const Pieces& pieces, int direction, Address acc, Address base, float gain, float weight, float scale,
+          int optimizer, const Hyper& hyper, Address m, Address v, Address vhat, Address x, Address x_out) {
+  const cpu::Update update = update_of(pieces);
+  py::gil_scoped_release release;
+  cpu::step(update, {static_cast<cpu::DirectionKind>(direction), at(acc), at(base), gain, weight, scale},
+            {static_cast<OptimizerKind>(optimizer), hyper, at(m), at(v), at(vhat), at(x), at(x_out)});
+}
+
+void accumulate(const Pieces& pieces, Address acc, float weight, Address acc_out) {
+  const cpu::Update update = update_of(pieces);
+  py::gil_scoped_release release;
+  cpu::accumulate(update, at(acc), weight, at(acc_out));
+}
+
+double sum_squares(const Pieces& pieces) {
+  const cpu::Update update = update_of(pieces);
+  py::gil_scoped_release release;
+  return cpu::sum_squares(update);
+}
+
+void gather(const Pieces& pieces, Address out) {
+  const cpu::Update update = update_of(pieces);
+  py::gil_scoped_release release;
+  cpu::gather(update, at(out));
+}
+
+py::dict cpu_isas() {
+  py::dict found;
+  for (int i = 0; i < cpu::isa_count(); ++i) found[cpu::isa(i).kernels->name] = cpu::isa(i).supported;
+  return found;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_native, m) {
+  m.doc() = "Compiled kernels of fastagg. Use fastagg.ops, which checks its arguments.";
+
+  py::class_<Hyper>(m, "Hyper").def(py::init([](double lr, double beta1, double beta2, double eps, double root_scale) {
+    return Hyper{static_cast<float>(lr),        static_cast<float>(beta1),       static_cast<float>(1.0 - beta1),
+                 static_cast<float>(beta2),     static_cast<float>(1.0 - beta2), static_cast<float>(eps),
+                 static_cast<float>(root_scale)};
+  }));
+
+  m.def("step", &step);
+  m.def("accumulate", &accumulate);
+  m.def("sum_squares", &sum_squares);
+  m.def("gather", &gather);
+
+  m.def("cpu_isas", &cpu_isas, "Instruction sets compiled in, best first -> whether this processor has them.");
+  m.def("isa", [] { return cpu::kernels().name; });
+  m.def("select_isa", [](const std::string& name) { return cpu::select(name.c_str()); });
+  m.def("threads", &cpu::threads);
+  m.def("set_threads", &cpu::set_threads);
+
+#if defined(FASTAGG_CUDA)
+  m.attr("cuda_architectures") = FASTAGG_CUDA_ARCHITECTURES;
+  m.attr("cuda_version") = cuda::runtime_version();
+  m.def("cuda_device_count", &cuda::device_count);
+  m.def("cuda_step", [](int64_t n, Address direction, int optimizer, const Hyper& hyper, Address mom, Address v,
+                        Address vhat, Address x, Address x_out, int device, Address stream) {
+    py::gil_scoped_release release;
+    cuda::step(n, at(direction), static_cast<OptimizerKind>(optimizer), hyper, at(mom), at(v), at(vhat), at(x),
+               at(x_out), device, reinterpret_cast<void*>(stream));
+  });
+#else
+  m.attr("cuda_architectures") = "";
+#endif
+}

@@ -1,0 +1,156 @@
+// Bodies of the block kernels. Included once per instruction set, inside that set's own namespace
+// (FASTAGG_ISA_NAMESPACE), by a file compiled with that set's flags. Nothing here may have external linkage except
+// the table, and nothing may come from the C++ library: a shared template would be compiled with the wrong flags
+// for somebody (see math/portable.h).
+
+#include "../math/half.h"
+#include "kernels.h"
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
+#define FASTAGG_INLINE __attribute__((always_inline))
+
+namespace fastagg::cpu::FASTAGG_ISA_NAMESPACE {
+namespace {
+
+// How far ahead of the arithmetic memory is asked for, in elements. The hardware prefetcher stops at page ends, and
+// with five streams a page lasts one block; asking half a block ahead is worth about 10% where memory is the limit
+// (bench/README.md says how it was measured). Asking past an array's end is harmless.
+constexpr int64_t kAhead = 512;
+constexpr int64_t kLine = 16;    // floats in a cache line
+constexpr int64_t kStride = 64;  // elements between two rounds of prefetches
+
+FASTAGG_FN void ahead(const void* pointer) { __builtin_prefetch(pointer, 0, 3); }
+
+// body(i) for every i < n, asking for the elements of `streams` ahead of their use.
+template <typename Body, typename... Stream>
+FASTAGG_FN void sweep(int64_t n, Body body, const Stream*... streams) {
+  int64_t i = 0;
+  for (; i + kStride <= n; i += kStride) {
+    for (int64_t line = 0; line < kStride; line += kLine) (ahead(streams + (i + line + kAhead)), ...);
+    FASTAGG_NO_CARRY
+    for (int64_t k = i; k < i + kStride; ++k) body(k);
+  }
+  FASTAGG_NO_CARRY
+  for (; i < n; ++i) body(i);
+}
+
+void widen_f16_block(const uint16_t* in, float* out, int64_t n) {
+  sweep(n, [=](int64_t i) FASTAGG_INLINE { out[i] = widen_f16(in[i]); }, in);
+}
+
+void widen_bf16_block(const uint16_t* in, float* out, int64_t n) {
+  sweep(n, [=](int64_t i) FASTAGG_INLINE { out[i] = widen_bf16(in[i]); }, in);
+}
+
+void scale_block(const float* in, float weight, float* out, int64_t n) {
+  sweep(n, [=](int64_t i) FASTAGG_INLINE { out[i] = weight * in[i]; }, in);
+}
+
+void accumulate_block(const float* acc, const float* in, float weight, float* acc_out, int64_t n) {
+  sweep(n, [=](int64_t i) FASTAGG_INLINE { acc_out[i] = acc[i] + weight * in[i]; }, acc, in);
+}
+
+void flush_block(const float* acc, const float* in, float weight, float scale, float* direction, int64_t n) {
+  sweep(n, [=](int64_t i) FASTAGG_INLINE { direction[i] = (acc[i] + weight * in[i]) * scale; }, acc, in);
+}
+
+void blend_block(const float* base, const float* x, const float* in, float gain, float weight, float* direction,
+                 int64_t n) {
+  sweep(n, [=](int64_t i) FASTAGG_INLINE { direction[i] = weight * ((base[i] - x[i]) + gain * in[i]); }, base, x, in);
+}
+
+template <int Kind>
+void optimizer_block(const OptimizerBlock& block, const Hyper& hyper) {
+  // Locals, not members: the compiler must see that the stores below cannot change the pointers.
+  const float* direction = block.direction;
+  const float* x = block.x;
+  float* x_out = block.x_out;
+  float* m = block.m;
+  float* v = block.v;
+  float* vhat = block.vhat;
+  const Hyper h = hyper;
+  const auto body = [=](int64_t i) FASTAGG_INLINE {
+    float mi = 0.0f, vi = 0.0f, wi = 0.0f;
+    if constexpr (kHasM[Kind]) mi = m[i];
+    if constexpr (kHasV[Kind]) vi = v[i];
+    if constexpr (kHasVhat[Kind]) wi = vhat[i];
+    x_out[i] = optimize<Kind>(direction[i], x[i], mi, vi, wi, h);
+    if constexpr (kHasM[Kind]) m[i] = mi;
+    if constexpr (kHasV[Kind]) v[i] = vi;
+    if constexpr (kHasVhat[Kind]) vhat[i] = wi;
+  };
+  if constexpr (kHasVhat[Kind])
+    sweep(block.n, body, direction, x, m, v, vhat);
+  else if constexpr (kHasV[Kind])
+    sweep(block.n, body, direction, x, m, v);
+  else if constexpr (kHasM[Kind])
+    sweep(block.n, body, direction, x, m);
+  else
+    sweep(block.n, body, direction, x);
+}
+
+void stream_block(const float* in, float* out, int64_t n) {
+#if defined(__SSE2__)
+  if (reinterpret_cast<uintptr_t>(out) % 16 == 0) {
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) _mm_stream_ps(out + i, _mm_load_ps(in + i));
+    for (; i < n; ++i) out[i] = in[i];
+    return;
+  }
+#endif
+  memcpy(out, in, static_cast<size_t>(n) * sizeof(float));
+}
+
+// GCC and Clang lower these to whatever the target has; the order of additions is in the source, lane by lane.
+typedef float Floats __attribute__((vector_size(32), aligned(4)));
+typedef double Doubles __attribute__((vector_size(64)));
+constexpr int64_t kWidth = 8;
+
+double sum_squares_block(const float* in) {
+  alignas(64) double lanes[kLanes];
+  // As many lanes at a time as their sums fit in registers; the sums themselves are the same.
+#if defined(__AVX512F__)
+  constexpr int64_t kSweep = 128;
+#else
+  constexpr int64_t kSweep = 32;
+#endif
+  for (int64_t first = 0; first < kLanes; first += kSweep) {
+    Doubles sum[kSweep / kWidth] = {};
+    for (int64_t k = first; k < kBlock; k += kLanes) {
+      for (int64_t line = 0; line < kSweep; line += kLine) ahead(in + k + kBlock + line);
+#pragma GCC unroll 8
+      for (int64_t l = 0; l < kSweep / kWidth; ++l) {
+        const Doubles value = __builtin_convertvector(*reinterpret_cast<const Floats*>(in + k + l * kWidth), Doubles);
+        sum[l] += value * value;
+      }
+    }
+    memcpy(lanes + first, sum, sizeof sum);
+  }
+  double quads[kQuads];
+  for (int64_t q = 0; q < kQuads; ++q)
+    quads[q] = fold_quad(lanes[4 * q], lanes[4 * q + 1], lanes[4 * q + 2], lanes[4 * q + 3]);
+  for (int64_t half = kQuads / 2; half > 0; half /= 2)
+    for (int64_t i = 0; i < half; ++i) quads[i] += quads[i + half];
+  return quads[0];
+}
+
+}  // namespace
+
+extern const Kernels table;
+const Kernels table = {
+    FASTAGG_ISA_NAME,
+    widen_f16_block,
+    widen_bf16_block,
+    scale_block,
+    accumulate_block,
+    flush_block,
+    blend_block,
+    stream_block,
+    {optimizer_block<kSgd>, optimizer_block<kMomentum>, optimizer_block<kAdam>, optimizer_block<kAmsgrad>,
+     optimizer_block<kYogi>, optimizer_block<kAdagrad>},
+    sum_squares_block,
+};
+
+}  // namespace fastagg::cpu::FASTAGG_ISA_NAMESPACE

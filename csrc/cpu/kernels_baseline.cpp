@@ -1,0 +1,3 @@
+#define FASTAGG_ISA_NAMESPACE baseline
+#define FASTAGG_ISA_NAME "baseline"
+#include "kernels.inl"

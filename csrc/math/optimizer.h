@@ -1,0 +1,72 @@
+// Server optimizers, one element at a time.
+//
+//   m    <- b1*m + (1-b1)*D
+//   v    <- b2*v + (1-b2)*D*D
+//   vhat <- max(vhat, v)                                   AMSGrad only (FADAS, paper 000, Eq. 3)
+//   sgd      x <- x + lr*D
+//   momentum m <- b1*m + D ; x <- x + lr*m                 FedAvgM
+//   adam     x <- x + lr*m/(sqrt(v)*root_scale + eps)      FedAdam
+//   amsgrad  x <- x + lr*m/(sqrt(vhat)*root_scale + eps)   FedAMS option 1, FADAS
+//   yogi     v <- v - (1-b2)*D*D*sign(v - D*D) ; x as adam FedYogi
+//   adagrad  v <- v + D*D ;                      x as adam FedAdagrad
+//
+// `root_scale` is 1, or 1/sqrt(1-b2^r) when Adam's bias correction is asked for (then lr carries 1/(1-b1^r)).
+// Multiplying by exactly 1 changes no bit, so one formula serves both.
+#pragma once
+
+#include <math.h>
+
+#include "portable.h"
+
+namespace fastagg {
+
+enum OptimizerKind : int { kSgd = 0, kMomentum, kAdam, kAmsgrad, kYogi, kAdagrad, kOptimizerKinds };
+
+struct Hyper {
+  float lr;
+  float beta1;
+  float rest1;  // 1 - beta1, rounded once from double
+  float beta2;
+  float rest2;  // 1 - beta2, rounded once from double
+  float eps;
+  float root_scale;
+};
+
+FASTAGG_FN float descend(float x, float m, float second, const Hyper& h) {
+  return x + (h.lr * m) / (sqrtf(second) * h.root_scale + h.eps);
+}
+
+FASTAGG_FN float ema(float decay, float old, float rest, float value) { return decay * old + rest * value; }
+
+// Each returns the new x and updates the moments it is given; unused moments are not touched.
+template <int Kind>
+FASTAGG_FN float optimize(float d, float x, float& m, float& v, float& vhat, const Hyper& h) {
+  if constexpr (Kind == kSgd) {
+    return x + h.lr * d;
+  } else if constexpr (Kind == kMomentum) {
+    m = h.beta1 * m + d;
+    return x + h.lr * m;
+  } else {
+    m = ema(h.beta1, m, h.rest1, d);
+    if constexpr (Kind == kAdam || Kind == kAmsgrad) v = ema(h.beta2, v, h.rest2, d * d);
+    if constexpr (Kind == kAdagrad) v = v + d * d;
+    if constexpr (Kind == kYogi) {
+      const float square = d * d;
+      const float gap = v - square;
+      const float sign = gap > 0.0f ? 1.0f : (gap < 0.0f ? -1.0f : 0.0f);
+      v = v - (h.rest2 * square) * sign;
+    }
+    if constexpr (Kind == kAmsgrad) {
+      vhat = vhat > v ? vhat : v;
+      return descend(x, m, vhat, h);
+    }
+    return descend(x, m, v, h);
+  }
+}
+
+// Which moments each optimizer owns; also the order of optimizers everywhere in the package.
+constexpr bool kHasM[kOptimizerKinds] = {false, true, true, true, true, true};
+constexpr bool kHasV[kOptimizerKinds] = {false, false, true, true, true, true};
+constexpr bool kHasVhat[kOptimizerKinds] = {false, false, false, true, false, false};
+
+}  // namespace fastagg

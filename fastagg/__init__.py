@@ -1,0 +1,69 @@
+"""The server side of (asynchronous) federated learning at memory-bandwidth speed.
+
+Every algorithm's server step is one pass over memory, on CPU and CUDA. Start with a preset
+(:func:`FADAS`, :func:`FedBuff`, :func:`FedAsync`) or assemble a :class:`Server` from parts.
+"""
+
+from fastagg import ops, reference
+from fastagg._build import build_info, get_num_threads, set_isa, set_num_threads
+from fastagg.algorithms import FADAS, FedAsync, FedBuff
+from fastagg.directions import Buffer, Mixing, Single
+from fastagg.dispatch import Dispatch, Receipt
+from fastagg.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DTypeMismatch,
+    FastaggError,
+    NonFiniteUpdate,
+    ShapeMismatch,
+    UnknownClient,
+    UnknownVersion,
+)
+from fastagg.layout import Layout
+from fastagg.optimizers import SGD, Adagrad, Adam, AMSGrad, Momentum, Yogi
+from fastagg.server import Server, load
+from fastagg.staleness import Constant, DelayAdaptive, Hinge, Polynomial
+from fastagg.versions import VersionStore
+
+__version__ = build_info()["version"]
+
+__all__ = [
+    "FADAS",
+    "SGD",
+    "AMSGrad",
+    "Adagrad",
+    "Adam",
+    "Buffer",
+    "CheckpointError",
+    "ConfigError",
+    "Constant",
+    "DTypeMismatch",
+    "DataError",
+    "DelayAdaptive",
+    "Dispatch",
+    "FastaggError",
+    "FedAsync",
+    "FedBuff",
+    "Hinge",
+    "Layout",
+    "Mixing",
+    "Momentum",
+    "NonFiniteUpdate",
+    "Polynomial",
+    "Receipt",
+    "Server",
+    "ShapeMismatch",
+    "Single",
+    "UnknownClient",
+    "UnknownVersion",
+    "VersionStore",
+    "Yogi",
+    "build_info",
+    "get_num_threads",
+    "load",
+    "ops",
+    "reference",
+    "set_isa",
+    "set_num_threads",
+]

@@ -1,0 +1,104 @@
+"""The compiled extension: what was built, what runs here, how many threads it may use."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from fastagg.errors import ConfigError
+
+try:
+    import fastagg._native as native
+except ImportError as error:  # a checkout that was not installed, or a broken build
+    raise ImportError(
+        f"fastagg's compiled extension could not be loaded ({error}). "
+        "Install the package with `pip install .` from its folder; importing it from a source checkout "
+        "that was not installed does not work."
+    ) from error
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its CPU affinity, and its control group's quota where there is one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, round(int(quota) / int(period))))
+    except (OSError, ValueError):
+        pass
+    return cores
+
+
+def set_num_threads(count: int) -> None:
+    """Use ``count`` threads (the caller's included) for CPU kernels, from the next call on.
+
+    The start value is the number of cores the process may use, or the environment variable
+    ``FASTAGG_NUM_THREADS``. Results do not depend on it.
+
+    Raises:
+        ConfigError: ``count`` is not a whole number of at least 1.
+    """
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ConfigError(f"set_num_threads: expected a whole number >= 1, got {count!r}")
+    native.set_threads(count)
+
+
+def get_num_threads() -> int:
+    """Threads that CPU kernels use, the caller's included."""
+    return int(native.threads())
+
+
+def set_isa(name: str) -> None:
+    """Run the CPU kernels compiled for instruction set ``name`` (``fastagg info`` lists them); for tests.
+
+    The environment variable ``FASTAGG_ISA`` does the same at import. Results do not depend on it.
+
+    Raises:
+        ConfigError: not compiled into this build, or this processor does not have it.
+    """
+    if not native.select_isa(name):
+        usable = [isa for isa, supported in native.cpu_isas().items() if supported]
+        raise ConfigError(f"instruction set {name!r} is not available here; choose one of {', '.join(usable)}")
+
+
+def build_info() -> dict[str, Any]:
+    """What was compiled and what will run here.
+
+    Returns:
+        A dict with ``version``; ``cpu_isas`` (compiled instruction sets, best first, and whether this processor
+        has each); ``isa`` (the one in use); ``threads``; ``cuda_built``; ``cuda_architectures`` (compute
+        capabilities compiled in); ``cuda_runtime``; ``cuda_devices`` (devices that answer now).
+    """
+    try:
+        package_version = version("fastagg")
+    except PackageNotFoundError:
+        package_version = "unknown (not installed)"
+    built = bool(native.cuda_architectures)
+    runtime = int(native.cuda_version) if built else 0
+    return {
+        "version": package_version,
+        "cpu_isas": dict(native.cpu_isas()),
+        "isa": str(native.isa()),
+        "threads": get_num_threads(),
+        "cuda_built": built,
+        "cuda_architectures": [f"sm_{arch}" for arch in native.cuda_architectures.split(",") if arch],
+        "cuda_runtime": f"{runtime // 1000}.{runtime % 1000 // 10}" if built else None,
+        "cuda_devices": int(native.cuda_device_count()) if built else 0,
+    }
+
+
+def _from_environment() -> None:
+    wanted = os.environ.get("FASTAGG_NUM_THREADS")
+    if wanted is None:
+        native.set_threads(usable_cores())
+    elif wanted.isdigit() and int(wanted) > 0:
+        native.set_threads(int(wanted))
+    else:
+        raise ConfigError(f"FASTAGG_NUM_THREADS: expected a whole number >= 1, got {wanted!r}")
+    if isa := os.environ.get("FASTAGG_ISA"):
+        set_isa(isa)
+
+
+_from_environment()

@@ -1,0 +1,35 @@
+"""Checks of settings, all raising ConfigError with what was expected and what came."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fastagg.errors import ConfigError
+
+
+def number(name: str, value: Any, *, above: float | None = None, least: float | None = None) -> float:
+    """A finite number, ``> above`` or ``>= least`` where given."""
+    bound = (
+        ""
+        if above is None and least is None
+        else f" {'>' if least is None else '>='} " + str(above if least is None else least)
+    )
+    bad = isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value)
+    if bad or (above is not None and value <= above) or (least is not None and value < least):
+        raise ConfigError(f"{name}: expected a finite number{bound}, got {value!r}")
+    return float(value)
+
+
+def whole(name: str, value: Any, *, least: int) -> int:
+    """A whole number ``>= least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name}: expected a whole number >= {least}, got {value!r}")
+    return value
+
+
+def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    """One of ``choices``."""
+    if value not in choices:
+        raise ConfigError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
+    return str(value)

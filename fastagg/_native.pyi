@@ -1,0 +1,48 @@
+"""Types of the compiled module (csrc/bindings/module.cpp)."""
+
+_Pieces = list[tuple[int, int, int]]
+
+cuda_architectures: str
+cuda_version: int
+
+class Hyper:
+    def __init__(self, lr: float, beta1: float, beta2: float, eps: float, root_scale: float) -> None: ...
+
+def step(
+    pieces: _Pieces,
+    direction: int,
+    acc: int,
+    base: int,
+    gain: float,
+    weight: float,
+    scale: float,
+    optimizer: int,
+    hyper: Hyper,
+    m: int,
+    v: int,
+    vhat: int,
+    x: int,
+    x_out: int,
+) -> None: ...
+def accumulate(pieces: _Pieces, acc: int, weight: float, acc_out: int) -> None: ...
+def sum_squares(pieces: _Pieces) -> float: ...
+def gather(pieces: _Pieces, out: int) -> None: ...
+def cpu_isas() -> dict[str, bool]: ...
+def isa() -> str: ...
+def select_isa(name: str) -> bool: ...
+def threads() -> int: ...
+def set_threads(count: int) -> None: ...
+def cuda_device_count() -> int: ...
+def cuda_step(
+    n: int,
+    direction: int,
+    optimizer: int,
+    hyper: Hyper,
+    m: int,
+    v: int,
+    vhat: int,
+    x: int,
+    x_out: int,
+    device: int,
+    stream: int,
+) -> None: ...

@@ -1,0 +1,119 @@
+"""Checkpoints: torch's file format, written whole or not at all, checked before anything is believed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastagg import directions, optimizers, staleness
+from fastagg.errors import CheckpointError, ConfigError
+from fastagg.layout import Layout
+
+FORMAT = 1
+_MODULES = (directions, optimizers, staleness)
+
+
+def cloned(value: Any) -> Any:
+    """A copy of nested dicts, lists and tuples with every tensor cloned."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: cloned(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(cloned(item) for item in value)
+    return value
+
+
+def part(settings: dict[str, Any]) -> Any:
+    """A direction, optimizer or staleness policy from its name and settings.
+
+    Raises:
+        ConfigError: no such part, or not its settings.
+    """
+    settings = dict(settings)
+    name = settings.pop("name", None)
+    for module in _MODULES:
+        kind = getattr(module, str(name), None)
+        if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__"):
+            try:
+                return kind(**settings)
+            except TypeError as error:
+                raise ConfigError(f"{name}: {error}") from error
+    raise ConfigError(f"unknown part {name!r}")
+
+
+def check(state: Any, config: dict[str, Any], layout: Layout, moments: set[str]) -> None:
+    """Whether ``state`` can be loaded into a server of this configuration and layout.
+
+    Raises:
+        CheckpointError: it cannot, and why.
+    """
+    if not isinstance(state, dict) or "format" not in state:
+        raise CheckpointError("not a fastagg checkpoint")
+    if state["format"] != FORMAT:
+        raise CheckpointError(f"checkpoint format {state['format']!r}; this version reads format {FORMAT}")
+    try:
+        theirs = Layout.from_spec(state["layout"])
+        names = {key: state["config"][key]["name"] for key in ("direction", "optimizer")}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
+    if not layout.same_as(theirs):
+        raise CheckpointError(
+            f"the checkpoint is of another model: {theirs.size} parameters in {len(theirs.entries)} arrays, "
+            f"this server has {layout.size} in {len(layout.entries)}"
+        )
+    for key, name in names.items():
+        if name != config[key]["name"]:
+            raise CheckpointError(f"the checkpoint's {key} is {name}, this server's is {config[key]['name']}")
+    if set(state.get("moments", ())) != moments:
+        raise CheckpointError(f"the checkpoint is damaged: moments {sorted(state.get('moments', ()))}")
+
+
+def write(state: dict[str, Any], path: Path) -> None:
+    """Write ``state`` beside ``path``, flush it to the disk, then take the name over in one step.
+
+    Raises:
+        CheckpointError: the file system refused; what was at ``path`` is as it was.
+    """
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".partial", delete=False) as f:
+            temporary = f.name
+            torch.save(state, f)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(temporary, path)
+        temporary = None
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the rename itself
+        finally:
+            os.close(folder)
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: the checkpoint could not be written: {error}") from error
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What :func:`write` wrote. Only tensors and plain data are ever loaded, no code.
+
+    Raises:
+        CheckpointError: no such file, or not a whole checkpoint.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: no such checkpoint") from error
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"{path}: not a whole checkpoint: {error}") from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: not a fastagg checkpoint of format {FORMAT}")
+    return state

@@ -1,0 +1,82 @@
+"""What passes between the server and its clients' drivers: the task that goes out, the receipt that comes back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from fastagg.layout import Layout, ModelState
+
+Client = int | str
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """One client's task: train from this version of the model.
+
+    Attributes:
+        client: who it is for.
+        version: the server version it starts from (``s`` in the papers).
+        local_steps: how many local steps to take, where the algorithm decides that (AsyncFedED); else None.
+    """
+
+    client: Client
+    version: int
+    local_steps: int | None
+    _layout: Layout = field(repr=False)
+    _model: ModelState = field(repr=False)
+
+    @cached_property
+    def params(self) -> Any:
+        """The model in the form the server was given: a dict for ``module.load_state_dict`` (buffers included),
+        a list of arrays, or a flat tensor.
+
+        It is the model as it was when dispatched, shared with the server and not copied: read it, do not write to it.
+        It stays as it is while the server goes on, for as long as you hold it.
+        """
+        return self._layout.views(self._model.flat, self._model.buffers, self._model.counters)
+
+    @property
+    def flat(self) -> Tensor:
+        """Its trainable parameters as one fp32 vector, [d]; read it, do not write to it."""
+        return self._model.flat
+
+    def delta(self, trained: Any) -> Any:
+        """The update to send after training: ``x_i^K - x_s`` for parameters, the client's own values for buffers.
+
+        Args:
+            trained: the model after local training, in the form of ``params`` (or an nn.Module).
+
+        Returns:
+            A dict, a list or a flat tensor, as ``params`` is, in fp32; parameters are views of one vector.
+
+        Raises:
+            ShapeMismatch, DTypeMismatch: it is not this model.
+        """
+        return self._layout.difference(trained, self._model.flat)
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What became of one update.
+
+    Attributes:
+        client: who sent it.
+        applied: whether the model changed; False while a buffer fills.
+        version: the server version afterwards.
+        delay: tau, server versions between the model it was trained from and its use.
+        step_size: the learning rate of the step (after staleness), None if there was none.
+        update_norm: Euclidean norm of the update as it came, before clipping.
+        weight: staleness weight times sample weight, before any normalisation.
+    """
+
+    client: Client
+    applied: bool
+    version: int
+    delay: int
+    step_size: float | None
+    update_norm: float
+    weight: float

@@ -1,0 +1,40 @@
+"""Every error the package raises on purpose. Each is also the built-in error a user would think of catching."""
+
+
+class FastaggError(Exception):
+    """Base of all of them."""
+
+    def __str__(self) -> str:  # KeyError would print the repr of its message
+        return str(self.args[0]) if self.args else ""
+
+
+class ConfigError(FastaggError, ValueError):
+    """A setting is out of range, unknown, or does not go with another one."""
+
+
+class ShapeMismatch(FastaggError, ValueError):
+    """An array has another shape, length or set of names than the model."""
+
+
+class DTypeMismatch(FastaggError, TypeError, ValueError):
+    """An array has an element type that is not accepted here."""
+
+
+class NonFiniteUpdate(FastaggError, ValueError):
+    """An update (or a model) holds NaN or infinity."""
+
+
+class UnknownClient(FastaggError, KeyError):
+    """The client was never sent a model, or its id is outside 0..num_clients-1."""
+
+
+class UnknownVersion(FastaggError, KeyError):
+    """The client holds no unanswered model of that version."""
+
+
+class CheckpointError(FastaggError, ValueError):
+    """A checkpoint is damaged, or belongs to another model or algorithm."""
+
+
+class DataError(FastaggError, ValueError):
+    """A data file or folder is missing or not in the expected format."""

@@ -1,0 +1,319 @@
+"""A model as one flat vector and back.
+
+Trainable parameters lie one after the other, in the model's own order, in one fp32 vector. Buffers (BatchNorm's
+running statistics and counters) are kept apart: they are not steps of an optimizer and never enter norms, caches or
+moments. Parameters that do not train, and second names of tied ones, are carried along and never aggregated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fastagg import memory, ops
+from fastagg.errors import DTypeMismatch, NonFiniteUpdate, ShapeMismatch
+from fastagg.pieces import Pieces, as_array, as_tensor
+
+Form = Literal["module", "state_dict", "list", "flat"]
+# alias: a second name of a tied parameter. constant: a parameter that does not train.
+Role = Literal["parameter", "buffer", "counter", "constant", "alias"]
+
+# What a state_dict cannot tell by itself: these names are BatchNorm's running statistics.
+_RUNNING = ("running_mean", "running_var")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One named array of the model: where it lies and what it is."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # torch's name for it, as in "float32"
+    role: Role
+    offset: int  # in the vector of its role (parameters, buffers) or in the list of its role (counters, constants)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+class Parsed(NamedTuple):
+    """An update taken apart. Buffers and counters are the client's own values, not differences."""
+
+    parameters: Pieces
+    buffers: Pieces | None
+    counters: list[Tensor] | None
+
+
+class ModelState(NamedTuple):
+    """A model taken apart."""
+
+    flat: Tensor  # [d] fp32
+    buffers: Tensor  # [number of buffer elements] fp32
+    counters: list[Tensor]
+
+
+class Taken(NamedTuple):
+    """Arrays whose layout is known already."""
+
+    layout: Layout
+    arrays: Any
+
+
+class Layout:
+    """The correspondence between a model's own form and the flat vector.
+
+    Attributes:
+        form: what the model came as: ``module``, ``state_dict``, ``list`` (of arrays) or ``flat``.
+        entries: every array of the model in its own order.
+        size: d, the number of trainable parameters.
+        buffer_size: elements of all floating-point buffers.
+    """
+
+    def __init__(self, form: Form, entries: Sequence[Entry], constants: Sequence[Tensor] = ()) -> None:
+        self.form: Form = form
+        self.entries = tuple(entries)
+        self.constants = list(constants)
+        self._by_role: dict[str, list[Entry]] = {r: [] for r in ("parameter", "buffer", "counter")}
+        for entry in self.entries:
+            if entry.role in self._by_role:
+                self._by_role[entry.role].append(entry)
+        self._known = {entry.name for entry in self.entries}
+        self.size = sum(entry.size for entry in self._by_role["parameter"])
+        # Whether some of what `views` returns cannot be a view, its own dtype not being fp32.
+        self.has_copies = any(e.dtype != "float32" for e in self.entries if e.role in ("parameter", "buffer", "alias"))
+        self.has_buffers = bool(self._by_role["buffer"] or self._by_role["counter"])
+        self.buffer_size = sum(entry.size for entry in self._by_role["buffer"])
+
+    @classmethod
+    def of(cls, params: Any) -> Layout:
+        """The layout of ``params``: an nn.Module, a state_dict, a list of arrays or one 1-D array.
+
+        Raises:
+            DTypeMismatch: an array is complex, sparse or quantised.
+            ShapeMismatch: ``params`` is none of these forms.
+        """
+        if isinstance(params, nn.Module):
+            first = {id(p): name for name, p in params.named_parameters()}
+            roles: dict[str, Role] = {name: "buffer" for name, _ in params.named_buffers(remove_duplicate=False)}
+            aliases: dict[str, str] = {}
+            for name, p in params.named_parameters(remove_duplicate=False):
+                roles[name] = "parameter" if p.requires_grad else "constant"
+                if p.requires_grad and first[id(p)] != name:
+                    roles[name], aliases[name] = "alias", first[id(p)]
+            return cls._build("module", list(params.state_dict().items()), roles, aliases)
+        if isinstance(params, Mapping):
+            return cls._build("state_dict", [(str(k), as_tensor(v)) for k, v in params.items()])
+        if isinstance(params, (list, tuple)):
+            return cls._build("list", [(str(i), as_tensor(v)) for i, v in enumerate(params)])
+        vector = as_tensor(params)
+        if vector.dim() != 1:
+            raise ShapeMismatch(
+                f"params: expected an nn.Module, a state_dict, a list of arrays or a 1-D array, "
+                f"got one array of shape {list(vector.shape)}"
+            )
+        return cls._build("flat", [("", vector)])
+
+    @classmethod
+    def _build(
+        cls,
+        form: Form,
+        arrays: Sequence[tuple[str, Tensor]],
+        roles: Mapping[str, Role] | None = None,
+        aliases: Mapping[str, str] | None = None,
+    ) -> Layout:
+        entries: list[Entry] = []
+        constants: list[Tensor] = []
+        offsets: dict[str, int] = {}  # of parameters, for their aliases
+        end = dict.fromkeys(("parameter", "buffer", "counter", "constant"), 0)
+        for name, array in arrays:
+            if array.is_complex() or array.is_quantized or array.layout is not torch.strided:
+                raise DTypeMismatch(f"{name}: expected a dense array of real numbers, got {array.dtype}")
+            role: Role = (roles or {}).get(name, "buffer" if name.endswith(_RUNNING) else "parameter")
+            if role in ("parameter", "buffer") and not array.is_floating_point():
+                role = "counter"
+            shape, dtype = tuple(array.shape), str(array.dtype).removeprefix("torch.")
+            if role == "alias":
+                entries.append(Entry(name, shape, dtype, role, offsets[(aliases or {})[name]]))
+                continue
+            entries.append(Entry(name, shape, dtype, role, end[role]))
+            offsets[name] = end[role]
+            end[role] += array.numel() if role in ("parameter", "buffer") else 1
+            if role == "constant":
+                constants.append(array.detach().clone())
+        return cls(form, entries, constants)
+
+    def spec(self) -> dict[str, Any]:
+        """Plain data from which :meth:`from_spec` rebuilds this layout."""
+        entries = [(e.name, list(e.shape), e.dtype, e.role, e.offset) for e in self.entries]
+        return {"form": self.form, "entries": entries, "constants": self.constants}
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any]) -> Layout:
+        """Inverse of :meth:`spec`."""
+        entries = [Entry(n, tuple(s), d, r, o) for n, s, d, r, o in spec["entries"]]
+        return cls(spec["form"], entries, spec["constants"])
+
+    def same_as(self, other: Layout) -> bool:
+        """Whether updates and checkpoints of the one fit the other."""
+        return self._by_role == other._by_role
+
+    def take(self, params: Any, device: torch.device) -> ModelState:
+        """Copy a model of this layout into vectors of the server's own.
+
+        Raises:
+            NonFiniteUpdate: a parameter is NaN or infinite.
+        """
+        arrays = self._arrays(params)
+        flat, buffers = memory.empty(self.size, device), memory.empty(self.buffer_size, device)
+        for target, role in ((flat, "parameter"), (buffers, "buffer")):
+            for entry in self._by_role[role]:
+                piece = as_tensor(arrays[entry.name]).detach().reshape(-1)
+                target[entry.offset : entry.offset + entry.size].copy_(piece)
+        if not ops.inspect(flat).finite:
+            bad = [e.name for e in self._by_role["parameter"] if not torch.isfinite(self._cut(flat, e)).all()]
+            raise NonFiniteUpdate(f"the model to start from holds NaN or infinity in {_names(bad)}")
+        counters = [as_tensor(arrays[e.name]).detach().clone() for e in self._by_role["counter"]]
+        return ModelState(flat, buffers, counters)
+
+    def parse(self, update: Any, what: str = "update") -> Parsed:
+        """Take an update apart without copying what is contiguous.
+
+        ``update`` is a flat 1-D array of d elements, or has the form of the model (an nn.Module or a mapping from
+        names for models that came so; a list of arrays, parameters alone or with the buffers, for every model).
+        Buffers may be left out, all together.
+
+        Raises:
+            ShapeMismatch: wrong form, names, number of arrays, shape or length.
+            DTypeMismatch: a parameter that is not fp32, fp16 or bf16.
+        """
+        if not isinstance(update, (nn.Module, Mapping, list, tuple)):
+            vector = as_array(update)
+            if tuple(vector.shape) != (self.size,):
+                raise ShapeMismatch(f"{what}: expected shape [{self.size}], got {list(vector.shape)}")
+            return Parsed(_pieces([(what, vector)]), None, None)
+        arrays = self._arrays(update, what)
+        found: dict[str, list[tuple[str, Any]]] = {"parameter": [], "buffer": [], "counter": []}
+        for entry in self.entries:
+            if entry.name not in arrays or entry.role not in found:
+                continue
+            label = f"{what} {entry.name!r}"
+            array = as_array(arrays[entry.name])
+            if tuple(array.shape) != entry.shape:
+                raise ShapeMismatch(f"{label}: expected shape {list(entry.shape)}, got {list(array.shape)}")
+            found[entry.role].append((label, array))
+        buffers = counters = None
+        if found["buffer"]:
+            # Statistics may come in any floating-point type: they are averaged, not stepped.
+            buffers = Pieces([as_tensor(array).to(torch.float32) for _, array in found["buffer"]])
+        if found["counter"]:
+            counters = [as_tensor(array).detach() for _, array in found["counter"]]
+            for (label, _), counter in zip(found["counter"], counters, strict=True):
+                if counter.is_floating_point() or counter.is_complex():
+                    raise DTypeMismatch(f"{label}: expected an integer buffer, got {counter.dtype}")
+        return Parsed(_pieces(found["parameter"]), buffers, counters)
+
+    def _arrays(self, params: Any, what: str = "params") -> Mapping[str, Any]:
+        """Arrays by name, their set of names checked."""
+        if isinstance(params, nn.Module):
+            params = params.state_dict()
+        if isinstance(params, Mapping):
+            if self.form not in ("module", "state_dict"):
+                raise ShapeMismatch(f"{what}: expected {self._expected_form()}, got a mapping")
+            missing = [e.name for e in self._by_role["parameter"] if e.name not in params]
+            extra = [name for name in params if name not in self._known]
+            held = [e.name for r in ("buffer", "counter") for e in self._by_role[r]]
+            absent = [name for name in held if name not in params]
+            if missing or extra or (absent and len(absent) < len(held)):
+                parts = [
+                    f"missing {_names(missing + (absent if len(absent) < len(held) else []))}",
+                    f"unknown {_names(extra)}",
+                ]
+                raise ShapeMismatch(f"{what}: the names are not the model's: {'; '.join(parts)}")
+            return params
+        if isinstance(params, (list, tuple)):
+            full = [e.name for e in self.entries]
+            short = [e.name for e in self._by_role["parameter"]]
+            for names in (full, short):
+                if len(params) == len(names):
+                    return dict(zip(names, params, strict=True))
+            counts = " or ".join(str(n) for n in sorted({len(short), len(full)}))
+            raise ShapeMismatch(f"{what}: expected {counts} arrays, got {len(params)}")
+        return {"": params}
+
+    def _expected_form(self) -> str:
+        own = {"list": "a list of arrays", "flat": "a 1-D array"}.get(self.form, "a mapping from names to arrays")
+        return own if self.form == "flat" else f"{own} or a 1-D array"
+
+    def views(self, flat: Tensor, buffers: Tensor, counters: Sequence[Tensor]) -> Any:
+        """The model in the form it came in: a dict for modules and state_dicts, a list, or the flat tensor.
+
+        Arrays are views of ``flat`` and ``buffers`` where the model's own dtype is fp32, copies in that dtype
+        where it is not.
+        """
+        if self.form == "flat" and self.entries[0].dtype == "float32":
+            return flat
+        arrays: dict[str, Tensor] = {}
+        for e in self.entries:
+            if e.role == "counter":
+                arrays[e.name] = counters[e.offset]
+            elif e.role == "constant":
+                arrays[e.name] = self.constants[e.offset]
+            else:
+                vector = buffers if e.role == "buffer" else flat
+                arrays[e.name] = self._cut(vector, e).view(e.shape).to(getattr(torch, e.dtype))
+        if self.form in ("module", "state_dict"):
+            return arrays
+        return list(arrays.values()) if self.form == "list" else arrays[""]
+
+    def difference(self, trained: Any, flat: Tensor) -> Any:
+        """``trained - flat`` for parameters and the values of ``trained`` for buffers, in this layout's form.
+
+        Parameters are views of one new fp32 vector.
+        """
+        arrays = {"": trained} if self.form == "flat" else self._arrays(trained, "trained model")
+        vector = memory.empty(self.size, flat.device)
+        result: dict[str, Tensor] = {}
+        for e in self.entries:
+            if e.name not in arrays or e.role in ("constant", "alias"):
+                continue
+            array = as_tensor(arrays[e.name]).detach()
+            if tuple(array.shape) != e.shape:
+                raise ShapeMismatch(
+                    f"trained model {e.name!r}: expected shape {list(e.shape)}, got {list(array.shape)}"
+                )
+            if e.role == "parameter":
+                cut = self._cut(vector, e).view(e.shape)
+                array = cut.copy_(array).sub_(self._cut(flat, e).view(e.shape))
+            result[e.name] = array if e.role == "parameter" else array.clone()
+        if self.form in ("module", "state_dict"):
+            return result
+        return list(result.values()) if self.form == "list" else vector
+
+    @staticmethod
+    def _cut(vector: Tensor, entry: Entry) -> Tensor:
+        return vector[entry.offset : entry.offset + entry.size]
+
+
+def _pieces(arrays: list[tuple[str, Any]]) -> Pieces:
+    try:
+        return Pieces(array for _, array in arrays)
+    except DTypeMismatch:
+        for label, array in arrays:  # say which one
+            try:
+                Pieces([array])
+            except DTypeMismatch as error:
+                raise DTypeMismatch(f"{label}: {error}") from None
+        raise
+
+
+def _names(names: Sequence[str]) -> str:
+    if not names:
+        return "none"
+    shown = ", ".join(repr(name) for name in names[:4])
+    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"

@@ -1,0 +1,61 @@
+"""Where state vectors live: huge pages on Linux, handed back for reuse when the last view of them is gone.
+
+A server that sends each version to some client writes the next version to a fresh vector (see server.py). Taking
+that vector from the operating system each time would cost a page fault every 4 KiB, as much as the step itself.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import weakref
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_HUGE_PAGE = 2 << 20
+_FREE_PER_SIZE = 2  # blocks kept for reuse; the rest goes back to the operating system
+_free: dict[int, list[mmap.mmap]] = {}
+_lock = threading.Lock()
+
+
+def empty(size: int, device: torch.device | str = "cpu") -> Tensor:
+    """A 1-D fp32 tensor of ``size`` uninitialised elements on ``device``."""
+    device = torch.device(device)
+    nbytes = size * 4
+    if device.type != "cpu" or nbytes < _HUGE_PAGE:
+        return torch.empty(size, dtype=torch.float32, device=device)
+    block = _take(nbytes)
+    array = np.frombuffer(block, dtype=np.float32)
+    # torch keeps `array` alive for as long as any tensor or view shares its memory.
+    weakref.finalize(array, _give_back, nbytes, block).atexit = False
+    start = (-array.ctypes.data % _HUGE_PAGE) // 4
+    return torch.from_numpy(array)[start : start + size]
+
+
+def zeros(size: int, device: torch.device | str = "cpu") -> Tensor:
+    """A 1-D fp32 tensor of ``size`` zeros on ``device``."""
+    return empty(size, device).zero_()
+
+
+def _take(nbytes: int) -> mmap.mmap:
+    with _lock:
+        if blocks := _free.get(nbytes):
+            return blocks.pop()
+    block = mmap.mmap(-1, nbytes + _HUGE_PAGE)  # room to start on a huge-page boundary
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        block.madvise(mmap.MADV_HUGEPAGE)
+    return block
+
+
+def _give_back(nbytes: int, block: mmap.mmap) -> None:
+    # Runs when an array dies, on whichever thread that happens: it must not wait for a lock that thread may hold.
+    if not _lock.acquire(blocking=False):
+        return
+    try:
+        blocks = _free.setdefault(nbytes, [])
+        if len(blocks) < _FREE_PER_SIZE:
+            blocks.append(block)
+    finally:
+        _lock.release()

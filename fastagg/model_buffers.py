@@ -1,0 +1,83 @@
+"""BatchNorm's running statistics and counters on the server: no steps of an optimizer, just plain means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastagg import memory, ops
+from fastagg.layout import Parsed
+
+MODES = ("mean", "latest", "keep")
+
+
+class ModelBuffers:
+    """Floating-point buffers take the mean of the clients' in the step (``mean``), the arriving client's
+    (``latest``), or stay (``keep``); integer buffers take the largest, or the arriving client's, or stay.
+
+    Vectors are replaced, never changed in place: clients that were sent them may still read them.
+
+    Args:
+        mode: ``mean``, ``latest`` or ``keep``.
+        values: floating-point buffers, fp32, 1-D.
+        counters: integer buffers.
+    """
+
+    def __init__(self, mode: str, values: Tensor, counters: list[Tensor]) -> None:
+        self.mode, self.values, self.counters = mode, values, counters
+        self._sum: Tensor | None = None
+        self._most: list[Tensor] | None = None
+        self._count = 0
+
+    def arrive(self, parsed: Parsed) -> None:
+        """Take one client's buffers, if it sent any."""
+        if self.mode == "keep" or (parsed.buffers is None and parsed.counters is None):
+            return
+        fresh = self._count == 0 or self.mode == "latest"
+        if parsed.buffers is not None:
+            if self._sum is None:
+                self._sum = memory.empty(self.values.numel(), self.values.device)
+            ops.accumulate_(self._sum, parsed.buffers.to(self.values.device), fresh=fresh)
+        if parsed.counters is not None:
+            theirs = [
+                new.to(old.device, old.dtype, copy=True)
+                for new, old in zip(parsed.counters, self.counters, strict=True)
+            ]
+            if not fresh and self._most is not None:
+                theirs = [torch.maximum(new, old) for new, old in zip(theirs, self._most, strict=True)]
+            self._most = theirs
+        self._count = 1 if fresh else self._count + 1
+
+    def step(self) -> None:
+        """The model stepped: the buffers follow."""
+        if self._count == 0:
+            return
+        if self._sum is not None:
+            self.values = self._sum / self._count
+        if self._most is not None:
+            self.counters = self._most
+        self._most, self._count = None, 0
+
+    def nbytes(self) -> int:
+        """Bytes of the buffers and of their running sum."""
+        held = [self.values, *self.counters, *([] if self._sum is None else [self._sum])]
+        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors are shared, not copied."""
+        running = self._sum if self._count else None
+        return {
+            "values": self.values, "counters": self.counters,
+            "sum": running, "most": self._most, "count": self._count,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`; tensors are copied."""
+        device = self.values.device
+        self.values = state["values"].to(device, copy=True)
+        self.counters = [counter.to(device, copy=True) for counter in state["counters"]]
+        self._sum = None if state["sum"] is None else state["sum"].to(device, copy=True)
+        self._most = None if state["most"] is None else [c.to(device, copy=True) for c in state["most"]]
+        self._count = int(state["count"])

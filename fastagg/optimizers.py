@@ -1,0 +1,132 @@
+"""Server optimizers: what becomes of a direction. Settings only; the arithmetic is csrc/math/optimizer.h."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from fastagg import _checks
+from fastagg.errors import ConfigError
+
+_SMALLEST_EPS = 1.2e-38  # smaller ones are zero or denormal in fp32, and 0/0 would follow where nothing moved
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Base of the server optimizers.
+
+    Args:
+        lr: server learning rate (eta), >= 0.
+
+    Raises:
+        ConfigError: a setting is out of range.
+    """
+
+    lr: float = 1.0
+    kernel: ClassVar[str] = "sgd"
+
+    def __post_init__(self) -> None:
+        _checks.number("lr", self.lr, least=0)
+
+    def arguments(self, round_number: int) -> dict[str, Any]:
+        """Keyword arguments of :func:`fastagg.ops.step_`, but for the learning rate, in round 1, 2, ..."""
+        return {"optimizer": self.kernel}
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """``x <- x + lr*D``."""
+
+
+@dataclass(frozen=True)
+class Momentum(Optimizer):
+    """``m <- beta*m + D; x <- x + lr*m`` (FedAvgM).
+
+    Args:
+        beta: decay of the momentum, in [0, 1).
+    """
+
+    beta: float = 0.9
+    kernel: ClassVar[str] = "momentum"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _decay("beta", self.beta)
+
+    def arguments(self, round_number: int) -> dict[str, Any]:
+        return {"optimizer": self.kernel, "betas": (self.beta, 0.0)}
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """``x <- x + lr*m/(sqrt(v) + eps)`` (FedAdam); no bias correction unless asked for.
+
+    Args:
+        betas: decay rates of ``m`` and ``v``, each in [0, 1).
+        eps: outside the square root, > 0.
+        bias_correction: in round r = t+1, step ``lr/(1-b1^r) * m / (sqrt(v)/sqrt(1-b2^r) + eps)``.
+    """
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.99)
+    eps: float = 1e-8
+    bias_correction: bool = False
+    kernel: ClassVar[str] = "adam"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
+            raise ConfigError(f"betas: expected two numbers, got {self.betas!r}")
+        object.__setattr__(self, "betas", tuple(self.betas))  # a list, from a file, would not hash
+        for name, value in zip(("betas[0]", "betas[1]"), self.betas, strict=True):
+            _decay(name, value)
+        _checks.number("eps", self.eps, least=_SMALLEST_EPS)
+
+    def arguments(self, round_number: int) -> dict[str, Any]:
+        correction = round_number if self.bias_correction else None
+        return {"optimizer": self.kernel, "betas": self.betas, "eps": self.eps, "correction": correction}
+
+
+@dataclass(frozen=True)
+class AMSGrad(Adam):
+    """Adam on ``vhat <- max(vhat, v)`` (FADAS, paper 000 Eq. 3; FedAMS option 1).
+
+    With ``bias_correction`` the maximum is taken before the correction, as FADAS's own program does.
+    """
+
+    kernel: ClassVar[str] = "amsgrad"
+
+
+@dataclass(frozen=True)
+class Yogi(Adam):
+    """``v <- v - (1-b2)*D*D*sign(v - D*D)``, then as Adam (FedYogi)."""
+
+    kernel: ClassVar[str] = "yogi"
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    """``v <- v + D*D``, then as Adam (FedAdagrad).
+
+    Args:
+        beta: decay of ``m``, in [0, 1).
+        eps: outside the square root, > 0.
+    """
+
+    lr: float = 1e-2
+    beta: float = 0.0
+    eps: float = 1e-8
+    kernel: ClassVar[str] = "adagrad"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _decay("beta", self.beta)
+        _checks.number("eps", self.eps, least=_SMALLEST_EPS)
+
+    def arguments(self, round_number: int) -> dict[str, Any]:
+        return {"optimizer": self.kernel, "betas": (self.beta, 0.0), "eps": self.eps}
+
+
+def _decay(name: str, value: Any) -> None:
+    if _checks.number(name, value, least=0) >= 1:
+        raise ConfigError(f"{name}: expected a number in [0, 1), got {value!r}")

@@ -1,0 +1,120 @@
+"""An update as it arrived: consecutive pieces of the flat vector, read by the kernels where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastagg.errors import DTypeMismatch
+
+# Codes of csrc/cpu/step.h, Dtype.
+_TORCH_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_NUMPY_CODES = {"float32": 0, "float16": 1, "bfloat16": 2}  # bfloat16: ml_dtypes
+
+
+class Pieces:
+    """Consecutive 1-D pieces of a flat vector on one device, none of them copied if it is contiguous.
+
+    Each piece is a torch tensor, a NumPy array or anything with DLPack, of any shape, in fp32, fp16 or bf16;
+    a piece that is not contiguous is copied. The pieces together are the flat vector.
+
+    Attributes:
+        size: elements of all pieces together.
+        device: where they are.
+
+    Raises:
+        DTypeMismatch: another element type, or pieces on two devices.
+    """
+
+    __slots__ = ("device", "native", "owners", "size")
+
+    def __init__(self, pieces: Iterable[Any]) -> None:
+        self.owners: list[Any] = []  # keeps the memory alive
+        self.native: list[tuple[int, int, int]] = []  # address, elements, dtype code
+        self.size = 0
+        self.device = torch.device("cpu")
+        for piece in pieces:
+            self._add(piece)
+
+    def _add(self, piece: Any) -> None:
+        if isinstance(piece, np.ndarray):
+            code = _NUMPY_CODES.get(piece.dtype.name) if piece.dtype.isnative else None
+            if code is None:
+                raise DTypeMismatch(f"expected float32, float16 or bfloat16, got a {piece.dtype} array")
+            # A tensor would be refused, or warned about, for a read-only array; an address is not.
+            piece = np.ascontiguousarray(piece)
+            self._append(piece, piece.ctypes.data, piece.size, code, torch.device("cpu"))
+            return
+        if not isinstance(piece, Tensor):
+            piece = as_array(piece)
+        code = _TORCH_CODES.get(piece.dtype)
+        if code is None or piece.layout is not torch.strided:
+            raise DTypeMismatch(f"expected dense float32, float16 or bfloat16, got {piece.dtype} ({piece.layout})")
+        piece = piece.detach().contiguous()
+        self._append(piece, piece.data_ptr(), piece.numel(), code, piece.device)
+
+    def _append(self, owner: Any, address: int, size: int, code: int, device: torch.device) -> None:
+        if self.owners and device != self.device:
+            raise DTypeMismatch(f"pieces on two devices: {self.device} and {device}")
+        self.device = device
+        self.owners.append(owner)
+        self.native.append((address, size, code))
+        self.size += size
+
+    def flat(self, dtype: torch.dtype) -> Tensor:
+        """The whole vector as one new 1-D tensor of ``dtype``, on the pieces' device."""
+        if not self.owners:
+            return torch.empty(0, dtype=dtype, device=self.device)
+        return torch.cat([as_tensor(owner).reshape(-1).to(dtype) for owner in self.owners])
+
+    def to(self, device: torch.device) -> Pieces:
+        """The same pieces on ``device``."""
+        if device == self.device:
+            return self
+        return Pieces([as_tensor(owner).to(device) for owner in self.owners])
+
+
+def as_pieces(update: Tensor | np.ndarray | Sequence[Any] | Pieces) -> Pieces:
+    """``update`` as pieces: one array, a sequence of arrays, or pieces already."""
+    if isinstance(update, Pieces):
+        return update
+    return Pieces(update if isinstance(update, (list, tuple)) else [update])
+
+
+def as_array(value: Any) -> Any:
+    """``value`` if it is a torch or NumPy array, else a tensor that shares its memory through DLPack.
+
+    Raises:
+        DTypeMismatch: it is no array.
+    """
+    if isinstance(value, (Tensor, np.ndarray)):
+        return value
+    try:
+        return torch.from_dlpack(value)
+    except Exception as error:
+        raise DTypeMismatch(
+            f"expected a torch tensor, a NumPy array or an array with DLPack, got {type(value).__name__}"
+        ) from error
+
+
+def as_tensor(value: Any) -> Tensor:
+    """``value`` as a tensor, sharing memory where it can.
+
+    Raises:
+        DTypeMismatch: it is no array of numbers.
+    """
+    array = as_array(value)
+    if isinstance(array, Tensor):
+        return array
+    if array.dtype.name == "bfloat16":  # from ml_dtypes; torch knows the type only by its bits
+        return torch.from_numpy(array.view(np.uint16).copy()).view(torch.bfloat16)
+    try:
+        # A tensor cannot be read-only, have a negative stride or another machine's byte order: copy those.
+        plain = array.flags.writeable and array.dtype.isnative and all(s >= 0 for s in array.strides)
+        return torch.from_numpy(array if plain else np.array(array, dtype=array.dtype.newbyteorder("=")))
+    except TypeError as error:
+        raise DTypeMismatch(f"expected an array of numbers, got dtype {array.dtype}") from error

@@ -1,0 +1,96 @@
+"""The kernels in plain float64 torch: the specification they are tested against, and the fallback on devices
+that have no kernel.
+
+Same names, arguments and in-place convention as :mod:`fastagg.ops`. Arithmetic is float64 whatever the tensors
+hold; results are rounded once, when they are written back. State tensors may be float64 themselves.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fastagg.pieces import Pieces, as_pieces
+
+_F64 = torch.float64
+
+
+def sum_squares(update: Tensor | list[Tensor] | Pieces) -> float:
+    """Sum of squares of all elements; not finite exactly when some element is not finite."""
+    return float(as_pieces(update).flat(_F64).square().sum())
+
+
+def gather(update: Tensor | list[Tensor] | Pieces, out: Tensor) -> Tensor:
+    """``out = update`` (1-D, put together and widened)."""
+    return out.copy_(as_pieces(update).flat(_F64))
+
+
+def accumulate_(
+    acc: Tensor, update: Tensor | list[Tensor] | Pieces, weight: float = 1.0, *, fresh: bool = False
+) -> Tensor:
+    """``acc += weight*update``; with ``fresh``, ``acc = weight*update``."""
+    total = weight * as_pieces(update).flat(_F64)
+    return acc.copy_(total if fresh else acc.to(_F64) + total)
+
+
+def step_(
+    x: Tensor,
+    update: Tensor | list[Tensor] | Pieces,
+    *,
+    optimizer: str,
+    lr: float,
+    m: Tensor | None = None,
+    v: Tensor | None = None,
+    vhat: Tensor | None = None,
+    betas: tuple[float, float] = (0.9, 0.99),
+    eps: float = 1e-8,
+    correction: int | None = None,
+    gain: float = 1.0,
+    weight: float = 1.0,
+    acc: Tensor | None = None,
+    scale: float = 1.0,
+    base: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Direction and optimizer of one server step; see :func:`fastagg.ops.step_`."""
+    x64 = x.to(_F64)
+    d = as_pieces(update).flat(_F64)
+    if base is not None:
+        d = weight * ((base.to(_F64) - x64) + gain * d)
+    else:
+        d = (gain * weight) * d
+        if acc is not None:
+            d = (acc.to(_F64) + d) * scale
+    b1, b2 = betas
+    root_scale = 1.0
+    if correction is not None:
+        lr = lr / (1.0 - b1**correction)
+        root_scale = 1.0 / math.sqrt(1.0 - b2**correction)
+    target = x if out is None else out
+    if optimizer == "sgd":
+        return target.copy_(x64 + lr * d)
+    assert m is not None
+    if optimizer == "momentum":
+        m64 = b1 * m.to(_F64) + d
+        m.copy_(m64)
+        return target.copy_(x64 + lr * m64)
+    assert v is not None
+    m64 = b1 * m.to(_F64) + (1.0 - b1) * d
+    v64 = v.to(_F64)
+    square = d * d
+    if optimizer == "adagrad":
+        v64 = v64 + square
+    elif optimizer == "yogi":
+        v64 = v64 - (1.0 - b2) * square * torch.sign(v64 - square)
+    else:
+        v64 = b2 * v64 + (1.0 - b2) * square
+    second = v64
+    if optimizer == "amsgrad":
+        assert vhat is not None
+        second = torch.maximum(vhat.to(_F64), v64)
+        vhat.copy_(second)
+    m.copy_(m64)
+    v.copy_(v64)
+    return target.copy_(x64 + lr * m64 / (second.sqrt() * root_scale + eps))

@@ -1,0 +1,424 @@
+"""The asynchronous server: models go out, updates come back, the model steps. One pass over memory per step."""
+
+from __future__ import annotations
+
+import operator
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastagg import _checks, checkpoint, memory, ops
+from fastagg.directions import Arrival, Direction, Single
+from fastagg.dispatch import Client, Dispatch, Receipt
+from fastagg.errors import (
+    CheckpointError,
+    ConfigError,
+    FastaggError,
+    NonFiniteUpdate,
+    UnknownClient,
+    UnknownVersion,
+)
+from fastagg.layout import Layout, ModelState, Parsed, Taken
+from fastagg.model_buffers import MODES, ModelBuffers
+from fastagg.optimizers import SGD, Optimizer
+from fastagg.pieces import Pieces
+from fastagg.staleness import Constant, Staleness
+from fastagg.versions import VersionStore
+
+
+class Server:
+    """A federated-learning server assembled from a direction, an optimizer and a staleness policy.
+
+    :mod:`fastagg.algorithms` has the papers' algorithms ready made. All methods may be called from many threads.
+
+    Args:
+        params: the model to start from: an nn.Module, a state_dict, a list of arrays or one 1-D array. It is copied.
+        direction: how updates become a step; by default each one is a step of its own.
+        optimizer: the server optimizer; by default SGD with learning rate 1.
+        staleness: what delays change; by default nothing.
+        num_clients: if given, client ids are the whole numbers 0..num_clients-1 and others are refused.
+        clip_norm: scale an update down to this Euclidean norm if it is longer; None for never.
+        weighting: ``uniform``, or ``samples``: means are weighted by ``num_samples``.
+        buffers: what BatchNorm's statistics become: ``mean`` of the clients in a step, ``latest``, or ``keep``.
+        seed: of every random number the server draws.
+        device: where state lives and steps run; by default the CPU, or the model's own CUDA device.
+
+    Attributes:
+        version: ``t``, the number of steps applied so far.
+
+    Raises:
+        ConfigError, ShapeMismatch, DTypeMismatch, NonFiniteUpdate: a setting or the model is refused.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        direction: Direction | None = None,
+        optimizer: Optimizer | None = None,
+        staleness: Staleness | None = None,
+        *,
+        num_clients: int | None = None,
+        clip_norm: float | None = None,
+        weighting: str = "uniform",
+        buffers: str = "mean",
+        seed: int = 0,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.direction = _part("direction", direction, Direction, Single())
+        self.optimizer = _part("optimizer", optimizer, Optimizer, SGD())
+        self.staleness = _part("staleness", staleness, Staleness, Constant())
+        if num_clients is not None:
+            _checks.whole("num_clients", num_clients, least=1)
+        if clip_norm is not None:
+            _checks.number("clip_norm", clip_norm, above=0)
+        _checks.one_of("weighting", weighting, ("uniform", "samples"))
+        _checks.one_of("buffers", buffers, MODES)
+        _checks.whole("seed", seed, least=0)
+        self.num_clients, self.clip_norm, self.weighting, self.seed = num_clients, clip_norm, weighting, seed
+
+        self._lock = threading.RLock()
+        self.device = _device(device, params)
+        if isinstance(params, Taken):  # from a checkpoint
+            self.layout, model = params.layout, params.layout.take(params.arrays, self.device)
+        else:
+            self.layout = Layout.of(params)
+            model = self.layout.take(params, self.device)
+        self._buffers = ModelBuffers(buffers, model.buffers, model.counters)
+        moments = ops.OPTIMIZERS[self.optimizer.kernel]
+        self._moments = {name: memory.zeros(self.layout.size, self.device) for name in moments}
+        self._state = self.direction.start(self.layout.size, self.device)
+        self._versions = VersionStore()
+        self._in_flight: dict[Client, list[int]] = {}  # versions not answered yet, oldest dispatch first
+        self.version = 0
+        self._views: Any = None
+        self._flat = model.flat
+        self._live = self._flat.detach()
+        self._sent = False  # whether somebody may hold this version, so that it must not change
+
+    # -- clients -------------------------------------------------------------------------------------------------
+
+    def dispatch(self, client: Client) -> Dispatch:
+        """Send the current model to ``client`` (an int or a str).
+
+        Dispatching to a client again before it has answered gives it a second task; at the same version it is the
+        same task.
+
+        Raises:
+            UnknownClient: the id is outside 0..num_clients-1, or neither an int nor a str.
+        """
+        client = self._client(client)
+        with self._lock:
+            held = self._in_flight.setdefault(client, [])
+            if self.version in held:
+                held.remove(self.version)  # again the last one dispatched
+            elif self.direction.needs_base:
+                self._versions.acquire(self.version, self._flat)
+            held.append(self.version)
+            self._sent = True
+            model = ModelState(self._flat, self._buffers.values, list(self._buffers.counters))
+            return Dispatch(client, self.version, None, self.layout, model)
+
+    def receive(
+        self, client: Client, update: Any, version: int | None = None, num_samples: float | None = None
+    ) -> Receipt:
+        """Take ``client``'s update; the model steps if the algorithm says so.
+
+        Each task is answered at most once. An update that is refused changes nothing, to the bit.
+
+        Args:
+            client: who sends it.
+            update: the model delta ``x_i^K - x_s``, in the form of ``params`` or as a flat 1-D array; torch, NumPy or
+                DLPack; fp32, fp16 or bf16. Buffers in it are the client's own values, and may be left out.
+            version: the version it was trained from; None means the one last dispatched to this client.
+            num_samples: the client's number of samples, needed with ``weighting="samples"``.
+
+        Raises:
+            UnknownClient: this client was never sent a model.
+            UnknownVersion: it holds no unanswered task of that version.
+            ShapeMismatch, DTypeMismatch, NonFiniteUpdate: the update is refused.
+            ConfigError: ``num_samples`` is missing or not positive.
+        """
+        client = self._client(client)
+        parsed = self.layout.parse(update)
+        norm = self._inspect(parsed)
+        share = self._share(num_samples)
+        with self._lock:
+            start = self._answered(client, version)
+            delay = self.version - start
+            weight = share * self.staleness.weight(delay)
+            arrival = Arrival(
+                parsed.parameters.to(self.device),
+                start,
+                1.0 if self.clip_norm is None or norm <= self.clip_norm else self.clip_norm / norm,
+                weight,
+                share,
+                self._versions.get(start) if self.direction.needs_base else None,
+            )
+            step_size = self._state.arrive(arrival, self._apply)
+            self._buffers.arrive(parsed)
+            if step_size is not None:
+                self._buffers.step()
+                self._retarget()
+            self._answer(client, start)
+            return Receipt(client, step_size is not None, self.version, delay, step_size, norm, weight)
+
+    def forget(self, client: Client) -> None:
+        """Drop the unanswered tasks of a client that will not come back, and the versions only it held.
+
+        Raises:
+            UnknownClient: it was never sent a model.
+        """
+        client = self._client(client)
+        with self._lock:
+            for version in list(self._tasks(client)):
+                self._answer(client, version)
+            del self._in_flight[client]
+
+    def _client(self, client: Any) -> Client:
+        if isinstance(client, str) and self.num_clients is None:
+            return client
+        try:
+            number = operator.index(client)
+        except TypeError:
+            expected = "an int or a str" if self.num_clients is None else "a whole number"
+            raise UnknownClient(f"client {client!r}: expected {expected}") from None
+        if self.num_clients is not None and not 0 <= number < self.num_clients:
+            raise UnknownClient(f"client {number}: expected 0..{self.num_clients - 1}")
+        return number
+
+    def _tasks(self, client: Client) -> list[int]:
+        if client not in self._in_flight:
+            raise UnknownClient(f"client {client!r} was never sent a model")
+        return self._in_flight[client]
+
+    def _answered(self, client: Client, version: int | None) -> int:
+        held = self._tasks(client)
+        if version is None and held:
+            return held[-1]
+        if version in held:
+            return operator.index(version)
+        owed = f"it holds {sorted(held)}" if held else "it has answered all it was sent"
+        asked = "an update came" if version is None else f"an update from version {version} came"
+        raise UnknownVersion(f"client {client!r}: {asked}, but {owed}")
+
+    def _answer(self, client: Client, version: int) -> None:
+        self._in_flight[client].remove(version)
+        if self.direction.needs_base:
+            self._versions.release(version)
+
+    def _share(self, num_samples: float | None) -> float:
+        if num_samples is not None:
+            _checks.number("num_samples", _plain(num_samples), above=0)
+        if self.weighting == "uniform":
+            return 1.0
+        if num_samples is None:
+            raise ConfigError('num_samples: needed with weighting="samples", got None')
+        return float(num_samples)
+
+    # -- the step ------------------------------------------------------------------------------------------------
+
+    def _inspect(self, parsed: Parsed) -> float:
+        seen = ops.inspect(parsed.parameters)
+        if not seen.finite:
+            raise NonFiniteUpdate(f"update: NaN or infinity in {self._culprits(parsed.parameters)}")
+        if parsed.buffers is not None and not ops.inspect(parsed.buffers).finite:
+            raise NonFiniteUpdate("update: NaN or infinity in its buffers (running statistics)")
+        return seen.norm
+
+    def _culprits(self, pieces: Pieces) -> str:
+        names = [entry.name for entry in self.layout.entries if entry.role == "parameter"]
+        if len(pieces.owners) != len(names):
+            return "the flat vector"
+        bad = [n for n, piece in zip(names, pieces.owners, strict=True) if not ops.inspect(piece).finite]
+        return f"{bad[0]!r}" + (f" and {len(bad) - 1} more" if len(bad) > 1 else "")
+
+    def _apply(self, update: Pieces, versions: Sequence[int], **direction: Any) -> float:
+        """Run the optimizer on a direction in one fused pass; the next version replaces this one.
+
+        A version that nobody was sent is overwritten. One that somebody may hold stays as it is, and the step writes
+        the next one beside it: no copy, and no more memory than the versions that are really held.
+        """
+        lr = self.staleness.rate(self.optimizer.lr, [self.version - start for start in versions])
+        out = memory.empty(self.layout.size, self.device) if self._sent else None
+        arguments: dict[str, Any] = {**self.optimizer.arguments(self.version + 1), **self._moments, **direction}
+        self._flat = ops.step_(self._flat, update, lr=lr, out=out, **arguments)
+        self._sent = False
+        self.version += 1
+        return lr
+
+    # -- the model -----------------------------------------------------------------------------------------------
+
+    @property
+    def flat(self) -> Tensor:
+        """The model's trainable parameters as one fp32 vector, [d]. Read it; ``receive`` changes it."""
+        return self._live
+
+    def parameters(self) -> Any:
+        """The model in the form it came in, as views that follow it: a dict (usable with ``load_state_dict``) for a
+        module or a state_dict, a list of arrays, or the flat tensor. Arrays whose own dtype is not fp32 are copies.
+        """
+        with self._lock:
+            if self._views is None or self.layout.has_copies:
+                self._views = self.layout.views(self._live, self._buffers.values.detach(), self._buffers.counters)
+            return self._views
+
+    def _retarget(self) -> None:
+        """Point the tensors handed out by `flat` and `parameters` at the version that is now the model's."""
+        if self._live.data_ptr() == self._flat.data_ptr() and not self.layout.has_buffers:
+            return
+        self._live.data = self._flat
+        if self._views is None or self.layout.has_copies or self.layout.form == "flat":
+            return
+        fresh = self.layout.views(self._flat, self._buffers.values, self._buffers.counters)
+        pairs = (
+            zip(self._views.values(), fresh.values(), strict=True)
+            if isinstance(fresh, dict)
+            else zip(self._views, fresh, strict=True)
+        )
+        for handed_out, current in pairs:
+            handed_out.data = current
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of server state: ``model``, ``moments``, ``direction`` (buffers, caches), ``versions`` kept for clients
+        in flight, ``buffers`` (running statistics), and their ``total``."""
+        with self._lock:
+            parts = {
+                "model": self._flat.numel() * 4,
+                "moments": sum(moment.numel() * 4 for moment in self._moments.values()),
+                "direction": self._state.nbytes(),
+                "versions": self._versions.nbytes(),
+                "buffers": self._buffers.nbytes(),
+            }
+        return {**parts, "total": sum(parts.values())}
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------
+
+    def config(self) -> dict[str, Any]:
+        """All settings as plain data."""
+        parts = {"direction": self.direction, "optimizer": self.optimizer, "staleness": self.staleness}
+        return {
+            **{key: {"name": type(part).__name__, **asdict(part)} for key, part in parts.items()},
+            "num_clients": self.num_clients, "clip_norm": self.clip_norm, "weighting": self.weighting,
+            "buffers": self._buffers.mode, "seed": self.seed,
+        }  # fmt: skip
+
+    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
+        """Everything a server needs to go on bit for bit: plain data and tensors.
+
+        Args:
+            copy: whether tensors are copies. Without, they are the server's own and change with it.
+        """
+        with self._lock:
+            state = {
+                "format": checkpoint.FORMAT,
+                "config": self.config(),
+                "layout": self.layout.spec(),
+                "version": self.version,
+                "flat": self._flat,
+                "moments": dict(self._moments),
+                "buffers": self._buffers.state_dict(),
+                "direction": self._state.state_dict(),
+                "versions": self._versions.state_dict(),
+                "in_flight": {client: list(held) for client, held in self._in_flight.items()},
+            }
+            return checkpoint.cloned(state) if copy else state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from ``state``, of a server with the same model, direction and optimizer.
+
+        Learning rates and other settings stay this server's own.
+
+        Raises:
+            CheckpointError: it belongs to another model or algorithm, or is damaged; nothing was changed.
+        """
+        checkpoint.check(state, self.config(), self.layout, set(self._moments))
+        with self._lock:
+            fresh = self.direction.start(self.layout.size, self.device)
+            buffers = ModelBuffers(self._buffers.mode, self._buffers.values, self._buffers.counters)
+            versions = VersionStore()
+            try:
+                flat = self._owned(state["flat"])
+                moments = {name: self._owned(state["moments"][name]) for name in self._moments}
+                fresh.load_state_dict(state["direction"])
+                buffers.load_state_dict(state["buffers"])
+                held = {int(v): (self._owned(model), int(n)) for v, (model, n) in state["versions"].items()}
+                versions.load_state_dict(held)
+                in_flight = {client: [int(v) for v in kept] for client, kept in state["in_flight"].items()}
+                version = int(state["version"])
+            except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+                raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
+            self._flat, self._moments, self._state, self._buffers = flat, moments, fresh, buffers
+            self._versions, self._in_flight, self.version, self._sent = versions, in_flight, version, True
+            self._retarget()
+
+    def _owned(self, vector: Tensor) -> Tensor:
+        if vector.shape != (self.layout.size,):
+            raise ValueError(f"expected a vector of {self.layout.size} elements, got {list(vector.shape)}")
+        return memory.empty(self.layout.size, self.device).copy_(vector)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint: the file is either the whole old one or the whole new one.
+
+        Raises:
+            CheckpointError: it could not be written; a file that was there is as it was.
+        """
+        with self._lock:
+            checkpoint.write(self.state_dict(copy=False), Path(path))
+
+
+def load(path: str | os.PathLike[str], *, device: torch.device | str | None = None) -> Server:
+    """The server that :meth:`Server.save` wrote to ``path``, ready to go on.
+
+    The model comes back as a dict, a list or a flat tensor (an nn.Module's code is not in a checkpoint).
+
+    Raises:
+        CheckpointError: no checkpoint, damaged, or of another format.
+    """
+    state = checkpoint.read(Path(path))
+    try:
+        config, layout = dict(state["config"]), Layout.from_spec(state["layout"])
+        parts = {key: checkpoint.part(config.pop(key)) for key in ("direction", "optimizer", "staleness")}
+        buffers = state["buffers"]
+        arrays = layout.views(state["flat"], buffers["values"], buffers["counters"])
+        server = Server(Taken(layout, arrays), **parts, **config, device=device)
+    except (KeyError, TypeError, AttributeError, RuntimeError, FastaggError) as error:
+        raise CheckpointError(f"{path}: the checkpoint is damaged: {error}") from error
+    server.load_state_dict(state)
+    return server
+
+
+def _part(name: str, given: Any, kind: type, default: Any) -> Any:
+    if given is not None and not isinstance(given, kind):
+        raise ConfigError(f"{name}: expected a {kind.__name__} (see the parts in fastagg), got {given!r}")
+    return default if given is None else given
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
+
+
+def _device(device: torch.device | str | None, params: Any) -> torch.device:
+    if device is None:
+        found = params.values() if isinstance(params, dict) else params
+        if isinstance(params, torch.nn.Module):
+            found = params.parameters()
+        elif not isinstance(found, (list, tuple)):
+            found = list(found) if isinstance(params, dict) else [params]
+        first = next(iter(found), None)
+        device = first.device if isinstance(first, Tensor) and first.is_cuda else "cpu"
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device: {error}") from error
+    if chosen.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError(f"device {str(device)!r}: torch finds no CUDA device here; use device='cpu'")
+        if chosen.index is None:
+            chosen = torch.device("cuda", torch.cuda.current_device())
+    return chosen
