@@ -62,9 +62,9 @@ def _options(
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
 ) -> None:
     if version:
-        from importlib.metadata import version as installed
+        import fastagg
 
-        print(f"fastagg {installed('fastagg')}")
+        print(f"fastagg {fastagg.__version__}")
         raise typer.Exit
 
 

@@ -68,9 +68,9 @@ class Receipt:
         applied: whether the model changed; False while a buffer fills.
         version: the server version afterwards.
         delay: tau, server versions between the model it was trained from and its use.
-        step_size: the learning rate of the step (after staleness), None if there was none.
+        step_size: the learning rate of the step, after the staleness policy; None if there was no step.
         update_norm: Euclidean norm of the update as it came, before clipping.
-        weight: staleness weight times sample weight, before any normalisation.
+        weight: the staleness policy's weight s(tau).
     """
 
     client: Client

@@ -14,8 +14,8 @@ MODES = ("mean", "latest", "keep")
 
 
 class ModelBuffers:
-    """Floating-point buffers take the mean of the clients' in the step (``mean``), the arriving client's
-    (``latest``), or stay (``keep``); integer buffers take the largest, or the arriving client's, or stay.
+    """Floating-point buffers take the mean of the clients' in the step (``mean``), the last arriving client's
+    (``latest``), or stay (``keep``); integer buffers take the largest of the clients' in the step, or stay.
 
     Vectors are replaced, never changed in place: clients that were sent them may still read them.
 
@@ -35,27 +35,28 @@ class ModelBuffers:
         """Take one client's buffers, if it sent any."""
         if self.mode == "keep" or (parsed.buffers is None and parsed.counters is None):
             return
-        fresh = self._count == 0 or self.mode == "latest"
+        first = self._count == 0
         if parsed.buffers is not None:
             if self._sum is None:
                 self._sum = memory.empty(self.values.numel(), self.values.device)
+            fresh = first or self.mode == "latest"
             ops.accumulate_(self._sum, parsed.buffers.to(self.values.device), fresh=fresh)
         if parsed.counters is not None:
             theirs = [
                 new.to(old.device, old.dtype, copy=True)
                 for new, old in zip(parsed.counters, self.counters, strict=True)
             ]
-            if not fresh and self._most is not None:
+            if not first and self._most is not None:
                 theirs = [torch.maximum(new, old) for new, old in zip(theirs, self._most, strict=True)]
             self._most = theirs
-        self._count = 1 if fresh else self._count + 1
+        self._count += 1
 
     def step(self) -> None:
         """The model stepped: the buffers follow."""
         if self._count == 0:
             return
         if self._sum is not None:
-            self.values = self._sum / self._count
+            self.values = self._sum / (1 if self.mode == "latest" else self._count)
         if self._most is not None:
             self.counters = self._most
         self._most, self._count = None, 0

@@ -94,7 +94,8 @@ class Server:
         self._moments = {name: memory.zeros(self.layout.size, self.device) for name in moments}
         self._state = self.direction.start(self.layout.size, self.device)
         self._versions = VersionStore()
-        self._in_flight: dict[Client, list[int]] = {}  # versions not answered yet, oldest dispatch first
+        self._in_flight: dict[Client, list[int]] = {}  # versions not answered yet
+        self._last_sent: dict[Client, int] = {}
         self.version = 0
         self._views: Any = None
         self._flat = model.flat
@@ -115,11 +116,11 @@ class Server:
         client = self._client(client)
         with self._lock:
             held = self._in_flight.setdefault(client, [])
-            if self.version in held:
-                held.remove(self.version)  # again the last one dispatched
-            elif self.direction.needs_base:
-                self._versions.acquire(self.version, self._flat)
-            held.append(self.version)
+            if self.version not in held:
+                if self.direction.needs_base:
+                    self._versions.acquire(self.version, self._flat)
+                held.append(self.version)
+            self._last_sent[client] = self.version
             self._sent = True
             model = ModelState(self._flat, self._buffers.values, list(self._buffers.counters))
             return Dispatch(client, self.version, None, self.layout, model)
@@ -151,12 +152,12 @@ class Server:
         with self._lock:
             start = self._answered(client, version)
             delay = self.version - start
-            weight = share * self.staleness.weight(delay)
+            weight = self.staleness.weight(delay)
             arrival = Arrival(
                 parsed.parameters.to(self.device),
                 start,
                 1.0 if self.clip_norm is None or norm <= self.clip_norm else self.clip_norm / norm,
-                weight,
+                weight * share,
                 share,
                 self._versions.get(start) if self.direction.needs_base else None,
             )
@@ -178,7 +179,7 @@ class Server:
         with self._lock:
             for version in list(self._tasks(client)):
                 self._answer(client, version)
-            del self._in_flight[client]
+            del self._in_flight[client], self._last_sent[client]
 
     def _client(self, client: Any) -> Client:
         if isinstance(client, str) and self.num_clients is None:
@@ -199,13 +200,11 @@ class Server:
 
     def _answered(self, client: Client, version: int | None) -> int:
         held = self._tasks(client)
-        if version is None and held:
-            return held[-1]
-        if version in held:
-            return operator.index(version)
-        owed = f"it holds {sorted(held)}" if held else "it has answered all it was sent"
-        asked = "an update came" if version is None else f"an update from version {version} came"
-        raise UnknownVersion(f"client {client!r}: {asked}, but {owed}")
+        start = self._last_sent[client] if version is None else version
+        if start in held:
+            return operator.index(start)
+        owed = f"it owes versions {sorted(held)}" if held else "it has answered everything it was sent"
+        raise UnknownVersion(f"client {client!r}: an update from version {start} came, but {owed}")
 
     def _answer(self, client: Client, version: int) -> None:
         self._in_flight[client].remove(version)
@@ -326,6 +325,7 @@ class Server:
                 "direction": self._state.state_dict(),
                 "versions": self._versions.state_dict(),
                 "in_flight": {client: list(held) for client, held in self._in_flight.items()},
+                "last_sent": dict(self._last_sent),
             }
             return checkpoint.cloned(state) if copy else state
 
@@ -350,11 +350,13 @@ class Server:
                 held = {int(v): (self._owned(model), int(n)) for v, (model, n) in state["versions"].items()}
                 versions.load_state_dict(held)
                 in_flight = {client: [int(v) for v in kept] for client, kept in state["in_flight"].items()}
+                last_sent = {client: int(state["last_sent"][client]) for client in in_flight}
                 version = int(state["version"])
             except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
                 raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
             self._flat, self._moments, self._state, self._buffers = flat, moments, fresh, buffers
-            self._versions, self._in_flight, self.version, self._sent = versions, in_flight, version, True
+            self._versions, self._in_flight, self._last_sent = versions, in_flight, last_sent
+            self.version, self._sent = version, True
             self._retarget()
 
     def _owned(self, vector: Tensor) -> Tensor:

@@ -1,0 +1,32 @@
+"""Shared fixtures: every instruction set this machine can run, and hypothesis without its clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+import fastagg
+
+settings.register_profile("fastagg", deadline=None, print_blob=True)
+settings.load_profile("fastagg")
+
+ISAS = [name for name, supported in fastagg.build_info()["cpu_isas"].items() if supported]
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Run the test once per instruction set, forced."""
+    before = fastagg.build_info()["isa"]
+    fastagg.set_isa(request.param)
+    yield request.param
+    fastagg.set_isa(before)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Whatever the test does to the thread count is undone."""
+    before = fastagg.get_num_threads()
+    yield
+    fastagg.set_num_threads(before)

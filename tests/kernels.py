@@ -1,0 +1,103 @@
+"""What the kernel tests share: sizes, vectors, and the kernels' specification as float32 NumPy.
+
+`spec_step` performs the operations of csrc/math/optimizer.h in the same order in IEEE float32, so a kernel must equal it
+to the bit; `fastagg.reference` is float64, so a kernel must be near it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastagg.ops import OPTIMIZERS
+
+# Around the widths where loops change: nothing, vectors, prefetch strides, blocks (1,024), groups (65,536).
+SIZES = (0, 1, 3, 15, 16, 17, 41, 63, 64, 65, 401, 1023, 1024, 1025, 2048, 4097, 65535, 65536, 65537, 200003)
+BETAS = (0.9, 0.99)
+
+
+def vector(size: int, seed: int, scale: float = 1.0, offset: int = 0) -> torch.Tensor:
+    """A Gaussian fp32 vector that starts `offset` elements into its allocation (misaligned unless a multiple of 16)."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(size + offset, generator=generator) * scale)[offset:]
+
+
+def extreme(size: int, seed: int) -> torch.Tensor:
+    """Magnitudes log-uniform from the smallest denormal to 1e3, a tenth of them exactly zero."""
+    rng = np.random.default_rng(seed)
+    values = rng.choice([-1.0, 1.0], size) * 10.0 ** rng.uniform(-44.8, 3, size)
+    values[rng.random(size) < 0.1] = 0.0
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def moments(optimizer: str, size: int, seed: int, offset: int = 0) -> dict[str, torch.Tensor]:
+    """Moments in the middle of a run: v and vhat not negative, vhat >= v."""
+    state = {"m": vector(size, seed, 1e-2, offset), "v": vector(size, seed + 1, 1e-2, offset).square()}
+    state["vhat"] = torch.maximum(state["v"], vector(size, seed + 2, 1e-2, offset).square())
+    return {name: state[name].contiguous() for name in OPTIMIZERS[optimizer]}
+
+
+def clones(state: dict[str, torch.Tensor], dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
+    return {name: tensor.to(dtype or tensor.dtype, copy=True) for name, tensor in state.items()}
+
+
+def bits(tensor: torch.Tensor) -> list[int]:
+    """Bit patterns, so that -0.0 differs from 0.0 and NaN equals itself."""
+    return tensor.contiguous().view(torch.int32).tolist()
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.contiguous().view(torch.int32), b.contiguous().view(torch.int32))
+
+
+def spec_step(
+    x: torch.Tensor,
+    update: torch.Tensor,
+    optimizer: str,
+    *,
+    lr: float,
+    betas: tuple[float, float] = BETAS,
+    eps: float = 1e-8,
+    correction: int | None = None,
+    gain: float = 1.0,
+    weight: float = 1.0,
+    acc: torch.Tensor | None = None,
+    scale: float = 1.0,
+    base: torch.Tensor | None = None,
+    **state: torch.Tensor,
+) -> dict[str, torch.Tensor]:
+    """New x and moments, operation by operation in float32."""
+    f = np.float32
+    root_scale = f(1.0)
+    if correction is not None:
+        lr = lr / (1.0 - betas[0] ** correction)
+        root_scale = f(1.0 / np.sqrt(1.0 - betas[1] ** correction))
+    b1, r1, b2, r2 = f(betas[0]), f(1.0 - betas[0]), f(betas[1]), f(1.0 - betas[1])
+    x0, d = x.numpy(), update.numpy()
+    if base is not None:
+        d = f(weight) * ((base.numpy() - x0) + f(gain) * d)
+    elif acc is not None:
+        d = (acc.numpy() + f(f(gain) * f(weight)) * d) * f(scale)
+    else:
+        d = f(f(gain) * f(weight)) * d
+    s: dict[str, Any] = {name: tensor.numpy() for name, tensor in state.items()}
+    if optimizer == "sgd":
+        return {"x": torch.from_numpy(x0 + f(lr) * d)}
+    if optimizer == "momentum":
+        s["m"] = b1 * s["m"] + d
+        return {"x": torch.from_numpy(x0 + f(lr) * s["m"]), "m": torch.from_numpy(s["m"])}
+    s["m"] = b1 * s["m"] + r1 * d
+    square = d * d
+    if optimizer in ("adam", "amsgrad"):
+        s["v"] = b2 * s["v"] + r2 * square
+    elif optimizer == "adagrad":
+        s["v"] = s["v"] + square
+    else:
+        s["v"] = s["v"] - (r2 * square) * np.sign(s["v"] - square)
+    if optimizer == "amsgrad":
+        s["vhat"] = np.maximum(s["vhat"], s["v"])
+    second = s["vhat"] if optimizer == "amsgrad" else s["v"]
+    s["x"] = x0 + (f(lr) * s["m"]) / (np.sqrt(second) * root_scale + f(eps))
+    return {name: torch.from_numpy(np.asarray(value)) for name, value in s.items()}

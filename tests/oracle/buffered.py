@@ -1,0 +1,214 @@
+"""Buffered rules: the server waits for M updates, then steps once.
+
+FedBuff (002 Alg. a.2), FADAS (000 Alg. 1, Eqs. 3, 4, 77), CA2FL (002 Alg. a.3), FedAC (baseline of 004, a
+reconstruction).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from .core import Arrival, Composed, Direction, Vector, weighted_mean
+from .optimizers import SGD, AMSGrad, Optimizer
+from .policies import DelayAdaptive
+
+Store = Callable[[int, Vector], Vector]
+
+
+class Buffer(Direction):
+    """acc += s(tau_i)*Delta_i; at M updates u = acc/M   (002 Alg. a.2 lines 6-14; 000 Alg. 1 lines 4-9).
+
+    With sample weights u = sum(n_i*s_i*Delta_i)/sum(n_i): the staleness weights are not normalised away.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.held: list[Arrival] = []
+
+    def add(self, server: Composed, arrival: Arrival) -> Vector | Literal["wait", "empty"]:
+        self.held.append(arrival)
+        if len(self.held) < self.size:
+            return "wait"
+        u = self.mean(server)
+        self.held = []
+        return u
+
+    def mean(self, server: Composed) -> Vector:
+        """What the full buffer becomes."""
+        return weighted_mean([a.weight * a.update for a in self.held], [a.samples for a in self.held])
+
+
+class Calibrated(Direction):
+    """CA2FL (002 Alg. a.3): u = h + acc/|S|, acc = sum(Delta_i - h_i); then h_i = Delta_i, h = mean_i h_i.
+
+    repeat="start"   h_i and h are those of the start of the round, S the distinct clients (the paper)
+    repeat="latest"  calibrate a repeat against the cache as it stands, divide acc by M (public programs)
+    store            what a row becomes when it is stored (quantisation), given (client, row)
+
+    With sample weights only the buffered mean is weighted, sum(n_i*(Delta_i - h_i)) over the sum of n_i (of
+    distinct clients, with their last n_i, in the paper's reading); h stays the plain mean over all clients.
+    """
+
+    def __init__(
+        self,
+        num_clients: int,
+        size: int,
+        repeat: Literal["start", "latest"] = "start",
+        store: Store | None = None,
+    ) -> None:
+        if repeat not in ("start", "latest"):
+            raise ValueError(repeat)
+        self.num_clients, self.size, self.repeat = num_clients, size, repeat
+        self.store: Store = (lambda client, row: row) if store is None else store
+        self.cache: dict[int, Vector] = {}
+        self.held: list[Arrival] = []
+        self.calibrated: list[Vector] = []
+        self.before: dict[int, Vector] = {}
+
+    def add(self, server: Composed, arrival: Arrival) -> Vector | Literal["wait", "empty"]:
+        zeros = np.zeros_like(server.x)
+        if not self.held:
+            self.before = dict(self.cache)
+        against = self.before if self.repeat == "start" else self.cache
+        delta = arrival.weight * arrival.update
+        self.calibrated.append(arrival.samples * (delta - against.get(arrival.client, zeros)))
+        self.cache[arrival.client] = self.store(arrival.client, delta)
+        self.held.append(arrival)
+        if len(self.held) < self.size:
+            return "wait"
+
+        h = sum((self.before.get(i, zeros) for i in range(self.num_clients)), zeros) / self.num_clients
+        acc = sum(self.calibrated, zeros)
+        if self.repeat == "start":
+            divisor = sum({a.client: a.samples for a in self.held}.values())
+        else:
+            divisor = sum(a.samples for a in self.held)
+        self.held, self.calibrated = [], []
+        return h + acc / divisor
+
+
+class CosineBuffer(Buffer):
+    """FedAC's weights: r_i = max(cos(x_t - x_s, Delta_i), 0.1), 1 when tau_i = 0; w_i = r_i/sum r;
+    u = sum w_i Delta_i. The cosine with a zero vector counts as 0. With sample weights r_i becomes n_i*r_i.
+
+    control: C, to which a full buffer adds sum w_i*(c_new - c_i).
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.control: Vector | float = 0.0
+        self.weights: list[float] = []
+
+    def mean(self, server: Composed) -> Vector:
+        r = [a.samples * self._affinity(server.x - server.history[a.version], a) for a in self.held]
+        self.weights = [ri / sum(r) for ri in r]
+        for w, a in zip(self.weights, self.held, strict=True):
+            if a.control_delta is not None:
+                self.control = self.control + w * a.control_delta
+        rows = [w * a.weight * a.update for w, a in zip(self.weights, self.held, strict=True)]
+        return sum(rows, np.zeros_like(server.x))
+
+    @staticmethod
+    def _affinity(moved: Vector, arrival: Arrival) -> float:
+        if arrival.delay == 0:
+            return 1.0
+        norms = float(np.linalg.norm(moved)) * float(np.linalg.norm(arrival.update))
+        cosine = float(moved @ arrival.update) / norms if norms > 0.0 else 0.0
+        return max(cosine, 0.1)
+
+
+class FedACOptimizer(Optimizer):
+    """m <- b1*m + (1-b1)*D; v <- b2*v + (1-b2)*D*D; look ahead mhat = b1*m + (1-b1)*D;
+    x <- x + eta*mhat/(sqrt(v)+eps)."""
+
+    def __init__(self, lr: float, betas: tuple[float, float] = (0.6, 0.9), eps: float = 1e-8) -> None:
+        super().__init__(lr)
+        self.b1, self.b2 = betas
+        self.eps = eps
+
+    def begin(self, zeros: Vector) -> None:
+        self.m = zeros
+        self.v = zeros.copy()
+
+    def move(self, x: Vector, d: Vector, lr: float) -> Vector:
+        self.m = self.b1 * self.m + (1 - self.b1) * d
+        self.v = self.b2 * self.v + (1 - self.b2) * d * d
+        ahead = self.b1 * self.m + (1 - self.b1) * d
+        return x + lr * ahead / (np.sqrt(self.v) + self.eps)
+
+
+class FedBuff(Composed):
+    """002 Alg. a.2, without differential privacy: x <- x + eta*(1/M)*sum Delta_i."""
+
+    def __init__(self, x0: npt.ArrayLike, lr: float = 1.0, buffer_size: int = 10, **common: Any) -> None:
+        super().__init__(x0, Buffer(buffer_size), SGD(lr), **common)
+
+
+class FADAS(Composed):
+    """000 Alg. 1: FedBuff's buffer into AMSGrad (Eq. 3), delay-adaptive step (Eq. 4 or Eq. 77)."""
+
+    def __init__(
+        self,
+        x0: npt.ArrayLike,
+        lr: float = 1e-3,
+        buffer_size: int = 5,
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-8,
+        delay_threshold: float | None = 10,
+        delay_rule: Literal["scaled", "reciprocal"] = "scaled",
+        bias_correction: bool = False,
+        **common: Any,
+    ) -> None:
+        optimizer = AMSGrad(lr, betas, eps, bias_correction)
+        super().__init__(
+            x0, Buffer(buffer_size), optimizer, DelayAdaptive(delay_threshold, delay_rule), **common
+        )
+
+
+class CA2FL(Composed):
+    """002 Alg. a.3. repeat="start" is the paper's reading, "latest" that of public programs."""
+
+    def __init__(
+        self,
+        x0: npt.ArrayLike,
+        num_clients: int,
+        buffer_size: int,
+        lr: float = 1.0,
+        repeat: Literal["start", "latest"] = "start",
+        store: Store | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(x0, Calibrated(num_clients, buffer_size, repeat, store), SGD(lr), **common)
+
+
+class FedAC(Composed):
+    """FedAC, a reconstruction: baseline of 004 whose own paper's equations could not be had."""
+
+    def __init__(
+        self,
+        x0: npt.ArrayLike,
+        lr: float,
+        buffer_size: int,
+        betas: tuple[float, float] = (0.6, 0.9),
+        eps: float = 1e-8,
+        **common: Any,
+    ) -> None:
+        self.cosine = CosineBuffer(buffer_size)
+        super().__init__(x0, self.cosine, FedACOptimizer(lr, betas, eps), **common)
+
+    @property
+    def control(self) -> Vector:
+        """C, zero at the start."""
+        return np.zeros_like(self.x) + self.cosine.control
+
+    @staticmethod
+    def correct(
+        x_s: Vector, y: Vector, control: Vector, c_i: Vector, epochs: int, client_lr: float
+    ) -> tuple[Vector, Vector]:
+        """The client's part after local training: (Delta, c_new)."""
+        c_new = (x_s - y) / (epochs * client_lr) - (control - c_i)
+        return y - client_lr * (control - c_i) - x_s, c_new

@@ -1,0 +1,179 @@
+"""Rules that keep the latest gradient of every client (002).
+
+ACE: Alg. 1 (direct: the mean is recomputed from all rows) and Alg. a.5 (the clients keep their own last
+gradient and send differences). ACED: Alg. a.1 and Eq. 7.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from .buffered import Store
+from .core import Arrival, Composed, Direction, Vector, weighted_mean
+from .optimizers import SGD
+
+Warmup = Literal["full", "partial"]
+
+
+class AllClients(Direction):
+    """ACE (002 Alg. 1 lines 9 and 10): U_j <- g_j; u = mean_i U_i.
+
+    warmup="full"     no step until all clients have been heard, then one, and one on every arrival; a client
+                      that returns twice meanwhile replaces its row
+    warmup="partial"  the mean is over the clients heard so far and every arrival steps
+    store             what a row becomes when it is stored (quantisation), given (client, row)
+
+    With sample weights u = sum(n_i*U_i)/sum(n_i), n_i as sent with the row.
+    """
+
+    def __init__(self, num_clients: int, warmup: Warmup = "full", store: Store | None = None) -> None:
+        if warmup not in ("full", "partial"):
+            raise ValueError(warmup)
+        self.num_clients, self.warmup = num_clients, warmup
+        self.store: Store = (lambda client, row: row) if store is None else store
+        self.rows: dict[int, Vector] = {}
+        self.samples: dict[int, float] = {}
+
+    def add(self, server: Composed, arrival: Arrival) -> Vector | Literal["wait", "empty"]:
+        self.keep(arrival)
+        if self.warmup == "full" and len(self.rows) < self.num_clients:
+            return "wait"
+        return self.mean_of(sorted(self.rows))
+
+    def keep(self, arrival: Arrival) -> None:
+        """The arriving gradient becomes the client's row."""
+        if not 0 <= arrival.client < self.num_clients:
+            raise KeyError(arrival.client)
+        self.rows[arrival.client] = self.store(arrival.client, arrival.weight * arrival.update)
+        self.samples[arrival.client] = arrival.samples
+
+    def mean_of(self, clients: list[int]) -> Vector:
+        """Mean of these clients' rows."""
+        return weighted_mean([self.rows[i] for i in clients], [self.samples[i] for i in clients])
+
+
+class ActiveSet(AllClients):
+    """ACED (002 Alg. a.1): u = mean over A(t) of U_i, A(t) = {i : t - t_start_i <= tau_algo}, t as before the
+    step.
+
+    freshness="dispatch"  Alg. a.1: t_start_i = 1 for all at the first step; t_start_j = t+1 after j's arrival
+                          at t, so a client that comes back too late is left out of that one step (its date
+                          is reset only on line 10) and counts from the next
+    freshness="gradient"  Eq. 7's text: t_start_j is the version s its cached gradient was computed on (0 for
+                          the first gradients), so a fresh arrival counts at once and a stale one never
+    warmup="partial"      a client's first arrival is dated by the version it was sent; the rest as above
+
+    The first step of warmup="full" takes every row (Alg. a.1 line 2).
+    """
+
+    def __init__(
+        self,
+        num_clients: int,
+        max_delay: int,
+        freshness: Literal["dispatch", "gradient"] = "dispatch",
+        warmup: Warmup = "full",
+        store: Store | None = None,
+    ) -> None:
+        if freshness not in ("dispatch", "gradient"):
+            raise ValueError(freshness)
+        super().__init__(num_clients, warmup, store)
+        self.tau_algo, self.freshness = max_delay, freshness
+        self.start: dict[int, int] = {}
+        self.active: list[int] = []  # A(t) of the last iteration
+
+    def add(self, server: Composed, arrival: Arrival) -> Vector | Literal["wait", "empty"]:
+        t, j = server.t, arrival.client
+        if self.freshness == "gradient" or j not in self.start:
+            self.start[j] = arrival.version
+        started = self.warmup == "partial" or len(self.rows) == self.num_clients
+        self.keep(arrival)
+        if not started:
+            if len(self.rows) < self.num_clients:
+                return "wait"
+            self.active = sorted(self.rows)
+            if self.freshness == "dispatch":
+                self.start = {i: t + 1 for i in self.rows}
+            return self.mean_of(self.active)
+
+        self.active = [i for i in sorted(self.rows) if t - self.start[i] <= self.tau_algo]
+        if self.freshness == "dispatch":
+            self.start[j] = t + 1
+        return self.mean_of(self.active) if self.active else "empty"
+
+
+class Differences(Direction):
+    """ACE with client caches (002 Alg. a.5): the server keeps only u and adds (g_new - g_prev)/n.
+
+    A client's first message is its first gradient (g_prev = 0). warmup as in AllClients.
+    """
+
+    def __init__(self, num_clients: int, warmup: Warmup = "full") -> None:
+        self.num_clients, self.warmup = num_clients, warmup
+        self.heard: set[int] = set()
+        self.total: Vector | float = 0.0
+
+    def add(self, server: Composed, arrival: Arrival) -> Vector | Literal["wait", "empty"]:
+        self.heard.add(arrival.client)
+        self.total = self.total + arrival.weight * arrival.update
+        if self.warmup == "full" and len(self.heard) < self.num_clients:
+            return "wait"
+        return np.asarray(self.total, dtype=np.float64) / len(self.heard)
+
+
+class ClientGradients:
+    """The clients' side of Alg. a.5: remembers g_prev per client and gives g_new - g_prev."""
+
+    def __init__(self) -> None:
+        self.previous: dict[int, Vector] = {}
+
+    def difference(self, client: int, gradient: npt.ArrayLike) -> Vector:
+        """g_new - g_prev, and g_prev <- g_new."""
+        new = np.array(gradient, dtype=np.float64)
+        old = self.previous.get(client, np.zeros_like(new))
+        self.previous[client] = new
+        return new - old
+
+
+class ACE(Composed):
+    """002 Alg. 1, direct aggregation: x <- x - eta*mean_i U_i on every arrival."""
+
+    def __init__(
+        self,
+        x0: npt.ArrayLike,
+        lr: float,
+        num_clients: int,
+        warmup: Warmup = "full",
+        store: Store | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(x0, AllClients(num_clients, warmup, store), SGD(lr), kind="gradient", **common)
+
+
+class ACEClientCache(Composed):
+    """002 Alg. a.5: receives g_new - g_prev. Clipping or weighing such differences would not give ACE."""
+
+    def __init__(
+        self, x0: npt.ArrayLike, lr: float, num_clients: int, warmup: Warmup = "full", **common: Any
+    ) -> None:
+        super().__init__(x0, Differences(num_clients, warmup), SGD(lr), kind="gradient", **common)
+
+
+class ACED(Composed):
+    """002 Alg. a.1: as ACE over the active set only."""
+
+    def __init__(
+        self,
+        x0: npt.ArrayLike,
+        lr: float,
+        num_clients: int,
+        max_delay: int,
+        freshness: Literal["dispatch", "gradient"] = "dispatch",
+        warmup: Warmup = "full",
+        store: Store | None = None,
+        **common: Any,
+    ) -> None:
+        self.active_set = ActiveSet(num_clients, max_delay, freshness, warmup, store)
+        super().__init__(x0, self.active_set, SGD(lr), kind="gradient", **common)

@@ -1,0 +1,126 @@
+"""Server optimizers, one step each, exactly as the section "Server optimizers" of the specification says.
+
+State m = v = vhat = 0 at the start, no bias correction unless asked for, eps outside the square root. `D` is
+added to the model: a gradient rule hands in D = -u.
+
+Sources: FADAS Eq. 3 (000) for AMSGrad; Adam, Yogi and Adagrad as the adaptive federated optimizers that 000
+compares with; momentum as FedAvgM.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Vector = npt.NDArray[np.float64]
+
+
+class Optimizer:
+    """Base: `lr` is eta; `steps` counts the steps made, so that the round of the next one is steps + 1."""
+
+    def __init__(self, lr: float) -> None:
+        self.lr = lr
+        self.steps = 0
+
+    def step(self, x: Vector, d: Vector, lr: float) -> Vector:
+        """The model after one step along D with learning rate eta_t = lr."""
+        if self.steps == 0:
+            self.begin(np.zeros_like(x))
+        self.steps += 1
+        return self.move(x, d, lr)
+
+    def begin(self, zeros: Vector) -> None:
+        """Make the state."""
+
+    def move(self, x: Vector, d: Vector, lr: float) -> Vector:
+        """The rule itself."""
+        raise NotImplementedError
+
+
+class SGD(Optimizer):
+    """x <- x + eta*D."""
+
+    def move(self, x: Vector, d: Vector, lr: float) -> Vector:
+        return x + lr * d
+
+
+class Momentum(Optimizer):
+    """m <- b1*m + D ; x <- x + eta*m   (FedAvgM: no factor 1-b1)."""
+
+    def __init__(self, lr: float, beta: float = 0.9) -> None:
+        super().__init__(lr)
+        self.b1 = beta
+
+    def begin(self, zeros: Vector) -> None:
+        self.m = zeros
+
+    def move(self, x: Vector, d: Vector, lr: float) -> Vector:
+        self.m = self.b1 * self.m + d
+        return x + lr * self.m
+
+
+class Adam(Optimizer):
+    """x <- x + eta*m/(sqrt(v)+eps).
+
+    bias_correction: x <- x + eta/(1-b1^r) * m/(sqrt(v)/sqrt(1-b2^r) + eps), this is step r = 1, 2...
+    """
+
+    def __init__(
+        self,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-8,
+        bias_correction: bool = False,
+    ) -> None:
+        super().__init__(lr)
+        self.b1, self.b2 = betas
+        self.eps = eps
+        self.bias_correction = bias_correction
+
+    def begin(self, zeros: Vector) -> None:
+        self.m = zeros
+        self.v = zeros.copy()
+
+    def second_moment(self, d: Vector) -> Vector:
+        """Update v; what stands under the square root."""
+        self.v = self.b2 * self.v + (1 - self.b2) * d * d
+        return self.v
+
+    def move(self, x: Vector, d: Vector, lr: float) -> Vector:
+        self.m = self.b1 * self.m + (1 - self.b1) * d
+        root = np.sqrt(self.second_moment(d))
+        if not self.bias_correction:
+            return x + lr * self.m / (root + self.eps)
+        r = self.steps
+        return x + lr / (1 - self.b1**r) * self.m / (root / np.sqrt(1 - self.b2**r) + self.eps)
+
+
+class AMSGrad(Adam):
+    """FADAS Eq. 3 (000), FedAMS option 1: vhat <- max(vhat, v) before any correction, vhat under the root."""
+
+    def begin(self, zeros: Vector) -> None:
+        super().begin(zeros)
+        self.vhat = zeros.copy()
+
+    def second_moment(self, d: Vector) -> Vector:
+        self.vhat = np.maximum(self.vhat, super().second_moment(d))
+        return self.vhat
+
+
+class Yogi(Adam):
+    """v <- v - (1-b2)*D*D*sign(v - D*D), then as Adam   (FedYogi)."""
+
+    def second_moment(self, d: Vector) -> Vector:
+        self.v = self.v - (1 - self.b2) * d * d * np.sign(self.v - d * d)
+        return self.v
+
+
+class Adagrad(Adam):
+    """v <- v + D*D, then as Adam   (FedAdagrad). v is a sum, so there is nothing for b2 to correct."""
+
+    def __init__(self, lr: float, beta: float = 0.9, eps: float = 1e-8) -> None:
+        super().__init__(lr, (beta, 0.0), eps)
+
+    def second_moment(self, d: Vector) -> Vector:
+        self.v = self.v + d * d
+        return self.v

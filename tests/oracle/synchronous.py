@@ -1,0 +1,134 @@
+"""Synchronous rules: all clients of a round start from the same version and the step waits for all of them.
+
+FedAvg (003 Eq. 38), FedAvgM, and the mean delta into FedAdam, FedYogi, FedAdagrad, FedAMS. FedProx is FedAvg
+with another local loss (003 Eq. 39).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy.typing as npt
+
+from .buffered import Buffer
+from .core import Arrival, Composed, Vector
+from .optimizers import SGD, Adagrad, Adam, AMSGrad, Momentum, Optimizer, Yogi
+
+
+class Cohort(Buffer):
+    """The round's mean delta: D = sum p_i*Delta_i, which makes x + D = sum p_i*x_i^K as all start from x.
+
+    stale="error": an update of an earlier round has no meaning here; "accept": it joins the round as it is.
+    """
+
+    def __init__(self, size: int, stale: Literal["error", "accept"] = "error") -> None:
+        super().__init__(size)
+        self.stale = stale
+
+    def add(self, server: Composed, arrival: Arrival) -> Vector | Literal["wait", "empty"]:
+        if arrival.delay != 0 and self.stale == "error":
+            raise ValueError(f"a synchronous round takes no update that is {arrival.delay} rounds old")
+        return super().add(server, arrival)
+
+
+class _Synchronous(Composed):
+    def __init__(
+        self,
+        x0: npt.ArrayLike,
+        clients_per_round: int,
+        optimizer: Optimizer,
+        stale: Literal["error", "accept"] = "error",
+        **common: Any,
+    ) -> None:
+        super().__init__(x0, Cohort(clients_per_round, stale), optimizer, **common)
+
+
+class FedAvg(_Synchronous):
+    """003 Eq. 38: x <- sum p_i*x_i^K, p_i = n_i/sum n (the 1/m printed there would shrink the model)."""
+
+    def __init__(
+        self,
+        x0: npt.ArrayLike,
+        clients_per_round: int,
+        lr: float = 1.0,
+        weighting: Literal["uniform", "samples"] = "samples",
+        **common: Any,
+    ) -> None:
+        super().__init__(x0, clients_per_round, SGD(lr), weighting=weighting, **common)
+
+
+class FedAvgM(_Synchronous):
+    """FedAvg with server momentum: m <- b1*m + D ; x <- x + eta*m."""
+
+    def __init__(
+        self, x0: npt.ArrayLike, clients_per_round: int, lr: float = 1.0, beta: float = 0.9, **common: Any
+    ) -> None:
+        super().__init__(x0, clients_per_round, Momentum(lr, beta), **common)
+
+
+class FedAdam(_Synchronous):
+    """The mean delta into Adam."""
+
+    def __init__(
+        self,
+        x0: npt.ArrayLike,
+        clients_per_round: int,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-8,
+        bias_correction: bool = False,
+        **common: Any,
+    ) -> None:
+        super().__init__(x0, clients_per_round, Adam(lr, betas, eps, bias_correction), **common)
+
+
+class FedYogi(_Synchronous):
+    """The mean delta into Yogi."""
+
+    def __init__(
+        self,
+        x0: npt.ArrayLike,
+        clients_per_round: int,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-8,
+        bias_correction: bool = False,
+        **common: Any,
+    ) -> None:
+        super().__init__(x0, clients_per_round, Yogi(lr, betas, eps, bias_correction), **common)
+
+
+class FedAMS(_Synchronous):
+    """The mean delta into AMSGrad (FedAMS option 1)."""
+
+    def __init__(
+        self,
+        x0: npt.ArrayLike,
+        clients_per_round: int,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-8,
+        bias_correction: bool = False,
+        **common: Any,
+    ) -> None:
+        super().__init__(x0, clients_per_round, AMSGrad(lr, betas, eps, bias_correction), **common)
+
+
+class FedAdagrad(_Synchronous):
+    """The mean delta into Adagrad."""
+
+    def __init__(
+        self,
+        x0: npt.ArrayLike,
+        clients_per_round: int,
+        lr: float,
+        beta: float = 0.9,
+        eps: float = 1e-8,
+        **common: Any,
+    ) -> None:
+        super().__init__(x0, clients_per_round, Adagrad(lr, beta, eps), **common)
+
+
+def fedprox_gradient(gradient: Vector, y: Vector, x_t: Vector, mu: float) -> Vector:
+    """Gradient at y of f_i(y) + (mu/2)*||y - x_t||^2   (003 Eq. 39)."""
+    return gradient + mu * (y - x_t)

@@ -1,0 +1,156 @@
+"""The oracle on random traces against line-by-line loops of the pseudo-code that keep their own books."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from traces import Case, Return, cases, synchronous_cases
+
+from . import (
+    ACE,
+    ACED,
+    CA2FL,
+    FADAS,
+    AsyncFedED,
+    FedAsync,
+    FedAvg,
+)
+from .helpers import SMALL, Loop, Vector, quick, same
+
+
+@quick
+@given(cases(size=SMALL, all_sent=True), st.integers(1, 4), st.sampled_from(("scaled", "reciprocal")))
+def test_fadas_against_its_listing(case: Case, m_size: int, rule: Any) -> None:
+    acc = np.zeros(case.size)
+    taus: list[int] = []
+    m, v, vhat = np.zeros(case.size), np.zeros(case.size), np.zeros(case.size)
+
+    def arrive(server: Any, client: int, u: Vector, s: int) -> bool:
+        nonlocal acc, m, v, vhat, taus
+        acc, taus = acc + u, [*taus, server.t - s]
+        if len(taus) < m_size:
+            return False
+        d = acc / m_size
+        m = 0.9 * m + (1 - 0.9) * d
+        v = 0.99 * v + (1 - 0.99) * d * d
+        vhat = np.maximum(vhat, v)
+        eta = 0.3
+        if max(taus) > 2:
+            eta = min(eta, 1 / max(taus)) if rule == "reciprocal" else min(eta, eta / max(taus))
+        server.x = server.x + eta * m / (np.sqrt(vhat) + 1e-8)
+        acc, taus, server.t = np.zeros(case.size), [], server.t + 1
+        return True
+
+    oracle = FADAS(case.x0, lr=0.3, buffer_size=m_size, delay_threshold=2, delay_rule=rule)
+    same(oracle, Loop(case, arrive), case)
+
+
+@quick
+@given(cases(size=SMALL, all_heard=True))
+def test_ace_against_its_listing(case: Case) -> None:
+    cache = np.full((case.num_clients, case.size), np.nan)
+
+    def arrive(server: Any, client: int, g: Vector, s: int) -> bool:
+        cache[client] = g
+        if np.isnan(cache).any():
+            return False
+        server.x = server.x - 0.5 * cache.mean(axis=0)
+        server.t += 1
+        return True
+
+    same(ACE(case.x0, 0.5, case.num_clients), Loop(case, arrive), case)
+
+
+@quick
+@given(cases(size=SMALL, all_heard=True), st.integers(0, 6))
+def test_aced_against_its_listing(case: Case, tau: int) -> None:
+    cache = np.full((case.num_clients, case.size), np.nan)
+    t_start = np.ones(case.num_clients)  # line 2
+
+    def arrive(server: Any, j: int, g: Vector, s: int) -> bool:
+        cache[j] = g  # line 5
+        if np.isnan(cache).any():
+            return False
+        if server.t == 0:
+            server.x = server.x - 0.5 * cache.mean(axis=0)  # line 2
+        else:
+            active = server.t - t_start <= tau  # line 6
+            server.x = server.x - 0.5 * cache[active].mean(axis=0)  # line 8
+            t_start[j] = server.t + 1  # line 10
+        server.t += 1
+        return True
+
+    same(ACED(case.x0, 0.5, case.num_clients, max_delay=tau), Loop(case, arrive), case)
+
+
+@quick
+@given(cases(size=SMALL), st.integers(1, 4))
+def test_ca2fl_against_its_listing(case: Case, m_size: int) -> None:
+    n = case.num_clients
+    h = np.zeros((n, case.size))
+    h_next, acc = h.copy(), np.zeros(case.size)
+    arrived: list[int] = []
+
+    def arrive(server: Any, i: int, u: Vector, s: int) -> bool:
+        nonlocal h, h_next, acc, arrived
+        acc = acc + (u - h[i])  # line 6
+        h_next[i] = u  # line 7
+        arrived = [*arrived, i]
+        if len(arrived) < m_size:
+            return False
+        server.x = server.x + 0.7 * (h.mean(axis=0) + acc / len(set(arrived)))  # lines 18, 19
+        h, h_next, acc, arrived = h_next, h_next.copy(), np.zeros(case.size), []
+        server.t += 1
+        return True
+
+    same(CA2FL(case.x0, n, m_size, lr=0.7), Loop(case, arrive), case)
+
+
+@quick
+@given(cases(size=SMALL, all_sent=True))
+def test_fedasync_against_its_equations(case: Case) -> None:
+    def arrive(server: Any, i: int, u: Vector, s: int) -> bool:
+        tau = server.t - s
+        a_t = 0.6 * (1.0 if tau <= 2 else 1 / (0.5 * (tau - 2) + 1))
+        server.x = (1 - a_t) * server.x + a_t * (server.models[s] + u)
+        server.t += 1
+        return True
+
+    same(FedAsync(case.x0, 0.6, "hinge", a=0.5, b=2), Loop(case, arrive), case)
+
+
+@quick
+@given(cases(size=SMALL, all_sent=True))
+def test_asyncfeded_against_its_equations(case: Case) -> None:
+    def arrive(server: Any, i: int, u: Vector, s: int) -> bool:
+        if not u.any():
+            return False
+        gamma = np.sqrt(np.sum((server.x - server.models[s]) ** 2)) / np.sqrt(np.sum(u**2))
+        server.x = server.x + 2.0 / (gamma + 0.5) * u
+        server.t += 1
+        return True
+
+    same(AsyncFedED(case.x0, lam=2.0, eps=0.5), Loop(case, arrive), case)
+
+
+@quick
+@given(synchronous_cases(size=SMALL))
+def test_fedavg_is_eq_38(drawn: tuple[Case, int]) -> None:
+    case, m = drawn
+    arrived: list[tuple[int, Vector]] = []
+
+    def arrive(server: Any, client: int, u: Vector, s: int) -> bool:
+        arrived.append((next(counts), server.models[s] + u))
+        if len(arrived) < m:
+            return False
+        total = sum(n for n, _ in arrived)
+        server.x = sum((n / total * model for n, model in arrived), np.zeros(case.size))
+        arrived.clear()
+        server.t += 1
+        return True
+
+    counts = iter([e.num_samples for e in case.trace if isinstance(e, Return)])
+    same(FedAvg(case.x0, m), Loop(case, arrive), case)

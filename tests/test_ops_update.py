@@ -1,0 +1,149 @@
+"""Reading updates: pieces, dtypes, accumulation, inspection."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kernels import SIZES, same_bits, vector
+
+import fastagg
+from fastagg import ops, reference
+from fastagg.errors import DTypeMismatch, ShapeMismatch
+
+
+def test_every_half_precision_number_widens_exactly(isa: str) -> None:
+    patterns = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
+    for dtype in (torch.float16, torch.bfloat16):
+        halves = patterns.view(dtype)
+        got = ops.gather(halves, torch.empty(1 << 16))
+        nan = torch.isnan(halves)
+        assert torch.isnan(got[nan]).all()
+        assert same_bits(got[~nan], halves.float()[~nan])
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.3])
+def test_accumulate(weight: float, isa: str) -> None:
+    for size in (*SIZES, 1 << 20, (1 << 20) + 9):
+        acc, update = vector(size, 1), vector(size, 2)
+        expected = acc.numpy() + np.float32(weight) * update.numpy()
+        assert same_bits(ops.accumulate_(acc, update, weight), torch.from_numpy(expected))
+        fresh = ops.accumulate_(acc, update, weight, fresh=True)
+        assert same_bits(fresh, torch.from_numpy(np.float32(weight) * update.numpy()))
+
+
+def test_accumulate_is_near_the_float64_reference() -> None:
+    acc, update = vector(5000, 1), vector(5000, 2)
+    acc64 = reference.accumulate_(acc.double(), update, 0.3)
+    torch.testing.assert_close(ops.accumulate_(acc, update, 0.3).double(), acc64, rtol=1e-6, atol=1e-7)
+
+
+@given(cuts=st.lists(st.integers(0, 3000), max_size=8), seed=st.integers(0, 99), data=st.data())
+def test_pieces_are_the_flat_vector(cuts: list[int], seed: int, data: st.DataObject) -> None:
+    size = 3000
+    flat = vector(size, seed)
+    edges = [0, *sorted(cuts), size]
+    pieces, expected = [], []
+    for a, b in zip(edges, edges[1:], strict=False):
+        dtype = data.draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
+        piece = flat[a:b].to(dtype)
+        expected.append(piece.float())
+        kind = data.draw(st.sampled_from(["tensor", "strided", "numpy", "read-only", "reversed"]))
+        if kind == "strided":
+            piece = torch.stack([piece, piece], dim=1)[:, 0]
+        elif kind != "tensor" and dtype is not torch.bfloat16:
+            piece = piece.numpy().copy()
+            if kind == "reversed":
+                piece = piece[::-1].copy()[::-1]
+            piece.flags.writeable = kind != "read-only"
+        pieces.append(piece)
+    whole = torch.cat(expected)
+    assert same_bits(ops.gather(pieces, torch.empty(size)), whole)
+    assert ops.inspect(pieces) == ops.inspect(whole)
+    x = vector(size, 1)
+    assert same_bits(ops.sgd_(x.clone(), pieces, lr=0.1), ops.sgd_(x.clone(), whole, lr=0.1))
+
+
+class Foreign:
+    """An array of some other library: all it has is DLPack."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __dlpack__(self, **arguments: object) -> object:
+        return self.tensor.__dlpack__(**arguments)
+
+    def __dlpack_device__(self) -> object:
+        return self.tensor.__dlpack_device__()
+
+
+def test_dlpack_is_read_where_it_lies() -> None:
+    tensor = vector(100, 1)
+    pieces = fastagg.pieces.Pieces([Foreign(tensor)])
+    assert pieces.native == [(tensor.data_ptr(), 100, 0)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_norm(size: int, isa: str) -> None:
+    update = vector(size, 7)
+    exact = math.sqrt(math.fsum(float(value) ** 2 for value in update.tolist()))
+    seen = ops.inspect(update)
+    assert seen.finite
+    assert seen.norm == pytest.approx(exact, rel=1e-14)
+    assert seen.norm == pytest.approx(math.sqrt(reference.sum_squares(update)), rel=1e-14)
+
+
+def test_norm_of_the_largest_floats_does_not_overflow(isa: str) -> None:
+    update = torch.full((3000,), torch.finfo(torch.float32).max)
+    assert ops.inspect(update) == (True, pytest.approx(math.sqrt(3000) * torch.finfo(torch.float32).max))
+
+
+def test_norm_has_the_same_bits_everywhere(threads: None) -> None:
+    update = vector(1_000_003, 3)
+    seen = set()
+    before = fastagg.build_info()["isa"]
+    for isa, supported in fastagg.build_info()["cpu_isas"].items():
+        for count in (1, 2, 5):
+            if supported:
+                fastagg.set_isa(isa)
+                fastagg.set_num_threads(count)
+                seen.add(ops.inspect(update).norm.hex())
+    fastagg.set_isa(before)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_one_bad_element_anywhere_is_seen(bad: float, dtype: torch.dtype, isa: str) -> None:
+    for size in (1, 17, 1024, 1025, 70_001):
+        for position in {0, size // 2, size - 1}:
+            update = torch.ones(size, dtype=dtype)
+            update[position] = bad
+            assert not ops.inspect(update).finite
+
+
+def test_more_than_two_to_the_31_elements() -> None:
+    # Untouched zero pages take no memory, so this needs little; 32-bit counts would stop short of the last element.
+    size = (1 << 31) + 5
+    update = np.zeros(size, dtype=np.float16)
+    assert ops.inspect(update) == (True, 0.0)
+    update[-1] = 3.0
+    assert ops.inspect(update) == (True, 3.0)
+
+
+def test_bad_updates_are_refused() -> None:
+    acc = torch.zeros(8)
+    for update, error in (
+        (torch.zeros(7), ShapeMismatch),
+        (torch.zeros(8, dtype=torch.float64), DTypeMismatch),
+        ([torch.zeros(4), np.zeros(4, dtype=np.int32)], DTypeMismatch),
+        (torch.zeros(8).to_sparse(), DTypeMismatch),
+        (object(), DTypeMismatch),
+    ):
+        with pytest.raises(error):
+            ops.accumulate_(acc, update)
+    assert torch.equal(acc, torch.zeros(8))

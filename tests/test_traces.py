@@ -1,0 +1,184 @@
+"""Servers against an independent NumPy float64 transcription of the papers' pseudo-code, over random event traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from traces import Case, Updates, cases, drive
+
+import fastagg
+
+Build = Callable[[Any], Any]
+SHAPES = ("normal", "sparse", "zero", "tiny", "wide")
+
+
+def agree(ours: Any, theirs: Any, case: Case, shapes: tuple[str, ...] = SHAPES) -> None:
+    """Same decisions at every event, same model up to float32 rounding."""
+    got = drive(ours, case.trace, Updates(case.size, shapes), snapshot=lambda s: s.flat.double().numpy().copy())
+    want = drive(theirs, case.trace, Updates(case.size, shapes), snapshot=lambda s: s.x.copy())
+    for a, b in zip(got, want, strict=True):
+        assert (a.event, a.sent_version, a.applied, a.version, a.delay) == (
+            b.event, b.sent_version, b.applied, b.version, b.delay)  # fmt: skip
+        assert a.step_size == pytest.approx(b.step_size)
+        # The models drift apart by rounding, a few ulp of the largest number either has seen per event.
+        scale = 1.0 + np.abs(b.x).max(initial=0.0)
+        np.testing.assert_allclose(a.x, b.x, rtol=0, atol=2e-6 * scale * (1 + len(got) / 10))
+
+
+common = st.fixed_dictionaries(
+    {}, optional={"clip_norm": st.sampled_from([0.5, 3.0]), "weighting": st.sampled_from(["uniform", "samples"])}
+)
+
+
+@given(case=cases(), common=common, m=st.integers(1, 4), lr=st.sampled_from([1.0, 0.3]))
+def test_fedbuff(case: Case, common: dict[str, Any], m: int, lr: float) -> None:
+    agree(
+        fastagg.FedBuff(case.x0, lr=lr, buffer_size=m, **common),
+        oracle.FedBuff(case.x0, lr=lr, buffer_size=m, **common),
+        case,
+    )
+
+
+@given(
+    case=cases(),
+    common=common,
+    settings=st.fixed_dictionaries(
+        {
+            "lr": st.sampled_from([1e-3, 0.1]),
+            "buffer_size": st.integers(1, 4),
+            "betas": st.sampled_from([(0.9, 0.99), (0.0, 0.0), (0.6, 0.9)]),
+            "delay_threshold": st.sampled_from([None, 0, 1, 3]),
+            "delay_rule": st.sampled_from(["scaled", "reciprocal"]),
+            "bias_correction": st.booleans(),
+        }
+    ),
+)
+@settings(max_examples=200)
+def test_fadas(case: Case, common: dict[str, Any], settings: dict[str, Any]) -> None:
+    agree(fastagg.FADAS(case.x0, **settings, **common), oracle.FADAS(case.x0, **settings, **common), case)
+
+
+@given(
+    case=cases(),
+    common=common,
+    alpha=st.sampled_from([1.0, 0.6, 0.1]),
+    policy=st.sampled_from(
+        [("constant", {}), ("hinge", {"a": 10.0, "b": 4.0}), ("hinge", {"a": 0.5, "b": 1.0}), ("polynomial", {"a": 0.5})]
+    ),
+)
+def test_fedasync(case: Case, common: dict[str, Any], alpha: float, policy: tuple[str, dict[str, float]]) -> None:
+    name, settings = policy
+    agree(
+        fastagg.FedAsync(case.x0, alpha=alpha, policy=name, **settings, **common),
+        oracle.FedAsync(case.x0, alpha=alpha, policy=name, **settings, **common),
+        case,
+    )
+
+
+OPTIMIZERS: dict[str, tuple[Build, Build]] = {
+    "sgd": (lambda: fastagg.SGD(0.3), lambda: oracle.SGD(0.3)),
+    "momentum": (lambda: fastagg.Momentum(0.3, 0.8), lambda: oracle.Momentum(0.3, 0.8)),
+    "adam": (lambda: fastagg.Adam(0.01), lambda: oracle.Adam(0.01)),
+    "amsgrad": (lambda: fastagg.AMSGrad(0.01, (0.5, 0.9)), lambda: oracle.AMSGrad(0.01, (0.5, 0.9))),
+    "yogi": (lambda: fastagg.Yogi(0.01), lambda: oracle.Yogi(0.01)),
+    "adagrad": (lambda: fastagg.Adagrad(0.01, 0.5), lambda: oracle.Adagrad(0.01, 0.5)),
+}
+DIRECTIONS: dict[str, tuple[Build, Build]] = {
+    "single": (fastagg.Single, oracle.Single),
+    "mixing": (fastagg.Mixing, oracle.StaleModel),
+    "buffer": (lambda: fastagg.Buffer(3), lambda: oracle.Buffer(3)),
+}
+POLICIES: dict[str, tuple[Build, Build]] = {
+    "constant": (fastagg.Constant, oracle.Constant),
+    "hinge": (lambda: fastagg.Hinge(2.0, 1.0), lambda: oracle.Hinge(2.0, 1.0)),
+    "polynomial": (lambda: fastagg.Polynomial(0.5), lambda: oracle.Polynomial(0.5)),
+    "scaled": (lambda: fastagg.DelayAdaptive(1), lambda: oracle.DelayAdaptive(1)),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("policy", POLICIES)
+@given(case=cases(max_length=15, size=st.sampled_from([1, 17, 1025])))
+@settings(max_examples=15)
+def test_any_direction_with_any_optimizer_and_any_policy(
+    optimizer: str, direction: str, policy: str, case: Case
+) -> None:
+    parts = (DIRECTIONS[direction], OPTIMIZERS[optimizer], POLICIES[policy])
+    ours = fastagg.Server(case.x0, *(part[0]() for part in parts))
+    theirs = oracle.Composed(case.x0, *(part[1]() for part in parts))
+    agree(ours, theirs, case, ("normal", "sparse", "zero"))
+
+
+@given(case=cases(max_length=20), cut=st.integers(0, 40), policy=st.sampled_from(["fadas", "fedasync"]))
+def test_resuming_from_a_checkpoint_is_never_having_stopped(case: Case, cut: int, policy: str) -> None:
+    def build() -> fastagg.Server:
+        if policy == "fadas":
+            return fastagg.FADAS(case.x0, lr=0.1, buffer_size=3, delay_threshold=1)
+        return fastagg.FedAsync(case.x0, alpha=0.5, policy="polynomial")
+
+    whole = build()
+    drive(whole, case.trace, Updates(case.size))
+    first = build()
+    resuming = Resuming(first, build, cut)
+    drive(resuming, case.trace, Updates(case.size))
+    assert torch.equal(resuming.server.flat, whole.flat)
+    assert resuming.server.version == whole.version
+
+
+class Resuming:
+    """A server that is replaced, after `cut` calls, by a new one loaded from its state."""
+
+    def __init__(self, server: fastagg.Server, build: Build, cut: int) -> None:
+        self.server, self.build, self.left = server, build, cut
+
+    def _tick(self) -> None:
+        if self.left == 0:
+            state = self.server.state_dict()
+            self.server = self.build()
+            self.server.load_state_dict(state)
+        self.left -= 1
+
+    def dispatch(self, *arguments: Any, **keywords: Any) -> Any:
+        self._tick()
+        return self.server.dispatch(*arguments, **keywords)
+
+    def receive(self, *arguments: Any, **keywords: Any) -> Any:
+        self._tick()
+        return self.server.receive(*arguments, **keywords)
+
+
+@given(case=cases(max_length=20, size=st.just(6)), mode=st.sampled_from(["mean", "latest", "keep"]), m=st.integers(1, 3))
+def test_batchnorm_buffers(case: Case, mode: str, m: int) -> None:
+    """Statistics and counters follow the clients' in each step and never enter the parameters' step."""
+    names = {"running_mean": np.zeros(2), "running_var": np.ones(2), "num_batches_tracked": np.array(0)}
+    start = {
+        "weight": torch.from_numpy(case.x0.copy()),
+        "bn.running_mean": torch.zeros(2),
+        "bn.running_var": torch.ones(2),
+        "bn.num_batches_tracked": torch.tensor(0),
+    }
+
+    def client_buffers(event: Any) -> dict[str, Any]:
+        rng = np.random.default_rng(event.seed)
+        mean, var = rng.standard_normal(2).astype(np.float32), rng.random(2).astype(np.float32)
+        return {"running_mean": mean, "running_var": var, "num_batches_tracked": np.array(int(rng.integers(100)))}
+
+    def update(event: Any) -> dict[str, Any]:
+        flat = torch.from_numpy(Updates(6)(event))
+        return {"weight": flat, **{f"bn.{k}": torch.as_tensor(v) for k, v in client_buffers(event).items()}}
+
+    ours = fastagg.FedBuff(start, buffer_size=m, buffers=mode)
+    theirs = oracle.FedBuff(case.x0, buffer_size=m, buffers=names, buffer_rule=mode)
+    drive(ours, case.trace, update)
+    drive(theirs, case.trace, Updates(6), make_buffers=client_buffers)
+    np.testing.assert_allclose(ours.flat.numpy(), theirs.x, rtol=1e-5, atol=1e-5 * (1 + np.abs(theirs.x).max()))
+    for name, expected in theirs.buffers.items():
+        np.testing.assert_allclose(ours.parameters()[f"bn.{name}"].numpy(), expected, rtol=1e-5, atol=1e-6)
