@@ -4,10 +4,27 @@ Every algorithm's server step is one pass over memory, on CPU and CUDA. Start wi
 (:func:`FADAS`, :func:`FedBuff`, :func:`FedAsync`) or assemble a :class:`Server` from parts.
 """
 
-from fastagg import ops, reference
+from fastagg import clients, ops, reference
 from fastagg._build import build_info, get_num_threads, set_isa, set_num_threads
-from fastagg.algorithms import FADAS, FedAsync, FedBuff
-from fastagg.directions import Buffer, Mixing, Single
+from fastagg.algorithms import (
+    ACE,
+    ACED,
+    ASGD,
+    CA2FL,
+    FADAS,
+    DelayAdaptiveASGD,
+    FedAdagrad,
+    FedAdam,
+    FedAMS,
+    FedAsync,
+    FedAvg,
+    FedAvgM,
+    FedBuff,
+    FedProx,
+    FedYogi,
+)
+from fastagg.cache import ClientCache
+from fastagg.directions import ActiveSet, AllClients, Buffer, Calibrated, Cohort, Differences, Mixing, Single
 from fastagg.dispatch import Dispatch, Receipt
 from fastagg.errors import (
     CheckpointError,
@@ -29,22 +46,40 @@ from fastagg.versions import VersionStore
 __version__ = build_info()["version"]
 
 __all__ = [
+    "ACE",
+    "ACED",
+    "ASGD",
+    "CA2FL",
     "FADAS",
     "SGD",
     "AMSGrad",
+    "ActiveSet",
     "Adagrad",
     "Adam",
+    "AllClients",
     "Buffer",
+    "Calibrated",
     "CheckpointError",
+    "ClientCache",
+    "Cohort",
     "ConfigError",
     "Constant",
     "DTypeMismatch",
     "DataError",
     "DelayAdaptive",
+    "DelayAdaptiveASGD",
+    "Differences",
     "Dispatch",
     "FastaggError",
+    "FedAMS",
+    "FedAdagrad",
+    "FedAdam",
     "FedAsync",
+    "FedAvg",
+    "FedAvgM",
     "FedBuff",
+    "FedProx",
+    "FedYogi",
     "Hinge",
     "Layout",
     "Mixing",
@@ -60,6 +95,7 @@ __all__ = [
     "VersionStore",
     "Yogi",
     "build_info",
+    "clients",
     "get_num_threads",
     "load",
     "ops",

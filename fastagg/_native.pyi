@@ -24,6 +24,43 @@ def step(
     x: int,
     x_out: int,
 ) -> None: ...
+
+class Rows:
+    def __init__(self, format: int, data: int, scales: int, row_bytes: int, row_scales: int) -> None: ...
+
+class RandomKey:
+    def __init__(self, seed: int, arrival: int, client: int) -> None: ...
+
+def cached_step(
+    pieces: _Pieces,
+    rows: Rows,
+    kind: int,
+    gain: float,
+    write: int,
+    read: int,
+    random: RandomKey,
+    high: int,
+    low: int,
+    entering: float,
+    leaving: float,
+    sum_scale: float,
+    acc: int,
+    acc_out: int,
+    weight: float,
+    acc_scale: float,
+    terms: list[tuple[int, float]],
+    optimizer: int,
+    hyper: Hyper,
+    m: int,
+    v: int,
+    vhat: int,
+    x: int,
+    x_out: int,
+) -> None: ...
+def recompute_sum(
+    size: int, rows: Rows, weights: int, slots: int, high: int, low: int, first: int, last: int
+) -> None: ...
+def read_row(size: int, rows: Rows, slot: int, out: int) -> None: ...
 def accumulate(pieces: _Pieces, acc: int, weight: float, acc_out: int) -> None: ...
 def sum_squares(pieces: _Pieces) -> float: ...
 def gather(pieces: _Pieces, out: int) -> None: ...

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from fastagg import _checks
-from fastagg.directions import Buffer, Mixing
+from fastagg.directions import ActiveSet, AllClients, Buffer, Calibrated, Cohort, Differences, Mixing, Single
 from fastagg.errors import ConfigError
-from fastagg.optimizers import SGD, AMSGrad
+from fastagg.optimizers import SGD, Adagrad, Adam, AMSGrad, Momentum, Optimizer, Yogi
 from fastagg.server import Server
 from fastagg.staleness import Constant, DelayAdaptive, Hinge, Polynomial, Staleness
 
@@ -103,3 +103,228 @@ def FedAsync(
             raise ConfigError(f"{key}: policy {policy!r} has no such setting")
     kind = {"constant": Constant, "hinge": Hinge, "polynomial": Polynomial}[policy]
     return Server(params, Mixing(), SGD(alpha), kind(**given), **server)
+
+
+def ASGD(params: Any, *, lr: float, **server: Any) -> Server:
+    """Vanilla asynchronous SGD: ``x <- x - lr*g_i`` on every arrival.
+
+    Args:
+        params: the model.
+        lr: server learning rate eta, >= 0.
+        server: further arguments of :class:`fastagg.Server`.
+
+    Raises:
+        ConfigError: a setting is out of range.
+    """
+    return Server(params, Single(kind="gradient"), SGD(lr), **server)
+
+
+def DelayAdaptiveASGD(
+    params: Any,
+    *,
+    lr: float,
+    delay_threshold: float,
+    stale: str = "scaled",
+    lipschitz: float | None = None,
+    **server: Any,
+) -> Server:
+    """Asynchronous SGD whose rate shrinks beyond a delay: paper 002, Algorithm a.4.
+
+    Args:
+        params: the model.
+        lr: eta, >= 0.
+        delay_threshold: tau_C, >= 0; the paper's default is the concurrency.
+        stale: what a staler update gets: ``lipschitz``, ``min(lr, 1/(4*L*tau))`` (the paper; needs L); ``drop``, 0;
+            ``scaled``, ``lr*tau_C/tau`` (what the ACE authors' program runs; needs no L).
+        lipschitz: L, > 0, for ``stale="lipschitz"``.
+        server: further arguments of :class:`fastagg.Server`.
+
+    Raises:
+        ConfigError: a setting is out of range.
+    """
+    _checks.one_of("stale", stale, ("lipschitz", "drop", "scaled"))
+    rule = "threshold" if stale == "scaled" else stale
+    return Server(params, Single(kind="gradient"), SGD(lr), DelayAdaptive(delay_threshold, rule, lipschitz), **server)
+
+
+def ACE(
+    params: Any,
+    *,
+    lr: float,
+    num_clients: int,
+    cache: str = "fp32",
+    warmup: str = "full",
+    mode: str = "incremental",
+    optimizer: Optimizer | None = None,
+    **server: Any,
+) -> Server:
+    """All-client engagement: every arrival steps along the mean of all clients' latest gradients.
+
+    Paper 002: Algorithm 1 (``mode="direct"``), its incremental form with the same result in O(d), and Algorithm a.5
+    with the rows kept by the clients (``mode="client"``; see :class:`fastagg.clients.GradientDifference`); 8-bit rows:
+    F.3.3.
+
+    Args:
+        params: the model.
+        lr: eta, >= 0.
+        num_clients: n; client ids are 0..n-1.
+        cache: format of the rows: ``fp32``, ``bf16``, ``int8`` or ``int4``.
+        warmup: ``full`` or ``partial``, see :class:`fastagg.AllClients`.
+        mode: ``incremental``, ``direct`` or ``client``.
+        optimizer: another server optimizer than SGD; ``lr`` is then its own.
+        server: further arguments of :class:`fastagg.Server`.
+
+    Raises:
+        ConfigError: a setting is out of range, or the cache does not fit into memory.
+    """
+    steps = SGD(lr) if optimizer is None else optimizer
+    if mode == "client":
+        if cache != "fp32":
+            raise ConfigError(f"cache: with mode='client' the server keeps no rows, got {cache!r}")
+        return Server(params, Differences(num_clients, warmup), steps, **server)
+    return Server(params, AllClients(num_clients, cache, warmup, mode), steps, **server)
+
+
+def ACED(
+    params: Any,
+    *,
+    lr: float,
+    num_clients: int,
+    max_delay: int = 10,
+    cache: str = "fp32",
+    freshness: str = "dispatch",
+    warmup: str = "full",
+    **server: Any,
+) -> Server:
+    """ACE over the clients whose information is at most ``max_delay`` versions old: paper 002, Algorithm a.1.
+
+    Args:
+        params: the model.
+        lr: eta, >= 0.
+        num_clients: n; client ids are 0..n-1.
+        max_delay: tau_algo, >= 0. From the largest delay on it is exactly ACE.
+        cache: format of the rows.
+        freshness: ``dispatch`` (Algorithm a.1) or ``gradient`` (the text of Eq. 7), see :class:`fastagg.ActiveSet`.
+        warmup: ``full`` or ``partial``.
+        server: further arguments of :class:`fastagg.Server`.
+
+    Raises:
+        ConfigError: a setting is out of range, or the cache does not fit into memory.
+    """
+    direction = ActiveSet(num_clients, cache=cache, warmup=warmup, max_delay=max_delay, freshness=freshness)
+    return Server(params, direction, SGD(lr), **server)
+
+
+def CA2FL(
+    params: Any,
+    *,
+    num_clients: int,
+    buffer_size: int = 10,
+    lr: float = 1.0,
+    cache: str = "fp32",
+    repeat: str = "start",
+    **server: Any,
+) -> Server:
+    """Cached update calibration: FedBuff's buffer, calibrated by every client's last update.
+
+    Paper 002, Algorithm a.3.
+
+    Args:
+        params: the model.
+        num_clients: n; client ids are 0..n-1.
+        buffer_size: M, >= 1.
+        lr: eta, >= 0.
+        cache: format of the rows.
+        repeat: ``start`` (the paper) or ``latest`` (public programs), see :class:`fastagg.Calibrated`.
+        server: further arguments of :class:`fastagg.Server`.
+
+    Raises:
+        ConfigError: a setting is out of range, or the cache does not fit into memory.
+    """
+    return Server(params, Calibrated(num_clients, buffer_size, cache, repeat), SGD(lr), **server)
+
+
+def _synchronous(params: Any, clients_per_round: int, optimizer: Optimizer, server: dict[str, Any]) -> Server:
+    _checks.whole("clients_per_round", clients_per_round, least=1)
+    return Server(params, Cohort(clients_per_round), optimizer, **server)
+
+
+def FedAvg(
+    params: Any, *, clients_per_round: int, lr: float = 1.0, weighting: str = "samples", **server: Any
+) -> Server:
+    """Synchronous averaging, ``x <- sum_i p_i x_i^K`` with p_i the share of the samples (paper 003, Eq. 38).
+
+    FedProx (Eq. 39) is this server with :func:`fastagg.clients.add_proximal_gradient_` at the clients.
+
+    Args:
+        params: the model.
+        clients_per_round: updates per round; each must come from the current version.
+        lr: 1 is plain averaging.
+        weighting: ``samples`` or ``uniform``.
+        server: further arguments of :class:`fastagg.Server`.
+
+    Raises:
+        ConfigError: a setting is out of range.
+    """
+    return _synchronous(params, clients_per_round, SGD(lr), {"weighting": weighting, **server})
+
+
+def FedProx(
+    params: Any, *, clients_per_round: int, lr: float = 1.0, weighting: str = "samples", **server: Any
+) -> Server:
+    """:func:`FedAvg`'s server; the proximal term is the clients' (:func:`fastagg.clients.add_proximal_gradient_`)."""
+    return FedAvg(params, clients_per_round=clients_per_round, lr=lr, weighting=weighting, **server)
+
+
+def FedAvgM(params: Any, *, clients_per_round: int, lr: float = 1.0, beta: float = 0.9, **server: Any) -> Server:
+    """Synchronous mean delta into momentum: ``m <- beta*m + D; x <- x + lr*m``."""
+    return _synchronous(params, clients_per_round, Momentum(lr, beta), server)
+
+
+def FedAdam(
+    params: Any,
+    *,
+    clients_per_round: int,
+    lr: float = 1e-2,
+    betas: tuple[float, float] = (0.9, 0.99),
+    eps: float = 1e-3,
+    bias_correction: bool = False,
+    **server: Any,
+) -> Server:
+    """Synchronous mean delta into Adam (Reddi et al. 2021, whose eps is 1e-3)."""
+    return _synchronous(params, clients_per_round, Adam(lr, betas, eps, bias_correction), server)
+
+
+def FedYogi(
+    params: Any,
+    *,
+    clients_per_round: int,
+    lr: float = 1e-2,
+    betas: tuple[float, float] = (0.9, 0.99),
+    eps: float = 1e-3,
+    bias_correction: bool = False,
+    **server: Any,
+) -> Server:
+    """Synchronous mean delta into Yogi (Reddi et al. 2021)."""
+    return _synchronous(params, clients_per_round, Yogi(lr, betas, eps, bias_correction), server)
+
+
+def FedAdagrad(
+    params: Any, *, clients_per_round: int, lr: float = 1e-2, beta: float = 0.0, eps: float = 1e-3, **server: Any
+) -> Server:
+    """Synchronous mean delta into Adagrad (Reddi et al. 2021)."""
+    return _synchronous(params, clients_per_round, Adagrad(lr, beta, eps), server)
+
+
+def FedAMS(
+    params: Any,
+    *,
+    clients_per_round: int,
+    lr: float = 1e-2,
+    betas: tuple[float, float] = (0.9, 0.99),
+    eps: float = 1e-8,
+    bias_correction: bool = False,
+    **server: Any,
+) -> Server:
+    """Synchronous mean delta into AMSGrad (Wang et al. 2022, option 1)."""
+    return _synchronous(params, clients_per_round, AMSGrad(lr, betas, eps, bias_correction), server)

@@ -22,16 +22,24 @@ _lock = threading.Lock()
 
 def empty(size: int, device: torch.device | str = "cpu") -> Tensor:
     """A 1-D fp32 tensor of ``size`` uninitialised elements on ``device``."""
+    return empty_bytes(size * 4, device).view(torch.float32)
+
+
+def empty_bytes(nbytes: int, device: torch.device | str = "cpu", *, recycle: bool = True) -> Tensor:
+    """A 1-D uint8 tensor of ``nbytes`` uninitialised bytes on ``device``.
+
+    Without ``recycle`` its memory goes back to the operating system when the last view is gone.
+    """
     device = torch.device(device)
-    nbytes = size * 4
     if device.type != "cpu" or nbytes < _HUGE_PAGE:
-        return torch.empty(size, dtype=torch.float32, device=device)
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
     block = _take(nbytes)
-    array = np.frombuffer(block, dtype=np.float32)
+    array = np.frombuffer(block, dtype=np.uint8)
     # torch keeps `array` alive for as long as any tensor or view shares its memory.
-    weakref.finalize(array, _give_back, nbytes, block).atexit = False
-    start = (-array.ctypes.data % _HUGE_PAGE) // 4
-    return torch.from_numpy(array)[start : start + size]
+    if recycle:
+        weakref.finalize(array, _give_back, nbytes, block).atexit = False
+    start = -array.ctypes.data % _HUGE_PAGE
+    return torch.from_numpy(array)[start : start + nbytes]
 
 
 def zeros(size: int, device: torch.device | str = "cpu") -> Tensor:

@@ -61,6 +61,10 @@ class ModelBuffers:
             self.counters = self._most
         self._most, self._count = None, 0
 
+    def discard(self) -> None:
+        """The step was dropped: so are the buffers that came with it."""
+        self._most, self._count = None, 0
+
     def nbytes(self) -> int:
         """Bytes of the buffers and of their running sum."""
         held = [self.values, *self.counters, *([] if self._sum is None else [self._sum])]

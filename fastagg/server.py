@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from fastagg.layout import Layout, ModelState, Parsed, Taken
 from fastagg.model_buffers import MODES, ModelBuffers
 from fastagg.optimizers import SGD, Optimizer
 from fastagg.pieces import Pieces
-from fastagg.staleness import Constant, Staleness
+from fastagg.staleness import Constant, Facts, Staleness
 from fastagg.versions import VersionStore
 
 
@@ -75,11 +75,16 @@ class Server:
         self.staleness = _part("staleness", staleness, Staleness, Constant())
         if num_clients is not None:
             _checks.whole("num_clients", num_clients, least=1)
+        if self.direction.clients is not None:
+            if num_clients not in (None, self.direction.clients):
+                raise ConfigError(f"num_clients: the direction has {self.direction.clients}, got {num_clients}")
+            num_clients = self.direction.clients
         if clip_norm is not None:
             _checks.number("clip_norm", clip_norm, above=0)
         _checks.one_of("weighting", weighting, ("uniform", "samples"))
         _checks.one_of("buffers", buffers, MODES)
         _checks.whole("seed", seed, least=0)
+        self.direction.check(self.staleness, clip_norm, weighting)
         self.num_clients, self.clip_norm, self.weighting, self.seed = num_clients, clip_norm, weighting, seed
 
         self._lock = threading.RLock()
@@ -92,11 +97,14 @@ class Server:
         self._buffers = ModelBuffers(buffers, model.buffers, model.counters)
         moments = ops.OPTIMIZERS[self.optimizer.kernel]
         self._moments = {name: memory.zeros(self.layout.size, self.device) for name in moments}
-        self._state = self.direction.start(self.layout.size, self.device)
+        self._state = self.direction.start(self.layout.size, self.device, seed)
+        self._policy = self.staleness.start(self.layout.size, seed)
+        self._keeps_versions = self.direction.needs_base or self.staleness.needs_base
         self._versions = VersionStore()
         self._in_flight: dict[Client, list[int]] = {}  # versions not answered yet
         self._last_sent: dict[Client, int] = {}
         self.version = 0
+        self.steps = 0  # of the optimizer: versions less those that moved on without one
         self._views: Any = None
         self._flat = model.flat
         self._live = self._flat.detach()
@@ -117,16 +125,28 @@ class Server:
         with self._lock:
             held = self._in_flight.setdefault(client, [])
             if self.version not in held:
-                if self.direction.needs_base:
+                if self._keeps_versions:
                     self._versions.acquire(self.version, self._flat)
                 held.append(self.version)
             self._last_sent[client] = self.version
             self._sent = True
+            local_steps = self._policy.dispatched(client, self.version, self._flat)
             model = ModelState(self._flat, self._buffers.values, list(self._buffers.counters))
-            return Dispatch(client, self.version, None, self.layout, model)
+            return Dispatch(client, self.version, local_steps, self.layout, model)
+
+    @property
+    def update_kind(self) -> str:
+        """What clients send: ``delta``, ``x_i^K - x_s``, or ``gradient``, on the model they were sent."""
+        return self.direction.kind
 
     def receive(
-        self, client: Client, update: Any, version: int | None = None, num_samples: float | None = None
+        self,
+        client: Client,
+        update: Any,
+        version: int | None = None,
+        num_samples: float | None = None,
+        *,
+        kind: str | None = None,
     ) -> Receipt:
         """Take ``client``'s update; the model steps if the algorithm says so.
 
@@ -134,40 +154,53 @@ class Server:
 
         Args:
             client: who sends it.
-            update: the model delta ``x_i^K - x_s``, in the form of ``params`` or as a flat 1-D array; torch, NumPy or
+            update: what :attr:`update_kind` says, in the form of ``params`` or as a flat 1-D array; torch, NumPy or
                 DLPack; fp32, fp16 or bf16. Buffers in it are the client's own values, and may be left out.
             version: the version it was trained from; None means the one last dispatched to this client.
             num_samples: the client's number of samples, needed with ``weighting="samples"``.
+            kind: ``delta`` or ``gradient``, if the sender says which it is; refused when it is the other one.
 
         Raises:
             UnknownClient: this client was never sent a model.
             UnknownVersion: it holds no unanswered task of that version.
             ShapeMismatch, DTypeMismatch, NonFiniteUpdate: the update is refused.
-            ConfigError: ``num_samples`` is missing or not positive.
+            ConfigError: ``num_samples`` is missing or not positive, or ``kind`` is not this server's.
         """
         client = self._client(client)
+        self._refuse_other_kind(kind or getattr(update, "kind", None))
         parsed = self.layout.parse(update)
         norm = self._inspect(parsed)
         share = self._share(num_samples)
+        pieces = parsed.parameters.to(self.device)
         with self._lock:
             start = self._answered(client, version)
             delay = self.version - start
-            weight = self.staleness.weight(delay)
-            arrival = Arrival(
-                parsed.parameters.to(self.device),
-                start,
-                1.0 if self.clip_norm is None or norm <= self.clip_norm else self.clip_norm / norm,
-                weight * share,
-                share,
-                self._versions.get(start) if self.direction.needs_base else None,
-            )
-            step_size = self._state.arrive(arrival, self._apply)
-            self._buffers.arrive(parsed)
-            if step_size is not None:
+            gain = 1.0 if self.clip_norm is None or norm <= self.clip_norm else self.clip_norm / norm
+            base = self._versions.get(start) if self._keeps_versions else None
+            facts = Facts(client, start, delay, pieces, gain, base, self._flat)
+            weight = self._policy.weigh(facts)
+            step_size: float | None = None
+            applied = False
+            if weight is not None:
+                held = base if self.direction.needs_base else None
+                arrival = Arrival(client, pieces, start, self.version, gain, weight, share, held)
+                step_size = self._state.arrive(arrival, self._apply)
+                # A rate of zero, from a policy that drops stale updates, moves the version but not the model.
+                applied = step_size is not None and (step_size != 0.0 or self.optimizer.lr == 0.0)
+                self._buffers.arrive(parsed)
+            if applied:
                 self._buffers.step()
+            elif self.version > facts.version + delay:  # the version moved on without a step
+                self._buffers.discard()
+            if step_size is not None:
                 self._retarget()
+                self._policy.stepped(facts, step_size, self.version)
             self._answer(client, start)
-            return Receipt(client, step_size is not None, self.version, delay, step_size, norm, weight)
+            return Receipt(client, applied, self.version, delay, step_size, norm, weight or 0.0)
+
+    def _refuse_other_kind(self, kind: Any) -> None:
+        if isinstance(kind, str) and kind != self.update_kind:
+            raise ConfigError(f"this server takes updates of kind {self.update_kind!r}, got one of kind {kind!r}")
 
     def forget(self, client: Client) -> None:
         """Drop the unanswered tasks of a client that will not come back, and the versions only it held.
@@ -208,7 +241,8 @@ class Server:
 
     def _answer(self, client: Client, version: int) -> None:
         self._in_flight[client].remove(version)
-        if self.direction.needs_base:
+        self._policy.answered(client, version)
+        if self._keeps_versions:
             self._versions.release(version)
 
     def _share(self, num_samples: float | None) -> float:
@@ -237,17 +271,23 @@ class Server:
         bad = [n for n, piece in zip(names, pieces.owners, strict=True) if not ops.inspect(piece).finite]
         return f"{bad[0]!r}" + (f" and {len(bad) - 1} more" if len(bad) > 1 else "")
 
-    def _apply(self, update: Pieces, versions: Sequence[int], **direction: Any) -> float:
+    def _apply(
+        self, kernel: Callable[..., Any] | None, update: Pieces, versions: Sequence[int], **direction: Any
+    ) -> float:
         """Run the optimizer on a direction in one fused pass; the next version replaces this one.
 
         A version that nobody was sent is overwritten. One that somebody may hold stays as it is, and the step writes
         the next one beside it: no copy, and no more memory than the versions that are really held.
         """
+        if kernel is None:
+            self.version += 1
+            return 0.0
         lr = self.staleness.rate(self.optimizer.lr, [self.version - start for start in versions])
         out = memory.empty(self.layout.size, self.device) if self._sent else None
-        arguments: dict[str, Any] = {**self.optimizer.arguments(self.version + 1), **self._moments, **direction}
-        self._flat = ops.step_(self._flat, update, lr=lr, out=out, **arguments)
+        arguments: dict[str, Any] = {**self.optimizer.arguments(self.steps + 1), **self._moments, **direction}
+        self._flat = kernel(self._flat, update, lr=lr, out=out, **arguments)
         self._sent = False
+        self.steps += 1
         self.version += 1
         return lr
 
@@ -285,13 +325,13 @@ class Server:
 
     def memory(self) -> dict[str, int]:
         """Bytes of server state: ``model``, ``moments``, ``direction`` (buffers, caches), ``versions`` kept for clients
-        in flight, ``buffers`` (running statistics), and their ``total``."""
+        in flight (or what stands for them), ``buffers`` (running statistics), and their ``total``."""
         with self._lock:
             parts = {
                 "model": self._flat.numel() * 4,
                 "moments": sum(moment.numel() * 4 for moment in self._moments.values()),
                 "direction": self._state.nbytes(),
-                "versions": self._versions.nbytes(),
+                "versions": self._versions.nbytes() + self._policy.nbytes(),
                 "buffers": self._buffers.nbytes(),
             }
         return {**parts, "total": sum(parts.values())}
@@ -319,6 +359,8 @@ class Server:
                 "config": self.config(),
                 "layout": self.layout.spec(),
                 "version": self.version,
+                "steps": self.steps,
+                "staleness": self._policy.state_dict(),
                 "flat": self._flat,
                 "moments": dict(self._moments),
                 "buffers": self._buffers.state_dict(),
@@ -339,24 +381,26 @@ class Server:
         """
         checkpoint.check(state, self.config(), self.layout, set(self._moments))
         with self._lock:
-            fresh = self.direction.start(self.layout.size, self.device)
+            fresh = self.direction.start(self.layout.size, self.device, self.seed)
+            policy = self.staleness.start(self.layout.size, self.seed)
             buffers = ModelBuffers(self._buffers.mode, self._buffers.values, self._buffers.counters)
             versions = VersionStore()
             try:
                 flat = self._owned(state["flat"])
                 moments = {name: self._owned(state["moments"][name]) for name in self._moments}
                 fresh.load_state_dict(state["direction"])
+                policy.load_state_dict(state["staleness"])
                 buffers.load_state_dict(state["buffers"])
                 held = {int(v): (self._owned(model), int(n)) for v, (model, n) in state["versions"].items()}
                 versions.load_state_dict(held)
                 in_flight = {client: [int(v) for v in kept] for client, kept in state["in_flight"].items()}
                 last_sent = {client: int(state["last_sent"][client]) for client in in_flight}
-                version = int(state["version"])
+                version, steps = int(state["version"]), int(state["steps"])
             except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
                 raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
             self._flat, self._moments, self._state, self._buffers = flat, moments, fresh, buffers
             self._versions, self._in_flight, self._last_sent = versions, in_flight, last_sent
-            self.version, self._sent = version, True
+            self.version, self.steps, self._policy, self._sent = version, steps, policy, True
             self._retarget()
 
     def _owned(self, vector: Tensor) -> Tensor:

@@ -8,13 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
 
 from fastagg import _checks
+from fastagg.errors import ConfigError
+from fastagg.pieces import Pieces
+
+
+class Facts(NamedTuple):
+    """What a policy may look at when an update arrives."""
+
+    client: int | str
+    version: int  # the version it was trained from
+    delay: int
+    update: Pieces
+    gain: float  # clipping factor still to be applied to the update
+    base: Tensor | None  # the model it was trained from, where the policy asked for it
+    model: Tensor  # the model now
 
 
 @dataclass(frozen=True)
 class Staleness:
-    """Base of the policies: delays change nothing."""
+    """Base of the policies: delays change nothing.
+
+    Attributes:
+        needs_base: whether :class:`Facts` must hold the model the update was trained from.
+        weighs: whether an update's weight may differ from 1.
+    """
+
+    needs_base: ClassVar[bool] = False
+    weighs: ClassVar[bool] = False
 
     def weight(self, delay: int) -> float:
         """Factor on an update that is ``delay`` versions old."""
@@ -23,6 +48,42 @@ class Staleness:
     def rate(self, lr: float, delays: Sequence[int]) -> float:
         """Learning rate of a step that uses updates of these delays."""
         return lr
+
+    def start(self, size: int, seed: int) -> StalenessState:
+        """The state of a server with ``size`` parameters."""
+        return StalenessState(self)
+
+
+class StalenessState:
+    """What a running server holds of its policy; most policies hold nothing."""
+
+    def __init__(self, policy: Staleness) -> None:
+        self.policy = policy
+
+    def dispatched(self, client: int | str, version: int, model: Tensor) -> int | None:
+        """A model goes out; the number of local steps the client is told to take, if the policy says so."""
+        return None
+
+    def weigh(self, facts: Facts) -> float | None:
+        """The weight of an update; None discards it."""
+        return self.policy.weight(facts.delay)
+
+    def answered(self, client: int | str, version: int) -> None:
+        """A task was answered or given up."""
+
+    def stepped(self, facts: Facts, step_size: float, version: int) -> None:
+        """The model stepped to ``version`` with the update in ``facts``."""
+
+    def nbytes(self) -> int:
+        """Bytes of tensors held."""
+        return 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data and tensors."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +102,7 @@ class Hinge(Staleness):
 
     a: float = 10.0
     b: float = 4.0
+    weighs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _checks.number("a", self.a, above=0)
@@ -59,6 +121,7 @@ class Polynomial(Staleness):
     """
 
     a: float = 0.5
+    weighs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _checks.number("a", self.a, above=0)
@@ -69,25 +132,46 @@ class Polynomial(Staleness):
 
 @dataclass(frozen=True)
 class DelayAdaptive(Staleness):
-    """FADAS's delay-adaptive learning rate, from the largest delay in the step.
+    """A learning rate that shrinks beyond a delay threshold, by the largest delay in the step.
 
-    ``lr`` while ``tau_max <= threshold``; beyond it ``min(lr, lr/tau_max)`` with ``rule="scaled"`` (paper 000,
-    Eq. 77: what its experiments ran) or ``min(lr, 1/tau_max)`` with ``rule="reciprocal"`` (Eq. 4).
+    ``lr`` while ``tau_max <= threshold``; beyond it, by ``rule``:
+
+    ============== ============================== =====================================================
+    ``scaled``      ``min(lr, lr/tau_max)``        FADAS, paper 000, Eq. 77: what its experiments ran
+    ``reciprocal``  ``min(lr, 1/tau_max)``         FADAS, paper 000, Eq. 4
+    ``threshold``   ``lr*threshold/tau_max``       ASGD as the program of paper 002 runs it
+    ``lipschitz``   ``min(lr, 1/(4*L*tau_max))``   ASGD, paper 002, Algorithm a.4
+    ``drop``        ``0``                          ASGD, paper 002, Algorithm a.4
+    ============== ============================== =====================================================
 
     Args:
         threshold: tau_c, >= 0.
-        rule: ``scaled`` or ``reciprocal``.
+        rule: one of the above.
+        lipschitz: L, > 0, for ``rule="lipschitz"`` only.
     """
 
     threshold: float = 10
     rule: str = "scaled"
+    lipschitz: float | None = None
 
     def __post_init__(self) -> None:
         _checks.number("threshold", self.threshold, least=0)
-        _checks.one_of("rule", self.rule, ("scaled", "reciprocal"))
+        _checks.one_of("rule", self.rule, ("scaled", "reciprocal", "threshold", "lipschitz", "drop"))
+        if (self.rule == "lipschitz") != (self.lipschitz is not None):
+            raise ConfigError(f"lipschitz: belongs to rule='lipschitz' and to no other, got {self.lipschitz!r}")
+        if self.lipschitz is not None:
+            _checks.number("lipschitz", self.lipschitz, above=0)
 
     def rate(self, lr: float, delays: Sequence[int]) -> float:
         longest = max(delays, default=0)
         if longest <= self.threshold:
             return lr
-        return min(lr, (lr if self.rule == "scaled" else 1.0) / longest)
+        if self.rule == "scaled":
+            return min(lr, lr / longest)
+        if self.rule == "reciprocal":
+            return min(lr, 1.0 / longest)
+        if self.rule == "threshold":
+            return lr * self.threshold / longest
+        if self.rule == "lipschitz":
+            return min(lr, 1.0 / (4.0 * (self.lipschitz or 1.0) * longest))
+        return 0.0

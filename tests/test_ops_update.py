@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -48,7 +49,7 @@ def test_pieces_are_the_flat_vector(cuts: list[int], seed: int, data: st.DataObj
     flat = vector(size, seed)
     edges = [0, *sorted(cuts), size]
     pieces, expected = [], []
-    for a, b in zip(edges, edges[1:], strict=False):
+    for a, b in itertools.pairwise(edges):
         dtype = data.draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
         piece = flat[a:b].to(dtype)
         expected.append(piece.float())

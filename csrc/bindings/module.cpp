@@ -6,6 +6,7 @@
 #include <tuple>
 #include <vector>
 
+#include "../cpu/cached_step.h"
 #include "../cpu/kernels.h"
 #include "../cpu/pool.h"
 #include "../cpu/step.h"
@@ -57,6 +58,34 @@ void gather(const Pieces& pieces, Address out) {
   cpu::gather(update, at(out));
 }
 
+// `optimizer` < 0: the cache moves, the model does not.
+void cached_step(const Pieces& pieces, const cpu::Rows& rows, int kind, float gain, int64_t write, int64_t read,
+                 const RandomKey& random, Address high, Address low, float entering, float leaving, float sum_scale,
+                 Address acc, Address acc_out, float weight, float acc_scale,
+                 const std::vector<std::pair<int64_t, float>>& terms, int optimizer, const Hyper& hyper, Address m,
+                 Address v, Address vhat, Address x, Address x_out) {
+  const cpu::Update update = update_of(pieces);
+  cpu::CachedDirection direction{static_cast<cpu::CachedKind>(kind), gain, write, read, random,
+                                 {at(high), reinterpret_cast<int8_t*>(low)}, entering, leaving, sum_scale, at(acc),
+                                 at(acc_out), weight, acc_scale, {}};
+  for (const auto& [slot, term] : terms) direction.terms.push_back({slot, term});
+  cpu::Optimizer steps{kSgd, hyper, nullptr, nullptr, nullptr, nullptr, nullptr};
+  if (optimizer >= 0) steps = {static_cast<OptimizerKind>(optimizer), hyper, at(m), at(v), at(vhat), at(x), at(x_out)};
+  py::gil_scoped_release release;
+  cpu::cached_step(update, rows, direction, steps);
+}
+
+void recompute_sum(int64_t size, const cpu::Rows& rows, Address weights, int64_t slots, Address high, Address low,
+                   int64_t first, int64_t last) {
+  py::gil_scoped_release release;
+  cpu::recompute_sum(size, rows, at(weights), slots, {at(high), reinterpret_cast<int8_t*>(low)}, first, last);
+}
+
+void read_row(int64_t size, const cpu::Rows& rows, int64_t slot, Address out) {
+  py::gil_scoped_release release;
+  cpu::read_row(size, rows, slot, at(out));
+}
+
 py::dict cpu_isas() {
   py::dict found;
   for (int i = 0; i < cpu::isa_count(); ++i) found[cpu::isa(i).kernels->name] = cpu::isa(i).supported;
@@ -74,7 +103,18 @@ PYBIND11_MODULE(_native, m) {
                  static_cast<float>(root_scale)};
   }));
 
+  py::class_<cpu::Rows>(m, "Rows")
+      .def(py::init([](int format, Address data, Address scales, int64_t row_bytes, int64_t row_scales) {
+        return cpu::Rows{static_cast<RowFormat>(format), reinterpret_cast<void*>(data), at(scales), row_bytes,
+                         row_scales};
+      }));
+  py::class_<RandomKey>(m, "RandomKey")
+      .def(py::init([](uint64_t seed, uint64_t arrival, uint32_t client) { return RandomKey{seed, arrival, client}; }));
+
   m.def("step", &step);
+  m.def("cached_step", &cached_step);
+  m.def("recompute_sum", &recompute_sum);
+  m.def("read_row", &read_row);
   m.def("accumulate", &accumulate);
   m.def("sum_squares", &sum_squares);
   m.def("gather", &gather);

@@ -7,6 +7,8 @@
 #include <stdint.h>
 
 #include "../math/optimizer.h"
+#include "../math/philox.h"
+#include "../math/quantise.h"
 #include "../math/reduce.h"
 
 namespace fastagg::cpu {
@@ -20,6 +22,12 @@ struct OptimizerBlock {
   float* v;
   float* vhat;
   int64_t n;
+};
+
+// A block of one stored row. `data` is typed by the format; scales are null for fp32 and bf16.
+struct RowBlock {
+  void* data;
+  float* scales;
 };
 
 struct Kernels {
@@ -38,6 +46,20 @@ struct Kernels {
   // out = in past the caches (in is 16-byte aligned): for outputs that nobody reads soon. The caller fences.
   void (*stream)(const float* in, float* out, int64_t n);
   void (*optimizer[kOptimizerKinds])(const OptimizerBlock& block, const Hyper& hyper);
+  // bits[i] for the elements of a whole block. This stage only computes, so it asks meanwhile for a block that a
+  // later one reads (`ask`, any address).
+  void (*random_bits)(const RandomKey& key, int64_t block, uint16_t* bits, const float* ask);
+  // Rows, n a multiple of kScaleBlock (the caller pads with zeros).
+  void (*encode[kRowFormats])(const float* in, const uint16_t* bits, RowBlock row, int64_t n, const float* ask);
+  void (*decode[kRowFormats])(RowBlock row, float* out, int64_t n);
+  // (high, low) += entering_weight*entering - leaving_weight*leaving
+  void (*exchange)(float* high, int8_t* low, const float* entering, float entering_weight, const float* leaving,
+                   float leaving_weight, int64_t n);
+  // total += weight*in, in double; and back to (high, low)
+  void (*add_exactly)(double* total, const float* in, float weight, int64_t n);
+  void (*settle)(const double* total, float* high, int8_t* low, int64_t n);
+  // out = a*a_scale + b*b_scale
+  void (*combine)(const float* a, float a_scale, const float* b, float b_scale, float* out, int64_t n);
   // Sum of squares of exactly kBlock elements, in reduce.h's shape.
   double (*sum_squares)(const float* in);
 };

@@ -4,6 +4,7 @@
 // for somebody (see math/portable.h).
 
 #include "../math/half.h"
+#include "../math/running_sum.h"
 #include "kernels.h"
 #if defined(__SSE2__)
 #include <xmmintrin.h>
@@ -136,6 +137,8 @@ double sum_squares_block(const float* in) {
   return quads[0];
 }
 
+#include "rows.inl"
+
 }  // namespace
 
 extern const Kernels table;
@@ -150,6 +153,13 @@ const Kernels table = {
     stream_block,
     {optimizer_block<kSgd>, optimizer_block<kMomentum>, optimizer_block<kAdam>, optimizer_block<kAmsgrad>,
      optimizer_block<kYogi>, optimizer_block<kAdagrad>},
+    random_bits_block,
+    {encode_float32, encode_bf16, encode_int8, encode_int4},
+    {decode_float32, decode_bf16, decode_int8, decode_int4},
+    exchange_block,
+    add_exactly_block,
+    settle_block,
+    combine_block,
     sum_squares_block,
 };
 

@@ -1,0 +1,107 @@
+// What every pass over blocks shares: the scratch, the walk over an arriving update, the parallel loop.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels.h"
+#include "pool.h"
+#include "step.h"
+
+namespace fastagg::cpu {
+
+struct alignas(64) Scratch {
+  float values[kBlock];
+};
+
+// Walks an update block by block, in increasing order. A block that lies in one fp32 piece is used in place;
+// otherwise it is widened and put together in scratch, which stays in L1.
+class Reader {
+ public:
+  Reader(const Update& update, const Kernels& kernels, int64_t position) : kernels_(kernels) {
+    const auto after = [](int64_t value, const Piece& piece) { return value < piece.begin; };
+    piece_ = std::upper_bound(update.pieces.begin(), update.pieces.end(), position, after) - 1;
+  }
+
+  const float* block(int64_t position, int64_t n) {
+    while (position >= piece_->begin + piece_->size) ++piece_;
+    const int64_t offset = position - piece_->begin;
+    if (piece_->dtype == kFloat32 && offset + n <= piece_->size)
+      return static_cast<const float*>(piece_->data) + offset;
+    for (int64_t filled = 0; filled < n;) {
+      if (position + filled == piece_->begin + piece_->size) ++piece_;
+      const int64_t start = position + filled - piece_->begin;
+      const int64_t count = std::min(n - filled, piece_->size - start);
+      copy(start, count, scratch_.values + filled);
+      filled += count;
+    }
+    return scratch_.values;
+  }
+
+  // Where the block at `position` lies, if it is in the current piece; only for asking ahead.
+  const float* next(int64_t position) const {
+    return static_cast<const float*>(piece_->data) + (position - piece_->begin);
+  }
+
+ private:
+  void copy(int64_t start, int64_t count, float* out) const {
+    switch (piece_->dtype) {
+      case kFloat32:
+        std::memcpy(out, static_cast<const float*>(piece_->data) + start, static_cast<size_t>(count) * sizeof(float));
+        break;
+      case kFloat16:
+        kernels_.widen_f16(static_cast<const uint16_t*>(piece_->data) + start, out, count);
+        break;
+      case kBFloat16:
+        kernels_.widen_bf16(static_cast<const uint16_t*>(piece_->data) + start, out, count);
+        break;
+    }
+  }
+
+  const Kernels& kernels_;
+  std::vector<Piece>::const_iterator piece_;
+  Scratch scratch_;
+};
+
+// Streamed stores are weakly ordered: make them visible before this group counts as done.
+inline void fence() {
+#if defined(FASTAGG_X86)
+  __builtin_ia32_sfence();
+#endif
+}
+
+// An output that is not an input as well would be read into the cache only to be overwritten. From this size on,
+// where it would be evicted again before anybody reads it, it goes straight to memory.
+constexpr int64_t kStreamFrom = int64_t{1} << 20;
+
+// visit(kernels, reader, position, n) for every block of the update, in parallel by groups of blocks.
+template <typename Visit>
+void for_each_block(const Update& update, Visit visit) {
+  if (update.size == 0) return;
+  const Kernels& table = kernels();
+  auto group = [&](int64_t index) {
+    const int64_t begin = index * kGroup;
+    const int64_t end = std::min(update.size, begin + kGroup);
+    Reader reader(update, table, begin);
+    for (int64_t at = begin; at < end; at += kBlock) visit(table, reader, at, std::min(kBlock, end - at));
+    fence();
+  };
+  parallel((update.size + kGroup - 1) / kGroup, group);
+}
+
+// Runs the optimizer on one block of the direction.
+inline void optimize_block(const Kernels& table, const Optimizer& optimizer, const float* direction, int64_t at,
+                           int64_t n, bool streams) {
+  const auto shifted = [at](float* base) { return base == nullptr ? nullptr : base + at; };
+  Scratch fresh;
+  table.optimizer[optimizer.kind]({direction, optimizer.x + at, streams ? fresh.values : optimizer.x_out + at,
+                                   shifted(optimizer.m), shifted(optimizer.v), shifted(optimizer.vhat), n},
+                                  optimizer.hyper);
+  if (streams) table.stream(fresh.values, optimizer.x_out + at, n);
+}
+
+inline bool streams_out(const Optimizer& optimizer, int64_t size) {
+  return optimizer.x_out != optimizer.x && size >= kStreamFrom;
+}
+
+}  // namespace fastagg::cpu

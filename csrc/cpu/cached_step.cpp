@@ -1,0 +1,110 @@
+#include "cached_step.h"
+
+#include "blocks.h"
+
+namespace fastagg::cpu {
+namespace {
+
+constexpr int64_t kBitsOf[kRowFormats] = {32, 16, 8, 4};  // per element
+
+RowBlock row_block(const Rows& rows, int64_t slot, int64_t at) {
+  char* row = static_cast<char*>(rows.data) + slot * rows.row_bytes;
+  float* scales = rows.scales == nullptr ? nullptr : rows.scales + slot * rows.row_scales + at / kScaleBlock;
+  return {row + at * kBitsOf[rows.format] / 8, scales};
+}
+
+// Rows are padded to whole scale blocks.
+int64_t padded(int64_t n) { return (n + kScaleBlock - 1) / kScaleBlock * kScaleBlock; }
+
+alignas(64) constexpr float kZeros[kBlock] = {};
+
+class Decoder {
+ public:
+  Decoder(const Kernels& table, const Rows& rows) : table_(table), rows_(rows) {}
+
+  // The row's block, where it lies or in scratch; zeros for no slot.
+  const float* block(int64_t slot, int64_t at, int64_t n, Scratch& scratch) const {
+    if (slot < 0) return kZeros;
+    table_.decode[rows_.format](row_block(rows_, slot, at), scratch.values, padded(n));
+    return scratch.values;
+  }
+
+ private:
+  const Kernels& table_;
+  const Rows& rows_;
+};
+
+}  // namespace
+
+void cached_step(const Update& update, const Rows& rows, const CachedDirection& direction, const Optimizer& optimizer) {
+  const bool steps = optimizer.x != nullptr;
+  const bool streams = steps && streams_out(optimizer, update.size);
+  for_each_block(update, [&](const Kernels& table, Reader& reader, int64_t at, int64_t n) {
+    const Decoder decoder(table, rows);
+    Scratch given, old, fresh, d;
+    const float* g = reader.block(at, n);
+    const bool partial = n % kScaleBlock != 0;
+    if (direction.gain != 1.0f || partial) {
+      if (partial) std::memset(given.values, 0, sizeof given.values);
+      table.scale(g, direction.gain, given.values, n);
+      g = given.values;
+    }
+    const float* leaving = decoder.block(direction.read, at, n, old);  // before its slot may be overwritten
+    if (direction.write >= 0) {
+      alignas(64) uint16_t bits[kBlock];
+      if (rows.format != kRowFloat32) table.random_bits(direction.random, at / kBlock, bits, reader.next(at + n));
+      table.encode[rows.format](g, bits, row_block(rows, direction.write, at), padded(n),
+                                steps ? optimizer.x + at + kBlock : g);
+    }
+    float* high = direction.sum.high == nullptr ? nullptr : direction.sum.high + at;
+    int8_t* low = direction.sum.low == nullptr ? nullptr : direction.sum.low + at;
+    const auto add_terms = [&] {
+      for (const Term& term : direction.terms)
+        table.exchange(high, low, decoder.block(term.slot, at, n, fresh), term.weight, kZeros, 0.0f, n);
+    };
+    if (direction.kind == kMean) {
+      const bool stored = direction.write >= 0 && rows.format != kRowFloat32;
+      const float* entering = stored ? decoder.block(direction.write, at, n, fresh) : g;
+      table.exchange(high, low, entering, direction.entering, leaving, direction.leaving, n);
+      add_terms();
+      if (steps) table.scale(high, direction.sum_scale, d.values, n);
+    } else {
+      table.combine(leaving, -direction.weight, g, direction.weight, d.values, n);
+      if (direction.acc != nullptr) table.accumulate(direction.acc + at, d.values, 1.0f, d.values, n);
+      if (!steps) {
+        std::memcpy(direction.acc_out + at, d.values, static_cast<size_t>(n) * sizeof(float));
+      } else {
+        table.combine(d.values, direction.acc_scale, high, direction.sum_scale, d.values, n);
+        add_terms();
+      }
+    }
+    if (steps) optimize_block(table, optimizer, d.values, at, n, streams);
+  });
+}
+
+void recompute_sum(int64_t size, const Rows& rows, const float* weights, int64_t slots, const RunningSum& sum,
+                   int64_t first, int64_t last) {
+  const Kernels& table = kernels();
+  auto block = [&](int64_t index) {
+    const int64_t at = (first + index) * kBlock;
+    const int64_t n = std::min(kBlock, size - at);
+    alignas(64) double total[kBlock] = {};
+    Scratch row;
+    for (int64_t slot = 0; slot < slots; ++slot)
+      if (weights[slot] != 0.0f)
+        table.add_exactly(total, Decoder(table, rows).block(slot, at, n, row), weights[slot], n);
+    table.settle(total, sum.high + at, sum.low + at, n);
+  };
+  if (last > first) parallel(last - first, block);
+}
+
+void read_row(int64_t size, const Rows& rows, int64_t slot, float* out) {
+  const Kernels& table = kernels();
+  for (int64_t at = 0; at < size; at += kBlock) {
+    Scratch row;
+    const int64_t n = std::min(kBlock, size - at);
+    std::memcpy(out + at, Decoder(table, rows).block(slot, at, n, row), static_cast<size_t>(n) * sizeof(float));
+  }
+}
+
+}  // namespace fastagg::cpu

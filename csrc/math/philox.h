@@ -1,0 +1,48 @@
+// Philox4x32-7, the counter-based generator of Salmon et al. (SC 2011): random bits are a function of a key and a
+// counter, so that they do not depend on threads, launch geometry or instruction set. Seven rounds pass every test of
+// BigCrush (the paper's Table 2; ten are its default for caution) and cost 30% less, which shows in int8 caches.
+#pragma once
+
+#include "portable.h"
+
+namespace fastagg {
+
+struct Philox {
+  uint32_t a, b, c, d;
+};
+
+FASTAGG_FN uint32_t high_product(uint32_t x, uint32_t y) {
+  return static_cast<uint32_t>((static_cast<uint64_t>(x) * y) >> 32);
+}
+
+FASTAGG_FN Philox philox(Philox counter, uint32_t key0, uint32_t key1) {
+  for (int round = 0; round < 7; ++round) {
+    const uint32_t high0 = high_product(0xD2511F53u, counter.a), low0 = 0xD2511F53u * counter.a;
+    const uint32_t high1 = high_product(0xCD9E8D57u, counter.c), low1 = 0xCD9E8D57u * counter.c;
+    counter = {high1 ^ counter.b ^ key0, low1, high0 ^ counter.d ^ key1, low0};
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+  return counter;
+}
+
+// What one stored row's rounding is keyed by.
+struct RandomKey {
+  uint64_t seed;
+  uint64_t step;    // the arrival's number
+  uint32_t client;  // the row's owner
+};
+
+// 128 calls serve a block of 1,024 elements: call j gives 16 bits each to elements j, j+128, ..., j+896, in the order
+// a.low, a.high, b.low, ... Neighbouring elements are neighbouring calls, which is what vector units like; on a GPU, a
+// thread that owns elements 4t..4t+3 of every 128 owns calls 4t..4t+3 whole.
+constexpr int64_t kCalls = 128;
+
+FASTAGG_FN Philox random_call(const RandomKey& key, int64_t block, uint32_t call) {
+  const Philox counter = {static_cast<uint32_t>(block), (static_cast<uint32_t>(block >> 32) << 7) | call, key.client,
+                          static_cast<uint32_t>(key.step)};
+  return philox(counter, static_cast<uint32_t>(key.seed),
+                static_cast<uint32_t>(key.seed >> 32) ^ static_cast<uint32_t>(key.step >> 32));
+}
+
+}  // namespace fastagg

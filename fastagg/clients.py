@@ -1,0 +1,49 @@
+"""The client's side, where an algorithm needs one: what a client keeps or adds to its local training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+class GradientDifference:
+    """A client of ACE with client caches (paper 002, Algorithm a.5): it sends ``g_new - g_prev``.
+
+    What it remembers is what the server has been told, rounding included, so that errors never add up.
+    """
+
+    def __init__(self) -> None:
+        self._sent: Tensor | None = None
+
+    def difference(self, gradient: Tensor) -> Tensor:
+        """What to send for a new flat gradient ([d], fp32); the first one is sent whole.
+
+        Raises:
+            ValueError: its length changed.
+        """
+        gradient = gradient.detach().reshape(-1).to(torch.float32)
+        if self._sent is None:
+            self._sent = gradient.clone()
+            return gradient.clone()
+        if gradient.shape != self._sent.shape:
+            raise ValueError(f"gradient: expected {self._sent.numel()} elements, got {gradient.numel()}")
+        change = gradient - self._sent
+        self._sent += change
+        return change
+
+
+def add_proximal_gradient_(module: nn.Module, start: Iterable[Tensor], mu: float) -> None:
+    """FedProx's local term: add ``mu*(x - x_t)`` to the gradients (paper 003, Eq. 39: ``(mu/2)*|x - x_t|^2``).
+
+    Call it between ``backward()`` and the local optimizer's step.
+
+    Args:
+        module: the model in training; parameters without a gradient are left out.
+        start: the parameters it started from, in the order of ``module.parameters()``.
+        mu: >= 0.
+    """
+    for parameter, anchor in zip(module.parameters(), start, strict=True):
+        if parameter.grad is not None:
+            parameter.grad.add_(parameter.detach() - anchor, alpha=mu)

@@ -1,0 +1,85 @@
+"""The mean over clients whose information is fresh enough (ACED)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fastagg import _checks
+from fastagg.directions.all_clients import AllClients, AllClientsState
+from fastagg.directions.base import Apply, Arrival, DirectionState
+
+_NEVER = torch.iinfo(torch.int64).min // 2
+
+
+@dataclass(frozen=True)
+class ActiveSet(AllClients):
+    """``u = mean over A(t) of U_i`` with ``A(t) = {i : t - t_start_i <= tau_algo}`` (ACED, paper 002, Algorithm a.1).
+
+    The sum over the active set is kept by adding arrivals and subtracting expiries: O(d) an arrival, amortised. When
+    nobody is active nothing is applied and the version moves on.
+
+    Args:
+        num_clients, cache, warmup: as in :class:`AllClients`.
+        max_delay: tau_algo, >= 0.
+        freshness: ``dispatch``: a client is as fresh as the last model it was sent, so it counts while it trains
+            (Algorithm a.1); ``gradient``: as fresh as the version its row was computed on (the text of Eq. 7).
+    """
+
+    max_delay: int = 10
+    freshness: str = "dispatch"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _checks.whole("max_delay", self.max_delay, least=0)
+        _checks.one_of("freshness", self.freshness, ("dispatch", "gradient"))
+        _checks.one_of("mode", self.mode, ("incremental",))
+
+    def start(self, size: int, device: torch.device, seed: int) -> DirectionState:
+        return _ActiveSetState(self, size, device, seed)
+
+
+class _ActiveSetState(AllClientsState):
+    """`begun[i]` is t_start_i of Algorithm a.1."""
+
+    setting: ActiveSet
+
+    def __init__(self, setting: ActiveSet, size: int, device: torch.device, seed: int) -> None:
+        super().__init__(setting, size, device, seed)
+        self.begun = torch.full((setting.num_clients,), _NEVER, dtype=torch.int64)
+
+    def arrive(self, arrival: Arrival, apply: Apply) -> float | None:
+        client, now, n = int(arrival.client), arrival.now, self.setting.num_clients
+        share = float(torch.tensor(arrival.share, dtype=torch.float32))
+        old, leaving = float(self.shares[client]), float(self.weights[client])
+        by_dispatch = self.setting.freshness == "dispatch"
+        begun = self.begun.clone()
+        if not by_dispatch or begun[client] == _NEVER:
+            begun[client] = arrival.version
+        started = self.setting.warmup == "partial" or self.heard == n
+        entering = share
+        terms: tuple[tuple[int, float], ...] = ()
+        if started:
+            active = (now - begun <= self.setting.max_delay) & (self.shares > 0)
+            entering = share if now - int(begun[client]) <= self.setting.max_delay else 0.0
+            changed = (active != (self.weights > 0)).nonzero().flatten().tolist()
+            terms = tuple(
+                (slot, float(self.shares[slot]) * (1.0 if active[slot] else -1.0)) for slot in changed if slot != client
+            )
+        lr = self._exchange(arrival, apply, share=share, old=old, entering=entering, leaving=leaving, terms=terms)
+        if by_dispatch:
+            if started:
+                begun[client] = now + 1
+            elif self.heard == n:  # the first step: every client is sent the next model
+                begun.fill_(now + 1)
+        self.begun = begun
+        return lr
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "begun": self.begun}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.begun.copy_(state["begun"])

@@ -1,0 +1,211 @@
+"""The mean over all clients' latest updates is the direction, at every arrival (ACE)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fastagg import _checks, ops
+from fastagg.cache import FORMATS, ClientCache, RunningSum
+from fastagg.directions.base import Apply, Arrival, Direction, DirectionState
+from fastagg.errors import ConfigError
+from fastagg.pieces import Pieces
+from fastagg.staleness import Staleness
+
+WARMUPS = ("full", "partial")
+_BLOCK = 1024
+_REFRESH_ROUNDS = 4  # every coordinate of the sum is recomputed exactly once in this many arrivals per client
+
+
+@dataclass(frozen=True)
+class AllClients(Direction):
+    """``u = mean_i U_i`` over every client's latest update; ``D = -u`` for gradients (ACE, paper 002, Algorithm 1).
+
+    An arrival replaces the client's row and the sum follows by the difference of what is *stored*, so the mean is
+    always that of the rows; a slice of the sum is recomputed exactly at each arrival, so it never drifts.
+
+    Args:
+        num_clients: n, >= 1; client ids are 0..n-1.
+        cache: format of the rows: ``fp32``, ``bf16``, ``int8`` or ``int4``.
+        warmup: ``full``: nothing is applied until all clients have been heard (Algorithm 1); ``partial``: the mean is
+            over those heard so far and every arrival steps.
+        mode: ``incremental``, O(d) an arrival, or ``direct``, O(n*d): the sum is recomputed every time.
+    """
+
+    num_clients: int
+    cache: str = "fp32"
+    warmup: str = "full"
+    mode: str = "incremental"
+    kind: str = field(default="gradient", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _checks.whole("num_clients", self.num_clients, least=1)
+        _checks.one_of("cache", self.cache, tuple(FORMATS))
+        _checks.one_of("warmup", self.warmup, WARMUPS)
+        _checks.one_of("mode", self.mode, ("incremental", "direct"))
+
+    @property
+    def clients(self) -> int | None:
+        return self.num_clients
+
+    def start(self, size: int, device: torch.device, seed: int) -> DirectionState:
+        return AllClientsState(self, size, device, seed)
+
+
+@dataclass(frozen=True)
+class Differences(Direction):
+    """ACE where every client keeps its own last gradient and sends ``g_new - g_prev`` (paper 002, Algorithm a.5).
+
+    The server keeps the sum alone. :class:`fastagg.clients.GradientDifference` is the client's side.
+
+    Args:
+        num_clients: n, >= 1.
+        warmup: as in :class:`AllClients`.
+    """
+
+    num_clients: int
+    warmup: str = "full"
+    kind: str = field(default="gradient", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _checks.whole("num_clients", self.num_clients, least=1)
+        _checks.one_of("warmup", self.warmup, WARMUPS)
+
+    @property
+    def clients(self) -> int | None:
+        return self.num_clients
+
+    def check(self, staleness: Staleness, clip_norm: float | None, weighting: str) -> None:
+        reason = "differences must reach the sum whole, or it is no sum of gradients any more"
+        if staleness.weighs or clip_norm is not None or weighting != "uniform":
+            raise ConfigError(f"Differences takes no staleness weight, no clip_norm and no sample weights: {reason}")
+
+    def start(self, size: int, device: torch.device, seed: int) -> DirectionState:
+        return _DifferencesState(self, size, device)
+
+
+class AllClientsState:
+    """Rows, their sum, and how much each row weighs in it."""
+
+    def __init__(self, setting: AllClients, size: int, device: torch.device, seed: int) -> None:
+        self.setting = setting
+        self.cache = ClientCache(size, setting.num_clients, setting.cache, device, seed)
+        self.sum = RunningSum(size, device)
+        self.shares = torch.zeros(setting.num_clients)  # of rows that were heard; 0 for the others
+        self.weights = torch.zeros(setting.num_clients)  # of rows in the sum
+        self.heard = 0
+        self.arrivals = 0
+
+    def arrive(self, arrival: Arrival, apply: Apply) -> float | None:
+        assert isinstance(arrival.client, int)
+        share = float(torch.tensor(arrival.share, dtype=torch.float32))  # as the kernel will multiply by it
+        old = float(self.shares[arrival.client])
+        return self._exchange(arrival, apply, share=share, old=old, entering=share, leaving=old, terms=())
+
+    def _exchange(
+        self,
+        arrival: Arrival,
+        apply: Apply,
+        *,
+        share: float,
+        old: float,
+        entering: float,
+        leaving: float,
+        terms: tuple[tuple[int, float], ...],
+    ) -> float | None:
+        """Write the row, let the sum follow, and step if there is a mean to step along."""
+        client = int(arrival.client)
+        weights = self.weights.clone()
+        weights[client] = entering
+        for slot, weight in terms:
+            weights[slot] = weight if weight > 0 else 0.0
+        total = float(weights.sum(dtype=torch.float64))
+        heard = self.heard + (old == 0.0)
+        waits = self.setting.warmup == "full" and heard < self.setting.num_clients
+        what: dict[str, Any] = {
+            "cache": self.cache, "sum": self.sum, "write": client, "read": client if leaving else -1,
+            "client": client, "arrival": self.arrivals, "gain": arrival.gain * arrival.weight,
+            "entering": entering, "leaving": leaving, "terms": terms,
+        }  # fmt: skip
+        lr: float | None = None
+        if waits or total == 0.0 or self.setting.mode == "direct":
+            ops.cached_step_(None, arrival.update, **what)
+            if total == 0.0:
+                self.sum.zero_()
+        else:
+            lr = apply(ops.cached_step_, arrival.update, [arrival.version], sum_scale=self.setting.sign / total, **what)
+        self.shares[client], self.weights, self.heard = share, weights, heard
+        self.arrivals += 1
+        if self.setting.mode == "direct":
+            ops.recompute_sum_(self.sum, self.cache, self.weights)
+            if not waits and total:
+                mean = Pieces([self.sum.high])
+                lr = apply(ops.step_, mean, [arrival.version], gain=self.setting.sign / total)
+        else:
+            self._refresh()
+        if not waits and total == 0.0:
+            apply(None, arrival.update, [])
+        return lr
+
+    def _refresh(self) -> None:
+        """Recompute the next slice of the sum exactly: all of it once in `_REFRESH_ROUNDS*n` arrivals."""
+        blocks = -(-self.cache.size // _BLOCK)
+        period = _REFRESH_ROUNDS * self.setting.num_clients
+        first, last = (self.arrivals - 1) * blocks // period, self.arrivals * blocks // period
+        if first < last:
+            first, last = first % blocks, first % blocks + last - first
+            ops.recompute_sum_(self.sum, self.cache, self.weights, first, min(last, blocks))
+            if last > blocks:
+                ops.recompute_sum_(self.sum, self.cache, self.weights, 0, last - blocks)
+
+    def nbytes(self) -> int:
+        return self.cache.nbytes() + self.sum.nbytes() + 8 * self.setting.num_clients
+
+    def state_dict(self) -> dict[str, Any]:
+        slots = self.shares.nonzero().flatten().tolist()
+        return {
+            "cache": self.cache.state_dict(slots), "sum": self.sum.state_dict(), "shares": self.shares,
+            "weights": self.weights, "heard": self.heard, "arrivals": self.arrivals,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.cache.load_state_dict(state["cache"])
+        self.sum.load_state_dict(state["sum"])
+        self.shares.copy_(state["shares"])
+        self.weights.copy_(state["weights"])
+        self.heard, self.arrivals = int(state["heard"]), int(state["arrivals"])
+
+
+class _DifferencesState:
+    """The sum of the differences is the sum of the gradients."""
+
+    def __init__(self, setting: Differences, size: int, device: torch.device) -> None:
+        self.setting = setting
+        self.sum = RunningSum(size, device)
+        self.heard: set[int] = set()
+
+    def arrive(self, arrival: Arrival, apply: Apply) -> float | None:
+        heard = self.heard | {int(arrival.client)}
+        what: dict[str, Any] = {"cache": None, "sum": self.sum, "gain": arrival.gain}
+        lr: float | None = None
+        if self.setting.warmup == "full" and len(heard) < self.setting.num_clients:
+            ops.cached_step_(None, arrival.update, **what)
+        else:
+            scale = self.setting.sign / len(heard)
+            lr = apply(ops.cached_step_, arrival.update, [arrival.version], sum_scale=scale, **what)
+        self.heard = heard
+        return lr
+
+    def nbytes(self) -> int:
+        return self.sum.nbytes()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sum": self.sum.state_dict(), "heard": sorted(self.heard)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.sum.load_state_dict(state["sum"])
+        self.heard = {int(client) for client in state["heard"]}

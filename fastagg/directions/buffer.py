@@ -1,0 +1,91 @@
+"""The mean of several updates is a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastagg import _checks, memory, ops
+from fastagg.directions.base import Apply, Arrival, Direction, DirectionState
+from fastagg.errors import UnknownVersion
+
+
+@dataclass(frozen=True)
+class Buffer(Direction):
+    """``D = sum(Delta_i)/M`` over every M updates (FedBuff; FADAS, paper 000, Algorithm 1).
+
+    Args:
+        size: M, updates per step, >= 1.
+    """
+
+    size: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _checks.whole("buffer_size", self.size, least=1)
+
+    def start(self, size: int, device: torch.device, seed: int) -> DirectionState:
+        return _BufferState(self.size, self.sign, size, device)
+
+
+@dataclass(frozen=True)
+class Cohort(Buffer):
+    """The mean of one synchronous round: M clients, all of which started from the current version (FedAvg).
+
+    An update from an earlier round is refused with UnknownVersion.
+    """
+
+    def start(self, size: int, device: torch.device, seed: int) -> DirectionState:
+        return _BufferState(self.size, self.sign, size, device, synchronous=True)
+
+
+@dataclass
+class _BufferState:
+    """The sum of the updates so far; the last of a round never enters it, it goes straight into the step."""
+
+    capacity: int
+    sign: float
+    size: int
+    device: torch.device
+    synchronous: bool = False
+    acc: Tensor | None = None
+    total: float = 0.0  # of the shares in acc
+    versions: list[int] = field(default_factory=list)
+
+    def arrive(self, arrival: Arrival, apply: Apply) -> float | None:
+        if self.synchronous and arrival.version != arrival.now:
+            raise UnknownVersion(
+                f"client {arrival.client!r}: its update is from round {arrival.version}, this is round {arrival.now}"
+            )
+        first = not self.versions
+        gain, weight = arrival.gain * self.sign, arrival.weight * arrival.share
+        if len(self.versions) + 1 < self.capacity:
+            if self.acc is None:
+                self.acc = memory.empty(self.size, self.device)
+            ops.accumulate_(self.acc, arrival.update, gain * weight, fresh=first)
+            self.versions.append(arrival.version)
+            self.total += arrival.share
+            return None
+        total = self.total + arrival.share
+        versions = [*self.versions, arrival.version]
+        if first:  # M = 1: nothing to add to
+            lr = apply(ops.step_, arrival.update, versions, gain=gain, weight=weight / total)
+        else:
+            lr = apply(ops.step_, arrival.update, versions, gain=gain, weight=weight, acc=self.acc, scale=1.0 / total)
+        self.versions, self.total = [], 0.0
+        return lr
+
+    def nbytes(self) -> int:
+        return 0 if self.acc is None else self.acc.numel() * self.acc.element_size()
+
+    def state_dict(self) -> dict[str, Any]:
+        acc = self.acc if self.versions else None  # between rounds it holds nothing
+        return {"acc": acc, "total": self.total, "versions": list(self.versions)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["acc"] is not None:
+            self.acc = memory.empty(self.size, self.device).copy_(state["acc"])
+        self.total, self.versions = float(state["total"]), [int(v) for v in state["versions"]]

@@ -1,0 +1,32 @@
+"""One function per kernel, on torch tensors: the checks, then the call.
+
+State vectors are 1-D, contiguous, fp32, on one device. An update is one tensor or a sequence of consecutive pieces
+of any shape, in fp32, fp16 or bf16 (torch, NumPy or DLPack), read where it lies. Functions whose names end in ``_``
+write to their first argument and to the moments they are given. Nothing is written when an argument is refused.
+
+Devices without a kernel run :mod:`fastagg.reference` instead (right, not fast).
+"""
+
+from fastagg.ops.cached import cached_step_, read_row, recompute_sum_
+from fastagg.ops.checks import OPTIMIZERS, Update
+from fastagg.ops.step import adagrad_, adam_, amsgrad_, momentum_, sgd_, step_, yogi_
+from fastagg.ops.update import Inspection, accumulate_, gather, inspect
+
+__all__ = [
+    "OPTIMIZERS",
+    "Inspection",
+    "Update",
+    "accumulate_",
+    "adagrad_",
+    "adam_",
+    "amsgrad_",
+    "cached_step_",
+    "gather",
+    "inspect",
+    "momentum_",
+    "read_row",
+    "recompute_sum_",
+    "sgd_",
+    "step_",
+    "yogi_",
+]

@@ -1,0 +1,24 @@
+"""The kernels in plain float64 torch: the specification they are tested against, and the fallback on devices
+that have no kernel.
+
+Same names, arguments and in-place convention as :mod:`fastagg.ops`. Arithmetic is float64 whatever the tensors
+hold; results are rounded once, when they are written back. State tensors may be float64 themselves. Stored rows are the
+exception: their bits are specified, so they are made in fp32 as the kernels make them.
+"""
+
+from fastagg.reference.cached import cached_step_, read_row, recompute_sum_
+from fastagg.reference.rows import decode, encode, random_bits
+from fastagg.reference.step import accumulate_, gather, step_, sum_squares
+
+__all__ = [
+    "accumulate_",
+    "cached_step_",
+    "decode",
+    "encode",
+    "gather",
+    "random_bits",
+    "read_row",
+    "recompute_sum_",
+    "step_",
+    "sum_squares",
+]

@@ -1,0 +1,103 @@
+"""Server steps through a client cache, in plain torch; see :mod:`fastagg.ops.cached`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastagg.cache import ClientCache, RunningSum
+from fastagg.pieces import Pieces, as_pieces
+from fastagg.reference.rows import decode, encode, random_bits
+from fastagg.reference.step import step_
+
+_F64 = torch.float64
+
+
+def read_row(cache: ClientCache, slot: int) -> Tensor:
+    """Row ``slot``, dequantised."""
+    return decode(cache.data[slot], cache.scales[slot], cache.format, cache.size)
+
+
+def recompute_sum_(sum: RunningSum, cache: ClientCache, weights: Tensor, first: int, last: int) -> RunningSum:
+    """The exact sum of the rows that have a weight, for some blocks."""
+    part = slice(first * 1024, last * 1024)
+    total = torch.zeros_like(sum.high[part], dtype=_F64)
+    for slot in weights.nonzero().flatten().tolist():
+        total += (read_row(cache, slot)[part] * weights[slot]).to(_F64)
+    sum.settle(total, part)
+    return sum
+
+
+def cached_step_(
+    x: Tensor | None,
+    update: Tensor | list[Tensor] | Pieces,
+    *,
+    cache: ClientCache | None,
+    write: int = -1,
+    read: int = -1,
+    client: int = 0,
+    arrival: int = 0,
+    gain: float = 1.0,
+    sum: RunningSum | None = None,
+    entering: float = 1.0,
+    leaving: float = 1.0,
+    sum_scale: float = 1.0,
+    terms: Sequence[tuple[int, float]] = (),
+    acc: Tensor | None = None,
+    fresh: bool = False,
+    weight: float = 1.0,
+    acc_scale: float = 1.0,
+    out: Tensor | None = None,
+    **optimizer: Any,
+) -> Tensor | None:
+    """See :func:`fastagg.ops.cached_step_`."""
+    given = as_pieces(update).flat(torch.float32)
+    if gain != 1.0:
+        given = given * torch.tensor(gain, dtype=torch.float32)
+    old = torch.zeros_like(given)
+    stored = given
+    if cache is not None and read >= 0:
+        old = read_row(cache, read)
+    if cache is not None and write >= 0:
+        bits = random_bits(cache.seed, arrival, client, cache.size).to(cache.device)
+        data, scales = encode(given, bits, cache.format)
+        cache.data[write].copy_(data)
+        cache.scales[write].copy_(scales)
+        stored = read_row(cache, write)
+
+    def add(change: Tensor) -> None:
+        assert sum is not None
+        sum.settle(sum.total() + change)
+
+    def rows() -> Tensor:
+        assert cache is not None
+        total = torch.zeros_like(given, dtype=_F64)
+        for slot, factor in terms:
+            total += factor * read_row(cache, slot).to(_F64)
+        return total
+
+    if acc is None:
+        add(entering * stored.to(_F64) - leaving * old.to(_F64))
+        if terms:
+            add(rows())
+        if x is None:
+            return out
+        assert sum is not None
+        return step_(x, _direction(sum_scale * sum.total()), out=out, **optimizer)
+    c = weight * (given.to(_F64) - old.to(_F64)) + (0.0 if fresh else acc.to(_F64))
+    if x is None:
+        acc.copy_(c)
+        return out
+    assert sum is not None
+    d = sum_scale * sum.total() + acc_scale * c
+    if terms:
+        add(rows())
+    return step_(x, _direction(d), out=out, **optimizer)
+
+
+def _direction(d: Tensor) -> Tensor:
+    # Updates are fp32 at most; rounding the direction once is what the kernels do too.
+    return d.to(torch.float32)

@@ -1,0 +1,166 @@
+"""How rows are stored: the random bits, the bits of every format, unbiasedness, bounds, on every instruction set."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kernels import extreme, same_bits, vector
+
+import fastagg
+from fastagg import ops, reference
+from fastagg.cache import FORMATS, SCALE_BLOCK, ClientCache, RunningSum
+from fastagg.reference.rows import philox
+
+SIZES = (1, 2, 127, 128, 255, 256, 257, 511, 1023, 1024, 1025, 3000, 65536, 70_001)
+
+
+def store(values: torch.Tensor, format: str, *, seed: int = 0, client: int = 0, arrival: int = 0) -> ClientCache:
+    """A cache of two rows with `values` in row 1."""
+    cache = ClientCache(values.numel(), 2, format, seed=seed)
+    cache.data.zero_()
+    total = RunningSum(values.numel())
+    ops.cached_step_(None, values, cache=cache, write=1, sum=total, client=client, arrival=arrival)
+    return cache
+
+
+def test_philox_is_the_published_generator() -> None:
+    zero = (torch.zeros(1, dtype=torch.int64),) * 4
+    ones = (torch.full((1,), 0xFFFFFFFF, dtype=torch.int64),) * 4
+    for counter, key, rounds, expected in (  # Random123's known-answer tests
+        (zero, (0, 0), 7, "5f6fb709 0d893f64 4f121f81 4f730a48"),
+        (zero, (0, 0), 10, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        (ones, (0xFFFFFFFF, 0xFFFFFFFF), 10, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ):
+        words = philox(counter, key, rounds)
+        assert " ".join(f"{int(word):08x}" for word in words) == expected
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_rows_are_the_reference_to_the_bit(format: str, isa: str) -> None:
+    for size in SIZES:
+        for values in (vector(size, size), extreme(size, size)):
+            cache = store(values, format, seed=2**40 + 7, client=3, arrival=2**33 + 5)
+            bits = reference.random_bits(2**40 + 7, 2**33 + 5, 3, size)
+            data, scales = reference.encode(values, bits, format)
+            used = cache.row_bytes if format in ("int8", "int4") else size * FORMATS[format] // 8
+            assert torch.equal(cache.data[1][:used], data[:used]), f"size {size}"
+            assert same_bits(cache.scales[1], scales)
+            assert same_bits(cache.row(1), reference.decode(data, scales, format, size))
+
+
+@pytest.mark.parametrize("format", ["bf16", "int8", "int4"])
+def test_rounding_is_unbiased(format: str) -> None:
+    size, rounds = 2048, 400
+    values = vector(size, 5)
+    exact, total = values.double(), torch.zeros(size, dtype=torch.float64)
+    for seed in range(rounds):
+        total += store(values, format, seed=seed).row(1).double() - exact
+    if format == "bf16":
+        step = torch.exp2(torch.floor(torch.log2(exact.abs())) - 7)
+    else:
+        step = store(values, format).scales[1].double().repeat_interleave(SCALE_BLOCK)
+    up = (exact / step) % 1.0  # the probability of rounding up
+    deviation = step * (up * (1 - up) * rounds).sqrt()
+    # Bernstein's bound for each element, at 1e-7; and all elements together are not on one side.
+    assert (total.abs() <= 5.5 * deviation + 10 * step).all()
+    scores = (total / deviation)[(up > 0.05) & (up < 0.95)]
+    assert len(scores) > size / 2
+    assert abs(float(scores.mean())) < 5 / len(scores) ** 0.5
+    assert 0.9 < float(scores.std()) < 1.1
+
+
+@given(format=st.sampled_from(["int8", "int4"]), seed=st.integers(0, 9999), size=st.sampled_from([1, 256, 700]))
+def test_error_is_below_one_scale(format: str, seed: int, size: int) -> None:
+    values = extreme(size, seed)
+    cache = store(values, format, seed=seed)
+    scale = cache.scales[1].double().repeat_interleave(SCALE_BLOCK)[:size]
+    error = (cache.row(1).double() - values.double()).abs()
+    assert (error <= scale * (1 + 1e-6)).all()
+    levels = 127 if format == "int8" else 7
+    for block in range(len(cache.scales[1])):
+        most = float(values[block * SCALE_BLOCK : (block + 1) * SCALE_BLOCK].abs().max())
+        assert float(cache.scales[1][block]) == pytest.approx(max(most / levels, 2.0**-126), rel=1e-6)
+
+
+def test_bf16_error_is_below_one_ulp_and_never_overflows() -> None:
+    values = extreme(4096, 3)
+    values[:2] = torch.tensor([torch.finfo(torch.float32).max, -torch.finfo(torch.float32).max])
+    row = store(values, "bf16").row(1)
+    assert torch.isfinite(row).all()
+    ulp = torch.exp2(torch.floor(torch.log2(values.double().abs().clamp_min(2.0**-126))) - 7)
+    assert ((row.double() - values.double()).abs() <= ulp).all()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_zeros_and_whole_multiples_are_exact(format: str, isa: str) -> None:
+    levels = 7 if format == "int4" else 127
+    grid = torch.arange(-levels, levels + 1, dtype=torch.float32).repeat(40)[:2048] * 0.125
+    for seed in range(5):
+        assert same_bits(store(torch.zeros(300), format, seed=seed).row(1), torch.zeros(300))
+        assert torch.equal(store(grid, format, seed=seed).row(1), grid)
+
+
+def test_one_huge_element_costs_its_own_block_only() -> None:
+    values = vector(1024, 1, 1e-3)
+    values[300] = 1e30
+    row = store(values, "int8").row(1)
+    assert float(row[300]) == pytest.approx(1e30, rel=1e-6)
+    others = torch.ones(1024, dtype=torch.bool)
+    others[256:512] = False
+    assert (row[others] - values[others]).abs().max() < 1e-4
+    assert (row[256:512].abs()[torch.arange(256) != 44] <= 1e30 / 126).all()  # its neighbours move by a scale at most
+
+
+def test_random_bits_do_not_repeat_across_seed_client_arrival_or_element() -> None:
+    base = reference.random_bits(1, 2, 3, 4096)
+    for other in ((2, 2, 3), (1, 3, 3), (1, 2, 4), (1 << 32, 2, 3), (1, 1 << 32, 3)):
+        same = (reference.random_bits(*other, 4096) == base).float().mean()
+        assert same < 0.01
+    for shift in (1, 128, 1024):
+        assert (base[shift:] == base[:-shift]).float().mean() < 0.01
+    assert abs(float(base.double().mean()) - 32767.5) < 5 * 65536 / 12**0.5 / 4096**0.5
+
+
+def test_bits_do_not_depend_on_the_thread_count(threads: None) -> None:
+    values = vector(300_001, 1)
+    rows = []
+    for count in (1, 2, 5):
+        fastagg.set_num_threads(count)
+        rows.append(store(values, "int4", seed=9).data[1].clone())
+    assert torch.equal(rows[0], rows[1]) and torch.equal(rows[0], rows[2])
+
+
+def test_running_sum_holds_what_float32_cannot() -> None:
+    """Adding and taking away thousands of numbers leaves 1/256 ulp an update, not half an ulp."""
+    size, rounds = 1000, 4000
+    exact = np.full(size, 100.0)
+    total = RunningSum(size)
+    total.settle(torch.from_numpy(exact))
+    rng = np.random.default_rng(0)
+    plain = exact.astype(np.float32)
+    for _ in range(rounds):
+        change = rng.standard_normal(size).astype(np.float32)
+        exact += change.astype(np.float64)
+        plain += change
+        ops.cached_step_(None, torch.from_numpy(change), cache=None, sum=total)
+    ulp = float(np.spacing(np.float32(200.0)))
+    kept = np.abs(total.total().numpy() - exact).max() / ulp
+    lost = np.abs(plain - exact).max() / ulp
+    assert kept < 0.004 * rounds**0.5 * 5
+    assert lost > 10 * kept  # the plain sum is what this is for
+
+
+def test_recompute_is_exact(isa: str) -> None:
+    size, n = 2500, 5
+    cache, weights = ClientCache(size, n, "int8"), torch.tensor([1.0, 0.0, 2.5, 1.0, 0.5])
+    total = RunningSum(size)
+    for slot in range(n):
+        ops.cached_step_(None, vector(size, slot), cache=cache, write=slot, sum=total, arrival=slot, client=slot)
+    rows = [cache.row(slot) * weights[slot] for slot in range(n)]
+    exact = sum(row.double() for row in rows)
+    ops.recompute_sum_(total, cache, weights)
+    assert torch.equal(total.high, exact.float())
+    assert (total.total() - exact).abs().max() <= 2.0**-9 * np.spacing(np.float32(exact.abs().max()))
