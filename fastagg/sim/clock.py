@@ -1,0 +1,48 @@
+"""Virtual time: an event queue that never goes back and breaks ties by the order of scheduling."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+class VirtualClock(Generic[Item]):
+    """Events ordered by virtual time; those due at the same time come out in the order they were scheduled.
+
+    ``now`` is the time of the last event taken out, 0.0 at the start. Its unit is the delay model's.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._scheduled = 0
+        # The running number makes every entry distinct, so items are never compared with each other.
+        self._heap: list[tuple[float, int, Item]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def schedule(self, delay: float, item: Item) -> float:
+        """Let ``item`` happen ``delay`` from now; return when that is. ValueError on a negative or NaN delay."""
+        if not (delay >= 0.0 and math.isfinite(delay)):
+            raise ValueError(f"a delay must be finite and at least 0, got {delay}")
+        due = self.now + delay
+        heapq.heappush(self._heap, (due, self._scheduled, item))
+        self._scheduled += 1
+        return due
+
+    def advance(self) -> Item:
+        """Take the next event out and move ``now`` to its time. IndexError when nothing is scheduled."""
+        due, _, item = heapq.heappop(self._heap)
+        self.now = due
+        return item
+
+    def next_time(self) -> float:
+        """Return when the next event is due. IndexError when nothing is scheduled."""
+        return self._heap[0][0]
+
+    def pending(self) -> list[Item]:
+        """Return what is scheduled, earliest first."""
+        return [item for _, _, item in sorted(self._heap, key=lambda entry: entry[:2])]

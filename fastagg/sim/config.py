@@ -1,0 +1,289 @@
+"""A run as data: what a recipe's TOML holds, checked, with every default written out.
+
+Sections: ``algorithm`` (a preset's name and its keywords), ``data``, ``model``, ``client`` (local
+training), ``delay``, ``participation``, ``run`` (when to stop, how often to evaluate). Unknown keys are
+errors.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from fastagg.errors import ConfigError
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Algorithm(Section):
+    """A preset of fastagg by name; every other key is a keyword of it ("none" stands for Python's None)."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        extra = self.model_extra or {}
+        # TOML has no null, and presets use None for "off" (FADAS' delay_threshold).
+        return {key: None if value == "none" else value for key, value in extra.items()}
+
+
+class Digits(Section):
+    """scikit-learn's digits, Dirichlet(alpha) over labels."""
+
+    name: Literal["digits"]
+    clients: PositiveInt = 50
+    alpha: PositiveFloat = 0.3
+    min_samples: PositiveInt = 2
+    test_share: float = Field(0.2, gt=0, lt=1)
+
+
+class Mnist(Section):
+    """mnist.npz in the folder ``dir``, Dirichlet(alpha) over labels."""
+
+    name: Literal["mnist"]
+    dir: str | None = None  # a recipe in the package cannot know it: --data-dir
+    clients: PositiveInt = 50
+    alpha: PositiveFloat = 0.3
+    min_samples: PositiveInt = 2
+
+
+class Synthetic(Section):
+    """Synthetic(alpha, beta), one generated distribution per client."""
+
+    name: Literal["synthetic"]
+    clients: PositiveInt = 30
+    alpha: float = Field(1.0, ge=0)
+    beta: float = Field(1.0, ge=0)
+
+
+class Model(Section):
+    """``widths``: hidden layers of the mlp, channels of the cnn."""
+
+    name: Literal["logistic", "mlp", "cnn"] = "mlp"
+    widths: list[PositiveInt] = [64]
+
+
+class Client(Section):
+    """Local SGD: lr is eta_l; ``epochs`` passes or ``steps`` mini-batches, 1 epoch when neither is given."""
+
+    lr: PositiveFloat
+    batch_size: PositiveInt = 50
+    epochs: PositiveInt | None = None
+    steps: PositiveInt | None = None
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_amount_of_work(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        given = [key for key in ("epochs", "steps") if values.get(key) is not None]
+        if len(given) == 2:
+            raise ValueError("give epochs or steps, not both")
+        return values if given else {**values, "epochs": 1}
+
+
+class ThreeClassDelay(Section):
+    """FADAS Table 1: table "large" (worst-case) or "mild"; see delays.ThreeClass."""
+
+    name: Literal["three-class"]
+    table: Literal["large", "mild"] = "large"
+    gamma: PositiveFloat = 1.0
+
+
+class ExponentialDelay(Section):
+    name: Literal["exponential"]
+    mean: PositiveFloat = 5.0
+
+
+class VersionDelay(Section):
+    """Updates trained on x_{t-tau}: tau uniform in 0..tau_max, or replayed from a file of measured delays."""
+
+    name: Literal["version"]
+    tau_max: int | None = Field(None, ge=0)
+    file: str | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> VersionDelay:
+        if (self.tau_max is None) == (self.file is None):
+            raise ValueError("give tau_max or file, one of the two")
+        return self
+
+
+class Participation(Section):
+    """rule "concurrency" with M_c = ``concurrency`` clients training at once, or "all"."""
+
+    rule: Literal["concurrency", "all"] = "all"
+    concurrency: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _concurrency_where_it_counts(self) -> Participation:
+        if (self.rule == "concurrency") != (self.concurrency is not None):
+            raise ValueError('rule = "concurrency" needs the key concurrency, rule = "all" does not take it')
+        return self
+
+
+class Run(Section):
+    """Stop at the first of ``versions`` (server updates), ``uploads`` (client updates) and ``time`` (virtual).
+
+    Evaluates every ``evaluate_every`` versions, at the start and at the end. ``target`` is the test accuracy
+    whose first reaching is reported as time-to-target. ``torch_threads`` is for local training and
+    evaluation: small models are fastest with one.
+    """
+
+    versions: PositiveInt | None = None
+    uploads: PositiveInt | None = None
+    time: PositiveFloat | None = None
+    evaluate_every: PositiveInt = 10
+    target: float = Field(0.9, gt=0, le=1)
+    torch_threads: PositiveInt = 1
+
+    @model_validator(mode="after")
+    def _some_end(self) -> Run:
+        if self.versions is None and self.uploads is None and self.time is None:
+            raise ValueError("give at least one of versions, uploads, time")
+        return self
+
+
+class Config(Section):
+    """One run. ``name`` names its folder and ``label`` its line in plots and tables."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    label: str = ""
+    about: str = ""
+    seed: int = Field(0, ge=0)
+    algorithm: Algorithm
+    data: Annotated[Digits | Mnist | Synthetic, Field(discriminator="name")]
+    model: Model = Model()
+    client: Client
+    delay: Annotated[ThreeClassDelay | ExponentialDelay | VersionDelay, Field(discriminator="name")]
+    participation: Participation = Participation()
+    run: Run
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Config:
+        concurrency = self.participation.concurrency
+        if concurrency is not None and concurrency > self.data.clients:
+            raise ValueError(f"participation.concurrency is {concurrency}, more than data.clients, {self.data.clients}")
+        if isinstance(self.delay, VersionDelay) and self.participation.rule != "all":
+            raise ValueError('delay "version" draws each arriving client from all: participation.rule must be "all"')
+        return self
+
+
+def from_dict(values: dict[str, Any], source: str) -> Config:
+    """Check ``values``. ConfigError on anything wrong: one line that begins with ``source`` and names the key."""
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {explain(error)}") from None
+
+
+def from_toml(text: str, source: str, changes: dict[str, Any] | None = None) -> Config:
+    """Read a TOML document; ``changes`` maps dotted keys ("client.lr") to values that replace or add to it."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not valid TOML: {error}") from None
+    for key, value in (changes or {}).items():
+        _put(values, key, value)
+    return from_dict(values, source)
+
+
+def to_toml(config: Config) -> str:
+    """Write ``config`` with all defaults; ``from_toml`` gives an equal Config back."""
+    return tomli_w.dumps(config.model_dump(exclude_none=True))
+
+
+def load(path: Path, changes: dict[str, Any] | None = None) -> Config:
+    """Read a recipe from a file. ConfigError when it cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the recipe {path}: {error}") from None
+    return from_toml(text, str(path), changes)
+
+
+def parse_change(text: str) -> tuple[str, Any]:
+    """Split "client.lr=0.1" into its key and its value, read as TOML and, failing that, as plain text."""
+    key, equals, value = text.partition("=")
+    key, value = key.strip(), value.strip()
+    if not equals or not key or not all(key.split(".")):
+        raise ConfigError(f"expected key=value such as client.lr=0.1, got {text!r}")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
+
+
+def explain(error: ValidationError) -> str:
+    """Turn pydantic's report into one line: each problem as "key: what is wrong"."""
+    return "; ".join(_problem(item) for item in error.errors(include_url=False))
+
+
+def _problem(item: Any) -> str:
+    # A tagged section puts its tag into the location (data, digits, alpha); the user's key has none.
+    where = ".".join(str(part) for part in item["loc"] if part not in _TAGS)
+    if item["type"] == "extra_forbidden":
+        return f"unknown key {where} (known here: {', '.join(_known(item['loc']))})"
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "missing":
+        message = "this key is missing"
+    elif item["type"] == "union_tag_not_found":
+        message = "the key name is missing"
+    elif item["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        message = f"expected a section with keys, got {item['input']!r}"
+    elif item["type"] == "union_tag_invalid":
+        message = f"unknown name {item['ctx']['tag']!r} (known: {item['ctx']['expected_tags']})"
+    elif not item["type"].startswith("value_error"):
+        message = f"{message[:1].lower()}{message[1:]}, got {item['input']!r}"
+    return f"{where}: {message}" if where else message
+
+
+_TAGGED: dict[str, type[Section]] = {
+    "digits": Digits,
+    "mnist": Mnist,
+    "synthetic": Synthetic,
+    "three-class": ThreeClassDelay,
+    "exponential": ExponentialDelay,
+    "version": VersionDelay,
+}
+_TAGS = frozenset(_TAGGED)
+_PLAIN: dict[str, type[Section]] = {
+    "model": Model,
+    "client": Client,
+    "participation": Participation,
+    "run": Run,
+}
+
+
+def _known(location: tuple[Any, ...]) -> list[str]:
+    section: type[Section] = Config
+    for part in location[:-1]:
+        section = _TAGGED.get(part) or _PLAIN.get(part) or section
+    return list(section.model_fields)
+
+
+def _put(values: dict[str, Any], dotted: str, value: Any) -> None:
+    *parents, last = dotted.split(".")
+    here = values
+    for parent in parents:
+        here = here.setdefault(parent, {})
+        if not isinstance(here, dict):
+            raise ConfigError(f"{dotted}: {parent} is a value, not a section")
+    here[last] = value

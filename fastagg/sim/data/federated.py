@@ -1,0 +1,70 @@
+"""The data of a federation: samples per client and one test set on the server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fastagg.errors import DataError
+from fastagg.sim.partition import dirichlet_split
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs ``x`` fp32 [N, *shape] and integer labels ``y`` int64 [N]."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True)
+class FederatedData:
+    """Training samples per client, one test set, and the number of label classes.
+
+    DataError when there is no client, a client has no sample, or the test set is empty.
+    """
+
+    clients: Sequence[Samples]
+    test: Samples
+    classes: int
+
+    def __post_init__(self) -> None:
+        if not self.clients:
+            raise DataError("the data has no clients")
+        for number, samples in enumerate(self.clients):
+            if len(samples) == 0:
+                raise DataError(f"client {number} has no training samples")
+        if len(self.test) == 0:
+            raise DataError("the test set is empty")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.test.x.shape[1:])
+
+
+def split_by_label(
+    train: Samples, test: Samples, classes: int, *, clients: int, alpha: float, min_samples: int, seed: int
+) -> FederatedData:
+    """Divide one labelled training set over ``clients`` by Dirichlet(alpha), see partition.py."""
+    parts = dirichlet_split(train.y.numpy(), clients, alpha, seed, min_samples)
+    indices = [torch.from_numpy(part) for part in parts]
+    return FederatedData([Samples(train.x[i], train.y[i]) for i in indices], test, classes)
+
+
+def standardise(train: np.ndarray, test: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shift and scale both so that the training set, all pixels together, has mean 0 and deviation 1."""
+    train, test = train.astype(np.float32), test.astype(np.float32)
+    mean, deviation = train.mean(dtype=np.float64), train.std(dtype=np.float64)
+    if not deviation > 0:
+        raise DataError("all training inputs are equal: nothing to learn from")
+    for part in (train, test):  # in place: they may be large
+        part -= np.float32(mean)
+        part /= np.float32(deviation)
+    return torch.from_numpy(train), torch.from_numpy(test)

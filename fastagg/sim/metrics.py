@@ -1,0 +1,118 @@
+"""What a run records: a row per evaluation, delay statistics, wall seconds by activity, their summary."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+# setup: loading data, building model, server and schedule. server: dispatch and receive.
+ACTIVITIES = ("training", "server", "evaluation", "setup")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One evaluation, a line of metrics.csv.
+
+    version: global updates so far; time: virtual, in the delay model's unit; uploads: client updates
+    received so far; accuracy: 0..1 on the test set; loss: mean cross-entropy there; delay_mean and
+    delay_max: staleness in versions of the updates since the row before (0 when there were none).
+    """
+
+    version: int
+    time: float
+    uploads: int
+    accuracy: float
+    loss: float
+    delay_mean: float
+    delay_max: int
+
+
+class DelayStatistics:
+    """Counts delays by value: memory grows with the largest delay, not with the number of uploads."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+
+    def add(self, delay: int) -> None:
+        self._counts[delay] += 1
+
+    def clear(self) -> None:
+        self._counts.clear()
+
+    @property
+    def mean(self) -> float:
+        total = self._counts.total()
+        return sum(d * n for d, n in self._counts.items()) / total if total else 0.0
+
+    @property
+    def median(self) -> float:
+        total = self._counts.total()
+        if not total:
+            return 0.0
+        return (self._at((total - 1) // 2) + self._at(total // 2)) / 2
+
+    @property
+    def maximum(self) -> int:
+        return max(self._counts, default=0)
+
+    def _at(self, rank: int) -> int:
+        for delay in sorted(self._counts):
+            rank -= self._counts[delay]
+            if rank < 0:
+                return delay
+        raise IndexError(rank)
+
+
+@dataclass
+class Stopwatch:
+    """Wall seconds by activity: ACTIVITIES, and "other" for what none of them claims."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ACTIVITIES, 0.0))
+    _started: float = field(default_factory=time.perf_counter)
+
+    @contextmanager
+    def timing(self, activity: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[activity] += time.perf_counter() - start
+
+    def split(self) -> dict[str, float]:
+        """Return the seconds of each activity, of the rest ("other"), and the total."""
+        total = time.perf_counter() - self._started
+        return {**self.seconds, "other": total - sum(self.seconds.values()), "total": total}
+
+
+def last_evaluations(rows: Sequence[Row], count: int = 5) -> tuple[float, float]:
+    """Return mean and population deviation of the last ``count`` accuracies, as FADAS reports a run."""
+    values = [row.accuracy for row in rows[-count:]]
+    return statistics.fmean(values), statistics.pstdev(values)
+
+
+def time_to(rows: Sequence[Row], target: float) -> float | None:
+    """Return the virtual time of the first evaluation with at least ``target`` accuracy, or None."""
+    return next((row.time for row in rows if row.accuracy >= target), None)
+
+
+def summarise(rows: Sequence[Row], target: float) -> dict[str, Any]:
+    """Return what summary.json says about the rows of one run (at least one row)."""
+    mean, deviation = last_evaluations(rows)
+    end = rows[-1]
+    return {
+        "versions": end.version,
+        "uploads": end.uploads,
+        "virtual_time": end.time,
+        "final_accuracy": end.accuracy,
+        "final_loss": end.loss,
+        "best_accuracy": max(row.accuracy for row in rows),
+        "last5_accuracy_mean": mean,
+        "last5_accuracy_std": deviation,
+        "target_accuracy": target,
+        "time_to_target": time_to(rows, target),
+    }

@@ -1,0 +1,59 @@
+"""Who trains next: the two participation rules of asynchronous federated learning.
+
+A rule has ``initial() -> list[int]``, the clients dispatched at the start, and ``next(arrived) -> int``, the
+client the current model is sent to after ``arrived`` came in. Draws are keyed by (seed, arrival), see
+seeds.py.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from fastagg.errors import ConfigError
+from fastagg.sim.seeds import generator
+
+
+class Participation(Protocol):
+    def initial(self) -> list[int]: ...
+
+    def next(self, arrived: int) -> int: ...
+
+
+class Concurrency:
+    """M_c = ``concurrency`` clients train at once; each arrival sends the model to a uniformly drawn idle one.
+
+    The client that has just arrived is idle too and can be drawn again (FedBuff, FADAS, CA2FL, FedEcho).
+    """
+
+    def __init__(self, clients: int, concurrency: int, seed: int) -> None:
+        if not 1 <= concurrency <= clients:
+            raise ConfigError(f"concurrency must be from 1 to the number of clients ({clients}), got {concurrency}")
+        self._seed = seed
+        self._arrivals = 0
+        order = generator(seed, "participation-start").permutation(clients)
+        self._first = [int(c) for c in order[:concurrency]]
+        self._idle = [int(c) for c in order[concurrency:]]
+
+    def initial(self) -> list[int]:
+        return list(self._first)
+
+    def next(self, arrived: int) -> int:
+        self._idle.append(arrived)
+        slot = int(generator(self._seed, "participation", self._arrivals).integers(len(self._idle)))
+        self._arrivals += 1
+        # Fill the hole with the last one: O(1), and a uniform draw does not mind the order.
+        self._idle[slot], self._idle[-1] = self._idle[-1], self._idle[slot]
+        return self._idle.pop()
+
+
+class AllClients:
+    """Every client trains all the time; the one that arrives gets the new model at once (ACE, AsyncFedED)."""
+
+    def __init__(self, clients: int) -> None:
+        self._clients = clients
+
+    def initial(self) -> list[int]:
+        return list(range(self._clients))
+
+    def next(self, arrived: int) -> int:
+        return arrived

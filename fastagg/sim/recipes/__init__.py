@@ -1,0 +1,29 @@
+"""The recipes that come with the package: ``NAME.toml`` in this folder, read through importlib.resources."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fastagg.errors import ConfigError
+from fastagg.sim import config
+
+
+def names() -> list[str]:
+    """Return the names of the recipes in the package, sorted."""
+    return sorted(entry.name[:-5] for entry in files(__name__).iterdir() if entry.name.endswith(".toml"))
+
+
+def load(name_or_path: str, changes: dict[str, Any] | None = None) -> config.Config:
+    """Return a recipe by its name in the package or by a path, with ``changes`` to dotted keys.
+
+    A bare name is looked up in the package; whatever ends in .toml or holds a slash is a path. ConfigError
+    when there is no such recipe or it is not valid.
+    """
+    if name_or_path.endswith(".toml") or Path(name_or_path).name != name_or_path:
+        return config.load(Path(name_or_path).expanduser(), changes)
+    if name_or_path not in names():
+        raise ConfigError(f"no recipe {name_or_path!r}: give the path of a .toml file or one of {', '.join(names())}")
+    text = files(__name__).joinpath(f"{name_or_path}.toml").read_text(encoding="utf-8")
+    return config.from_toml(text, name_or_path, changes)

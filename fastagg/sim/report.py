@@ -1,0 +1,130 @@
+"""Tables about runs, for the terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from fastagg.sim.metrics import ACTIVITIES
+
+if TYPE_CHECKING:
+    from fastagg.sim.run import Result
+
+COMPARISON_COLUMNS = (
+    "name",
+    "algorithm",
+    "seed",
+    "stopped",
+    "final_accuracy",
+    "best_accuracy",
+    "last5_accuracy_mean",
+    "last5_accuracy_std",
+    "time_to_target",
+    "virtual_time",
+    "uploads",
+    "versions",
+    "delay_mean",
+    "delay_median",
+    "delay_max",
+)
+
+
+def accuracy_table(results: Sequence[Result]) -> Table:
+    """Return a table with a line per run: accuracies, time to target, uploads, versions, delays."""
+    targets = {result.config.run.target for result in results}
+    target = f"{targets.pop():.0%}" if len(targets) == 1 else "target"
+    table = _table("Test accuracy", "method")
+    for heading in (
+        "final",
+        "best",
+        "last 5",
+        f"time to {target}",
+        "uploads",
+        "versions",
+        "delay mean",
+        "max",
+    ):
+        table.add_column(heading, justify="right")
+    for result in results:
+        s = result.summary
+        label = result.label if s["stopped"] == "finished" else f"{result.label} ({s['stopped']})"
+        table.add_row(
+            label,
+            f"{s['final_accuracy']:.1%}",
+            f"{s['best_accuracy']:.1%}",
+            f"{100 * s['last5_accuracy_mean']:.1f}±{100 * s['last5_accuracy_std']:.1f}",
+            "never" if s["time_to_target"] is None else f"{s['time_to_target']:.1f}",
+            str(s["uploads"]),
+            str(s["versions"]),
+            f"{s['delay_mean']:.1f}",
+            str(s["delay_max"]),
+        )
+    table.caption = (
+        f"last 5: mean and deviation of the last five evaluations. Time is virtual, in {_units(results)}. "
+        "Delays are in server versions."
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def time_table(results: Sequence[Result]) -> Table:
+    """Return a table with a line per run: wall seconds and shares by activity."""
+    table = _table("Where the time goes (wall seconds and share)", "method")
+    for heading in (*ACTIVITIES, "other", "total"):
+        table.add_column(heading, justify="right")
+    for result in results:
+        wall = result.summary["wall_seconds"]
+        cells = [f"{wall[a]:.2f} {wall[a] / wall['total']:4.0%}" for a in (*ACTIVITIES, "other")]
+        table.add_row(result.label, *cells, f"{wall['total']:.2f}")
+    table.caption = "setup: loading data, building the model. other: drawing delays and clients, keeping records"
+    table.caption_justify = "left"
+    return table
+
+
+def comparison_csv(results: Sequence[Result]) -> str:
+    """Return one line per run with the numbers of its summary.json, as CSV with a header."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(COMPARISON_COLUMNS)
+    for result in results:
+        writer.writerow(result.summary[column] for column in COMPARISON_COLUMNS)
+    return buffer.getvalue()
+
+
+def _table(title: str, first: str) -> Table:
+    # Narrow enough for a terminal of 80 columns.
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    table.add_column(first)
+    return table
+
+
+def pairs_table(title: str, pairs: dict[str, Any]) -> Table:
+    """Return a table of names and values; nested dictionaries become dotted names."""
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column("name")
+    table.add_column("value")
+    for name, value in _flat(pairs):
+        table.add_row(name, value)
+    return table
+
+
+def _flat(pairs: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for name, value in pairs.items():
+        if isinstance(value, dict):
+            rows += _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, (list, tuple)):
+            rows.append((prefix + name, ", ".join(str(item) for item in value) or "none"))
+        else:
+            rows.append((prefix + name, str(value)))
+    return rows
+
+
+def _units(results: Sequence[Result]) -> str:
+    units = sorted({result.unit for result in results})
+    return " or ".join(f"units of {unit}" if unit[0].isdigit() else f"{unit}s" for unit in units)

@@ -1,0 +1,194 @@
+"""The loop: take the next arrival, train it, hand it to the server, evaluate; then write the folder."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastagg.errors import DataError, NonFiniteUpdate
+from fastagg.sim import build, output
+from fastagg.sim.client import LocalTrainer, evaluate
+from fastagg.sim.config import Config, to_toml
+from fastagg.sim.interrupt import StopRequest, on_ctrl_c
+from fastagg.sim.metrics import DelayStatistics, Row, Stopwatch, summarise
+from fastagg.sim.progress import NoProgress, Progress
+
+
+@dataclass(frozen=True)
+class Result:
+    """One finished (or interrupted) run: its rows, what summary.json holds, and its time unit."""
+
+    config: Config
+    rows: list[Row]
+    summary: dict[str, Any]
+    unit: str
+
+    @property
+    def label(self) -> str:
+        return self.config.label or self.config.name
+
+
+class Simulation:
+    """All parts of one run, advanced one client update at a time."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.stopwatch = Stopwatch()
+        with self.stopwatch.timing("setup"):
+            self.data = build.build_data(config.data, config.seed)
+            self.module = build.build_model(config.model, self.data, config.seed)
+            # The server copies the model it starts from, so the module is free for training.
+            self.server = build.build_server(
+                config.algorithm, self.module, clients=len(self.data.clients), seed=config.seed
+            )
+            self.trainer = LocalTrainer(self.module, build.build_work(config.client), config.seed)
+            self.schedule = build.build_schedule(config, self.server)
+        self.rows: list[Row] = []
+        self.uploads = 0
+        self.delays = DelayStatistics()
+        self._recent = DelayStatistics()
+        with self.stopwatch.timing("server"):
+            self.schedule.start()
+
+    def step(self) -> bool:
+        """Receive the next update; return whether the model changed. NonFiniteUpdate on divergence."""
+        job = self.schedule.next()
+        samples = self.data.clients[job.client]
+        with self.stopwatch.timing("training"):
+            update = self.trainer.train(job.task, samples, job.client, job.number)
+        with self.stopwatch.timing("server"):
+            receipt = self.server.receive(job.client, update, version=job.task.version, num_samples=len(samples))
+            self.schedule.arrived(job)
+        self.uploads += 1
+        self.delays.add(receipt.delay)
+        self._recent.add(receipt.delay)
+        return receipt.applied
+
+    def evaluate(self) -> Row:
+        """Test the server's model and record a row."""
+        with self.stopwatch.timing("evaluation"):
+            accuracy, loss = evaluate(self.module, self.server.parameters(), self.data.test)
+        row = Row(
+            self.server.version,
+            self.schedule.now,
+            self.uploads,
+            accuracy,
+            loss,
+            self._recent.mean,
+            self._recent.maximum,
+        )
+        self.rows.append(row)
+        self._recent.clear()
+        return row
+
+    def done(self) -> float:
+        """Return the share of the run that is over, 1.0 when one of the limits is reached."""
+        limits = self.config.run
+        shares = [0.0]
+        if limits.versions is not None:
+            shares.append(self.server.version / limits.versions)
+        if limits.uploads is not None:
+            shares.append(self.uploads / limits.uploads)
+        if limits.time is not None:
+            # What would arrive after the end is never received.
+            shares.append(1.0 if self.schedule.next_time() > limits.time else self.schedule.now / limits.time)
+        return min(max(shares), 1.0)
+
+    def summary(self, stopped: str) -> dict[str, Any]:
+        config = self.config
+        return {
+            "name": config.name,
+            "algorithm": config.algorithm.name,
+            "seed": config.seed,
+            "stopped": stopped,
+            "interrupted": stopped == "interrupted",
+            **summarise(self.rows, config.run.target),
+            "time_unit": self.schedule.unit,
+            "delay_mean": self.delays.mean,
+            "delay_median": self.delays.median,
+            "delay_max": self.delays.maximum,
+            "clients": len(self.data.clients),
+            "parameters": sum(p.numel() for p in self.module.parameters()),
+            "wall_seconds": {key: round(value, 4) for key, value in self.stopwatch.split().items()},
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+        }
+
+
+def run(config: Config, out: Path | None = None, progress: Progress | None = None) -> Result:
+    """Run ``config`` to its end, to ctrl-C or to divergence; write the folder ``out`` unless it is None.
+
+    Same config, same rows, bit for bit (on one machine and torch version). DataError when ``out`` cannot be
+    written, before anything is trained.
+    """
+    progress = progress or NoProgress()
+    with _torch_threads(config.run.torch_threads), on_ctrl_c() as stop:
+        simulation = Simulation(config)
+        if out is not None:
+            _prepare(out, config)
+        stopped = _loop(simulation, stop, progress)
+        result = Result(config, simulation.rows, simulation.summary(stopped), simulation.schedule.unit)
+        if out is not None:
+            _write(out, result, simulation)
+    return result
+
+
+def _loop(simulation: Simulation, stop: StopRequest, progress: Progress) -> str:
+    """Return why the run stopped: "finished", "interrupted" or "diverged"."""
+    every = simulation.config.run.evaluate_every
+    progress.evaluated(simulation.evaluate())
+    evaluated_at = 0  # uploads at the last evaluation
+    stopped = "finished"
+    while (share := simulation.done()) < 1.0:
+        progress.advanced(share)
+        if stop:
+            stopped = "interrupted"
+            break
+        try:
+            changed = simulation.step()
+        except NonFiniteUpdate:
+            stopped = "diverged"
+            break
+        if changed and simulation.server.version % every == 0:
+            progress.evaluated(simulation.evaluate())
+            evaluated_at = simulation.uploads
+    if evaluated_at != simulation.uploads:
+        progress.evaluated(simulation.evaluate())
+    progress.advanced(1.0)
+    return stopped
+
+
+def _prepare(out: Path, config: Config) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        output.write_text(out / "config.toml", to_toml(config))
+    except OSError as error:
+        raise DataError(f"cannot write results to {out}: {error}") from error
+
+
+def _write(out: Path, result: Result, simulation: Simulation) -> None:
+    from fastagg.sim import plots
+
+    try:
+        output.write_text(out / "metrics.csv", output.metrics_csv(result.rows))
+        output.write_text(out / "summary.json", output.summary_json(result.summary))
+        simulation.server.save(out / "checkpoint.pt")
+        plots.accuracy_over_time([result], out / "accuracy.png")
+    except OSError as error:
+        raise DataError(f"cannot write results to {out}: {error}") from error
+
+
+@contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

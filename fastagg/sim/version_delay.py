@@ -1,0 +1,88 @@
+"""Delays given in server versions: the update that arrives was trained on x_{t-tau}.
+
+A model has ``longest``, the largest tau it can return (how many old versions must be kept), and
+
+    tau(client, arrival) -> int            the delay of the ``arrival``-th update (from 0), which ``client``
+    sends
+
+How FedAsync was first tested (uniform), and what a measured file replays.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from fastagg.errors import ConfigError, DataError
+from fastagg.sim.seeds import generator
+
+
+class VersionDelay(Protocol):
+    longest: int
+
+    def tau(self, client: int, arrival: int) -> int: ...
+
+
+class UniformVersions:
+    """tau drawn uniformly from 0..tau_max, both included."""
+
+    def __init__(self, seed: int, tau_max: int) -> None:
+        if tau_max < 0:
+            raise ConfigError(f"tau_max must be at least 0, got {tau_max}")
+        self._seed = seed
+        self.longest = tau_max
+
+    def tau(self, client: int, arrival: int) -> int:
+        return int(generator(self._seed, "tau", arrival).integers(self.longest + 1))
+
+
+class ReplayedVersions:
+    """Measured delays, one row per arrival, starting again at the top after the last row.
+
+    ``table`` [rows, columns]: one column is shared by all clients; otherwise column c belongs to client c.
+    """
+
+    def __init__(self, table: np.ndarray) -> None:
+        self._table = table
+        self.longest = int(table.max())
+
+    def tau(self, client: int, arrival: int) -> int:
+        rows, columns = self._table.shape
+        return int(self._table[arrival % rows, client if columns > 1 else 0])
+
+
+def read_delays(path: Path, clients: int) -> np.ndarray:
+    """Read a comma-separated file of delays without a header into an int64 array [rows, 1 or clients].
+
+    DataError when the file is missing or empty, when rows differ in length, when there is neither one
+    column nor one for each of the ``clients``, or when a value is not a whole number from 0 up.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read the delay file {path}: {error}") from error
+    rows = [line.split(",") for line in text.splitlines() if line.strip()]
+    if not rows:
+        raise DataError(f"the delay file {path} is empty")
+    columns = len(rows[0])
+    if columns not in (1, clients):
+        raise DataError(f"the delay file {path} has {columns} columns, expected 1 or {clients}, one for each client")
+    table = np.empty((len(rows), columns), dtype=np.int64)
+    for number, row in enumerate(rows, start=1):
+        if len(row) != columns:
+            raise DataError(f"the delay file {path} has {len(row)} columns in row {number}, expected {columns}")
+        for column, cell in enumerate(row):
+            table[number - 1, column] = _whole(cell, f"the delay file {path}, row {number}, column {column + 1}")
+    return table
+
+
+def _whole(cell: str, where: str) -> int:
+    try:
+        value = float(cell)
+    except ValueError:
+        raise DataError(f"{where}: expected a delay in versions, got {cell.strip()!r}") from None
+    if not (value >= 0 and value == int(min(value, 2.0**53))):
+        raise DataError(f"{where}: expected a whole number from 0 up, got {cell.strip()!r}")
+    return int(value)

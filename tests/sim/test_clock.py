@@ -1,0 +1,59 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastagg.sim.clock import VirtualClock
+
+
+def drain(clock: VirtualClock) -> list:
+    return [(clock.advance(), clock.now) for _ in range(len(clock))]
+
+
+def test_events_come_in_the_order_of_their_times():
+    clock: VirtualClock[str] = VirtualClock()
+    for delay, name in ((3.0, "c"), (1.0, "a"), (2.0, "b")):
+        clock.schedule(delay, name)
+    assert clock.next_time() == 1.0
+    assert clock.now == 0.0
+    assert clock.pending() == ["a", "b", "c"]
+    assert drain(clock) == [("a", 1.0), ("b", 2.0), ("c", 3.0)]
+
+
+def test_delays_count_from_now():
+    clock: VirtualClock[str] = VirtualClock()
+    clock.schedule(2.0, "first")
+    clock.advance()
+    assert clock.schedule(1.5, "second") == 3.5
+    assert drain(clock) == [("second", 3.5)]
+
+
+@given(st.lists(st.integers(0, 3), max_size=40))
+def test_ties_keep_the_order_of_scheduling(delays):
+    clock: VirtualClock[int] = VirtualClock()
+    for number, delay in enumerate(delays):
+        clock.schedule(float(delay), number)
+    expected = sorted(range(len(delays)), key=lambda number: delays[number])  # sorted() is stable
+    assert clock.pending() == expected
+    assert [number for number, _ in drain(clock)] == expected
+
+
+def test_items_need_not_be_comparable():
+    clock: VirtualClock[dict] = VirtualClock()
+    clock.schedule(1.0, {"x": 1})
+    clock.schedule(1.0, {"x": 0})
+    assert [item["x"] for item, _ in drain(clock)] == [1, 0]
+
+
+@pytest.mark.parametrize("delay", [-1e-9, math.nan, math.inf])
+def test_an_impossible_delay_is_refused(delay):
+    clock: VirtualClock[str] = VirtualClock()
+    with pytest.raises(ValueError, match="delay"):
+        clock.schedule(delay, "x")
+    assert len(clock) == 0
+
+
+def test_an_empty_clock_has_no_next_event():
+    with pytest.raises(IndexError):
+        VirtualClock().advance()

@@ -1,0 +1,117 @@
+import tomllib
+
+import pytest
+
+from fastagg.errors import ConfigError
+from fastagg.sim.config import from_toml, load, parse_change, to_toml
+
+SYNTHETIC = {"data": {"name": "synthetic", "clients": 12}}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        SYNTHETIC,
+        {"data": {"name": "mnist", "dir": "/data"}},
+        {"delay": {"name": "exponential", "mean": 2.5}},
+        {"delay": {"name": "version", "tau_max": 4}, "participation": {"rule": "all"}},
+        {"client.steps": 7, "client.momentum": 0.5},
+        {"algorithm": {"name": "FADAS", "lr": 1e-3, "betas": [0.9, 0.99], "delay_threshold": "none"}},
+        {"run": {"time": 12.5}},
+    ],
+)
+def test_a_config_survives_the_trip_through_toml(tiny, changes):
+    config = tiny(changes)
+    again = from_toml(to_toml(config), "again")
+    assert again == config
+    assert to_toml(again) == to_toml(config)
+
+
+def test_written_toml_holds_every_default(tiny):
+    written = tomllib.loads(to_toml(tiny()))
+    assert written["client"] == {
+        "lr": 0.1,
+        "batch_size": 32,
+        "epochs": 1,
+        "momentum": 0.0,
+        "weight_decay": 0.0,
+    }
+    assert written["delay"] == {"name": "three-class", "table": "large", "gamma": 1.0}
+
+
+def test_keywords_of_the_algorithm_are_passed_on_with_none(tiny):
+    config = tiny({"algorithm.delay_threshold": "none"})
+    assert config.algorithm.keywords == {"lr": 1.0, "buffer_size": 3, "delay_threshold": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"client.lrr": 1.0}, "unknown key client.lrr (known here: lr, batch_size, epochs"),
+        ({"data.folder": "x"}, "unknown key data.folder (known here: name, clients, alpha"),
+        ({"speed": 1}, "unknown key speed (known here: name, label"),
+        ({"data.name": "cifar"}, "data: unknown name 'cifar' (known: 'digits', 'mnist', 'synthetic')"),
+        ({"data": {}}, "data: the key name is missing"),
+        ({"client": {}}, "client.lr: this key is missing"),
+        ({"client": 3}, "client: expected a section with keys, got 3"),
+        ({"client.lr": -0.1}, "client.lr: input should be greater than 0, got -0.1"),
+        ({"client.lr": "fast"}, "client.lr: input should be a valid number, got 'fast'"),
+        ({"client.lr": True}, "client.lr: input should be a valid number, got True"),
+        ({"client.lr": float("nan")}, "client.lr: input should be a finite number, got nan"),
+        ({"data.alpha": 0.0}, "data.alpha: input should be greater than 0"),
+        ({"client.steps": 3, "client.epochs": 2}, "client: give epochs or steps, not both"),
+        ({"participation.concurrency": 13}, "participation.concurrency is 13, more than data.clients, 12"),
+        ({"participation": {"rule": "concurrency"}}, "needs the key concurrency"),
+        ({"participation": {"rule": "all", "concurrency": 3}}, "does not take it"),
+        ({"delay": {"name": "version"}}, "delay: give tau_max or file, one of the two"),
+        ({"delay": {"name": "version", "tau_max": 1}}, 'participation.rule must be "all"'),
+        ({"delay.name": "slow"}, "delay: unknown name 'slow'"),
+        ({"run": {}}, "run: give at least one of versions, uploads, time"),
+        ({"run.versions": 0}, "run.versions: input should be greater than 0, got 0"),
+        ({"run.evaluate_every": 1.5}, "run.evaluate_every: input should be a valid integer, got 1.5"),
+        ({"model.widths": [8, 0]}, "model.widths.1: input should be greater than 0"),
+        ({"name": "../up"}, "name: string should match"),
+        ({"seed": -1}, "seed: input should be greater than or equal to 0"),
+        ({"name.first": "x"}, "name.first: name is a value, not a section"),
+    ],
+)
+def test_a_wrong_recipe_is_one_line_that_names_the_key(tiny, changes, message):
+    with pytest.raises(ConfigError) as error:
+        tiny(changes)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_all_problems_are_named_at_once(tiny):
+    with pytest.raises(ConfigError, match=r"^tiny: data\.alpha: .*; client\.lr: "):
+        tiny({"client.lr": 0.0, "data.alpha": -1.0})
+
+
+def test_a_file_that_is_missing_or_not_toml_is_a_config_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read the recipe .*none\.toml"):
+        load(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("name = ")
+    with pytest.raises(ConfigError, match=r"bad\.toml is not valid TOML"):
+        load(tmp_path / "bad.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("client.lr=0.5", ("client.lr", 0.5)),
+        ("run.versions = 7", ("run.versions", 7)),
+        ("model.widths=[3, 4]", ("model.widths", [3, 4])),
+        ("algorithm.policy=hinge", ("algorithm.policy", "hinge")),
+        ('label="a = b"', ("label", "a = b")),
+        ("algorithm.bias_correction=true", ("algorithm.bias_correction", True)),
+    ],
+)
+def test_changes_are_read_as_toml_values_or_plain_text(text, expected):
+    assert parse_change(text) == expected
+
+
+@pytest.mark.parametrize("text", ["client.lr", "=3", "client..lr=3", ".lr=3"])
+def test_a_malformed_change_is_refused(text):
+    with pytest.raises(ConfigError, match="key=value"):
+        parse_change(text)

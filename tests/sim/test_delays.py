@@ -1,0 +1,68 @@
+import numpy as np
+import pytest
+
+from fastagg.errors import ConfigError
+from fastagg.sim.delays import THREE_CLASS_TABLES, Exponential, ThreeClass
+
+
+def durations(model, client: int, count: int) -> np.ndarray:
+    return np.array([model.duration(client, number) for number in range(count)])
+
+
+@pytest.mark.parametrize("table", ["large", "mild"])
+def test_three_class_durations_fill_the_range_of_the_clients_class(table):
+    model = ThreeClass(clients=60, seed=1, table=table)
+    for kind, (low, high) in enumerate(THREE_CLASS_TABLES[table]):
+        clients = np.flatnonzero(model.classes == kind)
+        assert len(clients) > 0
+        drawn = durations(model, int(clients[0]), 400)
+        assert drawn.min() >= low
+        assert drawn.max() < high
+        # The mean of 400 uniform draws: 5 deviations of (high - low) / sqrt(12 * 400).
+        assert abs(drawn.mean() - (low + high) / 2) < 5 * (high - low) / np.sqrt(12 * 400)
+
+
+def test_the_tables_are_those_of_the_paper():
+    assert THREE_CLASS_TABLES == {"large": ((1, 2), (3, 5), (50, 80)), "mild": ((1, 2), (3, 5), (5, 8))}
+
+
+def test_three_class_shares_are_those_of_the_largest_dirichlet_component():
+    model = ThreeClass(clients=20_000, seed=0)
+    shares = np.bincount(model.classes, minlength=3) / 20_000
+    # An independent route to a Dirichlet: the largest of three gamma variates, other generator.
+    gammas = np.random.RandomState(5).gamma([3.0, 2.0, 1.0], size=(200_000, 3))
+    expected = np.bincount(gammas.argmax(axis=1), minlength=3) / 200_000
+    assert np.abs(shares - expected).max() < 5 * np.sqrt(0.25 / 20_000)
+    assert shares[0] > shares[1] > shares[2] > 0.05
+
+
+def test_a_smaller_gamma_makes_more_clients_slow():
+    def slow(gamma):
+        return (ThreeClass(5_000, seed=0, gamma=gamma).classes == 2).mean()
+
+    assert slow(0.1) > slow(1.0) > slow(10.0)
+
+
+def test_exponential_durations_have_the_asked_mean():
+    drawn = durations(Exponential(seed=3, mean=5.0), client=7, count=4_000)
+    assert drawn.min() >= 0
+    assert abs(drawn.mean() - 5.0) < 5 * 5.0 / np.sqrt(4_000)
+    assert abs(np.median(drawn) - 5.0 * np.log(2)) < 0.5  # skewed: not a uniform or normal of the same mean
+
+
+def test_a_draw_depends_on_seed_client_and_number_alone():
+    one, two = Exponential(seed=0), Exponential(seed=0)
+    backwards = [two.duration(client, number) for client in (3, 2, 1) for number in (1, 0)]
+    forwards = [one.duration(client, number) for client in (1, 2, 3) for number in (0, 1)]
+    assert forwards == backwards[::-1]
+    assert len(set(forwards)) == 6
+    assert Exponential(seed=1).duration(1, 0) != forwards[0]
+
+
+def test_settings_out_of_range_are_refused():
+    with pytest.raises(ConfigError, match="gamma"):
+        ThreeClass(5, seed=0, gamma=0.0)
+    with pytest.raises(ConfigError, match="table"):
+        ThreeClass(5, seed=0, table="medium")
+    with pytest.raises(ConfigError, match="mean"):
+        Exponential(seed=0, mean=-1.0)

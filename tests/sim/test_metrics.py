@@ -1,0 +1,60 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastagg.sim.metrics import DelayStatistics, Row, Stopwatch, last_evaluations, summarise, time_to
+
+
+def rows(*accuracies: float) -> list[Row]:
+    return [Row(k, 10.0 * k, 5 * k, a, 1.0 - a, 2.0, 3) for k, a in enumerate(accuracies)]
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=50))
+def test_delay_statistics_are_those_of_the_list(delays):
+    statistics = DelayStatistics()
+    for delay in delays:
+        statistics.add(delay)
+    assert statistics.mean == pytest.approx(np.mean(delays))
+    assert statistics.median == np.median(delays)
+    assert statistics.maximum == max(delays)
+
+
+def test_no_delays_count_as_zero():
+    statistics = DelayStatistics()
+    statistics.add(4)
+    statistics.clear()
+    assert (statistics.mean, statistics.median, statistics.maximum) == (0.0, 0.0, 0)
+
+
+def test_the_last_five_evaluations_are_reported_with_their_deviation():
+    mean, deviation = last_evaluations(rows(0.1, 0.5, 0.6, 0.7, 0.8, 0.9))
+    assert mean == pytest.approx(0.7)
+    assert deviation == pytest.approx(np.std([0.5, 0.6, 0.7, 0.8, 0.9]))
+    assert last_evaluations(rows(0.4)) == (0.4, 0.0)
+
+
+def test_time_to_target_is_the_first_evaluation_that_reaches_it():
+    assert time_to(rows(0.1, 0.9, 0.5, 0.95), 0.9) == 10.0
+    assert time_to(rows(0.1, 0.8), 0.9) is None
+
+
+def test_the_summary_takes_best_and_final_from_different_rows():
+    summary = summarise(rows(0.2, 0.9, 0.7), target=0.85)
+    assert summary["best_accuracy"] == 0.9
+    assert summary["final_accuracy"] == 0.7
+    assert summary["time_to_target"] == 10.0
+    assert (summary["versions"], summary["uploads"], summary["virtual_time"]) == (2, 10, 20.0)
+
+
+def test_the_stopwatch_splits_all_of_the_time():
+    watch = Stopwatch()
+    with watch.timing("training"):
+        pass
+    with pytest.raises(KeyError), watch.timing("sleeping"):
+        pass
+    split = watch.split()
+    assert set(split) == {"training", "server", "evaluation", "setup", "other", "total"}
+    assert split["training"] > 0 == split["server"]
+    parts = (split[key] for key in ("training", "server", "evaluation", "setup", "other"))
+    assert sum(parts) == pytest.approx(split["total"])

@@ -1,0 +1,77 @@
+import struct
+
+import pytest
+
+from fastagg.sim.metrics import Row
+from fastagg.sim.plots import accuracy_figure, accuracy_over_time
+from fastagg.sim.run import Result
+
+
+@pytest.fixture
+def results(tiny):
+    def result(label, unit, *accuracies):
+        rows = [Row(k, 10.0 * k, 5 * k, a, 1.0, 0.0, 0) for k, a in enumerate(accuracies)]
+        return Result(tiny({"label": label, "about": "What it is about."}), rows, {}, unit)
+
+    return [result("First", "10 s", 0.1, 0.5, 0.9), result("Second", "10 s", 0.1, 0.3, 0.4)]
+
+
+def test_every_run_is_a_line_in_percent_over_virtual_time(results):
+    figure = accuracy_figure(results, "Title")
+    axes = figure.axes[0]
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    assert list(lines) == ["First", "Second", "target 90%"]
+    assert list(lines["First"].get_xdata()) == [0.0, 10.0, 20.0]
+    assert list(lines["First"].get_ydata()) == [10.0, 50.0, 90.0]
+    assert lines["First"].get_color() != lines["Second"].get_color()
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(lines)
+
+
+def test_axes_are_labelled_with_their_units(results, tiny):
+    axes = accuracy_figure(results, "Title").axes[0]
+    assert axes.get_xlabel() == "virtual time (units of 10 s)"
+    assert axes.get_ylabel() == "test accuracy (%)"
+    assert axes.get_title() == "Title"
+    other = Result(results[0].config, results[0].rows, {}, "arrival")
+    single = accuracy_figure([other]).axes[0]
+    assert single.get_xlabel() == "virtual time (arrivals)"
+    assert single.get_title() == "What it is about."
+
+
+def test_a_long_title_stays_inside_the_picture_and_off_the_axes(results):
+    figure = accuracy_figure(results, "A rather long title about many clients and their delays " * 4)
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    box = axes.title.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.width
+    assert box.y1 <= figure.bbox.height
+    assert box.y0 >= axes.get_window_extent().y1
+
+
+def test_the_legend_lies_below_the_axes(results):
+    figure = accuracy_figure(results * 6)
+    figure.draw_without_rendering()
+    legend, axes = figure.legends[0].get_window_extent(), figure.axes[0].get_tightbbox()
+    assert legend.y0 >= 0
+    assert legend.y1 <= axes.y0
+
+
+def test_runs_with_different_time_units_are_drawn_over_uploads(results):
+    other = Result(results[0].config, results[0].rows, {}, "arrival")
+    axes = accuracy_figure([results[0], other]).axes[0]
+    assert axes.get_xlabel() == "client updates received"
+    assert list(axes.get_lines()[0].get_xdata()) == [0, 5, 10]
+
+
+def test_many_runs_have_distinct_looks(results):
+    figure = accuracy_figure(results * 10)
+    looks = [(line.get_color(), line.get_linestyle()) for line in figure.axes[0].get_lines()[:20]]
+    assert len(set(looks)) == 20
+
+
+def test_the_file_is_a_png_of_the_promised_size(results, tmp_path):
+    accuracy_over_time(results, tmp_path / "plot.png")
+    data = (tmp_path / "plot.png").read_bytes()
+    assert data.startswith(b"\x89PNG")
+    assert struct.unpack(">II", data[16:24]) == (1350, 825)

@@ -1,0 +1,52 @@
+import pytest
+
+from fastagg.errors import ConfigError
+from fastagg.sim import demo
+from fastagg.sim.config import from_toml, to_toml
+from fastagg.sim.recipes import load, names
+
+
+def test_recipes_are_found_in_the_package():
+    assert set(demo.RECIPES) < set(names())
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_recipe_is_valid_and_says_what_it_is(name):
+    config = load(name)
+    assert config.name == name
+    assert config.label
+    assert config.about.endswith(".")
+
+
+def test_changes_reach_a_recipe_by_name_and_by_path(tmp_path):
+    changes = {"seed": 7, "client.lr": 0.25}
+    by_name = load(demo.RECIPES[0], changes)
+    assert (by_name.seed, by_name.client.lr) == (7, 0.25)
+    path = tmp_path / "mine.toml"
+    path.write_text(to_toml(load(demo.RECIPES[0])))
+    assert load(str(path), changes) == by_name
+
+
+def test_an_unknown_recipe_lists_the_known_ones(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"no recipe 'fadas'.*fadas-digits-large"):
+        load("fadas")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"cannot read the recipe none\.toml"):
+        load("none.toml")
+
+
+def test_the_demo_compares_three_methods_in_the_same_world():
+    configs = demo.configs(seed=3)
+    assert [c.algorithm.name for c in configs] == ["FADAS", "FedBuff", "FedAsync"]
+    assert {c.seed for c in configs} == {3}
+    for section in ("data", "model", "delay", "participation"):
+        assert len({getattr(c, section).model_dump_json() for c in configs}) == 1
+    assert len({c.run.uploads for c in configs}) == 1
+    assert (configs[0].data.alpha, configs[0].delay.table) == (0.3, "large")
+
+
+def test_a_quick_demo_only_trains_less():
+    for quick, full in zip(demo.configs(0, quick=True), demo.configs(0), strict=True):
+        assert quick.run.uploads == full.run.uploads // demo.QUICK
+        restored = from_toml(to_toml(quick), "quick", {"run.uploads": full.run.uploads})
+        assert restored == full

@@ -1,0 +1,82 @@
+import csv
+import io
+
+import pytest
+from rich.console import Console
+
+from fastagg.sim.report import COMPARISON_COLUMNS, accuracy_table, comparison_csv, pairs_table, time_table
+from fastagg.sim.run import Result
+
+
+def text_of(table) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(table)
+    return " ".join(console.export_text().split())  # as one line, however it was folded
+
+
+@pytest.fixture
+def result(tiny):
+    summary = dict.fromkeys(COMPARISON_COLUMNS, 0)
+    summary |= {
+        "name": "tiny",
+        "stopped": "finished",
+        "final_accuracy": 0.5,
+        "best_accuracy": 0.75,
+        "last5_accuracy_mean": 0.625,
+        "last5_accuracy_std": 0.0123,
+        "time_to_target": 12.34,
+        "uploads": 200,
+        "wall_seconds": {
+            "training": 2.0,
+            "server": 0.5,
+            "evaluation": 0.5,
+            "setup": 0.25,
+            "other": 0.75,
+            "total": 4.0,
+        },
+    }
+
+    def build(**changes):
+        return Result(tiny(), [], summary | changes, "10 s")
+
+    return build
+
+
+def test_the_table_of_accuracies(result):
+    text = text_of(accuracy_table([result()]))
+    for cell in ("Tiny", "50.0%", "75.0%", "62.5±1.2", "12.3", "time to 90%", "in units of 10 s"):
+        assert cell in text
+
+
+def test_a_target_never_reached_and_a_run_that_ended_early_are_said(result):
+    text = text_of(accuracy_table([result(time_to_target=None, stopped="diverged")]))
+    assert "never" in text
+    assert "Tiny (diverged)" in text
+
+
+def test_the_table_of_times_has_seconds_and_shares(result):
+    text = text_of(time_table([result()]))
+    for cell in ("2.00 50%", "0.50 12%", "0.25 6%", "0.75 19%", "4.00"):
+        assert cell in text
+
+
+def test_the_comparison_reads_back(result):
+    lines = list(csv.DictReader(io.StringIO(comparison_csv([result(), result(time_to_target=None)]))))
+    assert [line["time_to_target"] for line in lines] == ["12.34", ""]
+    assert lines[0]["best_accuracy"] == "0.75"
+
+
+def test_the_tables_fit_into_eighty_columns(result):
+    console = Console(width=80, record=True, file=io.StringIO())
+    summary = result().summary | {"uploads": 2500, "versions": 2500, "delay_mean": 22.8, "delay_max": 1005}
+    wide = Result(result().config.model_copy(update={"label": "FedAsync"}), [], summary, "10 s")
+    for table in (accuracy_table([wide]), time_table([wide])):
+        console.print(table)
+    assert "…" not in console.export_text()
+
+
+def test_nested_pairs_become_dotted_names():
+    text = text_of(pairs_table("t", {"a": {"b": True}, "c": [], "d": ["x", "y"]}))
+    assert "a.b" in text
+    assert "none" in text
+    assert "x, y" in text

@@ -1,0 +1,232 @@
+import csv
+import json
+import signal
+from collections import Counter
+
+import pytest
+import torch
+
+import fastagg
+from fastagg.errors import ConfigError, DataError
+from fastagg.sim.config import load
+from fastagg.sim.metrics import Row
+from fastagg.sim.output import metrics_csv
+from fastagg.sim.progress import NoProgress
+from fastagg.sim.run import Simulation, run
+
+FADAS = {"algorithm": {"name": "FADAS", "lr": 0.01, "buffer_size": 3}}
+FEDASYNC = {"algorithm": {"name": "FedAsync", "alpha": 0.5, "policy": "polynomial", "a": 0.5}}
+
+
+class Watching(NoProgress):
+    """Calls `at_row` with every new row."""
+
+    def __init__(self, at_row):
+        self.evaluated = at_row
+
+
+@pytest.mark.parametrize("algorithm", [{}, FADAS, FEDASYNC])
+def test_the_same_seed_gives_the_same_file_and_another_seed_another(tiny, tmp_path, algorithm):
+    files = []
+    for number, seed in enumerate((0, 0, 1)):
+        run(tiny({**algorithm, "seed": seed}), tmp_path / str(number))
+        files.append((tmp_path / str(number) / "metrics.csv").read_bytes())
+    assert files[0] == files[1]
+    assert files[0] != files[2]
+
+
+def test_the_folder_holds_everything(tiny, tmp_path):
+    config = tiny({"run.uploads": 60, "client.epochs": 5})
+    result = run(config, tmp_path / "new" / "folder")
+    folder = tmp_path / "new" / "folder"
+    names = ["accuracy.png", "checkpoint.pt", "config.toml", "metrics.csv", "summary.json"]
+    assert sorted(p.name for p in folder.iterdir()) == names
+    assert load(folder / "config.toml") == config
+    lines = list(csv.DictReader((folder / "metrics.csv").open()))
+    assert [int(line["version"]) for line in lines] == [0, 4, 8, 12, 16, 20]
+    assert [int(line["uploads"]) for line in lines] == [0, 12, 24, 36, 48, 60]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["interrupted"] is False
+    assert summary["final_accuracy"] == float(lines[-1]["accuracy"]) == result.rows[-1].accuracy
+    assert summary["final_accuracy"] > float(lines[0]["accuracy"]) + 0.2  # it learns
+    wall = summary["wall_seconds"]
+    assert wall["training"] > 0 and wall["server"] > 0 and wall["evaluation"] > 0
+    assert (folder / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_checkpoint_is_the_server_at_the_end(tiny, tmp_path):
+    simulation = Simulation(tiny())
+    while simulation.done() < 1:
+        simulation.step()
+    run(tiny(), tmp_path)
+    restored = fastagg.load(tmp_path / "checkpoint.pt")
+    assert restored.version == simulation.server.version == 10
+    assert torch.equal(restored.flat, simulation.server.flat)
+
+
+def test_rows_carry_the_delays_since_the_row_before(tiny):
+    simulation = Simulation(tiny({"run.evaluate_every": 1}))
+    delays, receive = [], simulation.server.receive
+
+    def recording(*args, **keywords):
+        receipt = receive(*args, **keywords)
+        delays.append(receipt.delay)
+        return receipt
+
+    simulation.server.receive = recording
+    seen = 0
+    for _ in range(30):
+        if simulation.step():
+            row = simulation.evaluate()
+            recent = delays[seen:]
+            assert row.uploads - seen == len(recent) == 3
+            assert row.delay_mean == pytest.approx(sum(recent) / 3)
+            assert row.delay_max == max(recent)
+            seen = row.uploads
+    assert max(delays) > 0
+    assert simulation.summary("finished")["delay_max"] == max(delays)
+
+
+def test_no_more_than_m_c_clients_train_at_once_and_time_never_goes_back(tiny):
+    simulation = Simulation(tiny())
+    before = 0.0
+    for _ in range(60):
+        flying = [job.client for job in simulation.schedule.in_flight()]
+        assert len(flying) == len(set(flying)) == 6
+        simulation.step()
+        assert simulation.schedule.now >= before
+        before = simulation.schedule.now
+
+
+def test_with_all_clients_everyone_is_always_training(tiny):
+    simulation = Simulation(tiny({"participation": {"rule": "all"}}))
+    numbers = Counter()
+    for _ in range(60):
+        flying = simulation.schedule.in_flight()
+        assert sorted(job.client for job in flying) == list(range(12))
+        assert flying[0].number == numbers[flying[0].client]  # dispatches of a client are counted from 0
+        numbers[flying[0].client] += 1
+        simulation.step()
+
+
+def test_methods_with_one_seed_see_the_same_arrivals(tiny):
+    def arrivals(changes):
+        simulation = Simulation(tiny(changes))
+        seen = []
+        for _ in range(30):
+            job = simulation.schedule.in_flight()[0]
+            seen.append((job.client, job.number, simulation.schedule.next_time()))
+            simulation.step()
+        return seen
+
+    assert arrivals({}) == arrivals(FADAS) == arrivals(FEDASYNC)
+
+
+@pytest.mark.parametrize(
+    ("limits", "check"),
+    [
+        ({"versions": 5}, lambda row: row.version == 5 and row.uploads == 15),
+        ({"uploads": 7}, lambda row: row.version == 2 and row.uploads == 7),
+        ({"time": 6.0}, lambda row: 3.0 < row.time <= 6.0),
+        ({"versions": 100, "uploads": 4}, lambda row: row.uploads == 4),
+    ],
+)
+def test_a_run_ends_at_its_limit_and_evaluates_there(tiny, limits, check):
+    result = run(tiny({"run": limits}))
+    assert check(result.rows[-1])
+    assert result.summary["stopped"] == "finished"
+
+
+def test_what_arrives_after_the_end_is_not_received(tiny):
+    simulation = Simulation(tiny({"run": {"time": 6.0}}))
+    while simulation.done() < 1:
+        simulation.step()
+    assert simulation.schedule.next_time() > 6.0 >= simulation.schedule.now
+
+
+def test_ctrl_c_still_writes_the_results(tiny, tmp_path):
+    def interrupt(row: Row) -> None:
+        if row.version == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    whole = run(tiny())
+    result = run(tiny(), tmp_path, Watching(interrupt))
+    assert result.summary["interrupted"] is True
+    assert result.rows == whole.rows[:2]
+    assert json.loads((tmp_path / "summary.json").read_text())["stopped"] == "interrupted"
+    assert (tmp_path / "metrics.csv").read_text() == metrics_csv(whole.rows[:2])
+    assert fastagg.load(tmp_path / "checkpoint.pt").version == 4
+
+
+def test_a_diverged_run_is_written_and_says_so(tiny, tmp_path):
+    result = run(tiny({"client.lr": 1e30}), tmp_path)
+    assert result.summary["stopped"] == "diverged"
+    assert json.loads((tmp_path / "summary.json").read_text())["stopped"] == "diverged"
+
+
+def test_torch_threads_are_set_for_the_run_and_restored(tiny):
+    before = torch.get_num_threads()
+    inside = []
+    run(tiny({"run.torch_threads": 2}), progress=Watching(lambda row: inside.append(torch.get_num_threads())))
+    assert set(inside) == {2}
+    assert torch.get_num_threads() == before
+
+
+def test_batchnorm_statistics_travel_through_the_server(tiny):
+    result_of = {}
+    for name in ("mlp", "cnn"):
+        simulation = Simulation(tiny({"model.name": name, "model.widths": [4]}))
+        for _ in range(9):
+            simulation.step()
+        result_of[name] = simulation.server.parameters()
+    buffers = {k: v for k, v in result_of["cnn"].items() if "running" in k or "tracked" in k}
+    assert len(buffers) == 3
+    assert all(bool((v != 0).any()) for v in buffers.values())
+    assert not any("running" in k for k in result_of["mlp"])
+
+
+def test_the_server_is_told_seed_and_number_of_clients(tiny):
+    server = Simulation(tiny({"seed": 5})).server
+    assert (server.seed, server.num_clients) == (5, 12)
+    server = Simulation(tiny({"seed": 5, "algorithm.seed": 8})).server
+    assert server.seed == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithm.name": "FedMagic"}, "'FedMagic' is unknown, known: .*FADAS.*FedBuff"),
+        ({"algorithm.speed": 3}, "FedBuff has no keyword 'speed', known: .*buffer_size.*lr"),
+        ({"algorithm": {"name": "ASGD"}}, "ASGD needs the keyword 'lr'"),
+        ({"algorithm": {"name": "ASGD", "lr": 0.1}}, "ASGD takes gradients"),
+        ({"algorithm": {"name": "FedAvg", "clients_per_round": 3}}, "FedAvg is synchronous"),
+        ({"algorithm.lr": -1.0}, "lr"),
+        ({"algorithm.buffer_size": 0}, "buffer_size"),
+        ({"data": {"name": "synthetic", "clients": 12}, "model.name": "cnn"}, "needs images"),
+    ],
+)
+def test_settings_that_do_not_work_are_config_errors_before_anything_is_written(tiny, tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        run(tiny(changes), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_that_is_not_there_is_a_data_error(tiny, tmp_path):
+    with pytest.raises(DataError, match="none"):
+        run(tiny({"data": {"name": "mnist", "dir": str(tmp_path / "none"), "clients": 12}}))
+    with pytest.raises(DataError, match="--data-dir"):
+        run(tiny({"data": {"name": "mnist", "clients": 12}}))
+
+
+def test_a_folder_that_cannot_be_written_is_a_data_error_before_training(tiny, tmp_path):
+    (tmp_path / "file").write_text("")
+    rows = []
+    with pytest.raises(DataError, match="cannot write results to"):
+        run(tiny(), tmp_path / "file" / "out", Watching(rows.append))
+    assert rows == []
+
+
+def test_missing_scikit_learn_says_what_to_install(tiny, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
+    with pytest.raises(ConfigError, match=r'pip install "fastagg\[sim\]"'):
+        run(tiny())

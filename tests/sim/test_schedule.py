@@ -1,0 +1,114 @@
+import numpy as np
+import pytest
+import torch
+
+from fastagg import FedAsync, FedBuff
+from fastagg.sim.run import Simulation, run
+from fastagg.sim.schedule import VersionSchedule
+from fastagg.sim.version_delay import ReplayedVersions, UniformVersions
+
+VERSION = {"participation": {"rule": "all"}, "run": {"uploads": 40}}
+
+
+class Follower:
+    """Drives a schedule without training: every update moves the model by one, so version t holds the value t."""
+
+    def __init__(self, server, delays, clients: int, seed: int = 0) -> None:
+        self.server = server
+        self.schedule = VersionSchedule(server, delays, clients, seed)
+        self.schedule.start()
+
+    def step(self):
+        job = self.schedule.next()
+        assert job.task.client == job.client
+        receipt = self.server.receive(job.client, torch.ones(3), version=job.task.version)
+        self.schedule.arrived(job)
+        return job, receipt
+
+
+def fedbuff(size: int):
+    return FedBuff(torch.zeros(3), lr=1.0, buffer_size=size)
+
+
+@pytest.mark.parametrize(("buffer_size", "clients"), [(1, 50), (5, 50), (5, 8)])
+def test_arrivals_were_trained_on_the_version_tau_before(buffer_size, clients):
+    follower = Follower(fedbuff(buffer_size), UniformVersions(seed=0, tau_max=6), clients)
+    for _ in range(300):
+        before = follower.server.version
+        job, receipt = follower.step()
+        assert receipt.delay == before - job.task.version
+        # The snapshot is the model as it was then, not as it is now.
+        assert torch.equal(job.task.params, torch.full((3,), float(job.task.version)))
+
+
+def test_delays_are_uniform_over_zero_to_tau_max_once_there_are_enough_versions():
+    follower = Follower(fedbuff(1), UniformVersions(seed=0, tau_max=4), clients=20)
+    delays = [follower.step()[1].delay for _ in range(2_000)][10:]
+    counts = np.bincount(delays, minlength=5)
+    assert len(counts) == 5
+    assert ((counts - len(delays) / 5) ** 2 / (len(delays) / 5)).sum() < 30  # 4 degrees of freedom: p = 5e-6
+
+
+def test_clients_arrive_equally_often():
+    follower = Follower(fedbuff(1), UniformVersions(seed=0, tau_max=4), clients=10)
+    counts = np.bincount([follower.step()[0].client for _ in range(2_000)], minlength=10)
+    assert ((counts - 200) ** 2 / 200).sum() < 45  # 9 degrees of freedom: p = 1e-6
+
+
+def test_a_measured_column_belongs_to_its_client():
+    table = np.array([[0, 3] * 6])  # even clients are never late, odd ones always by three
+    follower = Follower(fedbuff(1), ReplayedVersions(table), clients=12)
+    jobs = [follower.step() for _ in range(400)][10:]
+    assert {receipt.delay for _, receipt in jobs} == {0, 3}
+    own = sum(receipt.delay == table[0, job.client] for job, receipt in jobs)
+    assert own > 0.85 * len(jobs)  # now and then another one has to answer in a client's place
+
+
+def test_measured_delays_are_replayed_exactly_where_clients_repeat_a_version():
+    # A delay that grows by one with every arrival asks for the same old version again and again.
+    table = np.array([[0], [0], [1], [2], [3], [4]])
+    follower = Follower(fedbuff(1), ReplayedVersions(table), clients=12)
+    expected = [min(t, int(table[t % 6, 0])) for t in range(120)]
+    assert [follower.step()[1].delay for _ in range(120)] == expected
+
+
+def test_early_arrivals_start_from_the_first_version():
+    follower = Follower(fedbuff(1), ReplayedVersions(np.array([[5]])), clients=30)
+    assert [follower.step()[1].delay for _ in range(8)] == [0, 1, 2, 3, 4, 5, 5, 5]
+
+
+def test_a_buffer_larger_than_the_number_of_clients_still_fills():
+    follower = Follower(fedbuff(7), UniformVersions(seed=0, tau_max=2), clients=2)
+    for _ in range(70):
+        follower.step()
+    assert follower.server.version == 10
+
+
+def test_versions_nobody_can_use_any_more_are_let_go():
+    server = FedAsync(torch.zeros(3), alpha=0.5)
+    follower = Follower(server, UniformVersions(seed=0, tau_max=3), clients=5)
+    held = []
+    for _ in range(400):
+        follower.step()
+        held.append(server.memory()["versions"] // 12)  # 3 fp32 parameters each
+    assert max(held[200:]) == max(held[50:200]) < 60
+
+
+def test_a_number_is_used_once_by_a_client():
+    follower = Follower(fedbuff(2), UniformVersions(seed=0, tau_max=3), clients=4)
+    jobs = [(job.client, job.number) for job, _ in (follower.step() for _ in range(50))]
+    assert len(set(jobs)) == 50
+
+
+def test_a_run_with_delays_in_versions_has_them_in_its_rows(tiny, tmp_path):
+    result = run(tiny({**VERSION, "delay": {"name": "version", "tau_max": 3}, "run.evaluate_every": 2}))
+    assert result.rows[-1].time == 40.0
+    assert 0 < result.summary["delay_max"] <= 3
+    assert result.unit == "arrival"
+    path = tmp_path / "delays.csv"
+    path.write_text("2\n")
+    replayed = Simulation(tiny({**VERSION, "delay": {"name": "version", "file": str(path)}}))
+    while replayed.done() < 1:
+        replayed.step()
+    assert replayed.delays.maximum == 2
+    assert replayed.delays.median == 2

@@ -1,0 +1,66 @@
+import numpy as np
+import pytest
+
+from fastagg.errors import ConfigError, DataError
+from fastagg.sim.version_delay import ReplayedVersions, UniformVersions, read_delays
+
+
+def test_uniform_delays_cover_zero_to_tau_max_evenly():
+    model = UniformVersions(seed=0, tau_max=4)
+    counts = np.bincount([model.tau(client=0, arrival=k) for k in range(5_000)], minlength=5)
+    assert len(counts) == 5
+    # Chi-square with 4 degrees of freedom: above 30 has probability 5e-6.
+    assert ((counts - 1_000) ** 2 / 1_000).sum() < 30
+
+
+def test_a_shared_column_is_replayed_row_by_row_and_starts_again():
+    model = ReplayedVersions(np.array([[0], [2], [1]]))
+    assert model.longest == 2
+    assert [model.tau(client=9, arrival=k) for k in range(5)] == [0, 2, 1, 0, 2]
+
+
+def test_with_a_column_per_client_each_reads_its_own():
+    model = ReplayedVersions(np.array([[0, 5], [1, 6]]))
+    assert [model.tau(client, arrival) for arrival in (0, 1) for client in (0, 1)] == [0, 5, 1, 6]
+
+
+def test_measured_files_are_read(tmp_path):
+    path = tmp_path / "delays.csv"
+    path.write_text("0.000000000000000000e+00,1.0\n2,3\n\n")
+    assert read_delays(path, clients=2).tolist() == [[0, 1], [2, 3]]
+    path.write_text("4\n5\n")
+    assert read_delays(path, clients=30).tolist() == [[4], [5]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1,2,3\n", "3 columns, expected 1 or 8"),
+        ("1,2,3,4,5,6,7,8\n1,2\n", "2 columns in row 2, expected 8"),
+        ("1\n-1\n", "row 2, column 1: expected a whole number"),
+        ("1\n1.5\n", "whole number"),
+        ("1\nnan\n", "whole number"),
+        ("1\ninf\n", "whole number"),
+        ("1\nfive\n", "'five'"),
+        ("", "empty"),
+    ],
+)
+def test_a_malformed_file_is_a_data_error_that_says_where(tmp_path, text, message):
+    path = tmp_path / "delays.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message) as error:
+        read_delays(path, clients=8)
+    assert str(path) in str(error.value)
+
+
+def test_a_missing_or_binary_file_is_a_data_error(tmp_path):
+    with pytest.raises(DataError, match=r"none\.csv"):
+        read_delays(tmp_path / "none.csv", clients=8)
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="cannot read"):
+        read_delays(tmp_path / "binary.csv", clients=8)
+
+
+def test_a_negative_tau_max_is_refused():
+    with pytest.raises(ConfigError, match="tau_max"):
+        UniformVersions(seed=0, tau_max=-1)

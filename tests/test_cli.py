@@ -1,0 +1,242 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fastagg import cli
+from fastagg.cli import app
+from fastagg.sim import demo as demo_module
+from fastagg.sim.recipes import names
+
+RECIPE = """
+name = "mine"
+label = "Mine"
+
+[algorithm]
+name = "FedBuff"
+buffer_size = 3
+
+[data]
+name = "digits"
+clients = 12
+
+[model]
+widths = [8]
+
+[client]
+lr = 0.1
+
+[delay]
+name = "three-class"
+
+[participation]
+rule = "concurrency"
+concurrency = 6
+
+[run]
+uploads = 12
+evaluate_every = 2
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "mine.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def invoke(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def refused(*arguments: object) -> str:
+    """Return the one line on stderr of a command that must end with exit code 2."""
+    result = invoke(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+def test_run_writes_the_folder_and_prints_where_it_is(recipe, tmp_path):
+    result = invoke("run", recipe, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {
+        "accuracy.png",
+        "checkpoint.pt",
+        "config.toml",
+        "metrics.csv",
+        "summary.json",
+    }
+    assert "Mine" in result.stdout
+    assert "training" in result.stdout and "server" in result.stdout and "evaluation" in result.stdout
+    assert str(tmp_path / "out" / "accuracy.png") in result.stdout
+
+
+def test_the_default_folder_is_named_after_recipe_and_seed(recipe, tmp_path):
+    assert invoke("run", recipe, "--seed", 3).exit_code == 0
+    summary = json.loads((tmp_path / "runs" / "mine-seed3" / "summary.json").read_text())
+    assert summary["seed"] == 3
+
+
+def test_set_changes_keys_of_the_recipe(recipe, tmp_path):
+    changes = ["--set", "run.uploads=6", "--set", "algorithm.lr=0.5", "--set", "label=Other"]
+    assert invoke("run", recipe, "--out", tmp_path / "out", *changes).exit_code == 0
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["uploads"] == 6
+    written = (tmp_path / "out" / "config.toml").read_text()
+    assert "lr = 0.5" in written
+    assert 'label = "Other"' in written
+
+
+def test_a_written_config_is_a_recipe_that_gives_the_same_run(recipe, tmp_path):
+    assert invoke("run", recipe, "--out", tmp_path / "a").exit_code == 0
+    assert invoke("run", tmp_path / "a" / "config.toml", "--out", tmp_path / "b").exit_code == 0
+    assert (tmp_path / "a" / "metrics.csv").read_bytes() == (tmp_path / "b" / "metrics.csv").read_bytes()
+
+
+def test_compare_writes_one_table_and_one_plot_for_all(recipe, tmp_path):
+    other = tmp_path / "other.toml"
+    other.write_text(RECIPE.replace("mine", "other").replace("Mine", "Other"))
+    result = invoke("compare", recipe, other, "--out", tmp_path / "out", "--seed", 1)
+    assert result.exit_code == 0, result.output
+    lines = (tmp_path / "out" / "comparison.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["name", "mine", "other"]
+    assert (tmp_path / "out" / "accuracy.png").is_file()
+    assert (tmp_path / "out" / "other" / "metrics.csv").is_file()
+    assert "Mine" in result.stdout and "Other" in result.stdout
+
+
+def test_runs_with_the_same_label_are_told_apart_by_name(recipe, tmp_path):
+    other = tmp_path / "other.toml"
+    other.write_text(RECIPE.replace("mine", "other"))
+    result = invoke("compare", recipe, other, "--out", tmp_path / "out")
+    assert "mine" in result.stdout and "other" in result.stdout
+    assert "Mine" not in result.stdout
+
+
+def test_demo_quick_compares_the_three_methods(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo_module, "QUICK", 50)
+    result = invoke("demo", "--quick", "--seed", 1, "--out", tmp_path / "demo")
+    assert result.exit_code == 0, result.output
+    for label in ("FADAS", "FedBuff", "FedAsync"):
+        assert label in result.stdout
+    assert str(tmp_path / "demo" / "accuracy.png") in result.stdout
+    assert {p.name for p in (tmp_path / "demo").iterdir()} == {
+        "accuracy.png",
+        "comparison.csv",
+        *demo_module.RECIPES,
+    }
+
+
+def test_recipes_lists_every_recipe():
+    result = invoke("recipes")
+    assert result.exit_code == 0
+    assert all(name in result.stdout for name in names())
+
+
+def test_info_prints_what_was_built():
+    result = invoke("info")
+    assert result.exit_code == 0
+    assert "cpu_isas.baseline" in result.stdout
+    assert "cuda_built" in result.stdout
+
+
+def test_version_is_printed():
+    import fastagg
+
+    result = invoke("--version")
+    assert result.exit_code == 0
+    assert result.stdout.strip() == f"fastagg {fastagg.__version__}"
+
+
+def test_help_names_every_command_and_needs_no_simulator():
+    program = "import sys; from fastagg.cli import app; app(['--help'], standalone_mode=False); "
+    program += "assert not {'matplotlib', 'sklearn', 'pydantic', 'fastagg.sim.run'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for command in ("demo", "run", "compare", "recipes", "info", "bench"):
+        assert command in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "client.lr=-1"], "mine.toml: client.lr: input should be greater than 0, got -1"),
+        (["--set", "client.speed=1"], "unknown key client.speed (known here: lr,"),
+        (["--set", "client.lr"], "expected key=value"),
+        (["--set", "participation.concurrency=13"], "more than data.clients, 12"),
+        (["--set", "algorithm.name=FedMagic"], "algorithm 'FedMagic' is unknown, known:"),
+        (["--set", "algorithm.speed=1"], "FedBuff has no keyword 'speed', known:"),
+        (["--set", "algorithm.lr=-1"], "lr"),
+        (["--set", "algorithm.buffer_size=0"], "buffer_size"),
+        (["--set", "data.clients=2000", "--set", "data.min_samples=1"], "cannot give each of 2000 clients"),
+        (["--data-dir", "nowhere"], "unknown key data.dir"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_and_exit_code_2(recipe, arguments, message):
+    assert message in refused("run", recipe, *arguments)
+
+
+def test_missing_files_and_folders_are_one_line_and_exit_code_2(recipe, tmp_path):
+    assert "no recipe 'nothing'" in refused("run", "nothing")
+    assert "cannot read the recipe none.toml" in refused("run", "none.toml")
+    assert "nowhere does not exist" in refused("run", "fadas-mnist-large", "--data-dir", tmp_path / "nowhere")
+    version = 'delay={name="version", file="none.csv"}'
+    changes = ["--set", version, "--set", 'participation={rule="all"}']
+    assert "cannot read the delay file none.csv" in refused("run", recipe, *changes)
+    (tmp_path / "none.csv").write_text("1,2,3\n")
+    assert "has 3 columns, expected 1 or 12" in refused("run", recipe, *changes)
+    assert "given more than once" in refused("compare", recipe, recipe)
+    assert "cannot write results to" in refused("run", recipe, "--out", recipe / "below-a-file")
+
+
+def test_a_long_message_stays_on_one_line(recipe):
+    line = refused("run", recipe, "--set", f"data.{'x' * 300}=1")
+    assert "x" * 300 in line
+
+
+def test_ctrl_c_ends_with_130_after_writing(recipe, tmp_path):
+    program = (
+        "import signal, sys; from fastagg.sim import run as r; step = r.Simulation.step\n"
+        "def interrupted(self):\n"
+        "    if self.uploads == 6: signal.raise_signal(signal.SIGINT)\n"
+        "    return step(self)\n"
+        "r.Simulation.step = interrupted\n"
+        "from fastagg.cli import app; app(sys.argv[1:])"
+    )
+    arguments = ["compare", str(recipe), "fadas-digits-large", "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads((tmp_path / "out" / "mine" / "summary.json").read_text())["interrupted"] is True
+    assert not (tmp_path / "out" / "fadas-digits-large").exists()  # the others are not started
+    assert (tmp_path / "out" / "accuracy.png").is_file()
+
+
+def test_bench_outside_a_checkout_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(cli, "_bench_folder", lambda: None)
+    assert "in a checkout of the repository" in refused("bench")
+
+
+def test_bench_without_its_tools_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setattr(cli, "_bench_folder", lambda: tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert 'pip install "fastagg[bench]"' in refused("bench")
+
+
+@pytest.mark.parametrize(("body", "code"), [("pass", 0), ("assert False", 1)])
+def test_bench_runs_the_checkouts_benchmarks(monkeypatch, tmp_path, body, code):
+    pytest.importorskip("pytest_benchmark")
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "pyproject.toml").write_text("")
+    (tmp_path / "bench" / "test_it.py").write_text(f"def test_it():\n    {body}\n")
+    monkeypatch.chdir(tmp_path)
+    assert invoke("bench", "-q").exit_code == code
