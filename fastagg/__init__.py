@@ -12,7 +12,9 @@ from fastagg.algorithms import (
     ASGD,
     CA2FL,
     FADAS,
+    AsyncFedED,
     DelayAdaptiveASGD,
+    FedAC,
     FedAdagrad,
     FedAdam,
     FedAMS,
@@ -24,7 +26,17 @@ from fastagg.algorithms import (
     FedYogi,
 )
 from fastagg.cache import ClientCache
-from fastagg.directions import ActiveSet, AllClients, Buffer, Calibrated, Cohort, Differences, Mixing, Single
+from fastagg.directions import (
+    ActiveSet,
+    AllClients,
+    Buffer,
+    Calibrated,
+    Cohort,
+    CosineBuffer,
+    Differences,
+    Mixing,
+    Single,
+)
 from fastagg.dispatch import Dispatch, Receipt
 from fastagg.errors import (
     CheckpointError,
@@ -37,8 +49,9 @@ from fastagg.errors import (
     UnknownClient,
     UnknownVersion,
 )
+from fastagg.euclidean import Euclidean
 from fastagg.layout import Layout
-from fastagg.optimizers import SGD, Adagrad, Adam, AMSGrad, Momentum, Yogi
+from fastagg.optimizers import SGD, Adagrad, Adam, AMSGrad, Lookahead, Momentum, Yogi
 from fastagg.server import Server, load
 from fastagg.staleness import Constant, DelayAdaptive, Hinge, Polynomial
 from fastagg.versions import VersionStore
@@ -57,6 +70,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AllClients",
+    "AsyncFedED",
     "Buffer",
     "Calibrated",
     "CheckpointError",
@@ -64,13 +78,16 @@ __all__ = [
     "Cohort",
     "ConfigError",
     "Constant",
+    "CosineBuffer",
     "DTypeMismatch",
     "DataError",
     "DelayAdaptive",
     "DelayAdaptiveASGD",
     "Differences",
     "Dispatch",
+    "Euclidean",
     "FastaggError",
+    "FedAC",
     "FedAMS",
     "FedAdagrad",
     "FedAdam",
@@ -82,6 +99,7 @@ __all__ = [
     "FedYogi",
     "Hinge",
     "Layout",
+    "Lookahead",
     "Mixing",
     "Momentum",
     "NonFiniteUpdate",

@@ -9,9 +9,20 @@ from __future__ import annotations
 from typing import Any
 
 from fastagg import _checks
-from fastagg.directions import ActiveSet, AllClients, Buffer, Calibrated, Cohort, Differences, Mixing, Single
+from fastagg.directions import (
+    ActiveSet,
+    AllClients,
+    Buffer,
+    Calibrated,
+    Cohort,
+    CosineBuffer,
+    Differences,
+    Mixing,
+    Single,
+)
 from fastagg.errors import ConfigError
-from fastagg.optimizers import SGD, Adagrad, Adam, AMSGrad, Momentum, Optimizer, Yogi
+from fastagg.euclidean import Euclidean
+from fastagg.optimizers import SGD, Adagrad, Adam, AMSGrad, Lookahead, Momentum, Optimizer, Yogi
 from fastagg.server import Server
 from fastagg.staleness import Constant, DelayAdaptive, Hinge, Polynomial, Staleness
 
@@ -242,6 +253,66 @@ def CA2FL(
         ConfigError: a setting is out of range, or the cache does not fit into memory.
     """
     return Server(params, Calibrated(num_clients, buffer_size, cache, repeat), SGD(lr), **server)
+
+
+def AsyncFedED(
+    params: Any,
+    *,
+    lam: float,
+    eps: float,
+    gamma_bar: float = 3.0,
+    kappa: float = 1.0,
+    local_steps: int = 10,
+    max_local_steps: int | None = None,
+    gamma_max: float | None = None,
+    sketch: int | None = None,
+    **server: Any,
+) -> Server:
+    """Steps weighted by Euclidean staleness, and local steps that follow it: paper 003, Algorithm 1.
+
+    ``gamma = |x_t - x_s|/|Delta_i|`` (Eq. 6); ``x <- x + lam/(gamma + eps)*Delta_i`` (Eqs. 5, 7);
+    ``K_next = K_i + floor((gamma_bar - gamma)*kappa)`` (Eq. 8), which ``dispatch`` tells the client. Only versions in
+    flight are kept.
+
+    Args:
+        params: the model.
+        lam, eps, gamma_bar, kappa, local_steps, max_local_steps, gamma_max, sketch: see :class:`fastagg.Euclidean`.
+        server: further arguments of :class:`fastagg.Server`.
+
+    Raises:
+        ConfigError: a setting is out of range.
+    """
+    policy = Euclidean(lam, eps, gamma_bar, kappa, local_steps, max_local_steps, gamma_max, sketch)
+    return Server(params, Single(), SGD(1.0), policy, **server)
+
+
+def FedAC(
+    params: Any,
+    *,
+    lr: float,
+    buffer_size: int = 10,
+    betas: tuple[float, float] = (0.6, 0.9),
+    eps: float = 1e-8,
+    **server: Any,
+) -> Server:
+    """FedAC, a baseline of paper 004. A **reconstruction**: its own paper's equations could not be had.
+
+    Updates are weighted by ``max(cos(x_t - x_s, Delta_i), 0.1)``, 1 when fresh; the mean goes into Adam's moments and
+    the step looks one moment ahead. Clients correct their drift with control variates:
+    :class:`fastagg.clients.DriftCorrection`; its second result is ``receive``'s ``control``.
+
+    Args:
+        params: the model.
+        lr: server learning rate eta, >= 0.
+        buffer_size: M, >= 1.
+        betas: decay rates.
+        eps: outside the square root, > 0.
+        server: further arguments of :class:`fastagg.Server`.
+
+    Raises:
+        ConfigError: a setting is out of range.
+    """
+    return Server(params, CosineBuffer(buffer_size), Lookahead(lr, betas, eps), **server)
 
 
 def _synchronous(params: Any, clients_per_round: int, optimizer: Optimizer, server: dict[str, Any]) -> Server:

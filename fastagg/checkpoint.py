@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastagg import directions, optimizers, staleness
+from fastagg import directions, euclidean, optimizers, staleness
 from fastagg.errors import CheckpointError, ConfigError
 from fastagg.layout import Layout
 
 FORMAT = 1
-_MODULES = (directions, optimizers, staleness)
+_MODULES = (directions, optimizers, staleness, euclidean)
 
 
 def cloned(value: Any) -> Any:

@@ -34,6 +34,38 @@ class GradientDifference:
         return change
 
 
+class DriftCorrection:
+    """A client of FedAC: its control variate ``c_i``, and the correction after local training.
+
+    A reconstruction, see :func:`fastagg.FedAC`.
+    """
+
+    def __init__(self) -> None:
+        self.control: Tensor | None = None  # c_i, zero at first
+
+    def correct(
+        self, start: Tensor, trained: Tensor, server: Tensor, *, steps: int, lr: float
+    ) -> tuple[Tensor, Tensor]:
+        """Correct a locally trained model for drift.
+
+        Args:
+            start: x_s, the model it was sent, flat [d].
+            trained: y, after ``steps`` local steps of learning rate ``lr``, flat [d].
+            server: C, the task's ``control``, [d].
+            steps: E, >= 1.
+            lr: eta_l, > 0.
+
+        Returns:
+            The delta to send, ``y - lr*(C - c_i) - x_s``, and the change of the control variate, ``c_new - c_i`` with
+            ``c_new = (x_s - y)/(E*lr) - (C - c_i)``.
+        """
+        mine = torch.zeros_like(start) if self.control is None else self.control
+        gap = server - mine
+        new = (start - trained) / (steps * lr) - gap
+        self.control = new
+        return trained - lr * gap - start, new - mine
+
+
 def add_proximal_gradient_(module: nn.Module, start: Iterable[Tensor], mu: float) -> None:
     """FedProx's local term: add ``mu*(x - x_t)`` to the gradients (paper 003, Eq. 39: ``(mu/2)*|x - x_t|^2``).
 

@@ -20,12 +20,14 @@ class Dispatch:
     Attributes:
         client: who it is for.
         version: the server version it starts from (``s`` in the papers).
+        control: the server's control variate, [d] (FedAC), else None; read it, do not write to it.
         local_steps: how many local steps to take, where the algorithm decides that (AsyncFedED); else None.
     """
 
     client: Client
     version: int
     local_steps: int | None
+    control: Tensor | None = field(repr=False)
     _layout: Layout = field(repr=False)
     _model: ModelState = field(repr=False)
 

@@ -105,6 +105,17 @@ class Yogi(Adam):
 
 
 @dataclass(frozen=True)
+class Lookahead(Adam):
+    """FedAC's step: ``m`` and ``v`` as Adam, then ``x <- x + lr*(b1*m + (1-b1)*D)/(sqrt(v) + eps)``.
+
+    A reconstruction, see :func:`fastagg.FedAC`.
+    """
+
+    betas: tuple[float, float] = (0.6, 0.9)
+    kernel: ClassVar[str] = "lookahead"
+
+
+@dataclass(frozen=True)
 class Adagrad(Optimizer):
     """``v <- v + D*D``, then as Adam (FedAdagrad).
 

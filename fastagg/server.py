@@ -85,6 +85,7 @@ class Server:
         _checks.one_of("buffers", buffers, MODES)
         _checks.whole("seed", seed, least=0)
         self.direction.check(self.staleness, clip_norm, weighting)
+        self.staleness.check(type(self.direction) is Single and type(self.optimizer) is SGD)
         self.num_clients, self.clip_norm, self.weighting, self.seed = num_clients, clip_norm, weighting, seed
 
         self._lock = threading.RLock()
@@ -99,7 +100,8 @@ class Server:
         self._moments = {name: memory.zeros(self.layout.size, self.device) for name in moments}
         self._state = self.direction.start(self.layout.size, self.device, seed)
         self._policy = self.staleness.start(self.layout.size, seed)
-        self._keeps_versions = self.direction.needs_base or self.staleness.needs_base
+        self._measures = self.direction.measures or self.staleness.measures
+        self._keeps_versions = self.direction.needs_base or self._measures
         self._versions = VersionStore()
         self._in_flight: dict[Client, list[int]] = {}  # versions not answered yet
         self._last_sent: dict[Client, int] = {}
@@ -130,9 +132,9 @@ class Server:
                 held.append(self.version)
             self._last_sent[client] = self.version
             self._sent = True
-            local_steps = self._policy.dispatched(client, self.version, self._flat)
+            local_steps = self._policy.dispatched(client, self.version)
             model = ModelState(self._flat, self._buffers.values, list(self._buffers.counters))
-            return Dispatch(client, self.version, local_steps, self.layout, model)
+            return Dispatch(client, self.version, local_steps, self.control, self.layout, model)
 
     @property
     def update_kind(self) -> str:
@@ -147,6 +149,7 @@ class Server:
         num_samples: float | None = None,
         *,
         kind: str | None = None,
+        control: Any = None,
     ) -> Receipt:
         """Take ``client``'s update; the model steps if the algorithm says so.
 
@@ -158,6 +161,7 @@ class Server:
                 DLPack; fp32, fp16 or bf16. Buffers in it are the client's own values, and may be left out.
             version: the version it was trained from; None means the one last dispatched to this client.
             num_samples: the client's number of samples, needed with ``weighting="samples"``.
+            control: for FedAC, the change of the client's control variate, ``c_new - c_i``, flat [d].
             kind: ``delta`` or ``gradient``, if the sender says which it is; refused when it is the other one.
 
         Raises:
@@ -169,21 +173,26 @@ class Server:
         client = self._client(client)
         self._refuse_other_kind(kind or getattr(update, "kind", None))
         parsed = self.layout.parse(update)
-        norm = self._inspect(parsed)
         share = self._share(num_samples)
         pieces = parsed.parameters.to(self.device)
+        change = self._control(control)
+        norm, moved, cosine = (0.0, None, 0.0) if self._measures else (self._inspect(parsed), None, 0.0)
         with self._lock:
             start = self._answered(client, version)
             delay = self.version - start
-            gain = 1.0 if self.clip_norm is None or norm <= self.clip_norm else self.clip_norm / norm
             base = self._versions.get(start) if self._keeps_versions else None
-            facts = Facts(client, start, delay, pieces, gain, base, self._flat)
+            if self._measures and base is not None:
+                norm, moved, cosine = self._measure(parsed, pieces, base)
+            gain = 1.0 if self.clip_norm is None or norm <= self.clip_norm else self.clip_norm / norm
+            facts = Facts(client, start, delay, pieces, gain, norm, moved)
             weight = self._policy.weigh(facts)
             step_size: float | None = None
             applied = False
             if weight is not None:
                 held = base if self.direction.needs_base else None
-                arrival = Arrival(client, pieces, start, self.version, gain, weight, share, held)
+                arrival = Arrival(
+                    client, pieces, start, self.version, gain, weight, share, held, cosine, change
+                )  # fmt: skip
                 step_size = self._state.arrive(arrival, self._apply)
                 # A rate of zero, from a policy that drops stale updates, moves the version but not the model.
                 applied = step_size is not None and (step_size != 0.0 or self.optimizer.lr == 0.0)
@@ -194,7 +203,7 @@ class Server:
                 self._buffers.discard()
             if step_size is not None:
                 self._retarget()
-                self._policy.stepped(facts, step_size, self.version)
+                self._policy.stepped(facts, step_size * self.direction.sign)
             self._answer(client, start)
             return Receipt(client, applied, self.version, delay, step_size, norm, weight or 0.0)
 
@@ -256,13 +265,33 @@ class Server:
 
     # -- the step ------------------------------------------------------------------------------------------------
 
+    def _measure(self, parsed: Parsed, pieces: Pieces, base: Tensor) -> tuple[float, float, float]:
+        """Norm of the update, distance the model moved since, and the cosine between the two, in one read."""
+        seen = ops.distances(pieces, self._flat, base)
+        self._refuse_non_finite(parsed, seen.finite)
+        product = seen.moved * seen.norm
+        return seen.norm, seen.moved, seen.inner / product if product > 0.0 else 0.0
+
     def _inspect(self, parsed: Parsed) -> float:
         seen = ops.inspect(parsed.parameters)
-        if not seen.finite:
+        self._refuse_non_finite(parsed, seen.finite)
+        return seen.norm
+
+    def _refuse_non_finite(self, parsed: Parsed, finite: bool) -> None:
+        if not finite:
             raise NonFiniteUpdate(f"update: NaN or infinity in {self._culprits(parsed.parameters)}")
         if parsed.buffers is not None and not ops.inspect(parsed.buffers).finite:
             raise NonFiniteUpdate("update: NaN or infinity in its buffers (running statistics)")
-        return seen.norm
+
+    def _control(self, control: Any) -> Pieces | None:
+        if control is None:
+            return None
+        if not self.direction.takes_control:
+            raise ConfigError("control: only FedAC takes one")
+        pieces = self.layout.parse(control, "control").parameters
+        if not ops.inspect(pieces).finite:
+            raise NonFiniteUpdate("control: NaN or infinity")
+        return pieces.to(self.device)
 
     def _culprits(self, pieces: Pieces) -> str:
         names = [entry.name for entry in self.layout.entries if entry.role == "parameter"]
@@ -290,6 +319,11 @@ class Server:
         self.steps += 1
         self.version += 1
         return lr
+
+    @property
+    def control(self) -> Tensor | None:
+        """FedAC's control variate C, [d]; None for the other algorithms. Read it, do not write to it."""
+        return getattr(self._state, "control", None)
 
     # -- the model -----------------------------------------------------------------------------------------------
 

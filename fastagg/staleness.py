@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from torch import Tensor
-
 from fastagg import _checks
 from fastagg.errors import ConfigError
 from fastagg.pieces import Pieces
@@ -25,8 +23,8 @@ class Facts(NamedTuple):
     delay: int
     update: Pieces
     gain: float  # clipping factor still to be applied to the update
-    base: Tensor | None  # the model it was trained from, where the policy asked for it
-    model: Tensor  # the model now
+    norm: float  # of the update, before clipping
+    moved: float | None  # |x_t - x_s|, where the policy measures it
 
 
 @dataclass(frozen=True)
@@ -34,12 +32,26 @@ class Staleness:
     """Base of the policies: delays change nothing.
 
     Attributes:
-        needs_base: whether :class:`Facts` must hold the model the update was trained from.
+        measures: whether :class:`Facts` must hold the distance the model moved since it was sent; its versions are then
+            kept while any client holds them.
         weighs: whether an update's weight may differ from 1.
     """
 
-    needs_base: ClassVar[bool] = False
     weighs: ClassVar[bool] = False
+
+    @property
+    def measures(self) -> bool:
+        return False
+
+    def check(self, steps_along_updates: bool) -> None:
+        """Refuse directions and optimizers that make no sense with this policy.
+
+        Args:
+            steps_along_updates: whether every step is a multiple of one update (Single into SGD).
+
+        Raises:
+            ConfigError: and why.
+        """
 
     def weight(self, delay: int) -> float:
         """Factor on an update that is ``delay`` versions old."""
@@ -60,7 +72,7 @@ class StalenessState:
     def __init__(self, policy: Staleness) -> None:
         self.policy = policy
 
-    def dispatched(self, client: int | str, version: int, model: Tensor) -> int | None:
+    def dispatched(self, client: int | str, version: int) -> int | None:
         """A model goes out; the number of local steps the client is told to take, if the policy says so."""
         return None
 
@@ -71,8 +83,8 @@ class StalenessState:
     def answered(self, client: int | str, version: int) -> None:
         """A task was answered or given up."""
 
-    def stepped(self, facts: Facts, step_size: float, version: int) -> None:
-        """The model stepped to ``version`` with the update in ``facts``."""
+    def stepped(self, facts: Facts, step_size: float) -> None:
+        """The model stepped by ``step_size`` (negative for gradients) along the clipped update in ``facts``."""
 
     def nbytes(self) -> int:
         """Bytes of tensors held."""

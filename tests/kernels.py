@@ -1,7 +1,7 @@
 """What the kernel tests share: sizes, vectors, and the kernels' specification as float32 NumPy.
 
-`spec_step` performs the operations of csrc/math/optimizer.h in the same order in IEEE float32, so a kernel must equal it
-to the bit; `fastagg.reference` is float64, so a kernel must be near it.
+`spec_step` performs the operations of csrc/math/optimizer.h in the same order in IEEE float32, so a kernel must
+equal it to the bit; `fastagg.reference` is float64, so a kernel must be near it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def spec_step(
         return {"x": torch.from_numpy(x0 + f(lr) * s["m"]), "m": torch.from_numpy(s["m"])}
     s["m"] = b1 * s["m"] + r1 * d
     square = d * d
-    if optimizer in ("adam", "amsgrad"):
+    if optimizer in ("adam", "amsgrad", "lookahead"):
         s["v"] = b2 * s["v"] + r2 * square
     elif optimizer == "adagrad":
         s["v"] = s["v"] + square
@@ -99,5 +99,6 @@ def spec_step(
     if optimizer == "amsgrad":
         s["vhat"] = np.maximum(s["vhat"], s["v"])
     second = s["vhat"] if optimizer == "amsgrad" else s["v"]
-    s["x"] = x0 + (f(lr) * s["m"]) / (np.sqrt(second) * root_scale + f(eps))
+    m = b1 * s["m"] + r1 * d if optimizer == "lookahead" else s["m"]
+    s["x"] = x0 + (f(lr) * m) / (np.sqrt(second) * root_scale + f(eps))
     return {name: torch.from_numpy(np.asarray(value)) for name, value in s.items()}

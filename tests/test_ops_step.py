@@ -107,6 +107,7 @@ def test_named_functions_are_step() -> None:
         "adam": lambda x, s: ops.adam_(x, update, s["m"], s["v"], lr=0.1, betas=BETAS, correction=2),
         "amsgrad": lambda x, s: ops.amsgrad_(x, update, s["m"], s["v"], s["vhat"], lr=0.1, betas=BETAS, correction=2),
         "yogi": lambda x, s: ops.yogi_(x, update, s["m"], s["v"], lr=0.1, betas=BETAS, correction=2),
+        "lookahead": lambda x, s: ops.step_(x, update, optimizer="lookahead", lr=0.1, betas=BETAS, **s),
         "adagrad": lambda x, s: ops.adagrad_(x, update, s["m"], s["v"], lr=0.1, beta=0.9),
     }
     assert set(calls) == set(ops.OPTIMIZERS)
@@ -135,7 +136,8 @@ def refused(error: type[Exception], **changes: object) -> None:
     """step_ raises and leaves every vector as it was."""
     size = 64
     arguments: dict[str, object] = {
-        "x": vector(size, 1), "update": vector(size, 2), "optimizer": "amsgrad", "lr": 0.1, **moments("amsgrad", size, 3)
+        "x": vector(size, 1), "update": vector(size, 2), "optimizer": "amsgrad", "lr": 0.1,
+        **moments("amsgrad", size, 3),
     }  # fmt: skip
     arguments.update(changes)
     before = {k: v.clone() for k, v in arguments.items() if isinstance(v, torch.Tensor)}

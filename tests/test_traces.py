@@ -98,6 +98,7 @@ OPTIMIZERS: dict[str, tuple[Build, Build]] = {
     "adam": (lambda: fastagg.Adam(0.01, **ADAPTIVE), lambda: oracle.Adam(0.01, **ADAPTIVE)),
     "amsgrad": (lambda: fastagg.AMSGrad(0.01, **ADAPTIVE), lambda: oracle.AMSGrad(0.01, **ADAPTIVE)),
     "yogi": (lambda: fastagg.Yogi(0.01, **ADAPTIVE), lambda: oracle.Yogi(0.01, **ADAPTIVE)),
+    "lookahead": (lambda: fastagg.Lookahead(0.01, **ADAPTIVE), lambda: oracle.FedACOptimizer(0.01, **ADAPTIVE)),
     "adagrad": (lambda: fastagg.Adagrad(0.01, 0.5, 0.03), lambda: oracle.Adagrad(0.01, 0.5, 0.03)),
 }
 DIRECTIONS: dict[str, tuple[Build, Build]] = {

@@ -68,9 +68,7 @@ def test_aced_with_a_large_bound_is_ace_to_the_bit(case: Case, cache: str, warmu
     assert all(torch.equal(a.x, b.x) for a, b in zip(*runs, strict=True))
 
 
-@given(
-    case=cases(max_length=60), common=common, m=st.integers(1, 4), repeat=st.sampled_from(["start", "latest"])
-)
+@given(case=cases(max_length=60), common=common, m=st.integers(1, 4), repeat=st.sampled_from(["start", "latest"]))
 @settings(max_examples=200)
 def test_ca2fl(case: Case, common: dict[str, Any], m: int, repeat: str) -> None:
     how = {"lr": 0.5, "num_clients": case.num_clients, "buffer_size": m, "repeat": repeat}

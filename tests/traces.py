@@ -181,9 +181,7 @@ def traces(
 
 
 @st.composite
-def synchronous_traces(
-    draw: st.DrawFn, num_clients: int, clients_per_round: int, max_rounds: int = 6
-) -> Trace:
+def synchronous_traces(draw: st.DrawFn, num_clients: int, clients_per_round: int, max_rounds: int = 6) -> Trace:
     """Rounds of distinct clients, all sent one version, returning in another order; the last may be cut."""
     trace: Trace = []
     for _ in range(draw(st.integers(1, max_rounds))):

@@ -8,6 +8,7 @@
 
 #include "../cpu/cached_step.h"
 #include "../cpu/kernels.h"
+#include "../cpu/norms.h"
 #include "../cpu/pool.h"
 #include "../cpu/step.h"
 #if defined(FASTAGG_CUDA)
@@ -52,6 +53,19 @@ double sum_squares(const Pieces& pieces) {
   return cpu::sum_squares(update);
 }
 
+std::tuple<double, double, double> distances(const Pieces& pieces, Address x, Address base) {
+  const cpu::Update update = update_of(pieces);
+  py::gil_scoped_release release;
+  const cpu::Distances found = cpu::distances(update, at(x), at(base));
+  return {found.moved, found.update, found.inner};
+}
+
+void sketch(const Pieces& pieces, int64_t k, uint64_t seed, Address out) {
+  const cpu::Update update = update_of(pieces);
+  py::gil_scoped_release release;
+  cpu::sketch(update, k, seed, at(out));
+}
+
 void gather(const Pieces& pieces, Address out) {
   const cpu::Update update = update_of(pieces);
   py::gil_scoped_release release;
@@ -65,9 +79,20 @@ void cached_step(const Pieces& pieces, const cpu::Rows& rows, int kind, float ga
                  const std::vector<std::pair<int64_t, float>>& terms, int optimizer, const Hyper& hyper, Address m,
                  Address v, Address vhat, Address x, Address x_out) {
   const cpu::Update update = update_of(pieces);
-  cpu::CachedDirection direction{static_cast<cpu::CachedKind>(kind), gain, write, read, random,
-                                 {at(high), reinterpret_cast<int8_t*>(low)}, entering, leaving, sum_scale, at(acc),
-                                 at(acc_out), weight, acc_scale, {}};
+  cpu::CachedDirection direction{static_cast<cpu::CachedKind>(kind),
+                                 gain,
+                                 write,
+                                 read,
+                                 random,
+                                 {at(high), reinterpret_cast<int8_t*>(low)},
+                                 entering,
+                                 leaving,
+                                 sum_scale,
+                                 at(acc),
+                                 at(acc_out),
+                                 weight,
+                                 acc_scale,
+                                 {}};
   for (const auto& [slot, term] : terms) direction.terms.push_back({slot, term});
   cpu::Optimizer steps{kSgd, hyper, nullptr, nullptr, nullptr, nullptr, nullptr};
   if (optimizer >= 0) steps = {static_cast<OptimizerKind>(optimizer), hyper, at(m), at(v), at(vhat), at(x), at(x_out)};
@@ -103,13 +128,13 @@ PYBIND11_MODULE(_native, m) {
                  static_cast<float>(root_scale)};
   }));
 
-  py::class_<cpu::Rows>(m, "Rows")
-      .def(py::init([](int format, Address data, Address scales, int64_t row_bytes, int64_t row_scales) {
-        return cpu::Rows{static_cast<RowFormat>(format), reinterpret_cast<void*>(data), at(scales), row_bytes,
-                         row_scales};
-      }));
-  py::class_<RandomKey>(m, "RandomKey")
-      .def(py::init([](uint64_t seed, uint64_t arrival, uint32_t client) { return RandomKey{seed, arrival, client}; }));
+  py::class_<cpu::Rows>(m, "Rows").def(py::init([](int format, Address data, Address scales, int64_t row_bytes,
+                                                   int64_t row_scales) {
+    return cpu::Rows{static_cast<RowFormat>(format), reinterpret_cast<void*>(data), at(scales), row_bytes, row_scales};
+  }));
+  py::class_<RandomKey>(m, "RandomKey").def(py::init([](uint64_t seed, uint64_t arrival, uint32_t client) {
+    return RandomKey{seed, arrival, client};
+  }));
 
   m.def("step", &step);
   m.def("cached_step", &cached_step);
@@ -117,6 +142,8 @@ PYBIND11_MODULE(_native, m) {
   m.def("read_row", &read_row);
   m.def("accumulate", &accumulate);
   m.def("sum_squares", &sum_squares);
+  m.def("distances", &distances);
+  m.def("sketch", &sketch);
   m.def("gather", &gather);
 
   m.def("cpu_isas", &cpu_isas, "Instruction sets compiled in, best first -> whether this processor has them.");

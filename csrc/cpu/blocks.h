@@ -49,12 +49,8 @@ class Reader {
       case kFloat32:
         std::memcpy(out, static_cast<const float*>(piece_->data) + start, static_cast<size_t>(count) * sizeof(float));
         break;
-      case kFloat16:
-        kernels_.widen_f16(static_cast<const uint16_t*>(piece_->data) + start, out, count);
-        break;
-      case kBFloat16:
-        kernels_.widen_bf16(static_cast<const uint16_t*>(piece_->data) + start, out, count);
-        break;
+      case kFloat16: kernels_.widen_f16(static_cast<const uint16_t*>(piece_->data) + start, out, count); break;
+      case kBFloat16: kernels_.widen_bf16(static_cast<const uint16_t*>(piece_->data) + start, out, count); break;
     }
   }
 

@@ -60,8 +60,12 @@ struct Kernels {
   void (*settle)(const double* total, float* high, int8_t* low, int64_t n);
   // out = a*a_scale + b*b_scale
   void (*combine)(const float* a, float a_scale, const float* b, float b_scale, float* out, int64_t n);
-  // Sum of squares of exactly kBlock elements, in reduce.h's shape.
-  double (*sum_squares)(const float* in);
+  // out = a - b
+  void (*subtract)(const float* a, const float* b, float* out, int64_t n);
+  // out += in, element i with the sign of bit i of `signs`
+  void (*sketch)(const float* in, const uint32_t* signs, float* out, int64_t n);
+  // Sum of a*b over exactly kBlock elements, in double and in reduce.h's shape.
+  double (*dot)(const float* a, const float* b);
 };
 
 // The tables this build holds, best first, and whether this processor can run each.

@@ -109,7 +109,7 @@ typedef float Floats __attribute__((vector_size(32), aligned(4)));
 typedef double Doubles __attribute__((vector_size(64)));
 constexpr int64_t kWidth = 8;
 
-double sum_squares_block(const float* in) {
+double dot_block(const float* a, const float* b) {
   alignas(64) double lanes[kLanes];
   // As many lanes at a time as their sums fit in registers; the sums themselves are the same.
 #if defined(__AVX512F__)
@@ -120,11 +120,12 @@ double sum_squares_block(const float* in) {
   for (int64_t first = 0; first < kLanes; first += kSweep) {
     Doubles sum[kSweep / kWidth] = {};
     for (int64_t k = first; k < kBlock; k += kLanes) {
-      for (int64_t line = 0; line < kSweep; line += kLine) ahead(in + k + kBlock + line);
-#pragma GCC unroll 8
+      for (int64_t line = 0; line < kSweep; line += kLine) ahead(a + k + kBlock + line);
+#pragma GCC unroll 16
       for (int64_t l = 0; l < kSweep / kWidth; ++l) {
-        const Doubles value = __builtin_convertvector(*reinterpret_cast<const Floats*>(in + k + l * kWidth), Doubles);
-        sum[l] += value * value;
+        const int64_t at = k + l * kWidth;
+        sum[l] += __builtin_convertvector(*reinterpret_cast<const Floats*>(a + at), Doubles) *
+                  __builtin_convertvector(*reinterpret_cast<const Floats*>(b + at), Doubles);
       }
     }
     memcpy(lanes + first, sum, sizeof sum);
@@ -152,7 +153,7 @@ const Kernels table = {
     blend_block,
     stream_block,
     {optimizer_block<kSgd>, optimizer_block<kMomentum>, optimizer_block<kAdam>, optimizer_block<kAmsgrad>,
-     optimizer_block<kYogi>, optimizer_block<kAdagrad>},
+     optimizer_block<kYogi>, optimizer_block<kAdagrad>, optimizer_block<kLookahead>},
     random_bits_block,
     {encode_float32, encode_bf16, encode_int8, encode_int4},
     {decode_float32, decode_bf16, decode_int8, decode_int4},
@@ -160,7 +161,9 @@ const Kernels table = {
     add_exactly_block,
     settle_block,
     combine_block,
-    sum_squares_block,
+    subtract_block,
+    sketch_block,
+    dot_block,
 };
 
 }  // namespace fastagg::cpu::FASTAGG_ISA_NAMESPACE

@@ -73,8 +73,7 @@ void decode_int8(RowBlock row, float* out, int64_t n) {
     const float scale = row.scales[b / kScaleBlock];
     for (int64_t line = 0; line < kScaleBlock; line += 64) ahead(in + b + line + 2 * kAhead);
     FASTAGG_NO_CARRY
-    for (int64_t i = b; i < b + kScaleBlock; ++i)
-      out[i] = static_cast<float>(static_cast<int32_t>(in[i])) * scale;
+    for (int64_t i = b; i < b + kScaleBlock; ++i) out[i] = static_cast<float>(static_cast<int32_t>(in[i])) * scale;
   }
 }
 
@@ -139,4 +138,19 @@ void settle_block(const double* total, float* high, int8_t* low, int64_t n) {
 
 void combine_block(const float* a, float a_scale, const float* b, float b_scale, float* out, int64_t n) {
   sweep(n, [=](int64_t i) FASTAGG_INLINE { out[i] = a[i] * a_scale + b[i] * b_scale; }, b);
+}
+
+void subtract_block(const float* a, const float* b, float* out, int64_t n) {
+  sweep(n, [=](int64_t i) FASTAGG_INLINE { out[i] = a[i] - b[i]; }, a, b);
+}
+
+void sketch_block(const float* in, const uint32_t* signs, float* out, int64_t n) {
+  sweep(
+      n,
+      [=](int64_t i) FASTAGG_INLINE {
+        uint32_t bits;
+        memcpy(&bits, in + i, sizeof bits);
+        out[i] += float_from_bits(bits ^ ((signs[i / 32] >> (i % 32)) << 31));
+      },
+      in);
 }

@@ -46,25 +46,4 @@ void accumulate(const Update& update, const float* acc, float weight, float* acc
 
 void gather(const Update& update, float* out) { accumulate(update, nullptr, 1.0f, out); }
 
-double sum_squares(const Update& update) {
-  const int64_t groups = (update.size + kGroup - 1) / kGroup;
-  std::vector<double> partial(static_cast<size_t>(groups), 0.0);
-  for_each_block(update, [&](const Kernels& table, Reader& reader, int64_t at, int64_t n) {
-    Scratch padded;
-    const float* values = reader.block(at, n);
-    if (n < kBlock) {
-      std::memset(padded.values, 0, sizeof padded.values);
-      std::memcpy(padded.values, values, static_cast<size_t>(n) * sizeof(float));
-      values = padded.values;
-    }
-    // Only this thread visits this group, and it visits its blocks in order.
-    partial[static_cast<size_t>(at / kGroup)] += table.sum_squares(values);
-  });
-  double slots[kSlots] = {};
-  for (int64_t g = 0; g < groups; ++g) slots[g % kSlots] += partial[static_cast<size_t>(g)];
-  for (int64_t half = kSlots / 2; half > 0; half /= 2)
-    for (int64_t i = 0; i < half; ++i) slots[i] += slots[i + half];
-  return slots[0];
-}
-
 }  // namespace fastagg::cpu

@@ -56,9 +56,6 @@ void step(const Update& update, const Direction& direction, const Optimizer& opt
 // acc_out = acc + weight*update; acc null starts a new sum, so that nobody needs to clear it.
 void accumulate(const Update& update, const float* acc, float weight, float* acc_out);
 
-// Sum of squares in double, in reduce.h's fixed shape; not finite exactly when some element is not finite.
-double sum_squares(const Update& update);
-
 // out = update, widened to fp32 and put together.
 void gather(const Update& update, float* out);
 

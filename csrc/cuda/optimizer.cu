@@ -102,6 +102,7 @@ void step(int64_t n, const float* direction, OptimizerKind kind, const Hyper& hy
     case kAmsgrad: launch<kAmsgrad>(n, a, hyper, device, on); break;
     case kYogi: launch<kYogi>(n, a, hyper, device, on); break;
     case kAdagrad: launch<kAdagrad>(n, a, hyper, device, on); break;
+    case kLookahead: launch<kLookahead>(n, a, hyper, device, on); break;
     default: throw std::runtime_error("fastagg CUDA optimizer step: unknown optimizer");
   }
   check(cudaGetLastError(), "optimizer step");

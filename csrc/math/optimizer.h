@@ -9,6 +9,7 @@
 //   amsgrad  x <- x + lr*m/(sqrt(vhat)*root_scale + eps)   FedAMS option 1, FADAS
 //   yogi     v <- v - (1-b2)*D*D*sign(v - D*D) ; x as adam FedYogi
 //   adagrad  v <- v + D*D ;                      x as adam FedAdagrad
+//   lookahead  v as adam; x <- x + lr*(b1*m + (1-b1)*D)/(sqrt(v)*root_scale + eps), m the new one   FedAC
 //
 // `root_scale` is 1, or 1/sqrt(1-b2^r) when Adam's bias correction is asked for (then lr carries 1/(1-b1^r)).
 // Multiplying by exactly 1 changes no bit, so one formula serves both.
@@ -20,7 +21,7 @@
 
 namespace fastagg {
 
-enum OptimizerKind : int { kSgd = 0, kMomentum, kAdam, kAmsgrad, kYogi, kAdagrad, kOptimizerKinds };
+enum OptimizerKind : int { kSgd = 0, kMomentum, kAdam, kAmsgrad, kYogi, kAdagrad, kLookahead, kOptimizerKinds };
 
 struct Hyper {
   float lr;
@@ -48,7 +49,7 @@ FASTAGG_FN float optimize(float d, float x, float& m, float& v, float& vhat, con
     return x + h.lr * m;
   } else {
     m = ema(h.beta1, m, h.rest1, d);
-    if constexpr (Kind == kAdam || Kind == kAmsgrad) v = ema(h.beta2, v, h.rest2, d * d);
+    if constexpr (Kind == kAdam || Kind == kAmsgrad || Kind == kLookahead) v = ema(h.beta2, v, h.rest2, d * d);
     if constexpr (Kind == kAdagrad) v = v + d * d;
     if constexpr (Kind == kYogi) {
       const float square = d * d;
@@ -60,13 +61,14 @@ FASTAGG_FN float optimize(float d, float x, float& m, float& v, float& vhat, con
       vhat = vhat > v ? vhat : v;
       return descend(x, m, vhat, h);
     }
+    if constexpr (Kind == kLookahead) return descend(x, ema(h.beta1, m, h.rest1, d), v, h);
     return descend(x, m, v, h);
   }
 }
 
 // Which moments each optimizer owns; also the order of optimizers everywhere in the package.
-constexpr bool kHasM[kOptimizerKinds] = {false, true, true, true, true, true};
-constexpr bool kHasV[kOptimizerKinds] = {false, false, true, true, true, true};
-constexpr bool kHasVhat[kOptimizerKinds] = {false, false, false, true, false, false};
+constexpr bool kHasM[kOptimizerKinds] = {false, true, true, true, true, true, true};
+constexpr bool kHasV[kOptimizerKinds] = {false, false, true, true, true, true, true};
+constexpr bool kHasVhat[kOptimizerKinds] = {false, false, false, true, false, false, false};
 
 }  // namespace fastagg

@@ -34,8 +34,8 @@ FASTAGG_FN int8_t low_of(float high, float rest) {
   return static_cast<int8_t>(nearest_whole(smaller(rest * low_unit_inverse(high), 127.0f)));
 }
 
-// sum += change. The sum's own rounding, up to half an ulp of a number n times a row, is what would drift, and it is kept;
-// the rounding of `change` itself is an ulp of a row, 1/n of that in the mean.
+// sum += change. The sum's own rounding, up to half an ulp of a number n times a row, is what would drift, and it is
+// kept; the rounding of `change` itself is an ulp of a row, 1/n of that in the mean.
 FASTAGG_FN void add_change(float& high, int8_t& low, float change) {
   float error;
   const float rest = static_cast<float>(static_cast<int32_t>(low)) * low_unit(high);

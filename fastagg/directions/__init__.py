@@ -5,6 +5,7 @@ from fastagg.directions.all_clients import AllClients, Differences
 from fastagg.directions.base import Apply, Arrival, Direction, DirectionState
 from fastagg.directions.buffer import Buffer, Cohort
 from fastagg.directions.calibrated import Calibrated
+from fastagg.directions.cosine import CosineBuffer
 from fastagg.directions.single import Mixing, Single
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Buffer",
     "Calibrated",
     "Cohort",
+    "CosineBuffer",
     "Differences",
     "Direction",
     "DirectionState",

@@ -31,6 +31,8 @@ class Arrival(NamedTuple):
     weight: float  # staleness weight s(tau)
     share: float  # its weight in a mean: the client's number of samples, or 1
     base: Tensor | None  # the model it was trained from, where the direction asked for it
+    cosine: float  # between (x_t - x_s) and the update, where the direction measures it; else 0
+    control: Pieces | None  # the change of the client's control variate (FedAC)
 
 
 class Apply(Protocol):
@@ -73,11 +75,15 @@ class Direction:
         kind: ``delta``, ``x_i^K - x_s``, which is added to the model, or ``gradient``, which is subtracted.
         needs_base: whether updates are combined with the version they were trained from, which is then kept while
             any client holds it (:class:`fastagg.versions.VersionStore`).
+        measures: whether :class:`Arrival` must hold the cosine; versions are then kept as with ``needs_base``.
+        takes_control: whether updates come with a change of the client's control variate.
         clients: number of clients, where the direction keeps something of each; else None.
     """
 
     kind: str = field(default="delta", kw_only=True)
     needs_base: ClassVar[bool] = False
+    measures: ClassVar[bool] = False
+    takes_control: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _checks.one_of("kind", self.kind, KINDS)

@@ -28,7 +28,7 @@ class Buffer(Direction):
         _checks.whole("buffer_size", self.size, least=1)
 
     def start(self, size: int, device: torch.device, seed: int) -> DirectionState:
-        return _BufferState(self.size, self.sign, size, device)
+        return BufferState(self.size, self.sign, size, device)
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Cohort(Buffer):
     """
 
     def start(self, size: int, device: torch.device, seed: int) -> DirectionState:
-        return _BufferState(self.size, self.sign, size, device, synchronous=True)
+        return BufferState(self.size, self.sign, size, device, synchronous=True)
 
 
 @dataclass
-class _BufferState:
+class BufferState:
     """The sum of the updates so far; the last of a round never enters it, it goes straight into the step."""
 
     capacity: int

@@ -10,10 +10,11 @@ Devices without a kernel run :mod:`fastagg.reference` instead (right, not fast).
 from fastagg.ops.cached import cached_step_, read_row, recompute_sum_
 from fastagg.ops.checks import OPTIMIZERS, Update
 from fastagg.ops.step import adagrad_, adam_, amsgrad_, momentum_, sgd_, step_, yogi_
-from fastagg.ops.update import Inspection, accumulate_, gather, inspect
+from fastagg.ops.update import Distances, Inspection, accumulate_, distances, gather, inspect, sketch
 
 __all__ = [
     "OPTIMIZERS",
+    "Distances",
     "Inspection",
     "Update",
     "accumulate_",
@@ -21,12 +22,14 @@ __all__ = [
     "adam_",
     "amsgrad_",
     "cached_step_",
+    "distances",
     "gather",
     "inspect",
     "momentum_",
     "read_row",
     "recompute_sum_",
     "sgd_",
+    "sketch",
     "step_",
     "yogi_",
 ]

@@ -22,6 +22,7 @@ OPTIMIZERS: dict[str, tuple[str, ...]] = {
     "amsgrad": ("m", "v", "vhat"),
     "yogi": ("m", "v"),
     "adagrad": ("m", "v"),
+    "lookahead": ("m", "v"),
 }
 CODES = {name: code for code, name in enumerate(OPTIMIZERS)}
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fastagg import reference
 from fastagg._build import native
+from fastagg.errors import ConfigError
 from fastagg.ops.checks import Update, vector
 from fastagg.pieces import as_pieces
 
@@ -28,6 +30,62 @@ def inspect(update: Update) -> Inspection:
     pieces = as_pieces(update)
     total = native.sum_squares(pieces.native) if pieces.device.type == "cpu" else reference.sum_squares(pieces)
     return Inspection(math.isfinite(total), math.sqrt(total) if total >= 0 else total)
+
+
+class Distances(NamedTuple):
+    """What one read of an update, the model and the model it was trained from tells."""
+
+    finite: bool  # the update
+    moved: float  # |x_t - x_s|
+    norm: float  # |Delta|
+    inner: float  # (x_t - x_s).Delta
+
+
+def distances(update: Update, x: Tensor, base: Tensor) -> Distances:
+    """Both norms of AsyncFedED's staleness (paper 003, Eq. 6) and FedAC's inner product in one read, 12 bytes per
+    parameter, summed in float64 in a fixed order.
+
+    Args:
+        update: d elements.
+        x: the model, [d].
+        base: the version the update was trained from, [d].
+    """
+    pieces = as_pieces(update)
+    vector("x", x, pieces.size, pieces.device)
+    vector("base", base, pieces.size, pieces.device)
+    if pieces.device.type == "cpu":
+        moved, norm, inner = native.distances(pieces.native, x.data_ptr(), base.data_ptr())
+    else:
+        moved, norm, inner = reference.distances(pieces, x, base)
+    finite = math.isfinite(norm)
+    return Distances(finite, math.sqrt(moved), math.sqrt(norm) if norm >= 0 else norm, inner)
+
+
+def sketch(update: Update, k: int, seed: int = 0) -> Tensor:
+    """A random linear map of the update to ``k`` numbers that keeps norms, in one read (4 bytes per parameter).
+
+    ``E|sketch(u)|^2 = |u|^2`` over seeds, with relative deviation about ``sqrt(2/k)``; and it is linear, so the
+    sketch of a difference is the difference of sketches.
+
+    Args:
+        update: d elements.
+        k: length of the sketch, >= 1024.
+        seed: of the map.
+
+    Returns:
+        [k] fp32, on the CPU.
+
+    Raises:
+        ConfigError: ``k`` is below 1024.
+    """
+    if k < 1024:
+        raise ConfigError(f"sketch: expected at least 1024 numbers, got {k}")
+    pieces = as_pieces(update)
+    if pieces.device.type != "cpu":
+        return reference.sketch(pieces, k, seed).to(torch.float32)
+    out = torch.empty(k)
+    native.sketch(pieces.native, k, seed, out.data_ptr())
+    return out
 
 
 def gather(update: Update, out: Tensor) -> Tensor:

@@ -8,17 +8,20 @@ exception: their bits are specified, so they are made in fp32 as the kernels mak
 
 from fastagg.reference.cached import cached_step_, read_row, recompute_sum_
 from fastagg.reference.rows import decode, encode, random_bits
-from fastagg.reference.step import accumulate_, gather, step_, sum_squares
+from fastagg.reference.sketch import sketch
+from fastagg.reference.step import accumulate_, distances, gather, step_, sum_squares
 
 __all__ = [
     "accumulate_",
     "cached_step_",
     "decode",
+    "distances",
     "encode",
     "gather",
     "random_bits",
     "read_row",
     "recompute_sum_",
+    "sketch",
     "step_",
     "sum_squares",
 ]

@@ -22,6 +22,12 @@ def sum_squares(update: Tensor | list[Tensor] | Pieces) -> float:
     return float(as_pieces(update).flat(_F64).square().sum())
 
 
+def distances(update: Tensor | list[Tensor] | Pieces, x: Tensor, base: Tensor) -> tuple[float, float, float]:
+    """Squares of ``|x - base|`` and ``|update|``, and their inner product."""
+    u, moved = as_pieces(update).flat(_F64), x.to(_F64) - base.to(_F64)
+    return float(moved.square().sum()), float(u.square().sum()), float(moved @ u)
+
+
 def gather(update: Tensor | list[Tensor] | Pieces, out: Tensor) -> Tensor:
     """``out = update`` (1-D, put together and widened)."""
     return out.copy_(as_pieces(update).flat(_F64))
@@ -93,4 +99,6 @@ def step_(
         vhat.copy_(second)
     m.copy_(m64)
     v.copy_(v64)
+    if optimizer == "lookahead":
+        m64 = b1 * m64 + (1.0 - b1) * d
     return target.copy_(x64 + lr * m64 / (second.sqrt() * root_scale + eps))

@@ -1,0 +1,154 @@
+"""AsyncFedED's staleness: how far the model moved, measured against how far the client moved it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fastagg import _checks, ops
+from fastagg.errors import ConfigError
+from fastagg.staleness import Facts, Staleness, StalenessState
+
+
+@dataclass(frozen=True)
+class Euclidean(Staleness):
+    """``gamma = |x_t - x_s|/|Delta|``; weight ``lam/(gamma + eps)``; local steps follow gamma.
+
+    AsyncFedED, paper 003: Eqs. 6 to 8. ``K_next = K + floor((gamma_bar - gamma)*kappa)``, from the K the client was
+    told, kept in 1..max_local_steps. An update of norm zero changes nothing.
+
+    With ``sketch=k`` a version in flight is remembered by k random projections instead of its d parameters: gamma is
+    then an estimate, unbiased in its square and off by about ``1/sqrt(2*k)``, in O(k) and k floats per version.
+
+    Args:
+        lam: lambda, > 0.
+        eps: > 0; the weight is at most ``lam/eps``.
+        gamma_bar: the staleness aimed at, >= 0.
+        kappa: how fast K follows, >= 0.
+        local_steps: the first K, >= 1.
+        max_local_steps: the largest K, or None.
+        gamma_max: staler updates are discarded (the paper's Assumption 4); None for never.
+        sketch: k, >= 1024, or None for exact distances.
+    """
+
+    lam: float = 1.0
+    eps: float = 1.0
+    gamma_bar: float = 3.0
+    kappa: float = 1.0
+    local_steps: int = 10
+    max_local_steps: int | None = None
+    gamma_max: float | None = None
+    sketch: int | None = None
+    weighs: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _checks.number("lam", self.lam, above=0)
+        _checks.number("eps", self.eps, above=0)
+        _checks.number("gamma_bar", self.gamma_bar, least=0)
+        _checks.number("kappa", self.kappa, least=0)
+        _checks.whole("local_steps", self.local_steps, least=1)
+        if self.max_local_steps is not None:
+            _checks.whole("max_local_steps", self.max_local_steps, least=self.local_steps)
+        if self.gamma_max is not None:
+            _checks.number("gamma_max", self.gamma_max, above=0)
+        if self.sketch is not None:
+            _checks.whole("sketch", self.sketch, least=1024)
+
+    @property
+    def measures(self) -> bool:
+        return self.sketch is None
+
+    def check(self, steps_along_updates: bool) -> None:
+        if self.sketch is not None and not steps_along_updates:
+            raise ConfigError(
+                "Euclidean(sketch=...) follows the model by the sketches of its updates: "
+                "that needs direction Single() and optimizer SGD"
+            )
+
+    def start(self, size: int, seed: int) -> StalenessState:
+        return _EuclideanState(self, seed) if self.sketch is None else _SketchedState(self, self.sketch, seed)
+
+
+class _EuclideanState(StalenessState):
+    """How many local steps each client takes, and was told to take."""
+
+    policy: Euclidean
+
+    def __init__(self, policy: Euclidean, seed: int) -> None:
+        super().__init__(policy)
+        self.seed = seed
+        self.steps: dict[int | str, int] = {}
+        self.told: dict[tuple[int | str, int], int] = {}
+
+    def dispatched(self, client: int | str, version: int) -> int | None:
+        steps = self.steps.get(client, self.policy.local_steps)
+        self.told[client, version] = steps
+        return steps
+
+    def answered(self, client: int | str, version: int) -> None:
+        del self.told[client, version]
+
+    def weigh(self, facts: Facts) -> float | None:
+        norm = facts.norm * facts.gain
+        if norm == 0.0:
+            return None
+        gamma = self._moved(facts) / norm
+        steps = self.told[facts.client, facts.version] + math.floor((self.policy.gamma_bar - gamma) * self.policy.kappa)
+        most = steps if self.policy.max_local_steps is None else self.policy.max_local_steps
+        self.steps[facts.client] = max(1, min(steps, most))
+        if self.policy.gamma_max is not None and gamma > self.policy.gamma_max:
+            return None
+        return self.policy.lam / (gamma + self.policy.eps)
+
+    def _moved(self, facts: Facts) -> float:
+        assert facts.moved is not None
+        return facts.moved
+
+    def state_dict(self) -> dict[str, Any]:
+        told = [(client, version, steps) for (client, version), steps in self.told.items()]
+        return {"steps": dict(self.steps), "told": told}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = dict(state["steps"])
+        self.told = {(client, int(version)): int(steps) for client, version, steps in state["told"]}
+
+
+class _SketchedState(_EuclideanState):
+    """The sketch of the model, less that of the first one, now and at every version in flight."""
+
+    def __init__(self, policy: Euclidean, k: int, seed: int) -> None:
+        super().__init__(policy, seed)
+        self.now = torch.zeros(k, dtype=torch.float64)
+        self.sent: dict[int, Tensor] = {}
+        self._update: Tensor | None = None
+
+    def dispatched(self, client: int | str, version: int) -> int | None:
+        self.sent.setdefault(version, self.now.to(torch.float32))
+        return super().dispatched(client, version)
+
+    def answered(self, client: int | str, version: int) -> None:
+        super().answered(client, version)
+        if all(held != version for _, held in self.told):
+            del self.sent[version]
+
+    def _moved(self, facts: Facts) -> float:
+        return float((self.now - self.sent[facts.version]).norm())
+
+    def stepped(self, facts: Facts, step_size: float) -> None:
+        sketch = ops.sketch(facts.update, len(self.now), self.seed)
+        self.now += (step_size * facts.gain) * sketch.to(torch.float64)
+
+    def nbytes(self) -> int:
+        return sum(sketch.numel() * 4 for sketch in self.sent.values()) + self.now.numel() * 8
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "now": self.now, "sent": dict(self.sent)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.now = state["now"].clone()
+        self.sent = {int(version): sketch.clone() for version, sketch in state["sent"].items()}
