@@ -18,6 +18,7 @@ _HUGE_PAGE = 2 << 20
 _FREE_PER_SIZE = 2  # blocks kept for reuse; the rest goes back to the operating system
 _free: dict[int, list[mmap.mmap]] = {}
 _lock = threading.Lock()
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 def empty(size: int, device: torch.device | str = "cpu") -> Tensor:
@@ -51,7 +52,9 @@ def _take(nbytes: int) -> mmap.mmap:
     with _lock:
         if blocks := _free.get(nbytes):
             return blocks.pop()
-    block = mmap.mmap(-1, nbytes + _HUGE_PAGE)  # room to start on a huge-page boundary
+    # Private, since Python's default is memory shared with forked children, which has no huge pages either. With room to
+    # start on a huge-page boundary.
+    block = mmap.mmap(-1, nbytes + _HUGE_PAGE, **_PRIVATE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         block.madvise(mmap.MADV_HUGEPAGE)
     return block

@@ -109,7 +109,9 @@ typedef float Floats __attribute__((vector_size(32), aligned(4)));
 typedef double Doubles __attribute__((vector_size(64)));
 constexpr int64_t kWidth = 8;
 
-double dot_block(const float* a, const float* b) {
+// Same: a is b, and is read and widened once.
+template <bool Same>
+FASTAGG_FN double dot_of(const float* a, const float* b) {
   alignas(64) double lanes[kLanes];
   // As many lanes at a time as their sums fit in registers; the sums themselves are the same.
 #if defined(__AVX512F__)
@@ -124,8 +126,11 @@ double dot_block(const float* a, const float* b) {
 #pragma GCC unroll 16
       for (int64_t l = 0; l < kSweep / kWidth; ++l) {
         const int64_t at = k + l * kWidth;
-        sum[l] += __builtin_convertvector(*reinterpret_cast<const Floats*>(a + at), Doubles) *
-                  __builtin_convertvector(*reinterpret_cast<const Floats*>(b + at), Doubles);
+        const Doubles left = __builtin_convertvector(*reinterpret_cast<const Floats*>(a + at), Doubles);
+        if constexpr (Same)
+          sum[l] += left * left;
+        else
+          sum[l] += left * __builtin_convertvector(*reinterpret_cast<const Floats*>(b + at), Doubles);
       }
     }
     memcpy(lanes + first, sum, sizeof sum);
@@ -137,6 +142,8 @@ double dot_block(const float* a, const float* b) {
     for (int64_t i = 0; i < half; ++i) quads[i] += quads[i + half];
   return quads[0];
 }
+
+double dot_block(const float* a, const float* b) { return a == b ? dot_of<true>(a, a) : dot_of<false>(a, b); }
 
 #include "rows.inl"
 

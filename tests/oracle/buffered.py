@@ -164,9 +164,7 @@ class FADAS(Composed):
         **common: Any,
     ) -> None:
         optimizer = AMSGrad(lr, betas, eps, bias_correction)
-        super().__init__(
-            x0, Buffer(buffer_size), optimizer, DelayAdaptive(delay_threshold, delay_rule), **common
-        )
+        super().__init__(x0, Buffer(buffer_size), optimizer, DelayAdaptive(delay_threshold, delay_rule), **common)
 
 
 class CA2FL(Composed):

@@ -155,9 +155,7 @@ class ACE(Composed):
 class ACEClientCache(Composed):
     """002 Alg. a.5: receives g_new - g_prev. Clipping or weighing such differences would not give ACE."""
 
-    def __init__(
-        self, x0: npt.ArrayLike, lr: float, num_clients: int, warmup: Warmup = "full", **common: Any
-    ) -> None:
+    def __init__(self, x0: npt.ArrayLike, lr: float, num_clients: int, warmup: Warmup = "full", **common: Any) -> None:
         super().__init__(x0, Differences(num_clients, warmup), SGD(lr), kind="gradient", **common)
 
 

@@ -208,9 +208,7 @@ class Composed:
                 self.buffers[name] = np.mean(np.array(values, dtype=np.float64), axis=0)
 
     def _receipt(self, applied: bool, delay: int, step: float | None, norm: float, weight: float) -> Receipt:
-        return Receipt(
-            applied=applied, version=self.t, delay=delay, step_size=step, update_norm=norm, weight=weight
-        )
+        return Receipt(applied=applied, version=self.t, delay=delay, step_size=step, update_norm=norm, weight=weight)
 
 
 def weighted_mean(rows: list[Vector], samples: list[float]) -> Vector:

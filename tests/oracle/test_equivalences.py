@@ -58,9 +58,7 @@ def test_ace_with_client_caches_is_ace(case: Case, warmup: Any) -> None:
 
     ours = ACEClientCache(case.x0, 0.5, case.num_clients, warmup)
     sent = drive(ours, case.trace, difference, snapshot=lambda s: s.x.copy())
-    direct = drive(
-        ACE(case.x0, 0.5, case.num_clients, warmup), case.trace, updates, snapshot=lambda s: s.x.copy()
-    )
+    direct = drive(ACE(case.x0, 0.5, case.num_clients, warmup), case.trace, updates, snapshot=lambda s: s.x.copy())
     np.testing.assert_allclose(models(sent), models(direct), rtol=1e-9, atol=1e-9)
 
 

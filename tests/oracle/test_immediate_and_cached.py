@@ -98,9 +98,7 @@ def test_asyncfeded_by_hand() -> None:
 
 def test_asyncfeded_keeps_k_in_its_bounds() -> None:
     for k_max, first, second in ((None, 4, 1), (3, 3, 1)):
-        server = AsyncFedED(
-            [0.0], 1.0, 1.0, gamma_bar=1.2, kappa=1.0, local_steps=3, euclidean={"k_max": k_max}
-        )
+        server = AsyncFedED([0.0], 1.0, 1.0, gamma_bar=1.2, kappa=1.0, local_steps=3, euclidean={"k_max": k_max})
         server.dispatch(1)
         turn(server, 0, [1.0])
         assert server.local_steps(0) == first  # floor(1.2) = 1
