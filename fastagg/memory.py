@@ -52,8 +52,8 @@ def _take(nbytes: int) -> mmap.mmap:
     with _lock:
         if blocks := _free.get(nbytes):
             return blocks.pop()
-    # Private, since Python's default is memory shared with forked children, which has no huge pages either. With room to
-    # start on a huge-page boundary.
+    # Private, since Python's default is memory shared with forked children, which has no huge pages either. With room
+    # to start on a huge-page boundary.
     block = mmap.mmap(-1, nbytes + _HUGE_PAGE, **_PRIVATE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         block.madvise(mmap.MADV_HUGEPAGE)
