@@ -51,9 +51,9 @@ void cached_step(const Update& update, const Rows& rows, const CachedDirection& 
     }
     const float* leaving = decoder.block(direction.read, at, n, old);  // before its slot may be overwritten
     if (direction.write >= 0) {
-      alignas(64) uint16_t bits[kBlock];
-      if (rows.format != kRowFloat32) table.random_bits(direction.random, at / kBlock, bits, reader.next(at + n));
-      table.encode[rows.format](g, bits, row_block(rows, direction.write, at), padded(n),
+      alignas(64) uint32_t words[4 * kCalls];
+      if (rows.format != kRowFloat32) table.random_words(direction.random, at / kBlock, words, reader.next(at + n));
+      table.encode[rows.format](g, words, row_block(rows, direction.write, at), padded(n),
                                 steps ? optimizer.x + at + kBlock : g);
     }
     float* high = direction.sum.high == nullptr ? nullptr : direction.sum.high + at;

@@ -46,11 +46,11 @@ struct Kernels {
   // out = in past the caches (in is 16-byte aligned): for outputs that nobody reads soon. The caller fences.
   void (*stream)(const float* in, float* out, int64_t n);
   void (*optimizer[kOptimizerKinds])(const OptimizerBlock& block, const Hyper& hyper);
-  // bits[i] for the elements of a whole block. This stage only computes, so it asks meanwhile for a block that a
-  // later one reads (`ask`, any address).
-  void (*random_bits)(const RandomKey& key, int64_t block, uint16_t* bits, const float* ask);
+  // The random words of a whole block, 4 times 128 of them (rows.inl says which element has which). This stage only
+  // computes, so it asks meanwhile for a block that a later one reads (`ask`, any address).
+  void (*random_words)(const RandomKey& key, int64_t block, uint32_t* words, const float* ask);
   // Rows, n a multiple of kScaleBlock (the caller pads with zeros).
-  void (*encode[kRowFormats])(const float* in, const uint16_t* bits, RowBlock row, int64_t n, const float* ask);
+  void (*encode[kRowFormats])(const float* in, const uint32_t* words, RowBlock row, int64_t n, const float* ask);
   void (*decode[kRowFormats])(RowBlock row, float* out, int64_t n);
   // (high, low) += entering_weight*entering - leaving_weight*leaving
   void (*exchange)(float* high, int8_t* low, const float* entering, float entering_weight, const float* leaving,

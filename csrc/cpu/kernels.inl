@@ -7,7 +7,7 @@
 #include "../math/running_sum.h"
 #include "kernels.h"
 #if defined(__SSE2__)
-#include <xmmintrin.h>
+#include <immintrin.h>
 #endif
 
 #define FASTAGG_INLINE __attribute__((always_inline))
@@ -161,7 +161,7 @@ const Kernels table = {
     stream_block,
     {optimizer_block<kSgd>, optimizer_block<kMomentum>, optimizer_block<kAdam>, optimizer_block<kAmsgrad>,
      optimizer_block<kYogi>, optimizer_block<kAdagrad>, optimizer_block<kLookahead>},
-    random_bits_block,
+    random_words_block,
     {encode_float32, encode_bf16, encode_int8, encode_int4},
     {decode_float32, decode_bf16, decode_int8, decode_int4},
     exchange_block,

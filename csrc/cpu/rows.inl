@@ -1,23 +1,70 @@
 // Block kernels of the client caches: random bits, encoding and decoding rows, running sums. Included by kernels.inl,
 // inside its namespace.
 
-void random_bits_block(const RandomKey& key, int64_t block, uint16_t* bits, const float* ask) {
-  const RandomKey k = key;
-  constexpr uint32_t kStep = 16;
-  for (uint32_t first = 0; first < kCalls; first += kStep) {
-    for (int64_t line = 0; line < 8; ++line) ahead(ask + first * 8 + line * kLine);
-    FASTAGG_NO_CARRY
-    for (uint32_t j = first; j < first + kStep; ++j) {
-      const Philox r = random_call(k, block, j);
-      bits[j] = static_cast<uint16_t>(r.a);
-      bits[j + 1 * kCalls] = static_cast<uint16_t>(r.a >> 16);
-      bits[j + 2 * kCalls] = static_cast<uint16_t>(r.b);
-      bits[j + 3 * kCalls] = static_cast<uint16_t>(r.b >> 16);
-      bits[j + 4 * kCalls] = static_cast<uint16_t>(r.c);
-      bits[j + 5 * kCalls] = static_cast<uint16_t>(r.c >> 16);
-      bits[j + 6 * kCalls] = static_cast<uint16_t>(r.d);
-      bits[j + 7 * kCalls] = static_cast<uint16_t>(r.d >> 16);
+// Lanes of 64 bits that hold 32-bit words: one widening multiplication gives both halves of a product, and what is left
+// in the upper halves never matters, since the next multiplication reads the lower ones only.
+#if defined(__AVX512F__)
+constexpr int64_t kWordLanes = 8;
+#elif defined(__AVX2__)
+constexpr int64_t kWordLanes = 4;
+#else
+constexpr int64_t kWordLanes = 2;
+#endif
+typedef uint64_t Words __attribute__((vector_size(8 * kWordLanes)));
+
+FASTAGG_FN Words widening_product(Words x, Words y) {
+#if defined(__AVX512F__)
+  // The masked form: the plain one is built on an undefined value, which GCC 12 warns about.
+  return reinterpret_cast<Words>(
+      _mm512_maskz_mul_epu32(0xff, reinterpret_cast<__m512i>(x), reinterpret_cast<__m512i>(y)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<Words>(_mm256_mul_epu32(reinterpret_cast<__m256i>(x), reinterpret_cast<__m256i>(y)));
+#elif defined(__SSE2__)
+  return reinterpret_cast<Words>(_mm_mul_epu32(reinterpret_cast<__m128i>(x), reinterpret_cast<__m128i>(y)));
+#else
+  return (x & 0xffffffffu) * (y & 0xffffffffu);
+#endif
+}
+
+FASTAGG_FN Words broadcast(uint64_t word) { return Words{} + word; }
+
+// math/philox.h's philox(), on kWordLanes counters at once.
+FASTAGG_FN void philox_lanes(Words& a, Words& b, Words& c, Words& d, uint32_t key0, uint32_t key1) {
+#pragma GCC unroll 7
+  for (int round = 0; round < 7; ++round) {
+    const Words product0 = widening_product(broadcast(0xD2511F53u), a);
+    const Words product1 = widening_product(broadcast(0xCD9E8D57u), c);
+    a = (product1 >> 32) ^ b ^ broadcast(key0);
+    b = product1;
+    c = (product0 >> 32) ^ d ^ broadcast(key1);
+    d = product0;
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+}
+
+// words[w][j]: word w of call j. Element i has the lower half of words[i/256][i%128] in the first 128 elements of a
+// scale block and the upper half in the second, as math/philox.h numbers them.
+void random_words_block(const RandomKey& key, int64_t block, uint32_t* words, const float* ask) {
+  const uint64_t low = static_cast<uint32_t>(block), high = static_cast<uint64_t>(block) >> 32 << 7;
+  const uint32_t key0 = static_cast<uint32_t>(key.seed);
+  const uint32_t key1 = static_cast<uint32_t>(key.seed >> 32) ^ static_cast<uint32_t>(key.step >> 32);
+  Words even{};
+  for (int64_t lane = 0; lane < kWordLanes; ++lane) even[lane] = high | static_cast<uint64_t>(2 * lane);
+  for (int64_t call = 0; call < kCalls; call += 2 * kWordLanes) {
+    for (int64_t line = 0; line < kWordLanes; ++line) ahead(ask + (call / 2 + line) * kLine);
+    Words a[2], b[2], c[2], d[2];  // even and odd calls
+    for (int64_t odd = 0; odd < 2; ++odd) {
+      a[odd] = broadcast(low);
+      b[odd] = even + broadcast(static_cast<uint64_t>(call + odd));
+      c[odd] = broadcast(key.client);
+      d[odd] = broadcast(static_cast<uint32_t>(key.step));
+      philox_lanes(a[odd], b[odd], c[odd], d[odd], key0, key1);
     }
+    const Words mask = broadcast(0xffffffffu);
+    const Words joined[4] = {(a[0] & mask) | (a[1] << 32), (b[0] & mask) | (b[1] << 32), (c[0] & mask) | (c[1] << 32),
+                             (d[0] & mask) | (d[1] << 32)};
+    for (int64_t w = 0; w < 4; ++w) memcpy(words + w * kCalls + call, &joined[w], sizeof joined[w]);
   }
 }
 
@@ -34,7 +81,7 @@ FASTAGG_FN float absmax(const float* in) {
   return float_from_bits(static_cast<uint32_t>(most));
 }
 
-void encode_float32(const float* in, const uint16_t*, RowBlock row, int64_t n, const float*) {
+void encode_float32(const float* in, const uint32_t*, RowBlock row, int64_t n, const float*) {
   memcpy(row.data, in, static_cast<size_t>(n) * sizeof(float));
 }
 
@@ -43,27 +90,50 @@ void decode_float32(RowBlock row, float* out, int64_t n) {
   sweep(n, [=](int64_t i) FASTAGG_INLINE { out[i] = in[i]; }, in);
 }
 
-void encode_bf16(const float* in, const uint16_t* bits, RowBlock row, int64_t n, const float* ask) {
+constexpr int64_t kHalf = kScaleBlock / 2;
+static_assert(kHalf == kCalls, "a scale block shares one word of every call");
+
+FASTAGG_FN uint16_t lower(uint32_t word) { return static_cast<uint16_t>(word & 0xffffu); }
+FASTAGG_FN uint16_t upper(uint32_t word) { return static_cast<uint16_t>(word >> 16); }
+
+void encode_bf16(const float* in, const uint32_t* words, RowBlock row, int64_t n, const float* ask) {
   uint16_t* out = static_cast<uint16_t*>(row.data);
-  for (int64_t line = 0; line < n; line += kLine) ahead(ask + line);
-  FASTAGG_NO_CARRY
-  for (int64_t i = 0; i < n; ++i) out[i] = narrow_bf16(in[i], bits[i]);
+  for (int64_t b = 0; b < n; b += kScaleBlock, words += kCalls) {
+    for (int64_t line = 0; line < kScaleBlock; line += kLine) ahead(ask + b + line);
+    FASTAGG_NO_CARRY
+    for (int64_t i = 0; i < kHalf; ++i) {
+      out[b + i] = narrow_bf16(in[b + i], lower(words[i]));
+      out[b + i + kHalf] = narrow_bf16(in[b + i + kHalf], upper(words[i]));
+    }
+  }
 }
 
 void decode_bf16(RowBlock row, float* out, int64_t n) {
   widen_bf16_block(static_cast<const uint16_t*>(row.data), out, n);
 }
 
-void encode_int8(const float* in, const uint16_t* bits, RowBlock row, int64_t n, const float* ask) {
+// All scales of a block first: their divisions wait for each other's maxima, not for the rounding in between.
+FASTAGG_FN void find_scales(const float* in, float levels, float* scales, float* inverses, int64_t n) {
+  for (int64_t b = 0; b < n / kScaleBlock; ++b) {
+    scales[b] = scale_of(absmax(in + b * kScaleBlock), levels);
+    inverses[b] = 1.0f / scales[b];
+  }
+}
+
+void encode_int8(const float* in, const uint32_t* words, RowBlock row, int64_t n, const float* ask) {
   int8_t* out = static_cast<int8_t*>(row.data);
-  for (int64_t b = 0; b < n; b += kScaleBlock) {
-    const float scale = scale_of(absmax(in + b), 127.0f);
-    const float inverse = 1.0f / scale;
-    row.scales[b / kScaleBlock] = scale;
+  float inverses[kBlock / kScaleBlock];
+  find_scales(in, 127.0f, row.scales, inverses, n);
+  for (int64_t b = 0; b < n; b += kScaleBlock, words += kCalls) {
+    const float inverse = inverses[b / kScaleBlock];
     for (int64_t line = 0; line < kScaleBlock; line += kLine) ahead(ask + b + line);
+    const float* first = in + b;
+    int8_t* stored = out + b;
     FASTAGG_NO_CARRY
-    for (int64_t i = b; i < b + kScaleBlock; ++i)
-      out[i] = static_cast<int8_t>(round_up_or_down(in[i] * inverse, bits[i], 127.0f));
+    for (int64_t i = 0; i < kHalf; ++i) {
+      stored[i] = static_cast<int8_t>(round_up_or_down(first[i] * inverse, lower(words[i]), 127.0f));
+      stored[i + kHalf] = static_cast<int8_t>(round_up_or_down(first[i + kHalf] * inverse, upper(words[i]), 127.0f));
+    }
   }
 }
 
@@ -77,25 +147,21 @@ void decode_int8(RowBlock row, float* out, int64_t n) {
   }
 }
 
-void encode_int4(const float* in, const uint16_t* bits, RowBlock row, int64_t n, const float* ask) {
-  constexpr int64_t kHalf = kScaleBlock / 2;
+void encode_int4(const float* in, const uint32_t* words, RowBlock row, int64_t n, const float* ask) {
   uint8_t* out = static_cast<uint8_t*>(row.data);
-  for (int64_t b = 0; b < n; b += kScaleBlock) {
-    const float scale = scale_of(absmax(in + b), 7.0f);
-    const float inverse = 1.0f / scale;
-    row.scales[b / kScaleBlock] = scale;
+  float inverses[kBlock / kScaleBlock];
+  find_scales(in, 7.0f, row.scales, inverses, n);
+  for (int64_t b = 0; b < n; b += kScaleBlock, words += kCalls) {
+    const float inverse = inverses[b / kScaleBlock];
     for (int64_t line = 0; line < kScaleBlock; line += kLine) ahead(ask + b + line);
     FASTAGG_NO_CARRY
-    for (int64_t i = 0; i < kHalf; ++i) {
-      const int64_t low = b + i, high = b + i + kHalf;
-      out[b / 2 + i] = nibbles(round_up_or_down(in[low] * inverse, bits[low], 7.0f),
-                               round_up_or_down(in[high] * inverse, bits[high], 7.0f));
-    }
+    for (int64_t i = 0; i < kHalf; ++i)
+      out[b / 2 + i] = nibbles(round_up_or_down(in[b + i] * inverse, lower(words[i]), 7.0f),
+                               round_up_or_down(in[b + i + kHalf] * inverse, upper(words[i]), 7.0f));
   }
 }
 
 void decode_int4(RowBlock row, float* out, int64_t n) {
-  constexpr int64_t kHalf = kScaleBlock / 2;
   const uint8_t* in = static_cast<const uint8_t*>(row.data);
   for (int64_t b = 0; b < n; b += kScaleBlock) {
     const float scale = row.scales[b / kScaleBlock];
@@ -108,18 +174,31 @@ void decode_int4(RowBlock row, float* out, int64_t n) {
   }
 }
 
-void exchange_block(float* high, int8_t* low, const float* entering, float entering_weight, const float* leaving,
-                    float leaving_weight, int64_t n) {
+// Weights are 1 but for sample weights; not multiplying by them is worth a tenth of this stage.
+template <bool Weighted>
+FASTAGG_FN void exchange_of(float* high, int8_t* low, const float* entering, float entering_weight,
+                            const float* leaving, float leaving_weight, int64_t n) {
   sweep(
       n,
       [=](int64_t i) FASTAGG_INLINE {
         float h = high[i];
         int8_t l = low[i];
-        add_change(h, l, entering_weight * entering[i] - leaving_weight * leaving[i]);
+        if constexpr (Weighted)
+          add_change(h, l, entering_weight * entering[i] - leaving_weight * leaving[i]);
+        else
+          add_change(h, l, entering[i] - leaving[i]);
         high[i] = h;
         low[i] = l;
       },
       high);
+}
+
+void exchange_block(float* high, int8_t* low, const float* entering, float entering_weight, const float* leaving,
+                    float leaving_weight, int64_t n) {
+  if (entering_weight == 1.0f && leaving_weight == 1.0f)
+    exchange_of<false>(high, low, entering, 1.0f, leaving, 1.0f, n);
+  else
+    exchange_of<true>(high, low, entering, entering_weight, leaving, leaving_weight, n);
 }
 
 void add_exactly_block(double* total, const float* in, float weight, int64_t n) {
