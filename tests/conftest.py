@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,9 @@ import fastagg
 
 settings.register_profile("fastagg", deadline=None, print_blob=True)
 settings.load_profile("fastagg")
+
+if wanted := os.environ.get("FASTAGG_TEST_EXTENSION"):  # the sanitizer run must not test another build
+    assert fastagg._build.native.__file__.startswith(wanted), fastagg._build.native.__file__
 
 ISAS = [name for name, supported in fastagg.build_info()["cpu_isas"].items() if supported]
 

@@ -1,0 +1,24 @@
+"""torch.compile, or the reason why it does not run here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from problem import Skip
+
+
+def compiled(function: Callable[..., None], *arguments: Any) -> Callable[[], None]:
+    """``function`` compiled for these arguments and run once.
+
+    Raises:
+        Skip: there is no C++ compiler, or compiling failed.
+    """
+    torch._dynamo.reset()  # each size is compiled for its own shapes, like a user's one model
+    fast = torch.compile(function, fullgraph=True, dynamic=False)
+    try:
+        fast(*arguments)
+    except Exception as error:  # the compiler's stack raises whatever its layers raise
+        raise Skip(f"torch.compile failed: {type(error).__name__}: {str(error).splitlines()[0][:120]}") from error
+    return lambda: fast(*arguments)

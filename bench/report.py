@@ -1,0 +1,91 @@
+"""Rows to Markdown and to an append-only JSON file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from suite import Row
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def markdown(rows: Sequence[Row], machine: dict[str, Any]) -> str:
+    """One table per operation and size, the machine above them."""
+    parts = [_heading(machine)]
+    for operation, size in dict.fromkeys((row.operation, row.size) for row in rows):
+        group = [row for row in rows if (row.operation, row.size) == (operation, size)]
+        parts.append(_table(operation, size, group))
+    return "\n\n".join(parts) + "\n"
+
+
+def save(rows: Sequence[Row], machine: dict[str, Any], command: str, folder: Path = RESULTS) -> Path:
+    """Write everything to a new file named by date, commit and device; results are never overwritten."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = "-".join(_slug(str(machine[key])) for key in ("date", "commit", "device"))
+    text = json.dumps(
+        {"format": 1, "command": command, "machine": machine, "rows": [row.data() for row in rows]}, indent=1
+    )
+    for attempt in range(1, 1000):
+        path = folder / f"{stem}{'' if attempt == 1 else f'-{attempt}'}.json"
+        try:
+            with path.open("x") as file:
+                file.write(text + "\n")
+        except FileExistsError:
+            continue
+        return path
+    raise FileExistsError(f"{folder / stem}: a thousand results already")
+
+
+def _heading(machine: dict[str, Any]) -> str:
+    memory = (machine["memory_bytes"] or 0) / 2**30
+    caches = ", ".join(f"{level} {size}" for level, size in machine["caches"].items())
+    return (
+        f"{machine['device']}, {machine['cores']} cores ({caches}), {memory:.0f} GiB; {machine['system']}, huge pages "
+        f"`{machine['huge_pages']}`; Python {machine['python']}, torch {machine['torch']} "
+        f"({machine['torch_threads']} threads), NumPy {machine['numpy']}; fastagg {machine['commit']} "
+        f"({machine['isa']}, {machine['threads']} threads); {machine['date']}."
+    )
+
+
+def _table(operation: str, size: int, rows: Iterable[Row]) -> str:
+    rows = list(rows)
+    others = max((row.others or 0.0 for row in rows), default=0.0)
+    discarded = max((row.discarded for row in rows), default=0)
+    lines = [
+        f"### {operation}, d = {size:,}",
+        "",
+        f"Other processes took at most {others:.0%} of the cores' time in a round; "
+        f"{discarded} disturbed rounds were discarded.",
+        "",
+        "| candidate | time (p20 to p80) | B/param | GB/s | of copy/triad | of in place | its time / fastagg's | |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    return "\n".join(lines + [_line(row) for row in rows])
+
+
+def _line(row: Row) -> str:
+    if row.seconds is None or row.slower is None:
+        return f"| {row.candidate} | | {row.bytes} | | | | | skipped: {row.skipped} |"
+    p20, p50, p80 = (_time(value) for value in row.seconds)
+    s20, s50, s80 = row.slower
+    speeds = ["" if v is None else f"{v:.0%}" for v in (row.of_roofline, row.of_in_place)]
+    gbps = "" if row.gbps is None else f"{row.gbps:.1f}"
+    return (
+        f"| {row.candidate} | {p50} ({p20} to {p80}) | {row.bytes or ''} | {gbps} | {speeds[0]} | {speeds[1]} | "
+        f"{s50:.2f} ({s20:.2f} to {s80:.2f}) | {row.note} |"
+    )
+
+
+def _time(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "_", text.replace("+00:00", "Z")).strip("_")

@@ -1,0 +1,214 @@
+"""The operations: bytes per parameter by the specification's table, our candidates, their peers, and one measurement
+of them all together with the roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import ours
+import ours_cached
+import peers
+import torch
+from problem import Built, Candidate, Problem, Skip, batches
+from roofline import Stream, best, streams
+from timing import Timings, interleave
+
+OURS = "fastagg"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One thing that a server does.
+
+    Attributes:
+        bytes: read and written per parameter, each once (the table in README.md).
+        candidates: ours first; the first one's result is what the others' must equal.
+        corrected: our result with Adam's bias correction, for peers that always apply it.
+        lr: learning rate.
+    """
+
+    name: str
+    bytes: int
+    candidates: Callable[[], list[Candidate]]
+    corrected: Callable[[Problem], torch.Tensor] | None = None
+    lr: float = 1e-3
+    rounding: float = 2e-6  # relative difference that rounding may make
+
+
+OPTIMIZERS = [
+    Operation(
+        "amsgrad",
+        36,
+        lambda: [*ours.adaptive("amsgrad"), *peers.adaptive(amsgrad=True)],
+        partial(ours.corrected, optimizer="amsgrad"),
+    ),
+    Operation(
+        "adam",
+        28,
+        lambda: [*ours.adaptive("adam"), *peers.adaptive(amsgrad=False)],
+        partial(ours.corrected, optimizer="adam"),
+    ),
+]
+
+
+def _update(name: str, bytes_: int, lr: float = 1.0, **more: Any) -> Operation:
+    return Operation(name, bytes_, lambda: [*ours.updates(name), *peers.UPDATES[name]], lr=lr, **more)
+
+
+UPDATES = [
+    _update("accumulate", 12),
+    _update("apply", 12),
+    _update("fedbuff flush", 16),
+    _update("fadas flush", 40, lr=1e-3, corrected=ours.corrected_flush),
+    _update("inspect", 4),
+]
+
+
+def _cached(name: str, bytes_: int, rule: str, format: str = "fp32", optimizer: str = "sgd", **more: Any) -> Operation:
+    def candidates() -> list[Candidate]:
+        return [*ours_cached.cached(rule, format, optimizer), *peers.CACHED[name]]
+
+    return Operation(name, bytes_, candidates, lr=0.1, **more)
+
+
+# Without scales (0.016 bytes) and the sum's low byte and refresh (2.1 to 3): the table counts what the rule needs.
+CACHES = [
+    _cached("ace fp32", 28, "ace"),
+    _cached("ace bf16", 24, "ace", "bf16"),
+    _cached("ace int8", 22, "ace", "int8"),
+    _cached("ace int4", 21, "ace", "int4"),
+    _cached("ace int8 amsgrad", 46, "ace", "int8", "amsgrad"),
+    _cached("aced int8", 23, "aced", "int8"),
+    _cached("ca2fl arrival", 20, "ca2fl arrival"),
+    _cached("distances", 12, "distances", rounding=1e-4),  # peers add in fp32
+    _cached("sketch", 4, "sketch"),
+    _cached("mixing", 16, "mixing"),
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One candidate's figures at one size: a line of the report, an entry of the JSON.
+
+    Attributes:
+        seconds: p20, p50, p80 per call.
+        samples: seconds per call, in the order measured.
+        gbps: counted bytes per second at the median, in 1e9.
+        of_roofline: that, as a fraction of the better of copy and triad in the same run.
+        of_in_place: that, as a fraction of the best in-place pass in the same run.
+        slower: its time over fastagg's, taken round by round: p20, p50, p80.
+        others: largest share of all cores' time that other processes took in a round that was kept.
+        discarded: rounds thrown away because it was more.
+        skipped: why there are no figures, or "".
+    """
+
+    operation: str
+    candidate: str
+    size: int
+    bytes: int
+    note: str = ""
+    seconds: tuple[float, float, float] | None = None
+    samples: tuple[float, ...] = ()
+    gbps: float | None = None
+    of_roofline: float | None = None
+    of_in_place: float | None = None
+    slower: tuple[float, float, float] | None = None
+    others: float | None = None
+    discarded: int = 0
+    skipped: str = ""
+
+    def data(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measure(operation: Operation, size: int, rounds: int = 15) -> list[Row]:
+    """Every candidate of ``operation`` at ``size`` parameters, interleaved with each other and with the roofline.
+
+    Candidates that do not fit into memory together run in groups; each group holds fastagg and the roofline, and
+    ratios are taken within a group.
+    """
+    problem = replace(Problem(size), lr=operation.lr)
+    leader, *others = operation.candidates()
+    # The streams' five vectors, the update and its negative, the leader's state, two vectors to compare results.
+    shared = 5 + 2 + leader.vectors + (3 + 4 if operation.corrected else 3)
+    rows: list[Row] = []
+    for group in batches(others, problem, shared):
+        rows += _group(operation, problem, [leader, *group], rounds, first=not rows)
+    return rows
+
+
+def _group(operation: Operation, problem: Problem, group: list[Candidate], rounds: int, first: bool) -> list[Row]:
+    built, skipped = _build(operation, problem, group)
+    found = streams(problem.size)
+    runs = {name: candidate.run for name, candidate in built.items()} | {n: s.run for n, s in found.items()}
+    before = {name: candidate.before for name, candidate in built.items() if candidate.before is not None}
+    timings = interleave(runs, rounds=rounds, before=before)
+    rows = [_row(operation, problem.size, candidate, timings, found, skipped) for candidate in group]
+    if not first:
+        return rows[1:]
+    return [*rows, *(_stream_row(name, stream, problem.size, timings, found) for name, stream in found.items())]
+
+
+def _build(
+    operation: Operation, problem: Problem, group: Iterable[Candidate]
+) -> tuple[dict[str, Built], dict[str, str]]:
+    """Candidates whose first step gave the right result, and the reasons of those that cannot run."""
+    built: dict[str, Built] = {}
+    skipped: dict[str, str] = {}
+    expected: dict[bool, torch.Tensor] = {}
+    for candidate in group:
+        try:
+            ready = candidate.build(problem)
+        except Skip as reason:
+            skipped[candidate.name] = str(reason)
+            continue
+        ready.run()
+        if candidate.corrected and True not in expected and operation.corrected is not None:
+            expected[True] = operation.corrected(problem)
+        expected.setdefault(False, ready.result().clone())
+        _equal(candidate.name, ready.result(), expected[candidate.corrected], problem, operation.rounding)
+        built[candidate.name] = ready
+    return built, skipped
+
+
+def _equal(name: str, got: torch.Tensor, expected: torch.Tensor, problem: Problem, rounding: float) -> None:
+    """Rounding apart: a wrong formula differs by the size of the step, hundreds of times more."""
+    worst = float((got - expected).abs_().max()) if expected.numel() else 0.0
+    bound = rounding * float(expected.abs().max()) + 1e-5 * problem.lr
+    if not worst <= bound:
+        raise AssertionError(f"{name}: its result differs from fastagg's by {worst:.3g}, more than {bound:.3g}")
+
+
+def _row(
+    operation: Operation, size: int, candidate: Candidate, timings: Timings, found: dict[str, Stream],
+    skipped: dict[str, str],
+) -> Row:  # fmt: skip
+    row = Row(operation.name, candidate.name, size, operation.bytes, candidate.note)
+    if candidate.name in skipped:
+        return replace(row, skipped=skipped[candidate.name])
+    return _figures(row, timings, found)
+
+
+def _stream_row(name: str, stream: Stream, size: int, timings: Timings, found: dict[str, Stream]) -> Row:
+    moved = stream.moved * size / timings.seconds(name).p50 / 1e9
+    note = f"moves {moved:.1f} GB/s" + (f"; {stream.note}" if stream.note else "")
+    return _figures(Row("roofline", name, size, stream.counted, note), timings, found)
+
+
+def _figures(row: Row, timings: Timings, found: dict[str, Stream]) -> Row:
+    seconds = timings.seconds(row.candidate)
+    speed = row.bytes * row.size / seconds.p50
+    return replace(
+        row,
+        seconds=tuple(seconds),
+        samples=tuple(timings.samples(row.candidate)),
+        gbps=speed / 1e9,
+        of_roofline=speed / best(timings, found, row.size, ("copy", "triad"))[1],
+        of_in_place=speed / best(timings, found, row.size, ("in place",))[1],
+        slower=tuple(timings.ratio(row.candidate, OURS)),
+        others=timings.others,
+        discarded=timings.discarded,
+    )

@@ -1,0 +1,176 @@
+"""Timing several callables against each other: interleaved, in one process, every round on its own.
+
+A machine drifts (neighbours, clocks, memory), so two loops run one after the other compare two moments, not two
+programs. Here each round runs every candidate once, in a fresh random order, and ratios are taken within a round.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+Run = Callable[[], object]
+
+# torch's OpenMP threads spin for some milliseconds after an operation before they sleep, on cores that the next
+# candidate needs. This pause lets them stop; what happens without it is measured as a candidate of its own.
+SETTLE = 0.02
+
+# A round during which other processes took more than this share of all cores is thrown away, whole, and run again,
+# as often as there are rounds. Which candidates it favoured cannot be known, so none of it is kept.
+DISTURBED = 0.05
+PATIENCE = 20.0  # seconds to wait for a quiet moment before a round
+
+
+class Quantiles(NamedTuple):
+    """The median and the 20th and 80th percentile."""
+
+    p20: float
+    p50: float
+    p80: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> Quantiles:
+        ordered = sorted(values)
+        return cls(*(_quantile(ordered, q) for q in (0.2, 0.5, 0.8)))
+
+
+@dataclass(frozen=True)
+class Timings:
+    """What an interleaved run measured.
+
+    Attributes:
+        rounds: candidate -> round -> seconds per call. Slow candidates sit out some rounds.
+        calls: candidate -> calls per sample.
+        others: largest share of all cores' time that other processes took in a round, or None where that is not known.
+        discarded: rounds thrown away because others took more than ``DISTURBED``.
+    """
+
+    rounds: dict[str, dict[int, float]]
+    calls: dict[str, int]
+    others: float | None
+    discarded: int
+
+    def samples(self, name: str) -> list[float]:
+        """Seconds per call, in the order measured."""
+        return list(self.rounds[name].values())
+
+    def seconds(self, name: str) -> Quantiles:
+        """Seconds per call."""
+        return Quantiles.of(self.samples(name))
+
+    def ratio(self, name: str, to: str) -> Quantiles:
+        """Time of ``name`` over time of ``to``, round by round: above 1 where ``to`` is the faster."""
+        base = self.rounds[to]
+        return Quantiles.of([seconds / base[r] for r, seconds in self.rounds[name].items() if r in base])
+
+
+def interleave(
+    candidates: Mapping[str, Run],
+    *,
+    rounds: int = 15,
+    before: Mapping[str, Run] | None = None,
+    least: float = 1e-3,
+    patience: float = 0.6,
+    settle: float = SETTLE,
+    seed: int = 0,
+) -> Timings:
+    """Time every candidate ``rounds`` times, in a new random order each round.
+
+    The order changes because a candidate's predecessor matters: it leaves caches and spinning threads behind.
+
+    Args:
+        candidates: what to time, already warm (compiled, allocated, its result checked).
+        rounds: samples of each.
+        before: untimed preparation right before a candidate's sample.
+        least: seconds a sample takes at least; faster candidates are called several times and averaged.
+        patience: candidates slower than this many seconds run in every third round only.
+        settle: seconds of sleep before each sample.
+        seed: of the order.
+    """
+    order, shuffle = list(candidates), random.Random(seed).shuffle
+    prepare = before or {}
+    calls = {name: 1 if name in prepare else _calls(run, least) for name, run in candidates.items()}
+    slow = {name for name, run in candidates.items() if _once(run, 1) > patience}
+    kept: list[dict[str, float]] = []
+    shares: list[float] = []
+    retries = rounds
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        while len(kept) < rounds:
+            shuffle(order)
+            _wait_for_quiet()
+            began, current = _busy(), {}
+            for name in order:
+                if name in slow and len(kept) % 3:
+                    continue
+                time.sleep(settle)
+                if name in prepare:
+                    prepare[name]()
+                current[name] = _once(candidates[name], calls[name])
+            share = _others(began, _busy())
+            if share is not None and share > DISTURBED and retries > 0:
+                retries -= 1
+                continue
+            kept.append(current)
+            shares += [] if share is None else [share]
+    finally:
+        if enabled:
+            gc.enable()
+    measured = {name: {i: r[name] for i, r in enumerate(kept) if name in r} for name in candidates}
+    return Timings(measured, calls, max(shares, default=None), rounds - retries)
+
+
+def _wait_for_quiet() -> None:
+    until = time.perf_counter() + PATIENCE
+    while time.perf_counter() < until:
+        began = _busy()
+        time.sleep(0.2)
+        share = _others(began, _busy())
+        if share is None or share <= DISTURBED:
+            return
+
+
+def _once(run: Run, calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter() - start) / calls
+
+
+def _calls(run: Run, least: float) -> int:
+    once = min(_once(run, 1) for _ in range(3)) if (first := _once(run, 1)) < least else first
+    return 1 if once >= least else min(10_000, math.ceil(least / max(once, 1e-7)))
+
+
+def _quantile(ordered: list[float], q: float) -> float:
+    at = q * (len(ordered) - 1)
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def _busy() -> tuple[float, float, float] | None:
+    """Core-seconds that ran something since boot, core-seconds of this process, and the wall clock."""
+    try:
+        fields = [int(f) for f in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    user, nice, system, _idle, _wait, irq, softirq, steal = fields
+    total = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+    return total, time.process_time(), time.perf_counter()
+
+
+def _others(start: tuple[float, float, float] | None, end: tuple[float, float, float] | None) -> float | None:
+    if start is None or end is None:
+        return None
+    total, own, wall = (b - a for a, b in zip(start, end, strict=True))
+    return max(0.0, total - own) / (wall * (os.cpu_count() or 1))
