@@ -71,8 +71,9 @@ def check(state: Any, config: dict[str, Any], layout: Layout, moments: set[str])
     for key, name in names.items():
         if name != config[key]["name"]:
             raise CheckpointError(f"the checkpoint's {key} is {name}, this server's is {config[key]['name']}")
-    if set(state.get("moments", ())) != moments:
-        raise CheckpointError(f"the checkpoint is damaged: moments {sorted(state.get('moments', ()))}")
+    theirs_moments = set(state.get("moments") or ())
+    if theirs_moments != moments:
+        raise CheckpointError(f"the checkpoint is damaged: it has moments {sorted(theirs_moments)}")
 
 
 def write(state: dict[str, Any], path: Path) -> None:

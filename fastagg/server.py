@@ -211,16 +211,24 @@ class Server:
         if isinstance(kind, str) and kind != self.update_kind:
             raise ConfigError(f"this server takes updates of kind {self.update_kind!r}, got one of kind {kind!r}")
 
-    def forget(self, client: Client) -> None:
-        """Drop the unanswered tasks of a client that will not come back, and the versions only it held.
+    def forget(self, client: Client, version: int | None = None) -> None:
+        """Drop the unanswered tasks of a client that will not answer them, and the versions only it held.
+
+        Args:
+            client: who.
+            version: that task only; None for all of them, and the client is then unknown again.
 
         Raises:
             UnknownClient: it was never sent a model.
+            UnknownVersion: it holds no unanswered task of that version.
         """
         client = self._client(client)
         with self._lock:
-            for version in list(self._tasks(client)):
-                self._answer(client, version)
+            if version is not None:
+                self._answer(client, self._answered(client, version))
+                return
+            for held in list(self._tasks(client)):
+                self._answer(client, held)
             del self._in_flight[client], self._last_sent[client]
 
     def _client(self, client: Any) -> Client:

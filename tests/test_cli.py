@@ -156,10 +156,10 @@ def test_version_is_printed():
     assert result.stdout.strip() == f"fastagg {fastagg.__version__}"
 
 
-def test_help_names_every_command_and_needs_no_simulator():
+def test_help_names_every_command_and_needs_no_simulator(tmp_path):
     program = "import sys; from fastagg.cli import app; app(['--help'], standalone_mode=False); "
     program += "assert not {'matplotlib', 'sklearn', 'pydantic', 'fastagg.sim.run'} & set(sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     for command in ("demo", "run", "compare", "recipes", "info", "bench"):
         assert command in done.stdout
@@ -213,7 +213,8 @@ def test_ctrl_c_ends_with_130_after_writing(recipe, tmp_path):
     )
     arguments = ["compare", str(recipe), "fadas-digits-large", "--out", str(tmp_path / "out")]
     command = [sys.executable, "-c", program, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Elsewhere: python -c would find the checkout's unbuilt package first.
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr
     assert json.loads((tmp_path / "out" / "mine" / "summary.json").read_text())["interrupted"] is True

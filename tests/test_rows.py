@@ -164,3 +164,10 @@ def test_recompute_is_exact(isa: str) -> None:
     ops.recompute_sum_(total, cache, weights)
     assert torch.equal(total.high, exact.float())
     assert (total.total() - exact).abs().max() <= 2.0**-9 * np.spacing(np.float32(exact.abs().max()))
+
+
+@pytest.mark.parametrize(("format", "gigabytes"), [("int8", 11.5), ("int4", 6.0)])
+def test_a_thousand_clients_of_resnet18_fit(format: str, gigabytes: float) -> None:
+    one = ClientCache(11_173_962, 1, format)
+    assert one.nbytes() == one.data.numel() + 4 * one.scales.numel()
+    assert 1000 * one.nbytes() <= gigabytes * 1e9

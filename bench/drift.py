@@ -1,0 +1,79 @@
+"""Does the mean of a client cache drift? python bench/drift.py --size 11200000 --clients 50 --arrivals 5000
+
+Runs ACE for many arrivals and compares the mean it steps along with the exact mean of the rows it holds, in ulp of the
+largest row magnitude; beside it, what a plain fp32 running mean of the same rows would have become on a slice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+import torch
+
+import fastagg
+from fastagg.cache import RunningSum
+
+SLICE = 4096  # coordinates on which the plain running mean is followed beside
+
+
+def main() -> int:
+    """Print one Markdown row a format."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", type=int, default=11_200_000)
+    parser.add_argument("--clients", type=int, default=50)
+    parser.add_argument("--arrivals", type=int, default=5000)
+    parser.add_argument("--formats", nargs="+", default=["fp32", "int8"])
+    given = parser.parse_args()
+    print(f"d = {given.size:,}, n = {given.clients}, {given.arrivals:,} arrivals; gradients 1 + N(0, 0.1)\n")
+    print("| format | error of the mean, ulp | plain fp32 mean, ulp | ms an arrival | cache, GB |")
+    print("|---|---|---|---|---|")
+    for format in given.formats:
+        print(row(given.size, given.clients, given.arrivals, format), flush=True)
+    return 0
+
+
+def row(size: int, clients: int, arrivals: int, format: str) -> str:
+    """Run one format."""
+    server = fastagg.ACE(torch.zeros(size), lr=1e-6, num_clients=clients, cache=format, warmup="partial")
+    generator = torch.Generator().manual_seed(0)
+    # Clients that agree are the hard case: the sum is n times a row.
+    pool = [torch.randn(size, generator=generator).mul_(0.1).add_(1.0) for _ in range(7)]
+    state = server._state
+    plain, held = torch.zeros(SLICE), [torch.zeros(SLICE) for _ in range(clients)]
+    seconds = 0.0
+    for turn in range(arrivals):
+        client = turn * 7919 % clients
+        server.dispatch(client)
+        start = time.perf_counter()
+        server.receive(client, pool[turn % 7])
+        seconds += time.perf_counter() - start
+        stored = state.cache.data[client, : SLICE * 4].view(torch.float32) if format == "fp32" else None
+        fresh = stored if stored is not None else _decoded(state.cache, client)
+        plain += (fresh - held[client]) / clients
+        held[client] = fresh.clone()
+    exact = RunningSum(size)
+    fastagg.ops.recompute_sum_(exact, state.cache, state.weights)
+    mean = state.sum.high.double() / clients
+    ulp = float(np.spacing(np.float32(max(float(state.cache.row(c).abs().max()) for c in range(clients)))))
+    error = float((mean - exact.total() / clients).abs().max()) / ulp
+    lost = float((plain.double() - exact.total()[:SLICE] / clients).abs().max()) / ulp
+    return (
+        f"| {format} | {error:.2f} | {lost:.1f} | {1e3 * seconds / arrivals:.1f} | {state.cache.nbytes() / 1e9:.2f} |"
+    )
+
+
+def _decoded(cache: fastagg.ClientCache, client: int) -> torch.Tensor:
+    """The first elements of a row."""
+    blocks = SLICE // 256
+    row_bytes = cache.row_bytes * SLICE // (-(-cache.size // 256) * 256)
+    return fastagg.reference.decode(cache.data[client, :row_bytes], cache.scales[client, :blocks], cache.format, SLICE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
