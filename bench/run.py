@@ -29,6 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(BARS), help="numbers of parameters")
     parser.add_argument("--rounds", type=int, default=15, help="samples of each candidate")
     parser.add_argument("--threads", type=int, help="of fastagg and of torch; by default all cores")
+    parser.add_argument("--only", nargs="+", default=[""], help="candidates whose names contain one of these words")
     parser.add_argument("--no-save", action="store_true", help="print only")
     given = parser.parse_args(arguments)
     if given.threads:
@@ -44,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in given.suite:
         for size in given.sizes:
             for operation in suites.get(name) or ([operations[name]] if name in operations else []):
-                rows += measure(operation, size, given.rounds)
+                rows += measure(operation, size, given.rounds, tuple(given.only))
             if name == "server":
                 for arrival in ARRIVALS:
                     rows += arrivals(arrival, size, given.rounds)

@@ -83,7 +83,7 @@ CACHES = [
     _cached("ace int8 amsgrad", 46, "ace", "int8", "amsgrad"),
     _cached("aced int8", 23, "aced", "int8"),
     _cached("ca2fl arrival", 20, "ca2fl arrival"),
-    _cached("distances", 12, "distances", rounding=1e-4),  # peers add in fp32
+    _cached("distances", 12, "distances", rounding=5e-3),  # torch adds in fp32: off by 4e-4 at 11.2 M
     _cached("sketch", 4, "sketch"),
     _cached("mixing", 16, "mixing"),
 ]
@@ -124,14 +124,15 @@ class Row:
         return asdict(self)
 
 
-def measure(operation: Operation, size: int, rounds: int = 15) -> list[Row]:
+def measure(operation: Operation, size: int, rounds: int = 15, only: tuple[str, ...] = ("",)) -> list[Row]:
     """Every candidate of ``operation`` at ``size`` parameters, interleaved with each other and with the roofline.
 
     Candidates that do not fit into memory together run in groups; each group holds fastagg and the roofline, and
-    ratios are taken within a group.
+    ratios are taken within a group. ``only`` keeps the candidates whose names contain one of its words.
     """
     problem = replace(Problem(size), lr=operation.lr)
-    leader, *others = operation.candidates()
+    leader, *rest = operation.candidates()
+    others = [candidate for candidate in rest if any(word in candidate.name for word in only)]
     # The streams' five vectors, the update and its negative, the leader's state, two vectors to compare results.
     shared = 5 + 2 + leader.vectors + (3 + 4 if operation.corrected else 3)
     rows: list[Row] = []

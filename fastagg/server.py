@@ -275,7 +275,7 @@ class Server:
 
     def _measure(self, parsed: Parsed, pieces: Pieces, base: Tensor) -> tuple[float, float, float]:
         """Norm of the update, distance the model moved since, and the cosine between the two, in one read."""
-        seen = ops.distances(pieces, self._flat, base)
+        seen = ops.distances(pieces, self._flat, base, inner=self.direction.measures)
         self._refuse_non_finite(parsed, seen.finite)
         product = seen.moved * seen.norm
         return seen.norm, seen.moved, seen.inner / product if product > 0.0 else 0.0

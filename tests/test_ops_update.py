@@ -148,3 +148,18 @@ def test_bad_updates_are_refused() -> None:
         with pytest.raises(error):
             ops.accumulate_(acc, update)
     assert torch.equal(acc, torch.zeros(8))
+
+
+@pytest.mark.parametrize("size", [1, 1023, 1024, 70_001])
+def test_distances(size: int, isa: str) -> None:
+    update, x, base = vector(size, 1), vector(size, 2), vector(size, 3)
+    moved = x.numpy() - base.numpy()  # fp32, as the kernel takes it
+    want = [math.fsum(a * b for a, b in zip(p.tolist(), q.tolist(), strict=True))
+            for p, q in ((moved, moved), (update.numpy(), update.numpy()), (moved, update.numpy()))]  # fmt: skip
+    seen = ops.distances(update, x, base, inner=True)
+    assert seen.finite
+    assert (seen.moved**2, seen.norm**2) == (pytest.approx(want[0], rel=1e-13), pytest.approx(want[1], rel=1e-13))
+    assert seen.inner == pytest.approx(want[2], rel=1e-9, abs=1e-9)
+    assert ops.distances(update, x, base)[:3] == seen[:3]
+    exact = reference.distances(update, x, base)
+    assert (seen.moved**2, seen.inner) == (pytest.approx(exact[0], rel=1e-6), pytest.approx(exact[2], abs=1e-3))

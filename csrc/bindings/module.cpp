@@ -53,10 +53,10 @@ double sum_squares(const Pieces& pieces) {
   return cpu::sum_squares(update);
 }
 
-std::tuple<double, double, double> distances(const Pieces& pieces, Address x, Address base) {
+std::tuple<double, double, double> distances(const Pieces& pieces, Address x, Address base, bool wants_inner) {
   const cpu::Update update = update_of(pieces);
   py::gil_scoped_release release;
-  const cpu::Distances found = cpu::distances(update, at(x), at(base));
+  const cpu::Distances found = cpu::distances(update, at(x), at(base), wants_inner);
   return {found.moved, found.update, found.inner};
 }
 

@@ -37,7 +37,7 @@ double sum_squares(const Update& update) {
   return total_of(partial);
 }
 
-Distances distances(const Update& update, const float* x, const float* base) {
+Distances distances(const Update& update, const float* x, const float* base, bool wants_inner) {
   const size_t groups = static_cast<size_t>(groups_of(update.size));
   std::vector<double> moved(groups, 0.0), norm(groups, 0.0), inner(groups, 0.0);
   for_each_block(update, [&](const Kernels& table, Reader& reader, int64_t at, int64_t n) {
@@ -48,7 +48,7 @@ Distances distances(const Update& update, const float* x, const float* base) {
     const size_t group = static_cast<size_t>(at / kGroup);
     moved[group] += table.dot(difference.values, difference.values);
     norm[group] += table.dot(values, values);
-    inner[group] += table.dot(difference.values, values);
+    if (wants_inner) inner[group] += table.dot(difference.values, values);
   });
   return {total_of(moved), total_of(norm), total_of(inner)};
 }

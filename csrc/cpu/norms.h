@@ -15,9 +15,9 @@ double sum_squares(const Update& update);
 struct Distances {
   double moved;   // |x - base|^2
   double update;  // |update|^2
-  double inner;   // (x - base).update
+  double inner;   // (x - base).update, where it is wanted; else 0
 };
-Distances distances(const Update& update, const float* x, const float* base);
+Distances distances(const Update& update, const float* x, const float* base, bool wants_inner);
 
 // A random linear map to k numbers that keeps norms: E|sketch(u)|^2 = |u|^2, relative deviation sqrt(2/k).
 // Each block of 1,024 elements is added, with random signs, to k buckets on a circle from a random one on; so two

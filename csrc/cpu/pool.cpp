@@ -1,6 +1,9 @@
 #include "pool.h"
 
 #include <pthread.h>
+#if defined(__linux__)
+#include <sched.h>
+#endif
 
 #include <atomic>
 #include <condition_variable>
@@ -27,6 +30,9 @@ struct Job {
 class Pool {
  public:
   explicit Pool(int workers) {
+#if defined(__linux__)
+    if (sched_getaffinity(0, sizeof allowed_, &allowed_) != 0) CPU_ZERO(&allowed_);
+#endif
     workers_.reserve(static_cast<size_t>(workers));
     for (int i = 0; i < workers; ++i) workers_.emplace_back([this] { serve(); });
   }
@@ -43,6 +49,7 @@ class Pool {
   int workers() const { return static_cast<int>(workers_.size()); }
 
   void run(Job& job) {
+    keep_off_this_core();
     {
       std::lock_guard<std::mutex> lock(mutex_);
       job_ = &job;
@@ -56,6 +63,20 @@ class Pool {
   }
 
  private:
+  // A worker that has slept may be woken on the caller's own core and share it for milliseconds, until the scheduler
+  // notices that another one idles: half of a step at ten million parameters. So workers stay off the caller's core.
+  void keep_off_this_core() {
+#if defined(__linux__)
+    const int core = sched_getcpu();
+    if (core == callers_core_ || core < 0 || core >= CPU_SETSIZE) return;
+    callers_core_ = core;
+    cpu_set_t others = allowed_;
+    CPU_CLR(static_cast<size_t>(core), &others);
+    if (CPU_COUNT(&others) == 0) return;
+    for (std::thread& worker : workers_) pthread_setaffinity_np(worker.native_handle(), sizeof others, &others);
+#endif
+  }
+
   void serve() {
     std::unique_lock<std::mutex> lock(mutex_);
     uint64_t seen = 0;
@@ -78,6 +99,10 @@ class Pool {
   uint64_t generation_ = 0;
   int active_ = 0;
   bool stop_ = false;
+#if defined(__linux__)
+  cpu_set_t allowed_;
+  int callers_core_ = -1;
+#endif
   std::vector<std::thread> workers_;
 };
 
