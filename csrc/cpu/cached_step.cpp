@@ -49,13 +49,20 @@ void cached_step(const Update& update, const Rows& rows, const CachedDirection& 
       table.scale(g, direction.gain, given.values, n);
       g = given.values;
     }
-    const float* leaving = decoder.block(direction.read, at, n, old);  // before its slot may be overwritten
-    if (direction.write >= 0) {
+    // An fp32 row is read where it lies and written once it has been used; others are decoded before their slot may be
+    // overwritten, and what enters the sum is what was stored.
+    const bool plain = rows.format == kRowFloat32;
+    const float* leaving = plain && direction.read >= 0
+                               ? static_cast<const float*>(row_block(rows, direction.read, at).data)
+                               : decoder.block(direction.read, at, n, old);
+    const auto store = [&] {
+      if (direction.write < 0) return;
       alignas(64) uint32_t words[4 * kCalls];
-      if (rows.format != kRowFloat32) table.random_words(direction.random, at / kBlock, words, reader.next(at + n));
+      if (!plain) table.random_words(direction.random, at / kBlock, words, reader.next(at + n));
       table.encode[rows.format](g, words, row_block(rows, direction.write, at), padded(n),
                                 steps ? optimizer.x + at + kBlock : g);
-    }
+    };
+    if (!plain) store();
     float* high = direction.sum.high == nullptr ? nullptr : direction.sum.high + at;
     int8_t* low = direction.sum.low == nullptr ? nullptr : direction.sum.low + at;
     const auto add_terms = [&] {
@@ -63,13 +70,14 @@ void cached_step(const Update& update, const Rows& rows, const CachedDirection& 
         table.exchange(high, low, decoder.block(term.slot, at, n, fresh), term.weight, kZeros, 0.0f, n);
     };
     if (direction.kind == kMean) {
-      const bool stored = direction.write >= 0 && rows.format != kRowFloat32;
-      const float* entering = stored ? decoder.block(direction.write, at, n, fresh) : g;
+      const float* entering = direction.write >= 0 && !plain ? decoder.block(direction.write, at, n, fresh) : g;
       table.exchange(high, low, entering, direction.entering, leaving, direction.leaving, n);
+      if (plain) store();
       add_terms();
       if (steps) table.scale(high, direction.sum_scale, d.values, n);
     } else {
       table.combine(leaving, -direction.weight, g, direction.weight, d.values, n);
+      if (plain) store();
       if (direction.acc != nullptr) table.accumulate(direction.acc + at, d.values, 1.0f, d.values, n);
       if (!steps) {
         std::memcpy(direction.acc_out + at, d.values, static_cast<size_t>(n) * sizeof(float));

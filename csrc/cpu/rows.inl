@@ -190,7 +190,7 @@ FASTAGG_FN void exchange_of(float* high, int8_t* low, const float* entering, flo
         high[i] = h;
         low[i] = l;
       },
-      high);
+      high, entering, leaving);
 }
 
 void exchange_block(float* high, int8_t* low, const float* entering, float entering_weight, const float* leaving,
