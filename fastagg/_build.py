@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from fastagg import _checks
 from fastagg.errors import ConfigError
 
 try:
@@ -17,6 +18,8 @@ except ImportError as error:  # a checkout that was not installed, or a broken b
         "Install the package with `pip install .` from its folder; importing it from a source checkout "
         "that was not installed does not work."
     ) from error
+
+_MOST_THREADS = 4096  # more than any machine has cores; asking for more is a slip
 
 
 def usable_cores() -> int:
@@ -38,11 +41,9 @@ def set_num_threads(count: int) -> None:
     ``FASTAGG_NUM_THREADS``. Results do not depend on it.
 
     Raises:
-        ConfigError: ``count`` is not a whole number of at least 1.
+        ConfigError: ``count`` is not a whole number in 1..4096.
     """
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise ConfigError(f"set_num_threads: expected a whole number >= 1, got {count!r}")
-    native.set_threads(count)
+    native.set_threads(_checks.whole("set_num_threads", count, least=1, most=_MOST_THREADS))
 
 
 def get_num_threads() -> int:
@@ -58,7 +59,7 @@ def set_isa(name: str) -> None:
     Raises:
         ConfigError: not compiled into this build, or this processor does not have it.
     """
-    if not native.select_isa(name):
+    if not isinstance(name, str) or not native.select_isa(name):
         usable = [isa for isa, supported in native.cpu_isas().items() if supported]
         raise ConfigError(f"instruction set {name!r} is not available here; choose one of {', '.join(usable)}")
 
@@ -93,10 +94,9 @@ def _from_environment() -> None:
     wanted = os.environ.get("FASTAGG_NUM_THREADS")
     if wanted is None:
         native.set_threads(usable_cores())
-    elif wanted.isdigit() and int(wanted) > 0:
-        native.set_threads(int(wanted))
     else:
-        raise ConfigError(f"FASTAGG_NUM_THREADS: expected a whole number >= 1, got {wanted!r}")
+        count = int(wanted) if wanted.isdecimal() and len(wanted) < 9 else wanted
+        native.set_threads(_checks.whole("FASTAGG_NUM_THREADS", count, least=1, most=_MOST_THREADS))
     if isa := os.environ.get("FASTAGG_ISA"):
         set_isa(isa)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import pickle
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +29,17 @@ def cloned(value: Any) -> Any:
         return {key: cloned(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(cloned(item) for item in value)
+    return value
+
+
+def plain(value: Any) -> Any:
+    """Settings as a checkpoint may hold them: NumPy's scalars, which no loader trusts, become Python's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(plain(item) for item in value)
     return value
 
 
@@ -83,7 +96,9 @@ def write(state: dict[str, Any], path: Path) -> None:
         CheckpointError: the file system refused; what was at ``path`` is as it was.
     """
     temporary = None
+    sums = torch.serialization.get_crc32_options()
     try:
+        torch.serialization.set_crc32_options(True)  # `read` checks them
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".partial", delete=False) as f:
             temporary = f.name
             torch.save(state, f)
@@ -99,6 +114,7 @@ def write(state: dict[str, Any], path: Path) -> None:
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"{path}: the checkpoint could not be written: {error}") from error
     finally:
+        torch.serialization.set_crc32_options(sums)
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
 
@@ -110,11 +126,19 @@ def read(path: Path) -> dict[str, Any]:
         CheckpointError: no such file, or not a whole checkpoint.
     """
     try:
+        with zipfile.ZipFile(path) as file:
+            damaged = file.testzip()  # torch does not look at the checksums
+        if damaged is not None:
+            raise CheckpointError(f"{path}: the checkpoint is damaged: wrong checksum of {damaged!r}")
         state = torch.load(path, map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: no such checkpoint") from error
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"{path}: not a whole checkpoint: {error}") from error
+    except pickle.UnpicklingError as error:  # torch's own text advises to load it regardless
+        raise CheckpointError(f"{path}: refused: it holds something else than tensors and plain data") from error
+    except Exception as error:  # there is no end to what a damaged file can make its readers raise
+        raise CheckpointError(f"{path}: not a whole checkpoint: {type(error).__name__}: {error}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path}: not a fastagg checkpoint of format {FORMAT}")
     return state

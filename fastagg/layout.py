@@ -95,7 +95,7 @@ class Layout:
         """The layout of ``params``: an nn.Module, a state_dict, a list of arrays or one 1-D array.
 
         Raises:
-            DTypeMismatch: an array is complex, sparse or quantised.
+            DTypeMismatch: an array is complex, sparse or quantised, or a flat model is not floating point.
             ShapeMismatch: ``params`` is none of these forms.
         """
         if isinstance(params, nn.Module):
@@ -117,6 +117,8 @@ class Layout:
                 f"params: expected an nn.Module, a state_dict, a list of arrays or a 1-D array, "
                 f"got one array of shape {list(vector.shape)}"
             )
+        if not vector.is_floating_point():
+            raise DTypeMismatch(f"params: expected floating-point numbers, got {vector.dtype}")
         return cls._build("flat", [("", vector)])
 
     @classmethod
@@ -210,11 +212,11 @@ class Layout:
         buffers = counters = None
         if found["buffer"]:
             # Statistics may come in any floating-point type: they are averaged, not stepped.
-            buffers = Pieces([as_tensor(array).to(torch.float32) for _, array in found["buffer"]])
+            buffers = Pieces([_dense(label, array).to(torch.float32) for label, array in found["buffer"]])
         if found["counter"]:
-            counters = [as_tensor(array).detach() for _, array in found["counter"]]
+            counters = [_dense(label, array) for label, array in found["counter"]]
             for (label, _), counter in zip(found["counter"], counters, strict=True):
-                if counter.is_floating_point() or counter.is_complex():
+                if counter.is_floating_point():
                     raise DTypeMismatch(f"{label}: expected an integer buffer, got {counter.dtype}")
         return Parsed(_pieces(found["parameter"]), buffers, counters)
 
@@ -261,7 +263,8 @@ class Layout:
         arrays: dict[str, Tensor] = {}
         for e in self.entries:
             if e.role == "counter":
-                arrays[e.name] = counters[e.offset]
+                # Not the tensor itself: the server turns what it hands out to later values (Server.parameters).
+                arrays[e.name] = counters[e.offset].detach()
             elif e.role == "constant":
                 arrays[e.name] = self.constants[e.offset]
             else:
@@ -276,7 +279,13 @@ class Layout:
 
         Parameters are views of one new fp32 vector.
         """
-        arrays = {"": trained} if self.form == "flat" else self._arrays(trained, "trained model")
+        if self.form == "flat":
+            arrays: Mapping[str, Any] = {"": trained}
+        elif isinstance(trained, (nn.Module, Mapping, list, tuple)):
+            arrays = self._arrays(trained, "trained model")
+        else:
+            form = "a list of arrays" if self.form == "list" else "an nn.Module, or a mapping from names to arrays"
+            raise ShapeMismatch(f"trained model: expected {form}, got {type(trained).__name__}")
         vector = memory.empty(self.size, flat.device)
         result: dict[str, Tensor] = {}
         for e in self.entries:
@@ -287,10 +296,16 @@ class Layout:
                 raise ShapeMismatch(
                     f"trained model {e.name!r}: expected shape {list(e.shape)}, got {list(array.shape)}"
                 )
-            if e.role == "parameter":
-                cut = self._cut(vector, e).view(e.shape)
-                array = cut.copy_(array).sub_(self._cut(flat, e).view(e.shape))
-            result[e.name] = array if e.role == "parameter" else array.clone()
+            if e.role != "parameter":
+                result[e.name] = array.clone()
+                continue
+            if not array.is_floating_point():
+                raise DTypeMismatch(f"trained model {e.name!r}: expected floating-point numbers, got {array.dtype}")
+            sent = self._cut(flat, e).view(e.shape)
+            if e.dtype != "float32":  # what the client was sent is rounded to the model's own type
+                sent = sent.to(getattr(torch, e.dtype)).to(torch.float64)
+            cut = self._cut(vector, e).view(e.shape)
+            result[e.name] = torch.sub(array.to(flat.device), sent, out=cut)
         if self.form in ("module", "state_dict"):
             return result
         return list(result.values()) if self.form == "list" else vector
@@ -298,6 +313,14 @@ class Layout:
     @staticmethod
     def _cut(vector: Tensor, entry: Entry) -> Tensor:
         return vector[entry.offset : entry.offset + entry.size]
+
+
+def _dense(label: str, array: Any) -> Tensor:
+    tensor = as_tensor(array).detach()
+    if tensor.is_complex() or tensor.is_quantized or tensor.layout is not torch.strided or tensor.is_meta:
+        kind = "meta" if tensor.is_meta else tensor.layout
+        raise DTypeMismatch(f"{label}: expected a dense array of real numbers, got {tensor.dtype} ({kind})")
+    return tensor
 
 
 def _pieces(arrays: list[tuple[str, Any]]) -> Pieces:

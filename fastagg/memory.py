@@ -7,6 +7,7 @@ that vector from the operating system each time would cost a page fault every 4 
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 import weakref
 
@@ -19,6 +20,15 @@ _FREE_PER_SIZE = 2  # blocks kept for reuse; the rest goes back to the operating
 _free: dict[int, list[mmap.mmap]] = {}
 _lock = threading.Lock()
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+
+
+def _forked() -> None:
+    global _lock
+    _lock = threading.Lock()  # the thread that held it, if one did, does not exist in the child
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def empty(size: int, device: torch.device | str = "cpu") -> Tensor:
@@ -40,7 +50,8 @@ def empty_bytes(nbytes: int, device: torch.device | str = "cpu", *, recycle: boo
     if recycle:
         weakref.finalize(array, _give_back, nbytes, block).atexit = False
     start = -array.ctypes.data % _HUGE_PAGE
-    return torch.from_numpy(array)[start : start + nbytes]
+    # Cut before torch sees it, or saving a vector would save its whole block.
+    return torch.from_numpy(array[start : start + nbytes])
 
 
 def zeros(size: int, device: torch.device | str = "cpu") -> Tensor:

@@ -47,7 +47,7 @@ class ModelBuffers:
                 for new, old in zip(parsed.counters, self.counters, strict=True)
             ]
             if not first and self._most is not None:
-                theirs = [torch.maximum(new, old) for new, old in zip(theirs, self._most, strict=True)]
+                theirs = [_larger(new, old) for new, old in zip(theirs, self._most, strict=True)]
             self._most = theirs
         self._count += 1
 
@@ -79,10 +79,27 @@ class ModelBuffers:
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`; tensors are copied."""
-        device = self.values.device
-        self.values = state["values"].to(device, copy=True)
-        self.counters = [counter.to(device, copy=True) for counter in state["counters"]]
-        self._sum = None if state["sum"] is None else state["sum"].to(device, copy=True)
-        self._most = None if state["most"] is None else [c.to(device, copy=True) for c in state["most"]]
-        self._count = int(state["count"])
+        """Inverse of :meth:`state_dict`; tensors are copied.
+
+        Raises:
+            ValueError: they have other shapes than this model's.
+        """
+        values, counters = _like(self.values, state["values"]), self._own(state["counters"])
+        self._sum = None if state["sum"] is None else _like(self.values, state["sum"])
+        self._most = None if state["most"] is None else self._own(state["most"])
+        self.values, self.counters, self._count = values, counters, int(state["count"])
+
+    def _own(self, counters: list[Tensor]) -> list[Tensor]:
+        return [_like(mine, theirs) for mine, theirs in zip(self.counters, counters, strict=True)]
+
+
+def _like(mine: Tensor, theirs: Tensor) -> Tensor:
+    if theirs.shape != mine.shape:
+        raise ValueError(f"a buffer: expected shape {list(mine.shape)}, got {list(theirs.shape)}")
+    return theirs.to(mine.device, mine.dtype, copy=True)
+
+
+def _larger(a: Tensor, b: Tensor) -> Tensor:
+    if a.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch has no maximum of these
+        return torch.maximum(a.to(torch.int64), b.to(torch.int64)).to(a.dtype)
+    return torch.maximum(a, b)

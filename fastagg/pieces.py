@@ -54,7 +54,10 @@ class Pieces:
         code = _TORCH_CODES.get(piece.dtype)
         if code is None or piece.layout is not torch.strided:
             raise DTypeMismatch(f"expected dense float32, float16 or bfloat16, got {piece.dtype} ({piece.layout})")
-        piece = piece.detach().contiguous()
+        if piece.is_meta:
+            raise DTypeMismatch("expected numbers, got a tensor on the meta device, which has none")
+        # A negative view (the imaginary part of a conjugate) holds the numbers with the other sign.
+        piece = piece.detach().resolve_neg().contiguous()
         self._append(piece, piece.data_ptr(), piece.numel(), code, piece.device)
 
     def _append(self, owner: Any, address: int, size: int, code: int, device: torch.device) -> None:
@@ -93,6 +96,8 @@ def as_array(value: Any) -> Any:
     """
     if isinstance(value, (Tensor, np.ndarray)):
         return value
+    if isinstance(value, np.generic):  # what NumPy's arithmetic makes of 0-dimensional arrays
+        return np.asarray(value)
     try:
         return torch.from_dlpack(value)
     except Exception as error:

@@ -31,6 +31,8 @@ from fastagg.pieces import Pieces
 from fastagg.staleness import Constant, Facts, Staleness
 from fastagg.versions import VersionStore
 
+_HEAVIEST = 1e30  # weights in a mean that float32 sums bear, and their inverses
+
 
 class Server:
     """A federated-learning server assembled from a direction, an optimizer and a staleness policy.
@@ -83,7 +85,7 @@ class Server:
             _checks.number("clip_norm", clip_norm, above=0)
         _checks.one_of("weighting", weighting, ("uniform", "samples"))
         _checks.one_of("buffers", buffers, MODES)
-        _checks.whole("seed", seed, least=0)
+        _checks.whole("seed", seed, least=0, most=2**64 - 1)
         self.direction.check(self.staleness, clip_norm, weighting)
         self.staleness.check(type(self.direction) is Single and type(self.optimizer) is SGD)
         self.num_clients, self.clip_norm, self.weighting, self.seed = num_clients, clip_norm, weighting, seed
@@ -233,7 +235,7 @@ class Server:
 
     def _client(self, client: Any) -> Client:
         if isinstance(client, str) and self.num_clients is None:
-            return client
+            return str.__str__(client)  # a plain one, for checkpoints: not NumPy's
         try:
             number = operator.index(client)
         except TypeError:
@@ -250,9 +252,12 @@ class Server:
 
     def _answered(self, client: Client, version: int | None) -> int:
         held = self._tasks(client)
-        start = self._last_sent[client] if version is None else version
+        try:
+            start = self._last_sent[client] if version is None else operator.index(version)
+        except TypeError:
+            raise UnknownVersion(f"client {client!r}: version: expected a whole number, got {version!r}") from None
         if start in held:
-            return operator.index(start)
+            return start
         owed = f"it owes versions {sorted(held)}" if held else "it has answered everything it was sent"
         raise UnknownVersion(f"client {client!r}: an update from version {start} came, but {owed}")
 
@@ -264,12 +269,14 @@ class Server:
 
     def _share(self, num_samples: float | None) -> float:
         if num_samples is not None:
-            _checks.number("num_samples", _plain(num_samples), above=0)
+            num_samples = _checks.number("num_samples", _plain(num_samples), above=0)
+            if not 1.0 / _HEAVIEST <= num_samples <= _HEAVIEST:
+                raise ConfigError(f"num_samples: expected a number in 1e-30..1e30, got {num_samples!r}")
         if self.weighting == "uniform":
             return 1.0
         if num_samples is None:
             raise ConfigError('num_samples: needed with weighting="samples", got None')
-        return float(num_samples)
+        return num_samples
 
     # -- the step ------------------------------------------------------------------------------------------------
 
@@ -383,11 +390,12 @@ class Server:
     def config(self) -> dict[str, Any]:
         """All settings as plain data."""
         parts = {"direction": self.direction, "optimizer": self.optimizer, "staleness": self.staleness}
-        return {
+        settings = {
             **{key: {"name": type(part).__name__, **asdict(part)} for key, part in parts.items()},
             "num_clients": self.num_clients, "clip_norm": self.clip_norm, "weighting": self.weighting,
             "buffers": self._buffers.mode, "seed": self.seed,
         }  # fmt: skip
+        return checkpoint.plain(settings)
 
     def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
         """Everything a server needs to go on bit for bit: plain data and tensors.
@@ -438,7 +446,7 @@ class Server:
                 in_flight = {client: [int(v) for v in kept] for client, kept in state["in_flight"].items()}
                 last_sent = {client: int(state["last_sent"][client]) for client in in_flight}
                 version, steps = int(state["version"]), int(state["steps"])
-            except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
                 raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
             self._flat, self._moments, self._state, self._buffers = flat, moments, fresh, buffers
             self._versions, self._in_flight, self._last_sent = versions, in_flight, last_sent
@@ -472,10 +480,11 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str | None = No
     try:
         config, layout = dict(state["config"]), Layout.from_spec(state["layout"])
         parts = {key: checkpoint.part(config.pop(key)) for key in ("direction", "optimizer", "staleness")}
-        buffers = state["buffers"]
-        arrays = layout.views(state["flat"], buffers["values"], buffers["counters"])
+        # Only its shapes: what a model's own type cannot hold, fp32 can, so its values come with the state.
+        start = torch.zeros(layout.size), torch.zeros(layout.buffer_size), state["buffers"]["counters"]
+        arrays = layout.views(*start)
         server = Server(Taken(layout, arrays), **parts, **config, device=device)
-    except (KeyError, TypeError, AttributeError, RuntimeError, FastaggError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, FastaggError) as error:
         raise CheckpointError(f"{path}: the checkpoint is damaged: {error}") from error
     server.load_state_dict(state)
     return server
@@ -488,7 +497,10 @@ def _part(name: str, given: Any, kind: type, default: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
+    try:
+        return value.item()
+    except (AttributeError, ValueError, RuntimeError):  # not an array, or not of one number
+        return value
 
 
 def _device(device: torch.device | str | None, params: Any) -> torch.device:
@@ -504,9 +516,18 @@ def _device(device: torch.device | str | None, params: Any) -> torch.device:
         chosen = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device: {error}") from error
+    if chosen.type == "cpu":
+        return torch.device("cpu")  # "cpu:0" is the same one, but not equal to it
     if chosen.type == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError(f"device {str(device)!r}: torch finds no CUDA device here; use device='cpu'")
         if chosen.index is None:
             chosen = torch.device("cuda", torch.cuda.current_device())
+        return chosen
+    if chosen.type == "meta":
+        raise ConfigError("device: expected one that holds numbers, got 'meta'")
+    try:
+        torch.empty(1, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device {str(device)!r}: torch cannot use it here; use device='cpu'") from error
     return chosen
