@@ -15,9 +15,9 @@ from fastagg.sim import models
 from fastagg.sim.client import LocalWork
 from fastagg.sim.data import digits, mnist, synthetic
 from fastagg.sim.data.federated import FederatedData
-from fastagg.sim.delays import Exponential, ThreeClass
+from fastagg.sim.delays import DelayModel, Exponential, Suspension, ThreeClass
 from fastagg.sim.participation import AllClients, Concurrency, Participation
-from fastagg.sim.schedule import Schedule, TimedSchedule, VersionSchedule
+from fastagg.sim.schedule import RoundSchedule, Schedule, TimedSchedule, VersionSchedule
 from fastagg.sim.version_delay import ReplayedVersions, UniformVersions, VersionDelay, read_delays
 
 if TYPE_CHECKING:
@@ -57,8 +57,6 @@ def build_server(algorithm: c.Algorithm, module: nn.Module, clients: int, seed: 
         raise ConfigError(f"algorithm {algorithm.name!r} is unknown, known: {', '.join(sorted(known))}")
     preset = known[algorithm.name]
     accepted, required = _keywords(preset)
-    if "clients_per_round" in accepted:
-        raise ConfigError(f"algorithm {algorithm.name} is synchronous, the simulator's arrivals are not")
     for key in algorithm.keywords:
         if key not in accepted:
             raise ConfigError(
@@ -67,12 +65,29 @@ def build_server(algorithm: c.Algorithm, module: nn.Module, clients: int, seed: 
     keywords = {"num_clients": clients, "seed": seed, **algorithm.keywords}
     if missing := sorted(required - set(keywords)):
         raise ConfigError(f"algorithm {algorithm.name} needs the keyword {', '.join(map(repr, missing))}")
-    server = preset(module, **keywords)
-    if server.update_kind != "delta":
-        raise ConfigError(
-            f"algorithm {algorithm.name} takes {server.update_kind}s, the simulator's clients send model deltas"
-        )
-    return server
+    return preset(module, **keywords)
+
+
+def is_synchronous(algorithm: c.Algorithm) -> bool:
+    """Whether the preset works in rounds, which every client of the round has to finish."""
+    return "clients_per_round" in _keywords(presets()[algorithm.name])[0]
+
+
+def check_clients(config: c.Config, server: Server) -> None:
+    """Raise ConfigError unless clients as configured can work for this server."""
+    name, rule = config.algorithm.name, config.participation.rule
+    if is_synchronous(config.algorithm):
+        if rule != "round":
+            raise ConfigError(f'algorithm {name} is synchronous: participation.rule must be "round", got "{rule}"')
+        per_round = config.algorithm.keywords["clients_per_round"]
+        if per_round > config.data.clients:
+            raise ConfigError(
+                f"algorithm.clients_per_round is {per_round}, more than data.clients, {config.data.clients}"
+            )
+    elif rule == "round":
+        raise ConfigError(f'algorithm {name} is asynchronous: participation.rule "round" is for synchronous ones')
+    if server.update_kind == "gradient" and config.client.steps != 1:
+        raise ConfigError(f"algorithm {name} takes gradients on the model that was sent: client.steps must be 1")
 
 
 def _keywords(preset: Callable[..., Server]) -> tuple[set[str], set[str]]:
@@ -91,12 +106,18 @@ def build_schedule(config: c.Config, server: Server) -> Schedule:
     delay, clients, seed = config.delay, config.data.clients, config.seed
     if isinstance(delay, c.VersionDelay):
         return VersionSchedule(server, build_version_delay(delay, clients, seed), clients, seed)
+    if isinstance(delay, c.ThreeClassDelay):
+        delays: DelayModel = ThreeClass(clients, seed, delay.table, delay.gamma)
+    else:
+        delays = Exponential(seed, delay.mean)
+    if delay.suspension:
+        delays = Suspension(delays, seed, delay.suspension)
+    if config.participation.rule == "round":
+        return RoundSchedule(server, delays, clients, config.algorithm.keywords["clients_per_round"], seed)
     participation: Participation = AllClients(clients)
     if config.participation.concurrency is not None:
         participation = Concurrency(clients, config.participation.concurrency, seed)
-    if isinstance(delay, c.ThreeClassDelay):
-        return TimedSchedule(server, ThreeClass(clients, seed, delay.table, delay.gamma), participation)
-    return TimedSchedule(server, Exponential(seed, delay.mean), participation)
+    return TimedSchedule(server, delays, participation)
 
 
 def build_version_delay(delay: c.VersionDelay, clients: int, seed: int) -> VersionDelay:

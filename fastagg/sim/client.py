@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fastagg.clients import GradientDifference, add_proximal_gradient_
 from fastagg.sim.data.federated import Samples
 from fastagg.sim.seeds import generator
 
@@ -30,7 +32,8 @@ class Task(Protocol):
 class LocalWork:
     """SGD on a client: either ``epochs`` passes over its samples or ``steps`` mini-batches, the other None.
 
-    lr is the papers' eta_l. A task with ``local_steps`` (AsyncFedED's adaptive K) overrides both.
+    lr is the papers' eta_l. A task with ``local_steps`` (AsyncFedED's adaptive K) overrides both. ``mu`` > 0 adds
+    FedProx's proximal term, ``(mu/2)*|x - x_s|^2``, to the local loss.
     """
 
     lr: float
@@ -39,6 +42,7 @@ class LocalWork:
     steps: int | None = None
     momentum: float = 0.0
     weight_decay: float = 0.0
+    mu: float = 0.0
 
 
 class LocalTrainer:
@@ -64,12 +68,34 @@ class LocalTrainer:
         module.train()
         # Momentum belongs to one dispatch: the next client starts without the last one's.
         self._optimizer.state.clear()
+        anchors = [p.detach().clone() for p in module.parameters()] if self._work.mu else []
         rng = generator(self._seed, "batches", client, number)
         for batch in self._batches(len(samples), task.local_steps, rng):
             self._optimizer.zero_grad(set_to_none=True)
             self._loss(module(samples.x[batch]), samples.y[batch]).backward()
+            if self._work.mu:
+                add_proximal_gradient_(module, anchors, self._work.mu)
             self._optimizer.step()
         return task.delta(module)
+
+    def gradient(self, task: Task, samples: Samples, client: int, number: int) -> dict[str, torch.Tensor]:
+        """Return the mini-batch gradient at ``task.params`` (weight decay included), and the buffers of that pass.
+
+        It is what one step of ``train`` from there divides by ``-lr``, without the rounding of the two models.
+        """
+        module = self._module
+        module.load_state_dict(task.params)
+        module.train()
+        rng = generator(self._seed, "batches", client, number)
+        batch = next(self._batches(len(samples), 1, rng))
+        module.zero_grad(set_to_none=True)
+        self._loss(module(samples.x[batch]), samples.y[batch]).backward()
+        update = dict(task.delta(module))
+        for name, parameter in module.named_parameters():
+            start = parameter.detach()
+            gradient = torch.zeros_like(start) if parameter.grad is None else parameter.grad.detach()
+            update[name] = gradient.add(start, alpha=self._work.weight_decay)
+        return update
 
     def _batches(self, size: int, local_steps: int | None, rng: np.random.Generator) -> Iterator[torch.Tensor]:
         batch_size = min(self._work.batch_size, size)
@@ -83,6 +109,22 @@ class LocalTrainer:
             if start == 0:
                 order = torch.from_numpy(rng.permutation(size))
             yield order[start : start + batch_size]
+
+
+class DifferenceSender:
+    """What the clients of ACE with client caches send: their gradient's change since the last one they sent."""
+
+    def __init__(self, parameters: Iterable[str]) -> None:
+        self._names = list(parameters)
+        self._clients: defaultdict[int, GradientDifference] = defaultdict(GradientDifference)
+
+    def difference(self, client: int, update: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return ``update`` with every parameter's gradient replaced by its change; buffers stay as they are."""
+        gradients = [update[name] for name in self._names]
+        change = self._clients[client].difference(torch.cat([g.reshape(-1) for g in gradients]))
+        pieces = change.split([g.numel() for g in gradients])
+        changes = {n: p.view_as(g) for n, p, g in zip(self._names, pieces, gradients, strict=True)}
+        return {**update, **changes}
 
 
 def evaluate(module: nn.Module, params: Mapping[str, torch.Tensor], test: Samples) -> tuple[float, float]:

@@ -79,7 +79,10 @@ class Model(Section):
 
 
 class Client(Section):
-    """Local SGD: lr is eta_l; ``epochs`` passes or ``steps`` mini-batches, 1 epoch when neither is given."""
+    """Local SGD: lr is eta_l; ``epochs`` passes or ``steps`` mini-batches, 1 epoch when neither is given.
+
+    ``mu`` weighs FedProx's proximal term; 0 leaves it out.
+    """
 
     lr: PositiveFloat
     batch_size: PositiveInt = 50
@@ -87,6 +90,7 @@ class Client(Section):
     steps: PositiveInt | None = None
     momentum: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
+    mu: float = Field(0.0, ge=0)
 
     @model_validator(mode="before")
     @classmethod
@@ -105,11 +109,13 @@ class ThreeClassDelay(Section):
     name: Literal["three-class"]
     table: Literal["large", "mild"] = "large"
     gamma: PositiveFloat = 1.0
+    suspension: float = Field(0.0, ge=0, lt=1)  # the probability that a client hangs, see delays.Suspension
 
 
 class ExponentialDelay(Section):
     name: Literal["exponential"]
     mean: PositiveFloat = 5.0
+    suspension: float = Field(0.0, ge=0, lt=1)
 
 
 class VersionDelay(Section):
@@ -127,15 +133,18 @@ class VersionDelay(Section):
 
 
 class Participation(Section):
-    """rule "concurrency" with M_c = ``concurrency`` clients training at once, or "all"."""
+    """rule "concurrency" with M_c = ``concurrency`` clients training at once, "all", or "round".
 
-    rule: Literal["concurrency", "all"] = "all"
+    "round" is for synchronous algorithms: algorithm.clients_per_round clients, then the next round.
+    """
+
+    rule: Literal["concurrency", "all", "round"] = "all"
     concurrency: PositiveInt | None = None
 
     @model_validator(mode="after")
     def _concurrency_where_it_counts(self) -> Participation:
         if (self.rule == "concurrency") != (self.concurrency is not None):
-            raise ValueError('rule = "concurrency" needs the key concurrency, rule = "all" does not take it')
+            raise ValueError('rule = "concurrency" needs the key concurrency, the other rules do not take it')
         return self
 
 

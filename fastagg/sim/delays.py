@@ -4,8 +4,8 @@ A delay model has a ``unit`` (the meaning of 1.0 of virtual time, for labels) an
 
     duration(client, number) -> float      how long the ``number``-th dispatch (from 0) of ``client`` takes
 
-Draws are keyed by (seed, client, number), see seeds.py. Later models (suspension, transmission) wrap one of
-these and add to its duration.
+Draws are keyed by (seed, client, number), see seeds.py. A model can wrap another and add to its duration, as
+Suspension does.
 """
 
 from __future__ import annotations
@@ -69,3 +69,28 @@ class Exponential:
 
     def duration(self, client: int, number: int) -> float:
         return float(generator(self._seed, "delay", client, number).exponential(self._mean))
+
+
+class Suspension:
+    """With probability ``share`` a client hangs before it trains (AsyncFedED, B.2), on top of ``delays``.
+
+    It hangs for a time drawn uniformly from 0 to the longest duration returned so far, hangs included; the paper
+    does not give the law, and the uniform one is this package's choice. So durations depend on the order of the
+    dispatches, which is the same for the same run.
+    """
+
+    def __init__(self, delays: DelayModel, seed: int, share: float) -> None:
+        if not 0 <= share < 1:
+            raise ConfigError(f"the probability of a suspension must be in [0, 1), got {share}")
+        self.unit = delays.unit
+        self._delays = delays
+        self._seed = seed
+        self._share = share
+        self._longest = 0.0
+
+    def duration(self, client: int, number: int) -> float:
+        rng = generator(self._seed, "suspension", client, number)
+        hangs, part = rng.random() < self._share, rng.random()
+        duration = self._delays.duration(client, number) + (part * self._longest if hangs else 0.0)
+        self._longest = max(self._longest, duration)
+        return duration

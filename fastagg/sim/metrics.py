@@ -89,6 +89,17 @@ class Stopwatch:
         return {**self.seconds, "other": total - sum(self.seconds.values()), "total": total}
 
 
+def participation(uploads: Counter[int], clients: int) -> dict[str, float]:
+    """Return how evenly the uploads are spread: the least and most by one client, and deviation over mean."""
+    counts = [uploads[client] for client in range(clients)]
+    mean = statistics.fmean(counts)
+    return {
+        "client_uploads_min": min(counts),
+        "client_uploads_max": max(counts),
+        "client_uploads_cv": statistics.pstdev(counts) / mean if mean else 0.0,
+    }
+
+
 def last_evaluations(rows: Sequence[Row], count: int = 5) -> tuple[float, float]:
     """Return mean and population deviation of the last ``count`` accuracies, as FADAS reports a run."""
     values = [row.accuracy for row in rows[-count:]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,12 +12,13 @@ from typing import Any
 
 import torch
 
+from fastagg.directions import Differences
 from fastagg.errors import DataError, NonFiniteUpdate
 from fastagg.sim import build, output
-from fastagg.sim.client import LocalTrainer, evaluate
+from fastagg.sim.client import DifferenceSender, LocalTrainer, evaluate
 from fastagg.sim.config import Config, to_toml
 from fastagg.sim.interrupt import StopRequest, on_ctrl_c
-from fastagg.sim.metrics import DelayStatistics, Row, Stopwatch, summarise
+from fastagg.sim.metrics import DelayStatistics, Row, Stopwatch, participation, summarise
 from fastagg.sim.progress import NoProgress, Progress
 
 
@@ -48,24 +50,39 @@ class Simulation:
                 config.algorithm, self.module, clients=len(self.data.clients), seed=config.seed
             )
             self.trainer = LocalTrainer(self.module, build.build_work(config.client), config.seed)
+            build.check_clients(config, self.server)
+            self._work = self.trainer.gradient if self.server.update_kind == "gradient" else self.trainer.train
+            self._differences: DifferenceSender | None = None
+            if isinstance(self.server.direction, Differences):
+                self._differences = DifferenceSender(name for name, _ in self.module.named_parameters())
             self.schedule = build.build_schedule(config, self.server)
         self.rows: list[Row] = []
         self.uploads = 0
         self.delays = DelayStatistics()
         self._recent = DelayStatistics()
+        self.rounds = DelayStatistics()  # the largest delay among the updates of each server version
+        self._largest = 0
+        self.client_uploads: Counter[int] = Counter()
         with self.stopwatch.timing("server"):
             self.schedule.start()
 
     def step(self) -> bool:
         """Receive the next update; return whether the model changed. NonFiniteUpdate on divergence."""
-        job = self.schedule.next()
+        job, before = self.schedule.next(), self.server.version
         samples = self.data.clients[job.client]
         with self.stopwatch.timing("training"):
-            update = self.trainer.train(job.task, samples, job.client, job.number)
+            update = self._work(job.task, samples, job.client, job.number)
+            if self._differences is not None:
+                update = self._differences.difference(job.client, update)
         with self.stopwatch.timing("server"):
             receipt = self.server.receive(job.client, update, version=job.task.version, num_samples=len(samples))
             self.schedule.arrived(job)
         self.uploads += 1
+        self.client_uploads[job.client] += 1
+        self._largest = max(self._largest, receipt.delay)
+        if receipt.version != before:
+            self.rounds.add(self._largest)
+            self._largest = 0
         self.delays.add(receipt.delay)
         self._recent.add(receipt.delay)
         return receipt.applied
@@ -113,6 +130,10 @@ class Simulation:
             "delay_mean": self.delays.mean,
             "delay_median": self.delays.median,
             "delay_max": self.delays.maximum,
+            "tau_avg": self.rounds.mean,
+            "tau_median": self.rounds.median,
+            "tau_max": self.rounds.maximum,
+            **participation(self.client_uploads, len(self.data.clients)),
             "clients": len(self.data.clients),
             "parameters": sum(p.numel() for p in self.module.parameters()),
             "wall_seconds": {key: round(value, 4) for key, value in self.stopwatch.split().items()},

@@ -13,7 +13,7 @@ dispatch and its arrival; the loop trains it on arrival.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -88,6 +88,52 @@ class TimedSchedule:
         self._dispatches[client] += 1
         job = Job(client, number, self._server.dispatch(client))
         self._clock.schedule(self._delays.duration(client, number), job)
+
+
+class RoundSchedule:
+    """Synchronous rounds: ``per_round`` uniformly drawn clients, all received when the slowest is done.
+
+    The next round starts at that moment. Clients are drawn from (seed, round), durations as everywhere from (seed,
+    client, number), so virtual times compare with an asynchronous run's.
+    """
+
+    def __init__(self, server: Server, delays: DelayModel, clients: int, per_round: int, seed: int) -> None:
+        self.unit = delays.unit
+        self.now = 0.0
+        self._server = server
+        self._delays = delays
+        self._clients = clients
+        self._per_round = per_round
+        self._seed = seed
+        self._rounds = 0
+        self._end = 0.0
+        self._waiting: deque[Job] = deque()
+        self._dispatches: Counter[int] = Counter()
+
+    def in_flight(self) -> list[Job]:
+        """Return the jobs of this round that were not received yet, in the order they will be."""
+        return list(self._waiting)
+
+    def start(self) -> None:
+        drawn = generator(self._seed, "round", self._rounds).permutation(self._clients)[: self._per_round]
+        self._rounds += 1
+        self._end = self.now
+        for client in map(int, drawn):
+            number = self._dispatches[client]
+            self._dispatches[client] += 1
+            self._end = max(self._end, self.now + self._delays.duration(client, number))
+            self._waiting.append(Job(client, number, self._server.dispatch(client)))
+
+    def next_time(self) -> float:
+        return self._end
+
+    def next(self) -> Job:
+        self.now = self._end
+        return self._waiting.popleft()
+
+    def arrived(self, job: Job) -> None:
+        if not self._waiting:
+            self.start()
 
 
 class VersionSchedule:

@@ -36,8 +36,9 @@ def test_written_toml_holds_every_default(tiny):
         "epochs": 1,
         "momentum": 0.0,
         "weight_decay": 0.0,
+        "mu": 0.0,
     }
-    assert written["delay"] == {"name": "three-class", "table": "large", "gamma": 1.0}
+    assert written["delay"] == {"name": "three-class", "table": "large", "gamma": 1.0, "suspension": 0.0}
 
 
 def test_keywords_of_the_algorithm_are_passed_on_with_none(tiny):
@@ -63,7 +64,7 @@ def test_keywords_of_the_algorithm_are_passed_on_with_none(tiny):
         ({"client.steps": 3, "client.epochs": 2}, "client: give epochs or steps, not both"),
         ({"participation.concurrency": 13}, "participation.concurrency is 13, more than data.clients, 12"),
         ({"participation": {"rule": "concurrency"}}, "needs the key concurrency"),
-        ({"participation": {"rule": "all", "concurrency": 3}}, "does not take it"),
+        ({"participation": {"rule": "all", "concurrency": 3}}, "do not take it"),
         ({"delay": {"name": "version"}}, "delay: give tau_max or file, one of the two"),
         ({"delay": {"name": "version", "tau_max": 1}}, 'participation.rule must be "all"'),
         ({"delay.name": "slow"}, "delay: unknown name 'slow'"),

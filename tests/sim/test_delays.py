@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fastagg.errors import ConfigError
-from fastagg.sim.delays import THREE_CLASS_TABLES, Exponential, ThreeClass
+from fastagg.sim.delays import THREE_CLASS_TABLES, Exponential, Suspension, ThreeClass
 
 
 def durations(model, client: int, count: int) -> np.ndarray:
@@ -66,3 +66,30 @@ def test_settings_out_of_range_are_refused():
         ThreeClass(5, seed=0, table="medium")
     with pytest.raises(ConfigError, match="mean"):
         Exponential(seed=0, mean=-1.0)
+
+
+class Always:
+    unit = "s"
+
+    def duration(self, client: int, number: int) -> float:
+        return 1.0
+
+
+def test_a_suspended_client_hangs_for_up_to_the_longest_duration_so_far():
+    model = Suspension(Always(), seed=0, share=0.3)
+    assert model.unit == "s"
+    drawn = durations(model, 0, 2000)
+    hung = drawn > 1.0
+    assert abs(hung[1:].mean() - 0.3) < 5 * np.sqrt(0.3 * 0.7 / 2000)
+    longest = np.maximum.accumulate(drawn)
+    assert (drawn[1:] <= 1.0 + longest[:-1]).all()
+    parts = ((drawn[1:] - 1.0) / longest[:-1])[hung[1:]]
+    assert abs(parts.mean() - 0.5) < 5 / np.sqrt(12 * len(parts))
+
+
+def test_suspensions_are_repeatable_and_none_at_all_changes_nothing():
+    first, again = (durations(Suspension(Exponential(4), 4, 0.5), 2, 30) for _ in range(2))
+    assert (first == again).all()
+    assert (durations(Suspension(Exponential(4), 4, 0.0), 2, 30) == durations(Exponential(4), 2, 30)).all()
+    with pytest.raises(ConfigError, match="suspension"):
+        Suspension(Always(), 0, 1.0)

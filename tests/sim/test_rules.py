@@ -1,0 +1,156 @@
+"""The rules beside the buffered ones: gradients, synchronous rounds, adaptive local steps, the proximal term."""
+
+import pytest
+import torch
+
+from fastagg.sim.delays import ThreeClass
+from fastagg.sim.run import Simulation, run
+
+ALL = {"participation": {"rule": "all"}}
+ONE_STEP = {**ALL, "client": {"lr": 0.1, "batch_size": 16, "steps": 1, "weight_decay": 0.01}}
+ROUND = {"participation": {"rule": "round"}}
+
+
+def model(changes, tiny, uploads=40):
+    simulation = Simulation(tiny(changes))
+    for _ in range(uploads):
+        simulation.step()
+    return simulation.server.flat.clone()
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"name": "ASGD", "lr": 0.02},
+        {"name": "DelayAdaptiveASGD", "lr": 0.02, "delay_threshold": 12},
+        {"name": "ACE", "lr": 0.02},
+        {"name": "ACE", "lr": 0.02, "cache": "int8"},
+        {"name": "ACED", "lr": 0.02, "max_delay": 20},
+    ],
+)
+def test_gradient_rules_learn(tiny, algorithm):
+    result = run(tiny({**ONE_STEP, "algorithm": algorithm, "run.uploads": 300, "run.evaluate_every": 50}))
+    assert result.summary["stopped"] == "finished"
+    assert result.rows[-1].loss < result.rows[0].loss - 0.5
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_a_gradient_is_one_local_step_over_minus_the_learning_rate(tiny, kind):
+    changes = {**ONE_STEP, "algorithm": {"name": "ASGD", "lr": 0.1}, "model": {"name": kind, "widths": [4]}}
+    simulation = Simulation(tiny(changes))
+    job = simulation.schedule.in_flight()[0]
+    samples = simulation.data.clients[job.client]
+    gradient = simulation.trainer.gradient(job.task, samples, job.client, job.number)
+    delta = simulation.trainer.train(job.task, samples, job.client, job.number)
+    parameters = {name for name, _ in simulation.module.named_parameters()}
+    assert gradient.keys() == delta.keys()
+    for name, value in delta.items():
+        expected = value / -0.1 if name in parameters else value
+        torch.testing.assert_close(gradient[name], expected, rtol=1e-3, atol=2e-6)
+
+
+def test_ace_gives_the_same_model_wherever_the_gradients_are_kept(tiny):
+    kept = {
+        mode: model({**ONE_STEP, "algorithm": {"name": "ACE", "lr": 0.3, "mode": mode}}, tiny)
+        for mode in ("incremental", "direct", "client")
+    }
+    torch.testing.assert_close(kept["incremental"], kept["direct"], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(kept["client"], kept["direct"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "FedProx", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad", "FedAMS"])
+def test_synchronous_rules_learn(tiny, name):
+    algorithm = {"name": name, "clients_per_round": 6}
+    config = tiny({**ROUND, "algorithm": algorithm, "client.epochs": 3, "run.uploads": 60})
+    result = run(config)
+    assert result.rows[-1].version == 10
+    assert result.rows[-1].loss < result.rows[0].loss
+    assert result.summary["tau_max"] == 0
+
+
+def test_a_round_ends_with_its_slowest_client(tiny):
+    simulation = Simulation(tiny({**ROUND, "algorithm": {"name": "FedAvg", "clients_per_round": 5}}))
+    delays, now = ThreeClass(12, 0), 0.0
+    for _ in range(4):
+        jobs = simulation.schedule.in_flight()
+        assert len({job.client for job in jobs}) == 5
+        now += max(delays.duration(job.client, job.number) for job in jobs)
+        for left in range(5, 0, -1):
+            assert len(simulation.schedule.in_flight()) == left
+            assert simulation.step() == (left == 1)
+            assert simulation.schedule.now == pytest.approx(now)
+    assert simulation.server.version == 4
+
+
+def test_fedavg_weighs_clients_by_their_samples(tiny):
+    changes = {**ROUND, "algorithm": {"name": "FedAvg", "clients_per_round": 3}}
+    simulation = Simulation(tiny(changes))
+    start, jobs = simulation.server.flat.clone(), simulation.schedule.in_flight()
+    deltas, sizes = [], []
+    for job in jobs:
+        samples = simulation.data.clients[job.client]
+        update = simulation.trainer.train(job.task, samples, job.client, job.number)
+        deltas.append(torch.cat([value.reshape(-1) for value in update.values()]))
+        sizes.append(len(samples))
+    shares = torch.tensor(sizes) / sum(sizes)
+    for _ in jobs:
+        simulation.step()
+    expected = start + sum(share * delta for share, delta in zip(shares, deltas, strict=True))
+    torch.testing.assert_close(simulation.server.flat, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_proximal_term_holds_clients_near_the_model_they_were_sent(tiny):
+    moved = []
+    for mu in (0.0, 5.0):
+        simulation = Simulation(tiny({"client.mu": mu, "client.epochs": 10}))
+        job = simulation.schedule.in_flight()[0]
+        update = simulation.trainer.train(job.task, simulation.data.clients[job.client], job.client, 0)
+        moved.append(sum(float(value.square().sum()) for value in update.values()))
+    assert 0 < moved[1] < 0.7 * moved[0]
+
+
+def test_asyncfeded_tells_clients_how_many_steps_to_take(tiny):
+    algorithm = {"name": "AsyncFedED", "lam": 1.0, "eps": 1.0, "gamma_bar": 3.0, "kappa": 1.0, "local_steps": 4}
+    simulation = Simulation(tiny({**ALL, "algorithm": algorithm}))
+    asked, taken, step = [], [], simulation.trainer._optimizer.step
+    simulation.trainer._optimizer.step = lambda: (taken.append(1), step())
+    for _ in range(60):
+        asked.append(simulation.schedule.in_flight()[0].task.local_steps)
+        taken.clear()
+        simulation.step()
+        assert len(taken) == asked[-1]
+    assert asked[0] == 4 and len(set(asked)) > 1
+
+
+def test_summary_counts_the_largest_delay_of_every_round_and_uploads_of_every_client(tiny):
+    simulation = Simulation(tiny())
+    largest, clients, delays = [], [], []
+    receive = simulation.server.receive
+
+    def recording(client, *args, **keywords):
+        receipt = receive(client, *args, **keywords)
+        clients.append(client)
+        delays.append(receipt.delay)
+        return receipt
+
+    simulation.server.receive = recording
+    for _ in range(30):
+        if simulation.step():
+            largest.append(max(delays[-3:]))
+    simulation.evaluate()
+    summary = simulation.summary("finished")
+    assert summary["tau_avg"] == pytest.approx(sum(largest) / 10)
+    assert summary["tau_max"] == max(largest) > 0
+    assert summary["tau_median"] == pytest.approx(float(torch.tensor(sorted(largest)[4:6]).float().mean()))
+    counts = [clients.count(client) for client in range(12)]
+    assert (summary["client_uploads_min"], summary["client_uploads_max"]) == (min(counts), max(counts))
+    assert summary["client_uploads_cv"] == pytest.approx(torch.tensor(counts).float().std(correction=0).item() / 2.5)
+
+
+@pytest.mark.parametrize("delay", [{"name": "three-class"}, {"name": "exponential", "mean": 2.0}])
+def test_suspension_makes_the_same_uploads_take_longer(tiny, delay):
+    times = []
+    for share in (0.0, 0.9):
+        result = run(tiny({**ALL, "delay": {**delay, "suspension": share}, "run.uploads": 60}))
+        times.append(result.rows[-1].time)
+    assert times[1] > times[0]

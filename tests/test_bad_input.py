@@ -1,0 +1,287 @@
+"""Bad updates and models: a named error that says what was expected and what came, and a state that is as it was."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from models import Residual
+from torch import Tensor, nn
+
+import fastagg
+from fastagg import errors
+from fastagg.errors import DTypeMismatch, NonFiniteUpdate, ShapeMismatch
+
+SERVERS = {
+    "FADAS": lambda x, **k: fastagg.FADAS(x, buffer_size=3, **k),
+    "FedBuff": lambda x, **k: fastagg.FedBuff(x, buffer_size=2, **k),
+    "FedAsync": lambda x, **k: fastagg.FedAsync(x, policy="hinge", **k),
+    "AsyncFedED": lambda x, **k: fastagg.AsyncFedED(x, lam=1.0, eps=1.0, **k),
+    "sketched": lambda x, **k: fastagg.AsyncFedED(x, lam=1.0, eps=1.0, sketch=1024, **k),
+    "ACE": lambda x, **k: fastagg.ACE(x, lr=0.1, num_clients=3, cache="int8", warmup="partial", **k),
+    "ACED": lambda x, **k: fastagg.ACED(x, lr=0.1, num_clients=3, max_delay=1, warmup="partial", **k),
+    "CA2FL": lambda x, **k: fastagg.CA2FL(x, num_clients=3, buffer_size=2, cache="int4", **k),
+    "FedAC": lambda x, **k: fastagg.FedAC(x, lr=0.1, buffer_size=2, **k),
+    "FedAvg": lambda x, **k: fastagg.FedAvg(x, clients_per_round=2, **{"weighting": "uniform", **k}),
+}
+D = 300
+
+
+def bits(value: Any) -> Any:
+    """A nested state with every tensor as its bytes: equal if and only if no bit differs."""
+    if isinstance(value, Tensor):
+        return str(value.dtype), tuple(value.shape), value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    if isinstance(value, dict):
+        return {key: bits(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [bits(item) for item in value]
+    return repr(value)
+
+
+def model(form: str) -> Any:
+    """The same kind of model in every form; half precision and running statistics where the form can hold them."""
+    torch.manual_seed(0)
+    if form == "module":
+        return Residual()
+    if form == "state_dict":
+        return {
+            "w": torch.randn(20, 10),
+            "bn.running_mean": torch.zeros(4),
+            "bn.num_batches_tracked": torch.tensor(0),
+            "half": torch.randn(100).half(),
+        }
+    if form == "list":
+        return [torch.randn(20, 10).numpy(), torch.randn(99).half().numpy(), torch.randn(1).numpy()]
+    return torch.randn(D)
+
+
+def update_like(form: str, value: float = 0.25) -> Any:
+    """A good update for :func:`model`."""
+    if form == "module":
+        return {
+            k: torch.full_like(v, value if v.is_floating_point() else 3) for k, v in Residual().state_dict().items()
+        }
+    if form == "state_dict":
+        return {k: torch.full_like(v, value if v.is_floating_point() else 3) for k, v in model(form).items()}
+    if form == "list":
+        return [np.full_like(a, value) for a in model(form)]
+    return torch.full((D,), value)
+
+
+def running(name: str, form: str = "flat", **settings: Any) -> fastagg.Server:
+    """A server in the middle of things: a half-full buffer, stale and fresh clients in flight."""
+    server = SERVERS[name](model(form), **settings)
+    for client in range(3):
+        server.dispatch(client)
+    server.receive(0, update_like(form, 0.5), num_samples=3)
+    return server
+
+
+def refused(name: str, form: str, kinds: tuple[type[BaseException], ...], words: str, **call: Any) -> None:
+    """The call raises every one of ``kinds``, changes no bit, and what follows is as if it had never been made."""
+    settings = call.pop("settings", {})
+    server, untouched = (running(name, form, **settings) for _ in range(2))
+    before, live = bits(server.state_dict()), server.flat.clone()
+    views = bits(server.parameters())
+    given = {"client": 1, "update": update_like(form), "num_samples": 5, **call}
+    for kind in (*kinds, errors.FastaggError):
+        with pytest.raises(kind, match=words):
+            server.receive(**given)
+    assert bits(server.state_dict()) == before
+    assert bits(server.flat) == bits(live) and bits(server.parameters()) == views
+    for client in (1, 2) if name != "FedAvg" else (1,):
+        good = update_like(form, 0.125)
+        assert server.receive(client, good, num_samples=7) == untouched.receive(client, good, num_samples=7)
+    assert bits(server.state_dict()) == bits(untouched.state_dict())
+
+
+def at(position: int, value: float = math.nan, dtype: torch.dtype = torch.float32) -> Tensor:
+    update = torch.zeros(D, dtype=dtype)
+    update[position] = value
+    return update
+
+
+SHAPE, DTYPE, FINITE = (
+    (ShapeMismatch, ValueError),
+    (DTypeMismatch, TypeError, ValueError),
+    (NonFiniteUpdate, ValueError),
+)
+CLIENT, VERSION = (errors.UnknownClient, KeyError), (errors.UnknownVersion, KeyError)
+CONFIG = (errors.ConfigError, ValueError)
+BAD: dict[str, tuple[dict[str, Any], tuple[type[BaseException], ...], str]] = {
+    "too short": ({"update": torch.zeros(D - 1)}, SHAPE, r"expected shape \[300\], got \[299\]"),
+    "too long": ({"update": torch.zeros(D + 1)}, SHAPE, r"expected shape \[300\], got \[301\]"),
+    "2-D": ({"update": torch.zeros(D, 1)}, SHAPE, r"expected shape \[300\], got \[300, 1\]"),
+    "0-D": ({"update": np.float32(1)}, SHAPE, r"expected shape \[300\], got \[\]"),
+    "arrays": ({"update": [torch.zeros(D), torch.zeros(1)]}, SHAPE, "expected 1 arrays, got 2"),
+    "no arrays": ({"update": []}, SHAPE, "expected 1 arrays, got 0"),
+    "a mapping": ({"update": {"w": torch.zeros(D)}}, SHAPE, "expected a 1-D array, got a mapping"),
+    "float64": ({"update": torch.zeros(D, dtype=torch.float64)}, DTYPE, r"expected .*float32.*got torch\.float64"),
+    "float64 NumPy": ({"update": np.zeros(D)}, DTYPE, "expected float32.*got a float64 array"),
+    "integers": ({"update": np.zeros(D, dtype=np.int32)}, DTYPE, "got a int32"),
+    "bool": ({"update": torch.zeros(D, dtype=torch.bool)}, DTYPE, r"got torch\.bool"),
+    "complex": ({"update": torch.zeros(D, dtype=torch.complex64)}, DTYPE, "complex64"),
+    "big endian": ({"update": np.zeros(D, dtype=">f4")}, DTYPE, "got a >f4"),
+    "sparse": ({"update": torch.zeros(D).to_sparse()}, DTYPE, "expected dense.*sparse_coo"),
+    "no numbers": ({"update": torch.zeros(D, device="meta")}, DTYPE, "meta"),
+    "objects": ({"update": np.array([None] * D)}, DTYPE, "got a object array"),
+    "text": ({"update": "nonsense"}, DTYPE, "expected a torch tensor.*got str"),
+    "None": ({"update": None}, DTYPE, "got NoneType"),
+    "NaN first": ({"update": at(0)}, FINITE, "NaN or infinity"),
+    "NaN last": ({"update": at(D - 1)}, FINITE, "NaN or infinity"),
+    "Inf first": ({"update": at(0, math.inf)}, FINITE, "NaN or infinity"),
+    "-Inf": ({"update": at(7, -math.inf)}, FINITE, "NaN or infinity"),
+    "fp16 -Inf": ({"update": at(D - 1, -math.inf, torch.float16)}, FINITE, "NaN or infinity"),
+    "bf16 NaN": ({"update": at(150, dtype=torch.bfloat16)}, FINITE, "NaN or infinity"),
+    "unknown client": ({"client": 99}, CLIENT, "client 99"),
+    "float client": ({"client": 1.0}, CLIENT, r"client 1\.0: expected"),
+    "no client": ({"client": None}, CLIENT, "client None: expected"),
+    "version never sent": ({"version": 17}, VERSION, r"version 17 came, but it owes versions \[0\]"),
+    "version below 0": ({"version": -1}, VERSION, "version -1 came"),
+    "float version": ({"version": 0.0}, VERSION, r"expected a whole number, got 0\.0"),
+    "text version": ({"version": "0"}, VERSION, "expected a whole number, got '0'"),
+    "versions": ({"version": np.array([0, 0])}, VERSION, "expected a whole number"),
+    "answered already": ({"client": 0}, VERSION, "answered everything"),
+    "no samples": ({"num_samples": 0}, CONFIG, "num_samples: expected .*> 0, got 0"),
+    "negative samples": ({"num_samples": -2}, CONFIG, "num_samples.*got -2"),
+    "NaN samples": ({"num_samples": math.nan}, CONFIG, "num_samples.*got nan"),
+    "samples beyond fp32": ({"num_samples": 1e39}, CONFIG, "num_samples.*got 1e"),
+    "samples beyond floats": ({"num_samples": 10**400}, CONFIG, "num_samples"),
+    "samples of nothing": ({"num_samples": 1e-40}, CONFIG, "num_samples.*1e-30"),
+    "many samples": ({"num_samples": np.array([1, 2])}, CONFIG, "num_samples"),
+    "text samples": ({"num_samples": "3"}, CONFIG, "num_samples.*got '3'"),
+    "other kind": ({"kind": "nothing"}, CONFIG, "got one of kind 'nothing'"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_bad_update_changes_nothing(name: str, what: str) -> None:
+    change, kinds, words = BAD[what]
+    refused(name, "flat", kinds, words, **change)
+
+
+def put(key: Any, value: Any) -> Any:
+    """A spoiler: the update with one array replaced, added, or (None) taken away."""
+
+    def spoil(update: Any) -> Any:
+        update = dict(update) if isinstance(update, dict) else list(update)
+        if value is None:
+            del update[key]
+        elif isinstance(update, list) and key == len(update):
+            update.append(value)
+        else:
+            update[key] = value(update[key]) if callable(value) else value
+        return update
+
+    return spoil
+
+
+def with_one(position: int, value: float) -> Any:
+    def spoil(array: Any) -> Any:
+        array = array.clone() if isinstance(array, Tensor) else array.copy()
+        array.reshape(-1)[position] = value
+        return array
+
+    return spoil
+
+
+IN_FORM: dict[str, tuple[str, Any, tuple[type[BaseException], ...], str]] = {
+    "module: NaN": ("module", put("head.bias", with_one(-1, math.nan)), FINITE, "in 'head.bias'"),
+    "module: first Inf": ("module", put("stem.0.weight", with_one(0, math.inf)), FINITE, "in 'stem.0.weight'"),
+    "module: buffer": ("module", put("body.1.running_var", with_one(3, math.nan)), FINITE, "buffers"),
+    "module: missing": ("module", put("stem.0.weight", None), SHAPE, "missing 'stem.0.weight'; unknown none"),
+    "module: one buffer": ("module", put("stem.1.running_mean", None), SHAPE, "missing 'stem.1.running_mean'"),
+    "module: unknown": ("module", put("more", torch.zeros(1)), SHAPE, "missing none; unknown 'more'"),
+    "module: shape": ("module", put("head.weight", torch.zeros(4, 3)), SHAPE, r"'head.weight'.*\[3, 4\].*\[4, 3\]"),
+    "module: other": ("module", lambda _: nn.Linear(3, 3), SHAPE, "unknown 'weight', 'bias'"),
+    "module: counter": ("module", put("stem.1.num_batches_tracked", torch.tensor(1.5)), DTYPE, "integer.*float32"),
+    "module: meta counter": (
+        "module", put("stem.1.num_batches_tracked", torch.tensor(1, device="meta")), DTYPE, "batches_tracked.*meta"),
+    "module: float64": ("module", lambda u: {k: v.double() for k, v in u.items()}, DTYPE, "integer|float64"),
+    "module: buffer shape": ("module", put("stem.1.running_var", torch.ones(5)), SHAPE, r"running_var'.*\[4\].*\[5\]"),
+    "dict: half": ("state_dict", put("half", with_one(99, -math.inf)), FINITE, "in 'half'"),
+    "dict: buffer": ("state_dict", put("bn.running_mean", with_one(0, math.inf)), FINITE, "buffers"),
+    "dict: complex buffer": (
+        "state_dict", put("bn.running_mean", torch.zeros(4, dtype=torch.complex64)), DTYPE, "running_mean.*complex64"),
+    "dict: sparse counter": (
+        "state_dict", put("bn.num_batches_tracked", torch.tensor(1).to_sparse()), DTYPE, "batches_tracked.*sparse"),
+    "dict: float64": ("state_dict", put("w", torch.zeros(20, 10).double()), DTYPE, "'w'.*float64"),
+    "dict: int": ("state_dict", put("half", torch.zeros(100).int()), DTYPE, "'half'.*int32"),
+    "dict: no array": ("state_dict", put("w", [1.0]), DTYPE, "got list"),
+    "dict: transposed": ("state_dict", put("w", torch.zeros(10, 20)), SHAPE, r"'w'.*\[20, 10\].*\[10, 20\]"),
+    "list: too few": ("list", put(2, None), SHAPE, "expected 3 arrays, got 2"),
+    "list: too many": ("list", put(3, np.zeros(1, np.float32)), SHAPE, "expected 3 arrays, got 4"),
+    "list: shape": ("list", put(2, np.zeros((), np.float32)), SHAPE, r"'2'.*\[1\].*\[\]"),
+    "list: dtype": ("list", put(0, np.zeros((20, 10))), DTYPE, "'0'.*float64"),
+    "list: half NaN": ("list", put(1, with_one(98, math.nan)), FINITE, "in '1'"),
+    "list: two bad": ("list", lambda u: [with_one(0, math.nan)(a) for a in u], FINITE, "in '0' and 2 more"),
+    "list: a mapping": ("list", lambda u: dict(enumerate(u)), SHAPE, "expected a list of arrays.*got a mapping"),
+    "list: flat": ("list", lambda _: torch.zeros(301), SHAPE, r"\[300\].*\[301\]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", IN_FORM)
+@pytest.mark.parametrize("name", ["FADAS", "FedBuff", "FedAsync", "CA2FL"])
+def test_a_bad_array_in_an_update_changes_nothing(name: str, what: str) -> None:
+    form, spoil, kinds, words = IN_FORM[what]
+    refused(name, form, kinds, words, update=spoil(update_like(form)))
+
+
+@pytest.mark.parametrize("name", ["FADAS", "FedBuff", "FedAvg", "ACE"])
+def test_samples_are_needed_where_they_weigh(name: str) -> None:
+    refused(name, "flat", CONFIG, 'weighting="samples", got None', num_samples=None, settings={"weighting": "samples"})
+
+
+def test_running_out_of_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = running("FADAS")
+    server.receive(1, update_like("flat"))
+    before = bits(server.state_dict())
+    monkeypatch.setattr(fastagg.memory, "empty", lambda *_: (_ for _ in ()).throw(MemoryError()))
+    with pytest.raises(MemoryError):  # the step goes to a new vector, for which there is no room
+        server.receive(2, update_like("flat"))
+    monkeypatch.undo()
+    assert bits(server.state_dict()) == before
+    assert server.receive(2, update_like("flat")).applied
+
+
+def test_differences_of_what_is_not_the_model() -> None:
+    task = fastagg.FedBuff(Residual()).dispatch(0)
+    state = Residual().state_dict()
+    for wrong, error, words in (
+        (torch.zeros(9), ShapeMismatch, "mapping.*got Tensor"),  # never a silent empty update
+        (list(state.values())[:3], ShapeMismatch, "arrays, got 3"),
+        ({**state, "head.bias": torch.zeros(4)}, ShapeMismatch, r"'head.bias'.*\[3\].*\[4\]"),
+        ({**state, "head.bias": torch.zeros(3, dtype=torch.complex64)}, DTypeMismatch, "'head.bias'.*complex"),
+        ({k: v for k, v in state.items() if k != "head.bias"}, ShapeMismatch, "missing 'head.bias'"),
+        (nn.Linear(2, 2), ShapeMismatch, "unknown 'weight', 'bias'"),
+        ("model", ShapeMismatch, "str"),
+    ):
+        with pytest.raises(error, match=words):
+            task.delta(wrong)
+    with pytest.raises(ShapeMismatch, match=r"\[2\].*\[3\]"):
+        fastagg.FedBuff(torch.zeros(2)).dispatch(0).delta(torch.zeros(3))
+    with pytest.raises(ShapeMismatch, match="a list of arrays"):
+        fastagg.FedBuff([torch.zeros(2)]).dispatch(0).delta(torch.zeros(2))
+
+
+def test_models_that_are_none() -> None:
+    for params, error, words in (
+        (torch.zeros(2, 2), ShapeMismatch, r"1-D array.*\[2, 2\]"),
+        (torch.tensor(1.0), ShapeMismatch, "1-D"),
+        ("a model", DTypeMismatch, "got str"),
+        (None, DTypeMismatch, "NoneType"),
+        (nn.Linear(2, 2).parameters(), DTypeMismatch, "generator"),
+        ([torch.zeros(2, dtype=torch.complex64)], DTypeMismatch, "complex64"),
+        ([torch.zeros(2).to_sparse()], DTypeMismatch, "dense"),
+        (torch.zeros(2, dtype=torch.int64), DTypeMismatch, "int64"),
+        (np.array(["a"]), DTypeMismatch, "numbers"),
+        (torch.tensor([1.0, float("nan")]), NonFiniteUpdate, "NaN or infinity"),
+        ({"a": torch.zeros(2), "b": torch.tensor([float("inf")])}, NonFiniteUpdate, "in 'b'"),
+        ([torch.tensor([1e300], dtype=torch.float64)], NonFiniteUpdate, "'0'"),  # infinite in fp32
+    ):
+        with pytest.raises(error, match=words):
+            fastagg.FedBuff(params)
