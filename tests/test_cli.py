@@ -72,6 +72,7 @@ def test_run_writes_the_folder_and_prints_where_it_is(recipe, tmp_path):
         "accuracy.png",
         "checkpoint.pt",
         "config.toml",
+        "delays.csv",
         "metrics.csv",
         "summary.json",
     }

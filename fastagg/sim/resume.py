@@ -7,7 +7,6 @@ length of a run, the rows of metrics.csv aside.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from dataclasses import astuple
@@ -102,14 +101,3 @@ def same_run(out: Path, config: Config) -> bool:
     if changed := differences(load(out / "config.toml"), config):
         raise ConfigError(f"{out} holds a run with other settings ({', '.join(changed)}): choose another folder")
     return True
-
-
-def finished(out: Path) -> dict[str, Any] | None:
-    """Return summary.json of a run that needs nothing more; None when it is absent or the run was interrupted."""
-    try:
-        summary: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-        return None if summary["interrupted"] else summary
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"cannot read {out / 'summary.json'}: {error}") from None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +16,10 @@ from fastagg.errors import DataError, NonFiniteUpdate
 from fastagg.sim import build, output, resume
 from fastagg.sim.client import DifferenceSender, LocalTrainer, evaluate
 from fastagg.sim.config import Config, to_toml
-from fastagg.sim.interrupt import StopRequest, on_ctrl_c
+from fastagg.sim.interrupt import on_ctrl_c
 from fastagg.sim.metrics import DelayStatistics, Row, Stopwatch, participation, summarise
 from fastagg.sim.progress import NoProgress, Progress
-
-
-@dataclass(frozen=True)
-class Result:
-    """One finished (or interrupted) run: its rows, what summary.json holds, and its time unit."""
-
-    config: Config
-    rows: list[Row]
-    summary: dict[str, Any]
-    unit: str
-
-    @property
-    def label(self) -> str:
-        return self.config.label or self.config.name
+from fastagg.sim.result import Result, read
 
 
 class Simulation:
@@ -124,7 +110,7 @@ class Simulation:
         return min(max(shares), 1.0)
 
     def summary(self, stopped: str) -> dict[str, Any]:
-        config = self.config
+        config, wall = self.config, self.stopwatch.split()
         return {
             "name": config.name,
             "algorithm": config.algorithm.name,
@@ -142,38 +128,50 @@ class Simulation:
             **participation(self.client_uploads, len(self.data.clients)),
             "clients": len(self.data.clients),
             "parameters": sum(p.numel() for p in self.module.parameters()),
-            "wall_seconds": {key: round(value, 4) for key, value in self.stopwatch.split().items()},
+            "wall_seconds": {key: round(value, 4) for key, value in wall.items()},
+            "server_share": round(wall["server"] / wall["total"], 6),  # of the wall seconds
             "torch": str(torch.__version__),
             "python": platform.python_version(),
         }
 
 
-def run(config: Config, out: Path | None = None, progress: Progress | None = None, *, go_on: bool = False) -> Result:
+def run(
+    config: Config,
+    out: Path | None = None,
+    progress: Progress | None = None,
+    *,
+    go_on: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+) -> Result:
     """Run ``config`` to its end, to ctrl-C or to divergence; write the folder ``out`` unless it is None.
 
     Same config, same rows, bit for bit (on one machine and torch version). With ``go_on`` a run that ``out`` holds
-    is taken up at its last checkpoint, and ends as if it had never stopped; one that is over is only read.
+    is taken up at its last checkpoint, and ends as if it had never stopped; one that is over is only read. ``stop``
+    is asked before every update, and stops the run as ctrl-C does.
 
     DataError when ``out`` cannot be written, before anything is trained; ConfigError when ``go_on`` finds a run of
     another config there, CheckpointError when it finds a damaged checkpoint.
     """
     progress = progress or NoProgress()
     begun = go_on and out is not None and resume.same_run(out, config)
-    if begun and out is not None and (summary := resume.finished(out)) is not None:
-        return Result(config, output.read_metrics(out / "metrics.csv"), summary, summary["time_unit"])
-    with _torch_threads(config.run.torch_threads), on_ctrl_c() as stop:
+    if begun and out is not None and (result := read(out, config)) is not None and not result.summary["interrupted"]:
+        return result
+    with _torch_threads(config.run.torch_threads), on_ctrl_c() as asked:
         simulation = Simulation(config)
         if out is not None and not (begun and resume.restore(simulation, out)):
             _prepare(out, config)
         checkpoints = None if out is None else resume.Checkpoints(out, config.run.checkpoint_every)
-        stopped = _loop(simulation, stop, progress, checkpoints)
-        result = Result(config, simulation.rows, simulation.summary(stopped), simulation.schedule.unit)
+        stopped = _loop(simulation, lambda: bool(asked) or stop(), progress, checkpoints)
+        unit, delays = simulation.schedule.unit, simulation.delays.state_dict()
+        result = Result(config, simulation.rows, simulation.summary(stopped), unit, delays)
         if out is not None:
             _write(out, result, simulation)
     return result
 
 
-def _loop(simulation: Simulation, stop: StopRequest, progress: Progress, checkpoints: resume.Checkpoints | None) -> str:
+def _loop(
+    simulation: Simulation, stop: Callable[[], bool], progress: Progress, checkpoints: resume.Checkpoints | None
+) -> str:
     """Return why the run stopped: "finished", "interrupted" or "diverged"."""
     every = simulation.config.run.evaluate_every
     if not simulation.rows:
@@ -181,7 +179,7 @@ def _loop(simulation: Simulation, stop: StopRequest, progress: Progress, checkpo
     stopped = "finished"
     while (share := simulation.done()) < 1.0:
         progress.advanced(share)
-        if stop:
+        if stop():
             stopped = "interrupted"
             if checkpoints is not None:
                 checkpoints.write(simulation)  # before the evaluation below, which an unbroken run has not
@@ -206,7 +204,7 @@ def _prepare(out: Path, config: Config) -> None:
         out.mkdir(parents=True, exist_ok=True)
         output.tidy(out)
         # Of an earlier run, the summary first: nobody may take it for this one's.
-        for name in ("summary.json", resume.FILE, "metrics.csv", "accuracy.png"):
+        for name in ("summary.json", resume.FILE, "metrics.csv", "delays.csv", "accuracy.png"):
             (out / name).unlink(missing_ok=True)
         output.write_text(out / "config.toml", to_toml(config))
     except OSError as error:
@@ -218,6 +216,7 @@ def _write(out: Path, result: Result, simulation: Simulation) -> None:
 
     try:
         output.write_text(out / "metrics.csv", output.metrics_csv(result.rows))
+        output.write_text(out / "delays.csv", output.delays_csv(result.delays))
         plots.accuracy_over_time([result], out / "accuracy.png")
         output.write_text(out / "summary.json", output.summary_json(result.summary))
         if not result.summary["interrupted"]:
