@@ -14,6 +14,11 @@ from typing import Any
 ACTIVITIES = ("training", "server", "evaluation", "setup")
 
 
+def unit_text(unit: str) -> str:
+    """A delay model's unit of virtual time in words: "arrivals", "units of 10 s"."""
+    return f"units of {unit}" if unit[0].isdigit() else f"{unit}s"
+
+
 @dataclass(frozen=True)
 class Row:
     """One evaluation, a line of metrics.csv.

@@ -7,19 +7,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from fastagg.directions import Differences
 from fastagg.errors import DataError, NonFiniteUpdate
-from fastagg.sim import build, output, resume
+from fastagg.sim import build, checkpoints, output
 from fastagg.sim.client import DifferenceSender, LocalTrainer, evaluate
 from fastagg.sim.config import Config, to_toml
 from fastagg.sim.interrupt import on_ctrl_c
 from fastagg.sim.metrics import DelayStatistics, Row, Stopwatch, participation, summarise
 from fastagg.sim.progress import NoProgress, Progress
 from fastagg.sim.result import Result, read
+
+Resume = Literal["never", "go on", "replace"]
 
 
 class Simulation:
@@ -140,28 +142,29 @@ def run(
     out: Path | None = None,
     progress: Progress | None = None,
     *,
-    go_on: bool = False,
+    resume: Resume = "never",
     stop: Callable[[], bool] = lambda: False,
 ) -> Result:
     """Run ``config`` to its end, to ctrl-C or to divergence; write the folder ``out`` unless it is None.
 
-    Same config, same rows, bit for bit (on one machine and torch version). With ``go_on`` a run that ``out`` holds
-    is taken up at its last checkpoint, and ends as if it had never stopped; one that is over is only read. ``stop``
-    is asked before every update, and stops the run as ctrl-C does.
+    Same config, same rows, bit for bit (on one machine and torch version). ``resume`` says what becomes of
+    a run that ``out`` holds: "never" replaces it; "go on" takes it up at its last checkpoint, to end as if it had never
+    stopped, or only reads it if it is over; "replace" does so when it has the same config, and else replaces it.
+    ``stop`` is asked before every update, and stops the run as ctrl-C does.
 
-    DataError when ``out`` cannot be written, before anything is trained; ConfigError when ``go_on`` finds a run of
-    another config there, CheckpointError when it finds a damaged checkpoint.
+    DataError when ``out`` cannot be written, before anything is trained; ConfigError when "go on" finds a run of
+    another config there, CheckpointError when a checkpoint is damaged.
     """
     progress = progress or NoProgress()
-    begun = go_on and out is not None and resume.same_run(out, config)
+    begun = out is not None and resume != "never" and checkpoints.same_run(out, config, strict=resume == "go on")
     if begun and out is not None and (result := read(out, config)) is not None and not result.summary["interrupted"]:
         return result
     with _torch_threads(config.run.torch_threads), on_ctrl_c() as asked:
         simulation = Simulation(config)
-        if out is not None and not (begun and resume.restore(simulation, out)):
+        if out is not None and not (begun and checkpoints.restore(simulation, out)):
             _prepare(out, config)
-        checkpoints = None if out is None else resume.Checkpoints(out, config.run.checkpoint_every)
-        stopped = _loop(simulation, lambda: bool(asked) or stop(), progress, checkpoints)
+        keeper = None if out is None else checkpoints.Checkpoints(out, config.run.checkpoint_every)
+        stopped = _loop(simulation, lambda: bool(asked) or stop(), progress, keeper)
         unit, delays = simulation.schedule.unit, simulation.delays.state_dict()
         result = Result(config, simulation.rows, simulation.summary(stopped), unit, delays)
         if out is not None:
@@ -170,7 +173,7 @@ def run(
 
 
 def _loop(
-    simulation: Simulation, stop: Callable[[], bool], progress: Progress, checkpoints: resume.Checkpoints | None
+    simulation: Simulation, stop: Callable[[], bool], progress: Progress, keeper: checkpoints.Checkpoints | None
 ) -> str:
     """Return why the run stopped: "finished", "interrupted" or "diverged"."""
     every = simulation.config.run.evaluate_every
@@ -181,8 +184,8 @@ def _loop(
         progress.advanced(share)
         if stop():
             stopped = "interrupted"
-            if checkpoints is not None:
-                checkpoints.write(simulation)  # before the evaluation below, which an unbroken run has not
+            if keeper is not None:
+                keeper.write(simulation)  # before the evaluation below, which an unbroken run has not
             break
         try:
             changed = simulation.step()
@@ -191,8 +194,8 @@ def _loop(
             break
         if changed and simulation.server.version % every == 0:
             progress.evaluated(simulation.evaluate())
-        if checkpoints is not None and checkpoints.due():
-            checkpoints.write(simulation)
+        if keeper is not None and keeper.due():
+            keeper.write(simulation)
     if simulation.rows[-1].uploads != simulation.uploads:
         progress.evaluated(simulation.evaluate())
     progress.advanced(1.0)
@@ -204,7 +207,7 @@ def _prepare(out: Path, config: Config) -> None:
         out.mkdir(parents=True, exist_ok=True)
         output.tidy(out)
         # Of an earlier run, the summary first: nobody may take it for this one's.
-        for name in ("summary.json", resume.FILE, "metrics.csv", "delays.csv", "accuracy.png"):
+        for name in ("summary.json", checkpoints.FILE, "metrics.csv", "delays.csv", "accuracy.png"):
             (out / name).unlink(missing_ok=True)
         output.write_text(out / "config.toml", to_toml(config))
     except OSError as error:
@@ -220,7 +223,7 @@ def _write(out: Path, result: Result, simulation: Simulation) -> None:
         plots.accuracy_over_time([result], out / "accuracy.png")
         output.write_text(out / "summary.json", output.summary_json(result.summary))
         if not result.summary["interrupted"]:
-            simulation.server.save(out / resume.FILE)  # no more than the model is needed from now on
+            simulation.server.save(out / checkpoints.FILE)  # no more than the model is needed from now on
     except OSError as error:
         raise DataError(f"cannot write results to {out}: {error}") from error
 

@@ -94,10 +94,12 @@ def restore(simulation: Simulation, out: Path) -> bool:
     return True
 
 
-def same_run(out: Path, config: Config) -> bool:
-    """Whether ``out`` holds a run, begun or done, of this very config. ConfigError when it is of another one."""
+def same_run(out: Path, config: Config, *, strict: bool) -> bool:
+    """Whether ``out`` holds a run, begun or done, of this very config. ConfigError if ``strict`` and it is another."""
     if not (out / "config.toml").exists():
         return False
     if changed := differences(load(out / "config.toml"), config):
+        if not strict:
+            return False
         raise ConfigError(f"{out} holds a run with other settings ({', '.join(changed)}): choose another folder")
     return True
