@@ -30,6 +30,14 @@ struct RowBlock {
   float* scales;
 };
 
+// A row of the distillation loss (distill.h).
+template <typename T>
+struct RowLoss {
+  void (*targets)(const T* logits, T scale, int64_t classes, T* probs, int64_t* label, double* entropy);
+  double (*loss)(const T* logits, const T* probs, int64_t label, double entropy, double alpha, double share,
+                 int64_t classes, T* gradient);
+};
+
 struct Kernels {
   const char* name;
   void (*widen_f16)(const uint16_t* in, float* out, int64_t n);
@@ -66,6 +74,8 @@ struct Kernels {
   void (*sketch)(const float* in, const uint32_t* signs, float* out, int64_t n);
   // Sum of a*b over exactly kBlock elements, in double and in reduce.h's shape.
   double (*dot)(const float* a, const float* b);
+  RowLoss<float> distill_f32;
+  RowLoss<double> distill_f64;
 };
 
 // The tables this build holds, best first, and whether this processor can run each.
