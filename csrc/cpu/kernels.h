@@ -60,9 +60,9 @@ struct Kernels {
   // Rows, n a multiple of kScaleBlock (the caller pads with zeros).
   void (*encode[kRowFormats])(const float* in, const uint32_t* words, RowBlock row, int64_t n, const float* ask);
   void (*decode[kRowFormats])(RowBlock row, float* out, int64_t n);
-  // (high, low) += entering_weight*entering - leaving_weight*leaving
+  // (high, low) += entering_weight*entering - leaving_weight*leaving; direction = scale*high, where it is wanted
   void (*exchange)(float* high, int8_t* low, const float* entering, float entering_weight, const float* leaving,
-                   float leaving_weight, int64_t n);
+                   float leaving_weight, float* direction, float scale, int64_t n);
   // total += weight*in, in double; and back to (high, low)
   void (*add_exactly)(double* total, const float* in, float weight, int64_t n);
   void (*settle)(const double* total, float* high, int8_t* low, int64_t n);
