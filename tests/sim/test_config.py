@@ -37,6 +37,8 @@ def test_written_toml_holds_every_default(tiny):
         "momentum": 0.0,
         "weight_decay": 0.0,
         "mu": 0.0,
+        "lr_decay": 1.0,
+        "optimizer": "sgd",
     }
     assert written["delay"] == {"name": "three-class", "table": "large", "gamma": 1.0, "suspension": 0.0}
 

@@ -61,8 +61,12 @@ def classifier(text: Text, classes: int, lora_rank: int | None, lora_alpha: floa
         raise ConfigError('model "transformer" needs data with a pretrained model, such as glue or newsgroups')
     try:
         from transformers import AutoModelForSequenceClassification
+        from transformers.utils import logging
     except ImportError:
         raise ConfigError('model "transformer" needs transformers: pip install "fastagg[nlp]"') from None
+    # Its progress bar and its note that the head is new (which is the point) would lie across ours.
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         model = AutoModelForSequenceClassification.from_pretrained(
             str(text.pretrained), num_labels=classes, local_files_only=True, dtype=torch.float32
