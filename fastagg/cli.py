@@ -117,14 +117,14 @@ def compare(
 
 @app.command()
 def recipes() -> None:
-    """List the recipes in the package."""
+    """List the recipes in the package: single runs, then the papers' tables, with the data they read."""
     from rich.table import Table
 
-    from fastagg.sim.recipes import load, names
+    from fastagg.sim.tables import catalogue
 
-    table = Table("name", "what it runs", box=None)
-    for name in names():
-        table.add_row(name, load(name).about)
+    table = Table("name", "data", "what it runs", box=None)
+    for row in catalogue():
+        table.add_row(*row)
     _print(table)
 
 

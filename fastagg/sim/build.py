@@ -13,8 +13,9 @@ from fastagg.errors import ConfigError, DataError
 from fastagg.sim import config as c
 from fastagg.sim import models
 from fastagg.sim.client import LocalWork
-from fastagg.sim.data import digits, mnist, synthetic
+from fastagg.sim.data import cifar, digits, glue, leaf, mnist, newsgroups, shakespeare, synthetic
 from fastagg.sim.data.federated import FederatedData
+from fastagg.sim.data.sections import DataSection
 from fastagg.sim.delays import DelayModel, Exponential, Suspension, ThreeClass
 from fastagg.sim.participation import AllClients, Concurrency, Participation
 from fastagg.sim.schedule import RoundSchedule, Schedule, TimedSchedule, VersionSchedule
@@ -24,18 +25,38 @@ if TYPE_CHECKING:
     from fastagg.server import Server
 
 
-def build_data(data: c.Digits | c.Mnist | c.Synthetic, seed: int) -> FederatedData:
-    if isinstance(data, c.Digits):
-        return digits.load(data.clients, data.alpha, seed, data.min_samples, data.test_share)
-    if isinstance(data, c.Mnist):
-        if data.dir is None:
-            raise DataError(f"this recipe reads {mnist.FILE} from a folder: name it with --data-dir (data.dir)")
-        return mnist.load(Path(data.dir).expanduser(), data.clients, data.alpha, seed, data.min_samples)
-    return synthetic.load(data.clients, data.alpha, data.beta, seed)
+LOADERS: dict[str, Callable[..., FederatedData]] = {
+    "digits": digits.load,
+    "synthetic": synthetic.load,
+    "synthetic-leaf": leaf.load_synthetic,
+    "mnist": mnist.load,
+    "cifar10": cifar.load_10,
+    "cifar100": cifar.load_100,
+    "femnist": leaf.load_femnist,
+    "shakespeare": shakespeare.load,
+    "glue": glue.load,
+    "newsgroups": newsgroups.load,
+}
+
+
+def build_data(data: DataSection, seed: int) -> FederatedData:
+    """Load the data set. DataError when its folder is not named or does not hold the files."""
+    keywords = data.model_dump(exclude={"name"})
+    if "dir" in keywords:
+        folder = keywords.pop("dir")
+        if folder is None:
+            raise DataError(
+                f"data {data.name!r} is read from a folder, name it with --data-dir (data.dir): {data.needs}"
+            )
+        keywords["folder"] = Path(folder).expanduser()
+        if not keywords["folder"].is_dir():
+            raise DataError(f"the data folder {folder} does not exist: expected a folder with {data.needs}")
+    return LOADERS[data.name](seed=seed, **keywords)
 
 
 def build_model(model: c.Model, data: FederatedData, seed: int) -> nn.Module:
-    return models.build(model.name, data.shape, data.classes, model.widths, seed)
+    keywords = model.model_dump(exclude={"name"})
+    return models.build(model.name, data.shape, data.classes, seed=seed, text=data.text, **keywords)
 
 
 def build_work(client: c.Client) -> LocalWork:

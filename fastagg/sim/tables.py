@@ -1,0 +1,246 @@
+"""Tables and figures of the papers as data: several methods in several settings, beside the paper's numbers.
+
+A table is a TOML file, ``NAME.toml`` in recipes/tables or anywhere:
+
+    title = "..."                      one line, for headings
+    source = "Wang et al. 2024, Table 2"
+    extends = "fadas-table2"           start from that table, see below
+
+    [base]                             a recipe without name, label and about: what all cells share
+    data = { name = "cifar10", clients = 50 }
+    ...
+
+    [methods.FADAS]                    a row: keys of a recipe that this method changes
+    algorithm = { name = "FADAS", lr = 1e-4 }
+    client = { lr = 0.1 }
+
+    [methods.FADAS.at."Dir(0.3)"]      changes in one setting only
+    client = { lr = 0.03 }
+
+    [settings."Dir(0.1)"]              a column: keys of a recipe that this setting changes
+    data = { alpha = 0.1 }
+
+    [grid]                             instead of settings: every combination is a column
+    "data.alpha" = [0.1, 0.3]
+
+    [paper]                            what the paper reports
+    measure = "last5_accuracy_mean"    the entry of summary.json its numbers are to be set beside
+    scale = 100                        its numbers are that entry times this
+    [paper.values.FADAS]
+    "Dir(0.1)" = [72.0, 0.94]          mean, and deviation where it is given
+
+A cell is base, then the method, then the setting, then the method's ``at``: later ones win key by key, except that a
+section that says its ``name`` (or, for participation, its ``rule``) replaces the one before it. A table without
+settings and grid has one column, whose label is empty.
+
+With ``extends`` the base goes on top of the other table's base by the same rule; a method or setting of the same label
+replaces the other one whole, others are added; ``only`` lists the methods to keep. A grid replaces settings and grid.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, PositiveFloat, ValidationError
+
+from fastagg.errors import ConfigError
+from fastagg.sim import config, recipes
+from fastagg.sim.section import Section
+
+PACKAGE = "fastagg.sim.recipes"
+FOLDER = "tables"
+
+
+class Paper(Section):
+    """The paper's own numbers: method -> setting -> [mean] or [mean, deviation]."""
+
+    measure: str = "last5_accuracy_mean"
+    scale: PositiveFloat = 100.0
+    values: dict[str, dict[str, list[float]]] = Field(default={})
+
+
+class _File(Section):
+    title: str
+    source: str
+    extends: str | None = None
+    only: list[str] = Field(default=[])
+    base: dict[str, Any] = Field(default={})
+    methods: dict[str, dict[str, Any]] = Field(default={})
+    settings: dict[str, dict[str, Any]] = Field(default={})
+    grid: dict[str, list[Any]] = Field(default={})
+    paper: Paper = Paper()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a table: a row and a column, the recipe as a dict for ``config.from_dict``, the paper's numbers."""
+
+    method: str
+    setting: str
+    values: dict[str, Any]
+    paper: tuple[float, ...]  # (), (mean,) or (mean, deviation)
+
+    @property
+    def label(self) -> str:
+        return f"{self.method}, {self.setting}" if self.setting else self.method
+
+
+@dataclass(frozen=True)
+class Table:
+    """A whole table: its cells row by row. ``measure`` and ``scale``: see the module's docstring."""
+
+    name: str
+    title: str
+    source: str
+    measure: str
+    scale: float
+    cells: tuple[Cell, ...]
+
+    @property
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(cell.method for cell in self.cells))
+
+    @property
+    def settings(self) -> list[str]:
+        return list(dict.fromkeys(cell.setting for cell in self.cells))
+
+
+def names() -> list[str]:
+    """Return the names of the tables in the package, sorted."""
+    folder = files(PACKAGE).joinpath(FOLDER)
+    return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def is_table(name_or_path: str) -> bool:
+    """Whether this is a table of the package, or a TOML file with methods in it. ConfigError if it is unreadable."""
+    return name_or_path in names() or (name_or_path.endswith(".toml") and "methods" in _parse(name_or_path))
+
+
+def load(name_or_path: str) -> Table:
+    """Return a table by its name in the package or by a path.
+
+    ConfigError when there is no such table, or a cell is not a valid recipe.
+    """
+    file, name = _read(name_or_path), Path(name_or_path).stem
+    cells = []
+    for method, own in file.methods.items():
+        for setting, shared in _columns(file).items():
+            changes = {key: value for key, value in own.items() if key != "at"}
+            values = merge(merge(merge(file.base, changes), shared), own.get("at", {}).get(setting, {}))
+            label = f"{method}, {setting}" if setting else method
+            values |= {"name": _slug(name, method, setting), "label": label, "about": f"{file.title}."}
+            config.from_dict(values, f"{name}, {label}")
+            cells.append(Cell(method, setting, values, tuple(file.paper.values.get(method, {}).get(setting, ()))))
+    return Table(name, file.title, file.source, file.paper.measure, file.paper.scale, tuple(cells))
+
+
+def expand(name_or_path: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return the cells of a table as pairs of a label and a recipe (a dict for ``config.from_dict``)."""
+    return [(cell.label, deepcopy(cell.values)) for cell in load(name_or_path).cells]
+
+
+def catalogue() -> list[tuple[str, str, str]]:
+    """Return (name, data, what it is) of every recipe and then every table of the package, for `fastagg recipes`.
+
+    Data that is read from files is marked with "(--data-dir)".
+    """
+    rows = []
+    for name in recipes.names():
+        recipe = recipes.load(name)
+        rows.append((name, _data(recipe), recipe.about))
+    for name in names():
+        table = load(name)
+        data = dict.fromkeys(_data(config.from_dict(cell.values, name)) for cell in table.cells)
+        rows.append((name, ", ".join(data), f"{table.title} ({len(table.cells)} runs; {table.source})."))
+    return rows
+
+
+def _data(recipe: config.Config) -> str:
+    return f"{recipe.data.name} (--data-dir)" if recipe.data.needs else recipe.data.name
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``below`` with ``above`` on top, section by section; one that says its name or rule replaces."""
+    merged = dict(deepcopy(below))
+    for key, value in above.items():
+        replaces = not isinstance(value, Mapping) or "name" in value or "rule" in value
+        if replaces or not isinstance(merged.get(key), Mapping):
+            merged[key] = deepcopy(value)
+        else:
+            merged[key] = {**merged[key], **deepcopy(value)}
+    return merged
+
+
+def _columns(file: _File) -> dict[str, dict[str, Any]]:
+    if not file.grid:
+        return file.settings or {"": {}}
+    columns = {}
+    for combination in itertools.product(*file.grid.values()):
+        changes: dict[str, Any] = {}
+        for dotted, value in zip(file.grid, combination, strict=True):
+            section, _, key = dotted.partition(".")
+            changes.setdefault(section, {})[key] = value
+        label = ", ".join(f"{k.rpartition('.')[2]}={v}" for k, v in zip(file.grid, combination, strict=True))
+        columns[label] = changes
+    return columns
+
+
+def _read(name_or_path: str) -> _File:
+    values = _parse(name_or_path)
+    try:
+        file = _File.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"{name_or_path}: {config.explain(error)}") from None
+    if file.grid and file.settings:
+        raise ConfigError(f"{name_or_path}: give settings or grid, not both")
+    if file.extends is not None:
+        file = _on_top(_read(file.extends), file)
+    if unknown := [method for method in file.only if method not in file.methods]:
+        raise ConfigError(f"{name_or_path}: only names unknown methods: {', '.join(unknown)}")
+    for method, own in file.methods.items():
+        if unknown := [label for label in own.get("at", {}) if label not in _columns(file)]:
+            raise ConfigError(f"{name_or_path}: {method} has changes at {', '.join(unknown)}, which is no setting")
+    return file
+
+
+def _on_top(below: _File, above: _File) -> _File:
+    methods = {**below.methods, **above.methods}
+    if above.only:
+        methods = {label: methods[label] for label in above.only if label in methods}
+    return above.model_copy(
+        update={
+            "base": merge(below.base, above.base),
+            "methods": methods,
+            "settings": {} if above.grid else {**below.settings, **above.settings},
+            "grid": above.grid or ({} if above.settings else below.grid),
+            "paper": above.paper if above.paper.model_fields_set else below.paper,
+        }
+    )
+
+
+def _parse(name_or_path: str) -> dict[str, Any]:
+    try:
+        if name_or_path.endswith(".toml"):
+            return tomllib.loads(Path(name_or_path).expanduser().read_text(encoding="utf-8"))
+        if name_or_path not in names():
+            raise ConfigError(
+                f"no table {name_or_path!r}: give the path of a .toml file or one of {', '.join(names())}"
+            )
+        return tomllib.loads(files(PACKAGE).joinpath(FOLDER, f"{name_or_path}.toml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the table {name_or_path}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name_or_path} is not valid TOML: {error}") from None
+
+
+def _slug(*parts: str) -> str:
+    """Return a folder name: letters, digits and single dashes."""
+    return ".".join(re.sub(r"[^A-Za-z0-9.]+", "-", part).strip("-.").lower() for part in parts if part)
