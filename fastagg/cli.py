@@ -148,14 +148,14 @@ def compare(
 
 @app.command()
 def recipes() -> None:
-    """List the recipes in the package."""
+    """List the recipes in the package: single runs, then the papers' tables, with the data they read."""
     from rich.table import Table
 
-    from fastagg.sim.recipes import load, names
+    from fastagg.sim.tables import catalogue
 
-    table = Table("name", "what it runs", box=None)
-    for name in names():
-        table.add_row(name, load(name).about)
+    table = Table("name", "data", "what it runs", box=None)
+    for row in catalogue():
+        table.add_row(*row)
     _print(table)
 
 
@@ -203,7 +203,7 @@ def _changes(seed: int | None, data_dir: Path | None, changes: Sequence[str] | N
 
 
 def _compare(cells: Sequence[Cell], out: Path, **settings: Any) -> None:
-    from fastagg.sim import tables
+    from fastagg.sim import sweep_tables
     from fastagg.sim.compare import compare as run_all
     from fastagg.sim.progress import CellsBar
     from fastagg.sim.report import time_table
@@ -211,7 +211,7 @@ def _compare(cells: Sequence[Cell], out: Path, **settings: Any) -> None:
     with CellsBar(len(cells)) as bar:
         done = run_all(cells, out, bar, **settings)
     if done.groups:
-        _print(tables.terminal(done.groups, settings.get("target"), settings.get("baseline")))
+        _print(sweep_tables.terminal(done.groups, settings.get("target"), settings.get("baseline")))
         _print(time_table([(group.label, group.wall_seconds()) for group in done.groups]))
         _say_where(out, done.pictures)
     _end_if_interrupted(done.results)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fastagg.clients import GradientDifference, add_proximal_gradient_
-from fastagg.sim.data.federated import Samples
+from fastagg.sim.data.federated import Samples, batches
 from fastagg.sim.seeds import generator
 
 
@@ -33,7 +33,8 @@ class LocalWork:
     """SGD on a client: either ``epochs`` passes over its samples or ``steps`` mini-batches, the other None.
 
     lr is the papers' eta_l. A task with ``local_steps`` (AsyncFedED's adaptive K) overrides both. ``mu`` > 0 adds
-    FedProx's proximal term, ``(mu/2)*|x - x_s|^2``, to the local loss.
+    FedProx's proximal term, ``(mu/2)*|x - x_s|^2``, to the local loss. A client's ``number``-th dispatch trains with
+    ``lr * lr_decay**number``. ``optimizer`` "adamw" has torch's defaults beyond lr and weight decay.
     """
 
     lr: float
@@ -43,6 +44,13 @@ class LocalWork:
     momentum: float = 0.0
     weight_decay: float = 0.0
     mu: float = 0.0
+    lr_decay: float = 1.0
+    optimizer: str = "sgd"
+
+    def build_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        if self.optimizer == "adamw":
+            return torch.optim.AdamW(module.parameters(), lr=self.lr, weight_decay=self.weight_decay)
+        return torch.optim.SGD(module.parameters(), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
 
 class LocalTrainer:
@@ -56,9 +64,7 @@ class LocalTrainer:
         self._module = module
         self._work = work
         self._seed = seed
-        self._optimizer = torch.optim.SGD(
-            module.parameters(), lr=work.lr, momentum=work.momentum, weight_decay=work.weight_decay
-        )
+        self._optimizer = work.build_optimizer(module)
         self._loss = nn.CrossEntropyLoss()
 
     def train(self, task: Task, samples: Samples, client: int, number: int) -> Any:
@@ -68,11 +74,14 @@ class LocalTrainer:
         module.train()
         # Momentum belongs to one dispatch: the next client starts without the last one's.
         self._optimizer.state.clear()
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._work.lr * self._work.lr_decay**number
         anchors = [p.detach().clone() for p in module.parameters()] if self._work.mu else []
         rng = generator(self._seed, "batches", client, number)
-        for batch in self._batches(len(samples), task.local_steps, rng):
+        indices = self._batches(len(samples), task.local_steps, rng)
+        for x, y in batches(samples, indices, self._seed, client, number):
             self._optimizer.zero_grad(set_to_none=True)
-            self._loss(module(samples.x[batch]), samples.y[batch]).backward()
+            self._loss(module(x), y).backward()
             if self._work.mu:
                 add_proximal_gradient_(module, anchors, self._work.mu)
             self._optimizer.step()
@@ -87,9 +96,9 @@ class LocalTrainer:
         module.load_state_dict(task.params)
         module.train()
         rng = generator(self._seed, "batches", client, number)
-        batch = next(self._batches(len(samples), 1, rng))
+        x, y = next(batches(samples, self._batches(len(samples), 1, rng), self._seed, client, number))
         module.zero_grad(set_to_none=True)
-        self._loss(module(samples.x[batch]), samples.y[batch]).backward()
+        self._loss(module(x), y).backward()
         update = dict(task.delta(module))
         for name, parameter in module.named_parameters():
             start = parameter.detach()

@@ -10,7 +10,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim import output, plots, report, sweep_plots, tables
+from fastagg.sim import output, plots, report, sweep_plots, sweep_tables
 from fastagg.sim.cells import Watcher, run_cells
 from fastagg.sim.groups import Group, grouped
 from fastagg.sim.result import Result
@@ -62,8 +62,8 @@ def compare(
     if groups:
         try:
             output.write_text(out / "comparison.csv", report.comparison_csv(ran))
-            output.write_text(out / "table.csv", tables.groups_csv(groups, target, baseline))
-            output.write_text(out / "table.md", tables.markdown(groups, target, baseline))
+            output.write_text(out / "table.csv", sweep_tables.groups_csv(groups, target, baseline))
+            output.write_text(out / "table.md", sweep_tables.markdown(groups, target, baseline))
             pictures = _draw(groups, out, title, target)
         except OSError as error:
             raise DataError(f"cannot write results to {out}: {error}") from error

@@ -12,21 +12,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from fastagg.errors import ConfigError
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+from fastagg.sim.data.sections import SECTIONS, AnyData
+from fastagg.sim.section import Section
 
 
 class Algorithm(Section):
@@ -42,46 +32,43 @@ class Algorithm(Section):
         return {key: None if value == "none" else value for key, value in extra.items()}
 
 
-class Digits(Section):
-    """scikit-learn's digits, Dirichlet(alpha) over labels."""
-
-    name: Literal["digits"]
-    clients: PositiveInt = 50
-    alpha: PositiveFloat = 0.3
-    min_samples: PositiveInt = 2
-    test_share: float = Field(0.2, gt=0, lt=1)
-
-
-class Mnist(Section):
-    """mnist.npz in the folder ``dir``, Dirichlet(alpha) over labels."""
-
-    name: Literal["mnist"]
-    dir: str | None = None  # a recipe in the package cannot know it: --data-dir
-    clients: PositiveInt = 50
-    alpha: PositiveFloat = 0.3
-    min_samples: PositiveInt = 2
-
-
-class Synthetic(Section):
-    """Synthetic(alpha, beta), one generated distribution per client."""
-
-    name: Literal["synthetic"]
-    clients: PositiveInt = 30
-    alpha: float = Field(1.0, ge=0)
-    beta: float = Field(1.0, ge=0)
+# The default widths, and so the names, of the models: see fastagg.sim.models.
+WIDTHS: dict[str, list[int]] = {
+    "logistic": [],
+    "mlp": [64],
+    "cnn": [16, 32],
+    "femnist-cnn": [32, 64],
+    "cifar-cnn": [64, 64, 384, 192],
+    "resnet18": [64, 128, 256, 512],
+    "lstm": [8, 256],
+    "transformer": [],
+}
 
 
 class Model(Section):
-    """``widths``: hidden layers of the mlp, channels of the cnn."""
+    """``widths``: hidden layers of the mlp, channels of the CNNs, embedding and hidden size of the lstm.
 
-    name: Literal["logistic", "mlp", "cnn"] = "mlp"
-    widths: list[PositiveInt] = [64]
+    ``lora_rank`` (transformer only) trains and sends low-rank adapters and the classifier, nothing else.
+    """
+
+    name: Literal["logistic", "mlp", "cnn", "femnist-cnn", "cifar-cnn", "resnet18", "lstm", "transformer"] = "mlp"
+    widths: list[PositiveInt] = Field(default=[64])
+    lora_rank: PositiveInt | None = None
+    lora_alpha: PositiveFloat = 8.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_widths(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or "widths" in values:
+            return values
+        return {**values, "widths": WIDTHS.get(values.get("name", "mlp"), [])}
 
 
 class Client(Section):
     """Local SGD: lr is eta_l; ``epochs`` passes or ``steps`` mini-batches, 1 epoch when neither is given.
 
-    ``mu`` weighs FedProx's proximal term; 0 leaves it out.
+    ``mu`` weighs FedProx's proximal term; 0 leaves it out. A client's n-th dispatch (from 0) trains with
+    ``lr * lr_decay**n``.
     """
 
     lr: PositiveFloat
@@ -91,6 +78,8 @@ class Client(Section):
     momentum: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
     mu: float = Field(0.0, ge=0)
+    lr_decay: float = Field(1.0, gt=0, le=1)
+    optimizer: Literal["sgd", "adamw"] = "sgd"
 
     @model_validator(mode="before")
     @classmethod
@@ -101,6 +90,38 @@ class Client(Section):
         if len(given) == 2:
             raise ValueError("give epochs or steps, not both")
         return values if given else {**values, "epochs": 1}
+
+
+class Unlabelled(Section):
+    """Data without labels for FedEcho, from one source; at most ``samples`` of it are used.
+
+    ``share``: this part of the test set, on which no method is tested then. ``data``: the test images of another data
+    set, in the folder ``dir`` (by default that of the data itself). ``path``: a folder of images, or an .npz, .npy or
+    .pt file. Images are resized to this task's and standardised.
+    """
+
+    share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    data: Literal["mnist", "cifar10", "cifar100"] | None = None
+    dir: str | None = None
+    path: str | None = None
+    samples: PositiveInt = 2000
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Unlabelled:
+        if (self.share > 0) + (self.data is not None) + (self.path is not None) > 1:
+            raise ValueError("give one of share, data and path")
+        return self
+
+
+class Distill(Section):
+    """FedEcho's distillation, see fastagg.Distillation. ``alpha``: [least, most], or one number; ``clip_norm``: nu."""
+
+    alpha: float | list[float] = Field(default=[0.2, 0.8])
+    clip_norm: PositiveFloat | Literal["none"] = 5.0
+    lr: PositiveFloat = 3e-6
+    steps: PositiveInt | None = None
+    batch_size: PositiveInt = 128
+    keep_moments: bool = False
 
 
 class TimedDelay(Section):
@@ -201,12 +222,14 @@ class Config(Section):
     about: str = ""
     seed: int = Field(0, ge=0)
     algorithm: Algorithm
-    data: Annotated[Digits | Mnist | Synthetic, Field(discriminator="name")]
+    data: Annotated[AnyData, Field(discriminator="name")]
     model: Model = Model()
     client: Client
     delay: Annotated[ThreeClassDelay | SizeTiedDelay | ExponentialDelay | VersionDelay, Field(discriminator="name")]
     dropout: Dropout = Dropout()
     participation: Participation = Participation()
+    unlabelled: Unlabelled = Unlabelled()
+    distill: Distill = Distill()
     run: Run
 
     @model_validator(mode="after")
@@ -320,9 +343,7 @@ def _problem(item: Any) -> str:
 
 
 _TAGGED: dict[str, type[Section]] = {
-    "digits": Digits,
-    "mnist": Mnist,
-    "synthetic": Synthetic,
+    **SECTIONS,
     "three-class": ThreeClassDelay,
     "size-tied": SizeTiedDelay,
     "exponential": ExponentialDelay,

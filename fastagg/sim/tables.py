@@ -1,127 +1,246 @@
-"""The tables of a comparison: on the terminal, as Markdown and as CSV."""
+"""Tables and figures of the papers as data: several methods in several settings, beside the paper's numbers.
+
+A table is a TOML file, ``NAME.toml`` in recipes/tables or anywhere:
+
+    title = "..."                      one line, for headings
+    source = "Wang et al. 2024, Table 2"
+    extends = "fadas-table2"           start from that table, see below
+
+    [base]                             a recipe without name, label and about: what all cells share
+    data = { name = "cifar10", clients = 50 }
+    ...
+
+    [methods.FADAS]                    a row: keys of a recipe that this method changes
+    algorithm = { name = "FADAS", lr = 1e-4 }
+    client = { lr = 0.1 }
+
+    [methods.FADAS.at."Dir(0.3)"]      changes in one setting only
+    client = { lr = 0.03 }
+
+    [settings."Dir(0.1)"]              a column: keys of a recipe that this setting changes
+    data = { alpha = 0.1 }
+
+    [grid]                             instead of settings: every combination is a column
+    "data.alpha" = [0.1, 0.3]
+
+    [paper]                            what the paper reports
+    measure = "last5_accuracy_mean"    the entry of summary.json its numbers are to be set beside
+    scale = 100                        its numbers are that entry times this
+    [paper.values.FADAS]
+    "Dir(0.1)" = [72.0, 0.94]          mean, and deviation where it is given
+
+A cell is base, then the method, then the setting, then the method's ``at``: later ones win key by key, except that a
+section that says its ``name`` (or, for participation, its ``rule``) replaces the one before it. A table without
+settings and grid has one column, whose label is empty.
+
+With ``extends`` the base goes on top of the other table's base by the same rule; a method or setting of the same label
+replaces the other one whole, others are added; ``only`` lists the methods to keep. A grid replaces settings and grid.
+"""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections import Counter
-from collections.abc import Sequence
+import itertools
+import re
+import tomllib
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from pydantic import Field, PositiveFloat, ValidationError
 
-from fastagg.sim.groups import Group, Spread, short_keys, speedups, spread
-from fastagg.sim.report import empty_table, units
+from fastagg.errors import ConfigError
+from fastagg.sim import config, recipes
+from fastagg.sim.section import Section
 
-# What table.csv says of every group beside the accuracies and the times to target: numbers of summary.json.
-NUMBERS = (
-    "final_accuracy", "final_loss", "best_accuracy", "virtual_time", "uploads", "versions", "delay_mean",
-    "delay_median", "delay_max", "tau_avg", "tau_median", "tau_max", "client_uploads_min", "client_uploads_max",
-    "client_uploads_cv", "server_share",
-)  # fmt: skip
+PACKAGE = "fastagg.sim.recipes"
+FOLDER = "tables"
 
 
-def rows(groups: Sequence[Group], target: float | None, baseline: str | None) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and cells of the table that people read."""
-    targets = {r.config.run.target if target is None else target for g in groups for r in g.results}
-    goal = f"{targets.pop():.0%}" if len(targets) == 1 else "target"
-    headings = ["method", "accuracy", "best", f"time to {goal}", f"uploads to {goal}"]
-    headings += [f"vs {baseline}"] if baseline else []
-    headings += ["uploads", "versions", "delay mean", "median", "max"]
-    lines = []
-    for group, ratio in zip(groups, speedups(groups, baseline, target), strict=True):
-        reached = group.reached(target)
-        cells = [
-            group.label + _states(group),
-            _percent(group.over("last5_accuracy_mean")),
-            _percent(group.over("best_accuracy")),
-            _mean(spread([None if row is None else row.time for row in reached]), 1),
-            _mean(spread([None if row is None else row.uploads for row in reached]), 0),
-        ]
-        cells += [("–" if ratio is None else f"{ratio:.1f}x")] if baseline else []
-        cells += [_mean(group.over(key), 0) for key in ("uploads", "versions")]
-        cells += [_mean(group.over(key), digits) for key, digits in (("delay_mean", 1), ("delay_median", 1))]
-        cells += [_mean(spread([max(r.summary["delay_max"] for r in group.results)]), 0)]
-        lines.append(cells)
-    return headings, lines
+class Paper(Section):
+    """The paper's own numbers: method -> setting -> [mean] or [mean, deviation]."""
+
+    measure: str = "last5_accuracy_mean"
+    scale: PositiveFloat = 100.0
+    values: dict[str, dict[str, list[float]]] = Field(default={})
 
 
-def caption(groups: Sequence[Group], baseline: str | None) -> str:
-    seeds = {len(group.results) for group in groups}
-    text = f"Mean ± deviation over {' or '.join(map(str, sorted(seeds)))} seeds. " if max(seeds) > 1 else ""
-    text += "accuracy: mean of a run's last five evaluations, %. "
-    text += f"Time is virtual, in {units([r for g in groups for r in g.results])}; delays are in server versions."
-    if baseline:
-        text += f" vs {baseline}: how many times sooner the target is reached."
-    return text
+class _File(Section):
+    title: str
+    source: str
+    extends: str | None = None
+    only: list[str] = Field(default=[])
+    base: dict[str, Any] = Field(default={})
+    methods: dict[str, dict[str, Any]] = Field(default={})
+    settings: dict[str, dict[str, Any]] = Field(default={})
+    grid: dict[str, list[Any]] = Field(default={})
+    paper: Paper = Paper()
 
 
-def terminal(groups: Sequence[Group], target: float | None = None, baseline: str | None = None) -> Table:
-    headings, lines = rows(groups, target, baseline)
-    table = empty_table("Test accuracy", headings[0])
-    for heading in headings[1:]:
-        table.add_column(heading, justify="right")
-    for line in lines:
-        table.add_row(*line)
-    table.caption = caption(groups, baseline)
-    table.caption_justify = "left"
-    return table
+@dataclass(frozen=True)
+class Cell:
+    """One run of a table: a row and a column, the recipe as a dict for ``config.from_dict``, the paper's numbers."""
+
+    method: str
+    setting: str
+    values: dict[str, Any]
+    paper: tuple[float, ...]  # (), (mean,) or (mean, deviation)
+
+    @property
+    def label(self) -> str:
+        return f"{self.method}, {self.setting}" if self.setting else self.method
 
 
-def markdown(groups: Sequence[Group], target: float | None = None, baseline: str | None = None) -> str:
-    headings, lines = rows(groups, target, baseline)
-    rule = ["---", *["---:"] * (len(headings) - 1)]
-    escaped = [[cell.replace("|", r"\|") for cell in line] for line in (headings, rule, *lines)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in escaped) + f"\n{caption(groups, baseline)}\n"
+@dataclass(frozen=True)
+class Table:
+    """A whole table: its cells row by row. ``measure`` and ``scale``: see the module's docstring."""
+
+    name: str
+    title: str
+    source: str
+    measure: str
+    scale: float
+    cells: tuple[Cell, ...]
+
+    @property
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(cell.method for cell in self.cells))
+
+    @property
+    def settings(self) -> list[str]:
+        return list(dict.fromkeys(cell.setting for cell in self.cells))
 
 
-def groups_csv(groups: Sequence[Group], target: float | None = None, baseline: str | None = None) -> str:
-    """Return one line per group: mean and deviation over seeds of every number, as CSV with a header."""
-    lines = []
-    for group, ratio in zip(groups, speedups(groups, baseline, target), strict=True):
-        reached = group.reached(target)
-        keys = short_keys(group.choice)
-        line: dict[str, Any] = {"label": group.label, "name": group.name}
-        line |= {keys[key]: value for key, value in group.choice}
-        line |= {"seeds": len(group.results)} | {state: _count(group, state) for state in ("diverged", "interrupted")}
-        line |= _pair("accuracy", group.over("last5_accuracy_mean"))
-        line |= {"target": group.results[0].config.run.target if target is None else target}
-        line |= {"reached": sum(row is not None for row in reached)}
-        line |= _pair("time_to_target", spread([None if row is None else row.time for row in reached]))
-        line |= _pair("uploads_to_target", spread([None if row is None else row.uploads for row in reached]))
-        line |= {"speedup": ratio} if baseline else {}
-        for key in NUMBERS:
-            line |= _pair(key, group.over(key))
-        lines.append(line)
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return buffer.getvalue()
+def names() -> list[str]:
+    """Return the names of the tables in the package, sorted."""
+    folder = files(PACKAGE).joinpath(FOLDER)
+    return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
-def _pair(name: str, value: Spread) -> dict[str, float | None]:
-    return {f"{name}_mean": value.mean, f"{name}_std": value.deviation}
+def is_table(name_or_path: str) -> bool:
+    """Whether this is a table of the package, or a TOML file with methods in it. ConfigError if it is unreadable."""
+    return name_or_path in names() or (name_or_path.endswith(".toml") and "methods" in _parse(name_or_path))
 
 
-def _percent(value: Spread) -> str:
-    assert value.mean is not None
-    deviation = "" if value.deviation is None else f"±{100 * value.deviation:.1f}"
-    return f"{100 * value.mean:.1f}{deviation}"
+def load(name_or_path: str) -> Table:
+    """Return a table by its name in the package or by a path.
+
+    ConfigError when there is no such table, or a cell is not a valid recipe.
+    """
+    file, name = _read(name_or_path), Path(name_or_path).stem
+    cells = []
+    for method, own in file.methods.items():
+        for setting, shared in _columns(file).items():
+            changes = {key: value for key, value in own.items() if key != "at"}
+            values = merge(merge(merge(file.base, changes), shared), own.get("at", {}).get(setting, {}))
+            label = f"{method}, {setting}" if setting else method
+            values |= {"name": _slug(name, method, setting), "label": label, "about": f"{file.title}."}
+            config.from_dict(values, f"{name}, {label}")
+            cells.append(Cell(method, setting, values, tuple(file.paper.values.get(method, {}).get(setting, ()))))
+    return Table(name, file.title, file.source, file.paper.measure, file.paper.scale, tuple(cells))
 
 
-def _mean(value: Spread, digits: int) -> str:
-    if value.mean is None:
-        return "never"
-    never = f" ({value.missing} never)" if value.missing else ""
-    return f"{value.mean:.{digits}f}{never}"
+def expand(name_or_path: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return the cells of a table as pairs of a label and a recipe (a dict for ``config.from_dict``)."""
+    return [(cell.label, deepcopy(cell.values)) for cell in load(name_or_path).cells]
 
 
-def _count(group: Group, state: str) -> int:
-    return sum(result.summary["stopped"] == state for result in group.results)
+def catalogue() -> list[tuple[str, str, str]]:
+    """Return (name, data, what it is) of every recipe and then every table of the package, for `fastagg recipes`.
+
+    Data that is read from files is marked with "(--data-dir)".
+    """
+    rows = []
+    for name in recipes.names():
+        recipe = recipes.load(name)
+        rows.append((name, _data(recipe), recipe.about))
+    for name in names():
+        table = load(name)
+        data = dict.fromkeys(_data(config.from_dict(cell.values, name)) for cell in table.cells)
+        rows.append((name, ", ".join(data), f"{table.title} ({len(table.cells)} runs; {table.source})."))
+    return rows
 
 
-def _states(group: Group) -> str:
-    counts = Counter(r.summary["stopped"] for r in group.results if r.summary["stopped"] != "finished")
-    parts = [state if count == len(group.results) == 1 else f"{count} {state}" for state, count in counts.items()]
-    return f" ({', '.join(parts)})" if parts else ""
+def _data(recipe: config.Config) -> str:
+    return f"{recipe.data.name} (--data-dir)" if recipe.data.needs else recipe.data.name
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``below`` with ``above`` on top, section by section; one that says its name or rule replaces."""
+    merged = dict(deepcopy(below))
+    for key, value in above.items():
+        replaces = not isinstance(value, Mapping) or "name" in value or "rule" in value
+        if replaces or not isinstance(merged.get(key), Mapping):
+            merged[key] = deepcopy(value)
+        else:
+            merged[key] = {**merged[key], **deepcopy(value)}
+    return merged
+
+
+def _columns(file: _File) -> dict[str, dict[str, Any]]:
+    if not file.grid:
+        return file.settings or {"": {}}
+    columns = {}
+    for combination in itertools.product(*file.grid.values()):
+        changes: dict[str, Any] = {}
+        for dotted, value in zip(file.grid, combination, strict=True):
+            section, _, key = dotted.partition(".")
+            changes.setdefault(section, {})[key] = value
+        label = ", ".join(f"{k.rpartition('.')[2]}={v}" for k, v in zip(file.grid, combination, strict=True))
+        columns[label] = changes
+    return columns
+
+
+def _read(name_or_path: str) -> _File:
+    values = _parse(name_or_path)
+    try:
+        file = _File.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"{name_or_path}: {config.explain(error)}") from None
+    if file.grid and file.settings:
+        raise ConfigError(f"{name_or_path}: give settings or grid, not both")
+    if file.extends is not None:
+        file = _on_top(_read(file.extends), file)
+    if unknown := [method for method in file.only if method not in file.methods]:
+        raise ConfigError(f"{name_or_path}: only names unknown methods: {', '.join(unknown)}")
+    for method, own in file.methods.items():
+        if unknown := [label for label in own.get("at", {}) if label not in _columns(file)]:
+            raise ConfigError(f"{name_or_path}: {method} has changes at {', '.join(unknown)}, which is no setting")
+    return file
+
+
+def _on_top(below: _File, above: _File) -> _File:
+    methods = {**below.methods, **above.methods}
+    if above.only:
+        methods = {label: methods[label] for label in above.only if label in methods}
+    return above.model_copy(
+        update={
+            "base": merge(below.base, above.base),
+            "methods": methods,
+            "settings": {} if above.grid else {**below.settings, **above.settings},
+            "grid": above.grid or ({} if above.settings else below.grid),
+            "paper": above.paper if above.paper.model_fields_set else below.paper,
+        }
+    )
+
+
+def _parse(name_or_path: str) -> dict[str, Any]:
+    try:
+        if name_or_path.endswith(".toml"):
+            return tomllib.loads(Path(name_or_path).expanduser().read_text(encoding="utf-8"))
+        if name_or_path not in names():
+            raise ConfigError(
+                f"no table {name_or_path!r}: give the path of a .toml file or one of {', '.join(names())}"
+            )
+        return tomllib.loads(files(PACKAGE).joinpath(FOLDER, f"{name_or_path}.toml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the table {name_or_path}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name_or_path} is not valid TOML: {error}") from None
+
+
+def _slug(*parts: str) -> str:
+    """Return a folder name: letters, digits and single dashes."""
+    return ".".join(re.sub(r"[^A-Za-z0-9.]+", "-", part).strip("-.").lower() for part in parts if part)

@@ -37,6 +37,8 @@ def test_written_toml_holds_every_default(tiny):
         "momentum": 0.0,
         "weight_decay": 0.0,
         "mu": 0.0,
+        "lr_decay": 1.0,
+        "optimizer": "sgd",
     }
     assert written["delay"] == {
         "name": "three-class",
@@ -58,7 +60,7 @@ def test_keywords_of_the_algorithm_are_passed_on_with_none(tiny):
         ({"client.lrr": 1.0}, "unknown key client.lrr (known here: lr, batch_size, epochs"),
         ({"data.folder": "x"}, "unknown key data.folder (known here: name, clients, alpha"),
         ({"speed": 1}, "unknown key speed (known here: name, label"),
-        ({"data.name": "cifar"}, "data: unknown name 'cifar' (known: 'digits', 'mnist', 'synthetic')"),
+        ({"data.name": "cifar"}, "data: unknown name 'cifar' (known: 'digits', 'synthetic', "),
         ({"data": {}}, "data: the key name is missing"),
         ({"client": {}}, "client.lr: this key is missing"),
         ({"client": 3}, "client: expected a section with keys, got 3"),

@@ -1,8 +1,13 @@
 import pytest
 import torch
 
+from fastagg import FedBuff
 from fastagg.errors import ConfigError
-from fastagg.sim.models import build
+from fastagg.sim.client import LocalTrainer, LocalWork, evaluate
+from fastagg.sim.config import WIDTHS, Model
+from fastagg.sim.data.federated import Samples, Text
+from fastagg.sim.data.shakespeare import Alphabet
+from fastagg.sim.models import PLAIN, build
 
 
 @pytest.mark.parametrize(
@@ -21,6 +26,61 @@ def test_models_map_inputs_to_logits_with_the_expected_parameters(name, shape, p
     assert sum(p.numel() for p in model.parameters()) == parameters
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "parameters"),
+    [
+        ("resnet18", (3, 32, 32), 10, 11_173_962),
+        ("resnet18", (3, 32, 32), 100, 11_220_132),
+        # 3x3 convolutions to 32 and 64 channels, a linear layer on 64 channels of 14x14.
+        ("femnist-cnn", (1, 28, 28), 62, 9 * 32 + 32 + 9 * 32 * 64 + 64 + 64 * 14 * 14 * 62 + 62),
+        # 5x5 convolutions to 64 channels twice, then 4096 to 384 to 192 to 10.
+        ("cifar-cnn", (3, 32, 32), 10, 4_864 + 102_464 + 4096 * 384 + 384 + 384 * 192 + 192 + 1_930),
+    ],
+)
+def test_the_papers_image_models_have_their_sizes(name, shape, classes, parameters):
+    model = build(name, shape, classes, WIDTHS[name], seed=0)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    assert model(torch.zeros(2, *shape)).shape == (2, classes)
+
+
+def test_resnet_halves_the_image_three_times_and_keeps_it_at_first():
+    model = build("resnet18", (3, 32, 32), 10, WIDTHS["resnet18"], seed=0)
+    sizes = []
+    for layer in list(model)[:-3]:
+        layer.register_forward_hook(lambda _, __, out: sizes.append(tuple(out.shape[1:])))
+    model(torch.zeros(1, 3, 32, 32))
+    assert sizes[:3] == [(64, 32, 32)] * 3
+    assert sizes[3::2] == [(64, 32, 32), (128, 16, 16), (256, 8, 8), (512, 4, 4)]
+
+
+def test_the_lstm_predicts_from_the_whole_text_and_has_its_size():
+    model = build("lstm", (80,), 80, WIDTHS["lstm"], seed=0, text=Text(80))
+    first, second = (4 * 256 * (before + 256) + 2 * 4 * 256 for before in (8, 256))
+    assert sum(p.numel() for p in model.parameters()) == 80 * 8 + first + second + 256 * 80 + 80
+    tokens = torch.arange(80).repeat(3, 1).int()
+    tokens[1, 0] = 5  # the first character
+    tokens[2, -1] = 5  # the last one
+    logits = model(tokens)
+    assert logits.shape == (3, 80)
+    assert not torch.equal(logits[0], logits[1])
+    assert not torch.allclose(logits[0], logits[2])
+
+
+def test_the_lstm_learns_the_next_character():
+    text = "abcd" * 30
+    alphabet = Alphabet(set(text))
+    tokens = torch.from_numpy(alphabet.encode(text)).unfold(0, 9, 1)
+    samples = Samples(tokens[:, :-1], tokens[:, -1].long())
+    module = build("lstm", (8,), alphabet.size, [4, 16], seed=0, text=Text(alphabet.size))
+    server = FedBuff(module, buffer_size=1)
+    trainer = LocalTrainer(module, LocalWork(1.0, 16, epochs=10, momentum=0.5), seed=0)
+    task = server.dispatch(0)
+    server.receive(0, trainer.train(task, samples, 0, 0), version=task.version)
+    accuracy, loss = evaluate(module, server.parameters(), samples)
+    assert accuracy == 1.0
+    assert loss < 0.1
+
+
 def test_the_weights_depend_on_the_seed_alone_and_torch_is_left_as_it_was():
     torch.manual_seed(5)
     expected = torch.rand(3)
@@ -37,3 +97,12 @@ def test_unfitting_models_are_refused():
         build("cnn", (60,), 10, [4], seed=0)
     with pytest.raises(ConfigError, match="'resnet' is unknown"):
         build("resnet", (60,), 10, [4], seed=0)
+    with pytest.raises(ConfigError, match="'lstm' needs text"):
+        build("lstm", (60,), 10, [8, 16], seed=0)
+    with pytest.raises(ConfigError, match="takes 4 widths"):
+        build("resnet18", (3, 32, 32), 10, [64], seed=0)
+
+
+def test_every_model_of_a_recipe_is_built_somewhere():
+    assert set(WIDTHS) == {*PLAIN, "lstm", "transformer"}
+    assert all(Model(name=name).widths == widths for name, widths in WIDTHS.items())

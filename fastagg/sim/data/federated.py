@@ -2,25 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from fastagg.errors import DataError
 from fastagg.sim.partition import dirichlet_split
+from fastagg.sim.seeds import generator
+
+# Takes a batch of inputs [B, *shape] and returns as many changed ones; random draws come from the generator.
+Augmentation = Callable[[torch.Tensor, np.random.Generator], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs ``x`` fp32 [N, *shape] and integer labels ``y`` int64 [N]."""
+    """Inputs ``x`` [N, *shape], fp32 or (text) integer tokens, and integer labels ``y`` int64 [N].
+
+    ``augment`` is applied to training batches, see :func:`batches`; never to a test set.
+    """
 
     x: torch.Tensor
     y: torch.Tensor
+    augment: Augmentation | None = None
 
     def __len__(self) -> int:
         return len(self.y)
+
+
+@dataclass(frozen=True)
+class Text:
+    """What a model of text has to know: inputs are tokens 0..vocabulary-1, ``padding`` fills short ones up.
+
+    ``pretrained`` is the folder of the model the tokens are made for, None when there is none.
+    """
+
+    vocabulary: int
+    padding: int | None = None
+    pretrained: Path | None = None
+
+
+def batches(
+    samples: Samples, indices: Iterable[torch.Tensor], seed: int, client: int, number: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield inputs and labels of each batch of ``indices``, augmented where the samples say so.
+
+    Augmentation is drawn from (seed, client, number), ``number`` counting the client's dispatches, apart from the
+    batches' own draws: the order in which clients are trained changes nothing.
+    """
+    rng = generator(seed, "augment", client, number) if samples.augment else None
+    for index in indices:
+        x = samples.x[index]
+        yield (samples.augment(x, rng) if samples.augment and rng else x), samples.y[index]
 
 
 @dataclass(frozen=True)
@@ -33,6 +68,7 @@ class FederatedData:
     clients: Sequence[Samples]
     test: Samples
     classes: int
+    text: Text | None = None
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -50,12 +86,20 @@ class FederatedData:
 
 
 def split_by_label(
-    train: Samples, test: Samples, classes: int, *, clients: int, alpha: float, min_samples: int, seed: int
+    train: Samples,
+    test: Samples,
+    classes: int,
+    *,
+    clients: int,
+    alpha: float,
+    min_samples: int,
+    seed: int,
+    text: Text | None = None,
 ) -> FederatedData:
     """Divide one labelled training set over ``clients`` by Dirichlet(alpha), see partition.py."""
     parts = dirichlet_split(train.y.numpy(), clients, alpha, seed, min_samples)
     indices = [torch.from_numpy(part) for part in parts]
-    return FederatedData([Samples(train.x[i], train.y[i]) for i in indices], test, classes)
+    return FederatedData([Samples(train.x[i], train.y[i], train.augment) for i in indices], test, classes, text)
 
 
 def standardise(train: np.ndarray, test: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:

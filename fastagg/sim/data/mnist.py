@@ -1,4 +1,4 @@
-"""MNIST from a folder the user has: ``mnist.npz``, the file Keras distributes."""
+"""MNIST from a folder the user has: ``mnist.npz``, the file Keras distributes, or the four original IDX files."""
 
 from __future__ import annotations
 
@@ -9,19 +9,29 @@ import numpy as np
 import torch
 
 from fastagg.errors import DataError
+from fastagg.sim.data import idx
 from fastagg.sim.data.federated import FederatedData, Samples, split_by_label, standardise
+from fastagg.sim.data.files import places
 
 FILE = "mnist.npz"
-KEYS = ("x_train", "y_train", "x_test", "y_test")
+IDX = {
+    "x_train": "train-images-idx3-ubyte",
+    "y_train": "train-labels-idx1-ubyte",
+    "x_test": "t10k-images-idx3-ubyte",
+    "y_test": "t10k-labels-idx1-ubyte",
+}
+KEYS = tuple(IDX)
 
 
 def load(folder: Path, clients: int, alpha: float, seed: int, min_samples: int = 2) -> FederatedData:
     """Return MNIST, inputs [1, 28, 28], split over ``clients`` by Dirichlet(alpha) on the labels.
 
     ``folder`` holds mnist.npz or a folder mnist/ with it; the file has uint8 images x_train [N, 28, 28] and
-    x_test [M, 28, 28] and labels 0..9 y_train [N] and y_test [M]. DataError when it is missing or otherwise.
+    x_test [M, 28, 28] and labels 0..9 y_train [N] and y_test [M]. Or it holds the IDX files, gzipped or not. DataError
+    when they are missing or otherwise.
     """
-    arrays = _read(_find(folder))
+    path, arrays = _arrays(folder)
+    _check(path, arrays)
     x_train, x_test = standardise(arrays["x_train"][:, None], arrays["x_test"][:, None])
     return split_by_label(
         Samples(x_train, torch.from_numpy(arrays["y_train"].astype(np.int64))),
@@ -34,13 +44,23 @@ def load(folder: Path, clients: int, alpha: float, seed: int, min_samples: int =
     )
 
 
-def _find(folder: Path) -> Path:
+def _arrays(folder: Path) -> tuple[Path, dict[str, np.ndarray]]:
+    """Find the files of either kind; return where they are and their arrays by KEYS."""
     if not folder.is_dir():
-        raise DataError(f"the data folder {folder} does not exist: expected a folder with {FILE}")
-    for path in (folder / FILE, folder / "mnist" / FILE):
-        if path.is_file():
-            return path
-    raise DataError(f"the data folder {folder} has neither {FILE} nor mnist/{FILE}")
+        raise DataError(f"the data folder {folder} does not exist: expected a folder with {FILE} or IDX files")
+    for place in places(folder, "mnist", "MNIST/raw"):
+        if (place / FILE).is_file():
+            return place / FILE, _read(place / FILE)
+        if idx.find(place, IDX["x_train"]) is not None:
+            return place, {key: idx.read(_one(place, name)) for key, name in IDX.items()}
+    raise DataError(f"the data folder {folder} has neither {FILE} nor mnist/{FILE} nor the IDX file {IDX['x_train']}")
+
+
+def _one(place: Path, name: str) -> Path:
+    path = idx.find(place, name)
+    if path is None:
+        raise DataError(f"{place} lacks the IDX file {name}")
+    return path
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
@@ -54,10 +74,13 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path} is not a readable npz file: {error}") from error
+    return arrays
+
+
+def _check(path: Path, arrays: dict[str, np.ndarray]) -> None:
     for part in ("train", "test"):
         x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
         if x.shape[1:] != (28, 28) or y.shape != x.shape[:1] or len(y) == 0:
             raise DataError(f"{path}: x_{part} {x.shape} and y_{part} {y.shape}, expected [N, 28, 28] and [N]")
         if y.dtype.kind not in "iu" or y.min() < 0 or y.max() > 9:
             raise DataError(f"{path}: y_{part} must be labels 0..9, got {y.dtype} up to {y.max()}")
-    return arrays

@@ -23,6 +23,8 @@ def load(name_or_path: str, changes: dict[str, Any] | None = None) -> config.Con
     """
     if name_or_path.endswith(".toml") or Path(name_or_path).name != name_or_path:
         return config.load(Path(name_or_path).expanduser(), changes)
+    if files(__name__).joinpath("tables", f"{name_or_path}.toml").is_file():
+        raise ConfigError(f"{name_or_path!r} is a table of several runs: fastagg compare {name_or_path}")
     if name_or_path not in names():
         raise ConfigError(f"no recipe {name_or_path!r}: give the path of a .toml file or one of {', '.join(names())}")
     text = files(__name__).joinpath(f"{name_or_path}.toml").read_text(encoding="utf-8")

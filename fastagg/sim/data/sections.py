@@ -1,0 +1,154 @@
+"""The ``data`` section of a recipe, one class per data set; ``SECTIONS`` is all of them by name.
+
+Every field but ``name`` and ``dir`` is a keyword of the data set's ``load``; build.py passes them on. ``needs`` says
+which files lie where in the folder ``dir`` (--data-dir), and is empty for data that is always there.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from fastagg.sim.section import Section
+
+
+class DataSection(Section):
+    needs: ClassVar[str] = ""
+    name: str
+    clients: PositiveInt
+
+
+class FromFolder(DataSection):
+    """``dir``: the folder with the files. A recipe in the package cannot know it."""
+
+    dir: str | None = None
+
+
+class Digits(DataSection):
+    """scikit-learn's digits, Dirichlet(alpha) over labels."""
+
+    name: Literal["digits"]
+    clients: PositiveInt = 50
+    alpha: PositiveFloat = 0.3
+    min_samples: PositiveInt = 2
+    test_share: float = Field(0.2, gt=0, lt=1)
+
+
+class Synthetic(DataSection):
+    """Synthetic(alpha, beta), one generated distribution per client."""
+
+    name: Literal["synthetic"]
+    clients: PositiveInt = 30
+    alpha: float = Field(1.0, ge=0)
+    beta: float = Field(1.0, ge=0)
+
+
+class SyntheticLeaf(FromFolder):
+    """Synthetic(alpha, beta) as its authors' program wrote it."""
+
+    needs: ClassVar[str] = "LEAF JSON: *.json, or train/*.json and test/*.json"
+    name: Literal["synthetic-leaf"]
+    clients: PositiveInt = 10
+    min_samples: PositiveInt = 2
+    test_share: float = Field(0.1, gt=0, lt=1)
+
+
+class Mnist(FromFolder):
+    """MNIST, Dirichlet(alpha) over labels."""
+
+    needs: ClassVar[str] = "mnist.npz, or the four IDX files train-images-idx3-ubyte[.gz], ...; there or in mnist/"
+    name: Literal["mnist"]
+    clients: PositiveInt = 50
+    alpha: PositiveFloat = 0.3
+    min_samples: PositiveInt = 2
+
+
+class Cifar(FromFolder):
+    clients: PositiveInt = 50
+    alpha: PositiveFloat = 0.3
+    min_samples: PositiveInt = 2
+    augment: bool = True  # crop 32 with padding 4, and flip
+
+
+class Cifar10(Cifar):
+    """CIFAR-10, Dirichlet(alpha) over labels."""
+
+    needs: ClassVar[str] = "cifar-10-batches-py/, cifar-10-batches-bin/, or train-*.parquet and test-*.parquet"
+    name: Literal["cifar10"]
+
+
+class Cifar100(Cifar):
+    """CIFAR-100, Dirichlet(alpha) over the 100 fine labels."""
+
+    needs: ClassVar[str] = "cifar-100-python/, cifar-100-binary/, or train-*.parquet and test-*.parquet"
+    name: Literal["cifar100"]
+
+
+class Femnist(FromFolder):
+    """FEMNIST by writer; ``clients`` writers are drawn."""
+
+    needs: ClassVar[str] = "LEAF JSON: *.json, or train/*.json and test/*.json; there or in femnist/"
+    name: Literal["femnist"]
+    clients: PositiveInt = 10
+    min_samples: PositiveInt = 2
+    test_share: float = Field(0.1, gt=0, lt=1)
+
+
+class Shakespeare(FromFolder):
+    """Shakespeare by role, next character after ``length``; ``clients`` roles are drawn."""
+
+    needs: ClassVar[str] = "LEAF JSON (*.json, or train/ and test/) or *.txt with NAME: lines; there or in shakespeare/"
+    name: Literal["shakespeare"]
+    clients: PositiveInt = 10
+    min_samples: PositiveInt = 2
+    test_share: float = Field(0.1, gt=0, lt=1)
+    length: PositiveInt = 80
+
+
+class Text(FromFolder):
+    """``pretrained``: a folder saved by transformers, tokenizer and model; a path, or a name inside ``dir``."""
+
+    clients: PositiveInt = 10
+    alpha: PositiveFloat = 0.6
+    min_samples: PositiveInt = 2
+    pretrained: str = "bert-base-uncased"
+    max_length: PositiveInt = 128
+
+
+class Glue(Text):
+    """A GLUE task, Dirichlet(alpha) over labels; the validation split is the test set."""
+
+    needs: ClassVar[str] = (
+        "RTE/, MRPC/ or SST-2/ with train.tsv and dev.tsv (or saved by datasets, or parquet), "
+        "and the folder of the pretrained model"
+    )
+    name: Literal["glue"]
+    task: Literal["rte", "mrpc", "sst2"]
+
+
+class Newsgroups(Text):
+    """20 Newsgroups, Dirichlet(alpha) over the groups."""
+
+    needs: ClassVar[str] = (
+        "20news-bydate-train/ and 20news-bydate-test/ (or saved by datasets, or parquet), "
+        "and the folder of the pretrained model"
+    )
+    name: Literal["newsgroups"]
+    clients: PositiveInt = 20
+
+
+SECTIONS: dict[str, type[DataSection]] = {
+    "digits": Digits,
+    "synthetic": Synthetic,
+    "synthetic-leaf": SyntheticLeaf,
+    "mnist": Mnist,
+    "cifar10": Cifar10,
+    "cifar100": Cifar100,
+    "femnist": Femnist,
+    "shakespeare": Shakespeare,
+    "glue": Glue,
+    "newsgroups": Newsgroups,
+}
+# The same for pydantic and mypy, which want the classes spelt out.
+AnyData = Digits | Synthetic | SyntheticLeaf | Mnist | Cifar10 | Cifar100 | Femnist | Shakespeare | Glue | Newsgroups

@@ -1,0 +1,86 @@
+"""From texts to tokens, with the tokenizer that lies beside a pretrained model (transformers)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fastagg.errors import ConfigError, DataError
+from fastagg.sim.data.federated import FederatedData, Samples, Text, split_by_label
+from fastagg.sim.data.files import labels_in_range
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Labelled texts: one list, or two of equal length for pairs; ``where`` they come from, for messages."""
+
+    texts: list[list[str]]
+    labels: list[int]
+    where: str
+
+
+def split_texts(
+    train: Examples,
+    test: Examples,
+    classes: int,
+    folder: Path,
+    pretrained: str,
+    max_length: int,
+    clients: int,
+    alpha: float,
+    min_samples: int,
+    seed: int,
+) -> FederatedData:
+    """Tokenise both sets and divide the first over ``clients`` by Dirichlet(alpha) on the labels."""
+    model = find_pretrained(folder, pretrained)
+    tokenizer = _tokenizer(model)
+    if tokenizer.pad_token_id is None:
+        raise DataError(f"the tokenizer in {model} has no padding token")
+    text = Text(len(tokenizer), tokenizer.pad_token_id, model)
+    return split_by_label(
+        _encode(train, classes, tokenizer, max_length),
+        _encode(test, classes, tokenizer, max_length),
+        classes=classes,
+        clients=clients,
+        alpha=alpha,
+        min_samples=min_samples,
+        seed=seed,
+        text=text,
+    )
+
+
+def find_pretrained(folder: Path, name: str) -> Path:
+    """Return the folder of the model: a path, or a name inside the data folder. DataError when it is not there."""
+    for place in (folder / name, Path(name).expanduser()):
+        if (place / "config.json").is_file():
+            return place
+    raise DataError(
+        f"no pretrained model {name!r} in {folder}: expected {folder / name} with config.json, the weights and the "
+        "tokenizer, as transformers' save_pretrained writes them (data.pretrained names another)"
+    )
+
+
+def _tokenizer(model: Path):  # type: ignore[no-untyped-def]
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise ConfigError('text needs transformers: pip install "fastagg[nlp]"') from None
+    try:
+        return AutoTokenizer.from_pretrained(str(model), local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"no readable tokenizer in {model}: {error}") from None
+
+
+def _encode(examples: Examples, classes: int, tokenizer, max_length: int) -> Samples:  # type: ignore[no-untyped-def]
+    labels_in_range(examples.labels, classes, Path(examples.where))
+    encoded = tokenizer(
+        *examples.texts,
+        padding="max_length",
+        truncation=True,
+        max_length=max_length,
+        return_tensors="pt",
+        return_attention_mask=False,
+    )
+    return Samples(encoded["input_ids"], torch.tensor(examples.labels))

@@ -1,0 +1,64 @@
+"""Classifiers. Each takes inputs [batch, *shape] and returns logits [batch, classes]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from fastagg.errors import ConfigError
+from fastagg.sim.data.federated import Text
+from fastagg.sim.models.images import cifar_cnn, cnn, femnist_cnn, mlp
+from fastagg.sim.models.resnet import resnet18
+from fastagg.sim.seeds import integer
+
+__all__ = ["PLAIN", "build", "cnn", "mlp"]
+
+# Called with (shape, classes, widths).
+PLAIN: dict[str, Callable[[Sequence[int], int, Sequence[int]], nn.Module]] = {
+    "logistic": lambda shape, classes, widths: mlp(shape, classes, ()),
+    "mlp": mlp,
+    "cnn": cnn,
+    "femnist-cnn": femnist_cnn,
+    "cifar-cnn": cifar_cnn,
+    "resnet18": resnet18,
+}
+
+
+def build(
+    name: str,
+    shape: Sequence[int],
+    classes: int,
+    widths: Sequence[int],
+    seed: int,
+    *,
+    text: Text | None = None,
+    lora_rank: int | None = None,
+    lora_alpha: float = 8.0,
+) -> nn.Module:
+    """Return model ``name`` with weights from ``seed``, torch's generator left alone.
+
+    widths: hidden layers of the MLP, channels of the CNNs, embedding and hidden size of the LSTM. ``text`` is what
+    the data says about its tokens, for "lstm" and "transformer"; lora_rank and lora_alpha are for the latter.
+    ConfigError on another name, or where the model does not go with the data.
+    """
+    if lora_rank is not None and name != "transformer":
+        raise ConfigError(f'lora_rank is for the model "transformer", got {name!r}')
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(integer(seed, "model"))
+        if name in PLAIN:
+            if text is not None:
+                raise ConfigError(f'model {name!r} cannot read text, expected "lstm" or "transformer"')
+            return PLAIN[name](shape, classes, widths)
+        if name not in ("lstm", "transformer"):
+            raise ConfigError(f"model {name!r} is unknown, expected {', '.join(PLAIN)}, lstm or transformer")
+        if text is None:
+            raise ConfigError(f"model {name!r} needs text, the data's inputs are {tuple(shape)}")
+        if name == "lstm":
+            from fastagg.sim.models.lstm import NextCharacter
+
+            return NextCharacter(text.vocabulary, classes, widths)
+        from fastagg.sim.models.transformer import classifier
+
+        return classifier(text, classes, lora_rank, lora_alpha)

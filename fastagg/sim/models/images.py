@@ -1,0 +1,85 @@
+"""Small classifiers of images (the MLP: of anything with a fixed shape)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import nn
+
+from fastagg.errors import ConfigError
+
+
+def mlp(shape: Sequence[int], classes: int, hidden: Sequence[int] = (64,)) -> nn.Module:
+    """Fully connected with ReLU; no hidden layer at all is logistic regression."""
+    widths = [math.prod(shape), *hidden]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+
+
+def cnn(shape: Sequence[int], classes: int, channels: Sequence[int] = (16, 32)) -> nn.Module:
+    """3x3 convolutions with BatchNorm and ReLU, each after the first halving the image; a linear layer."""
+    depth, height, width = image_shape("cnn", shape)
+    layers: list[nn.Module] = []
+    for number, after in enumerate(channels):
+        stride = 1 if number == 0 else 2
+        layers += [
+            nn.Conv2d(depth, after, 3, stride, padding=1, bias=False),
+            nn.BatchNorm2d(after),
+            nn.ReLU(),
+        ]
+        height, width = -(-height // stride), -(-width // stride)
+        depth = after
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(depth * height * width, classes))
+
+
+def femnist_cnn(shape: Sequence[int], classes: int, channels: Sequence[int] = (32, 64)) -> nn.Module:
+    """Two 3x3 convolutions, one 2x2 max-pooling, one linear layer: AsyncFedED's network for FEMNIST (B.1).
+
+    The paper gives the layers and not their sizes; the channels are this package's choice.
+    """
+    depth, height, width = image_shape("femnist-cnn", shape)
+    first, second = exactly("femnist-cnn", channels, 2)
+    return nn.Sequential(
+        nn.Conv2d(depth, first, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(first, second, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(second * (height // 2) * (width // 2), classes),
+    )
+
+
+def cifar_cnn(shape: Sequence[int], classes: int, widths: Sequence[int] = (64, 64, 384, 192)) -> nn.Module:
+    """Two 5x5 convolutions, each with 2x2 max-pooling, then two hidden linear layers (McMahan et al. 2017)."""
+    depth, height, width = image_shape("cifar-cnn", shape)
+    first, second, *hidden = exactly("cifar-cnn", widths, 4)
+    return nn.Sequential(
+        nn.Conv2d(depth, first, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(first, second, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        mlp((second, height // 4, width // 4), classes, hidden),
+    )
+
+
+def image_shape(name: str, shape: Sequence[int]) -> tuple[int, int, int]:
+    """Return ``shape`` if it is an image's. ConfigError otherwise, naming the model."""
+    if len(shape) != 3:
+        raise ConfigError(
+            f"model {name!r} needs images [channels, height, width], the data's inputs are {tuple(shape)}"
+        )
+    return shape[0], shape[1], shape[2]
+
+
+def exactly(name: str, widths: Sequence[int], count: int) -> Sequence[int]:
+    """Return ``widths`` if there are ``count``. ConfigError otherwise, naming the model."""
+    if len(widths) != count:
+        raise ConfigError(f"model {name!r} takes {count} widths, got {list(widths)}")
+    return widths

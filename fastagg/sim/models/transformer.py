@@ -1,0 +1,105 @@
+"""Pretrained sequence classifiers (BERT, DistilBERT, ...) through transformers, with adapters through peft.
+
+Dropout is switched off: its draws come from torch's one generator, so runs would not be repeatable, nor independent
+of the order in which clients are trained.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from fastagg.errors import ConfigError, DataError
+from fastagg.sim.data.federated import Text
+
+
+class Classifier(nn.Module):
+    """A transformers model that takes tokens [batch, length] alone and returns logits [batch, classes]."""
+
+    def __init__(self, model: nn.Module, padding: int | None) -> None:
+        super().__init__()
+        self.model = model
+        self._padding = padding
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones_like(tokens) if self._padding is None else (tokens != self._padding).long()
+        return self.model(input_ids=tokens, attention_mask=mask).logits
+
+
+class TrainableOnly(nn.Module):
+    """Only what trains of ``model`` is a parameter here; the frozen rest is kept aside.
+
+    So only adapters travel, are aggregated and stored; the frozen weights are never copied.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._model = [model]  # in a list, which nn.Module does not look into
+        self._names = [name for name, p in model.named_parameters() if p.requires_grad]
+        for name in self._names:
+            self.register_parameter(_flat(name), model.get_parameter(name))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        # The registered ones are handed in by name, so that torch.func can put others in their place.
+        own = {name: getattr(self, _flat(name)) for name in self._names}
+        return torch.func.functional_call(self._model[0], own, (tokens,))
+
+    def train(self, mode: bool = True) -> TrainableOnly:
+        self._model[0].train(mode)
+        return super().train(mode)
+
+
+def classifier(text: Text, classes: int, lora_rank: int | None, lora_alpha: float) -> nn.Module:
+    """Load the pretrained model that the data is tokenised for, with a new head of ``classes``.
+
+    With ``lora_rank`` the weights are frozen, and low-rank adapters in the attention and the head train. ConfigError
+    when transformers (or peft) is not installed, DataError when the model cannot be read.
+    """
+    if text.pretrained is None:
+        raise ConfigError('model "transformer" needs data with a pretrained model, such as glue or newsgroups')
+    try:
+        from transformers import AutoModelForSequenceClassification
+        from transformers.utils import logging
+    except ImportError:
+        raise ConfigError('model "transformer" needs transformers: pip install "fastagg[nlp]"') from None
+    # Its progress bar and its note that the head is new (which is the point) would lie across ours.
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        model = AutoModelForSequenceClassification.from_pretrained(
+            str(text.pretrained), num_labels=classes, local_files_only=True, dtype=torch.float32
+        )
+    except Exception as error:  # torch, safetensors and transformers raise each its own
+        raise DataError(f"no readable model in {text.pretrained}: {error}") from error
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    _without_attention_dropout(model.config)
+    if lora_rank is None:
+        return Classifier(model, text.padding)
+    return TrainableOnly(Classifier(_with_adapters(model, lora_rank, lora_alpha), text.padding))
+
+
+def _with_adapters(model: Any, rank: int, alpha: float) -> nn.Module:
+    try:
+        from peft import LoraConfig, TaskType, get_peft_model
+    except ImportError:
+        raise ConfigError('lora_rank needs peft: pip install "fastagg[nlp]"') from None
+    config = LoraConfig(task_type=TaskType.SEQ_CLS, r=rank, lora_alpha=alpha, lora_dropout=0.0)
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise ConfigError(f"peft has no adapters for this model: {error}") from None
+
+
+def _without_attention_dropout(config: Any) -> None:
+    for key in ("attention_probs_dropout_prob", "hidden_dropout_prob", "attention_dropout", "dropout"):
+        if hasattr(config, key):
+            setattr(config, key, 0.0)
+
+
+def _flat(name: str) -> str:
+    # Parameter names must not hold dots.
+    return name.replace(".", "__")

@@ -1,0 +1,316 @@
+"""Data sets read from the files people have: tiny ones are written here in every supported form."""
+
+import gzip
+import json
+import pickle
+import struct
+
+import numpy as np
+import pytest
+import torch
+
+from fastagg.errors import DataError
+from fastagg.sim.build import LOADERS, build_data
+from fastagg.sim.data import cifar, leaf, mnist, shakespeare
+from fastagg.sim.data.sections import SECTIONS
+
+MINIMAL = {"glue": {"task": "rte"}}
+
+
+def section(name, **keys):
+    return SECTIONS[name](name=name, **MINIMAL.get(name, {}), **keys)
+
+
+def test_every_section_has_a_loader_of_the_same_name():
+    assert set(SECTIONS) == set(LOADERS)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in SECTIONS.items() if kind.needs])
+def test_absent_data_says_which_files_go_where(tmp_path, name):
+    needs = SECTIONS[name].needs
+    for folder in (None, str(tmp_path / "none")):
+        with pytest.raises(DataError) as error:
+            build_data(section(name, dir=folder), seed=0)
+        assert needs in str(error.value)
+    with pytest.raises(DataError, match=str(tmp_path)):  # the folder is there, and empty
+        build_data(section(name, dir=str(tmp_path)), seed=0)
+
+
+# CIFAR -------------------------------------------------------------------------------------------------------------
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.integers(0, 256, (60, 3, 32, 32)).astype(np.uint8)  # 50 to train on, 10 to test
+
+
+def write_python(folder, kind, labels):
+    place = folder / kind.folders[0]
+    place.mkdir(parents=True)
+    parts = np.split(np.arange(50), len(kind.python["train"]))
+    for name, part in [*zip(kind.python["train"], parts, strict=True), (kind.python["test"][0], np.arange(50, 60))]:
+        batch = {b"data": IMAGES[part].reshape(len(part), -1), kind.label: [int(labels[i]) for i in part]}
+        (place / name).write_bytes(pickle.dumps(batch, protocol=2))
+
+
+def write_binary(folder, kind, labels):
+    place = folder / kind.folders[1]
+    place.mkdir(parents=True)
+    parts = np.split(np.arange(50), len(kind.binary["train"]))
+    for name, part in [*zip(kind.binary["train"], parts, strict=True), (kind.binary["test"][0], np.arange(50, 60))]:
+        coarse = np.zeros((len(part), kind.label_bytes - 1), np.uint8)
+        records = np.hstack([coarse, labels[part, None].astype(np.uint8), IMAGES[part].reshape(len(part), -1)])
+        (place / name).write_bytes(records.tobytes())
+
+
+def write_parquet(folder, kind, labels):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    image = pytest.importorskip("PIL.Image")
+    import io
+
+    def png(pixels):
+        stream = io.BytesIO()
+        image.fromarray(pixels.transpose(1, 2, 0)).save(stream, "PNG")
+        return {"bytes": stream.getvalue(), "path": None}
+
+    for split, part in (("train", range(50)), ("test", range(50, 60))):
+        names = kind.columns[0]
+        table = {names[0]: [png(IMAGES[i]) for i in part], names[1]: [int(labels[i]) for i in part]}
+        parquet.write_table(arrow.table(table), folder / f"{split}-00000-of-00001.parquet")
+
+
+@pytest.mark.parametrize("write", [write_python, write_binary, write_parquet])
+@pytest.mark.parametrize(("name", "kind"), [("cifar10", cifar.CIFAR10), ("cifar100", cifar.CIFAR100)])
+def test_cifar_is_read_from_every_form(tmp_path, name, kind, write):
+    labels = np.arange(60) * 7 % kind.classes
+    write(tmp_path, kind, labels)
+    data = build_data(section(name, dir=str(tmp_path), clients=4, alpha=1.0), seed=0)
+    assert (data.shape, data.classes) == ((3, 32, 32), kind.classes)
+    assert data.test.y.tolist() == labels[50:].tolist()
+    assert data.test.augment is None
+    assert all(c.augment is cifar.crop_and_flip for c in data.clients)
+    mean, std = np.array(cifar.MEAN).reshape(3, 1, 1), np.array(cifar.DEVIATION).reshape(3, 1, 1)
+    assert np.allclose(data.test.x.numpy(), (IMAGES[50:] / 255 - mean) / std, atol=1e-5)
+    assert sorted(torch.cat([c.y for c in data.clients]).tolist()) == sorted(labels[:50].tolist())
+
+
+def test_cifar_in_pieces_or_with_foreign_content_is_a_data_error(tmp_path):
+    write_binary(tmp_path / "bin", cifar.CIFAR10, np.arange(60) % 10)
+    path = tmp_path / "bin" / "cifar-10-batches-bin" / "data_batch_3.bin"
+    whole = path.read_bytes()
+    load = {"clients": 3, "alpha": 1.0, "seed": 0, "min_samples": 1, "augment": True}
+    for content, message in (
+        (whole[:-1], "multiple of 3073"),
+        (b"", "multiple of 3073"),
+        (b"\x0a" + whole[1:], r"labels must be 0\.\.9"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            cifar.load_10(tmp_path / "bin", **load)
+    path.unlink()
+    with pytest.raises(DataError, match=r"data_batch_3\.bin"):
+        cifar.load_10(tmp_path / "bin", **load)
+
+    write_python(tmp_path / "py", cifar.CIFAR100, np.arange(60))
+    path = tmp_path / "py" / "cifar-100-python" / "train"
+    whole = path.read_bytes()
+    for content in (
+        whole[:500],
+        b"",
+        pickle.dumps([1, 2]),
+        pickle.dumps({b"data": np.zeros((2, 5)), b"fine_labels": []}),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match="train"):
+            cifar.load_100(tmp_path / "py", **load)
+
+
+class Runs:
+    """Unpickled, it would make a folder."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        import os
+
+        return os.mkdir, (self.path,)
+
+
+def test_a_pickle_that_would_run_code_is_refused(tmp_path):
+    write_python(tmp_path, cifar.CIFAR100, np.arange(60))
+    (tmp_path / "cifar-100-python" / "train").write_bytes(pickle.dumps(Runs(tmp_path / "made")))
+    with pytest.raises(DataError, match="no place in a batch"):
+        cifar.load_100(tmp_path, clients=3, alpha=1.0, seed=0, min_samples=1, augment=True)
+    assert not (tmp_path / "made").exists()
+
+
+# MNIST's IDX -------------------------------------------------------------------------------------------------------
+
+
+def idx(array):
+    return struct.pack(">HBB", 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def write_mnist(folder, pack=lambda data: data, ending=""):
+    folder.mkdir(parents=True, exist_ok=True)
+    images, labels = RNG.integers(0, 256, (40, 28, 28)).astype(np.uint8), (np.arange(40) % 10).astype(np.uint8)
+    for key, part in (("train", slice(30)), ("test", slice(30, 40))):
+        (folder / (mnist.IDX[f"x_{key}"] + ending)).write_bytes(pack(idx(images[part])))
+        (folder / (mnist.IDX[f"y_{key}"] + ending)).write_bytes(pack(idx(labels[part])))
+
+
+@pytest.mark.parametrize(("pack", "ending"), [(lambda data: data, ""), (gzip.compress, ".gz")])
+@pytest.mark.parametrize("inside", [".", "mnist", "MNIST/raw"])
+def test_mnist_is_read_from_idx_files(tmp_path, inside, pack, ending):
+    write_mnist(tmp_path / inside, pack, ending)
+    data = build_data(section("mnist", dir=str(tmp_path), clients=3, alpha=1.0), seed=0)
+    assert data.shape == (1, 28, 28)
+    assert data.test.y.tolist() == list(range(10))
+    assert sum(len(c) for c in data.clients) == 30
+
+
+@pytest.mark.parametrize("key", ["x_train", "y_test"])
+def test_idx_files_that_are_cut_off_or_missing_are_data_errors(tmp_path, key):
+    write_mnist(tmp_path)
+    path = tmp_path / mnist.IDX[key]
+    whole = path.read_bytes()
+    for content in (whole[:-1], whole[:6], b"", b"\0\0\x0d" + whole[3:], whole + b"\0"):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match="ubyte"):
+            mnist.load(tmp_path, clients=3, alpha=1.0, seed=0)
+    path.unlink()
+    with pytest.raises(DataError, match="IDX"):
+        mnist.load(tmp_path, clients=3, alpha=1.0, seed=0)
+    write_mnist(tmp_path, gzip.compress, ".gz")
+    packed = tmp_path / f"{mnist.IDX[key]}.gz"
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with pytest.raises(DataError, match="gzip"):
+        mnist.load(tmp_path, clients=3, alpha=1.0, seed=0)
+
+
+# LEAF --------------------------------------------------------------------------------------------------------------
+
+
+def write_leaf(path, users):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = {user: {"x": x, "y": y} for user, (x, y) in users.items()}
+    path.write_text(
+        json.dumps({"users": list(users), "num_samples": [len(y) for _, y in users.values()], "user_data": data})
+    )
+
+
+def vector_users(width, counts, classes):
+    return {
+        f"f_{k:05}": (RNG.random((n, width)).round(3).tolist(), [float(i % classes) for i in range(n)])
+        for k, n in enumerate(counts)
+    }
+
+
+@pytest.mark.parametrize(("name", "width", "shape"), [("femnist", 784, (1, 28, 28)), ("synthetic-leaf", 60, (60,))])
+def test_leaf_users_are_the_clients_and_a_tenth_is_for_testing(tmp_path, name, width, shape):
+    users = vector_users(width, [20, 30, 40, 10, 2], 10)
+    items = list(users.items())
+    write_leaf(tmp_path / "a.json", dict(items[:2]))
+    write_leaf(tmp_path / "b.json", dict(items[2:]))
+    data = build_data(section(name, dir=str(tmp_path), clients=4), seed=0)
+    assert data.shape == shape
+    assert data.classes == (62 if name == "femnist" else 10)
+    assert sorted(len(c) for c in data.clients) == [9, 18, 27, 36]  # who has 2 samples cannot train on 2
+    assert len(data.test) == 10
+    rows = {tuple(np.float32(row)) for x, _ in users.values() for row in x}
+    held = [tuple(row.flatten().tolist()) for part in (*data.clients, data.test) for row in part.x]
+    assert len(set(held)) == len(held) == 100
+    assert set(held) < rows
+    # Another seed draws other test samples.
+    again = build_data(section(name, dir=str(tmp_path), clients=4), seed=1)
+    assert not torch.equal(data.test.x, again.test.x)
+
+
+def test_leaf_folders_train_and_test_are_kept(tmp_path):
+    train, test = vector_users(60, [5, 6, 7], 10), vector_users(60, [1, 2, 0], 10)
+    write_leaf(tmp_path / "train" / "all.json", train)
+    write_leaf(tmp_path / "test" / "all.json", test)
+    data = build_data(section("synthetic-leaf", dir=str(tmp_path), clients=3), seed=0)
+    assert sorted(len(c) for c in data.clients) == [5, 6, 7]
+    assert len(data.test) == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not LEAF's JSON"),
+        ("[1]", "not LEAF's JSON"),
+        ('{"user_data": {"a": {"x": [[1]]}}}', "not LEAF's JSON"),
+        ('{"user_data": {"a": {"x": [[1, 2], [3, 4], [3, 4]], "y": [0, 1, 1]}}}', "user a: x is not a list of inputs"),
+    ],
+)
+def test_leaf_files_in_another_format_are_data_errors(tmp_path, content, message):
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(DataError, match=message):
+        build_data(section("synthetic-leaf", dir=str(tmp_path), clients=1), seed=0)
+
+
+def test_leaf_labels_outside_the_classes_and_too_few_users_are_data_errors(tmp_path):
+    users = vector_users(60, [10, 10], 10)
+    users["f_00001"][1][3] = 10.0
+    write_leaf(tmp_path / "a.json", users)
+    with pytest.raises(DataError, match=r"user f_00001: labels must be 0\.\.9, got 0 to 10"):
+        build_data(section("synthetic-leaf", dir=str(tmp_path), clients=2), seed=0)
+    with pytest.raises(DataError, match="3 clients are asked for, but only 2 of 2 users"):
+        build_data(section("synthetic-leaf", dir=str(tmp_path), clients=3), seed=0)
+
+
+# Shakespeare -------------------------------------------------------------------------------------------------------
+
+PLAY = "First Citizen:\n{}\n\nAll:\n{}\n\nFirst Citizen:\n{}\n"
+
+
+def test_roles_are_who_speaks_in_a_play():
+    text = PLAY.format("Before we proceed any further: hear me.\nNow.", "Speak, speak.", "You are resolved?")
+    assert shakespeare.roles(text) == {
+        "First Citizen": "Before we proceed any further: hear me.\nNow.\nYou are resolved?",
+        "All": "Speak, speak.",
+    }
+
+
+def test_plays_become_windows_with_their_next_character_and_the_end_is_for_testing(tmp_path):
+    speech = "".join(chr(ord("a") + i % 26) for i in range(100))
+    (tmp_path / "play.txt").write_text(PLAY.format(speech[:50], speech, speech[50:]))
+    data = build_data(section("shakespeare", dir=str(tmp_path), clients=2, length=8), seed=0)
+    assert data.classes == data.text.vocabulary == 26 + 2  # the letters, the line break, and "other"
+    assert sorted(len(c) for c in data.clients) == [90 - 8, 90 - 8]
+    assert len(data.test) == (101 - 90 - 8) + (100 - 90 - 8)
+    # The speech goes round the alphabet, so the next character's token follows the last one's.
+    for client in data.clients:
+        for x, y in zip(client.x.tolist(), client.y.tolist(), strict=True):
+            if 1 not in (*x, y):  # no line break inside
+                assert y == (x[-1] - 2 + 1) % 26 + 2
+    with pytest.raises(DataError, match="3 clients are asked for, but only 2 of 2 roles"):
+        build_data(section("shakespeare", dir=str(tmp_path), clients=3, length=8), seed=0)
+
+
+def test_leaf_shakespeare_is_read_and_checked(tmp_path):
+    text = "to be or not to be that is the question"
+    samples = [(text[i : i + 10], text[i + 10]) for i in range(len(text) - 10)]
+    users = {name: ([x for x, _ in samples], [y for _, y in samples]) for name in ("HAMLET", "GHOST")}
+    write_leaf(tmp_path / "shakespeare" / "all.json", users)
+    data = build_data(section("shakespeare", dir=str(tmp_path), clients=2, length=10), seed=0)
+    letters = sorted(set(text))
+    assert data.classes == len(letters) + 1
+    x, y = data.clients[0].x[3].tolist(), int(data.clients[0].y[3])
+    assert "".join(letters[t - 1] for t in x) == samples[3][0]
+    assert letters[y - 1] == samples[3][1]
+    assert [len(c) for c in data.clients] == [26, 26]
+    with pytest.raises(DataError, match="expected inputs of 80 characters"):
+        build_data(section("shakespeare", dir=str(tmp_path), clients=2), seed=0)
+    write_leaf(tmp_path / "shakespeare" / "all.json", {"A": ([[1.0]], [1])})
+    with pytest.raises(DataError, match="is it Shakespeare"):
+        build_data(section("shakespeare", dir=str(tmp_path), clients=1), seed=0)
+
+
+def test_a_file_that_is_not_text_is_a_data_error(tmp_path):
+    (tmp_path / "play.txt").write_bytes(b"\xff\xfe\x00A:\n")
+    with pytest.raises(DataError, match=r"cannot read .*play\.txt"):
+        build_data(section("shakespeare", dir=str(tmp_path)), seed=0)
+    (tmp_path / "a.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match=r"cannot read .*a\.json"):
+        leaf.read([tmp_path])

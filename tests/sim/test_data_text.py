@@ -1,0 +1,257 @@
+"""GLUE and 20 Newsgroups with tiny pretrained models that are made here: random weights, a vocabulary of words."""
+
+import pytest
+import torch
+
+from fastagg.errors import ConfigError, DataError
+from fastagg.sim.build import build_data, build_model
+from fastagg.sim.config import Model, from_dict
+from fastagg.sim.data.sections import SECTIONS
+from fastagg.sim.run import run
+
+transformers = pytest.importorskip("transformers")
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "yes", "no", "a", "cat", "dog", "the", "runs", '"quoted', "."]
+SIZES = {"vocab_size": len(WORDS), "max_position_embeddings": 32}
+BERT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, **SIZES}
+DISTILBERT = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, **SIZES}
+
+
+def save_pretrained(folder, kind="bert"):
+    folder.mkdir(parents=True)
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    transformers.BertTokenizerFast(
+        vocab_file=str(folder / "vocab.txt"), vocab={w: i for i, w in enumerate(WORDS)}
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    if kind == "bert":
+        transformers.BertModel(transformers.BertConfig(**BERT)).save_pretrained(folder)
+    else:
+        transformers.DistilBertModel(transformers.DistilBertConfig(**DISTILBERT)).save_pretrained(folder)
+
+
+PAIRS = [("the cat runs .", "yes a dog", i % 2) for i in range(24)]
+
+
+def write_rte(folder, rows=PAIRS):
+    (folder / "RTE").mkdir(parents=True, exist_ok=True)
+    label = ("entailment", "not_entailment")
+    for file, part in (("train.tsv", rows[:16]), ("dev.tsv", rows[16:])):
+        lines = [f"{i}\t{a}\t{b}\t{label[y]}" for i, (a, b, y) in enumerate(part)]
+        (folder / "RTE" / file).write_text("\n".join(["index\tsentence1\tsentence2\tlabel", *lines]) + "\n")
+
+
+def write_mrpc(folder):
+    (folder / "MRPC").mkdir()
+    for file in ("train.tsv", "dev.tsv"):
+        lines = [f'{y}\t1\t2\t{a}\t"quoted {b}' for a, b, y in PAIRS]
+        text = "\n".join(["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", *lines])
+        (folder / "MRPC" / file).write_text(text, encoding="utf-8-sig")
+
+
+def write_sst2(folder):
+    (folder / "SST-2").mkdir()
+    for file in ("train.tsv", "dev.tsv"):
+        (folder / "SST-2" / file).write_text("\n".join(["sentence\tlabel", *(f"{a}\t{y}" for a, _, y in PAIRS)]))
+
+
+def glue(folder, task, **keys):
+    return SECTIONS["glue"](
+        name="glue", task=task, dir=str(folder), clients=2, alpha=1.0, pretrained="tiny", max_length=12, **keys
+    )
+
+
+def tokens(*words):
+    return [WORDS.index(word) for word in words]
+
+
+def test_rte_pairs_become_padded_tokens(tmp_path):
+    save_pretrained(tmp_path / "tiny")
+    write_rte(tmp_path)
+    data = build_data(glue(tmp_path, "rte"), seed=0)
+    expected = tokens("[CLS]", "the", "cat", "runs", ".", "[SEP]", "yes", "a", "dog", "[SEP]", "[PAD]", "[PAD]")
+    assert data.test.x[0].tolist() == expected
+    assert data.test.y.tolist() == [0, 1] * 4
+    assert sum(len(c) for c in data.clients) == 16
+    assert data.text.pretrained == tmp_path / "tiny"
+
+
+@pytest.mark.parametrize(("task", "write"), [("mrpc", write_mrpc), ("sst2", write_sst2)])
+def test_the_other_tasks_have_their_own_columns(tmp_path, task, write):
+    save_pretrained(tmp_path / "tiny")
+    write(tmp_path)
+    data = build_data(glue(tmp_path, task), seed=0)
+    assert len(data.test) == 24
+    # A quote in the text is a word like any other, it does not join lines.
+    assert data.test.y.tolist() == [0, 1] * 12
+
+
+def test_glue_saved_by_datasets_and_as_parquet_are_the_same_as_tsv(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = [{"sentence1": a, "sentence2": b, "label": y} for a, b, y in PAIRS]
+    parts = {
+        "train": datasets.Dataset.from_list(rows[:16]),
+        "validation": datasets.Dataset.from_list(rows[16:]),
+    }
+    found = []
+    for form in ("tsv", "saved", "parquet"):
+        folder = tmp_path / form
+        save_pretrained(folder / "tiny")
+        if form == "tsv":
+            write_rte(folder)
+        elif form == "saved":
+            datasets.DatasetDict(parts).save_to_disk(str(folder / "rte"))
+        else:
+            for split, part in parts.items():
+                (folder / "rte").mkdir(exist_ok=True)
+                part.to_parquet(str(folder / "rte" / f"{split}-00000-of-00001.parquet"))
+        found.append(build_data(glue(folder, "rte"), seed=0))
+    for other in found[1:]:
+        assert torch.equal(found[0].test.x, other.test.x)
+        assert torch.equal(found[0].clients[0].y, other.clients[0].y)
+
+
+def test_damaged_tables_name_the_file(tmp_path):
+    save_pretrained(tmp_path / "tiny")
+    write_rte(tmp_path)
+    path = tmp_path / "RTE" / "train.tsv"
+    whole = path.read_text()
+    for content, message in (
+        ("", "lacks the column sentence1"),
+        (whole.rsplit("\t", 1)[0], "line 17: 3 columns, expected 4"),
+        (whole.replace("not_entailment", "maybe"), "unknown label 'maybe'"),
+        (whole.splitlines()[0], "holds no samples"),
+    ):
+        path.write_text(content)
+        with pytest.raises(DataError, match=message):
+            build_data(glue(tmp_path, "rte"), seed=0)
+
+
+def test_an_absent_or_damaged_pretrained_model_says_what_to_put_where(tmp_path):
+    write_rte(tmp_path)
+    with pytest.raises(DataError, match=r"no pretrained model 'tiny'.*save_pretrained"):
+        build_data(glue(tmp_path, "rte"), seed=0)
+    save_pretrained(tmp_path / "tiny")
+    data = build_data(glue(tmp_path, "rte"), seed=0)
+    weights = tmp_path / "tiny" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(DataError, match="no readable model"):
+        build_model(Model(name="transformer"), data, seed=0)
+    (tmp_path / "tiny" / "config.json").write_text("{}")
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        (tmp_path / "tiny" / name).unlink(missing_ok=True)
+    with pytest.raises(DataError, match="no readable tokenizer"):
+        build_data(glue(tmp_path, "rte"), seed=0)
+
+
+def write_newsgroups(folder):
+    for split in ("train", "test"):
+        for group in range(20):
+            place = folder / f"20news-bydate-{split}" / f"group.{group:02}"
+            place.mkdir(parents=True)
+            for message in range(2):
+                (place / str(message)).write_bytes("the cat runs \xe9".encode("latin-1"))
+
+
+def test_newsgroups_are_read_from_their_folders(tmp_path):
+    save_pretrained(tmp_path / "tiny", "distilbert")
+    write_newsgroups(tmp_path)
+    keys = {"dir": str(tmp_path), "clients": 4, "alpha": 1.0, "pretrained": "tiny", "max_length": 8}
+    data = build_data(SECTIONS["newsgroups"](name="newsgroups", **keys), seed=0)
+    assert data.classes == 20
+    assert sorted(data.test.y.tolist()) == sorted([*range(20), *range(20)])
+    model = build_model(Model(name="transformer"), data, seed=0)
+    x = data.test.x[:3]
+    assert model(x).shape == (3, 20)
+    assert torch.equal(model.train()(x), model.train()(x))  # no dropout
+
+
+@pytest.fixture
+def rte(tmp_path):
+    save_pretrained(tmp_path / "tiny")
+    write_rte(tmp_path)
+    return build_data(glue(tmp_path, "rte"), seed=0)
+
+
+def test_padding_is_not_looked_at(rte):
+    model = build_model(Model(name="transformer"), rte, seed=0).eval()
+    x = rte.test.x[:1]
+    longer = torch.nn.functional.pad(x, (0, 5), value=rte.text.padding)
+    assert torch.allclose(model(x), model(longer), atol=1e-6)
+
+
+def test_full_fine_tuning_trains_everything_without_dropout_and_its_head_depends_on_the_seed(rte):
+    one, same, other = (build_model(Model(name="transformer"), rte, seed=s) for s in (0, 0, 1))
+    assert all(p.requires_grad for p in one.parameters())
+    assert torch.equal(one.train()(rte.test.x), one.train()(rte.test.x))
+    assert torch.equal(one(rte.test.x), same(rte.test.x))
+    assert not torch.equal(one(rte.test.x), other(rte.test.x))
+
+
+def test_with_adapters_only_they_and_the_head_are_parameters(rte):
+    pytest.importorskip("peft")
+    model = build_model(Model(name="transformer", lora_rank=1, lora_alpha=8.0), rte, seed=0)
+    # Query and value of 2 layers, each A [1, 16] and B [16, 1]; the head [2, 16] and its bias.
+    assert sum(p.numel() for p in model.parameters()) == 2 * 2 * (16 + 16) + 2 * 16 + 2
+    assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
+    # B starts at 0, so the adapted model is the pretrained one; and it changes with its parameters.
+    before = model(rte.test.x)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter += 0.5
+    assert not torch.allclose(before, model(rte.test.x))
+    loss = torch.nn.functional.cross_entropy(model.train()(rte.test.x), rte.test.y)
+    loss.backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def test_lora_is_scaled_by_alpha_over_rank(rte):
+    pytest.importorskip("peft")
+    outputs = []
+    for alpha, b in ((8.0, 0.5), (4.0, 1.0)):  # alpha / rank * B A is the same
+        model = build_model(Model(name="transformer", lora_rank=1, lora_alpha=alpha), rte, seed=0)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_B" in name:
+                    parameter.fill_(b)
+        outputs.append(model(rte.test.x))
+    assert torch.allclose(outputs[0], outputs[1], atol=1e-5)
+
+
+def test_torch_func_reaches_the_adapters(rte):
+    pytest.importorskip("peft")
+    model = build_model(Model(name="transformer", lora_rank=1), rte, seed=0).eval()
+    others = {name: p.detach() + 0.3 for name, p in model.named_parameters()}
+    called = torch.func.functional_call(model, others, (rte.test.x,))
+    assert not torch.allclose(called, model(rte.test.x))
+    model.load_state_dict(others)
+    assert torch.allclose(called, model(rte.test.x), atol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", [{"name": "FADAS", "lr": 0.01, "buffer_size": 2}, {"name": "ACE", "lr": 0.01}])
+def test_adapters_are_trained_through_a_whole_run(tmp_path, algorithm):
+    pytest.importorskip("peft")
+    save_pretrained(tmp_path / "tiny")
+    write_rte(tmp_path)
+    data = glue(tmp_path, "rte").model_dump()
+    values = {
+        "name": "lora",
+        "algorithm": algorithm,
+        "data": data,
+        "model": {"name": "transformer", "lora_rank": 1},
+        "client": {"lr": 0.01, "batch_size": 4, "steps": 1},
+        "delay": {"name": "exponential"},
+        "run": {"uploads": 6, "evaluate_every": 2},
+    }
+    one, again = (run(from_dict(values, "lora")) for _ in range(2))
+    assert one.summary["parameters"] == 162
+    assert one.rows == again.rows
+    assert one.rows[0].loss != one.rows[-1].loss
+
+
+def test_text_and_models_that_do_not_go_together_are_refused(rte):
+    with pytest.raises(ConfigError, match="cannot read text"):
+        build_model(Model(name="mlp"), rte, seed=0)
+    with pytest.raises(ConfigError, match="lora_rank is for the model"):
+        build_model(Model(name="mlp", lora_rank=1), rte, seed=0)

@@ -1,0 +1,204 @@
+"""Tables: how a file of methods and settings becomes recipes, and that those in the package are sound."""
+
+import pytest
+
+from fastagg.errors import ConfigError, DataError
+from fastagg.sim import tables
+from fastagg.sim.build import build_distillation, build_server, check_clients, distils, presets
+from fastagg.sim.config import from_dict
+from fastagg.sim.recipes import names as recipe_names
+from fastagg.sim.tables import expand, load, merge
+
+BASE = """
+title = "A table"
+source = "Nobody, Table 1"
+
+[base]
+data = { name = "digits", clients = 12 }
+client = { lr = 0.1, steps = 1 }
+delay = { name = "three-class" }
+participation = { rule = "concurrency", concurrency = 6 }
+run = { uploads = 30 }
+
+[methods.FedBuff]
+algorithm = { name = "FedBuff", lr = 1.0, buffer_size = 3 }
+at."Dir(1)" = { client = { lr = 0.3 }, algorithm = { lr = 0.5 } }
+
+[methods.FedAvg]
+algorithm = { name = "FedAvg", clients_per_round = 5 }
+participation = { rule = "round" }
+
+[settings."Dir(0.1)"]
+data = { alpha = 0.1 }
+
+[settings."Dir(1)"]
+data = { alpha = 1.0 }
+
+[paper.values.FedAvg]
+"Dir(1)" = [50.0, 1.5]
+"""
+
+
+@pytest.fixture
+def base(tmp_path):
+    path = tmp_path / "base.toml"
+    path.write_text(BASE)
+    return str(path)
+
+
+def test_cells_are_methods_by_settings_with_the_papers_numbers(base):
+    table = load(base)
+    assert (table.methods, table.settings) == (["FedBuff", "FedAvg"], ["Dir(0.1)", "Dir(1)"])
+    assert [cell.label for cell in table.cells] == [
+        "FedBuff, Dir(0.1)", "FedBuff, Dir(1)", "FedAvg, Dir(0.1)", "FedAvg, Dir(1)",
+    ]  # fmt: skip
+    assert [cell.paper for cell in table.cells] == [(), (), (), (50.0, 1.5)]
+    configs = [from_dict(values, label) for label, values in expand(base)]
+    assert [c.data.alpha for c in configs] == [0.1, 1.0, 0.1, 1.0]
+    assert [c.client.lr for c in configs] == [0.1, 0.3, 0.1, 0.1]
+    assert configs[1].algorithm.keywords == {"lr": 0.5, "buffer_size": 3}
+    assert configs[2].participation.concurrency is None
+    assert [c.name for c in configs] == [
+        "base.fedbuff.dir-0.1", "base.fedbuff.dir-1", "base.fedavg.dir-0.1", "base.fedavg.dir-1",
+    ]  # fmt: skip
+
+
+def test_a_section_that_says_its_name_replaces_and_others_are_merged():
+    below = {"data": {"name": "digits", "alpha": 0.1}, "client": {"lr": 0.1, "steps": 2}, "seed": 1}
+    above = {"data": {"name": "synthetic"}, "client": {"lr": 0.3}, "seed": 2}
+    merged = merge(below, above)
+    assert merged == {"data": {"name": "synthetic"}, "client": {"lr": 0.3, "steps": 2}, "seed": 2}
+    assert below["client"] == {"lr": 0.1, "steps": 2}
+
+
+def test_a_grid_is_every_combination(tmp_path):
+    text = BASE.split("[settings")[0].replace('at."Dir(1)"', 'at."alpha=1.0, buffer_size=2"')
+    (tmp_path / "grid.toml").write_text(
+        text.split("[methods.FedAvg]")[0] + '[grid]\n"data.alpha" = [0.1, 1.0]\n"algorithm.buffer_size" = [2, 4]\n'
+    )
+    table = load(str(tmp_path / "grid.toml"))
+    assert table.settings == [f"alpha={a}, buffer_size={m}" for a in (0.1, 1.0) for m in (2, 4)]
+    found = [(c.values["data"]["alpha"], c.values["algorithm"]["buffer_size"]) for c in table.cells]
+    assert found == [(0.1, 2), (0.1, 4), (1.0, 2), (1.0, 4)]
+    assert [c.values["client"]["lr"] for c in table.cells] == [0.1, 0.1, 0.3, 0.1]
+
+
+def test_a_table_can_extend_another(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "names", lambda: [])
+    (tmp_path / "base.toml").write_text(BASE)
+    child = f"""
+    title = "Another"
+    source = "Nobody, Table 2"
+    extends = "{tmp_path / "base.toml"}"
+    only = ["FedBuff", "FADAS"]
+    [base]
+    data = {{ name = "synthetic", clients = 12 }}
+    [methods.FADAS]
+    algorithm = {{ name = "FADAS" }}
+    [settings."Dir(1)"]
+    data = {{ alpha = 2.0 }}
+    """
+    (tmp_path / "child.toml").write_text(child)
+    table = load(str(tmp_path / "child.toml"))
+    assert (table.title, table.methods, table.settings) == ("Another", ["FedBuff", "FADAS"], ["Dir(0.1)", "Dir(1)"])
+    assert [c.values["data"] for c in table.cells[:2]] == [
+        {"name": "synthetic", "clients": 12, "alpha": 0.1},
+        {"name": "synthetic", "clients": 12, "alpha": 2.0},
+    ]
+    assert table.cells[1].values["client"] == {"lr": 0.3, "steps": 1}  # the method came with its changes
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("[base]", "[base]\nmethod = 1"), "unknown key method"),
+        (('title = "A table"', "titel = 1"), "titel"),
+        (("alpha = 0.1", "alpha = -0.1"), "FedBuff, Dir(0.1): data.alpha"),
+        (('at."Dir(1)"', 'at."Dir(2)"'), "FedBuff has changes at Dir(2), which is no setting"),
+        (("[settings", 'only = ["FedAsync"]\n[settings'), "only"),
+        (("[paper.values.FedAvg]", '[grid]\n"data.alpha" = [1.0]\n[paper.values.FedAvg]'), "settings or grid"),
+        (("[base]", "[base"), "not valid TOML"),
+    ],
+)
+def test_a_wrong_table_is_one_line_that_names_the_place(tmp_path, change, message):
+    path = tmp_path / "wrong.toml"
+    path.write_text(BASE.replace(*change, 1))
+    with pytest.raises(ConfigError) as error:
+        load(str(path))
+    assert message in str(error.value)
+    assert "wrong" in str(error.value)
+
+
+def test_an_unknown_or_unreadable_table_is_a_config_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"no table 'fadas'.*fadas-table2"):
+        load("fadas")
+    with pytest.raises(ConfigError, match="cannot read the table"):
+        load(str(tmp_path / "none.toml"))
+
+
+def test_files_and_names_of_tables_are_told_from_recipes(base, tmp_path, tiny_toml):
+    (tmp_path / "tiny.toml").write_text(tiny_toml)
+    assert tables.is_table(base)
+    assert tables.is_table("fadas-table2")
+    assert not tables.is_table(str(tmp_path / "tiny.toml"))
+    assert not tables.is_table("fadas-digits-large")
+    assert not set(tables.names()) & set(recipe_names())
+
+
+@pytest.mark.parametrize("name", tables.names())
+def test_every_cell_of_every_table_is_a_recipe_with_a_server(name):
+    import torch
+
+    table = load(name)
+    assert table.title
+    assert table.source
+    assert len({cell.values["name"] for cell in table.cells}) == len(table.cells)
+    for cell in table.cells:
+        config = from_dict(cell.values, cell.label)
+        assert config.algorithm.name in presets()
+        module, distill = torch.nn.Linear(2, 2), None
+        if distils(config.algorithm):
+            assert config.unlabelled.share or config.unlabelled.data
+            distill = build_distillation(config, module, torch.zeros(3, 2))
+        server = build_server(config.algorithm, module, config.data.clients, 0, distill)
+        check_clients(config, server)
+
+
+@pytest.mark.parametrize("name", tables.names())
+def test_the_papers_numbers_belong_to_cells(name):
+    table = load(name)
+    file = tables._read(name)
+    for method, values in file.paper.values.items():
+        # A paper's method that is not a row here has its numbers kept for the reader.
+        if method in table.methods:
+            assert set(values) <= set(table.settings)
+        assert all(len(numbers) in (1, 2) for numbers in values.values())
+
+
+@pytest.mark.parametrize("name", [name for name in tables.names() if name.endswith("-small")])
+def test_small_twins_need_no_files(name):
+    assert not {from_dict(c.values, name).data.name for c in load(name).cells} - {"digits", "synthetic"}
+
+
+def test_a_table_whose_data_is_absent_says_what_goes_where():
+    from fastagg.sim.run import run
+
+    cell = load("fadas-table2").cells[0]
+    with pytest.raises(DataError, match=r"--data-dir.*cifar-10-batches-py"):
+        run(from_dict(cell.values, cell.label))
+
+
+def test_the_catalogue_has_every_recipe_and_table_with_its_data_and_source():
+    rows = {name: (data, what) for name, data, what in tables.catalogue()}
+    assert list(rows) == [*recipe_names(), *tables.names()]
+    assert rows["fadas-digits-large"][0] == "digits"
+    assert rows["fadas-table2"][0] == "cifar10 (--data-dir)"
+    assert rows["fadas-table7"][0] == "cifar10 (--data-dir), cifar100 (--data-dir), glue (--data-dir)"
+    assert all(load(name).source in rows[name][1] for name in tables.names())
+
+
+def test_running_a_table_as_one_recipe_says_what_to_do():
+    from fastagg.sim.recipes import load as load_recipe
+
+    with pytest.raises(ConfigError, match="fastagg compare fadas-table2"):
+        load_recipe("fadas-table2")
