@@ -19,7 +19,7 @@ set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 enable_language(CUDA)
 
-add_library(fastagg_cuda OBJECT csrc/cuda/optimizer.cu)
+add_library(fastagg_cuda OBJECT csrc/cuda/distill.cu csrc/cuda/optimizer.cu)
 set_target_properties(fastagg_cuda PROPERTIES CUDA_VISIBILITY_PRESET hidden)
 target_compile_options(fastagg_cuda PRIVATE
   -fmad=false -Xptxas=-v,-warn-spills -Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Werror)

@@ -22,6 +22,7 @@ from fastagg.algorithms import (
     FedAvg,
     FedAvgM,
     FedBuff,
+    FedEcho,
     FedProx,
     FedYogi,
 )
@@ -34,10 +35,12 @@ from fastagg.directions import (
     Cohort,
     CosineBuffer,
     Differences,
+    Echo,
     Mixing,
     Single,
 )
 from fastagg.dispatch import Dispatch, Receipt
+from fastagg.distill import Distillation
 from fastagg.errors import (
     CheckpointError,
     ConfigError,
@@ -85,6 +88,8 @@ __all__ = [
     "DelayAdaptiveASGD",
     "Differences",
     "Dispatch",
+    "Distillation",
+    "Echo",
     "Euclidean",
     "FastaggError",
     "FedAC",
@@ -95,6 +100,7 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedBuff",
+    "FedEcho",
     "FedProx",
     "FedYogi",
     "Hinge",

@@ -66,6 +66,38 @@ def sum_squares(pieces: _Pieces) -> float: ...
 def distances(pieces: _Pieces, x: int, base: int, wants_inner: bool) -> tuple[float, float, float]: ...
 def sketch(pieces: _Pieces, k: int, seed: int, out: int) -> None: ...
 def gather(pieces: _Pieces, out: int) -> None: ...
+def soft_targets_f32(
+    logits: int, scale: float, rows: int, classes: int, probs: int, labels: int, entropy: int
+) -> None: ...
+def soft_targets_f64(
+    logits: int, scale: float, rows: int, classes: int, probs: int, labels: int, entropy: int
+) -> None: ...
+def distill_f32(
+    logits: int,
+    probs: int,
+    labels: int,
+    entropy: int,
+    which: int,
+    teachers: int,
+    rows: int,
+    classes: int,
+    alpha_min: float,
+    alpha_max: float,
+    gradient: int,
+) -> tuple[float, float]: ...
+def distill_f64(
+    logits: int,
+    probs: int,
+    labels: int,
+    entropy: int,
+    which: int,
+    teachers: int,
+    rows: int,
+    classes: int,
+    alpha_min: float,
+    alpha_max: float,
+    gradient: int,
+) -> tuple[float, float]: ...
 def cpu_isas() -> dict[str, bool]: ...
 def isa() -> str: ...
 def select_isa(name: str) -> bool: ...
@@ -82,6 +114,33 @@ def cuda_step(
     vhat: int,
     x: int,
     x_out: int,
+    device: int,
+    stream: int,
+) -> None: ...
+def cuda_soft_targets(
+    logits: int,
+    scale: float,
+    rows: int,
+    classes: int,
+    probs: int,
+    labels: int,
+    entropy: int,
+    device: int,
+    stream: int,
+) -> None: ...
+def cuda_distill(
+    logits: int,
+    probs: int,
+    labels: int,
+    entropy: int,
+    which: int,
+    rows: int,
+    classes: int,
+    alpha_min: float,
+    alpha_max: float,
+    scratch: int,
+    loss: int,
+    gradient: int,
     device: int,
     stream: int,
 ) -> None: ...

@@ -17,9 +17,11 @@ from fastagg.directions import (
     Cohort,
     CosineBuffer,
     Differences,
+    Echo,
     Mixing,
     Single,
 )
+from fastagg.distill import Distillation
 from fastagg.errors import ConfigError
 from fastagg.euclidean import Euclidean
 from fastagg.optimizers import SGD, Adagrad, Adam, AMSGrad, Lookahead, Momentum, Optimizer, Yogi
@@ -284,6 +286,38 @@ def AsyncFedED(
     """
     policy = Euclidean(lam, eps, gamma_bar, kappa, local_steps, max_local_steps, gamma_max, sketch)
     return Server(params, Single(), SGD(1.0), policy, **server)
+
+
+def FedEcho(
+    params: Any,
+    *,
+    distill: Distillation,
+    num_clients: int,
+    lr: float = 1.0,
+    buffer_size: int = 5,
+    cache: str = "fp32",
+    **server: Any,
+) -> Server:
+    """FedBuff, and after every step distillation towards the mean of all clients' latest logits (stragglers included).
+
+    Paper 004, Algorithm 1. Each arrival costs a forward pass of the client's model on the unlabelled data, each step Q
+    training steps on it. :attr:`fastagg.Server.distillation` says what that took.
+
+    Args:
+        params: the model.
+        distill: the unlabelled data, the model's code, and the settings.
+        num_clients: n; client ids are 0..n-1.
+        lr: server learning rate eta, >= 0.
+        buffer_size: M, >= 1.
+        cache: format of the clients' logits: ``fp32``, ``bf16``, ``int8`` or ``int4``.
+        server: further arguments of :class:`fastagg.Server`.
+
+    Raises:
+        ConfigError: a setting is out of range, or ``distill.model`` is not this model or returns no logits.
+        DataError: there is no unlabelled data, or it cannot be read.
+    """
+    direction = Echo(buffer_size, num_clients=num_clients, distill=distill, cache=cache)
+    return Server(params, direction, SGD(lr), **server)
 
 
 def FedAC(

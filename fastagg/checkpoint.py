@@ -32,6 +32,21 @@ def cloned(value: Any) -> Any:
     return value
 
 
+def on_device(value: Any, device: torch.device, _moved: dict[Any, Tensor] | None = None) -> Any:
+    """Nested dicts, lists and tuples with every tensor on ``device``; tensors that were one are still one."""
+    moved = {} if _moved is None else _moved
+    if isinstance(value, Tensor):
+        key = (value.data_ptr(), value.shape, value.dtype)
+        if key not in moved:
+            moved[key] = value.to(device)
+        return moved[key]
+    if isinstance(value, dict):
+        return {key: on_device(item, device, moved) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(on_device(item, device, moved) for item in value)
+    return value
+
+
 def plain(value: Any) -> Any:
     """Settings as a checkpoint may hold them: NumPy's scalars, which no loader trusts, become Python's."""
     if isinstance(value, np.generic):

@@ -82,21 +82,29 @@ def demo(
 
 @app.command()
 def run(
-    recipe: Annotated[str, typer.Argument(help="A name from `fastagg recipes` or the path of a TOML file.")],
+    recipe: Annotated[
+        str, typer.Argument(help="A name from `fastagg recipes`, a TOML file, or with --resume a run's folder.")
+    ],
     out: Out = None,
     seed: Seed = None,
     data_dir: DataDir = None,
     changes: Change = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the checkpoint in the folder, if there is one.")
+    ] = False,
 ) -> None:
     """Run one recipe and write its folder: config, metrics, summary, plot, checkpoint."""
     from fastagg.sim.progress import ProgressBar
     from fastagg.sim.recipes import load
     from fastagg.sim.run import run as simulate
 
+    if resume and Path(recipe).is_dir():
+        out = out or Path(recipe)
+        recipe = str(Path(recipe) / "config.toml")
     config = load(recipe, _changes(seed, data_dir, changes))
     out = out or Path("runs") / f"{config.name}-seed{config.seed}"
     with ProgressBar(config.label or config.name) as bar:
-        result = simulate(config, out, bar)
+        result = simulate(config, out, bar, go_on=resume)
     _show([result], out)
 
 

@@ -33,6 +33,15 @@ class GradientDifference:
         self._sent += change
         return change
 
+    def state_dict(self) -> dict[str, Tensor | None]:
+        """What it remembers; the tensor is its own and changes with it."""
+        return {"sent": self._sent}
+
+    def load_state_dict(self, state: dict[str, Tensor | None]) -> None:
+        """Inverse of :meth:`state_dict`; the tensor is copied."""
+        sent = state["sent"]
+        self._sent = None if sent is None else sent.clone()
+
 
 class DriftCorrection:
     """A client of FedAC: its control variate ``c_i``, and the correction after local training.

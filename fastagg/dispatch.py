@@ -60,6 +60,26 @@ class Dispatch:
         """
         return self._layout.difference(trained, self._model.flat)
 
+    def state_dict(self) -> dict[str, Any]:
+        """The task as plain data and tensors, for the checkpoint of whoever drives the clients.
+
+        Tensors are shared with the server's own, so ``torch.save`` of both together writes each version once.
+        """
+        return {
+            "client": self.client,
+            "version": self.version,
+            "local_steps": self.local_steps,
+            "control": self.control,
+            "model": tuple(self._model),
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any], layout: Layout) -> Dispatch:
+        """Inverse of :meth:`state_dict`; ``layout`` is the server's (``server.layout``)."""
+        flat, buffers, counters = state["model"]
+        model = ModelState(flat, buffers, counters)
+        return cls(state["client"], state["version"], state["local_steps"], state["control"], layout, model)
+
 
 @dataclass(frozen=True)
 class Receipt:

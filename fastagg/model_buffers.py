@@ -51,6 +51,17 @@ class ModelBuffers:
             self._most = theirs
         self._count += 1
 
+    def after(self, parsed: Parsed) -> Tensor:
+        """The floating-point buffers that a step would leave if this client's were its last; nothing changes."""
+        if self.mode == "keep" or (parsed.buffers is None and self._count == 0):
+            return self.values
+        if parsed.buffers is None:
+            return self.values if self._sum is None else self._sum / (1 if self.mode == "latest" else self._count)
+        theirs = parsed.buffers.flat(torch.float32).to(self.values.device)
+        if self.mode == "latest" or self._count == 0 or self._sum is None:
+            return theirs
+        return (self._sum + theirs) / (self._count + 1)
+
     def step(self) -> None:
         """The model stepped: the buffers follow."""
         if self._count == 0:

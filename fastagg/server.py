@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor
 
 from fastagg import _checks, checkpoint, memory, ops
-from fastagg.directions import Arrival, Direction, Single
+from fastagg.directions import Arrival, Direction, DistillationRecord, Single
 from fastagg.dispatch import Client, Dispatch, Receipt
+from fastagg.distill import Distillation
 from fastagg.errors import (
     CheckpointError,
     ConfigError,
@@ -100,7 +102,7 @@ class Server:
         self._buffers = ModelBuffers(buffers, model.buffers, model.counters)
         moments = ops.OPTIMIZERS[self.optimizer.kernel]
         self._moments = {name: memory.zeros(self.layout.size, self.device) for name in moments}
-        self._state = self.direction.start(self.layout.size, self.device, seed)
+        self._state = self.direction.start(self.layout.size, self.device, seed, self.layout.buffer_size)
         self._policy = self.staleness.start(self.layout.size, seed)
         self._measures = self.direction.measures or self.staleness.measures
         self._keeps_versions = self.direction.needs_base or self._measures
@@ -192,8 +194,9 @@ class Server:
             applied = False
             if weight is not None:
                 held = base if self.direction.needs_base else None
+                statistics = partial(self._statistics, parsed) if self.direction.runs_models else None
                 arrival = Arrival(
-                    client, pieces, start, self.version, gain, weight, share, held, cosine, change
+                    client, pieces, start, self.version, gain, weight, share, held, cosine, change, statistics
                 )  # fmt: skip
                 step_size = self._state.arrive(arrival, self._apply)
                 # A rate of zero, from a policy that drops stale updates, moves the version but not the model.
@@ -316,24 +319,43 @@ class Server:
         return f"{bad[0]!r}" + (f" and {len(bad) - 1} more" if len(bad) > 1 else "")
 
     def _apply(
-        self, kernel: Callable[..., Any] | None, update: Pieces, versions: Sequence[int], **direction: Any
+        self,
+        kernel: Callable[..., Any] | None,
+        update: Pieces,
+        versions: Sequence[int],
+        then: Callable[[Tensor], None] | None = None,
+        **direction: Any,
     ) -> float:
         """Run the optimizer on a direction in one fused pass; the next version replaces this one.
 
         A version that nobody was sent is overwritten. One that somebody may hold stays as it is, and the step writes
-        the next one beside it: no copy, and no more memory than the versions that are really held.
+        the next one beside it: no copy, and no more memory than the versions that are really held. So does a step
+        with something to do ``then``, which may fail.
         """
         if kernel is None:
             self.version += 1
             return 0.0
         lr = self.staleness.rate(self.optimizer.lr, [self.version - start for start in versions])
-        out = memory.empty(self.layout.size, self.device) if self._sent else None
-        arguments: dict[str, Any] = {**self.optimizer.arguments(self.steps + 1), **self._moments, **direction}
-        self._flat = kernel(self._flat, update, lr=lr, out=out, **arguments)
+        out = memory.empty(self.layout.size, self.device) if self._sent or then else None
+        moments = {name: moment.clone() for name, moment in self._moments.items()} if then else self._moments
+        arguments: dict[str, Any] = {**self.optimizer.arguments(self.steps + 1), **moments, **direction}
+        flat = kernel(self._flat, update, lr=lr, out=out, **arguments)
+        if then is not None:
+            then(flat)
+        self._flat, self._moments = flat, moments
         self._sent = False
         self.steps += 1
         self.version += 1
         return lr
+
+    def _statistics(self, parsed: Parsed) -> tuple[Tensor, Tensor]:
+        own = self._buffers.values if parsed.buffers is None else parsed.buffers.flat(torch.float32)
+        return own.to(self.device), self._buffers.after(parsed)
+
+    @property
+    def distillation(self) -> DistillationRecord | None:
+        """What FedEcho's distillation cost and did so far; None for the other algorithms."""
+        return getattr(self._state, "record", None)
 
     @property
     def control(self) -> Tensor | None:
@@ -373,13 +395,14 @@ class Server:
             handed_out.data = current
 
     def memory(self) -> dict[str, int]:
-        """Bytes of server state: ``model``, ``moments``, ``direction`` (buffers, caches), ``versions`` kept for clients
-        in flight (or what stands for them), ``buffers`` (running statistics), and their ``total``."""
+        """Bytes of server state: ``model``, ``moments``, ``direction`` (buffers, caches; FedEcho's ``logits`` and
+        ``distillation`` apart), ``versions`` kept for clients in flight (or what stands for them), ``buffers`` (running
+        statistics), and their ``total``."""
         with self._lock:
             parts = {
                 "model": self._flat.numel() * 4,
                 "moments": sum(moment.numel() * 4 for moment in self._moments.values()),
-                "direction": self._state.nbytes(),
+                **self._state.memory(),
                 "versions": self._versions.nbytes() + self._policy.nbytes(),
                 "buffers": self._buffers.nbytes(),
             }
@@ -389,9 +412,13 @@ class Server:
 
     def config(self) -> dict[str, Any]:
         """All settings as plain data."""
-        parts = {"direction": self.direction, "optimizer": self.optimizer, "staleness": self.staleness}
+        parts: dict[str, tuple[Any, dict[str, Any]]] = {
+            "direction": (self.direction, self.direction.settings()),
+            "optimizer": (self.optimizer, asdict(self.optimizer)),
+            "staleness": (self.staleness, asdict(self.staleness)),
+        }
         settings = {
-            **{key: {"name": type(part).__name__, **asdict(part)} for key, part in parts.items()},
+            **{key: {"name": type(part).__name__, **fields} for key, (part, fields) in parts.items()},
             "num_clients": self.num_clients, "clip_norm": self.clip_norm, "weighting": self.weighting,
             "buffers": self._buffers.mode, "seed": self.seed,
         }  # fmt: skip
@@ -431,7 +458,7 @@ class Server:
         """
         checkpoint.check(state, self.config(), self.layout, set(self._moments))
         with self._lock:
-            fresh = self.direction.start(self.layout.size, self.device, self.seed)
+            fresh = self.direction.start(self.layout.size, self.device, self.seed, self.layout.buffer_size)
             policy = self.staleness.start(self.layout.size, self.seed)
             buffers = ModelBuffers(self._buffers.mode, self._buffers.values, self._buffers.counters)
             versions = VersionStore()
@@ -468,10 +495,17 @@ class Server:
             checkpoint.write(self.state_dict(copy=False), Path(path))
 
 
-def load(path: str | os.PathLike[str], *, device: torch.device | str | None = None) -> Server:
+def load(
+    path: str | os.PathLike[str],
+    *,
+    device: torch.device | str | None = None,
+    distill: Distillation | None = None,
+) -> Server:
     """The server that :meth:`Server.save` wrote to ``path``, ready to go on.
 
-    The model comes back as a dict, a list or a flat tensor (an nn.Module's code is not in a checkpoint).
+    The model comes back as a dict, a list or a flat tensor (an nn.Module's code is not in a checkpoint). FedEcho's
+    ``distill`` must be given again, with the same unlabelled data: neither it nor the code is in the checkpoint, and
+    its settings are the ones that hold from then on.
 
     Raises:
         CheckpointError: no checkpoint, damaged, or of another format.
@@ -479,6 +513,10 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str | None = No
     state = checkpoint.read(Path(path))
     try:
         config, layout = dict(state["config"]), Layout.from_spec(state["layout"])
+        if "distill" in config["direction"]:
+            if distill is None:
+                raise ConfigError("it is FedEcho's: give load() its distill= again, with the same unlabelled data")
+            config["direction"] = {**config["direction"], "distill": distill}
         parts = {key: checkpoint.part(config.pop(key)) for key in ("direction", "optimizer", "staleness")}
         # Only its shapes: what a model's own type cannot hold, fp32 can, so its values come with the state.
         start = torch.zeros(layout.size), torch.zeros(layout.buffer_size), state["buffers"]["counters"]

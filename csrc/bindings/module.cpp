@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "../cpu/cached_step.h"
+#include "../cpu/distill.h"
 #include "../cpu/kernels.h"
 #include "../cpu/norms.h"
 #include "../cpu/pool.h"
@@ -111,6 +112,26 @@ void read_row(int64_t size, const cpu::Rows& rows, int64_t slot, Address out) {
   cpu::read_row(size, rows, slot, at(out));
 }
 
+template <typename T>
+void soft_targets(Address logits, double scale, int64_t rows, int64_t classes, Address probs, Address labels,
+                  Address entropy) {
+  py::gil_scoped_release release;
+  cpu::soft_targets(reinterpret_cast<const T*>(logits), scale, rows, classes, reinterpret_cast<T*>(probs),
+                    reinterpret_cast<int64_t*>(labels), reinterpret_cast<double*>(entropy));
+}
+
+template <typename T>
+std::pair<double, double> distill(Address logits, Address probs, Address labels, Address entropy, Address which,
+                                  int64_t teachers, int64_t rows, int64_t classes, double alpha_min, double alpha_max,
+                                  Address gradient) {
+  py::gil_scoped_release release;
+  const cpu::Distilled found = cpu::distill(
+      reinterpret_cast<const T*>(logits), reinterpret_cast<const T*>(probs), reinterpret_cast<const int64_t*>(labels),
+      reinterpret_cast<const double*>(entropy), reinterpret_cast<const int64_t*>(which), teachers, rows, classes,
+      alpha_min, alpha_max, reinterpret_cast<T*>(gradient));
+  return {found.loss, found.alpha};
+}
+
 py::dict cpu_isas() {
   py::dict found;
   for (int i = 0; i < cpu::isa_count(); ++i) found[cpu::isa(i).kernels->name] = cpu::isa(i).supported;
@@ -145,6 +166,10 @@ PYBIND11_MODULE(_native, m) {
   m.def("distances", &distances);
   m.def("sketch", &sketch);
   m.def("gather", &gather);
+  m.def("soft_targets_f32", &soft_targets<float>);
+  m.def("soft_targets_f64", &soft_targets<double>);
+  m.def("distill_f32", &distill<float>);
+  m.def("distill_f64", &distill<double>);
 
   m.def("cpu_isas", &cpu_isas, "Instruction sets compiled in, best first -> whether this processor has them.");
   m.def("isa", [] { return cpu::kernels().name; });
@@ -161,6 +186,21 @@ PYBIND11_MODULE(_native, m) {
     py::gil_scoped_release release;
     cuda::step(n, at(direction), static_cast<OptimizerKind>(optimizer), hyper, at(mom), at(v), at(vhat), at(x),
                at(x_out), device, reinterpret_cast<void*>(stream));
+  });
+  m.def("cuda_soft_targets", [](Address logits, double scale, int64_t rows, int64_t classes, Address probs,
+                                Address labels, Address entropy, int device, Address stream) {
+    py::gil_scoped_release release;
+    cuda::soft_targets(at(logits), scale, rows, classes, at(probs), reinterpret_cast<int64_t*>(labels),
+                       reinterpret_cast<double*>(entropy), device, reinterpret_cast<void*>(stream));
+  });
+  m.def("cuda_distill", [](Address logits, Address probs, Address labels, Address entropy, Address which, int64_t rows,
+                           int64_t classes, double alpha_min, double alpha_max, Address scratch, Address loss,
+                           Address gradient, int device, Address stream) {
+    py::gil_scoped_release release;
+    cuda::distill(at(logits), at(probs), reinterpret_cast<const int64_t*>(labels),
+                  reinterpret_cast<const double*>(entropy), reinterpret_cast<const int64_t*>(which), rows, classes,
+                  alpha_min, alpha_max, reinterpret_cast<double*>(scratch), at(loss), at(gradient), device,
+                  reinterpret_cast<void*>(stream));
   });
 #else
   m.attr("cuda_architectures") = "";

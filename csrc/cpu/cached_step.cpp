@@ -67,14 +67,16 @@ void cached_step(const Update& update, const Rows& rows, const CachedDirection& 
     int8_t* low = direction.sum.low == nullptr ? nullptr : direction.sum.low + at;
     const auto add_terms = [&] {
       for (const Term& term : direction.terms)
-        table.exchange(high, low, decoder.block(term.slot, at, n, fresh), term.weight, kZeros, 0.0f, n);
+        table.exchange(high, low, decoder.block(term.slot, at, n, fresh), term.weight, kZeros, 0.0f, nullptr, 0.0f, n);
     };
     if (direction.kind == kMean) {
       const float* entering = direction.write >= 0 && !plain ? decoder.block(direction.write, at, n, fresh) : g;
-      table.exchange(high, low, entering, direction.entering, leaving, direction.leaving, n);
+      const bool last = steps && direction.terms.empty();
+      table.exchange(high, low, entering, direction.entering, leaving, direction.leaving, last ? d.values : nullptr,
+                     direction.sum_scale, n);
       if (plain) store();
       add_terms();
-      if (steps) table.scale(high, direction.sum_scale, d.values, n);
+      if (steps && !last) table.scale(high, direction.sum_scale, d.values, n);
     } else {
       table.combine(leaving, -direction.weight, g, direction.weight, d.values, n);
       if (plain) store();

@@ -30,6 +30,14 @@ struct RowBlock {
   float* scales;
 };
 
+// A row of the distillation loss (distill.h).
+template <typename T>
+struct RowLoss {
+  void (*targets)(const T* logits, T scale, int64_t classes, T* probs, int64_t* label, double* entropy);
+  double (*loss)(const T* logits, const T* probs, int64_t label, double entropy, double alpha, double share,
+                 int64_t classes, T* gradient);
+};
+
 struct Kernels {
   const char* name;
   void (*widen_f16)(const uint16_t* in, float* out, int64_t n);
@@ -52,9 +60,9 @@ struct Kernels {
   // Rows, n a multiple of kScaleBlock (the caller pads with zeros).
   void (*encode[kRowFormats])(const float* in, const uint32_t* words, RowBlock row, int64_t n, const float* ask);
   void (*decode[kRowFormats])(RowBlock row, float* out, int64_t n);
-  // (high, low) += entering_weight*entering - leaving_weight*leaving
+  // (high, low) += entering_weight*entering - leaving_weight*leaving; direction = scale*high, where it is wanted
   void (*exchange)(float* high, int8_t* low, const float* entering, float entering_weight, const float* leaving,
-                   float leaving_weight, int64_t n);
+                   float leaving_weight, float* direction, float scale, int64_t n);
   // total += weight*in, in double; and back to (high, low)
   void (*add_exactly)(double* total, const float* in, float weight, int64_t n);
   void (*settle)(const double* total, float* high, int8_t* low, int64_t n);
@@ -66,6 +74,8 @@ struct Kernels {
   void (*sketch)(const float* in, const uint32_t* signs, float* out, int64_t n);
   // Sum of a*b over exactly kBlock elements, in double and in reduce.h's shape.
   double (*dot)(const float* a, const float* b);
+  RowLoss<float> distill_f32;
+  RowLoss<double> distill_f64;
 };
 
 // The tables this build holds, best first, and whether this processor can run each.

@@ -3,6 +3,7 @@
 // the table, and nothing may come from the C++ library: a shared template would be compiled with the wrong flags
 // for somebody (see math/portable.h).
 
+#include "../math/distill.h"
 #include "../math/half.h"
 #include "../math/running_sum.h"
 #include "kernels.h"
@@ -146,6 +147,8 @@ FASTAGG_FN double dot_of(const float* a, const float* b) {
 double dot_block(const float* a, const float* b) { return a == b ? dot_of<true>(a, a) : dot_of<false>(a, b); }
 
 #include "rows.inl"
+// After the blocks, whose helpers it shares.
+#include "distill.inl"
 
 }  // namespace
 
@@ -171,6 +174,8 @@ const Kernels table = {
     subtract_block,
     sketch_block,
     dot_block,
+    {soft_targets_row<float>, distill_row<float>},
+    {soft_targets_row<double>, distill_row<double>},
 };
 
 }  // namespace fastagg::cpu::FASTAGG_ISA_NAMESPACE

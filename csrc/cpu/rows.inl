@@ -174,10 +174,11 @@ void decode_int4(RowBlock row, float* out, int64_t n) {
   }
 }
 
-// Weights are 1 but for sample weights; not multiplying by them is worth a tenth of this stage.
-template <bool Weighted>
+// Weights are 1 but for sample weights; not multiplying by them is worth a tenth of this stage, and so is making the
+// direction while the sum is in a register.
+template <bool Weighted, bool Directed>
 FASTAGG_FN void exchange_of(float* high, int8_t* low, const float* entering, float entering_weight,
-                            const float* leaving, float leaving_weight, int64_t n) {
+                            const float* leaving, float leaving_weight, float* direction, float scale, int64_t n) {
   sweep(
       n,
       [=](int64_t i) FASTAGG_INLINE {
@@ -189,16 +190,18 @@ FASTAGG_FN void exchange_of(float* high, int8_t* low, const float* entering, flo
           add_change(h, l, entering[i] - leaving[i]);
         high[i] = h;
         low[i] = l;
+        if constexpr (Directed) direction[i] = h * scale;
       },
       high, entering, leaving);
 }
 
 void exchange_block(float* high, int8_t* low, const float* entering, float entering_weight, const float* leaving,
-                    float leaving_weight, int64_t n) {
-  if (entering_weight == 1.0f && leaving_weight == 1.0f)
-    exchange_of<false>(high, low, entering, 1.0f, leaving, 1.0f, n);
-  else
-    exchange_of<true>(high, low, entering, entering_weight, leaving, leaving_weight, n);
+                    float leaving_weight, float* direction, float scale, int64_t n) {
+  const bool weighted = entering_weight != 1.0f || leaving_weight != 1.0f;
+  const auto run = weighted               ? direction != nullptr ? exchange_of<true, true> : exchange_of<true, false>
+                   : direction != nullptr ? exchange_of<false, true>
+                                          : exchange_of<false, false>;
+  run(high, low, entering, entering_weight, leaving, leaving_weight, direction, scale, n);
 }
 
 void add_exactly_block(double* total, const float* in, float weight, int64_t n) {

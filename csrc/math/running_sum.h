@@ -35,14 +35,13 @@ FASTAGG_FN int8_t low_of(float high, float rest) {
 }
 
 // sum += change. The sum's own rounding, up to half an ulp of a number n times a row, is what would drift, and it is
-// kept; the rounding of `change` itself is an ulp of a row, 1/n of that in the mean.
+// kept; the rounding of `change` itself is an ulp of a row, 1/n of that in the mean. What was kept is added to the
+// change first: it is at most half an ulp of the sum, so this too rounds in the row's last place and not in the sum's.
 FASTAGG_FN void add_change(float& high, int8_t& low, float change) {
-  float error;
   const float rest = static_cast<float>(static_cast<int32_t>(low)) * low_unit(high);
-  const float sum = two_sum(high, change, error);
-  const float small = rest + error;
-  high = sum + small;
-  low = low_of(high, small - (high - sum));
+  float error;
+  high = two_sum(high, change + rest, error);
+  low = low_of(high, error);
 }
 
 }  // namespace fastagg

@@ -6,6 +6,7 @@ from fastagg.directions.base import Apply, Arrival, Direction, DirectionState
 from fastagg.directions.buffer import Buffer, Cohort
 from fastagg.directions.calibrated import Calibrated
 from fastagg.directions.cosine import CosineBuffer
+from fastagg.directions.echo import DistillationRecord, Echo
 from fastagg.directions.single import Mixing, Single
 
 __all__ = [
@@ -20,6 +21,8 @@ __all__ = [
     "Differences",
     "Direction",
     "DirectionState",
+    "DistillationRecord",
+    "Echo",
     "Mixing",
     "Single",
 ]

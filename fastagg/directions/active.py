@@ -37,7 +37,7 @@ class ActiveSet(AllClients):
         _checks.one_of("freshness", self.freshness, ("dispatch", "gradient"))
         _checks.one_of("mode", self.mode, ("incremental",))
 
-    def start(self, size: int, device: torch.device, seed: int) -> DirectionState:
+    def start(self, size: int, device: torch.device, seed: int, buffer_size: int = 0) -> DirectionState:
         return _ActiveSetState(self, size, device, seed)
 
 

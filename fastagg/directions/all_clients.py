@@ -51,7 +51,7 @@ class AllClients(Direction):
     def clients(self) -> int | None:
         return self.num_clients
 
-    def start(self, size: int, device: torch.device, seed: int) -> DirectionState:
+    def start(self, size: int, device: torch.device, seed: int, buffer_size: int = 0) -> DirectionState:
         return AllClientsState(self, size, device, seed)
 
 
@@ -84,7 +84,7 @@ class Differences(Direction):
         if staleness.weighs or clip_norm is not None or weighting != "uniform":
             raise ConfigError(f"Differences takes no staleness weight, no clip_norm and no sample weights: {reason}")
 
-    def start(self, size: int, device: torch.device, seed: int) -> DirectionState:
+    def start(self, size: int, device: torch.device, seed: int, buffer_size: int = 0) -> DirectionState:
         return _DifferencesState(self, size, device)
 
 
@@ -162,8 +162,8 @@ class AllClientsState:
             if last > blocks:
                 ops.recompute_sum_(self.sum, self.cache, self.weights, 0, last - blocks)
 
-    def nbytes(self) -> int:
-        return self.cache.nbytes() + self.sum.nbytes() + 8 * self.setting.num_clients
+    def memory(self) -> dict[str, int]:
+        return {"direction": self.cache.nbytes() + self.sum.nbytes() + 8 * self.setting.num_clients}
 
     def state_dict(self) -> dict[str, Any]:
         slots = self.shares.nonzero().flatten().tolist()
@@ -200,8 +200,8 @@ class _DifferencesState:
         self.heard = heard
         return lr
 
-    def nbytes(self) -> int:
-        return self.sum.nbytes()
+    def memory(self) -> dict[str, int]:
+        return {"direction": self.sum.nbytes()}
 
     def state_dict(self) -> dict[str, Any]:
         return {"sum": self.sum.state_dict(), "heard": sorted(self.heard)}

@@ -7,7 +7,7 @@ for later or hands one fused kernel call to ``apply``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -32,7 +32,9 @@ class Arrival(NamedTuple):
     share: float  # its weight in a mean: the client's number of samples, or 1
     base: Tensor | None  # the model it was trained from, where the direction asked for it
     cosine: float  # between (x_t - x_s) and the update, where the direction measures it; else 0
-    control: Pieces | None  # the change of the client's control variate (FedAC)
+    control: Pieces | None = None  # the change of the client's control variate (FedAC)
+    # For directions that run models: the client's running statistics, and those the server will have after this update.
+    buffers: Callable[[], tuple[Tensor, Tensor]] | None = None
 
 
 class Apply(Protocol):
@@ -40,11 +42,17 @@ class Apply(Protocol):
 
     ``kernel`` is :func:`fastagg.ops.step_` or :func:`fastagg.ops.cached_step_` and ``direction`` its keywords;
     ``versions`` are those of all updates in the step. Returns the learning rate it took. With ``kernel`` None
-    nothing is applied but the version moves on, as the loops of paper 002 do.
+    nothing is applied but the version moves on, as the loops of paper 002 do. ``then`` may go on changing the new
+    model [d] before it is anybody's; if it raises, nothing was applied.
     """
 
     def __call__(
-        self, kernel: Callable[..., Any] | None, update: Pieces, versions: Sequence[int], **direction: Any
+        self,
+        kernel: Callable[..., Any] | None,
+        update: Pieces,
+        versions: Sequence[int],
+        then: Callable[[Tensor], None] | None = None,
+        **direction: Any,
     ) -> float: ...
 
 
@@ -57,8 +65,8 @@ class DirectionState(Protocol):
         Errors may be raised only before anything changes.
         """
 
-    def nbytes(self) -> int:
-        """Bytes of tensors held."""
+    def memory(self) -> dict[str, int]:
+        """Bytes of tensors held, by what they are; most have one entry, ``direction``."""
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data and tensors; tensors may be shared."""
@@ -77,6 +85,7 @@ class Direction:
             any client holds it (:class:`fastagg.versions.VersionStore`).
         measures: whether :class:`Arrival` must hold the cosine; versions are then kept as with ``needs_base``.
         takes_control: whether updates come with a change of the client's control variate.
+        runs_models: whether :class:`Arrival` must hold ``buffers``.
         clients: number of clients, where the direction keeps something of each; else None.
     """
 
@@ -84,6 +93,7 @@ class Direction:
     needs_base: ClassVar[bool] = False
     measures: ClassVar[bool] = False
     takes_control: ClassVar[bool] = False
+    runs_models: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _checks.one_of("kind", self.kind, KINDS)
@@ -104,6 +114,10 @@ class Direction:
             ConfigError: and why.
         """
 
-    def start(self, size: int, device: torch.device, seed: int) -> DirectionState:
-        """The state of a server with ``size`` parameters on ``device``."""
+    def settings(self) -> dict[str, Any]:
+        """All settings as plain data, from which a checkpoint makes the direction again."""
+        return asdict(self)
+
+    def start(self, size: int, device: torch.device, seed: int, buffer_size: int = 0) -> DirectionState:
+        """The state of a server with ``size`` parameters and ``buffer_size`` running statistics on ``device``."""
         raise NotImplementedError(f"{type(self).__name__} is no direction of its own")

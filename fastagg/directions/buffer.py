@@ -27,7 +27,7 @@ class Buffer(Direction):
         super().__post_init__()
         _checks.whole("buffer_size", self.size, least=1)
 
-    def start(self, size: int, device: torch.device, seed: int) -> DirectionState:
+    def start(self, size: int, device: torch.device, seed: int, buffer_size: int = 0) -> DirectionState:
         return BufferState(self.size, self.sign, size, device)
 
 
@@ -38,7 +38,7 @@ class Cohort(Buffer):
     An update from an earlier round is refused with UnknownVersion.
     """
 
-    def start(self, size: int, device: torch.device, seed: int) -> DirectionState:
+    def start(self, size: int, device: torch.device, seed: int, buffer_size: int = 0) -> DirectionState:
         return BufferState(self.size, self.sign, size, device, synchronous=True)
 
 
@@ -78,8 +78,8 @@ class BufferState:
         self.versions, self.total = [], 0.0
         return lr
 
-    def nbytes(self) -> int:
-        return 0 if self.acc is None else self.acc.numel() * self.acc.element_size()
+    def memory(self) -> dict[str, int]:
+        return {"direction": 0 if self.acc is None else self.acc.numel() * self.acc.element_size()}
 
     def state_dict(self) -> dict[str, Any]:
         acc = self.acc if self.versions else None  # between rounds it holds nothing

@@ -44,7 +44,7 @@ class Calibrated(Direction):
     def clients(self) -> int | None:
         return self.num_clients
 
-    def start(self, size: int, device: torch.device, seed: int) -> DirectionState:
+    def start(self, size: int, device: torch.device, seed: int, buffer_size: int = 0) -> DirectionState:
         return _CalibratedState(self, size, device, seed)
 
 
@@ -120,9 +120,9 @@ class _CalibratedState:
             for block in range(first, last):
                 ops.recompute_sum_(self.sum, self.cache, weights, block % blocks, block % blocks + 1)
 
-    def nbytes(self) -> int:
+    def memory(self) -> dict[str, int]:
         held = 0 if self.acc is None else self.acc.numel() * 4
-        return self.cache.nbytes() + self.sum.nbytes() + held
+        return {"direction": self.cache.nbytes() + self.sum.nbytes() + held}
 
     def state_dict(self) -> dict[str, Any]:
         used = sorted({*self.slot.values(), *self.fresh.values()})

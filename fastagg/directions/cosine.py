@@ -29,7 +29,7 @@ class CosineBuffer(Buffer):
     measures: ClassVar[bool] = True
     takes_control: ClassVar[bool] = True
 
-    def start(self, size: int, device: torch.device, seed: int) -> DirectionState:
+    def start(self, size: int, device: torch.device, seed: int, buffer_size: int = 0) -> DirectionState:
         return _CosineState(self.size, self.sign, size, device)
 
 
@@ -56,8 +56,8 @@ class _CosineState(BufferState):
             self.changed = False
         return lr
 
-    def nbytes(self) -> int:
-        return super().nbytes() + 8 * self.size
+    def memory(self) -> dict[str, int]:
+        return {"direction": super().memory()["direction"] + 8 * self.size}
 
     def state_dict(self) -> dict[str, Any]:
         change = self.change if self.changed else None

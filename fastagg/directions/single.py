@@ -16,7 +16,7 @@ from fastagg.errors import ConfigError
 class Single(Direction):
     """``D = Delta_i``, or ``D = -g_i`` with ``kind="gradient"`` (asynchronous SGD)."""
 
-    def start(self, size: int, device: torch.device, seed: int) -> DirectionState:
+    def start(self, size: int, device: torch.device, seed: int, buffer_size: int = 0) -> DirectionState:
         return _SingleState(self.sign)
 
 
@@ -34,7 +34,7 @@ class Mixing(Direction):
         if self.kind != "delta":
             raise ConfigError("Mixing averages models: kind must be 'delta', since a gradient is no model")
 
-    def start(self, size: int, device: torch.device, seed: int) -> DirectionState:
+    def start(self, size: int, device: torch.device, seed: int, buffer_size: int = 0) -> DirectionState:
         return _SingleState(1.0)
 
 
@@ -55,8 +55,8 @@ class _SingleState:
         )
         return lr * arrival.weight
 
-    def nbytes(self) -> int:
-        return 0
+    def memory(self) -> dict[str, int]:
+        return {"direction": 0}
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -9,6 +9,7 @@ Devices without a kernel run :mod:`fastagg.reference` instead (right, not fast).
 
 from fastagg.ops.cached import cached_step_, read_row, recompute_sum_
 from fastagg.ops.checks import OPTIMIZERS, Update
+from fastagg.ops.distill import SoftTargets, alpha_bounds, distillation_loss, soft_targets
 from fastagg.ops.step import adagrad_, adam_, amsgrad_, momentum_, sgd_, step_, yogi_
 from fastagg.ops.update import Distances, Inspection, accumulate_, distances, gather, inspect, sketch
 
@@ -16,13 +17,16 @@ __all__ = [
     "OPTIMIZERS",
     "Distances",
     "Inspection",
+    "SoftTargets",
     "Update",
     "accumulate_",
     "adagrad_",
     "adam_",
+    "alpha_bounds",
     "amsgrad_",
     "cached_step_",
     "distances",
+    "distillation_loss",
     "gather",
     "inspect",
     "momentum_",
@@ -30,6 +34,7 @@ __all__ = [
     "recompute_sum_",
     "sgd_",
     "sketch",
+    "soft_targets",
     "step_",
     "yogi_",
 ]

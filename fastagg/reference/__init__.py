@@ -7,6 +7,7 @@ exception: their bits are specified, so they are made in fp32 as the kernels mak
 """
 
 from fastagg.reference.cached import cached_step_, read_row, recompute_sum_
+from fastagg.reference.distill import distillation, soft_targets
 from fastagg.reference.rows import decode, encode, random_bits
 from fastagg.reference.sketch import sketch
 from fastagg.reference.step import accumulate_, distances, gather, step_, sum_squares
@@ -16,12 +17,14 @@ __all__ = [
     "cached_step_",
     "decode",
     "distances",
+    "distillation",
     "encode",
     "gather",
     "random_bits",
     "read_row",
     "recompute_sum_",
     "sketch",
+    "soft_targets",
     "step_",
     "sum_squares",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +16,10 @@ from fastagg.sim.client import LocalWork
 from fastagg.sim.data import cifar, digits, glue, leaf, mnist, newsgroups, shakespeare, synthetic
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.data.sections import DataSection
-from fastagg.sim.delays import DelayModel, Exponential, Suspension, ThreeClass
+from fastagg.sim.delays import DelayModel, Exponential, SizeTied, Suspension, ThreeClass, Transmission
 from fastagg.sim.participation import AllClients, Concurrency, Participation
 from fastagg.sim.schedule import RoundSchedule, Schedule, TimedSchedule, VersionSchedule
+from fastagg.sim.seeds import generator
 from fastagg.sim.version_delay import ReplayedVersions, UniformVersions, VersionDelay, read_delays
 
 if TYPE_CHECKING:
@@ -123,22 +124,43 @@ def _keywords(preset: Callable[..., Server]) -> tuple[set[str], set[str]]:
     return names, {p.name for p in own if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
 
 
-def build_schedule(config: c.Config, server: Server) -> Schedule:
+def build_schedule(config: c.Config, server: Server, sizes: Sequence[int]) -> Schedule:
+    """``sizes``: how many samples each client has."""
     delay, clients, seed = config.delay, config.data.clients, config.seed
     if isinstance(delay, c.VersionDelay):
         return VersionSchedule(server, build_version_delay(delay, clients, seed), clients, seed)
-    if isinstance(delay, c.ThreeClassDelay):
-        delays: DelayModel = ThreeClass(clients, seed, delay.table, delay.gamma)
-    else:
-        delays = Exponential(seed, delay.mean)
-    if delay.suspension:
-        delays = Suspension(delays, seed, delay.suspension)
+    delays = build_delays(delay, seed, sizes, server.layout.size)
     if config.participation.rule == "round":
         return RoundSchedule(server, delays, clients, config.algorithm.keywords["clients_per_round"], seed)
     participation: Participation = AllClients(clients)
     if config.participation.concurrency is not None:
         participation = Concurrency(clients, config.participation.concurrency, seed)
     return TimedSchedule(server, delays, participation)
+
+
+def build_delays(delay: c.TimedDelay, seed: int, sizes: Sequence[int], parameters: int) -> DelayModel:
+    if isinstance(delay, c.ThreeClassDelay):
+        delays: DelayModel = ThreeClass(len(sizes), seed, delay.table, delay.gamma)
+    elif isinstance(delay, c.SizeTiedDelay):
+        delays = SizeTied(sizes, seed, delay.table, delay.gamma)
+    else:
+        assert isinstance(delay, c.ExponentialDelay)
+        delays = Exponential(seed, delay.mean)
+    if delay.speed is not None:
+        delays = Transmission(delays, seed, 4 * parameters / delay.speed, delay.jitter)  # fp32
+    if delay.suspension:
+        delays = Suspension(delays, seed, delay.suspension)
+    return delays
+
+
+def lost_clients(config: c.Config) -> frozenset[int]:
+    """Return the clients that ``config.dropout`` takes away, the same ones for every method with this seed."""
+    clients = config.data.clients
+    lost = round(config.dropout.share * clients)
+    left = config.algorithm.keywords["clients_per_round"] if is_synchronous(config.algorithm) else 1
+    if clients - lost < left:
+        raise ConfigError(f"dropout.share is {config.dropout.share}: of {clients} clients {left} must stay")
+    return frozenset(map(int, generator(config.seed, "dropout").permutation(clients)[:lost]))
 
 
 def build_version_delay(delay: c.VersionDelay, clients: int, seed: int) -> VersionDelay:

@@ -135,6 +135,14 @@ class DifferenceSender:
         changes = {n: p.view_as(g) for n, p, g in zip(self._names, pieces, gradients, strict=True)}
         return {**update, **changes}
 
+    def state_dict(self) -> dict[int, Any]:
+        return {client: sender.state_dict() for client, sender in self._clients.items()}
+
+    def load_state_dict(self, state: dict[int, Any]) -> None:
+        self._clients.clear()
+        for client, sent in state.items():
+            self._clients[client].load_state_dict(sent)
+
 
 def evaluate(module: nn.Module, params: Mapping[str, torch.Tensor], test: Samples) -> tuple[float, float]:
     """Return accuracy (0..1) and mean cross-entropy of ``params`` loaded into ``module``, over ``test``."""

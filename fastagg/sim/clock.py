@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
 
@@ -42,6 +43,23 @@ class VirtualClock(Generic[Item]):
     def next_time(self) -> float:
         """Return when the next event is due. IndexError when nothing is scheduled."""
         return self._heap[0][0]
+
+    def remove(self, unwanted: Callable[[Item], bool]) -> list[Item]:
+        """Take out, and return, what ``unwanted`` picks; it never happens. The others keep their times."""
+        picked = [entry for entry in sorted(self._heap, key=lambda entry: entry[:2]) if unwanted(entry[2])]
+        gone = {order for _, order, _ in picked}
+        self._heap = [entry for entry in self._heap if entry[1] not in gone]
+        heapq.heapify(self._heap)
+        return [item for _, _, item in picked]
+
+    def state_dict(self, item: Callable[[Item], Any]) -> dict[str, Any]:
+        """Return the clock as plain data, what is scheduled through ``item``."""
+        heap = [(due, order, item(entry)) for due, order, entry in self._heap]
+        return {"now": self.now, "scheduled": self._scheduled, "heap": heap}
+
+    def load_state_dict(self, state: dict[str, Any], item: Callable[[Any], Item]) -> None:
+        self.now, self._scheduled = state["now"], state["scheduled"]
+        self._heap = [(due, order, item(entry)) for due, order, entry in state["heap"]]
 
     def pending(self) -> list[Item]:
         """Return what is scheduled, earliest first."""

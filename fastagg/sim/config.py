@@ -1,7 +1,7 @@
 """A run as data: what a recipe's TOML holds, checked, with every default written out.
 
 Sections: ``algorithm`` (a preset's name and its keywords), ``data``, ``model``, ``client`` (local
-training), ``delay``, ``participation``, ``run`` (when to stop, how often to evaluate). Unknown keys are
+training), ``delay``, ``dropout``, ``participation``, ``run`` (when to stop, how often to evaluate). Unknown keys are
 errors.
 """
 
@@ -92,19 +92,33 @@ class Client(Section):
         return values if given else {**values, "epochs": 1}
 
 
-class ThreeClassDelay(Section):
+class TimedDelay(Section):
+    """What every delay in virtual time can have on top: see delays.Transmission and delays.Suspension."""
+
+    speed: PositiveFloat | None = None  # bytes per unit of virtual time; without it transmission takes none
+    jitter: float = Field(0.1, ge=0)  # standard deviation of transmission's coefficient
+    suspension: float = Field(0.0, ge=0, lt=1)  # the probability that a client hangs
+
+
+class ThreeClassDelay(TimedDelay):
     """FADAS Table 1: table "large" (worst-case) or "mild"; see delays.ThreeClass."""
 
     name: Literal["three-class"]
     table: Literal["large", "mild"] = "large"
     gamma: PositiveFloat = 1.0
-    suspension: float = Field(0.0, ge=0, lt=1)  # the probability that a client hangs, see delays.Suspension
 
 
-class ExponentialDelay(Section):
+class SizeTiedDelay(TimedDelay):
+    """FedEcho Table 1: who has many samples is slow, at most a tenth of the clients very; see delays.SizeTied."""
+
+    name: Literal["size-tied"]
+    table: Literal["large", "mild"] = "large"
+    gamma: float = Field(0.0, ge=0)
+
+
+class ExponentialDelay(TimedDelay):
     name: Literal["exponential"]
     mean: PositiveFloat = 5.0
-    suspension: float = Field(0.0, ge=0, lt=1)
 
 
 class VersionDelay(Section):
@@ -119,6 +133,13 @@ class VersionDelay(Section):
         if (self.tau_max is None) == (self.file is None):
             raise ValueError("give tau_max or file, one of the two")
         return self
+
+
+class Dropout(Section):
+    """Once ``after`` of the run is over, ``share`` of the clients never answer again (ACE Figure 3)."""
+
+    share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    after: Annotated[float, Field(ge=0, lt=1)] = 0.5
 
 
 class Participation(Section):
@@ -142,7 +163,8 @@ class Run(Section):
 
     Evaluates every ``evaluate_every`` versions, at the start and at the end. ``target`` is the test accuracy
     whose first reaching is reported as time-to-target. ``torch_threads`` is for local training and
-    evaluation: small models are fastest with one.
+    evaluation: small models are fastest with one. ``checkpoint_every`` is in wall-clock seconds, 0 for after every
+    client update.
     """
 
     versions: PositiveInt | None = None
@@ -151,6 +173,7 @@ class Run(Section):
     evaluate_every: PositiveInt = 10
     target: float = Field(0.9, gt=0, le=1)
     torch_threads: PositiveInt = 1
+    checkpoint_every: float = Field(60.0, ge=0)
 
     @model_validator(mode="after")
     def _some_end(self) -> Run:
@@ -170,7 +193,8 @@ class Config(Section):
     data: Annotated[AnyData, Field(discriminator="name")]
     model: Model = Model()
     client: Client
-    delay: Annotated[ThreeClassDelay | ExponentialDelay | VersionDelay, Field(discriminator="name")]
+    delay: Annotated[ThreeClassDelay | SizeTiedDelay | ExponentialDelay | VersionDelay, Field(discriminator="name")]
+    dropout: Dropout = Dropout()
     participation: Participation = Participation()
     run: Run
 
@@ -206,6 +230,18 @@ def from_toml(text: str, source: str, changes: dict[str, Any] | None = None) -> 
 def to_toml(config: Config) -> str:
     """Write ``config`` with all defaults; ``from_toml`` gives an equal Config back."""
     return tomli_w.dumps(config.model_dump(exclude_none=True))
+
+
+def differences(a: Config, b: Config) -> list[str]:
+    """Return the dotted keys in which the two differ, in order."""
+    return sorted(dict(_leaves(a.model_dump()).items() ^ _leaves(b.model_dump()).items()))
+
+
+def _leaves(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    leaves: dict[str, str] = {}
+    for key, value in values.items():
+        leaves |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: repr(value)}
+    return leaves
 
 
 def load(path: Path, changes: dict[str, Any] | None = None) -> Config:
@@ -256,6 +292,7 @@ def _problem(item: Any) -> str:
 _TAGGED: dict[str, type[Section]] = {
     **SECTIONS,
     "three-class": ThreeClassDelay,
+    "size-tied": SizeTiedDelay,
     "exponential": ExponentialDelay,
     "version": VersionDelay,
 }
@@ -263,6 +300,7 @@ _TAGS = frozenset(_TAGGED)
 _PLAIN: dict[str, type[Section]] = {
     "model": Model,
     "client": Client,
+    "dropout": Dropout,
     "participation": Participation,
     "run": Run,
 }

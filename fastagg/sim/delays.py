@@ -5,12 +5,13 @@ A delay model has a ``unit`` (the meaning of 1.0 of virtual time, for labels) an
     duration(client, number) -> float      how long the ``number``-th dispatch (from 0) of ``client`` takes
 
 Draws are keyed by (seed, client, number), see seeds.py. A model can wrap another and add to its duration, as
-Suspension does.
+Suspension does. What a model remembers of earlier dispatches, its ``state_dict`` has, for checkpoints.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,8 +30,22 @@ class DelayModel(Protocol):
 
     def duration(self, client: int, number: int) -> float: ...
 
+    def state_dict(self) -> dict[str, Any]: ...
 
-class ThreeClass:
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Stateless:
+    """Every draw stands for itself: there is nothing to remember."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class ThreeClass(Stateless):
     """Small, medium and large clients (FADAS Section 6, Table 1).
 
     Each client is put into a class once: the largest component of a Dirichlet([3g, 2g, g]) draw decides, so a
@@ -56,7 +71,46 @@ class ThreeClass:
         return float(generator(self._seed, "delay", client, number).uniform(low, high))
 
 
-class Exponential:
+# FedEcho Table 1, likewise; a short and a medium client are as in FADAS.
+SIZE_TIED_TABLES: dict[str, tuple[tuple[float, float], ...]] = {
+    "large": ((1.0, 2.0), (3.0, 5.0), (50.0, 80.0)),
+    "mild": ((1.0, 2.0), (3.0, 5.0), (10.0, 20.0)),
+}
+
+
+class SizeTied(Stateless):
+    """Short, medium and long clients by their number of samples (FedEcho Section 5.1, Table 1).
+
+    The paper says that the class depends on the number of samples, the more so the smaller ``gamma``, and that at
+    most 10% of the clients are long. The law is this package's choice: clients are ordered by
+    ``rank/n + gamma*u``, with rank the place by ``sizes`` (how many samples each client has) and u uniform in 0..1;
+    the last tenth, rounded down, is long, and of the others three in five are short, as in FADAS' Dirichlet means.
+    """
+
+    unit = "10 s"
+
+    def __init__(self, sizes: Sequence[int], seed: int, table: str = "large", gamma: float = 0.0) -> None:
+        if table not in SIZE_TIED_TABLES:
+            raise ConfigError(f"delay table {table!r} is unknown, expected one of {sorted(SIZE_TIED_TABLES)}")
+        if not gamma >= 0:
+            raise ConfigError(f"gamma must be at least 0, got {gamma}")
+        clients = len(sizes)
+        self._seed = seed
+        self._ranges = SIZE_TIED_TABLES[table]
+        draws = generator(seed, "delay-size").random(clients)
+        ranks = np.lexsort((draws, np.asarray(sizes))).argsort()  # clients of one size in random order
+        order = np.argsort(ranks / clients + gamma * generator(seed, "delay-class").random(clients), kind="stable")
+        long = clients // 10
+        short = round(0.6 * (clients - long))
+        self.classes = np.empty(clients, dtype=np.int64)  # [clients], 0 short, 1 medium, 2 long
+        self.classes[order] = np.repeat([0, 1, 2], [short, clients - long - short, long])
+
+    def duration(self, client: int, number: int) -> float:
+        low, high = self._ranges[self.classes[client]]
+        return float(generator(self._seed, "delay", client, number).uniform(low, high))
+
+
+class Exponential(Stateless):
     """Every dispatch takes an exponential time with mean ``mean`` (the ACE paper's beta: 1, 5, 20 or 30)."""
 
     unit = "time unit"
@@ -69,6 +123,33 @@ class Exponential:
 
     def duration(self, client: int, number: int) -> float:
         return float(generator(self._seed, "delay", client, number).exponential(self._mean))
+
+
+class Transmission:
+    """Sending the model takes ``mean`` (its size over the speed) times a normal coefficient (AsyncFedED, B.2).
+
+    On top of ``delays``, in their unit. The paper does not give the coefficient's law beyond normal: here its mean is
+    1, its standard deviation ``jitter``, and what falls below 0 counts as 0.
+    """
+
+    def __init__(self, delays: DelayModel, seed: int, mean: float, jitter: float) -> None:
+        if not (mean >= 0 and jitter >= 0):
+            raise ConfigError(f"transmission time and its deviation must be at least 0, got {mean} and {jitter}")
+        self.unit = delays.unit
+        self._delays = delays
+        self._seed = seed
+        self._mean = mean
+        self._jitter = jitter
+
+    def duration(self, client: int, number: int) -> float:
+        coefficient = generator(self._seed, "transmission", client, number).normal(1.0, self._jitter)
+        return self._delays.duration(client, number) + self._mean * max(0.0, float(coefficient))
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._delays.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._delays.load_state_dict(state)
 
 
 class Suspension:
@@ -94,3 +175,10 @@ class Suspension:
         duration = self._delays.duration(client, number) + (part * self._longest if hangs else 0.0)
         self._longest = max(self._longest, duration)
         return duration
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"longest": self._longest, "delays": self._delays.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._longest = state["longest"]
+        self._delays.load_state_dict(state["delays"])

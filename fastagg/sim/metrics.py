@@ -44,6 +44,12 @@ class DelayStatistics:
     def clear(self) -> None:
         self._counts.clear()
 
+    def state_dict(self) -> dict[int, int]:
+        return dict(self._counts)
+
+    def load_state_dict(self, state: dict[int, int]) -> None:
+        self._counts = Counter(state)
+
     @property
     def mean(self) -> float:
         total = self._counts.total()
@@ -82,6 +88,11 @@ class Stopwatch:
             yield
         finally:
             self.seconds[activity] += time.perf_counter() - start
+
+    def restore(self, split: dict[str, float]) -> None:
+        """Go on from what ``split`` returned in an earlier process."""
+        self.seconds = {activity: split[activity] for activity in ACTIVITIES}
+        self._started = time.perf_counter() - split["total"]
 
     def split(self) -> dict[str, float]:
         """Return the seconds of each activity, of the rest ("other"), and the total."""

@@ -1,5 +1,7 @@
 """The folder of a run: config.toml, metrics.csv, summary.json, accuracy.png, checkpoint.pt.
 
+While a run goes, metrics.csv and checkpoint.pt are what the last checkpoint had; summary.json comes at the end.
+
 Each file is written beside its place and then renamed into it: a full disk or a kill leaves the old file or
 the new one, never half of one.
 """
@@ -17,19 +19,27 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from fastagg.errors import DataError
 from fastagg.sim.metrics import Row
 
 
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     """Let ``write`` fill a temporary file in ``path``'s folder, then rename it to ``path``."""
-    # The suffix stays last: matplotlib chooses the format by it.
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         write(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a killed process left half-written in ``folder``."""
+    for path in folder.glob("*.partial"):
+        path.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -47,6 +57,19 @@ def metrics_csv(rows: Sequence[Row]) -> str:
     for row in rows:
         writer.writerow(asdict(row).values())
     return buffer.getvalue()
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """Read what ``metrics_csv`` wrote, to the same bits. DataError when it is missing or damaged."""
+    types: list[Any] = [int if f.type == "int" else float for f in fields(Row)]
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            lines = list(csv.reader(file))
+        if not lines or lines[0] != [f.name for f in fields(Row)]:
+            raise ValueError("the columns are not those of a run")
+        return [Row(*(kind(cell) for kind, cell in zip(types, line, strict=True))) for line in lines[1:]]
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read {path}: {error}") from None
 
 
 def summary_json(summary: dict[str, Any]) -> str:

@@ -1,13 +1,15 @@
 """Who trains next: the two participation rules of asynchronous federated learning.
 
 A rule has ``initial() -> list[int]``, the clients dispatched at the start, and ``next(arrived) -> int``, the
-client the current model is sent to after ``arrived`` came in. Draws are keyed by (seed, arrival), see
-seeds.py.
+client the current model is sent to after ``arrived`` came in. ``drop(gone, flying)`` takes clients out for good,
+``flying`` of them while they train, and returns the clients that are sent the model in their place. Draws are
+keyed by (seed, arrival), see seeds.py.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Collection
+from typing import Any, Protocol
 
 from fastagg.errors import ConfigError
 from fastagg.sim.seeds import generator
@@ -17,6 +19,12 @@ class Participation(Protocol):
     def initial(self) -> list[int]: ...
 
     def next(self, arrived: int) -> int: ...
+
+    def drop(self, gone: Collection[int], flying: int) -> list[int]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class Concurrency:
@@ -39,6 +47,20 @@ class Concurrency:
 
     def next(self, arrived: int) -> int:
         self._idle.append(arrived)
+        return self._draw()
+
+    def drop(self, gone: Collection[int], flying: int) -> list[int]:
+        # The server gives up on who never answers: M_c clients go on training while there are that many.
+        self._idle = [client for client in self._idle if client not in gone]
+        return [self._draw() for _ in range(min(flying, len(self._idle)))]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"arrivals": self._arrivals, "idle": list(self._idle)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._arrivals, self._idle = state["arrivals"], list(state["idle"])
+
+    def _draw(self) -> int:
         slot = int(generator(self._seed, "participation", self._arrivals).integers(len(self._idle)))
         self._arrivals += 1
         # Fill the hole with the last one: O(1), and a uniform draw does not mind the order.
@@ -57,3 +79,12 @@ class AllClients:
 
     def next(self, arrived: int) -> int:
         return arrived
+
+    def drop(self, gone: Collection[int], flying: int) -> list[int]:
+        return []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass

@@ -14,7 +14,7 @@ import torch
 
 from fastagg.directions import Differences
 from fastagg.errors import DataError, NonFiniteUpdate
-from fastagg.sim import build, output
+from fastagg.sim import build, output, resume
 from fastagg.sim.client import DifferenceSender, LocalTrainer, evaluate
 from fastagg.sim.config import Config, to_toml
 from fastagg.sim.interrupt import StopRequest, on_ctrl_c
@@ -52,37 +52,43 @@ class Simulation:
             self.trainer = LocalTrainer(self.module, build.build_work(config.client), config.seed)
             build.check_clients(config, self.server)
             self._work = self.trainer.gradient if self.server.update_kind == "gradient" else self.trainer.train
-            self._differences: DifferenceSender | None = None
+            self.differences: DifferenceSender | None = None
             if isinstance(self.server.direction, Differences):
-                self._differences = DifferenceSender(name for name, _ in self.module.named_parameters())
-            self.schedule = build.build_schedule(config, self.server)
+                self.differences = DifferenceSender(name for name, _ in self.module.named_parameters())
+            self.schedule = build.build_schedule(config, self.server, [len(samples) for samples in self.data.clients])
+            self._lost = build.lost_clients(config)
         self.rows: list[Row] = []
         self.uploads = 0
         self.delays = DelayStatistics()
         self._recent = DelayStatistics()
         self.rounds = DelayStatistics()  # the largest delay among the updates of each server version
-        self._largest = 0
+        self.statistics = {"all": self.delays, "recent": self._recent, "rounds": self.rounds}
+        self.largest = 0  # delay since the version changed
+        self.dropped = False
         self.client_uploads: Counter[int] = Counter()
         with self.stopwatch.timing("server"):
             self.schedule.start()
 
     def step(self) -> bool:
         """Receive the next update; return whether the model changed. NonFiniteUpdate on divergence."""
+        if self._lost and not self.dropped and self.done() >= self.config.dropout.after:
+            self.schedule.drop(self._lost)
+            self.dropped = True
         job, before = self.schedule.next(), self.server.version
         samples = self.data.clients[job.client]
         with self.stopwatch.timing("training"):
             update = self._work(job.task, samples, job.client, job.number)
-            if self._differences is not None:
-                update = self._differences.difference(job.client, update)
+            if self.differences is not None:
+                update = self.differences.difference(job.client, update)
         with self.stopwatch.timing("server"):
             receipt = self.server.receive(job.client, update, version=job.task.version, num_samples=len(samples))
             self.schedule.arrived(job)
         self.uploads += 1
         self.client_uploads[job.client] += 1
-        self._largest = max(self._largest, receipt.delay)
+        self.largest = max(self.largest, receipt.delay)
         if receipt.version != before:
-            self.rounds.add(self._largest)
-            self._largest = 0
+            self.rounds.add(self.largest)
+            self.largest = 0
         self.delays.add(receipt.delay)
         self._recent.add(receipt.delay)
         return receipt.applied
@@ -142,34 +148,43 @@ class Simulation:
         }
 
 
-def run(config: Config, out: Path | None = None, progress: Progress | None = None) -> Result:
+def run(config: Config, out: Path | None = None, progress: Progress | None = None, *, go_on: bool = False) -> Result:
     """Run ``config`` to its end, to ctrl-C or to divergence; write the folder ``out`` unless it is None.
 
-    Same config, same rows, bit for bit (on one machine and torch version). DataError when ``out`` cannot be
-    written, before anything is trained.
+    Same config, same rows, bit for bit (on one machine and torch version). With ``go_on`` a run that ``out`` holds
+    is taken up at its last checkpoint, and ends as if it had never stopped; one that is over is only read.
+
+    DataError when ``out`` cannot be written, before anything is trained; ConfigError when ``go_on`` finds a run of
+    another config there, CheckpointError when it finds a damaged checkpoint.
     """
     progress = progress or NoProgress()
+    begun = go_on and out is not None and resume.same_run(out, config)
+    if begun and out is not None and (summary := resume.finished(out)) is not None:
+        return Result(config, output.read_metrics(out / "metrics.csv"), summary, summary["time_unit"])
     with _torch_threads(config.run.torch_threads), on_ctrl_c() as stop:
         simulation = Simulation(config)
-        if out is not None:
+        if out is not None and not (begun and resume.restore(simulation, out)):
             _prepare(out, config)
-        stopped = _loop(simulation, stop, progress)
+        checkpoints = None if out is None else resume.Checkpoints(out, config.run.checkpoint_every)
+        stopped = _loop(simulation, stop, progress, checkpoints)
         result = Result(config, simulation.rows, simulation.summary(stopped), simulation.schedule.unit)
         if out is not None:
             _write(out, result, simulation)
     return result
 
 
-def _loop(simulation: Simulation, stop: StopRequest, progress: Progress) -> str:
+def _loop(simulation: Simulation, stop: StopRequest, progress: Progress, checkpoints: resume.Checkpoints | None) -> str:
     """Return why the run stopped: "finished", "interrupted" or "diverged"."""
     every = simulation.config.run.evaluate_every
-    progress.evaluated(simulation.evaluate())
-    evaluated_at = 0  # uploads at the last evaluation
+    if not simulation.rows:
+        progress.evaluated(simulation.evaluate())
     stopped = "finished"
     while (share := simulation.done()) < 1.0:
         progress.advanced(share)
         if stop:
             stopped = "interrupted"
+            if checkpoints is not None:
+                checkpoints.write(simulation)  # before the evaluation below, which an unbroken run has not
             break
         try:
             changed = simulation.step()
@@ -178,8 +193,9 @@ def _loop(simulation: Simulation, stop: StopRequest, progress: Progress) -> str:
             break
         if changed and simulation.server.version % every == 0:
             progress.evaluated(simulation.evaluate())
-            evaluated_at = simulation.uploads
-    if evaluated_at != simulation.uploads:
+        if checkpoints is not None and checkpoints.due():
+            checkpoints.write(simulation)
+    if simulation.rows[-1].uploads != simulation.uploads:
         progress.evaluated(simulation.evaluate())
     progress.advanced(1.0)
     return stopped
@@ -188,6 +204,10 @@ def _loop(simulation: Simulation, stop: StopRequest, progress: Progress) -> str:
 def _prepare(out: Path, config: Config) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
+        output.tidy(out)
+        # Of an earlier run, the summary first: nobody may take it for this one's.
+        for name in ("summary.json", resume.FILE, "metrics.csv", "accuracy.png"):
+            (out / name).unlink(missing_ok=True)
         output.write_text(out / "config.toml", to_toml(config))
     except OSError as error:
         raise DataError(f"cannot write results to {out}: {error}") from error
@@ -198,9 +218,10 @@ def _write(out: Path, result: Result, simulation: Simulation) -> None:
 
     try:
         output.write_text(out / "metrics.csv", output.metrics_csv(result.rows))
-        output.write_text(out / "summary.json", output.summary_json(result.summary))
-        simulation.server.save(out / "checkpoint.pt")
         plots.accuracy_over_time([result], out / "accuracy.png")
+        output.write_text(out / "summary.json", output.summary_json(result.summary))
+        if not result.summary["interrupted"]:
+            simulation.server.save(out / resume.FILE)  # no more than the model is needed from now on
     except OSError as error:
         raise DataError(f"cannot write results to {out}: {error}") from error
 

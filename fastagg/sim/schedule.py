@@ -7,6 +7,11 @@ A schedule hands the loop one ``Job`` at a time:
     job = schedule.next()     the update that arrives now; ``schedule.now`` is the virtual time
     schedule.arrived(job)     after server.receive: dispatches that follow from it
 
+    schedule.drop(clients)    these clients never answer again, what they are training included
+
+``state_dict`` has all of it as plain data and tensors; a new schedule for the same config and the loaded server
+goes on from there instead of ``start``.
+
 A Job holds the immutable snapshot the client was sent, so it can be trained at any moment between its
 dispatch and its arrival; the loop trains it on arrival.
 """
@@ -14,9 +19,11 @@ dispatch and its arrival; the loop trains it on arrival.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from fastagg.dispatch import Dispatch
 from fastagg.sim.clock import VirtualClock
 from fastagg.sim.delays import DelayModel
 from fastagg.sim.participation import Participation
@@ -24,7 +31,7 @@ from fastagg.sim.seeds import generator
 from fastagg.sim.version_delay import VersionDelay
 
 if TYPE_CHECKING:
-    from fastagg.server import Dispatch, Server
+    from fastagg.server import Server
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,9 @@ class Job:
     client: int
     number: int
     task: Dispatch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"client": self.client, "number": self.number, "task": self.task.state_dict()}
 
 
 class Schedule(Protocol):
@@ -49,6 +59,12 @@ class Schedule(Protocol):
     def next(self) -> Job: ...
 
     def arrived(self, job: Job) -> None: ...
+
+    def drop(self, clients: Collection[int]) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class TimedSchedule:
@@ -83,6 +99,27 @@ class TimedSchedule:
     def arrived(self, job: Job) -> None:
         self._dispatch(self._participation.next(job.client))
 
+    def drop(self, clients: Collection[int]) -> None:
+        lost = self._clock.remove(lambda job: job.client in clients)
+        for job in lost:
+            self._server.forget(job.client, job.task.version)  # nobody will answer it, so it need not be kept
+        for client in self._participation.drop(clients, len(lost)):
+            self._dispatch(client)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "clock": self._clock.state_dict(Job.state_dict),
+            "dispatches": dict(self._dispatches),
+            "delays": self._delays.state_dict(),
+            "participation": self._participation.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._clock.load_state_dict(state["clock"], lambda job: _job(job, self._server))
+        self._dispatches = Counter(state["dispatches"])
+        self._delays.load_state_dict(state["delays"])
+        self._participation.load_state_dict(state["participation"])
+
     def _dispatch(self, client: int) -> None:
         number = self._dispatches[client]
         self._dispatches[client] += 1
@@ -106,6 +143,7 @@ class RoundSchedule:
         self._per_round = per_round
         self._seed = seed
         self._rounds = 0
+        self._gone: set[int] = set()
         self._end = 0.0
         self._waiting: deque[Job] = deque()
         self._dispatches: Counter[int] = Counter()
@@ -115,10 +153,11 @@ class RoundSchedule:
         return list(self._waiting)
 
     def start(self) -> None:
-        drawn = generator(self._seed, "round", self._rounds).permutation(self._clients)[: self._per_round]
+        order = generator(self._seed, "round", self._rounds).permutation(self._clients)
+        drawn = [client for client in map(int, order) if client not in self._gone][: self._per_round]
         self._rounds += 1
         self._end = self.now
-        for client in map(int, drawn):
+        for client in drawn:
             number = self._dispatches[client]
             self._dispatches[client] += 1
             self._end = max(self._end, self.now + self._delays.duration(client, number))
@@ -134,6 +173,27 @@ class RoundSchedule:
     def arrived(self, job: Job) -> None:
         if not self._waiting:
             self.start()
+
+    def drop(self, clients: Collection[int]) -> None:
+        self._gone = set(clients)  # a round that has begun is finished: the server would wait for ever
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "now": self.now,
+            "rounds": self._rounds,
+            "end": self._end,
+            "waiting": [job.state_dict() for job in self._waiting],
+            "dispatches": dict(self._dispatches),
+            "delays": self._delays.state_dict(),
+            "gone": sorted(self._gone),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.now, self._rounds, self._end = state["now"], state["rounds"], state["end"]
+        self._waiting = deque(_job(job, self._server) for job in state["waiting"])
+        self._dispatches = Counter(state["dispatches"])
+        self._delays.load_state_dict(state["delays"])
+        self._gone = set(state["gone"])
 
 
 class VersionSchedule:
@@ -155,6 +215,7 @@ class VersionSchedule:
         self._seed = seed
         self._arrivals = 0
         self._updates: Counter[int] = Counter()
+        self._gone: set[int] = set()
         self._tasks: dict[int, dict[int, Dispatch]] = {}  # version -> client -> what it was sent
         # The server remembers unanswered tasks, and most are never answered. So the clients take turns in dropping
         # all of theirs, each about once in four windows: what is remembered stays bounded.
@@ -173,19 +234,39 @@ class VersionSchedule:
     def next(self) -> Job:
         arrival, current = self._arrivals, self._server.version
         self._arrivals += 1
-        order = generator(self._seed, "arrival", arrival).permutation(self._clients)
-        tau = self._delays.tau(int(order[0]), arrival)
+        drawn = generator(self._seed, "arrival", arrival).permutation(self._clients)
+        order = [client for client in map(int, drawn) if client not in self._gone]
+        tau = self._delays.tau(order[0], arrival)
         for version in range(max(0, current - tau), current + 1):
             holders = self._tasks.get(version, {})
-            for client in map(int, order):
+            for client in order:
                 if (task := holders.pop(client, None)) is not None:
                     return self._job(client, task)
-        client = int(order[0])  # all have used all they hold: the current version can be sent once more
+        client = order[0]  # all have used all they hold: the current version can be sent once more
         return self._job(client, self._server.dispatch(client))
 
     def arrived(self, job: Job) -> None:
         if self._server.version not in self._tasks:
             self._send(self._server.version)
+
+    def drop(self, clients: Collection[int]) -> None:
+        self._gone = set(clients)
+
+    def state_dict(self) -> dict[str, Any]:
+        tasks = {v: {c: task.state_dict() for c, task in held.items()} for v, held in self._tasks.items()}
+        return {
+            "arrivals": self._arrivals,
+            "updates": dict(self._updates),
+            "tasks": tasks,
+            "gone": sorted(self._gone),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._arrivals, self._updates = state["arrivals"], Counter(state["updates"])
+        self._gone = set(state["gone"])
+        self._tasks = {
+            v: {c: _task(task, self._server) for c, task in held.items()} for v, held in state["tasks"].items()
+        }
 
     def _job(self, client: int, task: Dispatch) -> Job:
         number = self._updates[client]
@@ -203,3 +284,11 @@ class VersionSchedule:
         self._server.forget(client)
         for tasks in self._tasks.values():
             tasks.pop(client, None)
+
+
+def _task(state: dict[str, Any], server: Server) -> Dispatch:
+    return Dispatch.from_state(state, server.layout)
+
+
+def _job(state: dict[str, Any], server: Server) -> Job:
+    return Job(state["client"], state["number"], _task(state["task"], server))

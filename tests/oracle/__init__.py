@@ -9,12 +9,14 @@ policies      what the delay does (constant, hinge, polynomial, delay-adaptive, 
 buffered      FedBuff, FADAS, CA2FL, FedAC
 immediate     ASGD, delay-adaptive ASGD, FedAsync, AsyncFedED
 cached        ACE (direct and with client caches), ACED
+distilled     FedEcho
 synchronous   FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad, FedAMS
 """
 
 from .buffered import CA2FL, FADAS, Buffer, Calibrated, CosineBuffer, FedAC, FedACOptimizer, FedBuff
 from .cached import ACE, ACED, ACEClientCache, ActiveSet, AllClients, ClientGradients, Differences
 from .core import Arrival, Composed, Direction, Receipt, Vector
+from .distilled import FedEcho, TanhNetwork, loss_and_gradient, softmax
 from .immediate import ASGD, AsyncFedED, DelayAdaptiveASGD, FedAsync, Single, StaleModel
 from .optimizers import SGD, Adagrad, Adam, AMSGrad, Momentum, Optimizer, Yogi
 from .policies import Constant, DelayAdaptive, Euclidean, Hinge, Policy, Polynomial, StaleStep
@@ -56,6 +58,7 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedBuff",
+    "FedEcho",
     "FedYogi",
     "Hinge",
     "Momentum",
@@ -66,7 +69,10 @@ __all__ = [
     "Single",
     "StaleModel",
     "StaleStep",
+    "TanhNetwork",
     "Vector",
     "Yogi",
     "fedprox_gradient",
+    "loss_and_gradient",
+    "softmax",
 ]

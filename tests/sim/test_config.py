@@ -40,7 +40,13 @@ def test_written_toml_holds_every_default(tiny):
         "lr_decay": 1.0,
         "optimizer": "sgd",
     }
-    assert written["delay"] == {"name": "three-class", "table": "large", "gamma": 1.0, "suspension": 0.0}
+    assert written["delay"] == {
+        "name": "three-class",
+        "table": "large",
+        "gamma": 1.0,
+        "jitter": 0.1,
+        "suspension": 0.0,
+    }
 
 
 def test_keywords_of_the_algorithm_are_passed_on_with_none(tiny):

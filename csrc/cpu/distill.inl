@@ -1,0 +1,97 @@
+// Rows of the distillation loss (math/distill.h). Included by kernels.inl.
+//
+// A row is swept in pieces of kLanes; sums are kept lane by lane within a block of reduce.h's size and folded in
+// double, so they have the same bits whatever the vector width.
+
+template <typename T>
+FASTAGG_FN double fold_lanes(const T* lanes) {
+  double quads[kQuads];
+  for (int64_t q = 0; q < kQuads; ++q)
+    quads[q] = fold_quad(static_cast<double>(lanes[4 * q]), static_cast<double>(lanes[4 * q + 1]),
+                         static_cast<double>(lanes[4 * q + 2]), static_cast<double>(lanes[4 * q + 3]));
+  for (int64_t half = kQuads / 2; half > 0; half /= 2)
+    for (int64_t i = 0; i < half; ++i) quads[i] += quads[i + half];
+  return quads[0];
+}
+
+// The largest of scale*in. NaN is passed over: the row's sum will be NaN.
+template <typename T>
+FASTAGG_FN T largest_of(const T* in, T scale, int64_t n) {
+  T lanes[kLanes];
+  for (int64_t l = 0; l < kLanes; ++l) lanes[l] = -__builtin_huge_val();
+  int64_t k = 0;
+  for (; k + kLanes <= n; k += kLanes)
+    for (int64_t l = 0; l < kLanes; ++l) {
+      const T value = scale * in[k + l];
+      lanes[l] = value > lanes[l] ? value : lanes[l];
+    }
+  for (int64_t l = 0; k + l < n; ++l) {
+    const T value = scale * in[k + l];
+    lanes[l] = value > lanes[l] ? value : lanes[l];
+  }
+  for (int64_t half = kLanes / 2; half > 0; half /= 2)
+    for (int64_t l = 0; l < half; ++l) lanes[l] = lanes[l + half] > lanes[l] ? lanes[l + half] : lanes[l];
+  return lanes[0];
+}
+
+// sums[0] = sum of e = exp(scale*in - most), sums[1] = sum of weigh(e, t, i) with t = scale*in - most; out = e.
+template <typename T, typename Weigh>
+FASTAGG_FN void exponentials(const T* in, T scale, T most, int64_t n, T* out, double* sums, Weigh weigh) {
+  sums[0] = sums[1] = 0.0;
+  for (int64_t at = 0; at < n; at += kBlock) {
+    const int64_t end = at + kBlock < n ? at + kBlock : n;
+    T plain[kLanes] = {}, weighted[kLanes] = {};
+    int64_t k = at;
+    for (; k + kLanes <= end; k += kLanes) {
+      FASTAGG_NO_CARRY
+      for (int64_t l = 0; l < kLanes; ++l) {
+        const T t = scale * in[k + l] - most;
+        const T e = exp_negative(t);
+        plain[l] += e;
+        weighted[l] += weigh(e, t, k + l);
+        out[k + l] = e;
+      }
+    }
+    FASTAGG_NO_CARRY
+    for (int64_t l = 0; l < end - k; ++l) {
+      const T t = scale * in[k + l] - most;
+      const T e = exp_negative(t);
+      plain[l] += e;
+      weighted[l] += weigh(e, t, k + l);
+      out[k + l] = e;
+    }
+    sums[0] += fold_lanes(plain);
+    sums[1] += fold_lanes(weighted);
+  }
+}
+
+template <typename T>
+void soft_targets_row(const T* logits, T scale, int64_t classes, T* probs, int64_t* label, double* entropy) {
+  const T most = largest_of(logits, scale, classes);
+  *label = 0;
+  while (*label + 1 < classes && !(scale * logits[*label] == most)) ++*label;
+  double sums[2];
+  exponentials(logits, scale, most, classes, probs, sums,
+               [](T e, T t, int64_t) FASTAGG_INLINE { return weighed(e, t); });
+  const T inverse = static_cast<T>(1.0 / sums[0]);
+  FASTAGG_NO_CARRY
+  for (int64_t i = 0; i < classes; ++i) probs[i] *= inverse;
+  const double found = log_positive(sums[0]) - sums[1] / sums[0];
+  *entropy = found < 0.0 ? 0.0 : found;  // rounding, where the teacher is certain
+}
+
+// The row's loss; gradient = df/dz * share.
+template <typename T>
+double distill_row(const T* logits, const T* probs, int64_t label, double entropy, double alpha, double share,
+                   int64_t classes, T* gradient) {
+  const T most = largest_of(logits, T(1), classes);
+  double sums[2];
+  exponentials(logits, T(1), most, classes, gradient, sums,
+               [=](T, T t, int64_t i) FASTAGG_INLINE { return weighed(probs[i], t); });
+  const T inverse = static_cast<T>(1.0 / sums[0]), mix = static_cast<T>(alpha), part = static_cast<T>(share);
+  FASTAGG_NO_CARRY
+  for (int64_t i = 0; i < classes; ++i) gradient[i] = logit_gradient(gradient[i], inverse, probs[i], mix, part);
+  gradient[label] -= static_cast<T>((1.0 - alpha) * share);
+  const double t_label = static_cast<double>(logits[label]) - static_cast<double>(most);
+  return distillation(alpha, entropy, sums[1], log_positive(sums[0]), t_label);
+}

@@ -1,0 +1,83 @@
+"""What FedEcho's distillation is told: the model's code, the unlabelled data, and the paper's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from torch import nn
+
+from fastagg import _checks, ops
+from fastagg.errors import ConfigError
+
+
+@dataclass(frozen=True, eq=False)
+class Distillation:
+    """Server-side distillation of paper 004, Algorithm 1, lines 12 to 15, and Eqs. 2 to 4.
+
+    The student's and the teachers' models run in eval mode: dropout is off, and BatchNorm uses running statistics,
+    the arriving client's for a teacher and the new global model's for the student.
+
+    Args:
+        model: an nn.Module with the server's parameters, in the server's order; it is copied. Its output is logits,
+            [batch, C] or [batch, ..., C], or an object with such an attribute ``logits``.
+        unlabelled: the inputs without labels: a tensor [N, ...]; a mapping of tensors, passed as keywords; a Dataset
+            (of inputs, or of tuples that begin with them); or the path of a folder of images or of an .npy, .npz
+            or .pt file.
+        samples: how many of them to use, drawn once with the server's seed; None for all.
+        alpha: weight of the KL term: ``(alpha_min, alpha_max)``, between which the teachers' entropy decides (Eq. 4),
+            or one number.
+        clip_norm: nu, the largest Euclidean norm of a gradient (Eq. 2); None for no clipping.
+        lr, betas, eps: Adam's, with bias correction; moments start from zero at every flush unless ``keep_moments``.
+        keep_moments: let Adam's moments live on from flush to flush.
+        steps: Q, steps per flush; None for one pass over the samples. The paper does not give it.
+        batch_size: samples per step. The paper does not give it.
+        inference_batch_size: samples per forward pass of a teacher.
+        shape: resize images to this shape, (channels, height, width); None to take the inputs as they are.
+        forward: ``forward(model, inputs) -> logits``, where calling the model is not enough.
+        offload: keep logits in host memory when the server is on a GPU (large vocabularies).
+
+    Raises:
+        ConfigError: a setting is out of range.
+    """
+
+    model: nn.Module
+    unlabelled: Any
+    samples: int | None = 2000
+    alpha: float | tuple[float, float] = (0.2, 0.8)
+    clip_norm: float | None = 5.0
+    lr: float = 3e-6
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    keep_moments: bool = False
+    steps: int | None = None
+    batch_size: int = 128
+    inference_batch_size: int = 500
+    shape: tuple[int, ...] | None = None
+    forward: Callable[[nn.Module, Any], Any] | None = field(default=None, repr=False)
+    offload: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise ConfigError(f"distill.model: expected an nn.Module, got {type(self.model).__name__}")
+        if self.unlabelled is None:
+            raise ConfigError("distill.unlabelled: FedEcho needs data without labels, got None")
+        for name in ("samples", "steps"):
+            if getattr(self, name) is not None:
+                _checks.whole(f"distill.{name}", getattr(self, name), least=1)
+        for name in ("batch_size", "inference_batch_size"):
+            _checks.whole(f"distill.{name}", getattr(self, name), least=1)
+        ops.alpha_bounds(self.alpha)
+        if self.clip_norm is not None:
+            _checks.number("distill.clip_norm", self.clip_norm, above=0)
+        _checks.number("distill.lr", self.lr, least=0)
+        _checks.number("distill.eps", self.eps, above=0)
+        for beta in self.betas:
+            if not 0 <= _checks.number("distill.betas", beta) < 1:
+                raise ConfigError(f"distill.betas: expected numbers in [0, 1), got {self.betas!r}")
+
+    def settings(self) -> dict[str, Any]:
+        """All that is plain data, for checkpoints."""
+        skipped = ("model", "unlabelled", "forward")
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in skipped}

@@ -1,0 +1,131 @@
+"""The model's code, run on parameters that lie in a flat vector."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastagg import ops
+from fastagg.distill.settings import Distillation
+from fastagg.distill.unlabelled import Inputs, length, take
+from fastagg.errors import ConfigError, NonFiniteUpdate, ShapeMismatch
+from fastagg.layout import Layout
+
+
+class Student:
+    """A copy of the module whose parameters are views of whatever flat vector it is bound to.
+
+    Args:
+        settings: the module, and how to run it.
+        inputs: the unlabelled samples.
+        size, buffer_size: of the server's model.
+
+    Attributes:
+        rows_per_sample: 1 for a classifier, the number of tokens where every one of them has logits.
+        classes: C.
+        copies: whether its parameters are copies and not views.
+
+    Raises:
+        ConfigError: the module has another number of parameters or buffers, or does not return logits.
+    """
+
+    def __init__(
+        self, settings: Distillation, inputs: Inputs, size: int, buffer_size: int, device: torch.device
+    ) -> None:
+        self.settings, self.inputs, self.device = settings, inputs, device
+        self.module = copy.deepcopy(settings.model).to(device).eval()
+        self.layout = Layout.of(self.module)
+        for what, theirs, mine in (
+            ("parameters", self.layout.size, size),
+            ("buffer elements", self.layout.buffer_size, buffer_size),
+        ):
+            if theirs != mine:
+                raise ConfigError(f"distill.model: it has {theirs} {what}, the server's model has {mine}")
+        self._parameters = [p for p in self.module.parameters() if p.requires_grad]
+        if any(p.dtype not in (torch.float32, torch.float16, torch.bfloat16) for p in self._parameters):
+            raise ConfigError("distill.model: expected parameters in float32, float16 or bfloat16")
+        # Whether the module holds copies in a type of its own, to be made anew when the vector changes.
+        self.copies = any(p.dtype is not torch.float32 for p in self._parameters)
+        with torch.no_grad():
+            rows, self.classes = self._run(take(inputs, slice(0, 1))).shape
+        self.rows_per_sample = int(rows)
+
+    @property
+    def rows(self) -> int:
+        """Rows of logits over all samples."""
+        return length(self.inputs) * self.rows_per_sample
+
+    def bind(self, flat: Tensor, buffers: Tensor) -> None:
+        """Run on ``flat`` [d] and the running statistics ``buffers`` from now on. fp32 parameters are views of it."""
+        held = dict(self.module.named_parameters())
+        statistics = dict(self.module.named_buffers())
+        for entry in self.layout.entries:
+            if entry.role == "parameter":
+                view = flat[entry.offset : entry.offset + entry.size].view(entry.shape)
+                held[entry.name].data = view.to(held[entry.name].dtype)
+            elif entry.role == "buffer":
+                view = buffers[entry.offset : entry.offset + entry.size].view(entry.shape)
+                statistics[entry.name].copy_(view)
+
+    def logits(self, index: Tensor | slice) -> Tensor:
+        """Logits of the samples in ``index``, [rows, C]; differentiable unless gradients are off.
+
+        Raises:
+            ConfigError: the module does not return logits.
+            ShapeMismatch: they have another number of classes or rows than before.
+        """
+        inputs = take(self.inputs, index)
+        found = self._run(inputs)
+        expected = (length(inputs) * self.rows_per_sample, self.classes)
+        if tuple(found.shape) != expected:
+            raise ShapeMismatch(f"distill.model: expected logits of shape {list(expected)}, got {list(found.shape)}")
+        return found
+
+    @torch.no_grad()
+    def infer(self, out: Tensor) -> None:
+        """Logits of all samples into ``out``, [rows*C] fp32, in chunks.
+
+        Raises:
+            NonFiniteUpdate: a logit is NaN or infinite.
+        """
+        samples, chunk = length(self.inputs), self.settings.inference_batch_size
+        width = self.rows_per_sample * self.classes
+        for first in range(0, samples, chunk):
+            last = min(samples, first + chunk)
+            out[first * width : last * width].copy_(self.logits(slice(first, last)).reshape(-1))
+        if not ops.inspect(out).finite:
+            raise NonFiniteUpdate("the client's model gives logits that are NaN or infinite on the unlabelled data")
+
+    def gradients(self, loss: Tensor) -> list[Tensor]:
+        """The loss's gradients, one tensor for each parameter in the flat vector's order."""
+        found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        return [
+            torch.zeros_like(p) if g is None else g.contiguous() for g, p in zip(found, self._parameters, strict=True)
+        ]
+
+    def _run(self, inputs: Inputs) -> Tensor:
+        moved: Any = (
+            inputs.to(self.device)
+            if isinstance(inputs, Tensor)
+            else {name: tensor.to(self.device) for name, tensor in inputs.items()}
+        )
+        out = _call(self.settings.forward, self.module, moved)
+        found = getattr(out, "logits", out)
+        if not isinstance(found, Tensor) or found.dim() < 2 or not found.is_floating_point():
+            got = f"{found.dtype} {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise ConfigError(f"distill.model: expected logits [batch, ..., classes], got {got}")
+        if found.shape[0] != length(inputs):
+            raise ConfigError(
+                f"distill.model: expected logits [batch, ..., classes] for a batch of {length(inputs)}, "
+                f"got {list(found.shape)}"
+            )
+        return found.reshape(-1, found.shape[-1]).float()
+
+
+def _call(forward: Any, module: nn.Module, inputs: Any) -> Any:
+    if forward is not None:
+        return forward(module, inputs)
+    return module(**inputs) if isinstance(inputs, dict) else module(inputs)

@@ -1,0 +1,167 @@
+"""Unlabelled inputs, from whatever a user has them in, as tensors that share their first dimension."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fastagg.errors import DataError
+
+Inputs = Tensor | dict[str, Tensor]
+
+_IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
+
+
+def load(source: Any, samples: int | None, shape: Sequence[int] | None, seed: int) -> Inputs:
+    """Read :class:`fastagg.distill.Distillation`'s ``unlabelled`` and draw ``samples`` of it (all if there are fewer).
+
+    Args:
+        samples: how many; None for all.
+        shape: (channels, height, width) to resize images to; None for none.
+        seed: of the draw.
+
+    Raises:
+        DataError: there is nothing there, or it cannot be read as inputs of one shape.
+    """
+    inputs = _read(source, shape)
+    count = length(inputs)
+    if count == 0:
+        raise DataError("distill.unlabelled: there are no samples")
+    if samples is not None and samples < count:
+        rng = np.random.default_rng([seed, 0xEC40])
+        inputs = take(inputs, torch.from_numpy(np.sort(rng.permutation(count)[:samples])))
+    if shape is not None:
+        if not isinstance(inputs, Tensor):
+            raise DataError("distill.shape: only images are resized, the unlabelled data is a mapping")
+        inputs = resize(inputs, shape)
+    return inputs
+
+
+def length(inputs: Inputs) -> int:
+    """Number of samples."""
+    return len(inputs) if isinstance(inputs, Tensor) else len(next(iter(inputs.values()), ()))
+
+
+def take(inputs: Inputs, index: Tensor | slice) -> Inputs:
+    """The samples of ``index``."""
+    if isinstance(inputs, Tensor):
+        return inputs[index]
+    return {name: tensor[index] for name, tensor in inputs.items()}
+
+
+def resize(images: Tensor, shape: Sequence[int]) -> Tensor:
+    """Images [N, (channels,) height, width] as fp32 [N, *shape], bilinear and antialiased.
+
+    8-bit ones are scaled to 0..1; one channel is repeated and several are averaged where ``shape`` asks for another
+    number.
+
+    Raises:
+        DataError: they are no images, or ``shape`` is not (channels, height, width).
+    """
+    if images.dtype is torch.uint8:
+        images = images.to(torch.float32) / 255
+    if images.dim() == 3:
+        images = images.unsqueeze(1)
+    if images.dim() != 4 or len(shape) != 3 or not images.is_floating_point():
+        raise DataError(
+            f"distill.shape: expected images [N, channels, height, width] and (channels, height, width), "
+            f"got {images.dtype} {list(images.shape)} and {tuple(shape)}"
+        )
+    channels = shape[0]
+    if images.shape[1] != channels:
+        grey = images.mean(dim=1, keepdim=True)
+        images = grey.expand(-1, channels, -1, -1)
+    if images.shape[2:] != tuple(shape[1:]):
+        images = functional.interpolate(images, size=tuple(shape[1:]), mode="bilinear", antialias=True)
+    return images.to(torch.float32).contiguous()
+
+
+def _read(source: Any, shape: Sequence[int] | None) -> Inputs:
+    if isinstance(source, (str, os.PathLike)):
+        return _from_path(Path(source), shape)
+    if isinstance(source, Tensor):
+        return source.detach()
+    if isinstance(source, np.ndarray):
+        return torch.from_numpy(np.ascontiguousarray(source))
+    if isinstance(source, Mapping):
+        tensors = {str(name): torch.as_tensor(value) for name, value in source.items()}
+        if len({len(tensor) for tensor in tensors.values()}) != 1:
+            raise DataError("distill.unlabelled: expected a mapping of tensors with the same first dimension")
+        return tensors
+    return _from_dataset(source)
+
+
+def _from_dataset(source: Any) -> Inputs:
+    try:
+        items = [source[i] for i in range(len(source))]
+    except Exception as error:  # it is a user's own code
+        kind = type(source).__name__
+        raise DataError(
+            f"distill.unlabelled: expected a tensor, a mapping, a Dataset or a path, got {kind} ({error})"
+        ) from error
+    if not items:
+        raise DataError("distill.unlabelled: there are no samples")
+    if isinstance(items[0], Mapping):
+        names = [name for name in items[0] if name not in ("label", "labels")]
+        return {name: _stack([item[name] for item in items]) for name in names}
+    return _stack([item[0] if isinstance(item, (tuple, list)) else item for item in items])
+
+
+def _stack(items: Sequence[Any]) -> Tensor:
+    try:
+        return torch.stack(
+            [torch.as_tensor(np.asarray(item) if not isinstance(item, Tensor) else item) for item in items]
+        )
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"distill.unlabelled: the samples are not arrays of one shape: {error}") from error
+
+
+def _from_path(path: Path, shape: Sequence[int] | None) -> Inputs:
+    if path.is_dir():
+        return _from_images(sorted(p for p in path.rglob("*") if p.suffix.lower() in _IMAGES), path, shape)
+    if not path.exists():
+        raise DataError(f"distill.unlabelled: {path}: no such file or folder")
+    try:
+        if path.suffix == ".npz":
+            with np.load(path) as arrays:
+                name = next((n for n in ("x_train", "x", "images") if n in arrays), arrays.files[0])
+                return torch.from_numpy(arrays[name])
+        if path.suffix == ".npy":
+            return torch.from_numpy(np.load(path))
+        if path.suffix == ".pt":
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+            if isinstance(loaded, (Tensor, dict)):
+                return _read(loaded, shape)
+    except (OSError, ValueError, KeyError, IndexError, EOFError, RuntimeError, TypeError, zipfile.BadZipFile) as error:
+        raise DataError(f"distill.unlabelled: {path}: cannot be read: {error}") from error
+    except Exception as error:  # unpickling has errors of its own
+        raise DataError(f"distill.unlabelled: {path}: cannot be read: {error}") from error
+    raise DataError(f"distill.unlabelled: {path}: expected a folder of images or an .npy, .npz or .pt file")
+
+
+def _from_images(files: Sequence[Path], folder: Path, shape: Sequence[int] | None) -> Tensor:
+    if not files:
+        raise DataError(f"distill.unlabelled: {folder}: there are no images ({', '.join(sorted(_IMAGES))})")
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DataError("distill.unlabelled: reading images needs Pillow: pip install pillow") from error
+    images = []
+    for file in files:
+        try:
+            with Image.open(file) as image:
+                pixels = np.asarray(image.convert("L" if shape is not None and shape[0] == 1 else "RGB"))
+        except OSError as error:
+            raise DataError(f"distill.unlabelled: {file}: not an image: {error}") from error
+        tensor = torch.from_numpy(pixels.copy())
+        tensor = tensor.unsqueeze(0) if tensor.dim() == 2 else tensor.permute(2, 0, 1)
+        images.append(tensor.float() / 255 if shape is None else resize(tensor.unsqueeze(0), shape)[0])
+    return _stack(images)

@@ -1,0 +1,202 @@
+"""FedEcho's distillation loss, forward and backward fused (paper 004, Eqs. 3 and 4)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastagg import reference
+from fastagg._build import native
+from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
+from fastagg.ops.checks import address
+
+_SOFT_TARGETS = {torch.float32: native.soft_targets_f32, torch.float64: native.soft_targets_f64}
+_DISTILL = {torch.float32: native.distill_f32, torch.float64: native.distill_f64}
+
+
+class SoftTargets(NamedTuple):
+    """What a batch of teachers says. R rows, C classes.
+
+    Attributes:
+        probs: [R, C] fp32 or fp64, ``softmax(y)``.
+        labels: [R] int64, ``argmax y``, the first of equal ones. Rows set to -100 count for nothing.
+        entropy: [R] fp64, ``H = -sum p log p`` in nats.
+    """
+
+    probs: Tensor
+    labels: Tensor
+    entropy: Tensor
+
+
+def soft_targets(logits: Tensor, *, scale: float = 1.0, out: Tensor | None = None) -> SoftTargets:
+    """Softmax, argmax and entropy of the teachers' logits ``y``, in one call (paper 004, Eq. 4).
+
+    Args:
+        logits: [R, C] fp32 or fp64, contiguous. They are multiplied by ``scale`` > 0 first (1/n makes a sum a mean).
+        out: where the probabilities go, like ``logits`` (it may be ``logits``); by default a new tensor.
+
+    Raises:
+        ShapeMismatch, DTypeMismatch, ConfigError: an argument is refused.
+    """
+    _matrix("logits", logits)
+    if not (math.isfinite(scale) and scale > 0):
+        raise ConfigError(f"scale: expected a number > 0, got {scale!r}")
+    probs = torch.empty_like(logits) if out is None else out
+    _like("out", probs, logits)
+    device = logits.device
+    fused = _has_kernel(logits)
+    if device.type != "cpu" and not fused:
+        return SoftTargets(*reference.soft_targets(logits, scale=scale, out=probs))
+    rows, classes = logits.shape
+    labels = torch.empty(rows, dtype=torch.int64, device=device)
+    entropy = torch.empty(rows, dtype=torch.float64, device=device)
+    if fused:
+        native.cuda_soft_targets(
+            logits.data_ptr(), scale, rows, classes, probs.data_ptr(), labels.data_ptr(), entropy.data_ptr(),
+            *_stream(device),
+        )  # fmt: skip
+        return SoftTargets(probs, labels, entropy)
+    _SOFT_TARGETS[logits.dtype](
+        logits.data_ptr(), scale, rows, classes, probs.data_ptr(), labels.data_ptr(), entropy.data_ptr()
+    )
+    return SoftTargets(probs, labels, entropy)
+
+
+def distillation_loss(
+    student: Tensor,
+    targets: SoftTargets,
+    *,
+    rows: Tensor | None = None,
+    alpha: float | tuple[float, float] = (0.2, 0.8),
+) -> Tensor:
+    """``mean over rows of alpha*KL(p || softmax(z)) + (1-alpha)*CE(z, argmax y)``, differentiable in z (Eq. 3).
+
+    With a pair, ``alpha = Hhat*alpha_max + (1-Hhat)*alpha_min``, ``Hhat`` the mean entropy of the rows over ``log C``
+    (Eq. 4). The gradient, ``(softmax(z) - alpha*p - (1-alpha)*onehot)/R``, is made in the forward pass: 12 bytes per
+    logit in all. Exact for logits of any size; one class gives 0.
+
+    Args:
+        student: z, [R, C] fp32 or fp64 (fp16 and bf16 are widened).
+        targets: the teachers, of the same dtype; one row for each of the student's, unless ``rows`` says which.
+        rows: [R] int64, the teachers' rows that the student's answer; they are read in place.
+        alpha: fixed, or ``(alpha_min, alpha_max)``, 0 <= alpha_min <= alpha_max <= 1.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        ShapeMismatch, DTypeMismatch, ConfigError: an argument is refused.
+    """
+    low, high = alpha_bounds(alpha)
+    if student.dtype in (torch.float16, torch.bfloat16):
+        student = student.float()
+    _matrix("student", student.detach())
+    _check_targets(student, targets, rows)
+    probs, labels, entropy = targets
+    found: Tensor = _Distillation.apply(student, probs, labels, entropy, rows, low, high)
+    return found
+
+
+def alpha_bounds(alpha: Any) -> tuple[float, float]:
+    """``alpha`` as ``(alpha_min, alpha_max)``.
+
+    Raises:
+        ConfigError: not a number or a pair, or not 0 <= alpha_min <= alpha_max <= 1.
+    """
+    try:
+        low, high = (float(alpha), float(alpha)) if isinstance(alpha, (int, float)) else map(float, alpha)
+    except (TypeError, ValueError):
+        raise ConfigError(f"alpha: expected a number or (alpha_min, alpha_max), got {alpha!r}") from None
+    if not 0.0 <= low <= high <= 1.0:
+        raise ConfigError(f"alpha: expected 0 <= alpha_min <= alpha_max <= 1, got {alpha!r}")
+    return low, high
+
+
+class _Distillation(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, student: Tensor, probs: Tensor, labels: Tensor, entropy: Tensor, rows: Tensor | None,
+        low: float, high: float,
+    ) -> Tensor:  # fmt: skip
+        if _has_kernel(student):
+            student, gradient = student.contiguous(), torch.empty_like(student, memory_format=torch.contiguous_format)
+            scratch = torch.empty(2 + len(student), dtype=torch.float64, device=student.device)
+            loss = student.new_empty(())
+            rows = None if rows is None else rows.contiguous()
+            native.cuda_distill(
+                student.data_ptr(), probs.data_ptr(), labels.data_ptr(), entropy.data_ptr(), address(rows),
+                student.shape[0], student.shape[1], low, high, scratch.data_ptr(), loss.data_ptr(),
+                gradient.data_ptr(), *_stream(student.device),
+            )  # fmt: skip
+        elif student.device.type != "cpu":
+            loss, gradient = reference.distillation(student, probs, labels, entropy, rows, low, high)
+        else:
+            rows = None if rows is None else rows.contiguous()
+            student, gradient = student.contiguous(), torch.empty_like(student, memory_format=torch.contiguous_format)
+            count, classes = student.shape
+            try:
+                mean, _ = _DISTILL[student.dtype](
+                    student.data_ptr(), probs.data_ptr(), labels.data_ptr(), entropy.data_ptr(), address(rows),
+                    len(probs), count, classes, low, high, gradient.data_ptr(),
+                )  # fmt: skip
+            except IndexError as error:
+                raise ShapeMismatch(str(error)) from None
+            loss = student.new_tensor(mean)
+        ctx.save_for_backward(gradient)
+        return loss
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
+        (gradient,) = ctx.saved_tensors
+        # Asking a GPU for the number would wait for it; a multiplication does not.
+        if upstream.device.type != "cpu" or float(upstream) != 1.0:
+            gradient = gradient * upstream
+        return gradient, None, None, None, None, None, None
+
+
+def _has_kernel(logits: Tensor) -> bool:
+    """Whether it is for the CUDA kernels, which take fp32."""
+    return logits.is_cuda and logits.dtype is torch.float32 and bool(native.cuda_architectures)
+
+
+def _stream(device: torch.device) -> tuple[int, int]:
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return index, torch.cuda.current_stream(device).cuda_stream
+
+
+def _matrix(name: str, tensor: Tensor) -> None:
+    if tensor.dtype not in _DISTILL:
+        raise DTypeMismatch(f"{name}: expected float32 or float64 logits, got {tensor.dtype}")
+    if tensor.dim() != 2 or tensor.shape[1] == 0:
+        raise ShapeMismatch(f"{name}: expected shape [rows, classes], got {list(tensor.shape)}")
+    if name == "logits" and not tensor.is_contiguous():
+        raise ShapeMismatch(f"{name}: expected a contiguous matrix, got strides {list(tensor.stride())}")
+
+
+def _like(name: str, tensor: Tensor, other: Tensor) -> None:
+    if tensor.dtype is not other.dtype or tensor.device != other.device:
+        raise DTypeMismatch(f"{name}: expected {other.dtype} on {other.device}, got {tensor.dtype} on {tensor.device}")
+    if tensor.shape != other.shape or not tensor.is_contiguous():
+        raise ShapeMismatch(f"{name}: expected shape {list(other.shape)}, contiguous, got {list(tensor.shape)}")
+
+
+def _check_targets(student: Tensor, targets: SoftTargets, rows: Tensor | None) -> None:
+    probs, labels, entropy = targets
+    count, classes = probs.shape if probs.dim() == 2 else (-1, -1)
+    if classes != student.shape[1] or (rows is None and count != student.shape[0]):
+        raise ShapeMismatch(f"student: logits of shape {list(student.shape)}, the teachers' are {list(probs.shape)}")
+    if not probs.is_contiguous():
+        raise ShapeMismatch("targets.probs: expected a contiguous matrix")
+    if probs.dtype is not student.dtype or probs.device != student.device:
+        raise DTypeMismatch(
+            f"targets.probs: expected {student.dtype} on {student.device}, got {probs.dtype} on {probs.device}"
+        )
+    for name, tensor, dtype in (("labels", labels, torch.int64), ("entropy", entropy, torch.float64)):
+        if tensor.dtype is not dtype or tensor.shape != (count,) or not tensor.is_contiguous():
+            raise ShapeMismatch(f"targets.{name}: expected {dtype} of shape [{count}], got {list(tensor.shape)}")
+    if rows is not None and (rows.dtype is not torch.int64 or rows.shape != student.shape[:1]):
+        raise ShapeMismatch(f"rows: expected int64 of shape [{student.shape[0]}], got {rows.dtype} {list(rows.shape)}")
