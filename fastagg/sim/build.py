@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from fastagg.distill import Distillation
+from fastagg.distill.unlabelled import load as load_unlabelled
 from fastagg.errors import ConfigError, DataError
+from fastagg.ops import alpha_bounds
 from fastagg.sim import config as c
 from fastagg.sim import models
 from fastagg.sim.client import LocalWork
 from fastagg.sim.data import cifar, digits, glue, leaf, mnist, newsgroups, shakespeare, synthetic
 from fastagg.sim.data.federated import FederatedData
-from fastagg.sim.data.sections import DataSection
+from fastagg.sim.data.sections import SECTIONS, DataSection
 from fastagg.sim.delays import DelayModel, Exponential, SizeTied, Suspension, ThreeClass, Transmission
 from fastagg.sim.participation import AllClients, Concurrency, Participation
 from fastagg.sim.schedule import RoundSchedule, Schedule, TimedSchedule, VersionSchedule
@@ -72,7 +77,54 @@ def presets() -> dict[str, Callable[..., Server]]:
     return {n: f for n, f in found if f.__module__ == algorithms.__name__ and not n.startswith("_")}
 
 
-def build_server(algorithm: c.Algorithm, module: nn.Module, clients: int, seed: int) -> Server:
+def split_unlabelled(config: c.Config, data: FederatedData) -> tuple[FederatedData, Tensor | None]:
+    """Return the data and the samples that have no labels, None where there are none.
+
+    Those of a ``share`` of the test set are taken from it for every method alike, so that all are tested on the same.
+    """
+    unlabelled, seed = config.unlabelled, config.seed
+    if unlabelled.path is not None or unlabelled.data is not None:
+        source: Any = unlabelled.path and Path(unlabelled.path).expanduser()
+        if unlabelled.data is not None:
+            folder = unlabelled.dir or getattr(config.data, "dir", None)
+            other = SECTIONS[unlabelled.data].model_validate({"name": unlabelled.data, "dir": folder, "clients": 1})
+            source = build_data(other, seed).test.x
+        images = load_unlabelled(source, unlabelled.samples, data.shape, seed)
+        assert isinstance(images, Tensor)
+        return data, (images - images.mean()) / images.std().clamp_min(1e-6)
+    if not unlabelled.share:
+        return data, None
+    order = torch.from_numpy(generator(seed, "unlabelled").permutation(len(data.test)))
+    count = min(max(1, round(unlabelled.share * len(data.test))), len(data.test) - 1)
+    if count < 1:
+        raise DataError("unlabelled.share: the test set has one sample, there is none to take")
+    held, kept = order[:count][: unlabelled.samples], order[count:]
+    rest = replace(data.test, x=data.test.x[kept], y=data.test.y[kept])
+    return replace(data, test=rest), data.test.x[held]
+
+
+def build_distillation(config: c.Config, module: nn.Module, unlabelled: Tensor | None) -> Distillation:
+    if unlabelled is None:
+        raise ConfigError(
+            f"algorithm {config.algorithm.name} needs data without labels: set unlabelled.share, the part of the test "
+            "set to use, or unlabelled.path, a folder of images or an .npz file"
+        )
+    distill = config.distill
+    return Distillation(
+        module, unlabelled, samples=None, alpha=alpha_bounds(distill.alpha),
+        clip_norm=None if distill.clip_norm == "none" else distill.clip_norm, lr=distill.lr, steps=distill.steps,
+        batch_size=distill.batch_size, keep_moments=distill.keep_moments,
+    )  # fmt: skip
+
+
+def distils(algorithm: c.Algorithm) -> bool:
+    """Whether the preset takes a Distillation."""
+    return algorithm.name in presets() and "distill" in _keywords(presets()[algorithm.name])[0]
+
+
+def build_server(
+    algorithm: c.Algorithm, module: nn.Module, clients: int, seed: int, distill: Distillation | None = None
+) -> Server:
     """Call the preset. ConfigError when it or one of its keywords is unknown, saying which are known."""
     known = presets()
     if algorithm.name not in known:
@@ -84,7 +136,9 @@ def build_server(algorithm: c.Algorithm, module: nn.Module, clients: int, seed: 
             raise ConfigError(
                 f"algorithm {algorithm.name} has no keyword {key!r}, known: {', '.join(sorted(accepted))}"
             )
-    keywords = {"num_clients": clients, "seed": seed, **algorithm.keywords}
+    keywords: dict[str, Any] = {"num_clients": clients, "seed": seed, **algorithm.keywords}
+    if distill is not None:
+        keywords["distill"] = distill
     if missing := sorted(required - set(keywords)):
         raise ConfigError(f"algorithm {algorithm.name} needs the keyword {', '.join(map(repr, missing))}")
     return preset(module, **keywords)

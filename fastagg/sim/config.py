@@ -92,6 +92,38 @@ class Client(Section):
         return values if given else {**values, "epochs": 1}
 
 
+class Unlabelled(Section):
+    """Data without labels for FedEcho, from one source; at most ``samples`` of it are used.
+
+    ``share``: this part of the test set, on which no method is tested then. ``data``: the test images of another data
+    set, in the folder ``dir`` (by default that of the data itself). ``path``: a folder of images, or an .npz, .npy or
+    .pt file. Images are resized to this task's and standardised.
+    """
+
+    share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    data: Literal["mnist", "cifar10", "cifar100"] | None = None
+    dir: str | None = None
+    path: str | None = None
+    samples: PositiveInt = 2000
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Unlabelled:
+        if (self.share > 0) + (self.data is not None) + (self.path is not None) > 1:
+            raise ValueError("give one of share, data and path")
+        return self
+
+
+class Distill(Section):
+    """FedEcho's distillation, see fastagg.Distillation. ``alpha``: [least, most], or one number; ``clip_norm``: nu."""
+
+    alpha: float | list[float] = Field(default=[0.2, 0.8])
+    clip_norm: PositiveFloat | Literal["none"] = 5.0
+    lr: PositiveFloat = 3e-6
+    steps: PositiveInt | None = None
+    batch_size: PositiveInt = 128
+    keep_moments: bool = False
+
+
 class TimedDelay(Section):
     """What every delay in virtual time can have on top: see delays.Transmission and delays.Suspension."""
 
@@ -196,6 +228,8 @@ class Config(Section):
     delay: Annotated[ThreeClassDelay | SizeTiedDelay | ExponentialDelay | VersionDelay, Field(discriminator="name")]
     dropout: Dropout = Dropout()
     participation: Participation = Participation()
+    unlabelled: Unlabelled = Unlabelled()
+    distill: Distill = Distill()
     run: Run
 
     @model_validator(mode="after")

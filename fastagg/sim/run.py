@@ -6,7 +6,7 @@ import platform
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,15 @@ class Simulation:
         self.config = config
         self.stopwatch = Stopwatch()
         with self.stopwatch.timing("setup"):
-            self.data = build.build_data(config.data, config.seed)
+            data = build.build_data(config.data, config.seed)
+            self.data, unlabelled = build.split_unlabelled(config, data)
             self.module = build.build_model(config.model, self.data, config.seed)
+            distill = None
+            if build.distils(config.algorithm):
+                distill = build.build_distillation(config, self.module, unlabelled)
             # The server copies the model it starts from, so the module is free for training.
             self.server = build.build_server(
-                config.algorithm, self.module, clients=len(self.data.clients), seed=config.seed
+                config.algorithm, self.module, len(self.data.clients), config.seed, distill
             )
             self.trainer = LocalTrainer(self.module, build.build_work(config.client), config.seed)
             build.check_clients(config, self.server)
@@ -123,6 +127,13 @@ class Simulation:
             shares.append(1.0 if self.schedule.next_time() > limits.time else self.schedule.now / limits.time)
         return min(max(shares), 1.0)
 
+    def _distillation(self) -> dict[str, Any]:
+        record = self.server.distillation
+        if record is None:
+            return {}
+        # Of this process alone, where a run was resumed.
+        return {"distillation": {k: round(v, 6) for k, v in asdict(record).items() if v == v}}
+
     def summary(self, stopped: str) -> dict[str, Any]:
         config = self.config
         return {
@@ -142,6 +153,7 @@ class Simulation:
             **participation(self.client_uploads, len(self.data.clients)),
             "clients": len(self.data.clients),
             "parameters": sum(p.numel() for p in self.module.parameters()),
+            **self._distillation(),
             "wall_seconds": {key: round(value, 4) for key, value in self.stopwatch.split().items()},
             "torch": str(torch.__version__),
             "python": platform.python_version(),

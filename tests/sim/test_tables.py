@@ -4,7 +4,7 @@ import pytest
 
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim import tables
-from fastagg.sim.build import build_server, check_clients, presets
+from fastagg.sim.build import build_distillation, build_server, check_clients, distils, presets
 from fastagg.sim.config import from_dict
 from fastagg.sim.recipes import names as recipe_names
 from fastagg.sim.tables import expand, load, merge
@@ -156,7 +156,11 @@ def test_every_cell_of_every_table_is_a_recipe_with_a_server(name):
     for cell in table.cells:
         config = from_dict(cell.values, cell.label)
         assert config.algorithm.name in presets()
-        server = build_server(config.algorithm, torch.nn.Linear(2, 2), config.data.clients, seed=0)
+        module, distill = torch.nn.Linear(2, 2), None
+        if distils(config.algorithm):
+            assert config.unlabelled.share or config.unlabelled.data
+            distill = build_distillation(config, module, torch.zeros(3, 2))
+        server = build_server(config.algorithm, module, config.data.clients, 0, distill)
         check_clients(config, server)
 
 
