@@ -58,6 +58,7 @@ def state_of(simulation: Simulation) -> dict[str, Any]:
         "delays": {name: part.state_dict() for name, part in simulation.statistics.items()},
         "differences": None if differences is None else differences.state_dict(),
         "schedule": simulation.schedule.state_dict(),
+        "ready": [(*key, update) for key, update in simulation.ready.items()],
         "wall_seconds": simulation.stopwatch.split(),
     }
 
@@ -88,6 +89,7 @@ def restore(simulation: Simulation, out: Path) -> bool:
         if simulation.differences is not None:
             simulation.differences.load_state_dict(state["differences"])
         simulation.schedule.load_state_dict(state["schedule"])
+        simulation.ready = {(client, number): update for client, number, update in state["ready"]}
         simulation.stopwatch.restore(state["wall_seconds"])
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{out / FILE}: the checkpoint is damaged: {type(error).__name__}: {error}") from error

@@ -196,7 +196,8 @@ class Run(Section):
     Evaluates every ``evaluate_every`` versions, at the start and at the end. ``target`` is the test accuracy
     whose first reaching is reported as time-to-target. ``torch_threads`` is for local training and
     evaluation: small models are fastest with one. ``checkpoint_every`` is in wall-clock seconds, 0 for after every
-    client update.
+    client update. ``batched``: clients that are in flight together train in one batch where the model allows it
+    (summary.json says, or why not); results are the same but for rounding.
     """
 
     versions: PositiveInt | None = None
@@ -206,6 +207,7 @@ class Run(Section):
     target: float = Field(0.9, gt=0, le=1)
     torch_threads: PositiveInt = 1
     checkpoint_every: float = Field(60.0, ge=0)
+    batched: bool = True
 
     @model_validator(mode="after")
     def _some_end(self) -> Run:
