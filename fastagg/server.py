@@ -209,6 +209,20 @@ class Server:
             self._answer(client, start)
             return Receipt(client, applied, self.version, delay, step_size, norm, weight or 0.0)
 
+    def close_round(self) -> float | None:
+        """Step with the updates of a synchronous round that came, when no more will (clients failed, say).
+
+        Returns:
+            The learning rate of the step; None if there was none: nothing had come, or the rule has no rounds.
+        """
+        with self._lock:
+            close = getattr(self._state, "close", None)
+            step_size = None if close is None else close(self._apply)
+            if step_size is not None:
+                self._buffers.step()
+                self._retarget()
+            return step_size
+
     def _refuse_other_kind(self, kind: Any) -> None:
         if isinstance(kind, str) and kind != self.update_kind:
             raise ConfigError(f"this server takes updates of kind {self.update_kind!r}, got one of kind {kind!r}")
