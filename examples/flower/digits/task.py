@@ -6,13 +6,14 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-TEST = 360  # of 1,797 images, the last ones
+TEST = 360  # of 1,797 images
 
 
 def data(part: int, parts: int) -> tuple[Tensor, Tensor]:
     """Images [n, 64] in 0..1 and labels [n] of one of ``parts`` clients; ``part=-1`` is the test set."""
     images, labels = load_digits(return_X_y=True)
-    x, y = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))  # the same for everybody
+    x, y = (torch.tensor(images, dtype=torch.float32) / 16)[order], torch.tensor(labels)[order]
     return (x[-TEST:], y[-TEST:]) if part < 0 else (x[part:-TEST:parts], y[part:-TEST:parts])
 
 

@@ -11,13 +11,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
+from fastagg import _checks
 from fastagg.dispatch import Dispatch
 from fastagg.integrations.flower import tasks
 from fastagg.integrations.flower.records import read
 from fastagg.integrations.flower.tasks import log
 from fastagg.server import Server
-
-_POLL = 0.2  # seconds
 
 
 class SyncStrategy(FedAvg):
@@ -29,6 +28,7 @@ class SyncStrategy(FedAvg):
         deterministic: fold each round's replies in the order of their node ids, so that results do not depend on who
             was first. The round's replies are then all in memory at once.
         checkpoint: file that the server is saved to after every round; :func:`fastagg.load` reads it.
+        poll: seconds between two looks for replies.
         flower: settings of ``flwr.serverapp.strategy.FedAvg``.
 
     Attributes:
@@ -44,9 +44,11 @@ class SyncStrategy(FedAvg):
         *,
         deterministic: bool = False,
         checkpoint: str | os.PathLike[str] | None = None,
+        poll: float = 0.2,
         **flower: Any,
     ) -> None:
         super().__init__(**flower)
+        self.poll = _checks.number("poll", poll, least=0)
         self._make, self.deterministic, self.checkpoint = server, deterministic, checkpoint
         self.server: Server | None = server if isinstance(server, Server) else None
         self._tasks: dict[int, Dispatch] = {}  # by node
@@ -56,7 +58,7 @@ class SyncStrategy(FedAvg):
         """As Flower's own, but replies are pulled while earlier ones are folded in. A Server's model goes before
         ``initial_arrays``."""
         self._begin(initial_arrays)
-        return super().start(Streaming(grid), self._arrays, *args, **settings)
+        return super().start(Streaming(grid, self.poll), self._arrays, *args, **settings)
 
     def _begin(self, arrays: ArrayRecord) -> Server:
         self.server = tasks.made(self._make, read(arrays), clients_per_round=tasks.OPEN)
@@ -115,8 +117,8 @@ class SyncStrategy(FedAvg):
 class Streaming:
     """A grid whose ``send_and_receive`` returns before the replies are there and reads them one by one."""
 
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
+    def __init__(self, grid: Grid, poll: float) -> None:
+        self._grid, self._poll = grid, poll
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
@@ -132,4 +134,4 @@ class Streaming:
                 yield message
             if not waiting or (until is not None and time.monotonic() > until):
                 return
-            time.sleep(_POLL)
+            time.sleep(self._poll)

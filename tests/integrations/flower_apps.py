@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from flwr.app import Error, Message, RecordDict
+import torch
+from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+
+from fastagg.integrations.flower import read, write
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0  # Flower sets them in its own processes
 
@@ -61,3 +64,22 @@ class FakeGrid(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         raise AssertionError("replies would all be in memory at once")
+
+
+def model(message: Message) -> dict[str, torch.Tensor]:
+    """The model in a message, as tensors of its own."""
+    return {name: array.clone() for name, array in read(message.content["arrays"]).items()}
+
+
+def trained(message: Message, step: float | None = None, samples: int = 10, **note: str | int) -> RecordDict:
+    """What a Flower client sends back: its parameters moved by a step that depends on the node and the version."""
+    node, version = message.metadata.dst_node_id, message.content["fastagg"]["version"]
+    step = 0.1 * node + 0.013 * version if step is None else step
+    arrays = {n: a + step if a.is_floating_point() else a + 1 for n, a in model(message).items()}
+    return reply(arrays, samples, loss=float(node), **note)
+
+
+def reply(arrays: dict[str, torch.Tensor], samples: int = 10, loss: float = 0.0, **note: str | int) -> RecordDict:
+    """Arrays, metrics, and a note if there is something in it."""
+    records = {"arrays": write(arrays), "metrics": MetricRecord({"num-examples": samples, "loss": loss})}
+    return RecordDict({**records, "fastagg": ConfigRecord(dict(note))} if note else records)
