@@ -141,6 +141,8 @@ class _Run:
     def begin(self, initial: ArrayRecord) -> Server:
         """Make the server, or take it up where a checkpoint left it."""
         strategy = self.strategy
+        if not isinstance(strategy._make, Server):
+            strategy.updates = 0
         self.server = tasks.made(strategy._make, read(initial))
         if isinstance(self.server.direction, Cohort):
             raise ConfigError("server: a synchronous rule; SyncStrategy runs those")
