@@ -10,7 +10,7 @@ Devices without a kernel run :mod:`fastagg.reference` instead (right, not fast).
 from fastagg.ops.cached import cached_step_, read_row, recompute_sum_
 from fastagg.ops.checks import OPTIMIZERS, Update
 from fastagg.ops.step import adagrad_, adam_, amsgrad_, momentum_, sgd_, step_, yogi_
-from fastagg.ops.update import Distances, Inspection, accumulate_, distances, gather, inspect, sketch
+from fastagg.ops.update import Distances, Inspection, accumulate_, difference, distances, gather, inspect, sketch
 
 __all__ = [
     "OPTIMIZERS",
@@ -22,6 +22,7 @@ __all__ = [
     "adam_",
     "amsgrad_",
     "cached_step_",
+    "difference",
     "distances",
     "gather",
     "inspect",

@@ -43,7 +43,7 @@ class Federation:
             f'[superlink]\ndefault = "test"\n[superlink.test]\naddress = "127.0.0.1:{self.port}"\n'
             f"insecure = true\n{options}"
         )
-        path = os.pathsep.join([str(ROOT), str(BIN), os.environ["PATH"]])
+        path = os.pathsep.join([str(BIN), os.environ["PATH"]])
         self.environment = {**os.environ, **_QUIET, "FLWR_HOME": str(home), "PATH": path}
         self._running: list[subprocess.Popen[bytes]] = []
         engine = ["--simulation"] if simulated else []

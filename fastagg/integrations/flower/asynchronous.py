@@ -204,13 +204,14 @@ class _Run:
         return heard
 
     def _take(self, message: Message) -> None:
-        node, server = message.metadata.src_node_id, self.server
+        server = self.server
         sent = self.sent.pop(message.metadata.reply_to_message_id, None)
         if sent is None:
+            node = message.metadata.src_node_id
             log.warning("fastagg: dropped a reply of node %d: answered before, or given up", node)
             return
         before = server.version
-        receipt = tasks.take(server, sent.task, message, self.strategy.weighted_by_key)
+        receipt = tasks.take(server, sent.task, sent.node, message, self.strategy.weighted_by_key)
         if receipt is None:
             self.nodes.rest(sent.node, time.monotonic() + self.strategy.retry_after)
             return

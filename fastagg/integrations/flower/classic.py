@@ -11,6 +11,7 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
 from torch import Tensor
 
+from fastagg import memory
 from fastagg.dispatch import Dispatch
 from fastagg.errors import DTypeMismatch, FastaggError, UnknownClient
 from fastagg.integrations.flower.records import NUMPY, from_npy, to_npy
@@ -66,6 +67,7 @@ class ClassicStrategy(FedAvg):
             if self._fold(server, proxy.cid, result):
                 folded.append((result.num_examples, result.metrics))
         server.close_round()
+        memory.trim()
         for task in self._tasks.values():
             server.forget(task.client, task.version)
         self._tasks.clear()

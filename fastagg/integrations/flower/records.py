@@ -6,6 +6,7 @@ import io
 import math
 import warnings
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -53,9 +54,9 @@ def tensor(array: Array, label: str = "array") -> Tensor:
 
 def from_npy(data: bytes, dtype: str = "", label: str = "array") -> Tensor:
     """The tensor in the bytes of an .npy file, sharing their memory. ``dtype`` tells what the header cannot."""
-    head = io.BytesIO(data[:_LONGEST_HEADER])
+    length = 10 + int.from_bytes(data[8:10], "little") if data[6:7] == b"\x01" else _LONGEST_HEADER
     try:
-        shape, columns_first, kind = _HEADERS[np.lib.format.read_magic(head)](head)
+        shape, columns_first, kind, start = _header(data[:length])
     except (ValueError, LookupError, TypeError, SyntaxError) as error:
         raise ShapeMismatch(f"{label}: these are not the bytes of an .npy file: {error}") from None
     # NumPy itself has no bfloat16: in a file its elements are two bytes without a meaning.
@@ -63,7 +64,7 @@ def from_npy(data: bytes, dtype: str = "", label: str = "array") -> Tensor:
     theirs = getattr(torch, name, None)
     if not isinstance(theirs, torch.dtype):
         raise DTypeMismatch(f"{label}: expected numbers, got dtype {kind}")
-    count, start = math.prod(shape), head.tell()
+    count = math.prod(shape)
     if min(shape, default=0) < 0 or len(data) - start != count * kind.itemsize:
         raise ShapeMismatch(f"{label}: {list(shape)} of {kind} in {len(data) - start} bytes")
     if count == 0:
@@ -74,6 +75,13 @@ def from_npy(data: bytes, dtype: str = "", label: str = "array") -> Tensor:
     else:
         flat = torch.frombuffer(data, dtype=theirs, count=count, offset=start)
     return flat.view(shape[::-1]).permute(*range(len(shape) - 1, -1, -1)) if columns_first else flat.view(shape)
+
+
+@lru_cache(maxsize=4096)  # every client's headers are the same ones, and Python's parser takes longer than the kernels
+def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    head = io.BytesIO(data)
+    shape, columns_first, kind = _HEADERS[np.lib.format.read_magic(head)](head)
+    return shape, columns_first, kind, head.tell()
 
 
 def to_npy(array: Any) -> tuple[str, tuple[int, ...], bytes]:

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from fastagg import _checks
+from fastagg import _checks, memory
 from fastagg.dispatch import Dispatch
 from fastagg.integrations.flower import tasks
 from fastagg.integrations.flower.records import read
@@ -52,6 +52,7 @@ class SyncStrategy(FedAvg):
         self._make, self.deterministic, self.checkpoint = server, deterministic, checkpoint
         self.server: Server | None = server if isinstance(server, Server) else None
         self._tasks: dict[int, Dispatch] = {}  # by node
+        self._messages: list[Message] = []
         self._arrays: ArrayRecord | None = None
 
     def start(self, grid: Grid, initial_arrays: ArrayRecord, *args: Any, **settings: Any) -> Result:
@@ -70,7 +71,7 @@ class SyncStrategy(FedAvg):
     ) -> Iterable[Message]:
         """Sample nodes as Flower does, and note what each is sent."""
         server = self.server if self.server is not None and self._arrays is not None else self._begin(arrays)
-        messages = list(super().configure_train(server_round, self._arrays, config, grid))
+        self._messages = messages = list(super().configure_train(server_round, self._arrays, config, grid))
         keys = (self.arrayrecord_key, self.configrecord_key)
         for message in messages:
             node = message.metadata.dst_node_id
@@ -93,6 +94,7 @@ class SyncStrategy(FedAvg):
                 folded.append(tasks.metrics_of(message.content))
             del message  # before the next one is read
         server.close_round()
+        memory.trim()  # the next update is a round away
         for node, task in self._tasks.items():
             log.warning("fastagg: node %d did not answer round %d", node, server_round)
             server.forget(task.client, task.version)
@@ -106,12 +108,14 @@ class SyncStrategy(FedAvg):
         return self._arrays, tasks.averaged(self.train_metrics_aggr_fn, folded, self.weighted_by_key)
 
     def _fold(self, server: Server, message: Message) -> bool:
-        node = message.metadata.src_node_id
+        # An error about a node may come from the SuperLink. Ids are given to messages when they are sent.
+        asked = {sent.metadata.message_id: sent.metadata.dst_node_id for sent in self._messages}
+        node = asked.get(message.metadata.reply_to_message_id, message.metadata.src_node_id)
         task = self._tasks.pop(node, None)
         if task is None:
             log.warning("fastagg: dropped a reply of node %d: it has answered already, or was not asked", node)
             return False
-        return tasks.take(server, task, message, self.weighted_by_key) is not None
+        return tasks.take(server, task, node, message, self.weighted_by_key) is not None
 
 
 class Streaming:

@@ -102,9 +102,8 @@ def fold(server: Server, task: Dispatch, reply: RecordDict, samples: str) -> Rec
     )
 
 
-def take(server: Server, task: Dispatch, message: Message, samples: str) -> Receipt | None:
-    """Fold a task's answer in; or give the task up, say why, and return None."""
-    node = message.metadata.src_node_id
+def take(server: Server, task: Dispatch, node: int, message: Message, samples: str) -> Receipt | None:
+    """Fold in a node's answer to its task; or give the task up, say why, and return None."""
     if message.has_error():
         log.warning("fastagg: node %d failed: error %d: %s", node, message.error.code, message.error.reason)
     else:
