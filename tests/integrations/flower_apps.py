@@ -52,7 +52,10 @@ class FakeGrid(Grid):
             self.log.append((node, message))
             answer = self.train(message)
             if answer is not None:
-                self.replies[ids[-1]] = (self.now + self.delay(node), Message(answer, reply_to=message))
+                back = Message(answer, reply_to=message)
+                if isinstance(answer, Error) and answer.code == 5:  # not the node's words but the SuperLink's
+                    back.metadata.__dict__["_src_node_id"] = 0
+                self.replies[ids[-1]] = (self.now + self.delay(node), back)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:

@@ -153,7 +153,7 @@ def bad(message):
     if node == 5:
         return reply({**arrays, "w": torch.full((3, 4), float("nan"))})
     if node == 6:
-        return Error(2, "the client raised")
+        return Error(5, "it left")
     if node == 7:
         return trained(message, version=message.content["fastagg"]["version"] - 1)
     if node == 8:
@@ -173,7 +173,7 @@ def test_bad_replies_are_dropped_and_named(caplog: pytest.LogCaptureFixture) -> 
     assert torch.equal(runs[0].flat, runs[1].flat) and runs[0].version == 2
     assert not any(runs[0].state_dict()["in_flight"].values()), "nothing is waited for"
     for words in (
-        "node 4: ShapeMismatch", "node 5: NonFiniteUpdate", "node 6 failed: error 2: the client raised",
+        "node 4: ShapeMismatch", "node 5: NonFiniteUpdate", "node 6 failed: error 5: it left",
         "node 7: UnknownVersion: it is from version 0, its task was version 1", "node 8 did not answer round 1",
         "node 9: ", "round 2: 3 updates, version 2",
     ):  # fmt: skip

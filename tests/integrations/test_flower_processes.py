@@ -73,36 +73,36 @@ def test_a_federation_where_everything_dies_once(start, monkeypatch) -> None:
     federation = start()
     nodes = [federation.node(part, 4, slow=2.0 if part == 3 else 0.0) for part in range(4)]
     checkpoint = federation.folder / "server.pt"
-    settings = {"rule": "FADAS", "checkpoint": str(checkpoint), "versions": 10, "timeout": 20.0}
+    settings = {"rule": "FADAS", "checkpoint": str(checkpoint), "versions": 8, "timeout": 60.0}
 
     # Half way a node is killed, and another process with its data comes later.
     first = journal(federation, "first")
     run = federation.run("first-run", **settings)
-    federation.wait("first-run", "fastagg: version 3:", 150)
+    federation.wait("first-run", "fastagg: version 2:", 240)
     federation.kill(nodes[1])
     federation.node(1, 4)
     # Then the server is, while clients train.
-    federation.wait("first-run", "fastagg: version 5:", 100)
+    federation.wait("first-run", "fastagg: version 4:", 240)
     os.kill(federation.server_app(), signal.SIGKILL)
     federation.kill(run)
     counted = fastagg.checkpoint.read(checkpoint)["flower"]["updates"]
 
     second = journal(federation, "second")
     run = federation.run("second-run", **settings)
-    log = federation.wait("second-run", "after 10 versions", 200)
+    log = federation.wait("second-run", "after 8 versions", 240)
     resumed = re.search(r"resumed version (\d+) after (\d+) updates; (\d+) tasks that were out are sent again", log)
-    assert resumed and int(resumed[2]) == counted and int(resumed[1]) >= 5
+    assert resumed and int(resumed[2]) == counted and int(resumed[1]) >= 4
     assert int(resumed[3]) > 0, "clients were training when the server died"
     assert accuracy(log) > 0.9
 
     state = fastagg.checkpoint.read(checkpoint)
-    assert state["version"] == 10
-    assert state["flower"]["updates"] == 20, "FADAS steps every second update: not one was lost or counted twice"
+    assert state["version"] == 8
+    assert state["flower"]["updates"] == 16, "FADAS steps every second update: not one was lost or counted twice"
     history = state["flower"]["history"]["evaluate_metrics_serverapp"]
-    assert sorted(history) == list(range(11)), "the history spans both runs"
+    assert sorted(history) == list(range(9)), "the history spans both runs"
 
     events = [torch.load(path) for path in sorted(first.glob("*.pt"))[:counted] + sorted(second.glob("*.pt"))]
-    assert len(events) == 20
+    assert len(events) == 16
     assert len({event["client"] for event in events}) == 5, "four nodes, and the one that came for a dead one"
     monkeypatch.syspath_prepend(str(federation.app))
     replayed = replay(events)
@@ -128,4 +128,4 @@ def test_in_flowers_simulation_engine(start, rule: str) -> None:
     pytest.importorskip("ray")
     federation = start(simulated=4)
     federation.run("run", rule=rule, versions=8)
-    assert accuracy(federation.wait("run", "after 8 versions", 150)) > 0.9
+    assert accuracy(federation.wait("run", "after 8 versions", 240)) > 0.9
