@@ -16,7 +16,7 @@ import fastagg
 pytest.importorskip("flwr")
 
 from flower_apps import FakeGrid, model, reply, trained
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common import FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server.strategy import FedAvg as ClassicFedAvg
 from flwr.serverapp.strategy import FedAvg
@@ -227,6 +227,24 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path) -> None:
 def test_no_synchronous_rule(server) -> None:
     with pytest.raises(fastagg.ConfigError, match="server: expected a"):
         sync(server).start(FakeGrid(trained, [1, 2]), flower.write(initial()), num_rounds=1)
+
+
+def test_flowers_own_evaluation_goes_on() -> None:
+    def node(message):
+        if message.metadata.message_type == "train":
+            return trained(message)
+        seen = flower.read(message.content["arrays"])["w"].sum()
+        return RecordDict({"metrics": MetricRecord({"num-examples": 1, "sum": float(seen)})})
+
+    strategy = flower.SyncStrategy(fastagg.FedAvg, poll=0)
+    seen = []
+    result = strategy.start(
+        FakeGrid(node, [1, 2]), flower.write(initial()), num_rounds=2,
+        evaluate_fn=lambda number, arrays: seen.append((number, float(flower.read(arrays)["w"].sum()))),
+    )  # fmt: skip
+    assert [number for number, _ in seen] == [0, 1, 2]
+    for number, value in seen[1:]:
+        assert result.evaluate_metrics_clientapp[number]["sum"] == pytest.approx(value)
 
 
 # -- the earlier API ---------------------------------------------------------------------------------------------

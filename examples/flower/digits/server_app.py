@@ -15,7 +15,7 @@ ASYNCHRONOUS = {
     "FADAS": partial(fastagg.FADAS, lr=0.05, buffer_size=2, delay_threshold=4, eps=1e-3),
     "FedBuff": partial(fastagg.FedBuff, buffer_size=2),
     "FedAsync": partial(fastagg.FedAsync, alpha=0.6),
-    "AsyncFedED": partial(fastagg.AsyncFedED, lam=1.0, eps=1.0),
+    "AsyncFedED": partial(fastagg.AsyncFedED, lam=1.0, eps=1.0, local_steps=100),
 }
 SYNCHRONOUS = {
     "FedAvg": fastagg.FedAvg,
