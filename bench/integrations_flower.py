@@ -74,6 +74,7 @@ class Rounds:
     def __init__(self, make: Callable[[], Any], start: ArrayRecord, replies: list[RecordDict]) -> None:
         self.strategy, self.start, self.replies = make(), start, replies
         self.pending: list[Message] = []
+        self.loss = theirs.FedAvg().train_metrics_aggr_fn(replies, "num-examples")["loss"]
         self.result: ArrayRecord | None = None
 
     def prepare(self) -> None:
@@ -85,7 +86,8 @@ class Rounds:
 
     def aggregate(self) -> None:
         """The aggregation call alone."""
-        self.result, _ = self.strategy.aggregate_train(1, self.pending)
+        self.result, metrics = self.strategy.aggregate_train(1, self.pending)
+        assert metrics is not None and metrics["loss"] == self.loss, "a reply was left out"
 
 
 def replies(start: dict[str, torch.Tensor], clients: int, *, noise: float = 0.01) -> list[RecordDict]:
@@ -94,7 +96,7 @@ def replies(start: dict[str, torch.Tensor], clients: int, *, noise: float = 0.01
     for client in range(clients):
         draw = torch.Generator().manual_seed(client)
         moved = {n: a + (noise * torch.randn(a.shape, generator=draw)).to(a.dtype) for n, a in start.items()}
-        metrics = MetricRecord({"num-examples": 100 + client, "loss": 1.0})
+        metrics = MetricRecord({"num-examples": 100 + client, "loss": float(client)})
         records.append(RecordDict({"arrays": write(moved), "metrics": metrics}))
     return records
 

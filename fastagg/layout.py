@@ -87,6 +87,7 @@ class Layout:
         self.size = sum(entry.size for entry in self._by_role["parameter"])
         # Whether some of what `views` returns cannot be a view, its own dtype not being fp32.
         self.has_copies = any(e.dtype != "float32" for e in self.entries if e.role in ("parameter", "buffer", "alias"))
+        self.all_fp32 = all(e.dtype == "float32" for e in self._by_role["parameter"])
         self.has_buffers = bool(self._by_role["buffer"] or self._by_role["counter"])
         self.buffer_size = sum(entry.size for entry in self._by_role["buffer"])
 

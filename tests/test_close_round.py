@@ -58,10 +58,8 @@ def test_there_may_be_nothing_to_close() -> None:
         server.dispatch(client)
         send(server, client)
     assert server.version == 1 and server.close_round() is None and server.version == 1
-    buffered = fastagg.FedBuff(model(), buffer_size=3)
-    buffered.dispatch(1)
-    send(buffered, 1)
-    assert buffered.close_round() is None and buffered.version == 0, "not a rule with rounds"
+    immediate = fastagg.FedAsync(model())
+    assert immediate.close_round() is None and immediate.version == 0, "not a rule with rounds"
 
 
 def test_a_late_answer_is_refused() -> None:

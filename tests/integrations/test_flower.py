@@ -191,6 +191,13 @@ def test_the_same_reply_twice_counts_once(caplog: pytest.LogCaptureFixture) -> N
     torch.testing.assert_close(flower.read(arrays)["w"], initial()["w"] + 0.15)
 
 
+def test_replies_need_no_message_ids() -> None:
+    strategy = sync(fastagg.FedAvg)
+    sent = strategy.configure_train(1, flower.write(initial()), ConfigRecord(), FakeGrid(trained, [1, 2]))
+    arrays, _ = strategy.aggregate_train(1, [Message(trained(message), reply_to=message) for message in sent])
+    torch.testing.assert_close(flower.read(arrays)["w"], initial()["w"] + 0.15)
+
+
 def test_a_round_without_a_good_reply_changes_nothing() -> None:
     strategy = sync(fastagg.FedAvg)
     result = strategy.start(FakeGrid(lambda m: Error(2, "no"), [1, 2]), flower.write(initial()), num_rounds=1)

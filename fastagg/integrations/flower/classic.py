@@ -84,8 +84,7 @@ class ClassicStrategy(FedAvg):
         try:
             if task is None:
                 raise UnknownClient("it was not asked, or has answered already")
-            trained = _arrays(result.parameters)
-            server.receive(client, task.delta(trained), task.version, result.num_examples, kind="delta")
+            server.receive_model(task, _arrays(result.parameters), result.num_examples)
         except FastaggError as error:
             log.warning("fastagg: dropped the result of client %s: %s: %s", client, type(error).__name__, error)
             return False

@@ -110,7 +110,8 @@ class SyncStrategy(FedAvg):
     def _fold(self, server: Server, message: Message) -> bool:
         # An error about a node may come from the SuperLink. Ids are given to messages when they are sent.
         asked = {sent.metadata.message_id: sent.metadata.dst_node_id for sent in self._messages}
-        node = asked.get(message.metadata.reply_to_message_id, message.metadata.src_node_id)
+        about = message.metadata.reply_to_message_id
+        node = asked[about] if about and about in asked else message.metadata.src_node_id
         task = self._tasks.pop(node, None)
         if task is None:
             log.warning("fastagg: dropped a reply of node %d: it has answered already, or was not asked", node)

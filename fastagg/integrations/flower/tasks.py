@@ -90,16 +90,13 @@ def fold(server: Server, task: Dispatch, reply: RecordDict, samples: str) -> Rec
     arrays: Any = named if form in ("module", "state_dict") else list(named.values())
     if form == "flat":
         arrays = arrays[0] if len(arrays) == 1 else arrays
-    control = read(reply.array_records[CONTROL]) if CONTROL in reply.array_records else {None: None}
     counts = [metrics[samples] for metrics in reply.metric_records.values() if samples in metrics]
-    return server.receive(
-        task.client,
-        task.delta(arrays) if kind == "model" else arrays,
-        task.version,
-        counts[0] if counts else None,
-        kind="delta" if kind == "model" else str(kind),
-        control=next(iter(control.values())),
-    )
+    count = counts[0] if counts else None
+    control = next(iter(read(reply.array_records.get(CONTROL, {})).values()), None)
+    if kind == "model" and control is None:
+        return server.receive_model(task, arrays, count)
+    update, kind = (task.delta(arrays), "delta") if kind == "model" else (arrays, str(kind))
+    return server.receive(task.client, update, task.version, count, kind=kind, control=control)
 
 
 def take(server: Server, task: Dispatch, node: int, message: Message, samples: str) -> Receipt | None:
