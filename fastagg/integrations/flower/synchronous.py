@@ -88,9 +88,12 @@ class SyncStrategy(FedAvg):
             return None, None
         if self.deterministic:
             replies = sorted(replies, key=lambda message: message.metadata.src_node_id)
-        before = server.version
+        # An error about a node may come from the SuperLink. Ids are given to messages when they are sent.
+        asked = {sent.metadata.message_id: sent.metadata.dst_node_id for sent in self._messages}
+        asked.pop("", None)
+        self._messages, before = [], server.version
         for message in replies:
-            if self._fold(server, message):
+            if self._fold(server, message, asked):
                 folded.append(tasks.metrics_of(message.content))
             del message  # before the next one is read
         server.close_round()
@@ -107,11 +110,8 @@ class SyncStrategy(FedAvg):
         self._arrays = tasks.model(server)
         return self._arrays, tasks.averaged(self.train_metrics_aggr_fn, folded, self.weighted_by_key)
 
-    def _fold(self, server: Server, message: Message) -> bool:
-        # An error about a node may come from the SuperLink. Ids are given to messages when they are sent.
-        asked = {sent.metadata.message_id: sent.metadata.dst_node_id for sent in self._messages}
-        about = message.metadata.reply_to_message_id
-        node = asked[about] if about and about in asked else message.metadata.src_node_id
+    def _fold(self, server: Server, message: Message, asked: dict[str, int]) -> bool:
+        node = asked.get(message.metadata.reply_to_message_id, message.metadata.src_node_id)
         task = self._tasks.pop(node, None)
         if task is None:
             log.warning("fastagg: dropped a reply of node %d: it has answered already, or was not asked", node)
