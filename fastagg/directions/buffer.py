@@ -11,6 +11,7 @@ from torch import Tensor
 from fastagg import _checks, memory, ops
 from fastagg.directions.base import Apply, Arrival, Direction, DirectionState
 from fastagg.errors import UnknownVersion
+from fastagg.pieces import as_pieces
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,26 @@ class BufferState:
             lr = apply(ops.step_, arrival.update, versions, gain=gain, weight=weight / total)
         else:
             lr = apply(ops.step_, arrival.update, versions, gain=gain, weight=weight, acc=self.acc, scale=1.0 / total)
+        self.versions, self.total = [], 0.0
+        return lr
+
+    def arrive_model(self, arrival: Arrival, base: Tensor, apply: Apply) -> float | None:
+        """:meth:`arrive` of ``arrival.update - base``, to the bit."""
+        if self.acc is None:
+            self.acc = memory.empty(self.size, self.device)
+        if not self.versions:
+            self.acc.zero_()
+        weight = arrival.gain * self.sign * (arrival.weight * arrival.share)
+        ops.accumulate_difference_(self.acc, arrival.update, base, weight)
+        self.versions.append(arrival.version)
+        self.total += arrival.share
+        return self.close(apply) if len(self.versions) == self.capacity else None
+
+    def close(self, apply: Apply) -> float | None:
+        """Step with the updates of a synchronous round that came, fewer than it waits for."""
+        if not self.synchronous or self.acc is None or not self.versions:
+            return None
+        lr = apply(ops.step_, as_pieces(self.acc), self.versions, weight=1.0 / self.total)
         self.versions, self.total = [], 0.0
         return lr
 
