@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fastagg import _checks, checkpoint, memory, ops
-from fastagg.directions import Arrival, Direction, Single
+from fastagg.directions import Arrival, Buffer, Cohort, Direction, Single
 from fastagg.dispatch import Client, Dispatch, Receipt
 from fastagg.errors import (
     CheckpointError,
@@ -28,6 +28,7 @@ from fastagg.layout import Layout, ModelState, Parsed, Taken
 from fastagg.model_buffers import MODES, ModelBuffers
 from fastagg.optimizers import SGD, Optimizer
 from fastagg.pieces import Pieces
+from fastagg.rounds import Round
 from fastagg.staleness import Constant, Facts, Staleness
 from fastagg.versions import VersionStore
 
@@ -48,6 +49,9 @@ class Server:
         clip_norm: scale an update down to this Euclidean norm if it is longer; None for never.
         weighting: ``uniform``, or ``samples``: means are weighted by ``num_samples``.
         buffers: what BatchNorm's statistics become: ``mean`` of the clients in a step, ``latest``, or ``keep``.
+        deterministic: for synchronous rules only: a round's result does not depend, to the bit, on the order in which
+            its updates arrive. They are held, in the type they came in, until the round is complete, and then
+            folded in the order of the clients' ids: memory for a round's updates instead of for one sum.
         seed: of every random number the server draws.
         device: where state lives and steps run; by default the CPU, or the model's own CUDA device.
 
@@ -69,6 +73,7 @@ class Server:
         clip_norm: float | None = None,
         weighting: str = "uniform",
         buffers: str = "mean",
+        deterministic: bool = False,
         seed: int = 0,
         device: torch.device | str | None = None,
     ) -> None:
@@ -89,6 +94,13 @@ class Server:
         self.direction.check(self.staleness, clip_norm, weighting)
         self.staleness.check(type(self.direction) is Single and type(self.optimizer) is SGD)
         self.num_clients, self.clip_norm, self.weighting, self.seed = num_clients, clip_norm, weighting, seed
+        if deterministic and type(self.direction) is not Cohort:
+            raise ConfigError(
+                "deterministic: for synchronous rules; where updates are applied as they come, their order is part of "
+                f"the algorithm, got direction {type(self.direction).__name__}"
+            )
+        self.deterministic = bool(deterministic)
+        self._round = Round()  # empty unless deterministic
 
         self._lock = threading.RLock()
         self.device = _device(device, params)
@@ -189,25 +201,75 @@ class Server:
             facts = Facts(client, start, delay, pieces, gain, norm, moved)
             weight = self._policy.weigh(facts)
             step_size: float | None = None
-            applied = False
             if weight is not None:
                 held = base if self.direction.needs_base else None
                 arrival = Arrival(
                     client, pieces, start, self.version, gain, weight, share, held, cosine, change
                 )  # fmt: skip
-                step_size = self._state.arrive(arrival, self._apply)
-                # A rate of zero, from a policy that drops stale updates, moves the version but not the model.
-                applied = step_size is not None and (step_size != 0.0 or self.optimizer.lr == 0.0)
-                self._buffers.arrive(parsed)
-            if applied:
-                self._buffers.step()
-            elif self.version > facts.version + delay:  # the version moved on without a step
-                self._buffers.discard()
+                step_size = self._wait(arrival, parsed) if self.deterministic else self._take(arrival, parsed)
+            applied = self._follow(step_size, facts.version + delay)
             if step_size is not None:
-                self._retarget()
                 self._policy.stepped(facts, step_size * self.direction.sign)
             self._answer(client, start)
             return Receipt(client, applied, self.version, delay, step_size, norm, weight or 0.0)
+
+    def flush(self) -> bool:
+        """Step now along the mean of the updates that have come since the last step, however few.
+
+        A synchronous round ends so when some of its clients will not answer; what they send later is of an old version
+        and refused. Their tasks stay open until they answer or are forgotten.
+
+        Returns:
+            Whether the model changed; False if no update had come.
+
+        Raises:
+            ConfigError: the direction is neither Buffer nor Cohort.
+        """
+        if type(self.direction) not in (Buffer, Cohort):
+            raise ConfigError(f"flush: {type(self.direction).__name__} has no plain buffer to flush")
+        with self._lock:
+            before = self.version
+            if self._round.entries:
+                self._fold()
+            return self._follow(self._state.flush(self._apply), before)
+
+    def _take(self, arrival: Arrival, parsed: Parsed) -> float | None:
+        step_size = self._state.arrive(arrival, self._apply)
+        self._buffers.arrive(parsed)
+        return step_size
+
+    def _wait(self, arrival: Arrival, parsed: Parsed) -> float | None:
+        """Keep an update until the round is complete."""
+        self._state.check(arrival)
+        if len(self._round.entries) + 1 != self.direction.size:
+            self._round.keep(arrival, parsed)
+            return None
+        return self._fold((arrival, parsed))
+
+    def _fold(self, *last: tuple[Arrival, Parsed]) -> float | None:
+        """Take the round's updates in the order of the clients' ids."""
+        step_size = None
+        try:
+            for arrival, parsed in self._round.in_order(*last):
+                step_size = self._take(arrival, parsed)
+        except BaseException:  # no room for the next version: the round is as it was
+            self._state = self.direction.start(self.layout.size, self.device, self.seed)
+            self._buffers.discard()
+            raise
+        self._round = Round()
+        return step_size
+
+    def _follow(self, step_size: float | None, before: int) -> bool:
+        """What follows a step: the buffers' mean, the live views. Returns whether the model changed."""
+        # A rate of zero, from a policy that drops stale updates, moves the version but not the model.
+        applied = step_size is not None and (step_size != 0.0 or self.optimizer.lr == 0.0)
+        if applied:
+            self._buffers.step()
+        elif self.version > before:  # the version moved on without a step
+            self._buffers.discard()
+        if step_size is not None:
+            self._retarget()
+        return applied
 
     def _refuse_other_kind(self, kind: Any) -> None:
         if isinstance(kind, str) and kind != self.update_kind:
@@ -379,7 +441,7 @@ class Server:
             parts = {
                 "model": self._flat.numel() * 4,
                 "moments": sum(moment.numel() * 4 for moment in self._moments.values()),
-                "direction": self._state.nbytes(),
+                "direction": self._state.nbytes() + self._round.nbytes(),
                 "versions": self._versions.nbytes() + self._policy.nbytes(),
                 "buffers": self._buffers.nbytes(),
             }
@@ -393,7 +455,7 @@ class Server:
         settings = {
             **{key: {"name": type(part).__name__, **asdict(part)} for key, part in parts.items()},
             "num_clients": self.num_clients, "clip_norm": self.clip_norm, "weighting": self.weighting,
-            "buffers": self._buffers.mode, "seed": self.seed,
+            "buffers": self._buffers.mode, "deterministic": self.deterministic, "seed": self.seed,
         }  # fmt: skip
         return checkpoint.plain(settings)
 
@@ -415,6 +477,7 @@ class Server:
                 "moments": dict(self._moments),
                 "buffers": self._buffers.state_dict(),
                 "direction": self._state.state_dict(),
+                "round": self._round.state_dict(),
                 "versions": self._versions.state_dict(),
                 "in_flight": {client: list(held) for client, held in self._in_flight.items()},
                 "last_sent": dict(self._last_sent),
@@ -430,6 +493,8 @@ class Server:
             CheckpointError: it belongs to another model or algorithm, or is damaged; nothing was changed.
         """
         checkpoint.check(state, self.config(), self.layout, set(self._moments))
+        if state.get("round") and not self.deterministic:
+            raise CheckpointError("the checkpoint holds updates of a deterministic round; this server has none")
         with self._lock:
             fresh = self.direction.start(self.layout.size, self.device, self.seed)
             policy = self.staleness.start(self.layout.size, self.seed)
@@ -446,11 +511,14 @@ class Server:
                 in_flight = {client: [int(v) for v in kept] for client, kept in state["in_flight"].items()}
                 last_sent = {client: int(state["last_sent"][client]) for client in in_flight}
                 version, steps = int(state["version"]), int(state["steps"])
+                round_ = Round()
+                round_.load_state_dict(state.get("round", []), version, self.layout, self.device)
             except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
                 raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
             self._flat, self._moments, self._state, self._buffers = flat, moments, fresh, buffers
             self._versions, self._in_flight, self._last_sent = versions, in_flight, last_sent
             self.version, self.steps, self._policy, self._sent = version, steps, policy, True
+            self._round = round_
             self._retarget()
 
     def _owned(self, vector: Tensor) -> Tensor:
