@@ -331,7 +331,7 @@ def FedAvg(
     Args:
         params: the model.
         clients_per_round: updates per round; each must come from the current version. None: however many come until
-            :meth:`fastagg.Server.flush` ends the round.
+            :meth:`fastagg.Server.close_round` ends the round.
         lr: 1 is plain averaging.
         weighting: ``samples`` or ``uniform``.
         server: further arguments of :class:`fastagg.Server`.

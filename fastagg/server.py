@@ -213,25 +213,24 @@ class Server:
             self._answer(client, start)
             return Receipt(client, applied, self.version, delay, step_size, norm, weight or 0.0)
 
-    def flush(self) -> bool:
-        """Step now along the mean of the updates that have come since the last step, however few.
+    def close_round(self) -> float | None:
+        """Step now along the mean of the updates that have come since the last step, when no more will.
 
-        A synchronous round ends so when some of its clients will not answer; what they send later is of an old version
-        and refused. Their tasks stay open until they answer or are forgotten.
+        Ends a synchronous round of which some clients failed; what they send later is of an old version and refused.
+        Their tasks stay open until they answer or are forgotten. A half-full buffer (FedBuff, FADAS) steps too.
 
         Returns:
-            Whether the model changed; False if no update had come.
-
-        Raises:
-            ConfigError: the direction is neither Buffer nor Cohort.
+            The learning rate of the step; None if there was none: nothing had come, or the rule buffers nothing.
         """
         if type(self.direction) not in (Buffer, Cohort):
-            raise ConfigError(f"flush: {type(self.direction).__name__} has no plain buffer to flush")
+            return None
         with self._lock:
             before = self.version
             if self._round.entries:
                 self._fold()
-            return self._follow(self._state.flush(self._apply), before)
+            step_size = self._state.flush(self._apply)
+            self._follow(step_size, before)
+            return step_size
 
     def _take(self, arrival: Arrival, parsed: Parsed) -> float | None:
         step_size = self._state.arrive(arrival, self._apply)

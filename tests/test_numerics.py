@@ -188,7 +188,7 @@ def test_asynchronous_rules_have_an_order(name: str) -> None:
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("name", SYNCHRONOUS)
-def test_a_flushed_round_is_a_full_one_of_those_who_came(name: str, deterministic: bool) -> None:
+def test_a_closed_round_is_a_full_one_of_those_who_came(name: str, deterministic: bool) -> None:
     make = getattr(fastagg, name)
     server = make(torch.zeros(D), clients_per_round=None, weighting="samples", deterministic=deterministic)
     full = make(torch.zeros(D), clients_per_round=3, weighting="samples")
@@ -196,23 +196,22 @@ def test_a_flushed_round_is_a_full_one_of_those_who_came(name: str, deterministi
         updates, samples = {c: normals(10 * turn + c) for c in range(3)}, {0: 4.0, 1: 1.0, 2: 2.0}
         server.dispatch("never answers")
         round_of(server, updates, samples)
-        assert server.version == turn and server.flush() and server.version == turn + 1
+        assert server.version == turn and server.close_round() and server.version == turn + 1
         round_of(full, updates, samples)
     assert torch.allclose(server.flat, full.flat, rtol=1e-5, atol=1e-7)
-    assert not server.flush() and server.version == 2  # nothing has come since
+    assert server.close_round() is None and server.version == 2  # nothing has come since
     with pytest.raises(fastagg.UnknownVersion, match="is from round 1, this is round 2"):
         server.receive("never answers", normals(5), num_samples=1)
 
 
-def test_a_flush_steps_a_half_full_buffer() -> None:
+def test_a_half_full_buffer_can_step_too() -> None:
     server = fastagg.FedBuff(torch.zeros(D), buffer_size=10)
     round_of(server, {0: torch.full((D,), 1.0), 1: torch.full((D,), 3.0)})
     task = server.dispatch(2)
-    assert server.flush() and torch.equal(server.flat, torch.full((D,), 2.0))
+    assert server.close_round() == 1.0 and torch.equal(server.flat, torch.full((D,), 2.0))
     assert torch.equal(task.flat, torch.zeros(D))  # what a client was sent does not change
     for other in (fastagg.FedAsync(torch.zeros(D)), fastagg.FedAC(torch.zeros(D), lr=0.1)):
-        with pytest.raises(fastagg.ConfigError, match="no plain buffer to flush"):
-            other.flush()
+        assert other.close_round() is None
     with pytest.raises(fastagg.ConfigError, match="buffer_size"):
         fastagg.CosineBuffer(None)
 

@@ -19,7 +19,7 @@ class Buffer(Direction):
     """``D = sum(Delta_i)/M`` over every M updates (FedBuff; FADAS, paper 000, Algorithm 1).
 
     Args:
-        size: M, updates per step, >= 1. None: however many come until :meth:`fastagg.Server.flush`.
+        size: M, updates per step, >= 1. None: however many come until :meth:`fastagg.Server.close_round`.
     """
 
     size: int | None = 10
