@@ -408,6 +408,12 @@ class Server:
         """The model's trainable parameters as one fp32 vector, [d]. Read it; ``receive`` changes it."""
         return self._live
 
+    def snapshot(self) -> Any:
+        """The current model in the form it came in, shared and not copied, which does not change: read it only."""
+        with self._lock:
+            self._sent = True
+            return self.layout.views(self._flat, self._buffers.values, list(self._buffers.counters))
+
     def parameters(self) -> Any:
         """The model in the form it came in, as views that follow it: a dict (usable with ``load_state_dict``) for a
         module or a state_dict, a list of arrays, or the flat tensor. Arrays whose own dtype is not fp32 are copies.
