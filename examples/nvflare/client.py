@@ -21,7 +21,7 @@ class Trainer:
     def __init__(self, site: str, slow: float = 0.0) -> None:
         torch.set_num_threads(1)
         self.number = int(site.rsplit("-", 1)[1])
-        data = digits.load(CLIENTS, alpha=1.0, seed=0)
+        data = digits.load(CLIENTS, alpha=10.0, seed=0)
         self.mine, self.test, self.model = data.clients[(self.number - 1) % CLIENTS], data.test, Digits()
         self.slow = slow if self.number == 1 else 0.0
 
