@@ -20,7 +20,7 @@ import fastagg
 from fastagg import checkpoint
 from fastagg.dispatch import Dispatch
 from fastagg.errors import ConfigError, FastaggError, UnknownClient, UnknownVersion
-from fastagg.integrations import require
+from fastagg.integrations import preset, require
 from fastagg.pieces import as_tensor
 
 require("appfl", "1.12.0", "appfl")
@@ -73,9 +73,7 @@ class Aggregator(BaseAggregator):
         self._begun = False
         self._last: dict[str | int, Tensor] = {}  # a sample of each client's last upload
         self._lock = threading.RLock()
-        name = self.config.get("algorithm")
-        if name not in dir(fastagg.algorithms) or not callable(getattr(fastagg, str(name), None)):
-            raise ConfigError(f"aggregator_kwargs.algorithm: expected one of fastagg's presets, got {name!r}")
+        self._make = preset(self.config.get("algorithm"))
         if model is None and "model_path" in self.config:
             where = self.config["model_path"], self.config.get("model_name")
             model = create_instance_from_file(*where, **dict(self.config.get("model_kwargs") or {}))
@@ -125,7 +123,7 @@ class Aggregator(BaseAggregator):
             return self._send(client_id)
 
     def _start(self, model: Any) -> None:
-        self._server = server = getattr(fastagg, self.config["algorithm"])(model, **self.settings)
+        self._server = server = self._make(model, **self.settings)
         path = self.config.get("checkpoint")
         if path is not None and Path(path).exists():
             server.load_state_dict(checkpoint.read(Path(path)))
@@ -200,6 +198,7 @@ class SyncAggregator(Aggregator):
                 self._start(next(iter(local_models.values())))
                 self._say("the first upload is the model to start from")
                 return dict(self.server.snapshot())
+            self._last.clear()  # a client is in a round once
             for client, upload in local_models.items():
                 self._send(client)
                 self._take(client, upload, {})

@@ -24,7 +24,7 @@ import fastagg
 from fastagg import checkpoint
 from fastagg.dispatch import Dispatch, Receipt
 from fastagg.errors import ConfigError, FastaggError, UnknownClient, UnknownVersion
-from fastagg.integrations import require
+from fastagg.integrations import preset, require
 from fastagg.pieces import as_tensor
 
 require("nvflare", "2.9.0", "nvflare")
@@ -71,8 +71,7 @@ class Traffic:
         weight_key: str = FLMetaKey.NUM_STEPS_CURRENT_ROUND,
         log: Callable[[str], None] | None = None,
     ) -> None:
-        if algorithm not in dir(fastagg.algorithms) or not callable(getattr(fastagg, algorithm, None)):
-            raise ConfigError(f"algorithm: expected one of fastagg's presets, got {algorithm!r}")
+        self._make = preset(algorithm)
         self.algorithm, self.settings, self.clients = algorithm, dict(settings or {}), clients
         self.weight_key = weight_key
         self.log = log or logging.getLogger(__name__).info
@@ -93,7 +92,7 @@ class Traffic:
             if hasattr(self, "server"):
                 return
             self.numpy = isinstance(next(iter(params.values())), np.ndarray)
-            fresh = getattr(fastagg, self.algorithm)(params, **self.settings)
+            fresh = self._make(params, **self.settings)
             if self.checkpoint is not None and self.checkpoint.exists():
                 fresh.load_state_dict(checkpoint.read(self.checkpoint))
                 self.log(f"fastagg: going on from {self.checkpoint}, version {fresh.version}")
@@ -208,7 +207,7 @@ class Aggregator(ModelAggregator):
         open_end = {**(settings or {}), "clients_per_round": None}
         self._traffic = Traffic(algorithm, open_end, checkpoint, None, weight_key, self._say)
         try:
-            getattr(fastagg, algorithm)(torch.zeros(1), **self._traffic.settings)
+            preset(algorithm)(torch.zeros(1), **open_end)
         except TypeError as error:
             raise ConfigError(f"algorithm: expected a synchronous preset and its settings: {error}") from None
         self._metrics = WeightedAggregationHelper()

@@ -113,7 +113,7 @@ def test_metrics_and_torch_tensors_come_back() -> None:
 def test_settings_are_refused_by_name() -> None:
     with pytest.raises(fastagg.ConfigError, match="synchronous preset"):
         Aggregator("FADAS")
-    with pytest.raises(fastagg.ConfigError, match="presets, got 'FedBest'"):
+    with pytest.raises(fastagg.ConfigError, match="presets, as 'FADAS', got 'FedBest'"):
         AsyncController("FedBest")
     with pytest.raises(fastagg.ConfigError, match="lr"):
         Aggregator("FedAdam", {"lr": -1})
