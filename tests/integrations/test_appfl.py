@@ -19,6 +19,7 @@ pytest.importorskip("sklearn")
 from appfl.algorithm.scheduler import AsyncScheduler, SyncScheduler
 from appfl.misc.utils import create_instance_from_file
 from omegaconf import OmegaConf
+from replay import play
 
 import fastagg
 from fastagg.integrations.appfl import Aggregator, SyncAggregator
@@ -198,14 +199,16 @@ def federation(folder: Path, **kwargs: Any) -> Any:
     """APPFL's own server and four client agents on the digits; the aggregator is named in the configuration."""
     (folder / "net.py").write_text(
         "import torch\n\n\nclass Net(torch.nn.Sequential):\n    def __init__(self):\n"
-        "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))"
+        "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(),\n"
+        "                         torch.nn.Linear(32, 10))\n"
     )
     (folder / "metric.py").write_text(
         "def accuracy(y_true, y_pred):\n    return (y_pred.argmax(1) == y_true.reshape(-1)).mean()\n"
     )
     trainer = {
         "mode": "epoch", "num_local_epochs": 2, "optim": "SGD", "optim_args": {"lr": 0.1},
-        "loss_fn": "CrossEntropyLoss", "train_batch_size": 32, "val_batch_size": 64, "train_data_shuffle": True, "do_validation": False,
+        "loss_fn": "CrossEntropyLoss",
+        "train_batch_size": 32, "val_batch_size": 64, "train_data_shuffle": True, "do_validation": False,
         "metric_path": str(folder / "metric.py"), "metric_name": "accuracy",
     }  # fmt: skip
     where = {"model_path": str(folder / "net.py"), "model_name": "Net"}
@@ -241,7 +244,7 @@ def test_fadas_in_the_virtual_time_simulator(tmp_path: Path, monkeypatch: pytest
 
     def recording(client: Any, update: Any, version: int, weight: Any) -> Any:
         receipt = receive(client, update, version, weight)
-        events.append((client, version, {k: v.clone() for k, v in update.items()}))
+        events.append((client, version, {k: v.clone() for k, v in update.items()}, weight))
         return receipt
 
     monkeypatch.setattr(ours, "receive", recording)
@@ -256,13 +259,8 @@ def test_fadas_in_the_virtual_time_simulator(tmp_path: Path, monkeypatch: pytest
     model.load_state_dict(ours.parameters())
     assert (model(test.x).argmax(1) == test.y).float().mean() > 0.9
     # What APPFL's clock counts as staleness is in uploads; ours, in versions, never exceeds it.
-    assert all(version <= start["version"] + n for n, (_, version, _) in enumerate(events))
+    assert all(version <= start["version"] + n for n, (_, version, _, _) in enumerate(events))
     second = fastagg.FADAS(model, **settings)  # the same events once more
     second.load_state_dict(start)
-    waiting = [(version, client) for client, version, _ in events]
-    for client, version, update in events:
-        for task in [task for task in waiting if task[0] <= second.version]:
-            waiting.remove(task)
-            second.dispatch(task[1])
-        second.receive(client, update, version)
+    play(second, events)
     assert torch.equal(second.flat, ours.flat)

@@ -17,6 +17,7 @@ pytest.importorskip("sklearn")
 
 import numpy as np
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from replay import play
 
 import fastagg
 from fastagg.integrations.nvflare import Aggregator, AsyncController, Traffic
@@ -177,21 +178,6 @@ def accuracy(params: dict[str, Any]) -> float:
     return (model(test.x).argmax(1) == test.y).float().mean().item()
 
 
-def play(record: dict[str, Any], server: fastagg.Server, close: bool) -> None:
-    """The run's events once more: every task from the version it was from, every update in its turn."""
-    server.load_state_dict(record["first"])
-    waiting: dict[int, list[Any]] = {}
-    for client, version, _, _ in record["updates"]:
-        waiting.setdefault(version, []).append(client)
-    for client, version, update, weight in record["updates"]:
-        if close and version > server.version:
-            server.close_round()
-        for number in [n for n in waiting if n <= server.version]:
-            for name in waiting.pop(number):
-                server.dispatch(name)
-        server.receive(client, update, version, weight)
-
-
 def weights(folder: Path) -> dict[str, Any]:
     found = torch.load(next(folder.rglob("FL_global_model.pt")), weights_only=False)
     return found["model"]
@@ -203,8 +189,8 @@ def test_fedams_in_flares_rounds(tmp_path: Path) -> None:
     record = torch.load(tmp_path / "record.pt", weights_only=True)
     assert len(record["updates"]) == 40 == log.count("taken, delay 0")
     server = fastagg.FedAMS(weights(tmp_path), clients_per_round=None, lr=0.03)
-    play(record, server, close=True)
-    server.close_round()
+    server.load_state_dict(record["first"])
+    play(server, record["updates"], rounds=True)
     final = weights(tmp_path)
     for name, value in server.parameters().items():
         assert torch.equal(value, torch.as_tensor(final[name])), name
@@ -222,7 +208,8 @@ def test_fadas_with_sites_that_misbehave(tmp_path: Path) -> None:
     record = torch.load(tmp_path / "record.pt", weights_only=True)
     assert len(record["updates"]) == 40 == log.count(" taken, delay ")  # two to a step, each counted once
     second = fastagg.FADAS(weights(tmp_path), lr=0.01, buffer_size=2, delay_threshold=4)
-    play(record, second, close=False)
+    second.load_state_dict(record["first"])
+    play(second, record["updates"])
     assert torch.equal(second.flat, server.flat)
     for moment in ("m", "v", "vhat"):
         assert torch.equal(second.state_dict()["moments"][moment], server.state_dict()["moments"][moment])
