@@ -6,7 +6,7 @@ import operator
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,24 @@ class Server:
             local_steps = self._policy.dispatched(client, self.version)
             model = ModelState(self._flat, self._buffers.values, list(self._buffers.counters))
             return Dispatch(client, self.version, local_steps, self.control, self.layout, model)
+
+    def hand_on(self, task: Dispatch, client: Client) -> Dispatch:
+        """Give a task that went out, and is not answered yet, to one client more: a relay serves it to whoever asks.
+
+        Raises:
+            UnknownClient: the id is refused, or the task's own client is not known.
+            UnknownVersion: the task's own client does not hold it any more.
+        """
+        client = self._client(client)
+        with self._lock:
+            self._answered(task.client, task.version)
+            held = self._in_flight.setdefault(client, [])
+            if task.version not in held:
+                if self._keeps_versions:
+                    self._versions.acquire(task.version, task.flat)
+                held.append(task.version)
+            self._last_sent[client] = task.version
+            return replace(task, client=client, local_steps=self._policy.dispatched(client, task.version))
 
     @property
     def update_kind(self) -> str:

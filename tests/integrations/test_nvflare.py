@@ -16,11 +16,14 @@ pytest.importorskip("nvflare")
 pytest.importorskip("sklearn")
 
 import numpy as np
+from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.edge.mud import ModelUpdate
 from replay import play
 
 import fastagg
-from fastagg.integrations.nvflare import Aggregator, AsyncController, Traffic
+from fastagg.integrations.nvflare import Aggregator, AsyncController, EdgeModelManager, Traffic
 from fastagg.sim.data import digits
 
 HERE = Path(__file__).parent
@@ -156,6 +159,52 @@ def test_a_restart_counts_nothing_twice(tmp_path: Path) -> None:
     assert after.server.version == 2
 
 
+def edge_report(version: int, total: float, *devices: str, **arrays: Any) -> dict[int, ModelUpdate]:
+    data = {"dict": {"w": [[total, total]], **arrays}, "count": len(devices)}
+    shareable = DXO(DataKind.WEIGHT_DIFF, data=data).to_shareable()
+    return {version: ModelUpdate(version, shareable, dict.fromkeys(devices, 0.0))}
+
+
+def edge(algorithm: str = "FedBuff", **settings: Any) -> tuple[EdgeModelManager, FLContext]:
+    manager, context = EdgeModelManager(3, algorithm, settings, max_model_history=2), FLContext()
+    manager.initialize_model(DXO(DataKind.WEIGHTS, data={"w": [[0.0, 0.0]]}), context)
+    manager.generate_new_model(context)
+    return manager, context
+
+
+def test_edge_devices_are_averaged_by_their_number() -> None:
+    manager, context = edge()
+    assert manager.current_model_version == 1 and manager.get_current_model(context).data == {"w": [[0.0, 0.0]]}
+    assert manager.process_updates(edge_report(1, 2.0, "d1", "d2"), context)
+    assert manager.current_model_version == 1
+    assert manager.process_updates(edge_report(1, 4.0, "d3"), context)
+    assert manager.current_model_version == 2 and manager.get_current_model(context).data == {"w": [[2.0, 2.0]]}
+    for update in (edge_report(1, 1.0, "d4"), edge_report(2, 2.0, "d1"), edge_report(2, 3.0, "d2")):
+        assert manager.process_updates(update, context)  # from two versions
+    assert manager.get_current_model(context).data == {"w": [[4.0, 4.0]]}
+    assert np.allclose(manager.server.flat, 4.0)
+
+
+def test_edge_reports_that_are_refused() -> None:
+    manager, context = edge()
+    manager.process_updates(edge_report(1, 2.0, "d1"), context)
+    for bad in (
+        edge_report(1, 2.0, "d1"),  # twice
+        edge_report(9, 2.0, "d2"),
+        edge_report(1, float("nan"), "d2"),
+        edge_report(1, 1.0, "d2", more=[1.0]),
+        {1: None},
+    ):
+        assert not manager.process_updates(bad, context)
+    manager.process_updates(edge_report(1, 8.0, "d2", "d3"), context)
+    assert manager.get_current_model(context).data == {"w": [[pytest.approx(10 / 3)] * 2]}
+    for turn in (2, 3):
+        manager.process_updates(edge_report(turn, 0.0, "d1", "d2", "d3"), context)
+    assert not manager.process_updates(edge_report(2, 2.0, "d9"), context)  # beyond the history
+    manager.prune_model_versions({4}, context)
+    assert set(manager._tasks) == {4}
+
+
 def simulate(way: str, folder: Path) -> str:
     environment = {**os.environ, "FASTAGG_TEST_RECORD": str(folder / "record.pt"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -204,9 +253,9 @@ def test_fadas_with_sites_that_misbehave(tmp_path: Path) -> None:
     assert re.search("site-4: task [0-9]+ was not answered; it is dropped", log)
     assert accuracy(weights(tmp_path)) > 0.9
     server = fastagg.load(tmp_path / "server.pt")
-    assert server.version == 20
+    assert server.version == 32
     record = torch.load(tmp_path / "record.pt", weights_only=True)
-    assert len(record["updates"]) == 40 == log.count(" taken, delay ")  # two to a step, each counted once
+    assert len(record["updates"]) == 64 == log.count(" taken, delay ")  # two to a step, each counted once
     second = fastagg.FADAS(weights(tmp_path), lr=0.01, buffer_size=2, delay_threshold=4)
     second.load_state_dict(record["first"])
     play(second, record["updates"])
