@@ -229,3 +229,62 @@ def test_numpy_halves_and_deltas_of_half_models() -> None:
     array = fastagg.FedAvg(torch.zeros(4), clients_per_round=2)
     round_of(array, {c: np.full(4, 100, np.float16) for c in range(2)}, {0: 1000.0, 1: 1000.0})
     assert torch.allclose(array.flat, torch.tensor(100.0), rtol=1e-6)
+
+
+def trained(model: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
+    return {
+        "w": model["w"] + normals(seed) * 0.01,
+        "bn.running_mean": normals(seed + 9, size=3),
+        "bn.num_batches_tracked": torch.tensor(seed),
+    }
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("size", [None, 3])
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_whole_models_give_what_differences_give(name: str, size: int | None, deterministic: bool) -> None:
+    start = {"w": normals(99), "bn.running_mean": torch.zeros(3), "bn.num_batches_tracked": torch.tensor(0)}
+    settings = {"clients_per_round": size, "weighting": "samples", "deterministic": deterministic}
+    if name in ("FedAdam", "FedYogi", "FedAdagrad", "FedAMS"):
+        settings["eps"] = 0.1
+    servers = [getattr(fastagg, name)(start, lr=0.5, **settings) for _ in range(2)]
+    for turn in range(2):
+        for client in range(3):
+            for server, kind in zip(servers, ("model", "delta"), strict=True):
+                task = server.dispatch(client)
+                model = trained(task.params, 10 * turn + client)
+                update = model if kind == "model" else task.delta(model)
+                server.receive(client, update, num_samples=1.0 + client, kind=kind)
+        for server in servers:
+            if size is None:
+                server.close_round()
+            assert server.version == turn + 1
+    models = [server.parameters() for server in servers]
+    assert torch.allclose(models[0]["w"], models[1]["w"], rtol=0, atol=1e-5)
+    assert torch.equal(models[0]["bn.running_mean"], models[1]["bn.running_mean"])
+    assert models[0]["bn.num_batches_tracked"] == 12
+
+
+def test_whole_models_where_they_cannot_be() -> None:
+    half = {"w": torch.zeros(D, dtype=torch.bfloat16)}
+    for server in (
+        fastagg.FedAvg(half, clients_per_round=2),
+        fastagg.FedAvg(torch.zeros(D), clients_per_round=2, clip_norm=1.0),
+        fastagg.FedBuff(torch.zeros(D)),
+    ):
+        server.dispatch(0)
+        assert not server.takes_models
+        with pytest.raises(fastagg.ConfigError, match="got one of kind 'model'"):
+            server.receive(0, torch.zeros(D), num_samples=1, kind="model")
+    server = fastagg.FedAvg(torch.ones(D), clients_per_round=3, weighting="uniform")
+    tasks = [server.dispatch(client) for client in range(3)]
+    server.receive(0, torch.full((D,), 2.0), kind="model")
+    with pytest.raises(fastagg.ConfigError, match="not both"):
+        server.receive(1, torch.ones(D), kind="delta")
+    restarted = fastagg.FedAvg(torch.ones(D), clients_per_round=3, weighting="uniform")
+    restarted.load_state_dict(server.state_dict())
+    for which in (server, restarted):
+        which.receive(1, torch.full((D,), 3.0), kind="model")
+        assert which.receive(2, torch.full((D,), 7.0), kind="model").applied
+        assert torch.allclose(which.flat, torch.tensor(4.0))
+    assert torch.equal(tasks[0].flat, torch.ones(D))  # and what they were sent stays as it was
