@@ -316,6 +316,21 @@ class Layout:
             return result
         return list(result.values()) if self.form == "list" else vector
 
+    def restored(self, difference: Any, model: ModelState) -> Any:
+        """``difference`` with the values of ``model`` added to its buffers and counters; its parameters as they are."""
+        if not self.has_buffers or not isinstance(difference, (Mapping, list, tuple)):
+            return difference
+        arrays = dict(self._arrays(difference, "update"))
+        for e in (*self._by_role["buffer"], *self._by_role["counter"]):
+            if e.name not in arrays:
+                continue
+            sent = self._cut(model.buffers, e).view(e.shape) if e.role == "buffer" else model.counters[e.offset]
+            array = _dense(f"update {e.name!r}", arrays[e.name])
+            if tuple(array.shape) != e.shape:
+                raise ShapeMismatch(f"update {e.name!r}: expected shape {list(e.shape)}, got {list(array.shape)}")
+            arrays[e.name] = sent + array.to(sent.device, sent.dtype)
+        return list(arrays.values()) if self.form == "list" else arrays
+
     @staticmethod
     def _cut(vector: Tensor, entry: Entry) -> Tensor:
         return vector[entry.offset : entry.offset + entry.size]
