@@ -301,6 +301,25 @@ def parse_change(text: str) -> tuple[str, Any]:
         return key, value
 
 
+def parse_choices(text: str) -> tuple[str, list[Any]]:
+    """Split "client.lr=0.1,0.3" into its key and its values; a comma inside brackets or quotes parts nothing."""
+    key, equals, values = text.partition("=")
+    parts, depth, quote = [""], 0, ""
+    for letter in values:
+        if letter in "\"'":
+            quote = "" if quote == letter else quote or letter
+        elif not quote:
+            depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and not quote and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    parsed = [parse_change(f"{key}{equals}{part}") for part in parts]
+    if len(parts) > 1 and not all(part.strip() for part in parts):
+        raise ConfigError(f"expected key=value,value such as client.lr=0.1,0.3, got {text!r}")
+    return parsed[0][0], [value for _, value in parsed]
+
+
 def explain(error: ValidationError) -> str:
     """Turn pydantic's report into one line: each problem as "key: what is wrong"."""
     return "; ".join(_problem(item) for item in error.errors(include_url=False))

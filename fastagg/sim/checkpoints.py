@@ -7,7 +7,6 @@ length of a run, the rows of metrics.csv aside.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from dataclasses import astuple
@@ -95,21 +94,12 @@ def restore(simulation: Simulation, out: Path) -> bool:
     return True
 
 
-def same_run(out: Path, config: Config) -> bool:
-    """Whether ``out`` holds a run, begun or done, of this very config. ConfigError when it is of another one."""
+def same_run(out: Path, config: Config, *, strict: bool) -> bool:
+    """Whether ``out`` holds a run, begun or done, of this very config. ConfigError if ``strict`` and it is another."""
     if not (out / "config.toml").exists():
         return False
     if changed := differences(load(out / "config.toml"), config):
+        if not strict:
+            return False
         raise ConfigError(f"{out} holds a run with other settings ({', '.join(changed)}): choose another folder")
     return True
-
-
-def finished(out: Path) -> dict[str, Any] | None:
-    """Return summary.json of a run that needs nothing more; None when it is absent or the run was interrupted."""
-    try:
-        summary: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-        return None if summary["interrupted"] else summary
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"cannot read {out / 'summary.json'}: {error}") from None
