@@ -95,7 +95,8 @@ class BatchedTrainer:
         flat = start.clone()
         params = [job.task.params for job in group] if self._buffers else []
         buffers = {name: torch.stack([p[name] for p in params]) for name in self._buffers}
-        lr = torch.tensor([self._work.lr * self._work.lr_decay**job.number for job in group]).unsqueeze(1)
+        rates = [self._work.lr * self._work.lr_decay**job.number for job in group]
+        lr = torch.tensor(rates, device=flat.device).unsqueeze(1)
         velocity = torch.zeros_like(flat) if self._work.momentum else None
         gradient = torch.zeros_like(flat)
         for step in range(len(plans[0])):
@@ -132,6 +133,7 @@ class BatchedTrainer:
         for row, batch in enumerate(batches):
             index[row, : len(batch)] = batch
             keep[row, : len(batch)] = 1.0
+        index, keep = index.to(flat.device), keep.to(flat.device)
         leaf = flat.detach().requires_grad_()
         weights = {**self._views(leaf), **{name: buffer[:live] for name, buffer in buffers.items()}}
         logits = stacked.forward(self._module, self._x[index], weights, keep)

@@ -26,7 +26,7 @@ from fastagg.sim.delays import DelayModel, Exponential, SizeTied, Suspension, Th
 from fastagg.sim.participation import AllClients, Concurrency, Participation
 from fastagg.sim.schedule import RoundSchedule, Schedule, TimedSchedule, VersionSchedule
 from fastagg.sim.seeds import generator
-from fastagg.sim.version_delay import ReplayedVersions, UniformVersions, VersionDelay, read_delays
+from fastagg.sim.version_delay import ExponentialVersions, ReplayedVersions, UniformVersions, VersionDelay, read_delays
 
 if TYPE_CHECKING:
     from fastagg.server import Server
@@ -44,6 +44,17 @@ LOADERS: dict[str, Callable[..., FederatedData]] = {
     "glue": glue.load,
     "newsgroups": newsgroups.load,
 }
+
+
+def build_device(name: str) -> torch.device:
+    """Return the device of a run. ConfigError when torch has no such device here."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"run.device {name!r} cannot be used: {reason}") from None
+    return device
 
 
 def build_data(data: DataSection, seed: int) -> FederatedData:
@@ -236,5 +247,7 @@ def lost_clients(config: c.Config) -> frozenset[int]:
 def build_version_delay(delay: c.VersionDelay, clients: int, seed: int) -> VersionDelay:
     if delay.file is not None:
         return ReplayedVersions(read_delays(Path(delay.file).expanduser(), clients))
+    if delay.mean is not None:
+        return ExponentialVersions(seed, delay.mean)
     assert delay.tau_max is not None
     return UniformVersions(seed, delay.tau_max)

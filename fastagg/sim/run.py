@@ -34,9 +34,11 @@ class Simulation:
         self.config = config
         self.stopwatch = Stopwatch()
         with self.stopwatch.timing("setup"):
+            device = build.build_device(config.run.device)
             data = build.build_data(config.data, config.seed)
-            self.data, unlabelled = build.split_unlabelled(config, data)
-            self.module = build.build_model(config.model, self.data, config.seed)
+            data, unlabelled = build.split_unlabelled(config, data)
+            self.data = data.to(device)
+            self.module = build.build_model(config.model, data, config.seed).to(device)
             distill = None
             if build.distils(config.algorithm):
                 distill = build.build_distillation(config, self.module, unlabelled)
