@@ -4,7 +4,7 @@ of them all together with the roofline."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,8 +13,11 @@ import ours_cached
 import peers
 import torch
 from problem import Built, Candidate, Problem, Skip, batches
+from records import Row
 from roofline import Stream, best, streams
 from timing import Timings, interleave
+
+import fastagg
 
 OURS = "fastagg"
 
@@ -83,45 +86,15 @@ CACHES = [
     _cached("ace int8 amsgrad", 46, "ace", "int8", "amsgrad"),
     _cached("aced int8", 23, "aced", "int8"),
     _cached("ca2fl arrival", 20, "ca2fl arrival"),
+]
+
+STALENESS = [
     _cached("distances", 12, "distances", rounding=5e-3),  # torch adds in fp32: off by 4e-4 at 11.2 M
     _cached("sketch", 4, "sketch"),
     _cached("mixing", 16, "mixing"),
 ]
 
-
-@dataclass(frozen=True)
-class Row:
-    """One candidate's figures at one size: a line of the report, an entry of the JSON.
-
-    Attributes:
-        seconds: p20, p50, p80 per call.
-        samples: seconds per call, in the order measured.
-        gbps: counted bytes per second at the median, in 1e9.
-        of_roofline: that, as a fraction of the better of copy and triad in the same run.
-        of_in_place: that, as a fraction of the best in-place pass in the same run.
-        slower: its time over fastagg's, taken round by round: p20, p50, p80.
-        others: largest share of all cores' time that other processes took in a round that was kept.
-        discarded: rounds thrown away because it was more.
-        skipped: why there are no figures, or "".
-    """
-
-    operation: str
-    candidate: str
-    size: int
-    bytes: int
-    note: str = ""
-    seconds: tuple[float, float, float] | None = None
-    samples: tuple[float, ...] = ()
-    gbps: float | None = None
-    of_roofline: float | None = None
-    of_in_place: float | None = None
-    slower: tuple[float, float, float] | None = None
-    others: float | None = None
-    discarded: int = 0
-    skipped: str = ""
-
-    def data(self) -> dict[str, Any]:
-        return asdict(self)
+SUITES = {"optimizers": OPTIMIZERS, "updates": UPDATES, "caches": CACHES, "staleness": STALENESS}
 
 
 def measure(operation: Operation, size: int, rounds: int = 15, only: tuple[str, ...] = ("",)) -> list[Row]:
@@ -187,7 +160,7 @@ def _row(
     operation: Operation, size: int, candidate: Candidate, timings: Timings, found: dict[str, Stream],
     skipped: dict[str, str],
 ) -> Row:  # fmt: skip
-    row = Row(operation.name, candidate.name, size, operation.bytes, candidate.note)
+    row = Row(operation.name, candidate.name, size, operation.bytes, candidate.note, threads=fastagg.get_num_threads())
     if candidate.name in skipped:
         return replace(row, skipped=skipped[candidate.name])
     return _figures(row, timings, found)
@@ -196,7 +169,8 @@ def _row(
 def _stream_row(name: str, stream: Stream, size: int, timings: Timings, found: dict[str, Stream]) -> Row:
     moved = stream.moved * size / timings.seconds(name).p50 / 1e9
     note = f"moves {moved:.1f} GB/s" + (f"; {stream.note}" if stream.note else "")
-    return _figures(Row("roofline", name, size, stream.counted, note), timings, found)
+    row = Row("roofline", name, size, stream.counted, note, threads=fastagg.get_num_threads())
+    return _figures(row, timings, found)
 
 
 def _figures(row: Row, timings: Timings, found: dict[str, Stream]) -> Row:

@@ -1,16 +1,11 @@
-"""Rows to Markdown and to an append-only JSON file."""
+"""Rows to Markdown."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-from suite import Row
-
-RESULTS = Path(__file__).resolve().parent / "results"
+from records import Row
 
 
 def markdown(rows: Sequence[Row], machine: dict[str, Any]) -> str:
@@ -20,24 +15,6 @@ def markdown(rows: Sequence[Row], machine: dict[str, Any]) -> str:
         group = [row for row in rows if (row.operation, row.size) == (operation, size)]
         parts.append(_table(operation, size, group))
     return "\n\n".join(parts) + "\n"
-
-
-def save(rows: Sequence[Row], machine: dict[str, Any], command: str, folder: Path = RESULTS) -> Path:
-    """Write everything to a new file named by date, commit and device; results are never overwritten."""
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = "-".join(_slug(str(machine[key])) for key in ("date", "commit", "device"))
-    text = json.dumps(
-        {"format": 1, "command": command, "machine": machine, "rows": [row.data() for row in rows]}, indent=1
-    )
-    for attempt in range(1, 1000):
-        path = folder / f"{stem}{'' if attempt == 1 else f'-{attempt}'}.json"
-        try:
-            with path.open("x") as file:
-                file.write(text + "\n")
-        except FileExistsError:
-            continue
-        return path
-    raise FileExistsError(f"{folder / stem}: a thousand results already")
 
 
 def _heading(machine: dict[str, Any]) -> str:
@@ -85,7 +62,3 @@ def _time(seconds: float) -> str:
         if seconds >= scale:
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds * 1e9:.3g} ns"
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]+", "_", text.replace("+00:00", "Z")).strip("_")
