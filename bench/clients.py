@@ -72,7 +72,7 @@ def _ready(
         x, rows = torch.zeros(size), torch.zeros(clients, size)
         return peers.servers.ace(x, rows, problem), lambda: x, rows.numel() * 4 / clients / size
     format = name.split()[1]
-    server = fastagg.ACE(torch.zeros(size), lr=LR, num_clients=clients, cache=format, warmup="partial")
+    server = fastagg.ACE(torch.zeros(size), lr=LR, num_clients=clients, cache=format)
 
     def receive(client: int, update: Any) -> None:
         server.dispatch(client)

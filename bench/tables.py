@@ -10,14 +10,17 @@ from records import Row
 
 def markdown(rows: Sequence[Row], machine: dict[str, Any]) -> str:
     """One table per operation and size, the machine above them."""
-    parts = [_heading(machine)]
-    for operation, size in dict.fromkeys((row.operation, row.size) for row in rows):
-        group = [row for row in rows if (row.operation, row.size) == (operation, size)]
-        parts.append(_table(operation, size, group))
+    parts = [heading(machine)]
+    groups: dict[tuple[str, int, int, int], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.operation, row.size, row.threads, row.clients), []).append(row)
+    for (operation, size, threads, clients), group in groups.items():
+        parts.append(table(operation, size, group, clients, f"{threads} threads"))
     return "\n\n".join(parts) + "\n"
 
 
-def _heading(machine: dict[str, Any]) -> str:
+def heading(machine: dict[str, Any]) -> str:
+    """One sentence: on what and with what."""
     memory = (machine["memory_bytes"] or 0) / 2**30
     caches = ", ".join(f"{level} {size}" for level, size in machine["caches"].items())
     return (
@@ -28,14 +31,16 @@ def _heading(machine: dict[str, Any]) -> str:
     )
 
 
-def _table(operation: str, size: int, rows: Iterable[Row]) -> str:
+def table(operation: str, size: int, rows: Iterable[Row], clients: int = 0, about: str = "") -> str:
+    """The candidates of one operation at one size, and how quiet the machine was."""
     rows = list(rows)
+    of_clients = f", {clients} clients" if clients else ""
     others = max((row.others or 0.0 for row in rows), default=0.0)
     discarded = max((row.discarded for row in rows), default=0)
     lines = [
-        f"### {operation}, d = {size:,}",
+        f"### {operation}, d = {size:,}{of_clients}",
         "",
-        f"Other processes took at most {others:.0%} of the cores' time in a round; "
+        f"{about}. Other processes took at most {others:.0%} of the cores' time in a round; "
         f"{discarded} disturbed rounds were discarded.",
         "",
         "| candidate | time (p20 to p80) | B/param | GB/s | of copy/triad | of in place | its time / fastagg's | |",
