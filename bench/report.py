@@ -142,7 +142,7 @@ def _tables(groups: dict[Group, tuple[Record, list[Row]]]) -> list[str]:
     parts: list[str] = []
     shown: tuple[str, int] | None = None
     for (device, operation, size, threads, clients), (record, rows) in sorted(
-        groups.items(), key=lambda item: (item[0][0], item[0][1], item[0][2:])
+        groups.items(), key=lambda item: (item[0][0], item[0][3], item[0][1:])
     ):
         if operation == "roofline" or " sweep" in record.command:
             continue

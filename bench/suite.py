@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import machine
 import ours
 import ours_cached
 import peers
@@ -108,6 +109,10 @@ def measure(operation: Operation, size: int, rounds: int = 15, only: tuple[str, 
     others = [candidate for candidate in rest if any(word in candidate.name for word in only)]
     # The streams' five vectors, the update and its negative, the leader's state, two vectors to compare results.
     shared = 5 + 2 + leader.vectors + (3 + 4 if operation.corrected else 3)
+    free = machine.available_bytes()
+    if 4 * size * shared > 0.9 * free:
+        reason = f"needs {4 * size * shared / 2**30:.0f} GiB, {free / 2**30:.0f} are free"
+        return [Row(operation.name, OURS, size, operation.bytes, skipped=reason, threads=fastagg.get_num_threads())]
     rows: list[Row] = []
     for group in batches(others, problem, shared):
         rows += _group(operation, problem, [leader, *group], rounds, first=not rows)
