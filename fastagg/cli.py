@@ -112,7 +112,7 @@ def run(
 
 @app.command()
 def compare(
-    recipes: Annotated[list[str], typer.Argument(help="One or more recipe names or paths.")],
+    recipes: Annotated[list[str], typer.Argument(help="Recipes and tables from `fastagg recipes`, or TOML files.")],
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for the results; what is there already is not run again.")
     ] = None,
@@ -219,6 +219,8 @@ def _compare(cells: Sequence[Cell], out: Path, **settings: Any) -> None:
     with CellsBar(len(cells)) as bar:
         done = run_all(cells, out, bar, **settings)
     if done.groups:
+        if (crossed := sweep_tables.terminal_pivot(done.groups)) is not None:
+            _print(crossed)
         _print(sweep_tables.terminal(done.groups, settings.get("target"), settings.get("baseline")))
         _print(time_table([(group.label, group.wall_seconds()) for group in done.groups]))
         _say_where(out, done.pictures)

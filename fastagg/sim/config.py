@@ -8,6 +8,8 @@ errors.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -261,9 +263,15 @@ def from_toml(text: str, source: str, changes: dict[str, Any] | None = None) -> 
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source} is not valid TOML: {error}") from None
-    for key, value in (changes or {}).items():
-        _put(values, key, value)
-    return from_dict(values, source)
+    return from_dict(changed(values, changes or {}), source)
+
+
+def changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of ``values`` with ``changes`` to dotted keys ("client.lr") made in it."""
+    copy = deepcopy(dict(values))
+    for key, value in changes.items():
+        _put(copy, key, value)
+    return copy
 
 
 def to_toml(config: Config) -> str:

@@ -139,7 +139,6 @@ class Simulation:
         record = self.server.distillation
         if record is None:
             return {}
-        # Of this process alone, where a run was resumed.
         return {"distillation": {k: round(v, 6) for k, v in asdict(record).items() if v == v}}
 
     def summary(self, stopped: str) -> dict[str, Any]:
