@@ -23,7 +23,7 @@ RULES = {
 
 def state(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     draw = torch.Generator().manual_seed(1)
-    arrays = {"w": torch.randn(70, 1000, generator=draw).to(dtype), "b": torch.randn(7, generator=draw)}
+    arrays = {"w": torch.randn(7, 500, generator=draw).to(dtype), "b": torch.randn(7, generator=draw)}
     return {**arrays, "bn.running_var": torch.ones(5), "bn.num_batches_tracked": torch.tensor(2)}
 
 
@@ -69,7 +69,7 @@ def test_a_round_may_mix_both_and_end_early() -> None:
     ("change", "error"),
     [
         ({"w": torch.ones(2)}, fastagg.ShapeMismatch),
-        ({"w": torch.full((70, 1000), float("nan"))}, fastagg.NonFiniteUpdate),
+        ({"w": torch.full((7, 500), float("nan"))}, fastagg.NonFiniteUpdate),
         ({"b": torch.full((7,), 3e38)}, None),
         ({"b": torch.ones(7, dtype=torch.int64)}, fastagg.DTypeMismatch),
         ({"other": torch.ones(2)}, fastagg.ShapeMismatch),
