@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing import connection
+from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ import fastagg
 from fastagg._build import usable_cores
 from fastagg.errors import FastaggError
 from fastagg.sim.config import Config
-from fastagg.sim.interrupt import on_ctrl_c
+from fastagg.sim.interrupt import on_ctrl_c, without_ctrl_c
 from fastagg.sim.metrics import Row
 from fastagg.sim.progress import NoProgress
 from fastagg.sim.result import Result, read
@@ -87,6 +87,8 @@ def _side_by_side(cells: Sequence[Cell], out: Path, jobs: int, watcher: Watcher,
     context: Any = multiprocessing.get_context("forkserver" if server else "spawn")
     if server:
         context.set_forkserver_preload(PRELOAD)
+        with without_ctrl_c():  # else a ctrl-C while the server imports would end it, and with it all cells
+            forkserver.ensure_running()
     stop = context.Event()
     threads = max(1, usable_cores() // jobs)
     waiting = deque(cells)

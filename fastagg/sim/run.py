@@ -230,6 +230,8 @@ def _loop(
             keeper.write(simulation)
     if simulation.rows[-1].uploads != simulation.uploads:
         progress.evaluated(simulation.evaluate())
+    if stopped == "finished" and keeper is not None:
+        keeper.write(simulation)  # whatever happens to the files that follow, nothing is trained again
     progress.advanced(1.0)
     return stopped
 
@@ -255,7 +257,7 @@ def _write(out: Path, result: Result, simulation: Simulation) -> None:
         plots.accuracy_over_time([result], out / "accuracy.png")
         output.write_text(out / "summary.json", output.summary_json(result.summary))
         if not result.summary["interrupted"]:
-            simulation.server.save(out / checkpoints.FILE)  # no more than the model is needed from now on
+            simulation.server.save(out / checkpoints.FILE)  # what is in flight is not needed any more
     except OSError as error:
         raise DataError(f"cannot write results to {out}: {error}") from error
 

@@ -1,5 +1,6 @@
 """A run that was stopped at any point and resumed ends as if it had never stopped."""
 
+import gc
 import json
 import signal
 import subprocess
@@ -11,8 +12,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import fastagg
+from fastagg import checkpoint
 from fastagg.errors import CheckpointError, ConfigError, DataError
+from fastagg.sim import output
 from fastagg.sim.checkpoints import Checkpoints
 from fastagg.sim.config import to_toml
 from fastagg.sim.progress import NoProgress
@@ -34,6 +36,11 @@ CASES = {
     },
     "CA2FL": {"algorithm": {"name": "CA2FL", "buffer_size": 3}, "delay": {"name": "size-tied", "gamma": 0.5}},
     "FedAC": {"algorithm": {"name": "FedAC", "lr": 0.01, "buffer_size": 3}},
+    "FedEcho": {
+        "algorithm": {"name": "FedEcho", "buffer_size": 3},
+        "unlabelled.share": 0.5,
+        "model": {"name": "mlp", "widths": [8]},
+    },
     "FedAvg": {"algorithm": {"name": "FedAvg", "clients_per_round": 4}, "participation": {"rule": "round"}},
     "FedAsync, version delay": {**ALL, "algorithm": {"name": "FedAsync"}, "delay": {"name": "version", "tau_max": 3}},
 }
@@ -59,7 +66,9 @@ def ending(folder):
     summary = json.loads((folder / "summary.json").read_text())
     del summary["wall_seconds"], summary["server_share"]
     files = [(folder / name).read_bytes() for name in ("metrics.csv", "delays.csv", "config.toml")]
-    return summary, files, fastagg.load(folder / "checkpoint.pt").flat
+    if "distillation" in summary:
+        summary["distillation"] = {k: v for k, v in summary["distillation"].items() if not k.endswith("seconds")}
+    return summary, files, checkpoint.read(folder / "checkpoint.pt")["flat"]
 
 
 def same(folder, other):
@@ -213,6 +222,39 @@ def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint_whole(tiny, tmp
     monkeypatch.undo()
     run(config, tmp_path / "cut", resume="go on")
     same(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.parametrize("file", ["delays.csv", "summary.json"])
+def test_a_full_disk_at_the_end_costs_no_training(tiny, tmp_path, monkeypatch, file):
+    run(tiny(), tmp_path / "whole")
+    write = output.write_text
+
+    def full(path, text):
+        if path.name == file:
+            raise OSError(28, "No space left on device")
+        write(path, text)
+
+    monkeypatch.setattr(output, "write_text", full)
+    with pytest.raises(DataError, match="No space left"):
+        run(tiny(), tmp_path / "cut")
+    monkeypatch.undo()
+    monkeypatch.setattr(Simulation, "step", lambda self: pytest.fail("trained again"))
+    run(tiny(), tmp_path / "cut", resume="go on")
+    same(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.parametrize("name", ["FADAS", "AsyncFedED", "FedAsync, version delay", "ACE int8", "FedAvg"])
+def test_memory_does_not_grow_with_the_number_of_updates(tiny, name):
+    simulation = Simulation(tiny({**CASES[name], "run": {"uploads": 2000}}))
+    counts, held = [], []
+    for upload in range(1, 901):
+        simulation.step()
+        if upload % 25 == 0:
+            gc.collect()
+            counts.append(len(gc.get_objects()))
+            held.append(simulation.server.memory()["total"])
+    assert max(counts[18:]) < max(counts[6:18]) + 300
+    assert max(held[18:]) <= 1.3 * max(held[6:18])
 
 
 @pytest.mark.parametrize("name", ["FADAS", "AsyncFedED", "FedAsync, version delay", "ACE int8"])
