@@ -80,6 +80,19 @@ class Dispatch:
         model = ModelState(flat, buffers, counters)
         return cls(state["client"], state["version"], state["local_steps"], state["control"], layout, model)
 
+    def from_difference(self, difference: Any) -> Any:
+        """The update to hand to ``receive`` where a framework sends *every* array as a difference from ``params``.
+
+        Parameters stay as they are; buffers become the client's own values again, in their own types.
+
+        Args:
+            difference: trained model less ``params``, in the form of ``params``; buffers may be left out, all together.
+
+        Raises:
+            ShapeMismatch, DTypeMismatch: it is not this model.
+        """
+        return self._layout.restored(difference, self._model)
+
 
 @dataclass(frozen=True)
 class Receipt:

@@ -15,8 +15,9 @@ from fastagg.distill import Distillation
 from fastagg.distill.unlabelled import load as load_unlabelled
 from fastagg.errors import ConfigError, DataError
 from fastagg.ops import alpha_bounds
+from fastagg.sim import batched, models
 from fastagg.sim import config as c
-from fastagg.sim import models
+from fastagg.sim.batched import BatchedTrainer
 from fastagg.sim.client import LocalWork
 from fastagg.sim.data import cifar, digits, glue, leaf, mnist, newsgroups, shakespeare, synthetic
 from fastagg.sim.data.federated import FederatedData
@@ -78,6 +79,21 @@ def build_model(model: c.Model, data: FederatedData, seed: int) -> nn.Module:
 
 def build_work(client: c.Client) -> LocalWork:
     return LocalWork(**client.model_dump())
+
+
+def build_batched(
+    config: c.Config, module: nn.Module, data: FederatedData, server: Server, schedule: Schedule
+) -> tuple[BatchedTrainer | None, str | None]:
+    """Return what trains clients in batches, or None and the reason why they train one by one."""
+    reason = None if config.run.batched else "run.batched is off"
+    if isinstance(schedule, VersionSchedule):
+        reason = reason or "clients are drawn one at an arrival"
+    work = build_work(config.client)
+    reason = reason or batched.refusal(module, work, data.clients)
+    if reason is not None:
+        return None, reason
+    gradients = server.update_kind == "gradient"
+    return BatchedTrainer(module, work, config.seed, data.clients, gradients=gradients), None
 
 
 def presets() -> dict[str, Callable[..., Server]]:

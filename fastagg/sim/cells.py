@@ -29,6 +29,9 @@ from fastagg.sim.sweep import Cell
 
 Outcome = Result | str  # what went wrong
 
+# What every cell imports sooner or later; torch's first optimizer imports torch._dynamo.
+PRELOAD = ["fastagg.sim.run", "fastagg.sim.plots", "sklearn.datasets", "torch._dynamo"]
+
 
 class Watcher(Protocol):
     def started(self, cell: Cell) -> None: ...
@@ -83,7 +86,7 @@ def _side_by_side(cells: Sequence[Cell], out: Path, jobs: int, watcher: Watcher,
     server = "forkserver" in multiprocessing.get_all_start_methods()
     context: Any = multiprocessing.get_context("forkserver" if server else "spawn")
     if server:
-        context.set_forkserver_preload(["fastagg.sim.run", "fastagg.sim.plots", "sklearn.datasets"])
+        context.set_forkserver_preload(PRELOAD)
     stop = context.Event()
     threads = max(1, usable_cores() // jobs)
     waiting = deque(cells)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import astuple
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +57,9 @@ def state_of(simulation: Simulation) -> dict[str, Any]:
         "dropped": simulation.dropped,
         "delays": {name: part.state_dict() for name, part in simulation.statistics.items()},
         "differences": None if differences is None else differences.state_dict(),
+        "distillation": None if simulation.server.distillation is None else asdict(simulation.server.distillation),
         "schedule": simulation.schedule.state_dict(),
+        "ready": [(*key, update) for key, update in simulation.ready.items()],
         "wall_seconds": simulation.stopwatch.split(),
     }
 
@@ -87,7 +89,10 @@ def restore(simulation: Simulation, out: Path) -> bool:
             part.load_state_dict(state["delays"][name])
         if simulation.differences is not None:
             simulation.differences.load_state_dict(state["differences"])
+        for name, value in (state["distillation"] or {}).items():
+            setattr(simulation.server.distillation, name, value)
         simulation.schedule.load_state_dict(state["schedule"])
+        simulation.ready = {(client, number): update for client, number, update in state["ready"]}
         simulation.stopwatch.restore(state["wall_seconds"])
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{out / FILE}: the checkpoint is damaged: {type(error).__name__}: {error}") from error

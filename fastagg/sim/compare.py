@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from fastagg.sim import output, plots, report, sweep_plots, sweep_tables
 from fastagg.sim.cells import Watcher, run_cells
 from fastagg.sim.groups import Group, grouped
 from fastagg.sim.result import Result
-from fastagg.sim.sweep import Cell, check_folders
+from fastagg.sim.sweep import Cell, check_folders, file_name
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,8 @@ def compare(
     written.
     """
     check_folders(cells)
-    if baseline is not None and baseline not in {t for c in cells for t in (c.config.name, c.config.label)}:
-        known = ", ".join(dict.fromkeys(cell.config.name for cell in cells))
+    if baseline is not None and baseline not in {t for c in cells for t in (c.method, c.config.name, c.config.label)}:
+        known = ", ".join(dict.fromkeys(cell.method or cell.config.name for cell in cells))
         raise ConfigError(f"no baseline {baseline!r} is compared here, known: {known}")
     outcomes = run_cells(cells, out, jobs, watcher, replace)
     failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, str)}
@@ -73,8 +72,11 @@ def compare(
 def _draw(groups: list[Group], out: Path, title: str, target: float | None) -> list[Path]:
     figures: dict[str, Figure | None] = {}
     for part, members in sweep_plots.few_lines(groups).items():
-        name = re.sub(r"[^A-Za-z0-9._=,+-]+", "_", part)
-        figures[f"accuracy,{name}.png" if part else "accuracy.png"] = sweep_plots.curves(members, title or part, target)
+        heading = ": ".join(filter(None, (title, part)))
+        labels = sweep_plots.line_labels(members)
+        figures[f"accuracy{f',{file_name(part)}' if part else ''}.png"] = sweep_plots.curves(
+            members, labels, heading, target
+        )
     figures["delays.png"] = sweep_plots.delay_histograms(groups)
     figures["heatmap.png"] = sweep_plots.heat_map(groups)
     drawn = {out / name: figure for name, figure in figures.items() if figure is not None}

@@ -8,6 +8,8 @@ errors.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -197,7 +199,9 @@ class Run(Section):
     Evaluates every ``evaluate_every`` versions, at the start and at the end. ``target`` is the test accuracy
     whose first reaching is reported as time-to-target. ``torch_threads`` is for local training and
     evaluation: small models are fastest with one. ``device`` ("cpu", "cuda", "cuda:1") holds data, training
-    and server. ``checkpoint_every`` is in wall-clock seconds, 0 for after every client update.
+    and server. ``checkpoint_every`` is in wall-clock seconds, 0 for after every client update. ``batched``: clients
+    that are in flight together train in one batch where the model allows it (summary.json says, or why not); results
+    are the same but for rounding.
     """
 
     versions: PositiveInt | None = None
@@ -208,6 +212,7 @@ class Run(Section):
     torch_threads: PositiveInt = 1
     device: str = "cpu"
     checkpoint_every: float = Field(60.0, ge=0)
+    batched: bool = True
 
     @model_validator(mode="after")
     def _some_end(self) -> Run:
@@ -258,9 +263,15 @@ def from_toml(text: str, source: str, changes: dict[str, Any] | None = None) -> 
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source} is not valid TOML: {error}") from None
-    for key, value in (changes or {}).items():
-        _put(values, key, value)
-    return from_dict(values, source)
+    return from_dict(changed(values, changes or {}), source)
+
+
+def changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of ``values`` with ``changes`` to dotted keys ("client.lr") made in it."""
+    copy = deepcopy(dict(values))
+    for key, value in changes.items():
+        _put(copy, key, value)
+    return copy
 
 
 def to_toml(config: Config) -> str:

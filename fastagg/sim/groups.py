@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fastagg.sim.metrics import Row, reaching
 from fastagg.sim.result import Result
-from fastagg.sim.sweep import Cell, Choice
+from fastagg.sim.sweep import NO_PAPER, SETTING, Cell, Choice, Paper
 
 
 @dataclass(frozen=True)
 class Group:
-    """One line of a table: a method at one point of the grid, its results one per seed.
+    """One line of a table: a method in one setting, its results one per seed.
 
-    ``method`` is its label without the grid's values, ``label`` the one with them.
+    ``name`` is that of its recipe; ``choice`` is the setting, keys and values; ``paper`` what a paper says of it.
     """
 
     name: str
     method: str
-    label: str
     choice: Choice
     results: list[Result]
+    paper: Paper = NO_PAPER
+
+    @property
+    def setting(self) -> str:
+        return setting_text(self.choice)
+
+    @property
+    def label(self) -> str:
+        return ", ".join(filter(None, (self.method, self.setting)))
+
+    def ours(self) -> Spread:
+        """Return what the paper's numbers are of, as measured here."""
+        values = [result.summary.get(self.paper.measure) for result in self.results]
+        return spread([None if value is None else value * self.paper.scale for value in values])
 
     def over(self, key: str) -> Spread:
         """Return mean and deviation over seeds of a number of summary.json; those without one are left out."""
@@ -60,28 +73,33 @@ def grouped(runs: Sequence[tuple[Cell, Result]]) -> list[Group]:
     found: dict[tuple[str, str], list[tuple[Cell, Result]]] = {}
     for cell, result in runs:
         found.setdefault((cell.config.name, repr(cell.choice)), []).append((cell, result))
-    names = {cell.config.name: cell.config.label or cell.config.name for cell, _ in runs}
-    # Methods with the same label would look the same: those are called by their names.
-    methods = {n: label if list(names.values()).count(label) == 1 else n for n, label in names.items()}
-    keys = short_keys(runs[0][0].choice) if runs else {}
+    names = {c.config.name: c.config.label or c.config.name for c, _ in runs if not c.method}
     groups = []
     for members in found.values():
         cell = members[0][0]
-        method = methods[cell.config.name]
-        parts = [f"{keys[key]} {value}" for key, value in cell.choice]
-        label = ", ".join(([method] if len(methods) > 1 or not parts else []) + parts)
-        groups.append(Group(cell.config.name, method, label, cell.choice, [result for _, result in members]))
+        method = cell.method or names[cell.config.name]
+        if list(names.values()).count(method) > 1:  # two recipes with one label would look the same
+            method = cell.config.name
+        groups.append(Group(cell.config.name, method, cell.choice, [result for _, result in members], cell.paper))
     return groups
 
 
-def short_keys(choice: Choice) -> dict[str, str]:
-    """Return each dotted key's last part, or all of it where two keys share the last part."""
-    last = [key.rpartition(".")[2] for key, _ in choice]
-    return {key: short if last.count(short) == 1 else key for (key, _), short in zip(choice, last, strict=True)}
+def choice_keys(choices: Iterable[Choice]) -> dict[str, str]:
+    """Return all keys of ``choices`` and what they are called: the last part, or all of it where two share that."""
+    shorts = {key: key.rpartition(".")[2] for choice in choices for key, _ in choice}
+    return {key: short if list(shorts.values()).count(short) == 1 else key for key, short in shorts.items()}
+
+
+def setting_text(choice: Choice, part: Choice | None = None) -> str:
+    """Return ``choice``, or that ``part`` of it, in words."""
+    keys = choice_keys([choice])
+    return ", ".join(
+        str(value) if key == SETTING else f"{keys[key]} {value}" for key, value in (choice if part is None else part)
+    )
 
 
 def speedups(groups: Sequence[Group], baseline: str | None, target: float | None) -> list[float | None]:
-    """Return how many times sooner than ``baseline`` (a recipe's name or label) each group reaches the target.
+    """Return how many times sooner than ``baseline`` (a method, or a recipe's name) each group reaches the target.
 
     The baseline's mean virtual time over the group's, at the same grid point; None where one of the two missed the
     target with some seed, or their virtual times have other units. As in FADAS' Table 7.

@@ -88,12 +88,12 @@ def time_table(lines: Sequence[tuple[str, Mapping[str, float]]]) -> Table:
 
 def comparison_csv(runs: Sequence[tuple[Cell, Result]]) -> str:
     """Return one line per run with its grid values and the numbers of its summary.json, as CSV with a header."""
-    keys = [key for key, _ in runs[0][0].choice]
+    keys = list(dict.fromkeys(key for cell, _ in runs for key, _ in cell.choice))
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["name", *keys, *COMPARISON_COLUMNS])
     for cell, result in runs:
-        values = [value for _, value in cell.choice]
+        values = [dict(cell.choice).get(key) for key in keys]
         writer.writerow([cell.config.name, *values, *(result.summary[column] for column in COMPARISON_COLUMNS)])
     return buffer.getvalue()
 

@@ -10,16 +10,17 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fastagg.sim.groups import Group, short_keys
+from fastagg.sim.groups import Group, choice_keys, setting_text
 from fastagg.sim.metrics import Row, unit_text
 from fastagg.sim.plots import COLOURS, DASHES, legend_below
 from fastagg.sim.result import Result
+from fastagg.sim.sweep import SETTING
 
 MOST_LINES = 10  # in one picture
 MOST_PANELS = 12
 
 
-def curves(groups: Sequence[Group], title: str = "", target: float | None = None) -> Figure:
+def curves(groups: Sequence[Group], labels: Sequence[str], title: str = "", target: float | None = None) -> Figure:
     """Draw test accuracy over virtual time, server versions and client updates: the mean and a band over seeds.
 
     The band is one sample deviation to either side. Seeds are evaluated at moments of their own: their curves are
@@ -34,11 +35,11 @@ def curves(groups: Sequence[Group], title: str = "", target: float | None = None
     all_axes: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     targets = {r.config.run.target if target is None else target for g in groups for r in g.results}
     for axes, (field, text) in zip(all_axes, panels, strict=True):
-        for number, group in enumerate(groups):
+        for number, (group, label) in enumerate(zip(groups, labels, strict=True)):
             x, mean, deviation = mean_curve([result.rows for result in group.results], field)
             colour = COLOURS[number % len(COLOURS)]
             dash = DASHES[number // len(COLOURS) % len(DASHES)]
-            axes.plot(x, 100 * mean, label=group.label, color=colour, linestyle=dash, linewidth=1.6)
+            axes.plot(x, 100 * mean, label=label, color=colour, linestyle=dash, linewidth=1.6)
             if deviation is not None:
                 low, high = 100 * (mean - deviation), 100 * (mean + deviation)
                 axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
@@ -68,16 +69,29 @@ def mean_curve(runs: Sequence[Sequence[Row]], field: str) -> tuple[np.ndarray, n
     return x, y.mean(axis=0), y.std(axis=0, ddof=1) if len(runs) > 1 else None
 
 
+def line_labels(groups: Sequence[Group]) -> list[str]:
+    """Return what tells the groups of one picture apart: the method and what of the setting is not common to all."""
+    keys = choice_keys(group.choice for group in groups)
+    common = {key for key in keys if len({repr(dict(group.choice).get(key)) for group in groups}) == 1}
+    several = len({group.method for group in groups}) > 1
+    settings = [
+        setting_text(group.choice, tuple(pair for pair in group.choice if pair[0] not in common)) for group in groups
+    ]
+    return [
+        ", ".join(filter(None, (g.method if several or not s else "", s)))
+        for g, s in zip(groups, settings, strict=True)
+    ]
+
+
 def few_lines(groups: Sequence[Group]) -> dict[str, list[Group]]:
     """Part the groups by grid keys, the first ones first, until no picture has more than MOST_LINES lines.
 
     Returns the groups of each picture by what it is called, "" when one picture does.
     """
-    keys = [key for key, _ in groups[0].choice]
-    for depth in range(len(keys) + 1):
+    for depth in range(max(len(group.choice) for group in groups) + 1):
         parts: dict[str, list[Group]] = {}
         for group in groups:
-            parts.setdefault(",".join(f"{key}={value}" for key, value in group.choice[:depth]), []).append(group)
+            parts.setdefault(setting_text(group.choice, group.choice[:depth]), []).append(group)
         if max(map(len, parts.values())) <= MOST_LINES:
             break
     return parts
@@ -88,9 +102,10 @@ def heat_map(groups: Sequence[Group]) -> Figure | None:
 
     None when there are no two such keys. Over further keys the best value is taken.
     """
-    values = {key: list(dict.fromkeys(repr(dict(g.choice)[key]) for g in groups)) for key, _ in groups[0].choice}
-    varied = [key for key, found in values.items() if len(found) > 1]
-    if len(varied) < 2:
+    keys = choice_keys(group.choice for group in groups)
+    values = {key: list(dict.fromkeys(repr(dict(group.choice).get(key)) for group in groups)) for key in keys}
+    varied = [key for key, found in values.items() if len(found) > 1 and key != SETTING]
+    if len(varied) < 2 or len({tuple(dict(group.choice)) for group in groups}) > 1:
         return None
     down, across = varied[:2]
     methods = list(dict.fromkeys(group.method for group in groups))
@@ -108,7 +123,6 @@ def heat_map(groups: Sequence[Group]) -> Figure | None:
     all_axes: Any = figure.subplots(lines, columns, squeeze=False)
     lowest = min(float(np.nanmin(table)) for table in tables.values())
     highest = max(float(np.nanmax(table)) for table in tables.values())
-    keys = short_keys(groups[0].choice)
     image = None
     for axes, method in zip(all_axes.flat, methods, strict=False):
         image = axes.imshow(tables[method], cmap="viridis", vmin=lowest, vmax=highest, aspect="auto", origin="lower")
@@ -128,15 +142,22 @@ def heat_map(groups: Sequence[Group]) -> Figure | None:
 
 
 def delay_histograms(groups: Sequence[Group]) -> Figure:
-    """Draw how the delays of all updates are spread, one panel per group; the bins double in width."""
-    shown = groups[:MOST_PANELS]
-    counts = [total_delays(group.results) for group in shown]
+    """Draw how the delays of all updates are spread; the bins double in width.
+
+    Groups whose updates had the very same delays, as methods in one world have, share a panel.
+    """
+    panels: dict[tuple[tuple[int, int], ...], list[Group]] = {}
+    for group in groups:
+        panels.setdefault(tuple(sorted(total_delays(group.results).items())), []).append(group)
+    shown = list(panels.values())[:MOST_PANELS]
+    counts = [dict(found) for found in list(panels)[:MOST_PANELS]]
     bins = max((_bin(delay) for found in counts for delay in found), default=0) + 1
     columns = min(len(shown), 3)
     lines = -(-len(shown) // columns)
     figure = Figure(figsize=(4.6 * columns, 3.0 * lines + 0.3), dpi=150, layout="constrained")
     all_axes: Any = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
-    for number, (axes, group, found) in enumerate(zip(all_axes.flat, shown, counts, strict=False)):
+    for number, (axes, alike, found) in enumerate(zip(all_axes.flat, shown, counts, strict=False)):
+        group = alike[0]
         shares = np.zeros(bins)
         for delay, uploads in found.items():
             shares[_bin(delay)] += uploads
@@ -149,16 +170,24 @@ def delay_histograms(groups: Sequence[Group]) -> Figure:
                 ("max", max(result.summary["delay_max"] for result in group.results), 0),
             )
         )
-        axes.set_title(f"{group.label}\n{facts}", fontsize=10)
+        axes.set_title(f"{_names(alike, len(groups))}\n{facts}", fontsize=10)
         axes.set_xticks(range(bins), [_bin_text(b) for b in range(bins)], rotation=45, ha="right", fontsize=9)
         axes.tick_params(labelbottom=number + columns >= len(shown))
         _plain(axes)
     for axes in list(all_axes.flat)[len(shown) :]:
         axes.remove()
-    more = f" (the first {MOST_PANELS} of {len(groups)})" if len(groups) > MOST_PANELS else ""
+    more = f" (the first {MOST_PANELS} of {len(panels)})" if len(panels) > MOST_PANELS else ""
     figure.supxlabel(f"delay of an update (server versions){more}", fontsize=11)
     figure.supylabel("updates (%)", fontsize=11)
     return figure
+
+
+def _names(alike: Sequence[Group], all_groups: int) -> str:
+    methods = list(dict.fromkeys(group.method for group in alike))
+    if len(alike) == all_groups and len(methods) < all_groups:
+        return "all runs" if len(methods) > 3 else ", ".join(methods)
+    first = "; ".join(group.label for group in alike[:2])
+    return first if len(alike) <= 2 else f"{first}; {len(alike) - 2} more"
 
 
 def total_delays(results: Sequence[Result]) -> dict[int, int]:

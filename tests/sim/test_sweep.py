@@ -153,7 +153,7 @@ def test_a_failing_cell_is_named_and_does_not_stop_the_others(recipe, tmp_path, 
     done = compare(found, tmp_path, Silent(), jobs=jobs)
     assert list(done.failed) == ["tiny,algorithm.buffer_size=0/seed0"]
     assert "buffer_size" in done.failed["tiny,algorithm.buffer_size=0/seed0"]
-    assert [group.label for group in done.groups] == ["buffer_size 3", "buffer_size 2"]
+    assert [group.label for group in done.groups] == ["Tiny, buffer_size 3", "Tiny, buffer_size 2"]
     assert not (tmp_path / "tiny,algorithm.buffer_size=0").exists()
 
 
