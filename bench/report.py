@@ -116,7 +116,7 @@ def _where(lost: list[Row]) -> str:
         sizes = _range([f"{row.size:,}" for row in rows])
         within = ", within the spread" if all(row.slower and row.slower[2] >= 1 for row in rows) else ""
         of_clients = f", {clients} clients" if clients else ""
-        places.append(f"{times} times as fast at d = {sizes}{of_clients} ({threads} threads{within})")
+        places.append(f"{times} times as fast at d = {sizes}{of_clients} ({tables.of(threads)}{within})")
     return "; ".join(places)
 
 
@@ -155,7 +155,7 @@ def _tables(groups: dict[Group, tuple[Record, list[Row]]]) -> list[str]:
         if operation == "roofline" or " sweep" in record.command:
             continue
         if shown != (device, threads):
-            parts.append(f"## {device}, {threads} threads")
+            parts.append(f"## {device}, {tables.of(threads)}")
             shown = (device, threads)
         about = f"{record.machine['commit']}, {record.machine['date'][:10]}"
         parts.append(tables.table(operation, size, rows, clients, about))
