@@ -1,8 +1,8 @@
 """Which of fastagg's own figures became worse: python bench/compare.py old.json new.json
 
 Times of two runs are compared relative to the in-place streams that each run measured beside them, so that a machine
-that is slower today is not blamed on the code; without streams, and below a million parameters, as they are. A change counts when the two
-spreads (p20 to p80) do not overlap and the medians differ by more than 3%.
+that is slower today is not blamed on the code; without streams, and below a million parameters, as they are. A change
+counts when the two spreads (p20 to p80) do not overlap and the medians differ by more than 3%.
 """
 
 from __future__ import annotations
