@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -100,17 +100,29 @@ def _behind(rows: Sequence[Row]) -> list[str]:
     ]  # fmt: skip
     if not lost:
         return ["No peer is faster in any row below."]
-    lost.sort(key=lambda row: (row.operation, row.candidate, row.size, row.threads))
-    found = []
-    for (operation, candidate), cases in groupby(lost, key=lambda row: (row.operation, row.candidate)):
-        places = "; ".join(
-            f"{1 / row.slower[1]:.2f} times as fast at d = {row.size:,}"
-            f"{f', {row.clients} clients' if row.clients else ''} ({_threads(row)}"
-            f"{', within the spread' if row.slower[2] >= 1 else ''})"
-            for row in cases if row.slower
-        )  # fmt: skip
-        found.append(f"{operation}: {candidate} is {places}.")
-    return found
+    lost.sort(key=lambda row: (row.operation, row.candidate, row.threads, row.clients, row.size))
+    return [
+        f"{operation}: {candidate} is {_where(list(cases))}."
+        for (operation, candidate), cases in groupby(lost, key=lambda row: (row.operation, row.candidate))
+    ]
+
+
+def _where(lost: list[Row]) -> str:
+    """How much faster and at which sizes: a range of both for every number of threads and clients."""
+    places = []
+    for (threads, clients), group in groupby(lost, key=lambda row: (row.threads, row.clients)):
+        rows = list(group)
+        times = _range([f"{1 / row.slower[1]:.2f}" for row in rows if row.slower], key=float)
+        sizes = _range([f"{row.size:,}" for row in rows])
+        within = ", within the spread" if all(row.slower and row.slower[2] >= 1 for row in rows) else ""
+        of_clients = f", {clients} clients" if clients else ""
+        places.append(f"{times} times as fast at d = {sizes}{of_clients} ({tables.of(threads)}{within})")
+    return "; ".join(places)
+
+
+def _range(texts: list[str], key: Callable[[str], float] | None = None) -> str:
+    ordered = sorted(dict.fromkeys(texts), key=key) if key else list(dict.fromkeys(texts))
+    return ordered[0] if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]}"
 
 
 def _below(rows: Sequence[Row]) -> list[str]:
@@ -133,10 +145,6 @@ def _below(rows: Sequence[Row]) -> list[str]:
     )
 
 
-def _threads(row: Row) -> str:
-    return "1 thread" if row.threads == 1 else f"{row.threads} threads"
-
-
 def _tables(groups: dict[Group, tuple[Record, list[Row]]]) -> list[str]:
     """All but the sweep, which the curves show, and the streams, which are columns."""
     parts: list[str] = []
@@ -147,7 +155,7 @@ def _tables(groups: dict[Group, tuple[Record, list[Row]]]) -> list[str]:
         if operation == "roofline" or " sweep" in record.command:
             continue
         if shown != (device, threads):
-            parts.append(f"## {device}, {threads} threads")
+            parts.append(f"## {device}, {tables.of(threads)}")
             shown = (device, threads)
         about = f"{record.machine['commit']}, {record.machine['date'][:10]}"
         parts.append(tables.table(operation, size, rows, clients, about))

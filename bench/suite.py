@@ -114,7 +114,7 @@ def measure(operation: Operation, size: int, rounds: int = 15, only: tuple[str, 
         reason = f"needs {4 * size * shared / 2**30:.0f} GiB, {free / 2**30:.0f} are free"
         return [Row(operation.name, OURS, size, operation.bytes, skipped=reason, threads=fastagg.get_num_threads())]
     rows: list[Row] = []
-    for group in batches(others, problem, shared):
+    for group in list(batches(others, problem, shared)) or [[]]:
         rows += _group(operation, problem, [leader, *group], rounds, first=not rows)
     return rows
 

@@ -15,8 +15,13 @@ def markdown(rows: Sequence[Row], machine: dict[str, Any]) -> str:
     for row in rows:
         groups.setdefault((row.operation, row.size, row.threads, row.clients), []).append(row)
     for (operation, size, threads, clients), group in groups.items():
-        parts.append(table(operation, size, group, clients, f"{threads} threads"))
+        parts.append(table(operation, size, group, clients, of(threads)))
     return "\n\n".join(parts) + "\n"
+
+
+def of(threads: int) -> str:
+    """In words."""
+    return "1 thread" if threads == 1 else f"{threads} threads"
 
 
 def heading(machine: dict[str, Any]) -> str:

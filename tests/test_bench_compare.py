@@ -34,7 +34,7 @@ def compare(tmp_path):
 
 
 def result(seconds, candidate="fastagg", in_place=None, **machine):
-    row = {"operation": "amsgrad", "candidate": candidate, "size": 1000, "bytes": 36, "seconds": seconds}
+    row = {"operation": "amsgrad", "candidate": candidate, "size": 1_000_000, "bytes": 36, "seconds": seconds}
     about = {"threads": 2, "device": "one", "commit": "abc", "date": "today", **machine}
     return {"command": "", "machine": about, "rows": [{**row, "of_in_place": in_place}]}
 

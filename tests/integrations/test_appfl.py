@@ -243,8 +243,8 @@ def test_fadas_in_the_virtual_time_simulator(tmp_path: Path, monkeypatch: pytest
     ours, events = server.aggregator.server, []
     start, receive = ours.state_dict(), ours.receive
 
-    def recording(client: Any, update: Any, version: int, weight: Any, kind: str) -> Any:
-        receipt = receive(client, update, version, weight, kind=kind)
+    def recording(client: Any, update: Any, version: int, weight: Any) -> Any:
+        receipt = receive(client, update, version, weight)
         events.append((client, version, {k: v.clone() for k, v in update.items()}, weight))
         return receipt
 
