@@ -37,7 +37,7 @@ class Round:
         """Plain data and tensors; tensors are shared."""
         return [
             {
-                **{key: getattr(arrival, key) for key in ("client", "gain", "weight", "share", "whole")},
+                **{key: getattr(arrival, key) for key in ("client", "gain", "weight", "share")},
                 "update": arrival.update.owners,
                 "buffers": None if parsed.buffers is None else parsed.buffers.owners,
                 "counters": parsed.counters,
@@ -56,9 +56,7 @@ class Round:
             if update.size != layout.size or (buffers is not None and buffers.size != layout.buffer_size):
                 raise ValueError("an update that waits for its round is not of this model")
             numbers = float(kept["gain"]), float(kept["weight"]), float(kept["share"])
-            arrival = Arrival(
-                kept["client"], update.to(device), version, version, *numbers, None, 0.0, None, bool(kept["whole"])
-            )
+            arrival = Arrival(kept["client"], update.to(device), version, version, *numbers, None, 0.0, None)
             self.keep(arrival, Parsed(Pieces([]), buffers, kept["counters"]))
 
 

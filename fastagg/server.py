@@ -173,13 +173,6 @@ class Server:
         """What clients send: ``delta``, ``x_i^K - x_s``, or ``gradient``, on the model they were sent."""
         return self.direction.kind
 
-    @property
-    def takes_models(self) -> bool:
-        """Whether clients may send whole models (``kind="model"``): in synchronous rounds, where all of them trained
-        from the current one, if nothing needs their norm and the model is fp32 (others are sent out rounded)."""
-        plain = self.clip_norm is None and not self._measures and not self.layout.has_copies
-        return type(self.direction) is Cohort and self.update_kind == "delta" and plain
-
     def receive(
         self,
         client: Client,
@@ -202,7 +195,6 @@ class Server:
             num_samples: the client's number of samples, needed with ``weighting="samples"``.
             control: for FedAC, the change of the client's control variate, ``c_new - c_i``, flat [d].
             kind: ``delta`` or ``gradient``, if the sender says which it is; refused when it is the other one.
-                ``model``: the trained model itself, where :attr:`takes_models`; it saves the pass that subtracts.
 
         Raises:
             UnknownClient: this client was never sent a model.
@@ -211,9 +203,7 @@ class Server:
             ConfigError: ``num_samples`` is missing or not positive, or ``kind`` is not this server's.
         """
         client = self._client(client)
-        whole = kind == "model" and self.takes_models
-        if not whole:
-            self._refuse_other_kind(kind or getattr(update, "kind", None))
+        self._refuse_other_kind(kind or getattr(update, "kind", None))
         parsed = self.layout.parse(update)
         share = self._share(num_samples)
         pieces = parsed.parameters.to(self.device)
@@ -230,11 +220,10 @@ class Server:
             weight = self._policy.weigh(facts)
             step_size: float | None = None
             if weight is not None:
-                held = base if self.direction.needs_base else self._flat if whole else None
+                held = base if self.direction.needs_base else None
                 arrival = Arrival(
-                    client, pieces, start, self.version, gain, weight, share, held, cosine, change, whole
+                    client, pieces, start, self.version, gain, weight, share, held, cosine, change
                 )  # fmt: skip
-                self._sent |= whole  # the step reads the model as an update: it must not write there
                 step_size = self._wait(arrival, parsed) if self.deterministic else self._take(arrival, parsed)
             applied = self._follow(step_size, facts.version + delay)
             if step_size is not None:
@@ -257,7 +246,7 @@ class Server:
             before = self.version
             if self._round.entries:
                 self._fold()
-            step_size = self._state.flush(self._apply, self._flat)
+            step_size = self._state.flush(self._apply)
             self._follow(step_size, before)
             return step_size
 

@@ -33,7 +33,6 @@ class Arrival(NamedTuple):
     base: Tensor | None  # the model it was trained from, where the direction asked for it
     cosine: float  # between (x_t - x_s) and the update, where the direction measures it; else 0
     control: Pieces | None  # the change of the client's control variate (FedAC)
-    whole: bool = False  # the client's model itself, not what it changed (Cohort)
 
 
 class Apply(Protocol):

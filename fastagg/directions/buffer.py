@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastagg import _checks, memory, ops
 from fastagg.directions.base import Apply, Arrival, Direction, DirectionState
-from fastagg.errors import ConfigError, UnknownVersion
+from fastagg.errors import UnknownVersion
 from fastagg.pieces import Pieces
 
 
@@ -56,29 +56,25 @@ class BufferState:
     acc: Tensor | None = None
     total: float = 0.0  # of the shares in acc
     versions: list[int] = field(default_factory=list)
-    whole: bool = False  # acc is a sum of models, not of differences
 
     def check(self, arrival: Arrival) -> None:
-        """Refuse an update of another round with UnknownVersion, one that cannot be added with ConfigError."""
+        """Refuse an update of another round than this one, with UnknownVersion."""
         if self.synchronous and arrival.version != arrival.now:
             raise UnknownVersion(
                 f"client {arrival.client!r}: its update is from round {arrival.version}, this is round {arrival.now}"
             )
-        if self.versions and arrival.whole != self.whole:
-            raise ConfigError("a round takes whole models or differences, not both")
 
     def arrive(self, arrival: Arrival, apply: Apply) -> float | None:
         self.check(arrival)
-        first, self.whole = not self.versions, arrival.whole
+        first = not self.versions
         gain, weight = arrival.gain * self.sign, arrival.weight * arrival.share
-        complete = self.capacity is not None and len(self.versions) + 1 >= self.capacity
-        if not complete or self.whole:
+        if self.capacity is None or len(self.versions) + 1 < self.capacity:
             if self.acc is None:
                 self.acc = memory.empty(self.size, self.device)
             ops.accumulate_(self.acc, arrival.update, gain * weight, fresh=first)
             self.versions.append(arrival.version)
             self.total += arrival.share
-            return self.flush(apply, arrival.base) if complete else None
+            return None
         total = self.total + arrival.share
         versions = [*self.versions, arrival.version]
         if first:  # M = 1: nothing to add to
@@ -88,15 +84,11 @@ class BufferState:
         self.versions, self.total = [], 0.0
         return lr
 
-    def flush(self, apply: Apply, model: Tensor | None) -> float | None:
-        """Step with what has come, from ``model``, [d]; None if nothing has."""
+    def flush(self, apply: Apply) -> float | None:
+        """Step with what has come; None if nothing has."""
         if not self.versions:
             return None
-        scale = 1.0 / self.total
-        if self.whole:  # D = (acc - total*x)/total
-            lr = apply(ops.step_, Pieces([model]), self.versions, gain=-self.total, acc=self.acc, scale=scale)
-        else:
-            lr = apply(ops.step_, Pieces([self.acc]), self.versions, weight=scale)
+        lr = apply(ops.step_, Pieces([self.acc]), self.versions, weight=1.0 / self.total)
         self.versions, self.total = [], 0.0
         return lr
 
@@ -105,10 +97,9 @@ class BufferState:
 
     def state_dict(self) -> dict[str, Any]:
         acc = self.acc if self.versions else None  # between rounds it holds nothing
-        return {"acc": acc, "total": self.total, "versions": list(self.versions), "whole": self.whole}
+        return {"acc": acc, "total": self.total, "versions": list(self.versions)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["acc"] is not None:
             self.acc = memory.empty(self.size, self.device).copy_(state["acc"])
         self.total, self.versions = float(state["total"]), [int(v) for v in state["versions"]]
-        self.whole = bool(state.get("whole", False))

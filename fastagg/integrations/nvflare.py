@@ -132,9 +132,7 @@ class Traffic:
                 owed = sorted(n for c, n in self._open if c == client)
                 raise UnknownVersion(f"a reply to task {reply.current_round} came, but it owes {owed or 'none'}")
             kind, weight, update = reply.meta.get(KIND, "delta"), reply.meta.get(self.weight_key), reply.params
-            if reply.params_type == ParamsType.FULL and self.server.takes_models:
-                kind = "model"
-            elif reply.params_type == ParamsType.FULL:
+            if reply.params_type == ParamsType.FULL:
                 update = task.delta(update)
             elif kind == "delta":
                 update = task.from_difference(update)

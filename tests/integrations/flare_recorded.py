@@ -19,8 +19,7 @@ def record(traffic: Traffic, path: str) -> None:
 
     def recording(client: Any, update: Any, version: int, weight: Any, **kind: Any) -> Any:
         receipt = receive(client, update, version, weight, **kind)
-        copies = {name: torch.as_tensor(value).clone() for name, value in update.items()}
-        kept["updates"].append((client, version, copies, weight, kind["kind"]))
+        kept["updates"].append((client, version, {k: torch.as_tensor(v).clone() for k, v in update.items()}, weight))
         kept["last"] = server.state_dict()
         torch.save(kept, path)
         return receipt
