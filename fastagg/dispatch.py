@@ -84,7 +84,8 @@ class Receipt:
         version: the server version afterwards.
         delay: tau, server versions between the model it was trained from and its use.
         step_size: the learning rate of the step, after the staleness policy; None if there was no step.
-        update_norm: Euclidean norm of the update as it came, before clipping.
+        update_norm: Euclidean norm of the update as it came, before clipping; NaN where a trained model was folded in
+            without taking its difference (``receive_model``).
         weight: the staleness policy's weight s(tau).
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import threading
@@ -19,6 +20,7 @@ from fastagg.dispatch import Client, Dispatch, Receipt
 from fastagg.errors import (
     CheckpointError,
     ConfigError,
+    DTypeMismatch,
     FastaggError,
     NonFiniteUpdate,
     UnknownClient,
@@ -32,6 +34,7 @@ from fastagg.rounds import Round
 from fastagg.staleness import Constant, Facts, Staleness
 from fastagg.versions import VersionStore
 
+_LONGEST = 1e38  # of a model whose difference to another one as long is finite in float32
 _HEAVIEST = 1e30  # weights in a mean that float32 sums bear, and their inverses
 
 
@@ -124,6 +127,7 @@ class Server:
         self._views: Any = None
         self._flat = model.flat
         self._live = self._flat.detach()
+        self._reach = (-1, math.inf)  # a version and its norm, where that was needed
         self._sent = False  # whether somebody may hold this version, so that it must not change
 
     # -- clients -------------------------------------------------------------------------------------------------
@@ -230,6 +234,52 @@ class Server:
                 self._policy.stepped(facts, step_size * self.direction.sign)
             self._answer(client, start)
             return Receipt(client, applied, self.version, delay, step_size, norm, weight or 0.0)
+
+    def receive_model(self, task: Dispatch, trained: Any, num_samples: float | None = None) -> Receipt:
+        """Take a trained model: :meth:`receive` of ``task.delta(trained)``, to the bit.
+
+        A synchronous mean in fp32 folds it in without writing the difference anywhere: less memory, and two thirds of
+        the traffic. The receipt's ``update_norm`` is then NaN: nobody measured it.
+
+        Args:
+            task: what the client was sent.
+            trained: the model after local training, in the form of ``task.params``.
+            num_samples: as in :meth:`receive`.
+
+        Raises:
+            UnknownClient, UnknownVersion, ShapeMismatch, DTypeMismatch, NonFiniteUpdate, ConfigError: as there.
+        """
+        self._refuse_other_kind("delta")
+        parsed = self._foldable(trained)
+        if parsed is None:
+            return self.receive(task.client, task.delta(trained), task.version, num_samples)
+        share, norm = self._share(num_samples), self._inspect(parsed)
+        with self._lock:
+            version = self._answered(task.client, task.version)
+            if self._reach[0] != self.version:
+                self._reach = (self.version, ops.inspect(self._flat).norm)
+            if version != self.version or max(norm, self._reach[1]) > _LONGEST:
+                return self.receive(task.client, task.delta(trained), version, num_samples)
+            arrival = Arrival(task.client, parsed.parameters, version, version, 1.0, 1.0, share, None, 0.0, None)
+            step_size = self._state.arrive_model(arrival, self._flat, self._apply)
+            self._buffers.arrive(parsed)
+            if step_size is not None:
+                self._buffers.step()
+                self._retarget()
+            self._answer(task.client, version)
+            return Receipt(task.client, step_size is not None, self.version, 0, step_size, math.nan, 1.0)
+
+    def _foldable(self, trained: Any) -> Parsed | None:
+        """A trained model taken apart, if the rule can do without the difference; else None."""
+        direction = self.direction
+        if type(direction) is not Cohort or direction.size == 1 or type(self.staleness) is not Constant:
+            return None
+        if self.deterministic or self.clip_norm is not None or not self.layout.all_fp32 or self.device.type != "cpu":
+            return None
+        try:
+            return self.layout.parse(trained, "trained model")
+        except DTypeMismatch:  # float64, which a difference may be taken of
+            return None
 
     def close_round(self) -> float | None:
         """Step now along the mean of the updates that have come since the last step, when no more will.

@@ -84,6 +84,18 @@ class BufferState:
         self.versions, self.total = [], 0.0
         return lr
 
+    def arrive_model(self, arrival: Arrival, base: Tensor, apply: Apply) -> float | None:
+        """:meth:`arrive` of ``arrival.update - base``, to the bit."""
+        if self.acc is None:
+            self.acc = memory.empty(self.size, self.device)
+        if not self.versions:
+            self.acc.zero_()
+        weight = arrival.gain * self.sign * (arrival.weight * arrival.share)
+        ops.accumulate_difference_(self.acc, arrival.update, base, weight)
+        self.versions.append(arrival.version)
+        self.total += arrival.share
+        return self.flush(apply) if len(self.versions) == self.capacity else None
+
     def flush(self, apply: Apply) -> float | None:
         """Step with what has come; None if nothing has."""
         if not self.versions:

@@ -148,13 +148,14 @@ class Aggregator(BaseAggregator):
                 raise UnknownVersion("this server never sent it a model: what it trained from is not known")
             if meta.get("version", task.version) != task.version:
                 raise UnknownVersion(f"trained from version {meta['version']}, but it was last sent {task.version}")
-            kind = "model" if self.server.takes_models else self.server.update_kind
-            update = task.delta(upload) if kind == "delta" else upload
             weight = self.client_sample_size.get(client)
             sample = _sample(upload)
             if client in self._last and torch.equal(sample, self._last[client]):
                 raise UnknownVersion("the same upload came before, and was counted then")
-            receipt = self.server.receive(task.client, update, task.version, weight, kind=kind)
+            if self.server.update_kind == "gradient":
+                receipt = self.server.receive(task.client, upload, task.version, weight)
+            else:
+                receipt = self.server.receive_model(task, upload, weight)
         except FastaggError as error:
             self.logger.warning(f"fastagg: client {client}: refused: {error}")
             return

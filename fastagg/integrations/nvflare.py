@@ -133,10 +133,10 @@ class Traffic:
                 raise UnknownVersion(f"a reply to task {reply.current_round} came, but it owes {owed or 'none'}")
             kind, weight, update = reply.meta.get(KIND, "delta"), reply.meta.get(self.weight_key), reply.params
             if reply.params_type == ParamsType.FULL:
-                update = task.delta(update)
-            elif kind == "delta":
-                update = task.from_difference(update)
-            receipt = self.server.receive(task.client, update, task.version, weight, kind=kind)
+                receipt = self.server.receive_model(task, update, weight)
+            else:
+                update = task.from_difference(update) if kind == "delta" else update
+                receipt = self.server.receive(task.client, update, task.version, weight, kind=kind)
         except FastaggError as error:
             self.log(f"fastagg: client {client}: refused: {error}")
             raise

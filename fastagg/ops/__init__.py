@@ -9,8 +9,8 @@ Devices without a kernel run :mod:`fastagg.reference` instead (right, not fast).
 
 from fastagg.ops.cached import cached_step_, read_row, recompute_sum_
 from fastagg.ops.checks import OPTIMIZERS, Update
-from fastagg.ops.step import adagrad_, adam_, amsgrad_, momentum_, sgd_, step_, yogi_
-from fastagg.ops.update import Distances, Inspection, accumulate_, distances, gather, inspect, sketch
+from fastagg.ops.step import accumulate_difference_, adagrad_, adam_, amsgrad_, momentum_, sgd_, step_, yogi_
+from fastagg.ops.update import Distances, Inspection, accumulate_, difference, distances, gather, inspect, sketch
 
 __all__ = [
     "OPTIMIZERS",
@@ -18,10 +18,12 @@ __all__ = [
     "Inspection",
     "Update",
     "accumulate_",
+    "accumulate_difference_",
     "adagrad_",
     "adam_",
     "amsgrad_",
     "cached_step_",
+    "difference",
     "distances",
     "gather",
     "inspect",
