@@ -152,10 +152,10 @@ class Aggregator(BaseAggregator):
             sample = _sample(upload)
             if client in self._last and torch.equal(sample, self._last[client]):
                 raise UnknownVersion("the same upload came before, and was counted then")
-            if self.server.update_kind == "delta":
-                receipt = self.server.receive_model(task, upload, weight)
-            else:
+            if self.server.update_kind == "gradient":
                 receipt = self.server.receive(task.client, upload, task.version, weight)
+            else:
+                receipt = self.server.receive_model(task, upload, weight)
         except FastaggError as error:
             self.logger.warning(f"fastagg: client {client}: refused: {error}")
             return

@@ -14,18 +14,17 @@ from fastagg.integrations.nvflare import Aggregator, AsyncController, Traffic
 
 def record(traffic: Traffic, path: str) -> None:
     """Append every update that ``traffic``'s server takes to a file, with the first model and the last."""
-    server, receive = traffic.server, traffic.server.receive
+    server, receive_model = traffic.server, traffic.server.receive_model
     kept: dict[str, Any] = {"first": server.state_dict(), "updates": []}
 
-    def recording(client: Any, update: Any, version: int, weight: Any, **kind: Any) -> Any:
-        receipt = receive(client, update, version, weight, **kind)
-        copies = {name: torch.as_tensor(value).clone() for name, value in update.items()}
-        kept["updates"].append((client, version, copies, weight, kind["kind"]))
+    def recording(task: Any, trained: Any, weight: Any) -> Any:
+        receipt = receive_model(task, trained, weight)
+        kept["updates"].append((task.client, task.version, task.delta(trained), weight))
         kept["last"] = server.state_dict()
         torch.save(kept, path)
         return receipt
 
-    server.receive = recording  # type: ignore[method-assign]
+    server.receive_model = recording  # type: ignore[method-assign]
 
 
 class RecordedAggregator(Aggregator):

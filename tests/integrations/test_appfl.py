@@ -241,14 +241,14 @@ def test_fadas_in_the_virtual_time_simulator(tmp_path: Path, monkeypatch: pytest
     settings = {"lr": 0.01, "buffer_size": 2, "delay_threshold": 4}
     server, clients, test = federation(tmp_path, algorithm="FADAS", settings=settings)
     ours, events = server.aggregator.server, []
-    start, receive = ours.state_dict(), ours.receive
+    start, receive_model = ours.state_dict(), ours.receive_model
 
-    def recording(client: Any, update: Any, version: int, weight: Any) -> Any:
-        receipt = receive(client, update, version, weight)
-        events.append((client, version, {k: v.clone() for k, v in update.items()}, weight))
+    def recording(task: Any, trained: Any, weight: Any) -> Any:
+        receipt = receive_model(task, trained, weight)
+        events.append((task.client, task.version, task.delta(trained), weight))
         return receipt
 
-    monkeypatch.setattr(ours, "receive", recording)
+    monkeypatch.setattr(ours, "receive_model", recording)
     profiles = {
         client.get_id(): ClientProfile(compute_factor=10.0 if n == 0 else 1.0) for n, client in enumerate(clients)
     }
