@@ -1,21 +1,5 @@
-"""Arrivals through client caches, staleness norms and mixing, against eager and compiled torch."""
+"""Arrivals through client caches, against eager and compiled torch."""
 
-from __future__ import annotations
+from conftest import benchmark
 
-from collections.abc import Callable
-from typing import Any
-
-import pytest
-from conftest import SIZES
-from suite import CACHES, Operation, measure
-
-
-@pytest.mark.parametrize(
-    ("operation", "candidate"),
-    [pytest.param(op, c.name, id=f"{op.name}-{c.name}") for op in CACHES for c in op.candidates()],
-)
-@pytest.mark.parametrize("size", SIZES)
-def bench_cache(
-    operation: Operation, candidate: str, size: int, measured: Callable[..., Any], report: Callable[..., None]
-) -> None:
-    report(measured(measure, operation, size), candidate)
+bench_caches = benchmark("caches")

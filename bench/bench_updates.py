@@ -1,21 +1,5 @@
-"""Buffering, applying, flushing and inspecting an update, against eager and compiled torch and NumPy."""
+"""Buffering, applying, flushing and inspecting an update, against eager and compiled torch, and NumPy."""
 
-from __future__ import annotations
+from conftest import benchmark
 
-from collections.abc import Callable
-from typing import Any
-
-import pytest
-from conftest import SIZES
-from suite import UPDATES, Operation, measure
-
-
-@pytest.mark.parametrize(
-    ("operation", "candidate"),
-    [pytest.param(op, c.name, id=f"{op.name}-{c.name}") for op in UPDATES for c in op.candidates()],
-)
-@pytest.mark.parametrize("size", SIZES)
-def bench_update(
-    operation: Operation, candidate: str, size: int, measured: Callable[..., Any], report: Callable[..., None]
-) -> None:
-    report(measured(measure, operation, size), candidate)
+bench_updates = benchmark("updates")

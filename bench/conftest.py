@@ -15,11 +15,31 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import machine
-from suite import Row
+import suites
+from records import Row
+
+Measured = Callable[[str, Any, int], dict[str, Row]]
+Report = Callable[[dict[str, Row], str], None]
 
 # For a quick look or a larger machine: FASTAGG_BENCH_SIZES=1000,100000 FASTAGG_BENCH_ROUNDS=31
-SIZES = [int(size) for size in os.environ.get("FASTAGG_BENCH_SIZES", "11200000,110000000").split(",")]
-ROUNDS = int(os.environ.get("FASTAGG_BENCH_ROUNDS", "15"))
+SIZES = [int(size) for size in os.environ.get("FASTAGG_BENCH_SIZES", "").split(",") if size]
+ROUNDS = int(os.environ.get("FASTAGG_BENCH_ROUNDS", "7"))
+
+
+def benchmark(suite: str) -> Callable[..., None]:
+    """One benchmark for every candidate of every case and size of a suite."""
+    about = suites.SUITES[suite]
+    sizes = about.small if about.sizes == suites.OWN else SIZES or about.small
+    cases = [
+        pytest.param(case, candidate, size, id=f"{suites.label(case)}-{size}-{candidate}")
+        for case in about.cases for size in sizes for candidate in about.candidates(case)
+    ]  # fmt: skip
+
+    @pytest.mark.parametrize(("case", "candidate", "size"), cases)
+    def bench(case: Any, candidate: str, size: int, measured: Measured, report: Report) -> None:
+        report(measured(suite, case, size), candidate)
+
+    return bench
 
 
 @pytest.fixture(scope="session")
@@ -29,21 +49,23 @@ def about() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def measured() -> Callable[..., dict[str, Row]]:
-    """``measured(function, thing, size)``: the rows of one interleaved run by candidate, measured at the first call."""
+def measured() -> Measured:
+    """``measured(suite, case, size)``: the rows of one interleaved run by candidate, measured at the first call."""
 
     @cache
-    def once(function: Callable[..., list[Row]], thing: Any, size: int) -> dict[str, Row]:
-        return {row.candidate: row for row in function(thing, size, ROUNDS)}
+    def once(suite: str, case: Any, size: int) -> dict[str, Row]:
+        return {row.candidate: row for row in suites.run(suite, case, size, ROUNDS)}
 
     return once
 
 
 @pytest.fixture
-def report(benchmark: Any, about: dict[str, Any]) -> Callable[[dict[str, Row], str], None]:
+def report(benchmark: Any, about: dict[str, Any]) -> Report:
     """``report(rows, candidate)``: hand a candidate's samples to pytest-benchmark, with everything else we know."""
 
     def give(rows: dict[str, Row], candidate: str) -> None:
+        if candidate not in rows:
+            pytest.skip("not at this size")
         row = rows[candidate]
         if row.skipped:
             pytest.skip(row.skipped)

@@ -1,4 +1,7 @@
-"""Measure, print a Markdown report, keep the figures: python bench/run.py optimizers --sizes 11200000 110000000"""
+"""Measure, print Markdown, keep the figures: python bench/run.py optimizers --sizes 11200000 110000000
+
+`python bench/run.py sweep --threads 1 2` makes the curves of docs/performance.md: time and GB/s against d.
+"""
 
 from __future__ import annotations
 
@@ -10,50 +13,81 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import machine
-import report
+import records
+import suites
+import tables
 import torch
-from servers import ARRIVALS, arrivals
-from suite import CACHES, OPTIMIZERS, UPDATES, Row, measure
+from records import Row
 
 import fastagg
 
-BARS = (11_200_000, 110_000_000)
+# The curves: whole steps, the shortest pass, and the arrival that does the most arithmetic; with the peers that matter.
+SWEEP = ("amsgrad", "accumulate", "ace int8")
+SWEEP_SIZES = (10_000, 31_600, 100_000, 316_000, 1_000_000, 3_160_000, 10_000_000, 31_600_000, 100_000_000,
+               316_000_000, 1_000_000_000)  # fmt: skip
+SWEEP_ONLY = ("fused", "torch add_", "torch.compile")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; 0 when everything was measured."""
-    parser = argparse.ArgumentParser(prog="bench/run.py", description="Measure fastagg against its peers.")
-    parser.add_argument(
-        "suite", nargs="*", default=["optimizers"], help="optimizers, updates, caches, server, or an operation"
-    )
-    parser.add_argument("--sizes", type=int, nargs="+", default=list(BARS), help="numbers of parameters")
-    parser.add_argument("--rounds", type=int, default=15, help="samples of each candidate")
-    parser.add_argument("--threads", type=int, help="of fastagg and of torch; by default all cores")
-    parser.add_argument("--only", nargs="+", default=[""], help="candidates whose names contain one of these words")
-    parser.add_argument("--no-save", action="store_true", help="print only")
-    given = parser.parse_args(arguments)
-    if given.threads:
-        fastagg.set_num_threads(given.threads)
-        torch.set_num_threads(given.threads)
-    operations = {operation.name: operation for operation in (*OPTIMIZERS, *UPDATES, *CACHES)}
-    suites = {"optimizers": list(OPTIMIZERS), "updates": list(UPDATES), "caches": list(CACHES), "server": []}
+    given = _parser().parse_args(arguments)
     rows: list[Row] = []
     about = machine.describe()
-    for name in given.suite:
-        if name not in suites and name not in operations:
-            parser.error(f"unknown suite {name!r}; known: {', '.join([*suites, *operations])}")
-    for name in given.suite:
-        for size in given.sizes:
-            for operation in suites.get(name) or ([operations[name]] if name in operations else []):
-                rows += measure(operation, size, given.rounds, tuple(given.only))
-            if name == "server":
-                for arrival in ARRIVALS:
-                    rows += arrivals(arrival, size, given.rounds)
-    print(report.markdown(rows, about))
+    for threads in given.threads or [fastagg.get_num_threads()]:
+        fastagg.set_num_threads(threads)
+        torch.set_num_threads(threads)
+        for name in given.suite:
+            rows += _measured(name, given)
+    print(tables.markdown(rows, about))
     if not given.no_save:
-        path = report.save(rows, about, " ".join(["bench/run.py", *(arguments or sys.argv[1:])]))
+        path = records.save(rows, about, " ".join(["python bench/run.py", *(arguments or sys.argv[1:])]), given.out)
         print(f"Kept in {path}", file=sys.stderr)
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bench/run.py", description="Measure fastagg against its peers.")
+    known = ["sweep", *suites.SUITES, *_cases()]
+    parser.add_argument("suite", nargs="*", default=["optimizers"], choices=known, metavar="suite",
+                        help=f"sweep, {', '.join(suites.SUITES)}, or one operation of them")  # fmt: skip
+    parser.add_argument("--sizes", type=_count, nargs="+", help="numbers of parameters, such as 11200000 or 1e6")
+    parser.add_argument("--rounds", type=int, default=15, help="samples of each candidate")
+    parser.add_argument("--threads", type=int, nargs="+", help="of fastagg and of torch, one after the other")
+    parser.add_argument("--only", nargs="+", help="peers whose names contain one of these words")
+    parser.add_argument("--out", type=Path, default=records.RESULTS, help="folder for the figures")
+    parser.add_argument("--no-save", action="store_true", help="print only")
+    return parser
+
+
+def _measured(name: str, given: argparse.Namespace) -> list[Row]:
+    wanted: list[tuple[str, object, tuple[int, ...]]] = []
+    only = tuple(given.only or [""])
+    cases = _cases()
+    if name == "sweep":
+        only = tuple(given.only or SWEEP_ONLY)
+        wanted = [(*cases[operation], SWEEP_SIZES) for operation in SWEEP]
+    elif name in suites.SUITES:
+        wanted = [(name, case, suites.SUITES[name].sizes) for case in suites.SUITES[name].cases]
+    else:
+        suite, case = cases[name]
+        wanted = [(suite, case, suites.SUITES[suite].sizes)]
+    rows: list[Row] = []
+    for suite, case, sizes in wanted:
+        for size in sizes if sizes == suites.OWN else given.sizes or sizes:
+            print(f"{suites.label(case)}, d = {size:,}, {fastagg.get_num_threads()} threads", file=sys.stderr)
+            rows += suites.run(suite, case, size, given.rounds, only)
+    return rows
+
+
+def _cases() -> dict[str, tuple[str, object]]:
+    return {suites.label(case): (name, case) for name, suite in suites.SUITES.items() for case in suite.cases}
+
+
+def _count(text: str) -> int:
+    value = float(text)
+    if not value.is_integer() or value < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text}")
+    return int(value)
 
 
 if __name__ == "__main__":

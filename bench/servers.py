@@ -7,14 +7,15 @@ the difference to `fastagg` is the server's own overhead.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import peers.servers
 import torch
+import turns
 from problem import Problem, huge, resnet18_shapes
-from suite import OURS, Row
-from timing import interleave
+from records import Row
+from suite import OURS
 
 import fastagg
 from fastagg import ops
@@ -137,25 +138,9 @@ def arrivals(arrival: Arrival, size: int, rounds: int = 15) -> list[Row]:
     expected, got = x, flat.flat
     if not torch.allclose(got, expected, rtol=1e-4, atol=1e-6):
         raise AssertionError(f"{arrival.name}: fastagg's model and the peer's differ by {(got - expected).abs().max()}")
-    timings = interleave(runs, rounds=rounds)
-    rows = []
-    for name in runs:
-        per = [seconds / arrival.period for seconds in timings.seconds(name)]
-        row = Row(
-            f"receive {arrival.name}", name, size, round(arrival.bytes, 1), CANDIDATES[name], others=timings.others
-        )
-        rows.append(
-            replace(
-                row,
-                seconds=tuple(per),
-                samples=tuple(seconds / arrival.period for seconds in timings.samples(name)),
-                gbps=arrival.bytes * size / per[1] / 1e9,
-                slower=tuple(timings.ratio(name, OURS)),
-                others=timings.others,
-                discarded=timings.discarded,
-            )
-        )
-    return rows
+    return turns.rows(
+        f"receive {arrival.name}", runs, size, arrival.bytes, rounds, period=arrival.period, notes=CANDIDATES
+    )
 
 
 def _layered(arrival: Arrival, problem: Problem) -> Run | None:

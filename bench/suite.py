@@ -4,17 +4,21 @@ of them all together with the roofline."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import machine
 import ours
 import ours_cached
 import peers
 import torch
 from problem import Built, Candidate, Problem, Skip, batches
+from records import Row
 from roofline import Stream, best, streams
 from timing import Timings, interleave
+
+import fastagg
 
 OURS = "fastagg"
 
@@ -83,45 +87,15 @@ CACHES = [
     _cached("ace int8 amsgrad", 46, "ace", "int8", "amsgrad"),
     _cached("aced int8", 23, "aced", "int8"),
     _cached("ca2fl arrival", 20, "ca2fl arrival"),
+]
+
+STALENESS = [
     _cached("distances", 12, "distances", rounding=5e-3),  # torch adds in fp32: off by 4e-4 at 11.2 M
     _cached("sketch", 4, "sketch"),
     _cached("mixing", 16, "mixing"),
 ]
 
-
-@dataclass(frozen=True)
-class Row:
-    """One candidate's figures at one size: a line of the report, an entry of the JSON.
-
-    Attributes:
-        seconds: p20, p50, p80 per call.
-        samples: seconds per call, in the order measured.
-        gbps: counted bytes per second at the median, in 1e9.
-        of_roofline: that, as a fraction of the better of copy and triad in the same run.
-        of_in_place: that, as a fraction of the best in-place pass in the same run.
-        slower: its time over fastagg's, taken round by round: p20, p50, p80.
-        others: largest share of all cores' time that other processes took in a round that was kept.
-        discarded: rounds thrown away because it was more.
-        skipped: why there are no figures, or "".
-    """
-
-    operation: str
-    candidate: str
-    size: int
-    bytes: int
-    note: str = ""
-    seconds: tuple[float, float, float] | None = None
-    samples: tuple[float, ...] = ()
-    gbps: float | None = None
-    of_roofline: float | None = None
-    of_in_place: float | None = None
-    slower: tuple[float, float, float] | None = None
-    others: float | None = None
-    discarded: int = 0
-    skipped: str = ""
-
-    def data(self) -> dict[str, Any]:
-        return asdict(self)
+SUITES = {"optimizers": OPTIMIZERS, "updates": UPDATES, "caches": CACHES, "staleness": STALENESS}
 
 
 def measure(operation: Operation, size: int, rounds: int = 15, only: tuple[str, ...] = ("",)) -> list[Row]:
@@ -135,8 +109,12 @@ def measure(operation: Operation, size: int, rounds: int = 15, only: tuple[str, 
     others = [candidate for candidate in rest if any(word in candidate.name for word in only)]
     # The streams' five vectors, the update and its negative, the leader's state, two vectors to compare results.
     shared = 5 + 2 + leader.vectors + (3 + 4 if operation.corrected else 3)
+    free = machine.available_bytes()
+    if 4 * size * shared > 0.9 * free:
+        reason = f"needs {4 * size * shared / 2**30:.0f} GiB, {free / 2**30:.0f} are free"
+        return [Row(operation.name, OURS, size, operation.bytes, skipped=reason, threads=fastagg.get_num_threads())]
     rows: list[Row] = []
-    for group in batches(others, problem, shared):
+    for group in list(batches(others, problem, shared)) or [[]]:
         rows += _group(operation, problem, [leader, *group], rounds, first=not rows)
     return rows
 
@@ -187,7 +165,7 @@ def _row(
     operation: Operation, size: int, candidate: Candidate, timings: Timings, found: dict[str, Stream],
     skipped: dict[str, str],
 ) -> Row:  # fmt: skip
-    row = Row(operation.name, candidate.name, size, operation.bytes, candidate.note)
+    row = Row(operation.name, candidate.name, size, operation.bytes, candidate.note, threads=fastagg.get_num_threads())
     if candidate.name in skipped:
         return replace(row, skipped=skipped[candidate.name])
     return _figures(row, timings, found)
@@ -196,7 +174,8 @@ def _row(
 def _stream_row(name: str, stream: Stream, size: int, timings: Timings, found: dict[str, Stream]) -> Row:
     moved = stream.moved * size / timings.seconds(name).p50 / 1e9
     note = f"moves {moved:.1f} GB/s" + (f"; {stream.note}" if stream.note else "")
-    return _figures(Row("roofline", name, size, stream.counted, note), timings, found)
+    row = Row("roofline", name, size, stream.counted, note, threads=fastagg.get_num_threads())
+    return _figures(row, timings, found)
 
 
 def _figures(row: Row, timings: Timings, found: dict[str, Stream]) -> Row:

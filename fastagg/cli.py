@@ -1,7 +1,7 @@
 """The command line: fastagg demo | run | compare | recipes | info | bench.
 
 Every import beyond typer stands inside a command, so that `fastagg --help` answers at once. Results go to
-stdout, progress and errors to stderr. Exit codes: 0 done, 1 a benchmark failed, 2 the user's input was
+stdout, progress and errors to stderr. Exit codes: 0 done, 1 a benchmark failed or became slower, 2 the user's input was
 wrong, 130 ctrl-C.
 """
 
@@ -169,17 +169,25 @@ def info() -> None:
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def bench(context: typer.Context) -> None:
-    """Run the benchmarks of a checkout; further arguments go to pytest."""
+def bench(
+    context: typer.Context,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option("--compare", metavar="OLD NEW", help="Two JSON files: exit code 1 if anything became slower."),
+    ] = None,
+) -> None:
+    """Run the benchmarks of a checkout, or compare two results; further arguments go to pytest."""
     import subprocess
     from importlib.util import find_spec
 
     folder = _bench_folder()
     if folder is None:
         _fail("there is no bench/ folder here: run `fastagg bench` in a checkout of the repository")
+    if compare is not None:
+        raise typer.Exit(subprocess.run([sys.executable, str(folder / "compare.py"), *compare], check=False).returncode)
     if find_spec("pytest") is None or find_spec("pytest_benchmark") is None:
         _fail('the benchmarks need pytest-benchmark: pip install "fastagg[bench]"')
-    command = [sys.executable, "-m", "pytest", str(folder), *context.args]
+    command = [sys.executable, "-m", "pytest", str(folder), "--benchmark-only", *context.args]
     raise typer.Exit(1 if subprocess.run(command, check=False).returncode else 0)
 
 

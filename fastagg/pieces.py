@@ -13,7 +13,9 @@ from fastagg.errors import DTypeMismatch
 
 # Codes of csrc/cpu/step.h, Dtype.
 _TORCH_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-_NUMPY_CODES = {"float32": 0, "float16": 1, "bfloat16": 2}  # bfloat16: ml_dtypes
+_CPU = torch.device("cpu")  # making one takes as long as comparing three
+# By type, native byte order alone: asking a type for its name takes longer than reading a small layer.
+_NUMPY_CODES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1}
 
 
 class Pieces:
@@ -36,18 +38,20 @@ class Pieces:
         self.owners: list[Any] = []  # keeps the memory alive
         self.native: list[tuple[int, int, int]] = []  # address, elements, dtype code
         self.size = 0
-        self.device = torch.device("cpu")
+        self.device = _CPU
         for piece in pieces:
             self._add(piece)
 
     def _add(self, piece: Any) -> None:
         if isinstance(piece, np.ndarray):
-            code = _NUMPY_CODES.get(piece.dtype.name) if piece.dtype.isnative else None
-            if code is None:
+            code = _NUMPY_CODES.get(piece.dtype)
+            if code is None and not (piece.dtype.isnative and piece.dtype.name == "bfloat16"):  # from ml_dtypes
                 raise DTypeMismatch(f"expected float32, float16 or bfloat16, got a {piece.dtype} array")
+            code = 2 if code is None else code
             # A tensor would be refused, or warned about, for a read-only array; an address is not.
-            piece = np.ascontiguousarray(piece)
-            self._append(piece, piece.ctypes.data, piece.size, code, torch.device("cpu"))
+            if not piece.flags.c_contiguous:
+                piece = np.ascontiguousarray(piece)
+            self._append(piece, piece.ctypes.data, piece.size, code, _CPU)
             return
         if not isinstance(piece, Tensor):
             piece = as_array(piece)
@@ -56,8 +60,13 @@ class Pieces:
             raise DTypeMismatch(f"expected dense float32, float16 or bfloat16, got {piece.dtype} ({piece.layout})")
         if piece.is_meta:
             raise DTypeMismatch("expected numbers, got a tensor on the meta device, which has none")
-        # A negative view (the imaginary part of a conjugate) holds the numbers with the other sign.
-        piece = piece.detach().resolve_neg().contiguous()
+        # Asked before done: at small d each of these calls costs as much as the kernel.
+        if piece.requires_grad:
+            piece = piece.detach()
+        if piece.is_neg():  # the imaginary part of a conjugate: the numbers with the other sign
+            piece = piece.resolve_neg()
+        if not piece.is_contiguous():
+            piece = piece.contiguous()
         self._append(piece, piece.data_ptr(), piece.numel(), code, piece.device)
 
     def _append(self, owner: Any, address: int, size: int, code: int, device: torch.device) -> None:

@@ -243,6 +243,8 @@ def test_bench_runs_the_checkouts_benchmarks(monkeypatch, tmp_path, body, code):
     pytest.importorskip("pytest_benchmark")
     (tmp_path / "bench").mkdir()
     (tmp_path / "pyproject.toml").write_text("")
-    (tmp_path / "bench" / "test_it.py").write_text(f"def test_it():\n    {body}\n")
+    (tmp_path / "bench" / "test_it.py").write_text(
+        f"def test_it(benchmark):\n    benchmark(lambda: None)\n    {body}\n"
+    )
     monkeypatch.chdir(tmp_path)
     assert invoke("bench", "-q").exit_code == code

@@ -14,6 +14,7 @@ from problem import Built, Candidate, Problem
 from torch import Tensor
 
 from peers.compiled import compiled
+from peers.libraries import libraries
 
 
 def adaptive(amsgrad: bool) -> list[Candidate]:
@@ -51,6 +52,7 @@ def adaptive(amsgrad: bool) -> list[Candidate]:
             corrected=True,
             note="62 layers",
         ),
+        *([] if amsgrad else libraries()),  # neither has AMSGrad
         Candidate("NumPy in place", bind(_numpy_in_place), state + 1, note="one kept scratch vector; one thread"),
         Candidate(
             "NumPy as Flower writes it",

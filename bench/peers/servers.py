@@ -62,3 +62,19 @@ def fedasync(x: torch.Tensor, problem: Problem, alpha: float = 0.6) -> Receive:
 def _refuse(update: torch.Tensor) -> None:
     if not torch.isfinite(torch.linalg.vector_norm(update)):
         raise ValueError("update: NaN or infinity")
+
+
+def ace(x: torch.Tensor, rows: torch.Tensor, problem: Problem) -> Callable[[int, torch.Tensor], None]:
+    """ACE's incremental form: the mean of all rows follows the change of one; the model steps once all are heard."""
+    mean, clients, heard = torch.zeros_like(x), rows.shape[0], set[int]()
+
+    def receive(client: int, update: torch.Tensor) -> None:
+        _refuse(update)
+        row = rows[client]
+        mean.add_(update, alpha=1 / clients).sub_(row, alpha=1 / clients)
+        row.copy_(update)
+        heard.add(client)
+        if len(heard) == clients:
+            x.sub_(mean, alpha=problem.lr)
+
+    return receive

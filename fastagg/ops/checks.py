@@ -86,18 +86,20 @@ def optimizer_call(
     if moments is None:
         raise ConfigError(f"unknown optimizer {optimizer!r}; known: {', '.join(OPTIMIZERS)}")
     vector("x", x, size, device)
-    vector("out", out, size, device)
+    start = end = x.data_ptr()
+    if out is not x:
+        vector("out", out, size, device)
+        end = out.data_ptr()
+        if 0 < abs(end - start) < size * 4:
+            raise ConfigError("out overlaps x without being x")
     for name, tensor in (("m", m), ("v", v), ("vhat", vhat)):
         if (tensor is not None) != (name in moments):
             raise ConfigError(f"{optimizer} {'needs' if tensor is None else 'has no'} {name}")
         if tensor is not None:
             vector(name, tensor, size, device)
-    apart = abs(out.data_ptr() - x.data_ptr())
-    if 0 < apart < size * 4:
-        raise ConfigError("out overlaps x without being x")
     root_scale = 1.0
     if correction is not None:
         lr = lr / (1.0 - betas[0] ** correction)
         root_scale = 1.0 / math.sqrt(1.0 - betas[1] ** correction)
     hyper = native.Hyper(lr, betas[0], betas[1], eps, root_scale)
-    return OptimizerCall(CODES[optimizer], hyper, address(m), address(v), address(vhat), x.data_ptr(), out.data_ptr())
+    return OptimizerCall(CODES[optimizer], hyper, address(m), address(v), address(vhat), start, end)

@@ -59,6 +59,7 @@ def state_of(simulation: Simulation) -> dict[str, Any]:
         "differences": None if differences is None else differences.state_dict(),
         "distillation": None if simulation.server.distillation is None else asdict(simulation.server.distillation),
         "schedule": simulation.schedule.state_dict(),
+        "ready": [(*key, update) for key, update in simulation.ready.items()],
         "wall_seconds": simulation.stopwatch.split(),
     }
 
@@ -91,6 +92,7 @@ def restore(simulation: Simulation, out: Path) -> bool:
         for name, value in (state["distillation"] or {}).items():
             setattr(simulation.server.distillation, name, value)
         simulation.schedule.load_state_dict(state["schedule"])
+        simulation.ready = {(client, number): update for client, number, update in state["ready"]}
         simulation.stopwatch.restore(state["wall_seconds"])
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{out / FILE}: the checkpoint is damaged: {type(error).__name__}: {error}") from error

@@ -156,16 +156,17 @@ class ExponentialDelay(TimedDelay):
 
 
 class VersionDelay(Section):
-    """Updates trained on x_{t-tau}: tau uniform in 0..tau_max, or replayed from a file of measured delays."""
+    """Updates trained on x_{t-tau}: tau uniform in 0..tau_max, exponential of ``mean``, or replayed from a file."""
 
     name: Literal["version"]
     tau_max: int | None = Field(None, ge=0)
+    mean: PositiveFloat | None = None
     file: str | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> VersionDelay:
-        if (self.tau_max is None) == (self.file is None):
-            raise ValueError("give tau_max or file, one of the two")
+        if [self.tau_max, self.mean, self.file].count(None) != 2:
+            raise ValueError("give tau_max, mean or file, one of the three")
         return self
 
 
@@ -197,8 +198,10 @@ class Run(Section):
 
     Evaluates every ``evaluate_every`` versions, at the start and at the end. ``target`` is the test accuracy
     whose first reaching is reported as time-to-target. ``torch_threads`` is for local training and
-    evaluation: small models are fastest with one. ``checkpoint_every`` is in wall-clock seconds, 0 for after every
-    client update.
+    evaluation: small models are fastest with one. ``device`` ("cpu", "cuda", "cuda:1") holds data, training
+    and server. ``checkpoint_every`` is in wall-clock seconds, 0 for after every client update. ``batched``: clients
+    that are in flight together train in one batch where the model allows it (summary.json says, or why not); results
+    are the same but for rounding.
     """
 
     versions: PositiveInt | None = None
@@ -207,7 +210,9 @@ class Run(Section):
     evaluate_every: PositiveInt = 10
     target: float = Field(0.9, gt=0, le=1)
     torch_threads: PositiveInt = 1
+    device: str = "cpu"
     checkpoint_every: float = Field(60.0, ge=0)
+    batched: bool = True
 
     @model_validator(mode="after")
     def _some_end(self) -> Run:

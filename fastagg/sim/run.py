@@ -17,10 +17,12 @@ from fastagg.errors import DataError, NonFiniteUpdate
 from fastagg.sim import build, checkpoints, output
 from fastagg.sim.client import DifferenceSender, LocalTrainer, evaluate
 from fastagg.sim.config import Config, to_toml
+from fastagg.sim.data.federated import Samples
 from fastagg.sim.interrupt import on_ctrl_c
 from fastagg.sim.metrics import DelayStatistics, Row, Stopwatch, participation, summarise
 from fastagg.sim.progress import NoProgress, Progress
 from fastagg.sim.result import Result, read
+from fastagg.sim.schedule import Job
 
 Resume = Literal["never", "go on", "replace"]
 
@@ -32,9 +34,11 @@ class Simulation:
         self.config = config
         self.stopwatch = Stopwatch()
         with self.stopwatch.timing("setup"):
+            device = build.build_device(config.run.device)
             data = build.build_data(config.data, config.seed)
-            self.data, unlabelled = build.split_unlabelled(config, data)
-            self.module = build.build_model(config.model, self.data, config.seed)
+            data, unlabelled = build.split_unlabelled(config, data)
+            self.data = data.to(device)
+            self.module = build.build_model(config.model, data, config.seed).to(device)
             distill = None
             if build.distils(config.algorithm):
                 distill = build.build_distillation(config, self.module, unlabelled)
@@ -50,6 +54,10 @@ class Simulation:
                 self.differences = DifferenceSender(name for name, _ in self.module.named_parameters())
             self.schedule = build.build_schedule(config, self.server, [len(samples) for samples in self.data.clients])
             self._lost = build.lost_clients(config)
+            self.batched, self.one_by_one = build.build_batched(
+                config, self.module, self.data, self.server, self.schedule
+            )
+        self.ready: dict[tuple[int, int], Any] = {}  # updates of jobs that trained with another's and are not due yet
         self.rows: list[Row] = []
         self.uploads = 0
         self.delays = DelayStatistics()
@@ -66,11 +74,12 @@ class Simulation:
         """Receive the next update; return whether the model changed. NonFiniteUpdate on divergence."""
         if self._lost and not self.dropped and self.done() >= self.config.dropout.after:
             self.schedule.drop(self._lost)
+            self.ready = {key: update for key, update in self.ready.items() if key[0] not in self._lost}
             self.dropped = True
         job, before = self.schedule.next(), self.server.version
         samples = self.data.clients[job.client]
         with self.stopwatch.timing("training"):
-            update = self._work(job.task, samples, job.client, job.number)
+            update = self._trained(job, samples)
             if self.differences is not None:
                 update = self.differences.difference(job.client, update)
         with self.stopwatch.timing("server"):
@@ -85,6 +94,16 @@ class Simulation:
         self.delays.add(receipt.delay)
         self._recent.add(receipt.delay)
         return receipt.applied
+
+    def _trained(self, job: Job, samples: Samples) -> Any:
+        if self.batched is None:
+            return self._work(job.task, samples, job.client, job.number)
+        if (job.client, job.number) not in self.ready:
+            jobs = [job, *(j for j in self.schedule.in_flight() if (j.client, j.number) not in self.ready)]
+            jobs = jobs[: self.batched.most]
+            for other, update in zip(jobs, self.batched.train(jobs), strict=True):
+                self.ready[other.client, other.number] = update
+        return self.ready.pop((job.client, job.number))
 
     def evaluate(self) -> Row:
         """Test the server's model and record a row."""
@@ -142,6 +161,7 @@ class Simulation:
             "clients": len(self.data.clients),
             "parameters": sum(p.numel() for p in self.module.parameters()),
             **self._distillation(),
+            "batched": self.one_by_one or True,
             "wall_seconds": {key: round(value, 4) for key, value in wall.items()},
             "server_share": round(wall["server"] / wall["total"], 6),  # of the wall seconds
             "torch": str(torch.__version__),

@@ -195,13 +195,13 @@ def test_a_table_whose_data_is_absent_says_what_goes_where():
         run(from_dict(cell.values, cell.label))
 
 
-def test_the_catalogue_has_every_recipe_and_table_with_its_data_and_source():
+def test_the_catalogue_has_every_recipe_and_table_with_its_data_and_title():
     rows = {name: (data, what) for name, data, what in tables.catalogue()}
     assert list(rows) == [*recipe_names(), *tables.names()]
     assert rows["fadas-digits-large"][0] == "digits"
     assert rows["fadas-table2"][0] == "cifar10 (--data-dir)"
-    assert rows["fadas-table7"][0] == "cifar10 (--data-dir), cifar100 (--data-dir), glue (--data-dir)"
-    assert all(load(name).source in rows[name][1] for name in tables.names())
+    assert rows["fadas-table7"][0] == "cifar10, cifar100, glue (--data-dir)"
+    assert all(load(name).title in rows[name][1] for name in tables.names())
 
 
 def test_running_a_table_as_one_recipe_says_what_to_do():
