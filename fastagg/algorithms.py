@@ -349,13 +349,14 @@ def FedAC(
     return Server(params, CosineBuffer(buffer_size), Lookahead(lr, betas, eps), **server)
 
 
-def _synchronous(params: Any, clients_per_round: int, optimizer: Optimizer, server: dict[str, Any]) -> Server:
-    _checks.whole("clients_per_round", clients_per_round, least=1)
+def _synchronous(params: Any, clients_per_round: int | None, optimizer: Optimizer, server: dict[str, Any]) -> Server:
+    if clients_per_round is not None:
+        _checks.whole("clients_per_round", clients_per_round, least=1)
     return Server(params, Cohort(clients_per_round), optimizer, **server)
 
 
 def FedAvg(
-    params: Any, *, clients_per_round: int, lr: float = 1.0, weighting: str = "samples", **server: Any
+    params: Any, *, clients_per_round: int | None, lr: float = 1.0, weighting: str = "samples", **server: Any
 ) -> Server:
     """Synchronous averaging, ``x <- sum_i p_i x_i^K`` with p_i the share of the samples (paper 003, Eq. 38).
 
@@ -363,7 +364,8 @@ def FedAvg(
 
     Args:
         params: the model.
-        clients_per_round: updates per round; each must come from the current version.
+        clients_per_round: updates per round; each must come from the current version. None: however many come until
+            :meth:`fastagg.Server.close_round` ends the round.
         lr: 1 is plain averaging.
         weighting: ``samples`` or ``uniform``.
         server: further arguments of :class:`fastagg.Server`.
@@ -375,13 +377,13 @@ def FedAvg(
 
 
 def FedProx(
-    params: Any, *, clients_per_round: int, lr: float = 1.0, weighting: str = "samples", **server: Any
+    params: Any, *, clients_per_round: int | None, lr: float = 1.0, weighting: str = "samples", **server: Any
 ) -> Server:
     """:func:`FedAvg`'s server; the proximal term is the clients' (:func:`fastagg.clients.add_proximal_gradient_`)."""
     return FedAvg(params, clients_per_round=clients_per_round, lr=lr, weighting=weighting, **server)
 
 
-def FedAvgM(params: Any, *, clients_per_round: int, lr: float = 1.0, beta: float = 0.9, **server: Any) -> Server:
+def FedAvgM(params: Any, *, clients_per_round: int | None, lr: float = 1.0, beta: float = 0.9, **server: Any) -> Server:
     """Synchronous mean delta into momentum: ``m <- beta*m + D; x <- x + lr*m``."""
     return _synchronous(params, clients_per_round, Momentum(lr, beta), server)
 
@@ -389,7 +391,7 @@ def FedAvgM(params: Any, *, clients_per_round: int, lr: float = 1.0, beta: float
 def FedAdam(
     params: Any,
     *,
-    clients_per_round: int,
+    clients_per_round: int | None,
     lr: float = 1e-2,
     betas: tuple[float, float] = (0.9, 0.99),
     eps: float = 1e-3,
@@ -403,7 +405,7 @@ def FedAdam(
 def FedYogi(
     params: Any,
     *,
-    clients_per_round: int,
+    clients_per_round: int | None,
     lr: float = 1e-2,
     betas: tuple[float, float] = (0.9, 0.99),
     eps: float = 1e-3,
@@ -415,7 +417,7 @@ def FedYogi(
 
 
 def FedAdagrad(
-    params: Any, *, clients_per_round: int, lr: float = 1e-2, beta: float = 0.0, eps: float = 1e-3, **server: Any
+    params: Any, *, clients_per_round: int | None, lr: float = 1e-2, beta: float = 0.0, eps: float = 1e-3, **server: Any
 ) -> Server:
     """Synchronous mean delta into Adagrad (Reddi et al. 2021)."""
     return _synchronous(params, clients_per_round, Adagrad(lr, beta, eps), server)
@@ -424,7 +426,7 @@ def FedAdagrad(
 def FedAMS(
     params: Any,
     *,
-    clients_per_round: int,
+    clients_per_round: int | None,
     lr: float = 1e-2,
     betas: tuple[float, float] = (0.9, 0.99),
     eps: float = 1e-8,

@@ -16,7 +16,8 @@ import typer
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
-    from fastagg.sim.run import Result
+    from fastagg.sim.result import Result
+    from fastagg.sim.sweep import Cell
 
 
 class Commands(TyperGroup):
@@ -76,8 +77,9 @@ def demo(
 ) -> None:
     """Train FADAS, FedBuff and FedAsync on real digits with stragglers; print a table, save a plot."""
     from fastagg.sim.demo import TITLE, configs
+    from fastagg.sim.sweep import Cell
 
-    _compare(configs(seed, quick), out or Path("runs/demo"), TITLE)
+    _compare([Cell(config) for config in configs(seed, quick)], out or Path("runs/demo"), title=TITLE, replace=True)
 
 
 @app.command()
@@ -104,23 +106,44 @@ def run(
     config = load(recipe, _changes(seed, data_dir, changes))
     out = out or Path("runs") / f"{config.name}-seed{config.seed}"
     with ProgressBar(config.label or config.name) as bar:
-        result = simulate(config, out, bar, go_on=resume)
-    _show([result], out)
+        result = simulate(config, out, bar, resume="go on" if resume else "never")
+    _show(result, out)
 
 
 @app.command()
 def compare(
-    recipes: Annotated[list[str], typer.Argument(help="Two or more recipe names or paths.")],
-    out: Out = None,
+    recipes: Annotated[list[str], typer.Argument(help="Recipes and tables from `fastagg recipes`, or TOML files.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the results; what is there already is not run again.")
+    ] = None,
     seed: Seed = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Run each with this many seeds, from --seed up.")] = 1,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="How many runs at once, a process each.")] = 1,
     data_dir: DataDir = None,
-    changes: Change = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE[,VALUE...]", help="Change a key; with several values a grid of runs."),
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option("--target", min=0, max=1, help="Accuracy to reach; replaces the recipes'.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", help="Recipe or label: how many times sooner others reach the target.")
+    ] = None,
+    title: Annotated[str, typer.Option("--title", help="Title of the plots.")] = "",
 ) -> None:
-    """Run several recipes; one folder each, one table and one plot for all."""
-    from fastagg.sim.recipes import load
+    """Run several recipes, seeds and settings; a folder each, tables and plots of all of them.
 
-    shared = _changes(seed, data_dir, changes)
-    _compare([load(recipe, shared) for recipe in recipes], out or Path("runs/compare"))
+    Stopped at any moment, the same command goes on where it was.
+    """
+    from fastagg.sim.config import parse_choices
+    from fastagg.sim.sweep import cells
+
+    given = dict(parse_choices(text) for text in changes or ())
+    grid = {key: values for key, values in given.items() if len(values) > 1}
+    shared = {key: values[0] for key, values in given.items() if len(values) == 1}
+    found = cells(recipes, {**shared, **_changes(seed, data_dir, None)}, grid, seeds)
+    _compare(found, out or Path("runs/compare"), title=title, jobs=jobs, target=target, baseline=baseline)
 
 
 @app.command()
@@ -187,24 +210,43 @@ def _changes(seed: int | None, data_dir: Path | None, changes: Sequence[str] | N
     return values
 
 
-def _compare(configs: Sequence[Any], out: Path, title: str = "") -> None:
+def _compare(cells: Sequence[Cell], out: Path, **settings: Any) -> None:
+    from fastagg.sim import sweep_tables
     from fastagg.sim.compare import compare as run_all
+    from fastagg.sim.progress import CellsBar
+    from fastagg.sim.report import time_table
 
-    def finished(result: Result) -> None:
-        wall = result.summary["wall_seconds"]["total"]
-        print(f"{result.label}: {result.summary['final_accuracy']:.1%} after {wall:.1f} s", file=sys.stderr)
+    with CellsBar(len(cells)) as bar:
+        done = run_all(cells, out, bar, **settings)
+    if done.groups:
+        if (crossed := sweep_tables.terminal_pivot(done.groups)) is not None:
+            _print(crossed)
+        _print(sweep_tables.terminal(done.groups, settings.get("target"), settings.get("baseline")))
+        _print(time_table([(group.label, group.wall_seconds()) for group in done.groups]))
+        _say_where(out, done.pictures)
+    _end_if_interrupted(done.results)
+    if done.failed:
+        one = next(iter(done.failed.items()))
+        _fail(f"{len(done.failed)} of {len(cells)} runs failed, {one[0]}: {one[1]}")
 
-    _show(run_all(configs, out, title, finished), out)
 
-
-def _show(results: Sequence[Result], out: Path) -> None:
+def _show(result: Result, out: Path) -> None:
     from fastagg.sim.report import accuracy_table, time_table
 
-    _print(accuracy_table(results))
-    _print(time_table(results))
+    _print(accuracy_table([result]))
+    _print(time_table([(result.label, result.summary["wall_seconds"])]))
+    _say_where(out, [out / "accuracy.png"])
+    _end_if_interrupted([result])
+
+
+def _say_where(out: Path, pictures: Sequence[Path]) -> None:
     print(f"Results: {out}")
-    print(f"Plot:    {out / 'accuracy.png'}")
-    if results[-1].summary["interrupted"]:
+    for picture in pictures:
+        print(f"Plot:    {picture}")
+
+
+def _end_if_interrupted(results: Sequence[Result]) -> None:
+    if any(result.summary["interrupted"] for result in results):
         print("Interrupted: these are the results up to ctrl-C.", file=sys.stderr)
         raise typer.Exit(130)
 

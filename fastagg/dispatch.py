@@ -80,6 +80,19 @@ class Dispatch:
         model = ModelState(flat, buffers, counters)
         return cls(state["client"], state["version"], state["local_steps"], state["control"], layout, model)
 
+    def from_difference(self, difference: Any) -> Any:
+        """The update to hand to ``receive`` where a framework sends *every* array as a difference from ``params``.
+
+        Parameters stay as they are; buffers become the client's own values again, in their own types.
+
+        Args:
+            difference: trained model less ``params``, in the form of ``params``; buffers may be left out, all together.
+
+        Raises:
+            ShapeMismatch, DTypeMismatch: it is not this model.
+        """
+        return self._layout.restored(difference, self._model)
+
 
 @dataclass(frozen=True)
 class Receipt:
@@ -91,7 +104,8 @@ class Receipt:
         version: the server version afterwards.
         delay: tau, server versions between the model it was trained from and its use.
         step_size: the learning rate of the step, after the staleness policy; None if there was no step.
-        update_norm: Euclidean norm of the update as it came, before clipping.
+        update_norm: Euclidean norm of the update as it came, before clipping; NaN where a trained model was folded in
+            without taking its difference (``receive_model``).
         weight: the staleness policy's weight s(tau).
     """
 

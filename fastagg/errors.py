@@ -38,3 +38,7 @@ class CheckpointError(FastaggError, ValueError):
 
 class DataError(FastaggError, ValueError):
     """A data file or folder is missing or not in the expected format."""
+
+
+class MissingDependency(FastaggError, ImportError):
+    """A package that an integration needs is not installed, or too old."""

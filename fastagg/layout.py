@@ -87,6 +87,7 @@ class Layout:
         self.size = sum(entry.size for entry in self._by_role["parameter"])
         # Whether some of what `views` returns cannot be a view, its own dtype not being fp32.
         self.has_copies = any(e.dtype != "float32" for e in self.entries if e.role in ("parameter", "buffer", "alias"))
+        self.all_fp32 = all(e.dtype == "float32" for e in self._by_role["parameter"])
         self.has_buffers = bool(self._by_role["buffer"] or self._by_role["counter"])
         self.buffer_size = sum(entry.size for entry in self._by_role["buffer"])
 
@@ -302,13 +303,33 @@ class Layout:
             if not array.is_floating_point():
                 raise DTypeMismatch(f"trained model {e.name!r}: expected floating-point numbers, got {array.dtype}")
             sent = self._cut(flat, e).view(e.shape)
+            cut = self._cut(vector, e)
+            result[e.name] = cut.view(e.shape)
+            if e.dtype == "float32" and array.dtype == torch.float32:
+                trained = array.to(flat.device).resolve_neg().contiguous().view(-1)
+                ops.difference(trained, self._cut(flat, e), cut)
+                continue
             if e.dtype != "float32":  # what the client was sent is rounded to the model's own type
                 sent = sent.to(getattr(torch, e.dtype)).to(torch.float64)
-            cut = self._cut(vector, e).view(e.shape)
-            result[e.name] = torch.sub(array.to(flat.device), sent, out=cut)
+            torch.sub(array.to(flat.device), sent, out=result[e.name])
         if self.form in ("module", "state_dict"):
             return result
         return list(result.values()) if self.form == "list" else vector
+
+    def restored(self, difference: Any, model: ModelState) -> Any:
+        """``difference`` with the values of ``model`` added to its buffers and counters; its parameters as they are."""
+        if not self.has_buffers or not isinstance(difference, (Mapping, list, tuple)):
+            return difference
+        arrays = dict(self._arrays(difference, "update"))
+        for e in (*self._by_role["buffer"], *self._by_role["counter"]):
+            if e.name not in arrays:
+                continue
+            sent = self._cut(model.buffers, e).view(e.shape) if e.role == "buffer" else model.counters[e.offset]
+            array = _dense(f"update {e.name!r}", arrays[e.name])
+            if tuple(array.shape) != e.shape:
+                raise ShapeMismatch(f"update {e.name!r}: expected shape {list(e.shape)}, got {list(array.shape)}")
+            arrays[e.name] = sent + array.to(sent.device, sent.dtype)
+        return list(arrays.values()) if self.form == "list" else arrays
 
     @staticmethod
     def _cut(vector: Tensor, entry: Entry) -> Tensor:

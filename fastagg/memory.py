@@ -59,6 +59,12 @@ def zeros(size: int, device: torch.device | str = "cpu") -> Tensor:
     return empty(size, device).zero_()
 
 
+def trim() -> None:
+    """Hand blocks kept for reuse back to the operating system: for who will not need them soon."""
+    with _lock:
+        _free.clear()
+
+
 def _take(nbytes: int) -> mmap.mmap:
     with _lock:
         if blocks := _free.get(nbytes):

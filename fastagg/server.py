@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ import torch
 from torch import Tensor
 
 from fastagg import _checks, checkpoint, memory, ops
-from fastagg.directions import Arrival, Direction, DistillationRecord, Single
+from fastagg.directions import Arrival, Buffer, Cohort, Direction, DistillationRecord, Single
 from fastagg.dispatch import Client, Dispatch, Receipt
 from fastagg.distill import Distillation
 from fastagg.errors import (
     CheckpointError,
     ConfigError,
+    DTypeMismatch,
     FastaggError,
     NonFiniteUpdate,
     UnknownClient,
@@ -30,9 +32,11 @@ from fastagg.layout import Layout, ModelState, Parsed, Taken
 from fastagg.model_buffers import MODES, ModelBuffers
 from fastagg.optimizers import SGD, Optimizer
 from fastagg.pieces import Pieces
+from fastagg.rounds import Round
 from fastagg.staleness import Constant, Facts, Staleness
 from fastagg.versions import VersionStore
 
+_LONGEST = 1e38  # of a model whose difference to another one as long is finite in float32
 _HEAVIEST = 1e30  # weights in a mean that float32 sums bear, and their inverses
 
 
@@ -50,6 +54,9 @@ class Server:
         clip_norm: scale an update down to this Euclidean norm if it is longer; None for never.
         weighting: ``uniform``, or ``samples``: means are weighted by ``num_samples``.
         buffers: what BatchNorm's statistics become: ``mean`` of the clients in a step, ``latest``, or ``keep``.
+        deterministic: for synchronous rules only: a round's result does not depend, to the bit, on the order in which
+            its updates arrive. They are held, in the type they came in, until the round is complete, and then
+            folded in the order of the clients' ids: memory for a round's updates instead of for one sum.
         seed: of every random number the server draws.
         device: where state lives and steps run; by default the CPU, or the model's own CUDA device.
 
@@ -71,6 +78,7 @@ class Server:
         clip_norm: float | None = None,
         weighting: str = "uniform",
         buffers: str = "mean",
+        deterministic: bool = False,
         seed: int = 0,
         device: torch.device | str | None = None,
     ) -> None:
@@ -91,6 +99,13 @@ class Server:
         self.direction.check(self.staleness, clip_norm, weighting)
         self.staleness.check(type(self.direction) is Single and type(self.optimizer) is SGD)
         self.num_clients, self.clip_norm, self.weighting, self.seed = num_clients, clip_norm, weighting, seed
+        if deterministic and type(self.direction) is not Cohort:
+            raise ConfigError(
+                "deterministic: for synchronous rules; where updates are applied as they come, their order is part of "
+                f"the algorithm, got direction {type(self.direction).__name__}"
+            )
+        self.deterministic = bool(deterministic)
+        self._round = Round()  # empty unless deterministic
 
         self._lock = threading.RLock()
         self.device = _device(device, params)
@@ -114,6 +129,7 @@ class Server:
         self._views: Any = None
         self._flat = model.flat
         self._live = self._flat.detach()
+        self._reach = (-1, math.inf)  # a version and its norm, where that was needed
         self._sent = False  # whether somebody may hold this version, so that it must not change
 
     # -- clients -------------------------------------------------------------------------------------------------
@@ -139,6 +155,24 @@ class Server:
             local_steps = self._policy.dispatched(client, self.version)
             model = ModelState(self._flat, self._buffers.values, list(self._buffers.counters))
             return Dispatch(client, self.version, local_steps, self.control, self.layout, model)
+
+    def hand_on(self, task: Dispatch, client: Client) -> Dispatch:
+        """Give a task that went out, and is not answered yet, to one client more: a relay serves it to whoever asks.
+
+        Raises:
+            UnknownClient: the id is refused, or the task's own client is not known.
+            UnknownVersion: the task's own client does not hold it any more.
+        """
+        client = self._client(client)
+        with self._lock:
+            self._answered(task.client, task.version)
+            held = self._in_flight.setdefault(client, [])
+            if task.version not in held:
+                if self._keeps_versions:
+                    self._versions.acquire(task.version, task.flat)
+                held.append(task.version)
+            self._last_sent[client] = task.version
+            return replace(task, client=client, local_steps=self._policy.dispatched(client, task.version))
 
     @property
     def update_kind(self) -> str:
@@ -191,26 +225,126 @@ class Server:
             facts = Facts(client, start, delay, pieces, gain, norm, moved)
             weight = self._policy.weigh(facts)
             step_size: float | None = None
-            applied = False
             if weight is not None:
                 held = base if self.direction.needs_base else None
                 statistics = partial(self._statistics, parsed) if self.direction.runs_models else None
                 arrival = Arrival(
                     client, pieces, start, self.version, gain, weight, share, held, cosine, change, statistics
                 )  # fmt: skip
-                step_size = self._state.arrive(arrival, self._apply)
-                # A rate of zero, from a policy that drops stale updates, moves the version but not the model.
-                applied = step_size is not None and (step_size != 0.0 or self.optimizer.lr == 0.0)
-                self._buffers.arrive(parsed)
-            if applied:
-                self._buffers.step()
-            elif self.version > facts.version + delay:  # the version moved on without a step
-                self._buffers.discard()
+                step_size = self._wait(arrival, parsed) if self.deterministic else self._take(arrival, parsed)
+            applied = self._follow(step_size, facts.version + delay)
             if step_size is not None:
-                self._retarget()
                 self._policy.stepped(facts, step_size * self.direction.sign)
             self._answer(client, start)
             return Receipt(client, applied, self.version, delay, step_size, norm, weight or 0.0)
+
+    def receive_model(self, task: Dispatch, trained: Any, num_samples: float | None = None) -> Receipt:
+        """Take a trained model: :meth:`receive` of ``task.delta(trained)``, to the bit.
+
+        A synchronous mean in fp32 folds it in without writing the difference anywhere: less memory, and two thirds of
+        the traffic. The receipt's ``update_norm`` is then NaN: nobody measured it.
+
+        Args:
+            task: what the client was sent.
+            trained: the model after local training, in the form of ``task.params``.
+            num_samples: as in :meth:`receive`.
+
+        Raises:
+            UnknownClient, UnknownVersion, ShapeMismatch, DTypeMismatch, NonFiniteUpdate, ConfigError: as there.
+        """
+        self._refuse_other_kind("delta")
+        parsed = self._foldable(trained)
+        if parsed is None:
+            return self.receive(task.client, task.delta(trained), task.version, num_samples)
+        share, norm = self._share(num_samples), self._inspect(parsed)
+        with self._lock:
+            version = self._answered(task.client, task.version)
+            if self._reach[0] != self.version:
+                self._reach = (self.version, ops.inspect(self._flat).norm)
+            if version != self.version or max(norm, self._reach[1]) > _LONGEST:
+                return self.receive(task.client, task.delta(trained), version, num_samples)
+            arrival = Arrival(task.client, parsed.parameters, version, version, 1.0, 1.0, share, None, 0.0, None)
+            step_size = self._state.arrive_model(arrival, self._flat, self._apply)
+            self._buffers.arrive(parsed)
+            if step_size is not None:
+                self._buffers.step()
+                self._retarget()
+            self._answer(task.client, version)
+            return Receipt(task.client, step_size is not None, self.version, 0, step_size, math.nan, 1.0)
+
+    def _foldable(self, trained: Any) -> Parsed | None:
+        """A trained model taken apart, if the rule can do without the difference; else None."""
+        direction = self.direction
+        if (
+            self.deterministic
+            or type(direction) is not Cohort
+            or direction.size == 1
+            or type(self.staleness) is not Constant
+        ):
+            return None
+        if self.clip_norm is not None or not self.layout.all_fp32 or self.device.type != "cpu":
+            return None
+        try:
+            return self.layout.parse(trained, "trained model")
+        except DTypeMismatch:  # float64, which a difference may be taken of
+            return None
+
+    def close_round(self) -> float | None:
+        """Step now along the mean of the updates that have come since the last step, when no more will.
+
+        Ends a synchronous round of which some clients failed; what they send later is of an old version and refused.
+        Their tasks stay open until they answer or are forgotten. A half-full buffer (FedBuff, FADAS) steps too.
+
+        Returns:
+            The learning rate of the step; None if there was none: nothing had come, or the rule buffers nothing.
+        """
+        if type(self.direction) not in (Buffer, Cohort):
+            return None
+        with self._lock:
+            before = self.version
+            if self._round.entries:
+                self._fold()
+            step_size = self._state.flush(self._apply)
+            self._follow(step_size, before)
+            return step_size
+
+    def _take(self, arrival: Arrival, parsed: Parsed) -> float | None:
+        step_size = self._state.arrive(arrival, self._apply)
+        self._buffers.arrive(parsed)
+        return step_size
+
+    def _wait(self, arrival: Arrival, parsed: Parsed) -> float | None:
+        """Keep an update until the round is complete."""
+        self._state.check(arrival)
+        if len(self._round.entries) + 1 != self.direction.size:
+            self._round.keep(arrival, parsed)
+            return None
+        return self._fold((arrival, parsed))
+
+    def _fold(self, *last: tuple[Arrival, Parsed]) -> float | None:
+        """Take the round's updates in the order of the clients' ids."""
+        step_size = None
+        try:
+            for arrival, parsed in self._round.in_order(*last):
+                step_size = self._take(arrival, parsed)
+        except BaseException:  # no room for the next version: the round is as it was
+            self._state = self.direction.start(self.layout.size, self.device, self.seed, self.layout.buffer_size)
+            self._buffers.discard()
+            raise
+        self._round = Round()
+        return step_size
+
+    def _follow(self, step_size: float | None, before: int) -> bool:
+        """What follows a step: the buffers' mean, the live views. Returns whether the model changed."""
+        # A rate of zero, from a policy that drops stale updates, moves the version but not the model.
+        applied = step_size is not None and (step_size != 0.0 or self.optimizer.lr == 0.0)
+        if applied:
+            self._buffers.step()
+        elif self.version > before:  # the version moved on without a step
+            self._buffers.discard()
+        if step_size is not None:
+            self._retarget()
+        return applied
 
     def _refuse_other_kind(self, kind: Any) -> None:
         if isinstance(kind, str) and kind != self.update_kind:
@@ -369,6 +503,12 @@ class Server:
         """The model's trainable parameters as one fp32 vector, [d]. Read it; ``receive`` changes it."""
         return self._live
 
+    def snapshot(self) -> Any:
+        """The current model in the form it came in, shared and not copied, which does not change: read it only."""
+        with self._lock:
+            self._sent = True
+            return self.layout.views(self._flat, self._buffers.values, list(self._buffers.counters))
+
     def parameters(self) -> Any:
         """The model in the form it came in, as views that follow it: a dict (usable with ``load_state_dict``) for a
         module or a state_dict, a list of arrays, or the flat tensor. Arrays whose own dtype is not fp32 are copies.
@@ -399,10 +539,12 @@ class Server:
         ``distillation`` apart), ``versions`` kept for clients in flight (or what stands for them), ``buffers`` (running
         statistics), and their ``total``."""
         with self._lock:
+            held = self._state.memory()
+            held["direction"] += self._round.nbytes()
             parts = {
                 "model": self._flat.numel() * 4,
                 "moments": sum(moment.numel() * 4 for moment in self._moments.values()),
-                **self._state.memory(),
+                **held,
                 "versions": self._versions.nbytes() + self._policy.nbytes(),
                 "buffers": self._buffers.nbytes(),
             }
@@ -420,7 +562,7 @@ class Server:
         settings = {
             **{key: {"name": type(part).__name__, **fields} for key, (part, fields) in parts.items()},
             "num_clients": self.num_clients, "clip_norm": self.clip_norm, "weighting": self.weighting,
-            "buffers": self._buffers.mode, "seed": self.seed,
+            "buffers": self._buffers.mode, "deterministic": self.deterministic, "seed": self.seed,
         }  # fmt: skip
         return checkpoint.plain(settings)
 
@@ -442,6 +584,7 @@ class Server:
                 "moments": dict(self._moments),
                 "buffers": self._buffers.state_dict(),
                 "direction": self._state.state_dict(),
+                "round": self._round.state_dict(),
                 "versions": self._versions.state_dict(),
                 "in_flight": {client: list(held) for client, held in self._in_flight.items()},
                 "last_sent": dict(self._last_sent),
@@ -457,6 +600,8 @@ class Server:
             CheckpointError: it belongs to another model or algorithm, or is damaged; nothing was changed.
         """
         checkpoint.check(state, self.config(), self.layout, set(self._moments))
+        if state.get("round") and not self.deterministic:
+            raise CheckpointError("the checkpoint holds updates of a deterministic round; this server has none")
         with self._lock:
             fresh = self.direction.start(self.layout.size, self.device, self.seed, self.layout.buffer_size)
             policy = self.staleness.start(self.layout.size, self.seed)
@@ -473,11 +618,14 @@ class Server:
                 in_flight = {client: [int(v) for v in kept] for client, kept in state["in_flight"].items()}
                 last_sent = {client: int(state["last_sent"][client]) for client in in_flight}
                 version, steps = int(state["version"]), int(state["steps"])
+                round_ = Round()
+                round_.load_state_dict(state.get("round", []), version, self.layout, self.device)
             except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
                 raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
             self._flat, self._moments, self._state, self._buffers = flat, moments, fresh, buffers
             self._versions, self._in_flight, self._last_sent = versions, in_flight, last_sent
             self.version, self.steps, self._policy, self._sent = version, steps, policy, True
+            self._round = round_
             self._retarget()
 
     def _owned(self, vector: Tensor) -> Tensor:

@@ -72,6 +72,7 @@ def test_run_writes_the_folder_and_prints_where_it_is(recipe, tmp_path):
         "accuracy.png",
         "checkpoint.pt",
         "config.toml",
+        "delays.csv",
         "metrics.csv",
         "summary.json",
     }
@@ -109,7 +110,7 @@ def test_compare_writes_one_table_and_one_plot_for_all(recipe, tmp_path):
     lines = (tmp_path / "out" / "comparison.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["name", "mine", "other"]
     assert (tmp_path / "out" / "accuracy.png").is_file()
-    assert (tmp_path / "out" / "other" / "metrics.csv").is_file()
+    assert (tmp_path / "out" / "other" / "seed1" / "metrics.csv").is_file()
     assert "Mine" in result.stdout and "Other" in result.stdout
 
 
@@ -131,6 +132,9 @@ def test_demo_quick_compares_the_three_methods(tmp_path, monkeypatch):
     assert {p.name for p in (tmp_path / "demo").iterdir()} == {
         "accuracy.png",
         "comparison.csv",
+        "delays.png",
+        "table.csv",
+        "table.md",
         *demo_module.RECIPES,
     }
 
@@ -194,6 +198,7 @@ def test_missing_files_and_folders_are_one_line_and_exit_code_2(recipe, tmp_path
     (tmp_path / "none.csv").write_text("1,2,3\n")
     assert "has 3 columns, expected 1 or 12" in refused("run", recipe, *changes)
     assert "given more than once" in refused("compare", recipe, recipe)
+    assert "no baseline 'FedAvg' is compared here, known: mine" in refused("compare", recipe, "--baseline", "FedAvg")
     assert "cannot write results to" in refused("run", recipe, "--out", recipe / "below-a-file")
 
 
@@ -217,7 +222,7 @@ def test_ctrl_c_ends_with_130_after_writing(recipe, tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr
-    assert json.loads((tmp_path / "out" / "mine" / "summary.json").read_text())["interrupted"] is True
+    assert json.loads((tmp_path / "out" / "mine" / "seed0" / "summary.json").read_text())["interrupted"] is True
     assert not (tmp_path / "out" / "fadas-digits-large").exists()  # the others are not started
     assert (tmp_path / "out" / "accuracy.png").is_file()
 

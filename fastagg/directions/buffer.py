@@ -11,6 +11,7 @@ from torch import Tensor
 from fastagg import _checks, memory, ops
 from fastagg.directions.base import Apply, Arrival, Direction, DirectionState
 from fastagg.errors import UnknownVersion
+from fastagg.pieces import Pieces
 
 
 @dataclass(frozen=True)
@@ -18,14 +19,15 @@ class Buffer(Direction):
     """``D = sum(Delta_i)/M`` over every M updates (FedBuff; FADAS, paper 000, Algorithm 1).
 
     Args:
-        size: M, updates per step, >= 1.
+        size: M, updates per step, >= 1. None: however many come until :meth:`fastagg.Server.close_round`.
     """
 
-    size: int = 10
+    size: int | None = 10
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _checks.whole("buffer_size", self.size, least=1)
+        if self.size is not None:
+            _checks.whole("buffer_size", self.size, least=1)
 
     def start(self, size: int, device: torch.device, seed: int, buffer_size: int = 0) -> DirectionState:
         return BufferState(self.size, self.sign, size, device)
@@ -44,9 +46,9 @@ class Cohort(Buffer):
 
 @dataclass
 class BufferState:
-    """The sum of the updates so far; the last of a round never enters it, it goes straight into the step."""
+    """The sum of the updates so far; the last of a full round never enters it, it goes straight into the step."""
 
-    capacity: int
+    capacity: int | None
     sign: float
     size: int
     device: torch.device
@@ -55,14 +57,18 @@ class BufferState:
     total: float = 0.0  # of the shares in acc
     versions: list[int] = field(default_factory=list)
 
-    def arrive(self, arrival: Arrival, apply: Apply) -> float | None:
+    def check(self, arrival: Arrival) -> None:
+        """Refuse an update of another round with UnknownVersion."""
         if self.synchronous and arrival.version != arrival.now:
             raise UnknownVersion(
                 f"client {arrival.client!r}: its update is from round {arrival.version}, this is round {arrival.now}"
             )
+
+    def arrive(self, arrival: Arrival, apply: Apply) -> float | None:
+        self.check(arrival)
         first = not self.versions
         gain, weight = arrival.gain * self.sign, arrival.weight * arrival.share
-        if len(self.versions) + 1 < self.capacity:
+        if self.capacity is None or len(self.versions) + 1 < self.capacity:
             if self.acc is None:
                 self.acc = memory.empty(self.size, self.device)
             ops.accumulate_(self.acc, arrival.update, gain * weight, fresh=first)
@@ -75,6 +81,26 @@ class BufferState:
             lr = apply(ops.step_, arrival.update, versions, gain=gain, weight=weight / total)
         else:
             lr = apply(ops.step_, arrival.update, versions, gain=gain, weight=weight, acc=self.acc, scale=1.0 / total)
+        self.versions, self.total = [], 0.0
+        return lr
+
+    def arrive_model(self, arrival: Arrival, base: Tensor, apply: Apply) -> float | None:
+        """:meth:`arrive` of ``arrival.update - base``, to the bit."""
+        if self.acc is None:
+            self.acc = memory.empty(self.size, self.device)
+        if not self.versions:
+            self.acc.zero_()
+        weight = arrival.gain * self.sign * (arrival.weight * arrival.share)
+        ops.accumulate_difference_(self.acc, arrival.update, base, weight)
+        self.versions.append(arrival.version)
+        self.total += arrival.share
+        return self.flush(apply) if len(self.versions) == self.capacity else None
+
+    def flush(self, apply: Apply) -> float | None:
+        """Step with what has come; None if nothing has."""
+        if self.acc is None or not self.versions:
+            return None
+        lr = apply(ops.step_, Pieces([self.acc]), self.versions, weight=1.0 / self.total)
         self.versions, self.total = [], 0.0
         return lr
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from fastagg import memory, ops
+from fastagg import _checks, memory, ops
 from fastagg.directions.base import Apply, Arrival, DirectionState
 from fastagg.directions.buffer import Buffer, BufferState
 
@@ -29,6 +29,10 @@ class CosineBuffer(Buffer):
     measures: ClassVar[bool] = True
     takes_control: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _checks.whole("buffer_size", self.size, least=1)
+
     def start(self, size: int, device: torch.device, seed: int, buffer_size: int = 0) -> DirectionState:
         return _CosineState(self.size, self.sign, size, device)
 
@@ -36,7 +40,7 @@ class CosineBuffer(Buffer):
 class _CosineState(BufferState):
     """A buffer whose shares are the affinities, and the control variate beside it."""
 
-    def __init__(self, capacity: int, sign: float, size: int, device: torch.device) -> None:
+    def __init__(self, capacity: int | None, sign: float, size: int, device: torch.device) -> None:
         super().__init__(capacity, sign, size, device)
         self.control = memory.zeros(size, device)
         self.change = memory.zeros(size, device)

@@ -42,6 +42,7 @@ class Echo(Buffer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _checks.whole("buffer_size", self.size, least=1)
         _checks.whole("num_clients", self.num_clients, least=1)
         _checks.one_of("cache", self.cache, tuple(FORMATS))
         if not isinstance(self.distill, Distillation):

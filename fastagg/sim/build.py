@@ -15,8 +15,9 @@ from fastagg.distill import Distillation
 from fastagg.distill.unlabelled import load as load_unlabelled
 from fastagg.errors import ConfigError, DataError
 from fastagg.ops import alpha_bounds
+from fastagg.sim import batched, models
 from fastagg.sim import config as c
-from fastagg.sim import models
+from fastagg.sim.batched import BatchedTrainer
 from fastagg.sim.client import LocalWork
 from fastagg.sim.data import cifar, digits, glue, leaf, mnist, newsgroups, shakespeare, synthetic
 from fastagg.sim.data.federated import FederatedData
@@ -25,7 +26,7 @@ from fastagg.sim.delays import DelayModel, Exponential, SizeTied, Suspension, Th
 from fastagg.sim.participation import AllClients, Concurrency, Participation
 from fastagg.sim.schedule import RoundSchedule, Schedule, TimedSchedule, VersionSchedule
 from fastagg.sim.seeds import generator
-from fastagg.sim.version_delay import ReplayedVersions, UniformVersions, VersionDelay, read_delays
+from fastagg.sim.version_delay import ExponentialVersions, ReplayedVersions, UniformVersions, VersionDelay, read_delays
 
 if TYPE_CHECKING:
     from fastagg.server import Server
@@ -43,6 +44,17 @@ LOADERS: dict[str, Callable[..., FederatedData]] = {
     "glue": glue.load,
     "newsgroups": newsgroups.load,
 }
+
+
+def build_device(name: str) -> torch.device:
+    """Return the device of a run. ConfigError when torch has no such device here."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"run.device {name!r} cannot be used: {reason}") from None
+    return device
 
 
 def build_data(data: DataSection, seed: int) -> FederatedData:
@@ -67,6 +79,21 @@ def build_model(model: c.Model, data: FederatedData, seed: int) -> nn.Module:
 
 def build_work(client: c.Client) -> LocalWork:
     return LocalWork(**client.model_dump())
+
+
+def build_batched(
+    config: c.Config, module: nn.Module, data: FederatedData, server: Server, schedule: Schedule
+) -> tuple[BatchedTrainer | None, str | None]:
+    """Return what trains clients in batches, or None and the reason why they train one by one."""
+    reason = None if config.run.batched else "run.batched is off"
+    if isinstance(schedule, VersionSchedule):
+        reason = reason or "clients are drawn one at an arrival"
+    work = build_work(config.client)
+    reason = reason or batched.refusal(module, work, data.clients)
+    if reason is not None:
+        return None, reason
+    gradients = server.update_kind == "gradient"
+    return BatchedTrainer(module, work, config.seed, data.clients, gradients=gradients), None
 
 
 def presets() -> dict[str, Callable[..., Server]]:
@@ -220,5 +247,7 @@ def lost_clients(config: c.Config) -> frozenset[int]:
 def build_version_delay(delay: c.VersionDelay, clients: int, seed: int) -> VersionDelay:
     if delay.file is not None:
         return ReplayedVersions(read_delays(Path(delay.file).expanduser(), clients))
+    if delay.mean is not None:
+        return ExponentialVersions(seed, delay.mean)
     assert delay.tau_max is not None
     return UniformVersions(seed, delay.tau_max)

@@ -78,7 +78,7 @@ class LocalTrainer:
             group["lr"] = self._work.lr * self._work.lr_decay**number
         anchors = [p.detach().clone() for p in module.parameters()] if self._work.mu else []
         rng = generator(self._seed, "batches", client, number)
-        indices = self._batches(len(samples), task.local_steps, rng)
+        indices = self.batches(len(samples), task.local_steps, rng)
         for x, y in batches(samples, indices, self._seed, client, number):
             self._optimizer.zero_grad(set_to_none=True)
             self._loss(module(x), y).backward()
@@ -96,7 +96,7 @@ class LocalTrainer:
         module.load_state_dict(task.params)
         module.train()
         rng = generator(self._seed, "batches", client, number)
-        x, y = next(batches(samples, self._batches(len(samples), 1, rng), self._seed, client, number))
+        x, y = next(batches(samples, self.batches(len(samples), 1, rng), self._seed, client, number))
         module.zero_grad(set_to_none=True)
         self._loss(module(x), y).backward()
         update = dict(task.delta(module))
@@ -106,7 +106,7 @@ class LocalTrainer:
             update[name] = gradient.add(start, alpha=self._work.weight_decay)
         return update
 
-    def _batches(self, size: int, local_steps: int | None, rng: np.random.Generator) -> Iterator[torch.Tensor]:
+    def batches(self, size: int, local_steps: int | None, rng: np.random.Generator) -> Iterator[torch.Tensor]:
         batch_size = min(self._work.batch_size, size)
         per_epoch = -(-size // batch_size)
         steps = local_steps if local_steps is not None else self._work.steps

@@ -1,47 +1,85 @@
-"""Several runs beside each other: a folder each, one table, one plot."""
+"""Several runs beside each other: a folder each, and tables and pictures of them all."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim import output, plots, report
-from fastagg.sim.config import Config
-from fastagg.sim.progress import ProgressBar
-from fastagg.sim.run import Result, run
+from fastagg.sim import output, plots, report, sweep_plots, sweep_tables
+from fastagg.sim.cells import Watcher, run_cells
+from fastagg.sim.groups import Group, grouped
+from fastagg.sim.result import Result
+from fastagg.sim.sweep import Cell, check_folders, file_name
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What became of the cells: ``groups`` of those that ran, and the messages of ``failed`` ones by name."""
+
+    groups: list[Group]
+    failed: dict[str, str]
+    pictures: list[Path]
+
+    @property
+    def results(self) -> list[Result]:
+        return [result for group in self.groups for result in group.results]
 
 
 def compare(
-    configs: Sequence[Config], out: Path, title: str = "", finished: Callable[[Result], None] | None = None
-) -> list[Result]:
-    """Run all ``configs``, each into ``out``/NAME, then write ``out``/comparison.csv and ``out``/accuracy.png.
+    cells: Sequence[Cell],
+    out: Path,
+    watcher: Watcher,
+    *,
+    title: str = "",
+    jobs: int = 1,
+    target: float | None = None,
+    baseline: str | None = None,
+    replace: bool = False,
+) -> Comparison:
+    """Run ``cells`` into ``out``, ``jobs`` at once, then write the tables and pictures of those that ran.
 
-    Returns the results in order; after ctrl-C those so far, the last one interrupted. ConfigError when two
-    configs share a name; DataError when ``out`` cannot be written. ``finished`` is called after each run.
+    ``out`` gets comparison.csv (a line per run), table.csv and table.md (a line per group of seeds), accuracy.png,
+    delays.png and, for a grid over two keys, heatmap.png. What is in ``out`` already of the same config is not run
+    again; what is of another one is replaced with ``replace``, and otherwise fails.
+
+    ConfigError when two cells share a folder or there is no such ``baseline``; DataError when ``out`` cannot be
+    written.
     """
-    names = [config.name for config in configs]
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise ConfigError(f"the recipe {', '.join(sorted(twice))} is given more than once")
-    results: list[Result] = []
-    for config in _told_apart(configs):
-        with ProgressBar(config.label or config.name) as bar:
-            results.append(run(config, out / config.name, bar))
-        if finished:
-            finished(results[-1])
-        if results[-1].summary["interrupted"]:
-            break
-    try:
-        output.write_text(out / "comparison.csv", report.comparison_csv(results))
-        plots.accuracy_over_time(results, out / "accuracy.png", title)
-    except OSError as error:
-        raise DataError(f"cannot write results to {out}: {error}") from error
-    return results
+    check_folders(cells)
+    if baseline is not None and baseline not in {t for c in cells for t in (c.method, c.config.name, c.config.label)}:
+        known = ", ".join(dict.fromkeys(cell.method or cell.config.name for cell in cells))
+        raise ConfigError(f"no baseline {baseline!r} is compared here, known: {known}")
+    outcomes = run_cells(cells, out, jobs, watcher, replace)
+    failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, str)}
+    ran = [(cell, result) for cell in cells if isinstance(result := outcomes.get(cell.name), Result)]
+    groups = grouped(ran)
+    pictures: list[Path] = []
+    if groups:
+        try:
+            output.write_text(out / "comparison.csv", report.comparison_csv(ran))
+            output.write_text(out / "table.csv", sweep_tables.groups_csv(groups, target, baseline))
+            output.write_text(out / "table.md", sweep_tables.markdown(groups, target, baseline))
+            pictures = _draw(groups, out, title, target)
+        except OSError as error:
+            raise DataError(f"cannot write results to {out}: {error}") from error
+    return Comparison(groups, failed, pictures)
 
 
-def _told_apart(configs: Sequence[Config]) -> list[Config]:
-    """Label by name those whose labels would be the same in the table and the plot."""
-    labels = Counter(config.label for config in configs)
-    return [c.model_copy(update={"label": c.name}) if labels[c.label] > 1 else c for c in configs]
+def _draw(groups: list[Group], out: Path, title: str, target: float | None) -> list[Path]:
+    figures: dict[str, Figure | None] = {}
+    for part, members in sweep_plots.few_lines(groups).items():
+        heading = ": ".join(filter(None, (title, part)))
+        labels = sweep_plots.line_labels(members)
+        figures[f"accuracy{f',{file_name(part)}' if part else ''}.png"] = sweep_plots.curves(
+            members, labels, heading, target
+        )
+    figures["delays.png"] = sweep_plots.delay_histograms(groups)
+    figures["heatmap.png"] = sweep_plots.heat_map(groups)
+    drawn = {out / name: figure for name, figure in figures.items() if figure is not None}
+    for path, figure in drawn.items():
+        plots.save(figure, path)
+    return list(drawn)

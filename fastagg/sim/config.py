@@ -8,6 +8,8 @@ errors.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -154,16 +156,17 @@ class ExponentialDelay(TimedDelay):
 
 
 class VersionDelay(Section):
-    """Updates trained on x_{t-tau}: tau uniform in 0..tau_max, or replayed from a file of measured delays."""
+    """Updates trained on x_{t-tau}: tau uniform in 0..tau_max, exponential of ``mean``, or replayed from a file."""
 
     name: Literal["version"]
     tau_max: int | None = Field(None, ge=0)
+    mean: PositiveFloat | None = None
     file: str | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> VersionDelay:
-        if (self.tau_max is None) == (self.file is None):
-            raise ValueError("give tau_max or file, one of the two")
+        if [self.tau_max, self.mean, self.file].count(None) != 2:
+            raise ValueError("give tau_max, mean or file, one of the three")
         return self
 
 
@@ -195,8 +198,10 @@ class Run(Section):
 
     Evaluates every ``evaluate_every`` versions, at the start and at the end. ``target`` is the test accuracy
     whose first reaching is reported as time-to-target. ``torch_threads`` is for local training and
-    evaluation: small models are fastest with one. ``checkpoint_every`` is in wall-clock seconds, 0 for after every
-    client update.
+    evaluation: small models are fastest with one. ``device`` ("cpu", "cuda", "cuda:1") holds data, training
+    and server. ``checkpoint_every`` is in wall-clock seconds, 0 for after every client update. ``batched``: clients
+    that are in flight together train in one batch where the model allows it (summary.json says, or why not); results
+    are the same but for rounding.
     """
 
     versions: PositiveInt | None = None
@@ -205,7 +210,9 @@ class Run(Section):
     evaluate_every: PositiveInt = 10
     target: float = Field(0.9, gt=0, le=1)
     torch_threads: PositiveInt = 1
+    device: str = "cpu"
     checkpoint_every: float = Field(60.0, ge=0)
+    batched: bool = True
 
     @model_validator(mode="after")
     def _some_end(self) -> Run:
@@ -256,9 +263,15 @@ def from_toml(text: str, source: str, changes: dict[str, Any] | None = None) -> 
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source} is not valid TOML: {error}") from None
-    for key, value in (changes or {}).items():
-        _put(values, key, value)
-    return from_dict(values, source)
+    return from_dict(changed(values, changes or {}), source)
+
+
+def changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of ``values`` with ``changes`` to dotted keys ("client.lr") made in it."""
+    copy = deepcopy(dict(values))
+    for key, value in changes.items():
+        _put(copy, key, value)
+    return copy
 
 
 def to_toml(config: Config) -> str:
@@ -297,6 +310,25 @@ def parse_change(text: str) -> tuple[str, Any]:
         return key, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key, value
+
+
+def parse_choices(text: str) -> tuple[str, list[Any]]:
+    """Split "client.lr=0.1,0.3" into its key and its values; a comma inside brackets or quotes parts nothing."""
+    key, equals, values = text.partition("=")
+    parts, depth, quote = [""], 0, ""
+    for letter in values:
+        if letter in "\"'":
+            quote = "" if quote == letter else quote or letter
+        elif not quote:
+            depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and not quote and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    parsed = [parse_change(f"{key}{equals}{part}") for part in parts]
+    if len(parts) > 1 and not all(part.strip() for part in parts):
+        raise ConfigError(f"expected key=value,value such as client.lr=0.1,0.3, got {text!r}")
+    return parsed[0][0], [value for _, value in parsed]
 
 
 def explain(error: ValidationError) -> str:

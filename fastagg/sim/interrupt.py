@@ -43,3 +43,16 @@ def on_ctrl_c() -> Iterator[StopRequest]:
         yield request
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
+def without_ctrl_c() -> Iterator[None]:
+    """Ignore ctrl-C inside the block, and in processes that are started there for as long as they live."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -14,6 +14,11 @@ from typing import Any
 ACTIVITIES = ("training", "server", "evaluation", "setup")
 
 
+def unit_text(unit: str) -> str:
+    """A delay model's unit of virtual time in words: "arrivals", "units of 10 s"."""
+    return f"units of {unit}" if unit[0].isdigit() else f"{unit}s"
+
+
 @dataclass(frozen=True)
 class Row:
     """One evaluation, a line of metrics.csv.
@@ -117,15 +122,15 @@ def last_evaluations(rows: Sequence[Row], count: int = 5) -> tuple[float, float]
     return statistics.fmean(values), statistics.pstdev(values)
 
 
-def time_to(rows: Sequence[Row], target: float) -> float | None:
-    """Return the virtual time of the first evaluation with at least ``target`` accuracy, or None."""
-    return next((row.time for row in rows if row.accuracy >= target), None)
+def reaching(rows: Sequence[Row], target: float) -> Row | None:
+    """Return the first evaluation with at least ``target`` accuracy, or None."""
+    return next((row for row in rows if row.accuracy >= target), None)
 
 
 def summarise(rows: Sequence[Row], target: float) -> dict[str, Any]:
     """Return what summary.json says about the rows of one run (at least one row)."""
     mean, deviation = last_evaluations(rows)
-    end = rows[-1]
+    end, reached = rows[-1], reaching(rows, target)
     return {
         "versions": end.version,
         "uploads": end.uploads,
@@ -136,5 +141,6 @@ def summarise(rows: Sequence[Row], target: float) -> dict[str, Any]:
         "last5_accuracy_mean": mean,
         "last5_accuracy_std": deviation,
         "target_accuracy": target,
-        "time_to_target": time_to(rows, target),
+        "time_to_target": None if reached is None else reached.time,
+        "uploads_to_target": None if reached is None else reached.uploads,
     }

@@ -1,4 +1,4 @@
-"""The folder of a run: config.toml, metrics.csv, summary.json, accuracy.png, checkpoint.pt.
+"""The folder of a run: config.toml, metrics.csv, delays.csv, summary.json, accuracy.png, checkpoint.pt.
 
 While a run goes, metrics.csv and checkpoint.pt are what the last checkpoint had; summary.json comes at the end.
 
@@ -68,6 +68,35 @@ def read_metrics(path: Path) -> list[Row]:
         if not lines or lines[0] != [f.name for f in fields(Row)]:
             raise ValueError("the columns are not those of a run")
         return [Row(*(kind(cell) for kind, cell in zip(types, line, strict=True))) for line in lines[1:]]
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read {path}: {error}") from None
+
+
+def delays_csv(delays: dict[int, int]) -> str:
+    """Return how many updates had which delay in server versions, as CSV with a header."""
+    return "delay,uploads\n" + "".join(f"{delay},{delays[delay]}\n" for delay in sorted(delays))
+
+
+def read_delays(path: Path) -> dict[int, int]:
+    """Read what ``delays_csv`` wrote. DataError when it is missing or damaged."""
+    try:
+        header, *lines = path.read_text(encoding="utf-8").splitlines()
+        if header != "delay,uploads":
+            raise ValueError("the columns are not those of a run")
+        return {int(delay): int(uploads) for delay, uploads in (line.split(",") for line in lines)}
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read {path}: {error}") from None
+
+
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """Read what ``summary_json`` wrote, None when there is no such file. DataError when it is damaged."""
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(summary, dict) or not {"interrupted", "time_unit", "wall_seconds"} <= set(summary):
+            raise ValueError("it is not the summary of a run")
+        return summary
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read {path}: {error}") from None
 

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fastagg.sim.metrics import unit_text
 from fastagg.sim.output import replace_file
 
 if TYPE_CHECKING:
-    from fastagg.sim.run import Result
+    from fastagg.sim.result import Result
 
 # Okabe and Ito's colours, distinct for colour-blind readers too; dashes tell lines apart in grey print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -20,7 +22,11 @@ DASHES = ("-", "--", "-.", ":")
 
 def accuracy_over_time(results: Sequence[Result], path: Path, title: str = "") -> None:
     """Write a PNG (1350 x 825 pixels) of test accuracy over virtual time, one line per run."""
-    figure = accuracy_figure(results, title)
+    save(accuracy_figure(results, title), path)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write ``figure`` as a PNG, whole or not at all."""
     replace_file(path, lambda temporary: figure.savefig(temporary, format="png"))
 
 
@@ -46,7 +52,7 @@ def accuracy_figure(results: Sequence[Result], title: str = "") -> Figure:
     if len(targets) == 1:
         target = 100 * targets.pop()
         axes.axhline(target, color="#888888", linewidth=1, linestyle=(0, (2, 3)), label=f"target {target:g}%")
-    x_label = f"virtual time ({_unit(units.pop())})" if timed else "client updates received"
+    x_label = f"virtual time ({unit_text(units.pop())})" if timed else "client updates received"
     axes.set_xlabel(x_label, fontsize=12)
     axes.set_ylabel("test accuracy (%)", fontsize=12)
     axes.set_ylim(0, 101)
@@ -56,12 +62,13 @@ def accuracy_figure(results: Sequence[Result], title: str = "") -> Figure:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(title or (results[0].config.about if len(results) == 1 else ""), fontsize=12, wrap=True)
-    # Below the axes, where no curve can run under it.
-    entries = [str(line.get_label()) for line in axes.get_lines()]
-    columns = 4 if sum(map(len, entries[:4])) < 60 else 2
-    figure.legend(loc="outside lower center", ncols=columns, fontsize=11, frameon=False)
+    legend_below(figure, axes)
     return figure
 
 
-def _unit(unit: str) -> str:
-    return f"units of {unit}" if unit[0].isdigit() else f"{unit}s"
+def legend_below(figure: Figure, axes: Axes, letters: int = 60) -> None:
+    """Put the legend of ``axes``' lines below all axes, where no curve can run under it; ``letters`` fit in a line."""
+    lines = axes.get_lines()
+    longest = max(len(str(line.get_label())) for line in lines)
+    columns = max(1, min(len(lines), letters // (longest + 6)))
+    figure.legend(handles=lines, loc="outside lower center", ncols=columns, fontsize=11, frameon=False)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
 from fastagg.sim.metrics import Row
+
+if TYPE_CHECKING:
+    from fastagg.sim.cells import Outcome
+    from fastagg.sim.sweep import Cell
 
 
 class Progress(Protocol):
@@ -64,3 +68,59 @@ class ProgressBar:
 
     def evaluated(self, row: Row) -> None:
         self._bar.update(self._task, state=f"version {row.version}, accuracy {row.accuracy:.1%}")
+
+
+class CellsBar:
+    """A bar on stderr over all cells of a comparison, and a line for each one that ends."""
+
+    def __init__(self, cells: int) -> None:
+        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = console
+        self._bar = RichProgress(
+            TextColumn("{task.completed:.1f} of {task.total} runs"),
+            BarColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=cells, state="")
+        self._over = 0
+        self._shares: dict[str, float] = {}
+        self._drawn = 0.0
+
+    def __enter__(self) -> CellsBar:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def started(self, cell: Cell) -> None:
+        self._shares[cell.name] = 0.0
+        self._draw()
+
+    def advanced(self, cell: Cell, share: float) -> None:
+        self._shares[cell.name] = share
+        if time.perf_counter() - self._drawn > 0.1:
+            self._draw()
+
+    def ended(self, cell: Cell, outcome: Outcome) -> None:
+        del self._shares[cell.name]
+        self._over += 1
+        if isinstance(outcome, str):
+            self._console.print(f"{cell.name}: failed: {' '.join(outcome.split())}", style="red", markup=False)
+        else:
+            wall = outcome.summary["wall_seconds"]["total"]
+            text = f"{cell.name}: {outcome.summary['final_accuracy']:.1%}, {wall:.1f} s"
+            self._console.print(text, markup=False)
+        self._draw()
+
+    def _draw(self) -> None:
+        self._drawn = time.perf_counter()
+        completed = self._over + sum(self._shares.values())
+        self._bar.update(self._task, completed=completed, state=", ".join(self._shares))

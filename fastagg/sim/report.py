@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from fastagg.sim.metrics import ACTIVITIES
+from fastagg.sim.metrics import ACTIVITIES, unit_text
 
 if TYPE_CHECKING:
-    from fastagg.sim.run import Result
+    from fastagg.sim.result import Result
+    from fastagg.sim.sweep import Cell
 
 COMPARISON_COLUMNS = (
-    "name",
     "algorithm",
     "seed",
     "stopped",
@@ -25,6 +25,7 @@ COMPARISON_COLUMNS = (
     "last5_accuracy_mean",
     "last5_accuracy_std",
     "time_to_target",
+    "uploads_to_target",
     "virtual_time",
     "uploads",
     "versions",
@@ -38,7 +39,7 @@ def accuracy_table(results: Sequence[Result]) -> Table:
     """Return a table with a line per run: accuracies, time to target, uploads, versions, delays."""
     targets = {result.config.run.target for result in results}
     target = f"{targets.pop():.0%}" if len(targets) == 1 else "target"
-    table = _table("Test accuracy", "method")
+    table = empty_table("Test accuracy", "method")
     for heading in (
         "final",
         "best",
@@ -65,38 +66,39 @@ def accuracy_table(results: Sequence[Result]) -> Table:
             str(s["delay_max"]),
         )
     table.caption = (
-        f"last 5: mean and deviation of the last five evaluations. Time is virtual, in {_units(results)}. "
+        f"last 5: mean and deviation of the last five evaluations. Time is virtual, in {units(results)}. "
         "Delays are in server versions."
     )
     table.caption_justify = "left"
     return table
 
 
-def time_table(results: Sequence[Result]) -> Table:
-    """Return a table with a line per run: wall seconds and shares by activity."""
-    table = _table("Where the time goes (wall seconds and share)", "method")
+def time_table(lines: Sequence[tuple[str, Mapping[str, float]]]) -> Table:
+    """Return a table with a line per label: its wall seconds and their shares by activity."""
+    table = empty_table("Where the time goes (wall seconds and share)", "method")
     for heading in (*ACTIVITIES, "other", "total"):
         table.add_column(heading, justify="right")
-    for result in results:
-        wall = result.summary["wall_seconds"]
+    for label, wall in lines:
         cells = [f"{wall[a]:.2f} {wall[a] / wall['total']:4.0%}" for a in (*ACTIVITIES, "other")]
-        table.add_row(result.label, *cells, f"{wall['total']:.2f}")
-    table.caption = "setup: loading data, building the model. other: drawing delays and clients, keeping records"
+        table.add_row(label, *cells, f"{wall['total']:.2f}")
+    table.caption = "setup: loading data, building the model. other: drawing delays and clients, records, checkpoints"
     table.caption_justify = "left"
     return table
 
 
-def comparison_csv(results: Sequence[Result]) -> str:
-    """Return one line per run with the numbers of its summary.json, as CSV with a header."""
+def comparison_csv(runs: Sequence[tuple[Cell, Result]]) -> str:
+    """Return one line per run with its grid values and the numbers of its summary.json, as CSV with a header."""
+    keys = list(dict.fromkeys(key for cell, _ in runs for key, _ in cell.choice))
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(COMPARISON_COLUMNS)
-    for result in results:
-        writer.writerow(result.summary[column] for column in COMPARISON_COLUMNS)
+    writer.writerow(["name", *keys, *COMPARISON_COLUMNS])
+    for cell, result in runs:
+        values = [dict(cell.choice).get(key) for key in keys]
+        writer.writerow([cell.config.name, *values, *(result.summary[column] for column in COMPARISON_COLUMNS)])
     return buffer.getvalue()
 
 
-def _table(title: str, first: str) -> Table:
+def empty_table(title: str, first: str) -> Table:
     # Narrow enough for a terminal of 80 columns.
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
     table.add_column(first)
@@ -125,6 +127,6 @@ def _flat(pairs: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     return rows
 
 
-def _units(results: Sequence[Result]) -> str:
-    units = sorted({result.unit for result in results})
-    return " or ".join(f"units of {unit}" if unit[0].isdigit() else f"{unit}s" for unit in units)
+def units(results: Sequence[Result]) -> str:
+    """Return the units of virtual time of all ``results``, in words."""
+    return " or ".join(unit_text(unit) for unit in sorted({result.unit for result in results}))

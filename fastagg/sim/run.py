@@ -4,36 +4,27 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from fastagg.directions import Differences
 from fastagg.errors import DataError, NonFiniteUpdate
-from fastagg.sim import build, output, resume
+from fastagg.sim import build, checkpoints, output
 from fastagg.sim.client import DifferenceSender, LocalTrainer, evaluate
 from fastagg.sim.config import Config, to_toml
-from fastagg.sim.interrupt import StopRequest, on_ctrl_c
+from fastagg.sim.data.federated import Samples
+from fastagg.sim.interrupt import on_ctrl_c
 from fastagg.sim.metrics import DelayStatistics, Row, Stopwatch, participation, summarise
 from fastagg.sim.progress import NoProgress, Progress
+from fastagg.sim.result import Result, read
+from fastagg.sim.schedule import Job
 
-
-@dataclass(frozen=True)
-class Result:
-    """One finished (or interrupted) run: its rows, what summary.json holds, and its time unit."""
-
-    config: Config
-    rows: list[Row]
-    summary: dict[str, Any]
-    unit: str
-
-    @property
-    def label(self) -> str:
-        return self.config.label or self.config.name
+Resume = Literal["never", "go on", "replace"]
 
 
 class Simulation:
@@ -43,9 +34,11 @@ class Simulation:
         self.config = config
         self.stopwatch = Stopwatch()
         with self.stopwatch.timing("setup"):
+            device = build.build_device(config.run.device)
             data = build.build_data(config.data, config.seed)
-            self.data, unlabelled = build.split_unlabelled(config, data)
-            self.module = build.build_model(config.model, self.data, config.seed)
+            data, unlabelled = build.split_unlabelled(config, data)
+            self.data = data.to(device)
+            self.module = build.build_model(config.model, data, config.seed).to(device)
             distill = None
             if build.distils(config.algorithm):
                 distill = build.build_distillation(config, self.module, unlabelled)
@@ -61,6 +54,10 @@ class Simulation:
                 self.differences = DifferenceSender(name for name, _ in self.module.named_parameters())
             self.schedule = build.build_schedule(config, self.server, [len(samples) for samples in self.data.clients])
             self._lost = build.lost_clients(config)
+            self.batched, self.one_by_one = build.build_batched(
+                config, self.module, self.data, self.server, self.schedule
+            )
+        self.ready: dict[tuple[int, int], Any] = {}  # updates of jobs that trained with another's and are not due yet
         self.rows: list[Row] = []
         self.uploads = 0
         self.delays = DelayStatistics()
@@ -77,11 +74,12 @@ class Simulation:
         """Receive the next update; return whether the model changed. NonFiniteUpdate on divergence."""
         if self._lost and not self.dropped and self.done() >= self.config.dropout.after:
             self.schedule.drop(self._lost)
+            self.ready = {key: update for key, update in self.ready.items() if key[0] not in self._lost}
             self.dropped = True
         job, before = self.schedule.next(), self.server.version
         samples = self.data.clients[job.client]
         with self.stopwatch.timing("training"):
-            update = self._work(job.task, samples, job.client, job.number)
+            update = self._trained(job, samples)
             if self.differences is not None:
                 update = self.differences.difference(job.client, update)
         with self.stopwatch.timing("server"):
@@ -96,6 +94,16 @@ class Simulation:
         self.delays.add(receipt.delay)
         self._recent.add(receipt.delay)
         return receipt.applied
+
+    def _trained(self, job: Job, samples: Samples) -> Any:
+        if self.batched is None:
+            return self._work(job.task, samples, job.client, job.number)
+        if (job.client, job.number) not in self.ready:
+            jobs = [job, *(j for j in self.schedule.in_flight() if (j.client, j.number) not in self.ready)]
+            jobs = jobs[: self.batched.most]
+            for other, update in zip(jobs, self.batched.train(jobs), strict=True):
+                self.ready[other.client, other.number] = update
+        return self.ready.pop((job.client, job.number))
 
     def evaluate(self) -> Row:
         """Test the server's model and record a row."""
@@ -131,11 +139,10 @@ class Simulation:
         record = self.server.distillation
         if record is None:
             return {}
-        # Of this process alone, where a run was resumed.
         return {"distillation": {k: round(v, 6) for k, v in asdict(record).items() if v == v}}
 
     def summary(self, stopped: str) -> dict[str, Any]:
-        config = self.config
+        config, wall = self.config, self.stopwatch.split()
         return {
             "name": config.name,
             "algorithm": config.algorithm.name,
@@ -154,38 +161,52 @@ class Simulation:
             "clients": len(self.data.clients),
             "parameters": sum(p.numel() for p in self.module.parameters()),
             **self._distillation(),
-            "wall_seconds": {key: round(value, 4) for key, value in self.stopwatch.split().items()},
+            "batched": self.one_by_one or True,
+            "wall_seconds": {key: round(value, 4) for key, value in wall.items()},
+            "server_share": round(wall["server"] / wall["total"], 6),  # of the wall seconds
             "torch": str(torch.__version__),
             "python": platform.python_version(),
         }
 
 
-def run(config: Config, out: Path | None = None, progress: Progress | None = None, *, go_on: bool = False) -> Result:
+def run(
+    config: Config,
+    out: Path | None = None,
+    progress: Progress | None = None,
+    *,
+    resume: Resume = "never",
+    stop: Callable[[], bool] = lambda: False,
+) -> Result:
     """Run ``config`` to its end, to ctrl-C or to divergence; write the folder ``out`` unless it is None.
 
-    Same config, same rows, bit for bit (on one machine and torch version). With ``go_on`` a run that ``out`` holds
-    is taken up at its last checkpoint, and ends as if it had never stopped; one that is over is only read.
+    Same config, same rows, bit for bit (on one machine and torch version). ``resume`` says what becomes of
+    a run that ``out`` holds: "never" replaces it; "go on" takes it up at its last checkpoint, to end as if it had never
+    stopped, or only reads it if it is over; "replace" does so when it has the same config, and else replaces it.
+    ``stop`` is asked before every update, and stops the run as ctrl-C does.
 
-    DataError when ``out`` cannot be written, before anything is trained; ConfigError when ``go_on`` finds a run of
-    another config there, CheckpointError when it finds a damaged checkpoint.
+    DataError when ``out`` cannot be written, before anything is trained; ConfigError when "go on" finds a run of
+    another config there, CheckpointError when a checkpoint is damaged.
     """
     progress = progress or NoProgress()
-    begun = go_on and out is not None and resume.same_run(out, config)
-    if begun and out is not None and (summary := resume.finished(out)) is not None:
-        return Result(config, output.read_metrics(out / "metrics.csv"), summary, summary["time_unit"])
-    with _torch_threads(config.run.torch_threads), on_ctrl_c() as stop:
+    begun = out is not None and resume != "never" and checkpoints.same_run(out, config, strict=resume == "go on")
+    if begun and out is not None and (result := read(out, config)) is not None and not result.summary["interrupted"]:
+        return result
+    with _torch_threads(config.run.torch_threads), on_ctrl_c() as asked:
         simulation = Simulation(config)
-        if out is not None and not (begun and resume.restore(simulation, out)):
+        if out is not None and not (begun and checkpoints.restore(simulation, out)):
             _prepare(out, config)
-        checkpoints = None if out is None else resume.Checkpoints(out, config.run.checkpoint_every)
-        stopped = _loop(simulation, stop, progress, checkpoints)
-        result = Result(config, simulation.rows, simulation.summary(stopped), simulation.schedule.unit)
+        keeper = None if out is None else checkpoints.Checkpoints(out, config.run.checkpoint_every)
+        stopped = _loop(simulation, lambda: bool(asked) or stop(), progress, keeper)
+        unit, delays = simulation.schedule.unit, simulation.delays.state_dict()
+        result = Result(config, simulation.rows, simulation.summary(stopped), unit, delays)
         if out is not None:
             _write(out, result, simulation)
     return result
 
 
-def _loop(simulation: Simulation, stop: StopRequest, progress: Progress, checkpoints: resume.Checkpoints | None) -> str:
+def _loop(
+    simulation: Simulation, stop: Callable[[], bool], progress: Progress, keeper: checkpoints.Checkpoints | None
+) -> str:
     """Return why the run stopped: "finished", "interrupted" or "diverged"."""
     every = simulation.config.run.evaluate_every
     if not simulation.rows:
@@ -193,10 +214,10 @@ def _loop(simulation: Simulation, stop: StopRequest, progress: Progress, checkpo
     stopped = "finished"
     while (share := simulation.done()) < 1.0:
         progress.advanced(share)
-        if stop:
+        if stop():
             stopped = "interrupted"
-            if checkpoints is not None:
-                checkpoints.write(simulation)  # before the evaluation below, which an unbroken run has not
+            if keeper is not None:
+                keeper.write(simulation)  # before the evaluation below, which an unbroken run has not
             break
         try:
             changed = simulation.step()
@@ -205,10 +226,12 @@ def _loop(simulation: Simulation, stop: StopRequest, progress: Progress, checkpo
             break
         if changed and simulation.server.version % every == 0:
             progress.evaluated(simulation.evaluate())
-        if checkpoints is not None and checkpoints.due():
-            checkpoints.write(simulation)
+        if keeper is not None and keeper.due():
+            keeper.write(simulation)
     if simulation.rows[-1].uploads != simulation.uploads:
         progress.evaluated(simulation.evaluate())
+    if stopped == "finished" and keeper is not None:
+        keeper.write(simulation)  # whatever happens to the files that follow, nothing is trained again
     progress.advanced(1.0)
     return stopped
 
@@ -218,7 +241,7 @@ def _prepare(out: Path, config: Config) -> None:
         out.mkdir(parents=True, exist_ok=True)
         output.tidy(out)
         # Of an earlier run, the summary first: nobody may take it for this one's.
-        for name in ("summary.json", resume.FILE, "metrics.csv", "accuracy.png"):
+        for name in ("summary.json", checkpoints.FILE, "metrics.csv", "delays.csv", "accuracy.png"):
             (out / name).unlink(missing_ok=True)
         output.write_text(out / "config.toml", to_toml(config))
     except OSError as error:
@@ -230,10 +253,11 @@ def _write(out: Path, result: Result, simulation: Simulation) -> None:
 
     try:
         output.write_text(out / "metrics.csv", output.metrics_csv(result.rows))
+        output.write_text(out / "delays.csv", output.delays_csv(result.delays))
         plots.accuracy_over_time([result], out / "accuracy.png")
         output.write_text(out / "summary.json", output.summary_json(result.summary))
         if not result.summary["interrupted"]:
-            simulation.server.save(out / resume.FILE)  # no more than the model is needed from now on
+            simulation.server.save(out / checkpoints.FILE)  # what is in flight is not needed any more
     except OSError as error:
         raise DataError(f"cannot write results to {out}: {error}") from error
 

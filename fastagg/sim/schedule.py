@@ -4,6 +4,7 @@ A schedule hands the loop one ``Job`` at a time:
 
     schedule.start()          the first dispatches
     schedule.next_time()      when the next update arrives (it moves nothing)
+    schedule.in_flight()      the jobs whose updates will arrive later, as far as they are known
     job = schedule.next()     the update that arrives now; ``schedule.now`` is the virtual time
     schedule.arrived(job)     after server.receive: dispatches that follow from it
 
@@ -13,7 +14,7 @@ A schedule hands the loop one ``Job`` at a time:
 goes on from there instead of ``start``.
 
 A Job holds the immutable snapshot the client was sent, so it can be trained at any moment between its
-dispatch and its arrival; the loop trains it on arrival.
+dispatch and its arrival; the loop trains it on arrival, or with another that is in flight (batched.py).
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class Schedule(Protocol):
     def now(self) -> float: ...
 
     def start(self) -> None: ...
+
+    def in_flight(self) -> list[Job]: ...
 
     def next_time(self) -> float: ...
 
@@ -224,6 +227,10 @@ class VersionSchedule:
     @property
     def now(self) -> float:
         return float(self._arrivals)
+
+    def in_flight(self) -> list[Job]:
+        """Return nothing: which of the tasks that are out will be answered is drawn at each arrival."""
+        return []
 
     def start(self) -> None:
         self._send(self._server.version)

@@ -42,7 +42,7 @@ from __future__ import annotations
 import itertools
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from importlib.resources import files
@@ -150,21 +150,22 @@ def expand(name_or_path: str) -> list[tuple[str, dict[str, Any]]]:
 def catalogue() -> list[tuple[str, str, str]]:
     """Return (name, data, what it is) of every recipe and then every table of the package, for `fastagg recipes`.
 
-    Data that is read from files is marked with "(--data-dir)".
+    Data that is read from files is followed by "(--data-dir)". A table's title names the paper's own.
     """
     rows = []
     for name in recipes.names():
         recipe = recipes.load(name)
-        rows.append((name, _data(recipe), recipe.about))
+        rows.append((name, _data([recipe]), recipe.about))
     for name in names():
         table = load(name)
-        data = dict.fromkeys(_data(config.from_dict(cell.values, name)) for cell in table.cells)
-        rows.append((name, ", ".join(data), f"{table.title} ({len(table.cells)} runs; {table.source})."))
+        cells = [config.from_dict(cell.values, name) for cell in table.cells]
+        rows.append((name, _data(cells), f"{table.title} ({len(cells)} runs)."))
     return rows
 
 
-def _data(recipe: config.Config) -> str:
-    return f"{recipe.data.name} (--data-dir)" if recipe.data.needs else recipe.data.name
+def _data(configs: Sequence[config.Config]) -> str:
+    found = ", ".join(dict.fromkeys(c.data.name for c in configs))
+    return f"{found} (--data-dir)" if any(c.data.needs for c in configs) else found
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

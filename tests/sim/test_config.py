@@ -73,7 +73,7 @@ def test_keywords_of_the_algorithm_are_passed_on_with_none(tiny):
         ({"participation.concurrency": 13}, "participation.concurrency is 13, more than data.clients, 12"),
         ({"participation": {"rule": "concurrency"}}, "needs the key concurrency"),
         ({"participation": {"rule": "all", "concurrency": 3}}, "do not take it"),
-        ({"delay": {"name": "version"}}, "delay: give tau_max or file, one of the two"),
+        ({"delay": {"name": "version"}}, "delay: give tau_max, mean or file, one of the three"),
         ({"delay": {"name": "version", "tau_max": 1}}, 'participation.rule must be "all"'),
         ({"delay.name": "slow"}, "delay: unknown name 'slow'"),
         ({"run": {}}, "run: give at least one of versions, uploads, time"),

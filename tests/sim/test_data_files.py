@@ -1,9 +1,7 @@
 """Data sets read from the files people have: tiny ones are written here in every supported form."""
 
 import gzip
-import json
 import pickle
-import struct
 
 import numpy as np
 import pytest
@@ -13,6 +11,18 @@ from fastagg.errors import DataError
 from fastagg.sim.build import LOADERS, build_data
 from fastagg.sim.data import cifar, leaf, mnist, shakespeare
 from fastagg.sim.data.sections import SECTIONS
+
+from .fake_data import (
+    IMAGES,
+    PLAY,
+    TRAIN,
+    vector_users,
+    write_binary,
+    write_leaf,
+    write_mnist,
+    write_parquet,
+    write_python,
+)
 
 MINIMAL = {"glue": {"task": "rte"}}
 
@@ -38,62 +48,24 @@ def test_absent_data_says_which_files_go_where(tmp_path, name):
 
 # CIFAR -------------------------------------------------------------------------------------------------------------
 
-RNG = np.random.default_rng(0)
-IMAGES = RNG.integers(0, 256, (60, 3, 32, 32)).astype(np.uint8)  # 50 to train on, 10 to test
-
-
-def write_python(folder, kind, labels):
-    place = folder / kind.folders[0]
-    place.mkdir(parents=True)
-    parts = np.split(np.arange(50), len(kind.python["train"]))
-    for name, part in [*zip(kind.python["train"], parts, strict=True), (kind.python["test"][0], np.arange(50, 60))]:
-        batch = {b"data": IMAGES[part].reshape(len(part), -1), kind.label: [int(labels[i]) for i in part]}
-        (place / name).write_bytes(pickle.dumps(batch, protocol=2))
-
-
-def write_binary(folder, kind, labels):
-    place = folder / kind.folders[1]
-    place.mkdir(parents=True)
-    parts = np.split(np.arange(50), len(kind.binary["train"]))
-    for name, part in [*zip(kind.binary["train"], parts, strict=True), (kind.binary["test"][0], np.arange(50, 60))]:
-        coarse = np.zeros((len(part), kind.label_bytes - 1), np.uint8)
-        records = np.hstack([coarse, labels[part, None].astype(np.uint8), IMAGES[part].reshape(len(part), -1)])
-        (place / name).write_bytes(records.tobytes())
-
-
-def write_parquet(folder, kind, labels):
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    image = pytest.importorskip("PIL.Image")
-    import io
-
-    def png(pixels):
-        stream = io.BytesIO()
-        image.fromarray(pixels.transpose(1, 2, 0)).save(stream, "PNG")
-        return {"bytes": stream.getvalue(), "path": None}
-
-    for split, part in (("train", range(50)), ("test", range(50, 60))):
-        names = kind.columns[0]
-        table = {names[0]: [png(IMAGES[i]) for i in part], names[1]: [int(labels[i]) for i in part]}
-        parquet.write_table(arrow.table(table), folder / f"{split}-00000-of-00001.parquet")
-
 
 @pytest.mark.parametrize("write", [write_python, write_binary, write_parquet])
 @pytest.mark.parametrize(("name", "kind"), [("cifar10", cifar.CIFAR10), ("cifar100", cifar.CIFAR100)])
 def test_cifar_is_read_from_every_form(tmp_path, name, kind, write):
-    labels = np.arange(60) * 7 % kind.classes
+    labels = np.arange(TRAIN + 10) * 7 % kind.classes
     write(tmp_path, kind, labels)
     data = build_data(section(name, dir=str(tmp_path), clients=4, alpha=1.0), seed=0)
     assert (data.shape, data.classes) == ((3, 32, 32), kind.classes)
-    assert data.test.y.tolist() == labels[50:].tolist()
+    assert data.test.y.tolist() == labels[TRAIN:].tolist()
     assert data.test.augment is None
     assert all(c.augment is cifar.crop_and_flip for c in data.clients)
     mean, std = np.array(cifar.MEAN).reshape(3, 1, 1), np.array(cifar.DEVIATION).reshape(3, 1, 1)
-    assert np.allclose(data.test.x.numpy(), (IMAGES[50:] / 255 - mean) / std, atol=1e-5)
-    assert sorted(torch.cat([c.y for c in data.clients]).tolist()) == sorted(labels[:50].tolist())
+    assert np.allclose(data.test.x.numpy(), (IMAGES[TRAIN:] / 255 - mean) / std, atol=1e-5)
+    assert sorted(torch.cat([c.y for c in data.clients]).tolist()) == sorted(labels[:TRAIN].tolist())
 
 
 def test_cifar_in_pieces_or_with_foreign_content_is_a_data_error(tmp_path):
-    write_binary(tmp_path / "bin", cifar.CIFAR10, np.arange(60) % 10)
+    write_binary(tmp_path / "bin", cifar.CIFAR10, np.arange(TRAIN + 10) % 10)
     path = tmp_path / "bin" / "cifar-10-batches-bin" / "data_batch_3.bin"
     whole = path.read_bytes()
     load = {"clients": 3, "alpha": 1.0, "seed": 0, "min_samples": 1, "augment": True}
@@ -109,7 +81,7 @@ def test_cifar_in_pieces_or_with_foreign_content_is_a_data_error(tmp_path):
     with pytest.raises(DataError, match=r"data_batch_3\.bin"):
         cifar.load_10(tmp_path / "bin", **load)
 
-    write_python(tmp_path / "py", cifar.CIFAR100, np.arange(60))
+    write_python(tmp_path / "py", cifar.CIFAR100, np.arange(TRAIN + 10) % 100)
     path = tmp_path / "py" / "cifar-100-python" / "train"
     whole = path.read_bytes()
     for content in (
@@ -136,7 +108,7 @@ class Runs:
 
 
 def test_a_pickle_that_would_run_code_is_refused(tmp_path):
-    write_python(tmp_path, cifar.CIFAR100, np.arange(60))
+    write_python(tmp_path, cifar.CIFAR100, np.arange(TRAIN + 10))
     (tmp_path / "cifar-100-python" / "train").write_bytes(pickle.dumps(Runs(tmp_path / "made")))
     with pytest.raises(DataError, match="no place in a batch"):
         cifar.load_100(tmp_path, clients=3, alpha=1.0, seed=0, min_samples=1, augment=True)
@@ -144,18 +116,6 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
 
 
 # MNIST's IDX -------------------------------------------------------------------------------------------------------
-
-
-def idx(array):
-    return struct.pack(">HBB", 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
-
-
-def write_mnist(folder, pack=lambda data: data, ending=""):
-    folder.mkdir(parents=True, exist_ok=True)
-    images, labels = RNG.integers(0, 256, (40, 28, 28)).astype(np.uint8), (np.arange(40) % 10).astype(np.uint8)
-    for key, part in (("train", slice(30)), ("test", slice(30, 40))):
-        (folder / (mnist.IDX[f"x_{key}"] + ending)).write_bytes(pack(idx(images[part])))
-        (folder / (mnist.IDX[f"y_{key}"] + ending)).write_bytes(pack(idx(labels[part])))
 
 
 @pytest.mark.parametrize(("pack", "ending"), [(lambda data: data, ""), (gzip.compress, ".gz")])
@@ -188,21 +148,6 @@ def test_idx_files_that_are_cut_off_or_missing_are_data_errors(tmp_path, key):
 
 
 # LEAF --------------------------------------------------------------------------------------------------------------
-
-
-def write_leaf(path, users):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data = {user: {"x": x, "y": y} for user, (x, y) in users.items()}
-    path.write_text(
-        json.dumps({"users": list(users), "num_samples": [len(y) for _, y in users.values()], "user_data": data})
-    )
-
-
-def vector_users(width, counts, classes):
-    return {
-        f"f_{k:05}": (RNG.random((n, width)).round(3).tolist(), [float(i % classes) for i in range(n)])
-        for k, n in enumerate(counts)
-    }
 
 
 @pytest.mark.parametrize(("name", "width", "shape"), [("femnist", 784, (1, 28, 28)), ("synthetic-leaf", 60, (60,))])
@@ -260,8 +205,6 @@ def test_leaf_labels_outside_the_classes_and_too_few_users_are_data_errors(tmp_p
 
 
 # Shakespeare -------------------------------------------------------------------------------------------------------
-
-PLAY = "First Citizen:\n{}\n\nAll:\n{}\n\nFirst Citizen:\n{}\n"
 
 
 def test_roles_are_who_speaks_in_a_play():

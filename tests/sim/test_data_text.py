@@ -9,50 +9,9 @@ from fastagg.sim.config import Model, from_dict
 from fastagg.sim.data.sections import SECTIONS
 from fastagg.sim.run import run
 
+from .fake_data import PAIRS, WORDS, save_pretrained, write_mrpc, write_newsgroups, write_rte, write_sst2
+
 transformers = pytest.importorskip("transformers")
-
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "yes", "no", "a", "cat", "dog", "the", "runs", '"quoted', "."]
-SIZES = {"vocab_size": len(WORDS), "max_position_embeddings": 32}
-BERT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, **SIZES}
-DISTILBERT = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, **SIZES}
-
-
-def save_pretrained(folder, kind="bert"):
-    folder.mkdir(parents=True)
-    (folder / "vocab.txt").write_text("\n".join(WORDS))
-    transformers.BertTokenizerFast(
-        vocab_file=str(folder / "vocab.txt"), vocab={w: i for i, w in enumerate(WORDS)}
-    ).save_pretrained(folder)
-    torch.manual_seed(0)
-    if kind == "bert":
-        transformers.BertModel(transformers.BertConfig(**BERT)).save_pretrained(folder)
-    else:
-        transformers.DistilBertModel(transformers.DistilBertConfig(**DISTILBERT)).save_pretrained(folder)
-
-
-PAIRS = [("the cat runs .", "yes a dog", i % 2) for i in range(24)]
-
-
-def write_rte(folder, rows=PAIRS):
-    (folder / "RTE").mkdir(parents=True, exist_ok=True)
-    label = ("entailment", "not_entailment")
-    for file, part in (("train.tsv", rows[:16]), ("dev.tsv", rows[16:])):
-        lines = [f"{i}\t{a}\t{b}\t{label[y]}" for i, (a, b, y) in enumerate(part)]
-        (folder / "RTE" / file).write_text("\n".join(["index\tsentence1\tsentence2\tlabel", *lines]) + "\n")
-
-
-def write_mrpc(folder):
-    (folder / "MRPC").mkdir()
-    for file in ("train.tsv", "dev.tsv"):
-        lines = [f'{y}\t1\t2\t{a}\t"quoted {b}' for a, b, y in PAIRS]
-        text = "\n".join(["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", *lines])
-        (folder / "MRPC" / file).write_text(text, encoding="utf-8-sig")
-
-
-def write_sst2(folder):
-    (folder / "SST-2").mkdir()
-    for file in ("train.tsv", "dev.tsv"):
-        (folder / "SST-2" / file).write_text("\n".join(["sentence\tlabel", *(f"{a}\t{y}" for a, _, y in PAIRS)]))
 
 
 def glue(folder, task, **keys):
@@ -142,15 +101,6 @@ def test_an_absent_or_damaged_pretrained_model_says_what_to_put_where(tmp_path):
         (tmp_path / "tiny" / name).unlink(missing_ok=True)
     with pytest.raises(DataError, match="no readable tokenizer"):
         build_data(glue(tmp_path, "rte"), seed=0)
-
-
-def write_newsgroups(folder):
-    for split in ("train", "test"):
-        for group in range(20):
-            place = folder / f"20news-bydate-{split}" / f"group.{group:02}"
-            place.mkdir(parents=True)
-            for message in range(2):
-                (place / str(message)).write_bytes("the cat runs \xe9".encode("latin-1"))
 
 
 def test_newsgroups_are_read_from_their_folders(tmp_path):

@@ -80,7 +80,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_resumes_bit_for_bit(tmp_path: Path) -> None:
-    from fastagg.sim import resume
+    from fastagg.sim import checkpoints
 
     whole = Simulation(config())
     first = Simulation(config())
@@ -88,9 +88,9 @@ def test_an_interrupted_run_resumes_bit_for_bit(tmp_path: Path) -> None:
         whole.step()
         first.step()
     (tmp_path / "run").mkdir()
-    resume.Checkpoints(tmp_path / "run", 0).write(first)
+    checkpoints.Checkpoints(tmp_path / "run", 0).write(first)
     second = Simulation(config())
-    assert resume.restore(second, tmp_path / "run")
+    assert checkpoints.restore(second, tmp_path / "run")
     for _ in range(10):
         whole.step()
         second.step()

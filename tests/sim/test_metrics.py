@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastagg.sim.metrics import DelayStatistics, Row, Stopwatch, last_evaluations, summarise, time_to
+from fastagg.sim.metrics import DelayStatistics, Row, Stopwatch, last_evaluations, reaching, summarise
 
 
 def rows(*accuracies: float) -> list[Row]:
@@ -35,8 +35,8 @@ def test_the_last_five_evaluations_are_reported_with_their_deviation():
 
 
 def test_time_to_target_is_the_first_evaluation_that_reaches_it():
-    assert time_to(rows(0.1, 0.9, 0.5, 0.95), 0.9) == 10.0
-    assert time_to(rows(0.1, 0.8), 0.9) is None
+    assert reaching(rows(0.1, 0.9, 0.5, 0.95), 0.9).time == 10.0
+    assert reaching(rows(0.1, 0.8), 0.9) is None
 
 
 def test_the_summary_takes_best_and_final_from_different_rows():

@@ -4,7 +4,7 @@ import pytest
 
 from fastagg.sim.metrics import Row
 from fastagg.sim.plots import accuracy_figure, accuracy_over_time
-from fastagg.sim.run import Result
+from fastagg.sim.result import Result
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ import pytest
 from rich.console import Console
 
 from fastagg.sim.report import COMPARISON_COLUMNS, accuracy_table, comparison_csv, pairs_table, time_table
-from fastagg.sim.run import Result
+from fastagg.sim.result import Result
+from fastagg.sim.sweep import Cell
 
 
 def text_of(table) -> str:
@@ -18,7 +19,6 @@ def text_of(table) -> str:
 def result(tiny):
     summary = dict.fromkeys(COMPARISON_COLUMNS, 0)
     summary |= {
-        "name": "tiny",
         "stopped": "finished",
         "final_accuracy": 0.5,
         "best_accuracy": 0.75,
@@ -55,13 +55,16 @@ def test_a_target_never_reached_and_a_run_that_ended_early_are_said(result):
 
 
 def test_the_table_of_times_has_seconds_and_shares(result):
-    text = text_of(time_table([result()]))
+    text = text_of(time_table([("Tiny", result().summary["wall_seconds"])]))
     for cell in ("2.00 50%", "0.50 12%", "0.25 6%", "0.75 19%", "4.00"):
         assert cell in text
 
 
 def test_the_comparison_reads_back(result):
-    lines = list(csv.DictReader(io.StringIO(comparison_csv([result(), result(time_to_target=None)]))))
+    cell = Cell(result().config, (("client.lr", 0.1),))
+    runs = [(cell, result()), (cell, result(time_to_target=None))]
+    lines = list(csv.DictReader(io.StringIO(comparison_csv(runs))))
+    assert [line["client.lr"] for line in lines] == ["0.1", "0.1"]
     assert [line["time_to_target"] for line in lines] == ["12.34", ""]
     assert lines[0]["best_accuracy"] == "0.75"
 
@@ -70,7 +73,7 @@ def test_the_tables_fit_into_eighty_columns(result):
     console = Console(width=80, record=True, file=io.StringIO())
     summary = result().summary | {"uploads": 2500, "versions": 2500, "delay_mean": 22.8, "delay_max": 1005}
     wide = Result(result().config.model_copy(update={"label": "FedAsync"}), [], summary, "10 s")
-    for table in (accuracy_table([wide]), time_table([wide])):
+    for table in (accuracy_table([wide]), time_table([("FedAsync", summary["wall_seconds"])])):
         console.print(table)
     assert "…" not in console.export_text()
 

@@ -4,7 +4,7 @@ import pytest
 
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim import tables
-from fastagg.sim.build import build_server, check_clients, presets
+from fastagg.sim.build import build_distillation, build_server, check_clients, distils, presets
 from fastagg.sim.config import from_dict
 from fastagg.sim.recipes import names as recipe_names
 from fastagg.sim.tables import expand, load, merge
@@ -156,7 +156,11 @@ def test_every_cell_of_every_table_is_a_recipe_with_a_server(name):
     for cell in table.cells:
         config = from_dict(cell.values, cell.label)
         assert config.algorithm.name in presets()
-        server = build_server(config.algorithm, torch.nn.Linear(2, 2), config.data.clients, seed=0)
+        module, distill = torch.nn.Linear(2, 2), None
+        if distils(config.algorithm):
+            assert config.unlabelled.share or config.unlabelled.data
+            distill = build_distillation(config, module, torch.zeros(3, 2))
+        server = build_server(config.algorithm, module, config.data.clients, 0, distill)
         check_clients(config, server)
 
 
@@ -169,6 +173,13 @@ def test_the_papers_numbers_belong_to_cells(name):
         if method in table.methods:
             assert set(values) <= set(table.settings)
         assert all(len(numbers) in (1, 2) for numbers in values.values())
+
+
+@pytest.mark.parametrize("name", [n for n in tables.names() if not n.endswith("-small") and "fedecho" not in n])
+def test_every_table_has_a_small_twin_that_needs_no_files(name):
+    if not any("dir" in from_dict(cell.values, name).data.model_dump() for cell in load(name).cells):
+        return  # its own data is always there
+    assert f"{name}-small" in tables.names()
 
 
 @pytest.mark.parametrize("name", [name for name in tables.names() if name.endswith("-small")])
@@ -184,13 +195,13 @@ def test_a_table_whose_data_is_absent_says_what_goes_where():
         run(from_dict(cell.values, cell.label))
 
 
-def test_the_catalogue_has_every_recipe_and_table_with_its_data_and_source():
+def test_the_catalogue_has_every_recipe_and_table_with_its_data_and_title():
     rows = {name: (data, what) for name, data, what in tables.catalogue()}
     assert list(rows) == [*recipe_names(), *tables.names()]
     assert rows["fadas-digits-large"][0] == "digits"
     assert rows["fadas-table2"][0] == "cifar10 (--data-dir)"
-    assert rows["fadas-table7"][0] == "cifar10 (--data-dir), cifar100 (--data-dir), glue (--data-dir)"
-    assert all(load(name).source in rows[name][1] for name in tables.names())
+    assert rows["fadas-table7"][0] == "cifar10, cifar100, glue (--data-dir)"
+    assert all(load(name).title in rows[name][1] for name in tables.names())
 
 
 def test_running_a_table_as_one_recipe_says_what_to_do():

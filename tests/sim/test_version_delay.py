@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim.version_delay import ReplayedVersions, UniformVersions, read_delays
+from fastagg.sim.version_delay import ExponentialVersions, ReplayedVersions, UniformVersions, read_delays
 
 
 def test_uniform_delays_cover_zero_to_tau_max_evenly():
@@ -11,6 +11,18 @@ def test_uniform_delays_cover_zero_to_tau_max_evenly():
     assert len(counts) == 5
     # Chi-square with 4 degrees of freedom: above 30 has probability 5e-6.
     assert ((counts - 1_000) ** 2 / 1_000).sum() < 30
+
+
+def test_exponential_delays_have_the_law_of_their_mean():
+    model = ExponentialVersions(seed=0, mean=6.0)
+    draws = np.array([model.tau(client=0, arrival=k) for k in range(5_000)])
+    assert model.longest == 30
+    assert draws.max() == 30
+    for tau in (0, 3, 10):
+        expected = np.exp(-(tau + 1) / 6)  # rounded down: above tau means at least tau + 1
+        assert abs((draws > tau).mean() - expected) < 5 * np.sqrt(expected * (1 - expected) / 5_000)
+    with pytest.raises(ConfigError, match="above 0"):
+        ExponentialVersions(seed=0, mean=0.0)
 
 
 def test_a_shared_column_is_replayed_row_by_row_and_starts_again():

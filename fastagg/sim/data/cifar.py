@@ -79,13 +79,14 @@ def crop_and_flip(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
     count, channels, height, width = x.shape
     shift = torch.from_numpy(rng.integers(0, 2 * PADDING + 1, (2, count)))
     flip = torch.from_numpy(rng.random(count) < 0.5)
-    black = _normalise(torch.zeros(1, 3, 1, 1))
+    black = _normalise(torch.zeros(1, 3, 1, 1)).to(x.device)
     padded = torch.nn.functional.pad(x - black, (PADDING,) * 4) + black
     rows = shift[0][:, None, None, None] + torch.arange(height)[:, None]
     columns = torch.arange(width).expand(count, width)
     columns = torch.where(flip[:, None], columns.flip(1), columns) + shift[1][:, None]
     batch, channel = torch.arange(count)[:, None, None, None], torch.arange(channels)[:, None, None]
-    return padded[batch, channel, rows, columns[:, None, None, :]]
+    where = (batch, channel, rows, columns[:, None, None, :])
+    return padded[tuple(index.to(x.device) for index in where)]
 
 
 def _load(

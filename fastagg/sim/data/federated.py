@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,9 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def to(self, device: torch.device) -> Samples:
+        return replace(self, x=self.x.to(device), y=self.y.to(device))
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,10 @@ class FederatedData:
     def shape(self) -> tuple[int, ...]:
         """The shape of one input."""
         return tuple(self.test.x.shape[1:])
+
+    def to(self, device: torch.device) -> FederatedData:
+        """Return the same data on ``device``."""
+        return replace(self, clients=[samples.to(device) for samples in self.clients], test=self.test.to(device))
 
 
 def split_by_label(

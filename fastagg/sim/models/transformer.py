@@ -46,6 +46,11 @@ class TrainableOnly(nn.Module):
         own = {name: getattr(self, _flat(name)) for name in self._names}
         return torch.func.functional_call(self._model[0], own, (tokens,))
 
+    def _apply(self, fn: Any, recurse: bool = True) -> TrainableOnly:
+        # What moves or converts a module: the frozen rest goes along.
+        self._model[0]._apply(fn)
+        return super()._apply(fn, recurse)
+
     def train(self, mode: bool = True) -> TrainableOnly:
         self._model[0].train(mode)
         return super().train(mode)

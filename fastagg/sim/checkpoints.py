@@ -7,10 +7,9 @@ length of a run, the rows of metrics.csv aside.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
-from dataclasses import astuple
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +57,9 @@ def state_of(simulation: Simulation) -> dict[str, Any]:
         "dropped": simulation.dropped,
         "delays": {name: part.state_dict() for name, part in simulation.statistics.items()},
         "differences": None if differences is None else differences.state_dict(),
+        "distillation": None if simulation.server.distillation is None else asdict(simulation.server.distillation),
         "schedule": simulation.schedule.state_dict(),
+        "ready": [(*key, update) for key, update in simulation.ready.items()],
         "wall_seconds": simulation.stopwatch.split(),
     }
 
@@ -88,28 +89,22 @@ def restore(simulation: Simulation, out: Path) -> bool:
             part.load_state_dict(state["delays"][name])
         if simulation.differences is not None:
             simulation.differences.load_state_dict(state["differences"])
+        for name, value in (state["distillation"] or {}).items():
+            setattr(simulation.server.distillation, name, value)
         simulation.schedule.load_state_dict(state["schedule"])
+        simulation.ready = {(client, number): update for client, number, update in state["ready"]}
         simulation.stopwatch.restore(state["wall_seconds"])
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{out / FILE}: the checkpoint is damaged: {type(error).__name__}: {error}") from error
     return True
 
 
-def same_run(out: Path, config: Config) -> bool:
-    """Whether ``out`` holds a run, begun or done, of this very config. ConfigError when it is of another one."""
+def same_run(out: Path, config: Config, *, strict: bool) -> bool:
+    """Whether ``out`` holds a run, begun or done, of this very config. ConfigError if ``strict`` and it is another."""
     if not (out / "config.toml").exists():
         return False
     if changed := differences(load(out / "config.toml"), config):
+        if not strict:
+            return False
         raise ConfigError(f"{out} holds a run with other settings ({', '.join(changed)}): choose another folder")
     return True
-
-
-def finished(out: Path) -> dict[str, Any] | None:
-    """Return summary.json of a run that needs nothing more; None when it is absent or the run was interrupted."""
-    try:
-        summary: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-        return None if summary["interrupted"] else summary
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"cannot read {out / 'summary.json'}: {error}") from None

@@ -1,0 +1,216 @@
+"""Flower's own FedAvg and FedAdam and fastagg's, given the same ten replies: time, memory, error in low precision."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import math
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import strategy as theirs
+from flwr.supercore.task_identity import TaskIdentity
+from timing import interleave
+
+import fastagg
+from fastagg.integrations.flower import SyncStrategy, read, write
+
+TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
+CLIENTS = 10
+
+STRATEGIES: dict[str, Callable[[], Any]] = {
+    "Flower FedAvg": theirs.FedAvg,
+    "fastagg FedAvg": partial(SyncStrategy, fastagg.FedAvg),
+    "Flower FedAdam": partial(theirs.FedAdam, eta=0.01, beta_1=0.9, beta_2=0.99),
+    "fastagg FedAdam": partial(SyncStrategy, partial(fastagg.FedAdam, lr=0.01, weighting="samples")),
+}
+
+
+def shapes() -> dict[str, tuple[int, ...]]:
+    """ResNet-18's arrays for ten classes: 11.2 M parameters."""
+    found: dict[str, tuple[int, ...]] = {"stem": (64, 3, 7, 7)}
+    width = 64
+    for stage, out in enumerate((64, 128, 256, 512)):
+        for block in range(2):
+            found |= {f"{stage}.{block}.a": (out, width, 3, 3), f"{stage}.{block}.b": (out, out, 3, 3)}
+            if width != out:
+                found[f"{stage}.{block}.shortcut"] = (out, width, 1, 1)
+            width = out
+    norms = {f"{name}.norm.{part}": (shape[0],) for name, shape in found.items() for part in "wb"}
+    return {**found, **norms, "head": (10, 512), "head.b": (10,)}
+
+
+def size() -> int:
+    """Parameters in all."""
+    return sum(math.prod(shape) for shape in shapes().values())
+
+
+def start() -> dict[str, torch.Tensor]:
+    """The model to start from."""
+    draw = torch.Generator().manual_seed(0)
+    return {name: 0.05 * torch.randn(shape, generator=draw) for name, shape in shapes().items()}
+
+
+class Nodes:
+    """As much of a grid as sampling asks for."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def get_node_ids(self) -> list[int]:
+        return list(range(1, self.count + 1))
+
+
+class Rounds:
+    """One strategy, given the same replies round after round."""
+
+    def __init__(self, make: Callable[[], Any], start: ArrayRecord, replies: list[RecordDict]) -> None:
+        self.strategy, self.start, self.replies = make(), start, replies
+        self.pending: list[Message] = []
+        self.loss = theirs.FedAvg().train_metrics_aggr_fn(replies, "num-examples")["loss"]
+        self.result: ArrayRecord | None = None
+
+    def prepare(self) -> None:
+        """What comes before: the round is configured, the clients have answered."""
+        config = ConfigRecord()
+        sent = self.strategy.configure_train(1, self.result or self.start, config, Nodes(len(self.replies)))
+        sent = sorted(sent, key=lambda message: message.metadata.dst_node_id)
+        self.pending = [Message(reply, reply_to=message) for reply, message in zip(self.replies, sent, strict=True)]
+
+    def aggregate(self) -> None:
+        """The aggregation call alone."""
+        if not self.pending:  # the timer's own look at how slow it is
+            self.prepare()
+        self.result, metrics = self.strategy.aggregate_train(1, self.pending)
+        self.pending = []
+        assert metrics is not None and metrics["loss"] == self.loss, "a reply was left out"
+
+
+def replies(start: dict[str, torch.Tensor], clients: int, *, noise: float = 0.01) -> list[RecordDict]:
+    """Trained models, each with its number of samples."""
+    records = []
+    for client in range(clients):
+        draw = torch.Generator().manual_seed(client)
+        moved = {n: a + (noise * torch.randn(a.shape, generator=draw)).to(a.dtype) for n, a in start.items()}
+        metrics = MetricRecord({"num-examples": 100 + client, "loss": float(client)})
+        records.append(RecordDict({"arrays": write(moved), "metrics": metrics}))
+    return records
+
+
+def resident(field: str) -> int:
+    """Bytes of this process in memory: ``VmRSS``, now, or ``VmHWM``, at most since :func:`forget_peak`."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def forget_peak() -> None:
+    """Start measuring the peak anew."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def at_rest() -> int:
+    """Bytes in memory when all that was freed is given back."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return resident("VmRSS")
+
+
+def memory(name: str) -> tuple[float, float]:
+    """Models held between two rounds beside what came and went, and models more at the peak of the call.
+
+    In a process of its own: what others have freed may be used again unseen.
+    """
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    model, arrays = 4 * size(), start()
+    record, given = write(arrays), replies(arrays, CLIENTS)
+    del arrays
+    empty = at_rest()
+    rounds = Rounds(STRATEGIES[name], record, given)
+    for _ in range(3):
+        rounds.prepare()
+        before = at_rest()
+        forget_peak()
+        rounds.aggregate()
+        peak = resident("VmHWM")
+    return (before - empty) / model, (peak - before) / model
+
+
+def alone(name: str) -> tuple[float, float]:
+    """:func:`memory` in a process of its own."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(memory, name).result()
+
+
+def errors(dtype: torch.dtype, clients: int = 100) -> list[str]:
+    """Largest error of the mean of 100 clients, in units of the last place of the model's own type."""
+    model = {"w": (100 + torch.randn(20_000, generator=torch.Generator().manual_seed(7))).to(dtype)}
+    given = replies(model, clients, noise=0.5)
+    values = torch.stack([read(reply["arrays"])["w"].double() for reply in given])
+    weights = torch.tensor([reply["metrics"]["num-examples"] for reply in given], dtype=torch.float64)
+    exact = (values * weights[:, None]).sum(0) / weights.sum()
+    place = 2.0 ** torch.floor(torch.log2(exact.abs())) * torch.finfo(dtype).eps
+    found = []
+    for name in ("Flower FedAvg", "fastagg FedAvg"):
+        rounds = Rounds(STRATEGIES[name], write(model), given)
+        try:
+            rounds.prepare()
+            rounds.aggregate()
+            assert rounds.result is not None
+            off = (read(rounds.result)["w"].double() - exact).abs() / place
+            found.append(f"{off.max():.2f} (mean {off.mean():.2f})")
+        except Exception as error:  # what a user of theirs would see
+            found.append(f"fails: {type(error).__name__}: {error}")
+    return found
+
+
+def report(rounds: int) -> str:
+    """Measure; a Markdown table."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    held = {name: alone(name) for name in STRATEGIES}
+    arrays = start()
+    record, given = write(arrays), replies(arrays, CLIENTS)
+    running = {name: Rounds(make, record, given) for name, make in STRATEGIES.items()}
+    for one in running.values():
+        one.prepare()
+        one.aggregate()
+    # Equal before timed; the two FedAdams are not, Flower's takes its bias correction one round further.
+    ours, own = (read(running[f"{whose} FedAvg"].result or record) for whose in ("fastagg", "Flower"))
+    for name in ours:
+        torch.testing.assert_close(ours[name], own[name].to(torch.float32))
+    timed = interleave(
+        {name: one.aggregate for name, one in running.items()},
+        before={name: one.prepare for name, one in running.items()},
+        rounds=rounds,
+        patience=60,
+    )
+    lines = [
+        f"{size():,} parameters in {len(shapes())} arrays, {CLIENTS} clients, {rounds} interleaved rounds, "
+        f"{timed.discarded} more thrown away. Memory is in models of {4 * size() / 1e6:.1f} MB.",
+        "",
+        "| strategy | s per update | least | Flower's / fastagg's | of the least | held between rounds | at the peak |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in STRATEGIES:
+        whose, rule = name.split()
+        own = f"Flower {rule}"
+        seconds, least = timed.seconds(name).p50, min(timed.samples(name))
+        ratio = timed.ratio(own, name)
+        times = f"{ratio.p50:.1f} ({ratio.p20:.1f} to {ratio.p80:.1f}) | {min(timed.samples(own)) / least:.1f}"
+        cells = [name, f"{seconds / CLIENTS:.4f}", f"{least / CLIENTS:.4f}", times if whose == "fastagg" else " | "]
+        lines.append(f"| {' | '.join(cells)} | {held[name][0]:.2f} | {held[name][1]:.2f} |")
+    lines += [
+        "",
+        "| error of the mean of 100 clients, units in the last place | Flower FedAvg | fastagg FedAvg |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| {str(d).removeprefix('torch.')} | " + " | ".join(errors(d)) + " |" for d in (torch.float16, torch.bfloat16)
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,76 @@
+"""NVIDIA FLARE's aggregation call alone: its own running sum in torch beside fastagg's aggregator, ten replies a round.
+
+python bench/integrations_nvflare.py [--rounds 9]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from integrations_common import CLIENTS, compare, model, peak_of, peaks
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+from fastagg.integrations.nvflare import Aggregator
+
+
+def theirs(kind: ParamsType) -> Callable[[], object]:
+    """What FLARE's FedAvg does with each result, and at the end of a round."""
+    current = FLModel(ParamsType.FULL, model(0))
+    reply = model(1, 1.0 if kind == ParamsType.FULL else 0.01)
+
+    def run() -> object:
+        helper = WeightedAggregationHelper()
+        for client in range(CLIENTS):
+            helper.add(reply, 5.0, str(client), 0)
+        return FLModelUtils.update_model(current, FLModel(kind, helper.get_result()))
+
+    return run
+
+
+def ours(algorithm: str, kind: ParamsType) -> Callable[[], object]:
+    """The same through accept_model and aggregate_model."""
+    aggregator, number = Aggregator(algorithm), 0
+    current = model(0)
+    aggregator._traffic.start(current)
+    reply = model(1, 1.0 if kind == ParamsType.FULL else 0.01)
+
+    def run() -> object:
+        nonlocal number, current
+        number += 1
+        for client in range(CLIENTS):
+            aggregator.sent(str(client), FLModel(ParamsType.FULL, current, current_round=number))
+        for client in range(CLIENTS):
+            meta = {"client_name": str(client), "NUM_STEPS_CURRENT_ROUND": 5}
+            aggregator.accept_model(FLModel(kind, dict(reply), current_round=number, meta=meta))
+        current = aggregator.aggregate_model().params
+        return current
+
+    return run
+
+
+CANDIDATES = {
+    "FLARE, whole models": lambda: theirs(ParamsType.FULL),
+    "FLARE, differences": lambda: theirs(ParamsType.DIFF),
+    "fastagg FedAvg, whole models": lambda: ours("FedAvg", ParamsType.FULL),
+    "fastagg FedAvg, differences": lambda: ours("FedAvg", ParamsType.DIFF),
+    "fastagg FedAMS, differences": lambda: ours("FedAMS", ParamsType.DIFF),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--peak")
+    args = parser.parse_args()
+    if args.peak:
+        peak_of(CANDIDATES[args.peak]())
+        return
+    memory = peaks(__file__, list(CANDIDATES))
+    print(compare({name: make() for name, make in CANDIDATES.items()}, CLIENTS, args.rounds, memory))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A Flower app on fastagg: the clients are plain Flower."""

@@ -1,0 +1,44 @@
+"""Other frameworks on fastagg's servers. Each room imports its framework, and nothing else in the package does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import cast
+
+from fastagg import algorithms
+from fastagg.errors import ConfigError, MissingDependency
+from fastagg.server import Server
+
+
+def require(package: str, least: str, extra: str) -> None:
+    """Whether ``package`` is installed and new enough.
+
+    Raises:
+        MissingDependency: it is not, and what to install.
+    """
+    advice = f"fastagg's {extra} integration needs {package} {least} or newer: pip install 'fastagg[{extra}]'"
+    try:
+        found = version(package)
+    except PackageNotFoundError:
+        raise MissingDependency(f"{package} is not installed. {advice}") from None
+    if _numbers(found) < _numbers(least):
+        raise MissingDependency(f"{package} {found} is too old. {advice}")
+
+
+def preset(name: object) -> Callable[..., Server]:
+    """The preset called ``name``, as configuration files say it.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = vars(algorithms).get(name) if isinstance(name, str) and not name.startswith("_") else None
+    if getattr(found, "__module__", None) != algorithms.__name__:
+        raise ConfigError(f"algorithm: expected one of fastagg's presets, as 'FADAS', got {name!r}")
+    return cast("Callable[..., Server]", found)
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    found = re.match(r"\d+(\.\d+)*", release)
+    return tuple(int(part) for part in found.group().split(".")) if found else ()

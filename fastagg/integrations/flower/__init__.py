@@ -1,0 +1,19 @@
+"""Flower on fastagg: strategies whose server state and arithmetic are a :class:`fastagg.Server`'s.
+
+:class:`SyncStrategy` and :class:`AsyncStrategy` are for Flower's current API (``flwr.serverapp.strategy``),
+:class:`ClassicStrategy` is for the one before (``flwr.server.strategy``).
+
+Raises:
+    MissingDependency: flwr is not installed, or too old.
+"""
+
+from fastagg.integrations import require
+
+require("flwr", "1.41", "flower")
+
+from fastagg.integrations.flower.asynchronous import AsyncStrategy  # noqa: E402
+from fastagg.integrations.flower.classic import ClassicStrategy  # noqa: E402
+from fastagg.integrations.flower.records import read, write  # noqa: E402
+from fastagg.integrations.flower.synchronous import SyncStrategy  # noqa: E402
+
+__all__ = ["AsyncStrategy", "ClassicStrategy", "SyncStrategy", "read", "write"]

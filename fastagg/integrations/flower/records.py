@@ -1,0 +1,106 @@
+"""Flower's arrays, which travel as .npy files in bytes, as tensors and back."""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord
+from torch import Tensor
+
+from fastagg.errors import DTypeMismatch, ShapeMismatch
+
+NUMPY = "numpy.ndarray"  # Flower's name for .npy bytes
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+_LONGEST_HEADER = 65_536
+
+with warnings.catch_warnings():
+    # Tensors on bytes warn, once in a process, that nobody must write to them. Nobody does.
+    warnings.simplefilter("ignore")
+    torch.frombuffer(b"\0", dtype=torch.uint8)
+
+
+def read(record: Mapping[str, Array]) -> dict[str, Tensor]:
+    """The tensors of an ArrayRecord by name, read where they lie: read them, do not write to them.
+
+    Unlike ``ArrayRecord.to_torch_state_dict`` it makes no copies and knows bfloat16.
+
+    Raises:
+        ShapeMismatch: an array's bytes are damaged, or not those of its shape.
+        DTypeMismatch: an array's bytes hold no numbers, or are of another kind than .npy's.
+    """
+    return {name: tensor(array, f"array {name!r}") for name, array in record.items()}
+
+
+def write(arrays: Mapping[str, Any] | Iterable[Any]) -> ArrayRecord:
+    """An ArrayRecord of tensors or NumPy arrays by name (a list's names are "0", "1", ...), each in its own dtype."""
+    if not isinstance(arrays, Mapping):
+        arrays = {str(i): array for i, array in enumerate(arrays)}
+    return ArrayRecord({name: _array(array) for name, array in arrays.items()})
+
+
+def tensor(array: Array, label: str = "array") -> Tensor:
+    """One array; see :func:`read`."""
+    if array.stype != NUMPY:
+        raise DTypeMismatch(f"{label}: expected {NUMPY} bytes, got {array.stype!r}")
+    return from_npy(array.data, array.dtype, label)
+
+
+def from_npy(data: bytes, dtype: str = "", label: str = "array") -> Tensor:
+    """The tensor in the bytes of an .npy file, sharing their memory. ``dtype`` tells what the header cannot."""
+    length = 10 + int.from_bytes(data[8:10], "little") if data[6:7] == b"\x01" else _LONGEST_HEADER
+    try:
+        shape, columns_first, kind, start = _header(data[:length])
+    except (ValueError, LookupError, TypeError, SyntaxError) as error:
+        raise ShapeMismatch(f"{label}: these are not the bytes of an .npy file: {error}") from None
+    # NumPy itself has no bfloat16: in a file its elements are two bytes without a meaning.
+    name = "bfloat16" if kind.str.endswith("V2") and dtype == "bfloat16" else kind.name
+    theirs = getattr(torch, name, None)
+    if not isinstance(theirs, torch.dtype):
+        raise DTypeMismatch(f"{label}: expected numbers, got dtype {kind}")
+    count = math.prod(shape)
+    if min(shape, default=0) < 0 or len(data) - start != count * kind.itemsize:
+        raise ShapeMismatch(f"{label}: {list(shape)} of {kind} in {len(data) - start} bytes")
+    if count == 0:
+        return torch.empty(shape, dtype=theirs)
+    if not kind.isnative:
+        swapped = np.frombuffer(data, kind, count, start).astype(kind.newbyteorder("="))
+        flat = torch.from_numpy(swapped)
+    else:
+        flat = torch.frombuffer(data, dtype=theirs, count=count, offset=start)
+    return flat.view(shape[::-1]).permute(*range(len(shape) - 1, -1, -1)) if columns_first else flat.view(shape)
+
+
+@lru_cache(maxsize=4096)  # every client's headers are the same ones, and Python's parser takes longer than the kernels
+def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    head = io.BytesIO(data)
+    shape, columns_first, kind = _HEADERS[np.lib.format.read_magic(head)](head)
+    return shape, columns_first, kind, head.tell()
+
+
+def to_npy(array: Any) -> tuple[str, tuple[int, ...], bytes]:
+    """A tensor or NumPy array as its dtype's name, its shape, and the bytes of an .npy file."""
+    if not isinstance(array, Tensor):
+        array = np.ascontiguousarray(array)
+        name, kind, shape, body = array.dtype.name, array.dtype.str, array.shape, array.reshape(-1).view(np.uint8)
+    else:
+        array = array.detach().cpu().contiguous()
+        name, shape = str(array.dtype).removeprefix("torch."), tuple(array.shape)
+        body = array.view(-1).view(torch.uint8).numpy()
+        kind = "<V2" if name == "bfloat16" else np.dtype(name).str
+    if name == "bfloat16":
+        kind = "<V2"
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, {"descr": kind, "fortran_order": False, "shape": tuple(shape)})
+    return name, tuple(shape), b"".join((head.getvalue(), body.data))
+
+
+def _array(array: Any) -> Array:
+    name, shape, data = to_npy(array)
+    return Array(dtype=name, shape=shape, stype=NUMPY, data=data)

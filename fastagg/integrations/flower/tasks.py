@@ -1,0 +1,137 @@
+"""What every strategy here does with one reply: check it, fold it into the server, say what happened."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from torch import Tensor
+
+from fastagg.dispatch import Dispatch, Receipt
+from fastagg.errors import ConfigError, FastaggError, ShapeMismatch, UnknownVersion
+from fastagg.integrations.flower.records import read, write
+from fastagg.server import Server
+
+log = logging.getLogger("flwr.fastagg")  # under Flower's own logger: shown where its lines are
+
+NOTE = "fastagg"  # the ConfigRecord that travels with every model and may be sent back with the answer
+CONTROL = "control"  # the ArrayRecord of FedAC's control variate, there and back
+_AT_ONCE = 4  # replies asked for in one call: no more of them are ever in memory
+
+# Clients in a synchronous round are Flower's to choose: it ends with its replies, never because it is full.
+OPEN = 2**31 - 1
+
+Make = Callable[..., Server]
+
+
+def made(make: Make | Server, model: Any, **settings: Any) -> Server:
+    """The server that ``make``, a preset or a :func:`functools.partial` of one, builds for a model.
+
+    Raises:
+        ConfigError: it is neither, or lacks a setting.
+    """
+    if isinstance(make, Server):
+        return make
+    try:
+        server = make(model, **settings)
+    except TypeError as error:
+        raise ConfigError(f"server: expected a fastagg preset with its settings (functools.partial): {error}") from None
+    if not isinstance(server, Server):
+        raise ConfigError(f"server: expected a fastagg.Server or a preset, got {type(server).__name__}")
+    return server
+
+
+def model(server: Server) -> ArrayRecord:
+    """The server's model as it goes out, every array in the dtype it came in."""
+    arrays = server.parameters()
+    return write([arrays] if isinstance(arrays, Tensor) else arrays)
+
+
+def note(task: Dispatch) -> ConfigRecord:
+    """What a client is told beside the model."""
+    record = ConfigRecord({"version": task.version})
+    if task.local_steps is not None:
+        record["local-steps"] = task.local_steps
+    return record
+
+
+def content(task: Dispatch, arrays: ArrayRecord, config: ConfigRecord, keys: tuple[str, str]) -> RecordDict:
+    """A task as a client gets it: model, the user's own settings, and fastagg's note."""
+    records: dict[str, Any] = {keys[0]: arrays, keys[1]: config, NOTE: note(task)}
+    if task.control is not None:
+        records[CONTROL] = write([task.control])
+    return RecordDict(records)
+
+
+def fold(server: Server, task: Dispatch, reply: RecordDict, samples: str) -> Receipt:
+    """Fold one reply into the server.
+
+    It holds one ArrayRecord: the trained model, or what the reply's own note calls ``kind``: ``delta``, ``gradient``.
+    A note that was sent back must name the version that was sent.
+
+    Args:
+        samples: key, in a MetricRecord, of the client's number of samples.
+
+    Raises:
+        FastaggError: the reply is refused; the server is as it was.
+    """
+    told = reply.config_records.get(NOTE, {})
+    version, kind = told.get("version", task.version), told.get("kind", "model")
+    if version != task.version:
+        raise UnknownVersion(f"it is from version {version}, its task was version {task.version}")
+    sent = {key: record for key, record in reply.array_records.items() if key != CONTROL}
+    if len(sent) != 1:
+        raise ShapeMismatch(f"expected one ArrayRecord, got {sorted(sent)}")
+    named = read(next(iter(sent.values())))
+    form = server.layout.form
+    arrays: Any = named if form in ("module", "state_dict") else list(named.values())
+    if form == "flat":
+        arrays = arrays[0] if len(arrays) == 1 else arrays
+    counts = [metrics[samples] for metrics in reply.metric_records.values() if samples in metrics]
+    count = counts[0] if counts else None
+    control = next(iter(read(reply.array_records.get(CONTROL, {})).values()), None)
+    if kind == "model" and control is None:
+        return server.receive_model(task, arrays, count)
+    update, kind = (task.delta(arrays), "delta") if kind == "model" else (arrays, str(kind))
+    return server.receive(task.client, update, task.version, count, kind=kind, control=control)
+
+
+def take(server: Server, task: Dispatch, node: int, message: Message, samples: str) -> Receipt | None:
+    """Fold in a node's answer to its task; or give the task up, say why, and return None."""
+    if message.has_error():
+        log.warning("fastagg: node %d failed: error %d: %s", node, message.error.code, message.error.reason)
+    else:
+        try:
+            return fold(server, task, message.content, samples)
+        except FastaggError as error:
+            log.warning("fastagg: dropped the reply of node %d: %s: %s", node, type(error).__name__, error)
+    server.forget(task.client, task.version)
+    return None
+
+
+def metrics_of(reply: RecordDict) -> RecordDict:
+    """A reply without its arrays, which need not stay."""
+    return RecordDict(dict(reply.metric_records))
+
+
+def averaged(
+    average: Callable[[list[RecordDict], str], MetricRecord], replies: list[RecordDict], samples: str
+) -> MetricRecord | None:
+    """Flower's average of the clients' metrics; None, and a line in the log, where it cannot be had."""
+    try:
+        return average(replies, samples) if replies else None
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+        log.warning("fastagg: the clients' metrics could not be averaged: %s: %s", type(error).__name__, error)
+        return None
+
+
+def pull(grid: Any, message_ids: Iterable[str]) -> Iterator[Message]:
+    """The replies that are there, few in memory at a time."""
+    left = iter(list(message_ids))
+    while some := list(islice(left, _AT_ONCE)):
+        waiting = list(grid.pull_messages(some))
+        while waiting:
+            yield waiting.pop(0)

@@ -1,0 +1,57 @@
+"""pfl-research on fastagg: a central optimizer. pfl averages a cohort itself; what follows is one fused step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import fastagg
+from fastagg.integrations import require
+
+require("pfl", "0.6.0", "pfl")
+
+
+class CentralOptimizer(torch.optim.Optimizer):
+    """Any fastagg optimizer as pfl's ``central_optimizer``.
+
+    pfl puts the cohort's mean difference, negated, where gradients are, and steps. Moments and the fp32 model live
+    here; parameters of another type get its rounded values. A learning-rate scheduler works as usual.
+
+    Args:
+        module: the model; what does not train is left alone.
+        optimizer: fastagg.SGD, Momentum, Adam, AMSGrad, Yogi or Adagrad, with its settings.
+
+    Raises:
+        FastaggError: the model or a setting is refused; from ``step``, the mean is (NaN), and nothing changed.
+    """
+
+    def __init__(self, module: torch.nn.Module, optimizer: fastagg.AMSGrad | Any) -> None:
+        self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.server = fastagg.Server(self._trained, fastagg.Cohort(1, kind="gradient"), optimizer)
+        super().__init__(self._trained.values(), {"lr": optimizer.lr})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """One server step along the mean difference."""
+        self.server.optimizer = replace(self.server.optimizer, lr=self.param_groups[0]["lr"])
+        task = self.server.dispatch("cohort")
+        mean = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self._trained.items()}
+        try:
+            self.server.receive(task.client, mean, task.version)
+        finally:
+            self.server.forget(task.client)
+        for parameter, value in zip(self._trained.values(), self.server.parameters().values(), strict=True):
+            parameter.copy_(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """torch's own, with the server's state."""
+        return {**super().state_dict(), "fastagg": self.server.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from :meth:`state_dict`."""
+        state = dict(state_dict)
+        self.server.load_state_dict(state.pop("fastagg"))
+        super().load_state_dict(state)

@@ -1,0 +1,151 @@
+"""Clients that are in flight together train together: one batched step instead of one small step each.
+
+What a client was sent is fixed when it is sent, and its batches are drawn from (seed, client, dispatch), so training it
+early changes nothing but rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fastagg.sim import stacked
+from fastagg.sim.client import LocalTrainer, LocalWork
+from fastagg.sim.data.federated import Samples
+from fastagg.sim.seeds import generator
+
+if TYPE_CHECKING:
+    from fastagg.sim.schedule import Job
+
+# What a stack holds at most, in bytes of parameters: a few copies of it are alive at a time.
+STACK = 256 * 2**20
+PADDING = 1.5  # longest over shortest batch in a stack of convolutional models
+LARGE = 1_000_000  # parameters above which a step is bound by arithmetic and memory, not by the calls it takes
+
+
+def refusal(module: nn.Module, work: LocalWork, clients: Sequence[Samples]) -> str | None:
+    """Why clients cannot train in batches; None if they can."""
+    if any(samples.augment is not None for samples in clients):
+        return "the data is augmented"
+    if work.optimizer != "sgd":
+        return f"the local optimizer is {work.optimizer}"
+    size = sum(p.numel() for p in module.parameters())
+    if size > LARGE:
+        return f"the model is large ({size:,} parameters): batching would not pay"
+    return stacked.refusal(module)
+
+
+class BatchedTrainer:
+    """Trains a group of jobs in one go; the same update for each as :class:`LocalTrainer`'s up to rounding.
+
+    Args:
+        module: the architecture; its weights are not used.
+        work: the local work.
+        seed: of the batches.
+        clients: every client's samples.
+        gradients: whether clients send one gradient instead of a delta.
+    """
+
+    def __init__(
+        self, module: nn.Module, work: LocalWork, seed: int, clients: Sequence[Samples], *, gradients: bool
+    ) -> None:
+        self._module, self._work, self._seed, self._gradients = module.train(), work, seed, gradients
+        self._trainer = LocalTrainer(module, work, seed)  # for its batches
+        self._sizes = [len(samples) for samples in clients]
+        self._starts = torch.tensor([0, *self._sizes]).cumsum(0)[:-1]
+        self._x = torch.cat([samples.x for samples in clients])
+        self._y = torch.cat([samples.y for samples in clients])
+        self._shapes = {name: p.shape for name, p in module.named_parameters()}
+        self._ends = torch.tensor([p.numel() for p in module.parameters()]).cumsum(0).tolist()
+        self._buffers = [name for name, _ in module.named_buffers()]
+        self._heavy = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
+        self.most = max(1, STACK // (4 * max(1, self._ends[-1])))
+
+    def train(self, jobs: Sequence[Job]) -> list[Any]:
+        """The jobs' updates, in their order, in the form ``Server.receive`` takes."""
+        plans = [self._plan(job) for job in jobs]
+        updates: list[Any] = [None] * len(jobs)
+        for group in self._groups([max(map(len, plan), default=0) for plan in plans]):
+            found = self._train([jobs[i] for i in group], [plans[i] for i in group])
+            for i, update in zip(group, found, strict=True):
+                updates[i] = update
+        return updates
+
+    def _groups(self, lengths: list[int]) -> list[list[int]]:
+        """Which jobs share a stack. Padding costs arithmetic: where that counts, batches are of similar lengths."""
+        order = sorted(range(len(lengths)), key=lambda i: lengths[i])
+        groups: list[list[int]] = []
+        for i in order:
+            fits = groups and len(groups[-1]) < self.most
+            if fits and (not self._heavy or lengths[i] <= PADDING * lengths[groups[-1][0]]):
+                groups[-1].append(i)
+            else:
+                groups.append([i])
+        return groups
+
+    def _train(self, jobs: Sequence[Job], plans: list[list[Tensor]]) -> list[Any]:
+        # Longest first: those that still train are always the first rows of the stack.
+        order = sorted(range(len(jobs)), key=lambda i: -len(plans[i]))
+        group, plans = [jobs[i] for i in order], [plans[i] for i in order]
+        start = torch.stack([job.task.flat for job in group])  # [clients, d]
+        flat = start.clone()
+        params = [job.task.params for job in group] if self._buffers else []
+        buffers = {name: torch.stack([p[name] for p in params]) for name in self._buffers}
+        rates = [self._work.lr * self._work.lr_decay**job.number for job in group]
+        lr = torch.tensor(rates, device=flat.device).unsqueeze(1)
+        velocity = torch.zeros_like(flat) if self._work.momentum else None
+        gradient = torch.zeros_like(flat)
+        for step in range(len(plans[0])):
+            live = sum(len(plan) > step for plan in plans)
+            gradient = self._gradient(flat[:live], buffers, live, [plan[step] for plan in plans[:live]])
+            if self._work.weight_decay:
+                gradient.add_(flat[:live], alpha=self._work.weight_decay)
+            if self._gradients:
+                break
+            if self._work.mu:
+                gradient.add_(flat[:live] - start[:live], alpha=self._work.mu)
+            if velocity is not None:
+                gradient = velocity[:live].mul_(self._work.momentum).add_(gradient)
+            flat[:live].addcmul_(gradient, lr[:live], value=-1.0)
+        updates: list[Any] = [None] * len(jobs)
+        for row, i in enumerate(order):
+            trained = {name: buffers[name][row] for name in self._buffers}
+            update = jobs[i].task.delta({**self._views(flat[row]), **trained})
+            updates[i] = {**update, **self._views(gradient[row])} if self._gradients else update
+        return updates
+
+    def _plan(self, job: Job) -> list[Tensor]:
+        """Indices into all samples of every batch the job trains on."""
+        rng = generator(self._seed, "batches", job.client, job.number)
+        steps = 1 if self._gradients else job.task.local_steps
+        first = self._starts[job.client]
+        return [index + first for index in self._trainer.batches(self._sizes[job.client], steps, rng)]
+
+    def _gradient(self, flat: Tensor, buffers: dict[str, Tensor], live: int, batches: list[Tensor]) -> Tensor:
+        """Gradients of each client's own mean loss on its own batch, [live, d]."""
+        longest = max(len(batch) for batch in batches)
+        index = torch.zeros(live, longest, dtype=torch.int64)
+        keep = torch.zeros(live, longest)
+        for row, batch in enumerate(batches):
+            index[row, : len(batch)] = batch
+            keep[row, : len(batch)] = 1.0
+        index, keep = index.to(flat.device), keep.to(flat.device)
+        leaf = flat.detach().requires_grad_()
+        weights = {**self._views(leaf), **{name: buffer[:live] for name, buffer in buffers.items()}}
+        logits = stacked.forward(self._module, self._x[index], weights, keep)
+        losses = functional.cross_entropy(logits.flatten(0, 1), self._y[index].flatten(), reduction="none")
+        share = keep / keep.sum(dim=1, keepdim=True)
+        (gradient,) = torch.autograd.grad((losses.view_as(share) * share).sum(), leaf)
+        return gradient
+
+    def _views(self, flat: Tensor) -> dict[str, Tensor]:
+        """A vector [..., d] cut into parameters [..., *shape]."""
+        starts = [0, *self._ends[:-1]]
+        return {
+            name: flat[..., first:last].unflatten(-1, shape) if shape else flat[..., first]
+            for (name, shape), first, last in zip(self._shapes.items(), starts, self._ends, strict=True)
+        }

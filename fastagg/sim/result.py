@@ -1,0 +1,43 @@
+"""What a run ends with, in memory and read back from its folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastagg.sim import output
+from fastagg.sim.config import Config
+from fastagg.sim.metrics import Row
+
+
+@dataclass(frozen=True)
+class Result:
+    """One finished (or interrupted) run.
+
+    Attributes:
+        config: what was run.
+        rows: the lines of metrics.csv.
+        summary: what summary.json holds.
+        unit: the meaning of 1.0 of virtual time.
+        delays: how many updates had which delay in server versions, as in delays.csv.
+    """
+
+    config: Config
+    rows: list[Row]
+    summary: dict[str, Any]
+    unit: str
+    delays: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return self.config.label or self.config.name
+
+
+def read(out: Path, config: Config) -> Result | None:
+    """Return the run of ``config`` that ended in ``out``; None when none has. DataError when a file is damaged."""
+    summary = output.read_summary(out / "summary.json")
+    if summary is None:
+        return None
+    rows = output.read_metrics(out / "metrics.csv")
+    return Result(config, rows, summary, summary["time_unit"], output.read_delays(out / "delays.csv"))

@@ -1,0 +1,38 @@
+"""A FLARE client of the tests: the example's training, and misbehaviour by name of site."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import nvflare.client as flare
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "nvflare"))  # in the simulator the job brings it along
+
+from client import Trainer
+
+
+def main() -> None:
+    flare.init()
+    site = flare.get_site_name()
+    trainer = Trainer(site)
+    turn = 0
+    while flare.is_running():
+        task = flare.receive()
+        if task is None:
+            break
+        reply = trainer.answer(task)
+        if site == "site-2" and turn in (1, 2, 3):
+            reply.params = {name: value * torch.nan for name, value in reply.params.items()}
+        if site == "site-3" and turn > 0:
+            reply.params["more"] = torch.zeros(3)
+        if site == "site-4" and turn == 1:
+            time.sleep(11)  # away, beyond its task's timeout, and back
+        turn += 1
+        flare.send(reply)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""FLARE components of the tests: servers that keep what they received, so that it can be played again."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
+
+from fastagg.integrations.nvflare import Aggregator, AsyncController, Traffic
+
+
+def record(traffic: Traffic, path: str) -> None:
+    """Append every update that ``traffic``'s server takes to a file, with the first model and the last."""
+    server, receive_model = traffic.server, traffic.server.receive_model
+    kept: dict[str, Any] = {"first": server.state_dict(), "updates": []}
+
+    def recording(task: Any, trained: Any, weight: Any) -> Any:
+        receipt = receive_model(task, trained, weight)
+        kept["updates"].append((task.client, task.version, task.delta(trained), weight))
+        kept["last"] = server.state_dict()
+        torch.save(kept, path)
+        return receipt
+
+    server.receive_model = recording  # type: ignore[method-assign]
+
+
+class RecordedAggregator(Aggregator):
+    def sent(self, client: str, model: Any) -> None:
+        first = not hasattr(self._traffic, "server")
+        super().sent(client, model)
+        if first:
+            record(self._traffic, os.environ["FASTAGG_TEST_RECORD"])
+
+
+class RecordedController(AsyncController):
+    def handle_event(self, event_type: str, fl_ctx: Any) -> None:
+        super().handle_event(event_type, fl_ctx)
+        if event_type == AppEventType.INITIAL_MODEL_LOADED:
+            self._traffic.start(fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)["weights"])
+            record(self._traffic, os.environ["FASTAGG_TEST_RECORD"])

@@ -1,0 +1,88 @@
+"""A Flower grid inside one process: nodes are functions, and time passes when the strategy asks for replies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fastagg.integrations.flower import read, write
+
+TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0  # Flower sets them in its own processes
+
+Train = Callable[[Message], "RecordDict | Error | None"]
+
+
+class FakeGrid(Grid):
+    """Nodes answer with ``train(message)`` after ``delay(node)`` pulls; None is never answered.
+
+    Attributes:
+        nodes: who is online.
+        log: (node, what went out, message id) in order.
+    """
+
+    def __init__(self, train: Train, nodes: Iterable[int], delay: Callable[[int], int] = lambda node: 0) -> None:
+        self.train, self.nodes, self.delay = train, list(nodes), delay
+        self.log: list[tuple[int, Message]] = []
+        self.replies: dict[str, tuple[int, Message]] = {}
+        self.asked: list[int] = []  # number of ids in each pull
+        self.now = 0
+
+    def set_run(self, run: object) -> None: ...
+
+    @property
+    def run(self) -> object:
+        return None
+
+    def create_message(self, *args: object, **more: object) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            ids.append(f"m{len(self.log)}")
+            message.metadata.__dict__["_message_id"] = ids[-1]
+            node = message.metadata.dst_node_id
+            self.log.append((node, message))
+            answer = self.train(message)
+            if answer is not None:
+                back = Message(answer, reply_to=message)
+                if isinstance(answer, Error) and answer.code == 5:  # not the node's words but the SuperLink's
+                    back.metadata.__dict__["_src_node_id"] = 0
+                self.replies[ids[-1]] = (self.now + self.delay(node), back)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        ids = list(message_ids)
+        self.asked.append(len(ids))
+        self.now += 1
+        due = [i for i in ids if i in self.replies and self.replies[i][0] < self.now]
+        return [self.replies.pop(i)[1] for i in due]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        raise AssertionError("replies would all be in memory at once")
+
+
+def model(message: Message) -> dict[str, torch.Tensor]:
+    """The model in a message, as tensors of its own."""
+    return {name: array.clone() for name, array in read(message.content["arrays"]).items()}
+
+
+def trained(message: Message, step: float | None = None, samples: int = 10, **note: str | int) -> RecordDict:
+    """What a Flower client sends back: its parameters moved by a step that depends on the node and the version."""
+    node, version = message.metadata.dst_node_id, message.content["fastagg"]["version"]
+    step = 0.1 * node + 0.013 * version if step is None else step
+    arrays = {n: a + step if a.is_floating_point() else a + 1 for n, a in model(message).items()}
+    return reply(arrays, samples, loss=float(node), **note)
+
+
+def reply(arrays: dict[str, torch.Tensor], samples: int = 10, loss: float = 0.0, **note: str | int) -> RecordDict:
+    """Arrays, metrics, and a note if there is something in it."""
+    records = {"arrays": write(arrays), "metrics": MetricRecord({"num-examples": samples, "loss": loss})}
+    return RecordDict({**records, "fastagg": ConfigRecord(dict(note))} if note else records)

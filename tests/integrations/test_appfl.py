@@ -1,0 +1,269 @@
+"""APPFL 1.12: the aggregators by themselves, with its schedulers, and in its virtual-time simulator on real digits."""
+
+from __future__ import annotations
+
+import gc
+import importlib.machinery
+import logging
+import re
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+pytest.importorskip("appfl")
+pytest.importorskip("sklearn")
+
+from appfl.algorithm.scheduler import AsyncScheduler, SyncScheduler
+from appfl.misc.utils import create_instance_from_file
+from omegaconf import OmegaConf
+from replay import play
+
+import fastagg
+from fastagg.integrations.appfl import Aggregator, SyncAggregator
+from fastagg.sim.data import digits
+
+BY_PATH = Path(fastagg.__file__).parent / "integrations" / "appfl.py"
+
+
+def agents() -> Any:
+    """APPFL's agents. They import torchvision, whose wheel asks for CUDA's torch, without using any of it here."""
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError):
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        for name in ("", ".models", ".transforms", ".datasets", ".datasets.utils"):
+            sys.modules[f"torchvision{name}"] = stub = MagicMock()
+            stub.__spec__, stub.__path__ = importlib.machinery.ModuleSpec(f"torchvision{name}", None), []
+    import appfl.agent
+
+    return appfl.agent
+
+
+def made(algorithm: str = "FedBuff", kind: type[Aggregator] = Aggregator, **settings: Any) -> Aggregator:
+    config = OmegaConf.create({"algorithm": algorithm, "num_clients": 3, "settings": settings})
+    return kind(aggregator_configs=config)
+
+
+MODEL = {"w": torch.zeros(3, 2), "bn.running_mean": torch.zeros(3), "bn.num_batches_tracked": torch.tensor(4)}
+
+
+def upload(value: float, model: dict[str, torch.Tensor] | None = None, **changes: Any) -> dict[str, Any]:
+    return {**{k: v + torch.tensor(value).to(v.dtype) for k, v in (model or MODEL).items()}, **changes}
+
+
+def begun(caplog: pytest.LogCaptureFixture, algorithm: str = "FedBuff", **settings: Any) -> Aggregator:
+    caplog.set_level(logging.INFO)
+    aggregator = made(algorithm, **{"buffer_size": 2, **settings} if algorithm == "FedBuff" else settings)
+    aggregator._start(MODEL)
+    aggregator.get_parameters()  # to all three
+    return aggregator
+
+
+def test_without_a_model_the_first_upload_is_one(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    aggregator = made("FedBuff", buffer_size=1)
+    with pytest.raises(fastagg.ConfigError, match="no model yet"):
+        aggregator.get_parameters()
+    sent = aggregator.aggregate("a", upload(1.0))
+    assert torch.equal(sent["w"], torch.ones(3, 2)) and "client a: its upload is the model to start from" in caplog.text
+    other = aggregator.aggregate("b", upload(5.0))  # trained from who knows what
+    assert torch.equal(other["w"], torch.ones(3, 2)) and "b: refused: this server never sent it a model" in caplog.text
+    assert torch.equal(aggregator.aggregate("b", upload(2.0, other))["w"], torch.full((3, 2), 3.0))
+    assert torch.equal(sent["w"], torch.ones(3, 2))  # what a client holds does not change
+
+
+def test_the_initial_model_goes_to_clients_without_names(caplog: pytest.LogCaptureFixture) -> None:
+    aggregator = begun(caplog)
+    aggregator.aggregate("a", upload(1.0))
+    assert torch.equal(aggregator.aggregate("b", upload(3.0))["w"], torch.full((3, 2), 2.0))
+    aggregator.aggregate("c", upload(4.0))  # from version 0 still
+    assert "client c: update from version 0 taken, delay 1" in caplog.text
+    sent = aggregator.get_parameters(client_id="d")
+    model = aggregator.aggregate("d", upload(2.0, sent))
+    assert torch.equal(model["w"], torch.full((3, 2), 5.0))  # 2 + (4 + 2)/2
+    assert torch.equal(model["bn.num_batches_tracked"], torch.tensor(9))
+
+
+BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "shape": (upload(1.0, w=torch.zeros(2, 2)), {}, r"'w'.*expected shape \[3, 2\], got \[2, 2\]"),
+    "name": (upload(1.0, more=torch.zeros(2)), {}, "unknown 'more'"),
+    "NaN": (upload(float("nan"), **{"bn.num_batches_tracked": torch.tensor(4)}), {}, "NaN"),
+    "old version": (upload(1.0), {"version": 7}, "trained from version 7, but it was last sent 0"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_upload_changes_nothing_and_is_logged(what: str, caplog: pytest.LogCaptureFixture) -> None:
+    bad, meta, words = BAD[what]
+    aggregator = begun(caplog)
+    aggregator.aggregate("a", upload(1.0))
+    before = aggregator.server.state_dict()["direction"]["acc"]
+    answer = aggregator.aggregate("a", bad, **meta)  # a has the current model, which is still version 0
+    assert caplog.records[-1].levelname == "WARNING"
+    assert re.search(f"client a: refused: .*{words}", caplog.text)
+    assert torch.equal(answer["w"], MODEL["w"])
+    assert torch.equal(aggregator.server.state_dict()["direction"]["acc"], before)
+    assert aggregator.aggregate("a", upload(3.0))["w"].mean() == 2.0
+
+
+def test_the_same_upload_twice_counts_once(caplog: pytest.LogCaptureFixture) -> None:
+    aggregator = begun(caplog, "FedAsync", alpha=0.5, policy="constant")
+    for _ in range(3):
+        model = aggregator.aggregate("a", upload(2.0))
+    assert torch.equal(model["w"], torch.ones(3, 2)) and aggregator.server.version == 1
+    assert caplog.text.count("the same upload came before") == 2
+
+
+def test_a_client_that_died_holds_nothing_up(caplog: pytest.LogCaptureFixture) -> None:
+    aggregator = begun(caplog, "FedAsync")
+    aggregator.get_parameters(client_id="dead")
+    model = aggregator.get_parameters(client_id="b")
+    for step in range(3):
+        model = aggregator.aggregate("b", upload(1.0 + step, model))
+    back = aggregator.get_parameters(client_id="dead")  # it starts again, from the newest
+    aggregator.aggregate("dead", upload(1.0, back))
+    assert "client dead: update from version 3 taken, delay 0" in caplog.text
+
+
+def test_a_restart_counts_nothing_twice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    config = {"algorithm": "FADAS", "num_clients": 2, "checkpoint": str(tmp_path / "s.pt"), "save_every": 1}
+    config["settings"] = {"buffer_size": 1}
+    model = torch.nn.Linear(2, 2)
+    before = Aggregator(model, OmegaConf.create(config))
+    start = before.get_parameters()
+    before.aggregate("a", upload(1.0, start))
+    after = Aggregator(model, OmegaConf.create(config))
+    assert after.server.version == 1 and torch.equal(after.server.flat, before.server.flat)
+    for client in "ab":  # one was counted before, of the other nobody knows the base
+        sent = after.aggregate(client, upload(1.0, start))
+        assert f"client {client}: refused: this server never sent it a model" in caplog.text
+    after.aggregate("b", upload(2.0, sent))
+    assert after.server.version == 2
+
+
+def test_rules_that_know_their_clients_and_take_gradients(caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"lr": 1.0, "num_clients": 2, "warmup": "partial"}
+    config = {"algorithm": "ACE", "client_ids": ["a", "b"], "settings": settings}
+    aggregator = Aggregator(aggregator_configs=config)
+    aggregator._start({"w": torch.zeros(3)})
+    aggregator.get_parameters()
+    assert torch.equal(aggregator.aggregate("b", {"w": torch.ones(3)})["w"], -torch.ones(3))
+    with pytest.raises(fastagg.UnknownClient, match="client_ids"):
+        aggregator.get_parameters(client_id="c")
+    for wrong in ({}, {"algorithm": "Server"}, {"algorithm": 3}):
+        with pytest.raises(fastagg.ConfigError, match="algorithm: expected one of fastagg's presets"):
+            Aggregator(aggregator_configs=wrong)
+
+
+@pytest.mark.parametrize("own_file", [True, False])
+def test_aggregator_path(own_file: bool, tmp_path: Path) -> None:
+    """As APPFL's server agent loads it: by file and name, with its logger, and without the model."""
+    path = tmp_path / "aggregator.py"
+    path.write_text("from fastagg.integrations.appfl import Aggregator\n")
+    (tmp_path / "net.py").write_text("import torch\n\n\nclass Net(torch.nn.Linear):\n    pass\n")
+    where = {"model_path": str(tmp_path / "net.py"), "model_name": "Net"}
+    where["model_kwargs"] = {"in_features": 3, "out_features": 2}
+    config = OmegaConf.create({"algorithm": "FADAS", "num_clients": 2, "settings": {"betas": [0.9, 0.99]}, **where})
+    aggregator = create_instance_from_file(
+        str(path if own_file else BY_PATH), "Aggregator", aggregator_configs=config, logger=logging.getLogger()
+    )
+    assert [list(value.shape) for value in aggregator.get_parameters().values()] == [[2, 3], [2]]
+
+
+def test_schedulers() -> None:
+    aggregator = made("FedBuff", buffer_size=2)
+    aggregator._start(MODEL)
+    scheduler = AsyncScheduler(OmegaConf.create({"num_clients": 2}), aggregator, logging.getLogger())
+    first = [scheduler.get_parameters(init_model=True, client_id=name) for name in "ab"]
+    assert all(torch.equal(future.result()["w"], MODEL["w"]) for future in first)
+    scheduler.schedule("a", upload(1.0))
+    assert scheduler.schedule("b", upload(3.0))["w"].mean() == 2.0  # named or not, both had version 0
+    rounds = made("FedAvg", SyncAggregator)
+    rounds._start(MODEL)
+    for name, size in (("a", 1), ("b", 3)):
+        rounds.set_client_sample_size(name, size)
+    scheduler = SyncScheduler(OmegaConf.create({"num_clients": 2}), rounds, logging.getLogger())
+    for value in (4.0, 6.0):
+        futures = [scheduler.schedule("a", upload(0.0)), scheduler.schedule("b", upload(value))]
+        model = [future.result() for future in futures]
+    assert torch.equal(model[0]["w"], torch.full((3, 2), 4.5))  # 3, and then 3 + (-3 + 3*3)/4
+
+
+def federation(folder: Path, **kwargs: Any) -> Any:
+    """APPFL's own server and four client agents on the digits; the aggregator is named in the configuration."""
+    (folder / "net.py").write_text(
+        "import torch\n\n\nclass Net(torch.nn.Sequential):\n    def __init__(self):\n"
+        "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(),\n"
+        "                         torch.nn.Linear(32, 10))\n"
+    )
+    (folder / "metric.py").write_text(
+        "def accuracy(y_true, y_pred):\n    return (y_pred.argmax(1) == y_true.reshape(-1)).mean()\n"
+    )
+    trainer = {
+        "mode": "epoch", "num_local_epochs": 2, "optim": "SGD", "optim_args": {"lr": 0.1},
+        "loss_fn": "CrossEntropyLoss",
+        "train_batch_size": 32, "val_batch_size": 64, "train_data_shuffle": True, "do_validation": False,
+        "optimize_memory": False, "metric_path": str(folder / "metric.py"), "metric_name": "accuracy",
+    }  # fmt: skip
+    where = {"model_path": str(folder / "net.py"), "model_name": "Net"}
+    config = {
+        "model_configs": where,
+        "log_configs": {"logging_output_dirname": str(folder / "logs")},
+        "server_configs": {"aggregator_path": str(BY_PATH), "optimize_memory": False},
+        "algorithm_configs": {
+            "trainer": "VanillaTrainer", "trainer_kwargs": trainer, "device": "cpu", "num_global_epochs": 40,
+            "scheduler": "AsyncScheduler", "scheduler_kwargs": {"num_clients": 4, "optimize_memory": False},
+            "aggregator": "Aggregator", "aggregator_kwargs": {"num_clients": 4, **where, **kwargs},
+        },
+    }  # fmt: skip
+    data = digits.load(4, alpha=10.0, seed=0)
+    sets = [torch.utils.data.TensorDataset(part.x, part.y) for part in data.clients]
+    agent = agents()
+    server = agent.SimServerAgent(OmegaConf.create(config))
+    clients = [
+        agent.SimClientAgent(OmegaConf.create(config), client_id=f"site-{number}", client_dataset=(part, part))
+        for number, part in enumerate(sets)
+    ]
+    return server, clients, data.test
+
+
+def test_fadas_in_the_virtual_time_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from appfl.vsim import AsyncSimDriver, ClientProfile
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    settings = {"lr": 0.01, "buffer_size": 2, "delay_threshold": 4}
+    server, clients, test = federation(tmp_path, algorithm="FADAS", settings=settings)
+    ours, events = server.aggregator.server, []
+    start, receive_model = ours.state_dict(), ours.receive_model
+
+    def recording(task: Any, trained: Any, weight: Any) -> Any:
+        receipt = receive_model(task, trained, weight)
+        events.append((task.client, task.version, task.delta(trained), weight))
+        return receipt
+
+    monkeypatch.setattr(ours, "receive_model", recording)
+    profiles = {
+        client.get_id(): ClientProfile(compute_factor=10.0 if n == 0 else 1.0) for n, client in enumerate(clients)
+    }
+    driver = AsyncSimDriver(server, clients, profiles, 4, logging.getLogger("vsim"), base_step_time=0.01)
+    gc.freeze()  # APPFL collects garbage five times per update, over all that torch has imported
+    driver.run()
+    gc.unfreeze()
+    assert all(check for check in driver.verify(40).values())
+    assert len(events) == 40 and ours.version == 20
+    model = server.model
+    model.load_state_dict(ours.parameters())
+    assert (model(test.x).argmax(1) == test.y).float().mean() > 0.9
+    # What APPFL's clock counts as staleness is in uploads; ours, in versions, never exceeds it.
+    assert all(version <= start["version"] + n for n, (_, version, _, _) in enumerate(events))
+    second = fastagg.FADAS(model, **settings)  # the same events once more
+    second.load_state_dict(start)
+    play(second, events)
+    assert torch.equal(second.flat, ours.flat)

@@ -1,0 +1,318 @@
+"""Flower's rounds on fastagg, and its earlier API: numbers, types, memory, order, bad replies."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+import fastagg
+
+pytest.importorskip("flwr")
+
+from flower_apps import FakeGrid, model, reply, trained
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common import FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.server.strategy import FedAvg as ClassicFedAvg
+from flwr.serverapp.strategy import FedAvg
+
+from fastagg.integrations import flower
+
+RULES = [
+    fastagg.FedAvg,
+    partial(fastagg.FedAMS, lr=0.1),
+    partial(fastagg.FedAdam, lr=0.1),
+    partial(fastagg.FedYogi, lr=0.1, weighting="samples"),
+]
+
+
+def initial() -> dict[str, torch.Tensor]:
+    """A model with every kind of array a state_dict may hold."""
+    return {
+        "w": torch.linspace(-1, 1, 12).view(3, 4),
+        "half": torch.linspace(0, 1, 5).to(torch.float16),
+        "brain": torch.linspace(0, 2, 5).to(torch.bfloat16),
+        "bn.running_mean": torch.zeros(3),
+        "bn.num_batches_tracked": torch.tensor(7),
+    }
+
+
+def sync(make, **settings) -> flower.SyncStrategy:
+    return flower.SyncStrategy(make, fraction_evaluate=0.0, poll=0, **settings)
+
+
+@pytest.mark.parametrize("make", RULES)
+def test_rounds_are_the_servers(make) -> None:
+    grid = FakeGrid(lambda m: trained(m, samples=m.metadata.dst_node_id), [1, 2, 3], delay=lambda node: 3 - node)
+    strategy = sync(make, deterministic=True)
+    result = strategy.start(grid, flower.write(initial()), num_rounds=3)
+
+    server = make(initial(), clients_per_round=1000)
+    for version in range(3):
+        for node in (1, 2, 3):
+            task, step = server.dispatch(node), 0.1 * node + 0.013 * version
+            theirs = {n: a + step if a.is_floating_point() else a + 1 for n, a in task.params.items()}
+            server.receive(node, task.delta(theirs), num_samples=node)
+        server.close_round()
+    assert torch.equal(strategy.server.flat, server.flat)
+    assert strategy.server.version == 3
+    back = flower.read(result.arrays)
+    assert {n: a.dtype for n, a in back.items()} == {n: a.dtype for n, a in initial().items()}
+    for name, array in server.parameters().items():
+        assert torch.equal(back[name], array)
+    assert back["bn.num_batches_tracked"] == 10, "counters are the clients' largest"
+    assert result.train_metrics_clientapp[3]["loss"] == pytest.approx((1 + 4 + 9) / 6)
+
+
+def aggregated(strategy: FedAvg, arrays: dict[str, torch.Tensor], train, nodes: int) -> ArrayRecord:
+    """One round's aggregation call, for Flower's own strategies as for ours."""
+    grid = FakeGrid(train, range(1, nodes + 1))
+    messages = list(strategy.configure_train(1, flower.write(arrays), ConfigRecord(), grid))
+    for message in messages:  # Flower's own send no note
+        message.content.setdefault("fastagg", ConfigRecord({"version": 0}))
+    ids = grid.push_messages(messages)
+    return strategy.aggregate_train(1, grid.pull_messages(ids))[0]
+
+
+def test_fedavg_is_flowers_own_within_rounding() -> None:
+    arrays = {"w": torch.randn(30, 7), "b": torch.randn(4)}
+    ours, theirs = (aggregated(strategy, arrays, trained, 4) for strategy in (sync(fastagg.FedAvg), FedAvg()))
+    torch.testing.assert_close(flower.read(ours), flower.read(theirs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_low_precision_sums_do_not_overflow_or_drift(dtype: torch.dtype) -> None:
+    # 100 clients of 1,000 samples and values of 100: a sum in fp16 ends at 65,504.
+    def train(message):
+        noise = torch.Generator().manual_seed(message.metadata.dst_node_id)
+        return reply({"w": (100 + torch.rand(256, generator=noise)).to(dtype)}, samples=1000)
+
+    ours = flower.read(aggregated(sync(fastagg.FedAvg), {"w": torch.full((256,), 99.0, dtype=dtype)}, train, 100))["w"]
+    sent = [flower.read(train(_Addressed(node))["arrays"])["w"].double() for node in range(1, 101)]
+    exact = torch.stack(sent).mean(0)
+    assert ours.dtype == dtype
+    # Within one rounding to the model's own type (and fp32's, before it).
+    assert ((ours.double() - exact).abs() <= exact * torch.finfo(dtype).eps * 0.501).all()
+
+
+class _Addressed:
+    """As much of a message as `train` above looks at."""
+
+    def __init__(self, node: int) -> None:
+        self.metadata = type("Metadata", (), {"dst_node_id": node})
+
+
+def test_few_replies_are_in_memory_at_once() -> None:
+    alive: list[weakref.ref] = []
+    most = 0
+
+    class Grid(FakeGrid):
+        def pull_messages(self, ids):
+            nonlocal most
+            for message_id in list(ids):  # made when asked for, as from a SuperLink
+                self.replies[message_id] = (0, Message(trained(self.sent(message_id)), reply_to=self.sent(message_id)))
+            messages = super().pull_messages(ids)
+            alive.extend(weakref.ref(message) for message in messages)
+            gc.collect()
+            most = max(most, sum(ref() is not None for ref in alive))
+            return messages
+
+        def sent(self, message_id):
+            return self.log[int(message_id[1:])][1]
+
+    grid = Grid(lambda message: None, range(1, 31))
+    result = sync(fastagg.FedAvg).start(grid, flower.write(initial()), num_rounds=1)
+    assert len(alive) == 30 and most <= 5
+    assert result.train_metrics_clientapp[1]["loss"] == pytest.approx(15.5)
+
+
+def test_deterministic_means_independent_of_arrival() -> None:
+    torch.manual_seed(0)
+    arrays = {"w": torch.randn(1000)}
+
+    def once(deterministic: bool, late: int) -> torch.Tensor:
+        grid = FakeGrid(trained, [1, 2, 3, 4, 5], delay=lambda node: 9 * ((node + late) % 5))
+        strategy = sync(fastagg.FedAvg, deterministic=deterministic)
+        strategy.start(grid, flower.write(arrays), num_rounds=1)
+        return strategy.server.flat
+
+    assert all(torch.equal(once(True, 0), once(True, late)) for late in range(1, 5))
+    assert not all(torch.equal(once(False, 0), once(False, late)) for late in range(1, 5)), "else this proves nothing"
+
+
+def bad(message):
+    """Nodes 4 to 9 answer badly, each in its own way."""
+    node, arrays = message.metadata.dst_node_id, model(message)
+    if node == 4:
+        return reply({**arrays, "w": torch.ones(2, 2)})
+    if node == 5:
+        return reply({**arrays, "w": torch.full((3, 4), float("nan"))})
+    if node == 6:
+        return Error(5, "it left")
+    if node == 7:
+        return trained(message, version=message.content["fastagg"]["version"] - 1)
+    if node == 8:
+        return None
+    if node == 9:
+        return reply({"w": arrays["w"]}, kind="gradient")
+    return trained(message)
+
+
+def test_bad_replies_are_dropped_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    runs = []
+    with caplog.at_level(logging.INFO, "flwr.fastagg"):
+        for nodes in (range(1, 10), range(1, 4)):
+            strategy = sync(partial(fastagg.FedAdam, lr=0.1), deterministic=True)
+            strategy.start(FakeGrid(bad, nodes), flower.write(initial()), num_rounds=2, timeout=0.05)
+            runs.append(strategy.server)
+    assert torch.equal(runs[0].flat, runs[1].flat) and runs[0].version == 2
+    assert not any(runs[0].state_dict()["in_flight"].values()), "nothing is waited for"
+    for words in (
+        "node 4: ShapeMismatch", "node 5: NonFiniteUpdate", "node 6 failed: error 5: it left",
+        "node 7: UnknownVersion: it is from version 0, its task was version 1", "node 8 did not answer round 1",
+        "node 9: ", "round 2: 3 updates, version 2",
+    ):  # fmt: skip
+        assert words in caplog.text, words
+
+
+def test_the_same_reply_twice_counts_once(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = sync(fastagg.FedAvg)
+    grid = FakeGrid(trained, [1, 2])
+    ids = grid.push_messages(strategy.configure_train(1, flower.write(initial()), ConfigRecord(), grid))
+    once = grid.pull_messages(ids)
+    with caplog.at_level(logging.WARNING, "flwr.fastagg"):
+        arrays, _ = strategy.aggregate_train(1, [once[0], once[0], once[1], once[1]])
+    assert caplog.text.count("it has answered already") == 2
+    torch.testing.assert_close(flower.read(arrays)["w"], initial()["w"] + 0.15)
+
+
+def test_replies_need_no_message_ids() -> None:
+    strategy = sync(fastagg.FedAvg)
+    sent = strategy.configure_train(1, flower.write(initial()), ConfigRecord(), FakeGrid(trained, [1, 2]))
+    arrays, _ = strategy.aggregate_train(1, [Message(trained(message), reply_to=message) for message in sent])
+    torch.testing.assert_close(flower.read(arrays)["w"], initial()["w"] + 0.15)
+
+
+def test_a_round_without_a_good_reply_changes_nothing() -> None:
+    strategy = sync(fastagg.FedAvg)
+    result = strategy.start(FakeGrid(lambda m: Error(2, "no"), [1, 2]), flower.write(initial()), num_rounds=1)
+    assert strategy.server.version == 0 and result.train_metrics_clientapp == {}
+
+
+def test_metrics_that_cannot_be_averaged_are_no_disaster(caplog: pytest.LogCaptureFixture) -> None:
+    def train(message):
+        answer = trained(message)
+        del answer["metrics"]["num-examples"]
+        return answer
+
+    strategy = sync(partial(fastagg.FedAvg, weighting="uniform"))
+    result = strategy.start(FakeGrid(train, [1, 2]), flower.write(initial()), num_rounds=1)
+    assert strategy.server.version == 1 and result.train_metrics_clientapp == {}
+    assert "could not be averaged" in caplog.text
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path) -> None:
+    make, file = partial(fastagg.FedAdam, lr=0.1), tmp_path / "server.pt"
+    whole = sync(make, deterministic=True)
+    whole.start(FakeGrid(trained, [1, 2]), flower.write(initial()), num_rounds=4)
+    sync(make, deterministic=True, checkpoint=file).start(
+        FakeGrid(trained, [1, 2]), flower.write(initial()), num_rounds=2
+    )
+    rest = sync(fastagg.load(file), deterministic=True)
+    rest.start(FakeGrid(trained, [1, 2]), flower.write(initial()), num_rounds=2)
+    assert rest.server.version == 4 and torch.equal(rest.server.flat, whole.server.flat)
+
+
+@pytest.mark.parametrize(
+    "server", [3, lambda model: model, partial(fastagg.FADAS, lr=0.1), partial(fastagg.FedAvg, x=1)]
+)
+def test_no_synchronous_rule(server) -> None:
+    with pytest.raises(fastagg.ConfigError, match="server: expected a"):
+        sync(server).start(FakeGrid(trained, [1, 2]), flower.write(initial()), num_rounds=1)
+
+
+def test_flowers_own_evaluation_goes_on() -> None:
+    def node(message):
+        if message.metadata.message_type == "train":
+            return trained(message)
+        seen = flower.read(message.content["arrays"])["w"].sum()
+        return RecordDict({"metrics": MetricRecord({"num-examples": 1, "sum": float(seen)})})
+
+    strategy = flower.SyncStrategy(fastagg.FedAvg, poll=0)
+    seen = []
+    result = strategy.start(
+        FakeGrid(node, [1, 2]), flower.write(initial()), num_rounds=2,
+        evaluate_fn=lambda number, arrays: seen.append((number, float(flower.read(arrays)["w"].sum()))),
+    )  # fmt: skip
+    assert [number for number, _ in seen] == [0, 1, 2]
+    for number, value in seen[1:]:
+        assert result.evaluate_metrics_clientapp[number]["sum"] == pytest.approx(value)
+
+
+# -- the earlier API ---------------------------------------------------------------------------------------------
+
+
+class Proxy:
+    """A client as Flower's earlier server knows one."""
+
+    def __init__(self, cid: str) -> None:
+        self.cid = cid
+
+
+class Manager:
+    """A manager of three clients."""
+
+    def num_available(self) -> int:
+        return 3
+
+    def sample(self, **settings: int) -> list[Proxy]:
+        return [Proxy(cid) for cid in "abc"]
+
+
+def classic_round(strategy, arrays: list, number: int, samples=(10, 20, 30)):
+    chosen = strategy.configure_fit(number, ndarrays_to_parameters(arrays), Manager())
+    results = []
+    for (proxy, instruction), n in zip(chosen, samples, strict=True):
+        step = 0.1 * ord(proxy.cid)
+        moved = [a + step if a.dtype.kind == "f" else a for a in parameters_to_ndarrays(instruction.parameters)]
+        results.append((proxy, FitRes(Status(0, ""), ndarrays_to_parameters(moved), n, {})))
+    return results
+
+
+def classic_arrays() -> list:
+    return [torch.randn(4, 3).numpy(), torch.ones(3, dtype=torch.float64).numpy(), torch.tensor([3, 4]).numpy()]
+
+
+def test_classic_fedavg_is_flowers_own_within_rounding() -> None:
+    arrays = classic_arrays()
+    ours, theirs = flower.ClassicStrategy(fastagg.FedAvg), ClassicFedAvg()
+    got = parameters_to_ndarrays(ours.aggregate_fit(1, classic_round(ours, arrays, 1), [])[0])
+    want = parameters_to_ndarrays(theirs.aggregate_fit(1, classic_round(theirs, arrays, 1), [])[0])
+    assert [a.dtype for a in got] == [a.dtype for a in arrays]
+    for a, b in zip(got[:2], want[:2], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    np.testing.assert_array_equal(got[2], arrays[2])  # Flower's own averages counters too, and truncates
+
+
+def test_classic_bad_results(tmp_path, caplog: pytest.LogCaptureFixture) -> None:
+    arrays, file = classic_arrays(), tmp_path / "server.pt"
+    strategy = flower.ClassicStrategy(partial(fastagg.FedAMS, lr=0.1), deterministic=True, checkpoint=file)
+    results = classic_round(strategy, arrays, 1)
+    results[1][1].parameters.tensors[0] = b"damaged"
+    with caplog.at_level(logging.WARNING, "flwr.fastagg"):
+        parameters, _ = strategy.aggregate_fit(1, [results[2], results[1], results[0], results[0]], [OSError("gone")])
+    for words in ("client b: ShapeMismatch", "client a: UnknownClient: it was not asked", "failed in round 1: gone"):
+        assert words in caplog.text
+    fresh = fastagg.FedAMS(arrays, lr=0.1, clients_per_round=9)
+    for cid, n in (("a", 10), ("c", 30)):
+        task = fresh.dispatch(cid)
+        moved = [a + 0.1 * ord(cid) if a.dtype.kind == "f" else a for a in arrays]
+        fresh.receive(cid, task.delta(moved), num_samples=n)
+    fresh.close_round()
+    assert torch.equal(strategy.server.flat, fresh.flat) and torch.equal(fastagg.load(file).flat, fresh.flat)
+    torch.testing.assert_close(parameters_to_ndarrays(parameters)[0], fresh.parameters()[0].numpy())

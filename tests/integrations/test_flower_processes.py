@@ -1,0 +1,131 @@
+"""The example app in Flower's own processes, where a node is slow, and a node and the server die; and simulated."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import fastagg
+
+pytest.importorskip("flwr")
+pytest.importorskip("sklearn")
+
+from federation import APP, Federation
+
+# The app's server with a journal of what reached it.
+JOURNAL = """
+import itertools
+import os
+
+import torch
+
+import fastagg
+
+receive, count = fastagg.Server.receive, itertools.count()
+
+
+def recorded(self, client, update, version=None, num_samples=None, **more):
+    receipt = receive(self, client, update, version, num_samples, **more)
+    event = {"client": client, "version": version, "update": update, "samples": num_samples}
+    path = FOLDER + f"/{next(count):04d}.pt"
+    torch.save(event, path + ".partial")
+    os.replace(path + ".partial", path)
+    return receipt
+
+
+fastagg.Server.receive = recorded
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator:
+    running: list[Federation] = []
+
+    def begin(**settings) -> Federation:
+        running.append(Federation(tmp_path, **settings))
+        return running[-1]
+
+    yield begin
+    for federation in running:
+        federation.close()
+
+
+def journal(federation: Federation, name: str) -> Path:
+    """Make the app write a journal from the next run on."""
+    folder = federation.folder / name
+    folder.mkdir()
+    server = Path("digits", "server_app.py")
+    (federation.app / server).write_text((APP / server).read_text() + JOURNAL.replace("FOLDER", repr(str(folder))))
+    return folder
+
+
+def accuracy(log: str) -> float:
+    return float(re.findall(r"accuracy (\d\.\d+) after", log)[-1])
+
+
+def test_a_federation_where_everything_dies_once(start, monkeypatch) -> None:
+    federation = start()
+    nodes = [federation.node(part, 4, slow=2.0 if part == 3 else 0.0) for part in range(4)]
+    checkpoint = federation.folder / "server.pt"
+    settings = {"rule": "FADAS", "checkpoint": str(checkpoint), "versions": 8, "timeout": 60.0}
+
+    # Half way a node is killed, and another process with its data comes later.
+    first = journal(federation, "first")
+    run = federation.run("first-run", **settings)
+    federation.wait("first-run", "fastagg: version 2:", 240)
+    federation.kill(nodes[1])
+    federation.node(1, 4)
+    # Then the server is, while clients train.
+    federation.wait("first-run", "fastagg: version 4:", 240)
+    os.kill(federation.server_app(), signal.SIGKILL)
+    federation.kill(run)
+    counted = fastagg.checkpoint.read(checkpoint)["flower"]["updates"]
+
+    second = journal(federation, "second")
+    run = federation.run("second-run", **settings)
+    log = federation.wait("second-run", "after 8 versions", 240)
+    resumed = re.search(r"resumed version (\d+) after (\d+) updates; (\d+) tasks that were out are sent again", log)
+    assert resumed and int(resumed[2]) == counted and int(resumed[1]) >= 4
+    assert int(resumed[3]) > 0, "clients were training when the server died"
+    assert accuracy(log) > 0.9
+
+    state = fastagg.checkpoint.read(checkpoint)
+    assert state["version"] == 8
+    assert state["flower"]["updates"] == 16, "FADAS steps every second update: not one was lost or counted twice"
+    history = state["flower"]["history"]["evaluate_metrics_serverapp"]
+    assert sorted(history) == list(range(9)), "the history spans both runs"
+
+    events = [torch.load(path) for path in sorted(first.glob("*.pt"))[:counted] + sorted(second.glob("*.pt"))]
+    assert len(events) == 16
+    assert len({event["client"] for event in events}) == 5, "four nodes, and the one that came for a dead one"
+    monkeypatch.syspath_prepend(str(federation.app))
+    replayed = replay(events)
+    assert torch.equal(replayed.flat, fastagg.load(checkpoint).flat)
+
+
+def replay(events: list[dict]) -> fastagg.Server:
+    """The same events in a server of this process."""
+    from digits.server_app import ASYNCHRONOUS
+    from digits.task import network
+
+    server = ASYNCHRONOUS["FADAS"](network().state_dict())
+    for i, event in enumerate(events):
+        for later in events[i:]:
+            if later["version"] == server.version:
+                server.dispatch(later["client"])
+        server.receive(event["client"], event["update"], event["version"], event["samples"])
+    return server
+
+
+@pytest.mark.parametrize("rule", ["FADAS", "FedAMS"])
+def test_in_flowers_simulation_engine(start, rule: str) -> None:
+    pytest.importorskip("ray")
+    federation = start(simulated=4)
+    federation.run("run", rule=rule, versions=8)
+    assert accuracy(federation.wait("run", "after 8 versions", 240)) > 0.9

@@ -1,0 +1,271 @@
+"""NVIDIA FLARE 2.9: aggregator and traffic by themselves, then real jobs in its simulator on real digits."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("nvflare")
+pytest.importorskip("sklearn")
+
+import numpy as np
+from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.fl_context import FLContext
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.edge.mud import ModelUpdate
+from replay import play
+
+import fastagg
+from fastagg.integrations.nvflare import Aggregator, AsyncController, EdgeModelManager, Traffic
+from fastagg.sim.data import digits
+
+HERE = Path(__file__).parent
+EXAMPLE = HERE.parents[1] / "examples" / "nvflare"
+MODEL = {"w": np.zeros((3, 2), np.float32), "bn.running_mean": np.zeros(3, np.float32)}
+MODEL["bn.num_batches_tracked"] = np.array(4)
+
+
+@np.errstate(invalid="ignore")
+def reply(
+    client: str, number: int | None, value: float = 1.0, steps: float | None = 1, full: bool = True, **params: Any
+) -> FLModel:
+    """What ``client`` answers to task ``number``: every array the model's and ``value``, or only the difference."""
+    arrays = {k: np.asarray((v if full else 0 * v) + value, v.dtype) for k, v in MODEL.items()}
+    meta = {"client_name": client} if steps is None else {"client_name": client, "NUM_STEPS_CURRENT_ROUND": steps}
+    kind = ParamsType.FULL if full else ParamsType.DIFF
+    return FLModel(kind, {**arrays, **params}, current_round=number, meta=meta)
+
+
+def begun(number: int = 0, **settings: Any) -> Aggregator:
+    aggregator = Aggregator("FedAvg", settings)
+    aggregator.said = []  # type: ignore[attr-defined]
+    aggregator._traffic.log = aggregator.said.append  # type: ignore[attr-defined]
+    for client in ("a", "b", "c"):
+        aggregator.sent(client, FLModel(ParamsType.FULL, MODEL, current_round=number))
+    return aggregator
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_round_of_those_who_answered(full: bool) -> None:
+    aggregator = begun()
+    aggregator.accept_model(reply("a", 0, 1.0, 1, full))
+    aggregator.accept_model(reply("c", 0, 4.0, 2, full))  # b never answers
+    result = aggregator.aggregate_model()
+    assert result.params_type == ParamsType.FULL
+    assert np.allclose(result.params["w"], 3.0) and result.params["w"].dtype == np.float32
+    assert np.allclose(result.params["bn.running_mean"], 2.5)  # statistics are plain means
+    assert result.params["bn.num_batches_tracked"] == 8 and result.params["bn.num_batches_tracked"].dtype == np.int64
+    assert any("client b: task 0 was not answered" in line for line in aggregator.said)
+    with pytest.raises(ValueError):  # the server's own memory
+        result.params["w"][:] = 0
+    for client in "abc":  # the next round starts from the result
+        aggregator.sent(client, FLModel(ParamsType.FULL, result.params, current_round=1))
+    with pytest.raises(fastagg.UnknownVersion):
+        aggregator.accept_model(reply("b", 0))
+    aggregator.accept_model(reply("b", 1, 0.5, full=False))
+    assert np.allclose(aggregator.aggregate_model().params["w"], 3.5)
+    assert np.allclose(result.params["w"], 3.0)  # what FLARE holds does not change
+
+
+BAD: dict[str, tuple[FLModel, type[Exception], str]] = {
+    "shape": (reply("b", 0, w=np.zeros((2, 2), np.float32)), fastagg.ShapeMismatch, r"'w'.*\[3, 2\].*\[2, 2\]"),
+    "name": (reply("b", 0, more=np.zeros(2, np.float32)), fastagg.ShapeMismatch, "unknown 'more'"),
+    "NaN": (reply("b", 0, np.nan), fastagg.NonFiniteUpdate, "NaN"),
+    "NaN difference": (reply("b", 0, np.nan, full=False), fastagg.NonFiniteUpdate, "NaN"),
+    "twice": (reply("a", 0), fastagg.UnknownVersion, "a reply to task 0 came, but it owes none"),
+    "another round": (reply("b", 7), fastagg.UnknownVersion, r"a reply to task 7 came, but it owes \[0\]"),
+    "no round": (reply("b", None), fastagg.UnknownVersion, "task None"),
+    "stranger": (reply("z", 0), fastagg.UnknownVersion, "owes none"),
+    "no weight": (reply("b", 0, steps=None), fastagg.ConfigError, "num_samples: needed"),
+    "kind": (reply("b", 0, full=False), fastagg.ConfigError, "kind 'gradient'"),
+}
+BAD["kind"][0].meta["fastagg_kind"] = "gradient"
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_reply_changes_nothing_and_is_logged(what: str) -> None:
+    bad, error, words = BAD[what]
+    aggregator = begun()
+    aggregator.accept_model(reply("a", 0, 1.0))
+    with pytest.raises(error, match=words):
+        aggregator.accept_model(bad)
+    assert re.search(f"client {bad.meta['client_name']}: refused: .*{words}", aggregator.said[-1])
+    aggregator.accept_model(reply("c", 0, 2.0))
+    assert np.allclose(aggregator.aggregate_model().params["w"], 1.5)
+
+
+def test_metrics_and_torch_tensors_come_back() -> None:
+    aggregator = Aggregator("FedAMS", {"lr": 1.0})
+    model = {"w": torch.zeros(4, dtype=torch.bfloat16)}
+    for client in ("a", "b"):
+        aggregator.sent(client, FLModel(ParamsType.FULL, model, current_round=3))
+    for client, value in (("a", 0.25), ("b", 0.75)):
+        answer = FLModel(ParamsType.FULL, {"w": model["w"] + 1}, current_round=3, metrics={"accuracy": value})
+        answer.meta["client_name"] = client
+        aggregator.accept_model(answer)
+    result = aggregator.aggregate_model()
+    assert result.params["w"].dtype == torch.bfloat16 and result.metrics == {"accuracy": 0.5}
+
+
+def test_settings_are_refused_by_name() -> None:
+    with pytest.raises(fastagg.ConfigError, match="synchronous preset"):
+        Aggregator("FADAS")
+    with pytest.raises(fastagg.ConfigError, match="presets, as 'FADAS', got 'FedBest'"):
+        AsyncController("FedBest")
+    with pytest.raises(fastagg.ConfigError, match="lr"):
+        Aggregator("FedAdam", {"lr": -1})
+
+
+def test_rules_that_know_their_clients() -> None:
+    traffic = Traffic("ACE", {"lr": 0.5, "num_clients": 2, "warmup": "partial"}, clients=["a", "b"])
+    traffic.start({"w": np.zeros(3, np.float32)})
+    task = traffic.send("b")
+    gradient = FLModel(ParamsType.DIFF, {"w": np.ones(3, np.float32)}, current_round=task.current_round)
+    with pytest.raises(fastagg.ConfigError, match="'gradient', got one of kind 'delta'"):
+        traffic.take("b", gradient)  # which of the two it is, is never guessed
+    gradient.meta["fastagg_kind"] = "gradient"
+    assert traffic.take("b", gradient).client == 1
+    with pytest.raises(fastagg.UnknownClient, match="needs the names of all clients"):
+        traffic.send("c")
+
+
+def test_a_restart_counts_nothing_twice(tmp_path: Path) -> None:
+    def server() -> Traffic:
+        traffic = Traffic("FADAS", {"buffer_size": 2}, str(tmp_path / "server.pt"), log=said.append)
+        traffic.start(MODEL)
+        return traffic
+
+    said: list[str] = []
+    before = server()
+    for client in "abc":
+        before.send(client)
+    for client in "ab":
+        before.take(client, reply(client, 0))
+    before.save()
+    after = server()
+    assert after.server.version == 1 and "going on from" in said[-1]
+    for client in "ac":  # one was counted, of the other it is not known what it trained from
+        with pytest.raises(fastagg.UnknownVersion, match="owes none"):
+            after.take(client, reply(client, 0))
+    for client in "ac":
+        after.take(client, reply(client, after.send(client).current_round))
+    assert after.server.version == 2
+
+
+def edge_report(version: int, total: float, *devices: str, **arrays: Any) -> dict[int, ModelUpdate]:
+    data = {"dict": {"w": [[total, total]], **arrays}, "count": len(devices)}
+    shareable = DXO(DataKind.WEIGHT_DIFF, data=data).to_shareable()
+    return {version: ModelUpdate(version, shareable, dict.fromkeys(devices, 0.0))}
+
+
+def edge(algorithm: str = "FedBuff", **settings: Any) -> tuple[EdgeModelManager, FLContext]:
+    manager, context = EdgeModelManager(3, algorithm, settings, max_model_history=2), FLContext()
+    manager.initialize_model(DXO(DataKind.WEIGHTS, data={"w": [[0.0, 0.0]]}), context)
+    manager.generate_new_model(context)
+    return manager, context
+
+
+def test_edge_devices_are_averaged_by_their_number() -> None:
+    manager, context = edge()
+    assert manager.current_model_version == 1 and manager.get_current_model(context).data == {"w": [[0.0, 0.0]]}
+    assert manager.process_updates(edge_report(1, 2.0, "d1", "d2"), context)
+    assert manager.current_model_version == 1
+    assert manager.process_updates(edge_report(1, 4.0, "d3"), context)
+    assert manager.current_model_version == 2 and manager.get_current_model(context).data == {"w": [[2.0, 2.0]]}
+    for update in (edge_report(1, 1.0, "d4"), edge_report(2, 2.0, "d1"), edge_report(2, 3.0, "d2")):
+        assert manager.process_updates(update, context)  # from two versions
+    assert manager.get_current_model(context).data == {"w": [[4.0, 4.0]]}
+    assert np.allclose(manager.server.flat, 4.0)
+
+
+def test_edge_reports_that_are_refused() -> None:
+    manager, context = edge()
+    manager.process_updates(edge_report(1, 2.0, "d1"), context)
+    for bad in (
+        edge_report(1, 2.0, "d1"),  # twice
+        edge_report(9, 2.0, "d2"),
+        edge_report(1, float("nan"), "d2"),
+        edge_report(1, 1.0, "d2", more=[1.0]),
+        {1: None},
+    ):
+        assert not manager.process_updates(bad, context)
+    manager.process_updates(edge_report(1, 8.0, "d2", "d3"), context)
+    assert manager.get_current_model(context).data == {"w": [[pytest.approx(10 / 3)] * 2]}
+    for turn in (2, 3):
+        manager.process_updates(edge_report(turn, 0.0, "d1", "d2", "d3"), context)
+    assert not manager.process_updates(edge_report(2, 2.0, "d9"), context)  # beyond the history
+    manager.prune_model_versions({4}, context)
+    assert set(manager._tasks) == {4}
+
+
+def simulate(way: str, folder: Path) -> str:
+    environment = {**os.environ, "FASTAGG_TEST_RECORD": str(folder / "record.pt"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "flare_job.py"), way, str(folder)],
+        env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240,
+    )  # fmt: skip
+    (folder / "log.txt").write_text(done.stdout)
+    assert done.returncode == 0, done.stdout[-4000:]
+    return done.stdout
+
+
+def accuracy(params: dict[str, Any]) -> float:
+    sys.path.insert(0, str(EXAMPLE))
+    try:
+        from model import Digits
+    finally:
+        sys.path.pop(0)
+    model, test = Digits(), digits.load(4, alpha=10.0, seed=0).test
+    model.load_state_dict({name: torch.as_tensor(value) for name, value in params.items()})
+    return (model(test.x).argmax(1) == test.y).float().mean().item()
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    found = torch.load(next(folder.rglob("FL_global_model.pt")), weights_only=False)
+    return found["model"]
+
+
+def test_fedams_in_flares_rounds(tmp_path: Path) -> None:
+    log = simulate("rounds", tmp_path)
+    assert accuracy(weights(tmp_path)) > 0.9
+    record = torch.load(tmp_path / "record.pt", weights_only=True)
+    assert len(record["updates"]) == 40 == log.count("taken, delay 0")
+    server = fastagg.FedAMS(weights(tmp_path), clients_per_round=None, lr=0.03)
+    server.load_state_dict(record["first"])
+    play(server, record["updates"], rounds=True)
+    final = weights(tmp_path)
+    for name, value in server.parameters().items():
+        assert torch.equal(value, torch.as_tensor(final[name])), name
+
+
+def test_fadas_with_sites_that_misbehave(tmp_path: Path) -> None:
+    """One sends NaN, one arrays that the model has not, one stays away for longer than its task lasts."""
+    log = simulate("asynchronous", tmp_path)
+    assert re.search("site-2: refused: .*NaN", log)
+    assert re.search("site-3: refused: .*unknown 'more'", log)
+    assert re.search("site-4: task [0-9]+ was not answered; it is dropped", log)
+    assert accuracy(weights(tmp_path)) > 0.9
+    server = fastagg.load(tmp_path / "server.pt")
+    assert server.version == 32
+    record = torch.load(tmp_path / "record.pt", weights_only=True)
+    assert len(record["updates"]) == 64 == log.count(" taken, delay ")  # two to a step, each counted once
+    second = fastagg.FADAS(weights(tmp_path), lr=0.01, buffer_size=2, delay_threshold=4)
+    second.load_state_dict(record["first"])
+    play(second, record["updates"])
+    assert torch.equal(second.flat, server.flat)
+    for moment in ("m", "v", "vhat"):
+        assert torch.equal(second.state_dict()["moments"][moment], server.state_dict()["moments"][moment])
+
+
+def test_collab(tmp_path: Path) -> None:
+    log = simulate("collab", tmp_path)
+    assert log.count(": version ") >= 20
+    last = re.findall("accuracy before training ([0-9.]+)", log)[-4:]
+    assert max(map(float, last)) > 0.9

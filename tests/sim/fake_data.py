@@ -1,0 +1,165 @@
+"""Writes tiny data sets in every form that is read, and tiny pretrained models; used by the tests around it."""
+
+import io
+import json
+import pickle
+import struct
+
+import numpy as np
+import pytest
+import torch
+
+from fastagg.sim.data import cifar, mnist
+
+RNG = np.random.default_rng(0)
+TRAIN = 250
+IMAGES = RNG.integers(0, 256, (TRAIN + 10, 3, 32, 32)).astype(np.uint8)  # the last 10 are the test set
+
+
+def write_python(folder, kind, labels):
+    place = folder / kind.folders[0]
+    place.mkdir(parents=True)
+    parts = np.split(np.arange(TRAIN), len(kind.python["train"]))
+    for name, part in [
+        *zip(kind.python["train"], parts, strict=True),
+        (kind.python["test"][0], np.arange(TRAIN, TRAIN + 10)),
+    ]:
+        batch = {b"data": IMAGES[part].reshape(len(part), -1), kind.label: [int(labels[i]) for i in part]}
+        (place / name).write_bytes(pickle.dumps(batch, protocol=2))
+
+
+def write_binary(folder, kind, labels):
+    place = folder / kind.folders[1]
+    place.mkdir(parents=True)
+    parts = np.split(np.arange(TRAIN), len(kind.binary["train"]))
+    for name, part in [
+        *zip(kind.binary["train"], parts, strict=True),
+        (kind.binary["test"][0], np.arange(TRAIN, TRAIN + 10)),
+    ]:
+        coarse = np.zeros((len(part), kind.label_bytes - 1), np.uint8)
+        records = np.hstack([coarse, labels[part, None].astype(np.uint8), IMAGES[part].reshape(len(part), -1)])
+        (place / name).write_bytes(records.tobytes())
+
+
+def write_parquet(folder, kind, labels):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    image = pytest.importorskip("PIL.Image")
+
+    def png(pixels):
+        stream = io.BytesIO()
+        image.fromarray(pixels.transpose(1, 2, 0)).save(stream, "PNG")
+        return {"bytes": stream.getvalue(), "path": None}
+
+    for split, part in (("train", range(TRAIN)), ("test", range(TRAIN, TRAIN + 10))):
+        names = kind.columns[0]
+        table = {names[0]: [png(IMAGES[i]) for i in part], names[1]: [int(labels[i]) for i in part]}
+        parquet.write_table(arrow.table(table), folder / f"{split}-00000-of-00001.parquet")
+
+
+def idx(array):
+    return struct.pack(">HBB", 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def write_mnist(folder, pack=lambda data: data, ending=""):
+    folder.mkdir(parents=True, exist_ok=True)
+    images, labels = RNG.integers(0, 256, (40, 28, 28)).astype(np.uint8), (np.arange(40) % 10).astype(np.uint8)
+    for key, part in (("train", slice(30)), ("test", slice(30, 40))):
+        (folder / (mnist.IDX[f"x_{key}"] + ending)).write_bytes(pack(idx(images[part])))
+        (folder / (mnist.IDX[f"y_{key}"] + ending)).write_bytes(pack(idx(labels[part])))
+
+
+def write_leaf(path, users):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = {user: {"x": x, "y": y} for user, (x, y) in users.items()}
+    path.write_text(
+        json.dumps({"users": list(users), "num_samples": [len(y) for _, y in users.values()], "user_data": data})
+    )
+
+
+def vector_users(width, counts, classes):
+    return {
+        f"f_{k:05}": (RNG.random((n, width)).round(3).tolist(), [float(i % classes) for i in range(n)])
+        for k, n in enumerate(counts)
+    }
+
+
+PLAY = "First Citizen:\n{}\n\nAll:\n{}\n\nFirst Citizen:\n{}\n"
+
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "yes", "no", "a", "cat", "dog", "the", "runs", '"quoted', "."]
+SIZES = {"vocab_size": len(WORDS), "max_position_embeddings": 128}
+BERT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, **SIZES}
+DISTILBERT = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, **SIZES}
+
+
+def save_pretrained(folder, kind="bert"):
+    transformers = pytest.importorskip("transformers")
+    folder.mkdir(parents=True)
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    transformers.BertTokenizerFast(
+        vocab_file=str(folder / "vocab.txt"), vocab={w: i for i, w in enumerate(WORDS)}
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    if kind == "bert":
+        transformers.BertModel(transformers.BertConfig(**BERT)).save_pretrained(folder)
+    else:
+        transformers.DistilBertModel(transformers.DistilBertConfig(**DISTILBERT)).save_pretrained(folder)
+
+
+PAIRS = [("the cat runs .", "yes a dog", i % 2) for i in range(24)]  # 16 to train on, 8 to test
+
+
+def write_rte(folder, rows=PAIRS):
+    (folder / "RTE").mkdir(parents=True, exist_ok=True)
+    label = ("entailment", "not_entailment")
+    for file, part in (("train.tsv", rows[:-8]), ("dev.tsv", rows[-8:])):
+        lines = [f"{i}\t{a}\t{b}\t{label[y]}" for i, (a, b, y) in enumerate(part)]
+        (folder / "RTE" / file).write_text("\n".join(["index\tsentence1\tsentence2\tlabel", *lines]) + "\n")
+
+
+def write_mrpc(folder):
+    (folder / "MRPC").mkdir()
+    for file in ("train.tsv", "dev.tsv"):
+        lines = [f'{y}\t1\t2\t{a}\t"quoted {b}' for a, b, y in PAIRS]
+        text = "\n".join(["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", *lines])
+        (folder / "MRPC" / file).write_text(text, encoding="utf-8-sig")
+
+
+def write_sst2(folder):
+    (folder / "SST-2").mkdir()
+    for file in ("train.tsv", "dev.tsv"):
+        (folder / "SST-2" / file).write_text("\n".join(["sentence\tlabel", *(f"{a}\t{y}" for a, _, y in PAIRS)]))
+
+
+def write_newsgroups(folder):
+    for split in ("train", "test"):
+        for group in range(20):
+            place = folder / f"20news-bydate-{split}" / f"group.{group:02}"
+            place.mkdir(parents=True)
+            for message in range(2):
+                (place / str(message)).write_bytes("the cat runs \xe9".encode("latin-1"))
+
+
+def write_everything(folder):
+    """Write one form of every data set that is read from files, for up to 100 clients, and the pretrained models."""
+    write_python(folder, cifar.CIFAR10, np.arange(TRAIN + 10) % 10)
+    write_python(folder, cifar.CIFAR100, np.arange(TRAIN + 10) % 100)
+    images, labels = RNG.integers(0, 256, (TRAIN, 28, 28)).astype(np.uint8), np.arange(TRAIN, dtype=np.uint8) % 10
+    arrays = {"x_train": images, "y_train": labels, "x_test": images[:10], "y_test": labels[:10]}
+    np.savez(folder / "mnist.npz", **arrays)
+    write_leaf(folder / "femnist" / "all.json", vector_users(784, [20] * 12, 62))
+    text = "to be or not to be that is the question " * 4
+    samples = [(text[i : i + 80], text[i + 80]) for i in range(len(text) - 80)]
+    roles = {f"ROLE_{k}": ([x for x, _ in samples], [y for _, y in samples]) for k in range(12)}
+    write_leaf(folder / "shakespeare" / "all.json", roles)
+    rows = PAIRS * 4
+    write_rte(folder, rows)
+    write_mrpc(folder)
+    write_sst2(folder)
+    write_newsgroups(folder)
+
+
+def write_models(folder):
+    """Write tiny models under the names the recipes ask for."""
+    save_pretrained(folder / "bert-base-uncased")
+    save_pretrained(folder / "distilbert-base-uncased", "distilbert")

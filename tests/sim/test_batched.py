@@ -1,0 +1,128 @@
+"""Training clients in batches gives what training them one by one gives, up to rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fastagg.sim import batched, stacked
+from fastagg.sim.build import build_work
+from fastagg.sim.config import Config, from_dict
+from fastagg.sim.run import Simulation, run
+
+FEDBUFF = {"name": "FedBuff", "buffer_size": 3}
+
+
+def config(**changes: Any) -> Config:
+    values: dict[str, Any] = {
+        "name": "batched",
+        "algorithm": FEDBUFF,
+        "data": {"name": "digits", "clients": 12, "alpha": 0.3},
+        "model": {"name": "mlp", "widths": [16]},
+        "client": {"lr": 0.1, "batch_size": 20},
+        "delay": {"name": "three-class"},
+        "participation": {"rule": "concurrency", "concurrency": 7},
+        "run": {"uploads": 40, "evaluate_every": 3},
+    }
+    return from_dict({**values, **changes}, "test")
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "mlp, ragged, several epochs": {"client": {"lr": 0.1, "batch_size": 20, "epochs": 3}},
+    "logistic": {"model": {"name": "logistic"}},
+    "momentum, decay, proximal": {
+        "client": {"lr": 0.1, "batch_size": 8, "steps": 5, "momentum": 0.9, "weight_decay": 0.01, "mu": 0.3}
+    },
+    "rate decays with dispatches": {"client": {"lr": 0.1, "batch_size": 20, "lr_decay": 0.5}},
+    "batchnorm": {"model": {"name": "cnn", "widths": [4, 6]}},
+    "pooling and biases": {"model": {"name": "femnist-cnn", "widths": [3, 5]}},
+    "adaptive steps": {
+        "algorithm": {"name": "AsyncFedED", "lam": 1.0, "eps": 1.0, "gamma_bar": 3.0, "kappa": 1.0, "local_steps": 4},
+        "participation": {"rule": "all"},
+    },
+    "gradients": {
+        "algorithm": {"name": "ACE", "lr": 0.1},
+        "client": {"lr": 0.1, "steps": 1, "weight_decay": 0.1},
+        "participation": {"rule": "all"},
+    },
+    "gradients, batchnorm": {
+        "algorithm": {"name": "ASGD", "lr": 0.1},
+        "model": {"name": "cnn", "widths": [4, 6]},
+        "client": {"lr": 0.1, "steps": 1},
+        "participation": {"rule": "all"},
+    },
+    "rounds": {"algorithm": {"name": "FedAvg", "clients_per_round": 5}, "participation": {"rule": "round"}},
+    "synthetic": {"data": {"name": "synthetic", "clients": 9}},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_updates_equal_those_of_one_by_one(case: str) -> None:
+    simulation = Simulation(config(**CASES[case]))
+    for _ in range(15):  # several versions in flight
+        simulation.step()
+    jobs = simulation.schedule.in_flight()
+    assert simulation.batched is not None and len(jobs) > 2
+    together = simulation.batched.train(jobs)
+    for job, update in zip(jobs, together, strict=True):
+        alone = simulation._work(job.task, simulation.data.clients[job.client], job.client, job.number)
+        assert update.keys() == alone.keys()
+        for name in alone:
+            torch.testing.assert_close(
+                update[name], alone[name], rtol=1e-3, atol=2e-6, msg=lambda m, n=name: f"{n}: {m}"
+            )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_runs_equal_those_of_one_by_one(case: str) -> None:
+    changes = CASES[case]
+    together = run(config(**changes))
+    alone = run(config(**changes, run={"uploads": 40, "evaluate_every": 3, "batched": False}))
+    assert together.summary["batched"] is True and alone.summary["batched"] == "run.batched is off"
+    for a, b in zip(together.rows, alone.rows, strict=True):
+        assert (a.version, a.time, a.uploads, a.delay_max) == (b.version, b.time, b.uploads, b.delay_max)
+        assert a.loss == pytest.approx(b.loss, rel=1e-3)
+        assert abs(a.accuracy - b.accuracy) < 0.01
+
+
+def test_what_is_due_later_is_kept_and_nothing_else() -> None:
+    simulation = Simulation(config())
+    seen = 0
+    for _ in range(30):
+        simulation.step()
+        flying = {(job.client, job.number) for job in simulation.schedule.in_flight()}
+        assert simulation.ready.keys() <= flying
+        seen = max(seen, len(simulation.ready))
+    assert 2 < seen < 7
+
+
+def test_stacks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batched, "STACK", 3 * 4 * 1210)  # three of the model below
+    simulation = Simulation(config())
+    assert simulation.batched is not None and simulation.batched.most == 3
+    assert sum(p.numel() for p in simulation.module.parameters()) == 1210
+    whole = run(config())
+    assert whole.summary["batched"] is True
+
+
+def test_where_it_does_not_apply_the_reason_is_said() -> None:
+    work = build_work(config().client)
+    for module, word in (
+        (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), "Dropout"),
+        (nn.LSTM(2, 2), "LSTM"),
+        (nn.Conv2d(2, 2, 3, groups=2), "groups"),
+        (nn.Conv2d(2, 2, 3, padding="same"), "padding"),
+        (nn.BatchNorm2d(2, track_running_stats=False), "BatchNorm"),
+        (nn.Linear(2, 2).requires_grad_(False), "train"),
+    ):
+        reason = stacked.refusal(module)
+        assert reason is not None and word in reason
+    large = batched.refusal(nn.Linear(1001, 1000), work, [])
+    assert large is not None and "large" in large
+    replayed = config(delay={"name": "version", "tau_max": 3}, participation={"rule": "all"})
+    assert "arrival" in run(replayed).summary["batched"]
+    adamw = config(client={"lr": 0.01, "optimizer": "adamw"})
+    assert "adamw" in run(adamw).summary["batched"]

@@ -1,0 +1,152 @@
+"""What is said about several seeds: means, deviations, times to target, ratios, and the tables of them."""
+
+import csv
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from fastagg.sim import sweep_tables
+from fastagg.sim.groups import Group, grouped, speedups, spread
+from fastagg.sim.metrics import Row, summarise
+from fastagg.sim.result import Result
+from fastagg.sim.sweep import Cell, Paper, cells
+
+EMPTY = dict.fromkeys(sweep_tables.NUMBERS, 0.0)
+
+
+@pytest.fixture
+def result(tiny):
+    """Return a function from accuracies at times 0, 10, 20, ... to a Result."""
+
+    def build(*accuracies, unit="s", stopped="finished", **changes):
+        rows = [Row(2 * k, 10.0 * k, 5 * k, a, 1.0, 0.0, 0) for k, a in enumerate(accuracies)]
+        summary = EMPTY | summarise(rows, 0.5) | {"stopped": stopped, "delay_max": 3, "delay_mean": 1.5}
+        return Result(tiny({"run.target": 0.5, **changes}), rows, summary, unit, {0: 2, 3: 1})
+
+    return build
+
+
+@pytest.fixture
+def group(result):
+    def build(method, *runs, choice=(), paper=Paper(), **keywords):  # noqa: B008
+        return Group(method.lower(), method, choice, [result(*run, **keywords) for run in runs], paper)
+
+    return build
+
+
+def test_deviations_are_over_the_sample_and_missing_values_are_counted():
+    found = spread([1.0, None, 4.0])
+    assert (found.mean, found.count, found.missing) == (2.5, 2, 1)
+    assert found.deviation == pytest.approx(math.sqrt(4.5))
+    assert (spread([1.0]).deviation, spread([None]).mean) == (None, None)
+
+
+def test_seeds_are_grouped_by_method_and_setting(tmp_path, tiny_toml, result):
+    path, other = tmp_path / "tiny.toml", tmp_path / "other.toml"
+    path.write_text(tiny_toml)
+    other.write_text(tiny_toml.replace('"tiny"', '"other"'))
+    found = cells([str(path), str(other)], {}, {"client.lr": [0.1, 0.3]}, seeds=2)
+    groups = grouped([(cell, result(0.1)) for cell in found])
+    assert [len(g.results) for g in groups] == [2, 2, 2, 2]
+    # Both recipes are labelled "Tiny": they go by their names.
+    assert [g.label for g in groups] == ["tiny, lr 0.1", "tiny, lr 0.3", "other, lr 0.1", "other, lr 0.3"]
+    assert [g.label for g in grouped([(c, result(0.1)) for c in found[:4]])] == ["Tiny, lr 0.1", "Tiny, lr 0.3"]
+
+
+def test_keys_with_the_same_last_part_are_told_apart(result, tiny):
+    choice = (("client.lr", 0.1), ("algorithm.lr", 1.0), ("data.alpha", 0.3))
+    (one,) = grouped([(Cell(tiny(), choice), result(0.1))])
+    assert one.setting == "client.lr 0.1, algorithm.lr 1.0, alpha 0.3"
+
+
+def test_the_speedup_is_the_baselines_mean_time_over_the_methods(group):
+    slow = group("FedAvg", (0, 0, 0, 0.6), (0, 0, 0, 0, 0, 0.5))  # 30 and 50
+    fast = group("FADAS", (0, 0.5), (0, 0.7))  # 10 and 10
+    assert speedups([slow, fast], "FedAvg", None) == [1.0, 4.0]
+    assert speedups([slow, fast], "fedavg", None) == [1.0, 4.0]
+    assert speedups([slow, fast], "FADAS", 0.6) == [None, None]  # a seed of each never gets there
+    assert speedups([slow, fast], None, None) == [None, None]
+
+
+def test_no_speedup_where_a_seed_misses_the_target_or_the_units_differ(group):
+    never = group("A", (0, 0.5), (0, 0.4))
+    other = group("B", (0, 0.5), unit="arrival")
+    base = group("C", (0, 0, 0.5))
+    assert speedups([never, other, base], "C", None) == [None, None, 1.0]
+
+
+def test_speedups_compare_within_one_setting(group):
+    lines = [group(m, run, choice=(("alpha", a),)) for a, m, run in (
+        (0.1, "Base", (0, 0, 0, 0.5)), (0.1, "Fast", (0, 0.5)), (0.3, "Base", (0, 0, 0.5)), (0.3, "Fast", (0, 0.5)),
+        (0.7, "Fast", (0, 0.5)),
+    )]  # fmt: skip
+    assert speedups(lines, "Base", None) == [1.0, 3.0, 1.0, 2.0, None]
+
+
+def test_the_table_says_mean_deviation_never_and_ratio(group):
+    lines = [group("FedAvg", (0, 0.2, 0.4, 0.5), (0, 0.2, 0.4, 0.4)), group("FADAS", (0, 0.5), (0, 0.5))]
+    headings, rows = sweep_tables.rows(lines, None, "FedAvg")
+    table = [dict(zip(headings, row, strict=True)) for row in rows]
+    assert [row["method"] for row in table] == ["FedAvg", "FADAS"]
+    assert table[0]["accuracy"] == "26.2±1.8"  # 27.5 and 25, of all four rows
+    assert table[0]["time to 50%"] == "30.0 (1 never)"
+    assert table[0]["uploads to 50%"] == "15 (1 never)"
+    assert table[1]["time to 50%"] == "10.0"
+    assert [row["vs FedAvg"] for row in table] == ["–", "–"]
+
+
+def test_another_target_needs_no_other_run(group):
+    headings, rows = sweep_tables.rows([group("A", (0, 0.2, 0.4, 0.9))], 0.4, None)
+    assert rows[0][headings.index("time to 40%")] == "20.0"
+
+
+def test_runs_that_did_not_finish_are_marked(group):
+    one = group("A", (0, 0.1), stopped="diverged")
+    both = Group("a", "A", (), [*one.results, *group("A", (0, 0.2)).results])
+    assert sweep_tables.rows([one], None, None)[1][0][0] == "A (diverged)"
+    assert sweep_tables.rows([both], None, None)[1][0][0] == "A (1 diverged)"
+
+
+def test_methods_by_settings_stand_beside_the_papers_numbers(group):
+    paper = {"Dir(0.1)": Paper((72.0, 0.94)), "Dir(0.3)": Paper((75.0,)), "none": Paper()}
+    lines = [group("A", (0.5,), choice=(("setting", s),), paper=p) for s, p in paper.items()]
+    lines += [group("B", (0.25,), (0.75,), choice=(("setting", "none"),))]
+    assert sweep_tables.pivot(lines) == (
+        ["method", "Dir(0.1)", "Dir(0.3)", "none"],
+        [["A", "50.0 (72.0±0.9)", "50.0 (75.0)", "50.0"], ["B", "–", "–", "50.0±35.4"]],
+    )
+    assert sweep_tables.pivot(lines[:1]) is None
+    assert "the paper's number in brackets" in sweep_tables.markdown(lines)
+
+
+def test_a_papers_other_measure_is_scaled_to_its_numbers(group):
+    late = group("A", (0, 0, 0.5), paper=Paper((2257.7,), "time_to_target", 1.0))
+    assert late.ours().mean == 20.0
+    assert group("A", (0, 0), paper=late.paper).ours().mean is None
+
+
+def test_markdown_has_a_cell_for_every_column_and_escapes_bars(group):
+    text = sweep_tables.markdown([group("a|b", (0.1,), (0.2,)), group("c", (0.3,), (0.2,))], None, "c")
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.replace(r"\|", "").count("|") for line in lines}) == 1
+    assert r"a\|b" in lines[2]
+    assert "over 2 seeds" in text
+
+
+def test_the_csv_holds_full_numbers(group):
+    lines = [group("A", (0, 1 / 3, 0.5), (0, 2 / 3, 0.5), choice=(("data.alpha", 0.1),)), group("B", (0, 0.4))]
+    read = list(csv.DictReader(io.StringIO(sweep_tables.groups_csv(lines, None, "A"))))
+    assert [(line["method"], line["alpha"], line["seeds"]) for line in read] == [("A", "0.1", "2"), ("B", "", "1")]
+    assert float(read[0]["accuracy_mean"]) == pytest.approx((5 / 18 + 7 / 18) / 2, abs=1e-15)
+    assert float(read[0]["accuracy_std"]) == pytest.approx(math.sqrt(2) * (1 / 18), abs=1e-15)
+    assert (read[0]["time_to_target_mean"], read[0]["reached"]) == ("15.0", "2")
+    assert (read[1]["time_to_target_mean"], read[1]["reached"]) == ("", "0")
+    assert float(read[0]["delay_max_mean"]) == 3
+
+
+def test_the_table_fits_a_usual_terminal(group):
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(sweep_tables.terminal([group("FedAsync", (0.1, 0.95), (0.2, 0.9))]))
+    assert "…" not in console.export_text()

@@ -1,0 +1,52 @@
+"""Every recipe and every cell of every table, built on tiny files in the formats their data is read from."""
+
+import pytest
+import torch
+
+from fastagg.sim import recipes, tables
+from fastagg.sim.build import build_data, build_model
+from fastagg.sim.config import from_dict
+
+from .fake_data import write_everything, write_models
+
+TEXT = ("glue", "newsgroups")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_everything(folder)
+    return folder
+
+
+def worlds():
+    """Return the distinct pairs of data and model over all recipes and tables, each with one that has it."""
+    found = {}
+    for name in recipes.names():
+        config = recipes.load(name)
+        found.setdefault((config.data, config.model.model_dump_json()), name)
+    for name in tables.names():
+        for cell in tables.load(name).cells:
+            config = from_dict(cell.values, cell.label)
+            found.setdefault((config.data, config.model.model_dump_json()), f"{name}: {cell.label}")
+    return [pytest.param(data, model, id=where) for (data, model), where in found.items()]
+
+
+@pytest.mark.parametrize(("data", "model"), worlds())
+def test_data_and_model_go_together(folder, data, model):
+    from fastagg.sim.config import Model
+
+    if data.name in TEXT:
+        pytest.importorskip("transformers")
+        pytest.importorskip("peft")
+        if not (folder / "bert-base-uncased").is_dir():
+            write_models(folder)
+    if data.needs:
+        data = data.model_copy(update={"dir": str(folder)})
+    federation = build_data(data, seed=0)
+    assert len(federation.clients) == data.clients
+    module = build_model(Model.model_validate_json(model), federation, seed=0)
+    logits = module(federation.clients[0].x[:2])
+    assert logits.shape == (2, federation.classes)
+    torch.nn.functional.cross_entropy(logits, federation.clients[0].y[:2]).backward()
+    assert all(p.grad is not None for p in module.parameters() if p.requires_grad)

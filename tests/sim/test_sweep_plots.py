@@ -1,0 +1,124 @@
+import itertools
+
+import numpy as np
+import pytest
+
+from fastagg.sim.groups import Group
+from fastagg.sim.metrics import Row
+from fastagg.sim.result import Result
+from fastagg.sim.sweep_plots import MOST_LINES, curves, delay_histograms, few_lines, heat_map, line_labels, mean_curve
+
+
+def rows(*points):
+    return [Row(int(time), float(time), 5 * int(time), a, 1.0, 0.0, 0) for time, a in points]
+
+
+@pytest.fixture
+def group(tiny):
+    def build(method, *runs, choice=(), unit="10 s", delays=None):
+        delays = delays or {0: 1, 1: 2, 3: 1}
+        summary = {"delay_mean": 1.0, "delay_median": 1.0, "delay_max": 3}
+        results = [
+            Result(
+                tiny(), run, {**summary, "last5_accuracy_mean": run[-1].accuracy}, unit, delays or {0: 1, 1: 2, 3: 1}
+            )
+            for run in runs
+        ]
+        return Group(method.lower(), method, choice, results)
+
+    return build
+
+
+LINE = rows((0, 0.1), (10, 0.5), (20, 0.9))
+
+
+def test_the_mean_curve_joins_the_seeds_points_and_ends_with_the_first(group):
+    x, mean, deviation = mean_curve([rows((0, 0.0), (10, 1.0), (20, 1.0)), rows((0, 0.0), (5, 1.0), (12, 1.0))], "time")
+    assert list(x) == [0, 5, 10, 12]
+    assert list(mean) == [0.0, 0.75, 1.0, 1.0]
+    assert deviation[1] == pytest.approx(np.std([0.5, 1.0], ddof=1))
+    assert mean_curve([LINE], "time")[2] is None
+
+
+def test_three_panels_over_time_versions_and_uploads_with_a_band(group):
+    groups = [group("A", LINE, LINE), group("B", LINE)]
+    figure = curves(groups, ["A", "B"], "Title", 0.8)
+    labels = [axes.get_xlabel() for axes in figure.axes]
+    assert labels == ["virtual time (units of 10 s)", "server versions", "client updates received"]
+    assert figure.axes[0].get_ylabel() == "test accuracy (%)"
+    for axes, end in zip(figure.axes, (20, 20, 100), strict=True):
+        lines = {line.get_label(): line for line in axes.get_lines()}
+        assert list(lines) == ["A", "B", "target 80%"]
+        assert lines["A"].get_xdata()[-1] == end
+        assert list(lines["A"].get_ydata()) == [10, 50, 90]
+        assert len(axes.collections) == 1  # one seed has no band
+    assert "Title" in figure.get_suptitle() and "over 2 seeds" in figure.get_suptitle()
+
+
+def test_runs_with_other_units_share_no_time_axis(group):
+    figure = curves([group("A", LINE), group("B", LINE, unit="arrival")], ["A", "B"])
+    assert [axes.get_xlabel() for axes in figure.axes] == ["server versions", "client updates received"]
+
+
+def test_nothing_overlaps_however_many_and_long_the_labels(group):
+    groups = [group(f"A method with a long name, number {n}", LINE) for n in range(MOST_LINES)]
+    figure = curves(groups, [g.label for g in groups], "A long title of many words " * 12)
+    figure.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    assert legend.x0 >= 0 and legend.x1 <= figure.bbox.width and legend.y0 >= 0
+    boxes = [axes.get_tightbbox() for axes in figure.axes]
+    assert all(legend.y1 <= box.y0 for box in boxes)
+    assert all(a.x1 <= b.x0 + 1 for a, b in itertools.pairwise(boxes))
+    title = figure._suptitle.get_window_extent()
+    assert title.x0 >= 0 and title.x1 <= figure.bbox.width and all(title.y0 >= box.y1 for box in boxes)
+
+
+def test_many_lines_are_parted_by_the_first_keys(group):
+    grid = [(("alpha", a), ("beta", b)) for a in range(3) for b in range(4)]
+    groups = [group(m, LINE, choice=choice) for m in "AB" for choice in grid]
+    parts = few_lines(groups)
+    assert list(parts) == ["alpha 0", "alpha 1", "alpha 2"]
+    assert all(len(part) == 8 for part in parts.values())
+    assert line_labels(parts["alpha 1"])[:2] == ["A, beta 0", "A, beta 1"]  # what all share is in the title
+    assert list(few_lines(groups[:8])) == [""]
+    assert line_labels(groups[:2]) == ["beta 0", "beta 1"]
+    assert line_labels([group("A", LINE)]) == ["A"]
+
+
+def test_the_heat_map_has_a_panel_per_method_and_every_mean(group):
+    grid = [(("data.alpha", a), ("client.lr", b)) for a in (0.1, 0.3) for b in (1, 2, 3)]
+    accuracies = {choice: 0.1 * n for n, choice in enumerate(grid, start=1)}
+    groups = [
+        group(m, rows((0, 0.0), (10, accuracies[c])), rows((0, 0.0), (10, accuracies[c] + 0.1)), choice=c)
+        for m in "AB" for c in grid
+    ]  # fmt: skip
+    figure = heat_map(groups)
+    panels = figure.axes[:2]
+    assert [axes.get_title() for axes in panels] == ["A", "B"]
+    assert (panels[0].get_ylabel(), panels[0].get_xlabel()) == ("alpha", "lr")
+    table = panels[0].get_images()[0].get_array()
+    assert np.allclose(table, [[15, 25, 35], [45, 55, 65]])
+    assert [text.get_text() for text in panels[0].texts][:3] == ["15.0", "25.0", "35.0"]
+    assert "test accuracy (%)" in figure.axes[2].get_ylabel()
+
+
+def test_no_heat_map_without_two_keys(group):
+    assert heat_map([group("A", LINE, choice=(("alpha", a),)) for a in (1, 2)]) is None
+    assert heat_map([group("A", LINE)]) is None
+    assert heat_map([group("A", LINE, choice=(("alpha", a), ("beta", 1))) for a in (1, 2)]) is None
+    assert heat_map([group("A", LINE, choice=(("setting", a), ("lr", b))) for a in "xy" for b in (1, 2)]) is None
+
+
+def test_delay_histograms_are_shares_in_bins_that_double(group):
+    figure = delay_histograms([group("A", LINE, LINE, delays={0: 1, 2: 1, 3: 1, 9: 1})])
+    (axes,) = figure.axes
+    assert [bar.get_height() for bar in axes.patches] == [25, 0, 50, 0, 25]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "2–3", "4–7", "8–15"]
+    assert "mean 1.0, median 1.0, max 3" in axes.get_title()
+    assert "server versions" in figure.get_supxlabel()
+
+
+def test_runs_with_the_same_delays_share_a_panel(group):
+    same = [group(m, LINE) for m in "ABC"]
+    figure = delay_histograms([*same, group("D", LINE, delays={0: 9})])
+    assert [axes.get_title().split("\n")[0] for axes in figure.axes] == ["A; B; 1 more", "D"]

@@ -1,0 +1,267 @@
+"""Numbers as a promise: fp32 sums on any wire, weights that cannot overflow, integers, and rounds without an order."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from models import same
+from torch import Tensor
+
+import fastagg
+
+D = 1000
+SYNCHRONOUS = ["FedAvg", "FedProx", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad", "FedAMS"]
+HALVES = [torch.float16, torch.bfloat16]
+
+
+def normals(seed: int, dtype: torch.dtype = torch.float32, size: int = D) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def round_of(server: fastagg.Server, updates: dict[Any, Any], samples: dict[Any, float] | None = None) -> None:
+    for client in updates:
+        server.dispatch(client)
+    for client, update in updates.items():
+        server.receive(client, update, num_samples=samples[client] if samples else None)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_thousand_steps_of_a_hundred_do_not_overflow_half_precision(dtype: torch.dtype) -> None:
+    server = fastagg.FedAvg(torch.zeros(D), clients_per_round=10)
+    updates = {client: torch.full((D,), 100.0, dtype=dtype) for client in range(10)}
+    round_of(server, updates, dict.fromkeys(range(10), 1000.0))  # the weighted sum, 1e6, is beyond fp16
+    assert torch.allclose(server.flat, torch.tensor(100.0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "FedBuff"])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_hundred_clients_sum_in_fp32(name: str, dtype: torch.dtype) -> None:
+    setting = {"clients_per_round": 100} if name == "FedAvg" else {"buffer_size": 100}
+    server = getattr(fastagg, name)(torch.zeros(D), weighting="uniform", **setting)
+    updates = {client: normals(client, dtype) for client in range(100)}
+    round_of(server, updates)
+    exact = torch.stack(list(updates.values())).double().mean(0)
+    ours = (server.flat - exact).norm() / exact.norm()
+    running = torch.zeros(D, dtype=dtype)
+    for update in updates.values():
+        running += update / 100  # what a sum in the wire's own type gives
+    theirs = (running - exact).norm() / exact.norm()
+    assert ours < 1e-6 < 1e-4 < theirs
+
+
+@pytest.mark.parametrize("heaviest", [1e9, 1e30])
+def test_weights_are_a_share_of_the_whole(heaviest: float) -> None:
+    """However large the numbers of samples, and a billion times apart: means stay between the updates."""
+    server = fastagg.FedAvg(torch.zeros(D), clients_per_round=3)
+    round_of(server, {c: torch.full((D,), 100.0) for c in range(3)}, {0: 1.0, 1: heaviest, 2: heaviest})
+    assert torch.allclose(server.flat, torch.tensor(100.0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations((0, 1, 2)))[1:])
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_a_deterministic_round_has_no_order(name: str, order: tuple[int, ...]) -> None:
+    def result(order: tuple[int, ...], **settings: Any) -> Tensor:
+        make = getattr(fastagg, name)
+        server = make(torch.zeros(D), clients_per_round=3, clip_norm=30.0, weighting="samples", **settings)
+        for turn in range(2):
+            round_of(server, {c: normals(10 * turn + c) for c in order}, {0: 1.0, 1: 3.7, 2: 0.3})
+        return server.flat.clone()
+
+    first = result((0, 1, 2), deterministic=True)
+    assert torch.equal(result(order, deterministic=True), first)
+    assert torch.equal(result((0, 1, 2)), first)  # it is the plain server, fed in this order
+
+
+def test_without_it_the_order_shows() -> None:
+    """Else the test above proves nothing."""
+    results = set()
+    for order in itertools.permutations(range(3)):
+        server = fastagg.FedAvg(torch.zeros(D), clients_per_round=3, weighting="uniform")
+        round_of(server, {c: normals(c) for c in order})
+        results.add(server.flat.numpy().tobytes())
+    assert len(results) > 1
+
+
+def batchnorm(seed: int) -> dict[str, Tensor]:
+    return {
+        "w": normals(seed, torch.float16, 64),
+        "bn.running_mean": normals(seed + 50, size=64),
+        "bn.num_batches_tracked": torch.tensor(1000 + seed),
+    }
+
+
+@pytest.mark.parametrize("mode", ["mean", "latest", "keep"])
+def test_buffers_have_no_order_either_and_keep_their_types(mode: str) -> None:
+    states = []
+    for order in ((0, 1, "a", "b"), ("b", 1, "a", 0)):
+        model = {"w": torch.zeros(64, dtype=torch.float16), "bn.running_mean": torch.zeros(64)}
+        model["bn.num_batches_tracked"] = torch.tensor(7, dtype=torch.int32)
+        server = fastagg.FedAvg(
+            model, clients_per_round=4, weighting="uniform", buffers=mode, deterministic=True
+        )  # fmt: skip
+        updates = {0: batchnorm(0), 1: batchnorm(1), "a": batchnorm(2), "b": batchnorm(3)}
+        round_of(server, {client: updates[client] for client in order})
+        states.append(server.parameters())
+    assert same(*states)
+    kept = mode == "keep"
+    assert states[0]["bn.num_batches_tracked"].item() == (7 if kept else 1003)
+    assert [value.dtype for value in states[0].values()] == [torch.float16, torch.float32, torch.int32]
+
+
+def test_early_updates_are_copied_in_the_type_they_came_in() -> None:
+    server = fastagg.FedAvg(torch.zeros(D), clients_per_round=3, weighting="uniform", deterministic=True)
+    reused = torch.empty(D, dtype=torch.float16)  # a client driver may receive into the same memory again
+    for client in range(3):
+        server.dispatch(client)
+    before = server.memory()["direction"]
+    for client in (2, 1, 0):
+        reused.copy_(torch.full((D,), float(client)))
+        assert server.receive(client, reused).applied == (client == 0)
+        if client:
+            assert server.memory()["direction"] - before == 2 * D * (3 - client)
+    assert torch.equal(server.flat, torch.ones(D))
+
+
+def test_a_round_goes_on_after_a_restart(tmp_path: Path) -> None:
+    def begun() -> fastagg.Server:
+        model = {"w": torch.zeros(64), "bn.running_mean": torch.zeros(64), "bn.num_batches_tracked": torch.tensor(0)}
+        server = fastagg.FedAdam(model, clients_per_round=3, weighting="samples", deterministic=True, clip_norm=2.0)
+        for client in range(3):
+            server.dispatch(client)
+        server.receive(2, batchnorm(2), num_samples=3)
+        server.receive(0, batchnorm(0), num_samples=5)
+        return server
+
+    through, server = begun(), begun()
+    server.save(tmp_path / "server.pt")
+    restarted = fastagg.load(tmp_path / "server.pt")
+    assert restarted.deterministic
+    with pytest.raises(fastagg.UnknownVersion):  # it was counted before
+        restarted.receive(0, batchnorm(0), num_samples=5)
+    for which in (through, restarted):
+        assert which.receive(1, batchnorm(1), num_samples=1).applied
+    assert same(through.parameters(), restarted.parameters())
+    plain = fastagg.FedAdam(restarted.parameters(), clients_per_round=3)
+    with pytest.raises(fastagg.CheckpointError, match="deterministic"):
+        plain.load_state_dict(server.state_dict())
+
+
+def test_an_old_round_is_refused_at_once() -> None:
+    server = fastagg.FedAvg(torch.zeros(D), clients_per_round=2, weighting="uniform", deterministic=True)
+    for client in range(3):
+        server.dispatch(client)
+    for client in range(2):
+        server.receive(client, normals(client))
+    with pytest.raises(fastagg.UnknownVersion, match="is from round 0, this is round 1"):
+        server.receive(2, normals(2))
+
+
+def test_running_out_of_memory_leaves_the_round_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def round_without_one() -> fastagg.Server:
+        server = fastagg.FedAvg(torch.zeros(D), clients_per_round=3, weighting="uniform", deterministic=True)
+        for client in range(3):
+            server.dispatch(client)
+        server.receive(2, normals(2))
+        server.receive(0, normals(0))
+        return server
+
+    server, untroubled = round_without_one(), round_without_one()
+    monkeypatch.setattr(fastagg.memory, "empty", lambda *_: (_ for _ in ()).throw(MemoryError()))
+    with pytest.raises(MemoryError):
+        server.receive(1, normals(1))
+    monkeypatch.undo()
+    for which in (server, untroubled):
+        assert which.receive(1, normals(1)).applied
+    assert torch.equal(server.flat, untroubled.flat)
+
+
+@pytest.mark.parametrize("name", ["FedBuff", "FADAS", "FedAsync"])
+def test_asynchronous_rules_have_an_order(name: str) -> None:
+    with pytest.raises(fastagg.ConfigError, match="deterministic: for synchronous rules"):
+        getattr(fastagg, name)(torch.zeros(D), deterministic=True)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_a_closed_round_is_a_full_one_of_those_who_came(name: str, deterministic: bool) -> None:
+    make = getattr(fastagg, name)
+    server = make(torch.zeros(D), clients_per_round=None, weighting="samples", deterministic=deterministic)
+    full = make(torch.zeros(D), clients_per_round=3, weighting="samples")
+    for turn in range(2):
+        updates, samples = {c: normals(10 * turn + c) for c in range(3)}, {0: 4.0, 1: 1.0, 2: 2.0}
+        server.dispatch("never answers")
+        round_of(server, updates, samples)
+        assert server.version == turn and server.close_round() and server.version == turn + 1
+        round_of(full, updates, samples)
+    assert torch.allclose(server.flat, full.flat, rtol=1e-5, atol=1e-7)
+    assert server.close_round() is None and server.version == 2  # nothing has come since
+    with pytest.raises(fastagg.UnknownVersion, match="is from round 1, this is round 2"):
+        server.receive("never answers", normals(5), num_samples=1)
+
+
+def test_a_half_full_buffer_can_step_too() -> None:
+    server = fastagg.FedBuff(torch.zeros(D), buffer_size=10)
+    round_of(server, {0: torch.full((D,), 1.0), 1: torch.full((D,), 3.0)})
+    task = server.dispatch(2)
+    assert server.close_round() == 1.0 and torch.equal(server.flat, torch.full((D,), 2.0))
+    assert torch.equal(task.flat, torch.zeros(D))  # what a client was sent does not change
+    for other in (fastagg.FedAsync(torch.zeros(D)), fastagg.FedAC(torch.zeros(D), lr=0.1)):
+        assert other.close_round() is None
+    with pytest.raises(fastagg.ConfigError, match="buffer_size"):
+        fastagg.CosineBuffer(None)
+
+
+def test_numpy_halves_and_deltas_of_half_models() -> None:
+    """A difference of half-precision models is fp32: it holds what the half type itself would round away."""
+    model = {"w": torch.full((64,), 1.0, dtype=torch.bfloat16)}
+    server = fastagg.FedAvg(model, clients_per_round=1, weighting="uniform")
+    task = server.dispatch(0)
+    delta = task.delta({"w": torch.full((64,), 1.0078125, dtype=torch.bfloat16)})
+    assert delta["w"].dtype == torch.float32
+    server.receive(0, delta)
+    assert server.parameters()["w"].dtype == torch.bfloat16
+    assert torch.equal(server.flat, torch.full((64,), 1.0078125))
+    array = fastagg.FedAvg(torch.zeros(4), clients_per_round=2)
+    round_of(array, {c: np.full(4, 100, np.float16) for c in range(2)}, {0: 1000.0, 1: 1000.0})
+    assert torch.allclose(array.flat, torch.tensor(100.0), rtol=1e-6)
+
+
+def trained(model: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
+    return {
+        "w": model["w"] + normals(seed) * 0.01,
+        "bn.running_mean": normals(seed + 9, size=3),
+        "bn.num_batches_tracked": torch.tensor(seed),
+    }
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("size", [None, 3])
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_whole_models_give_what_differences_give(name: str, size: int | None, deterministic: bool) -> None:
+    start = {"w": normals(99), "bn.running_mean": torch.zeros(3), "bn.num_batches_tracked": torch.tensor(0)}
+    settings = {"clients_per_round": size, "weighting": "samples", "deterministic": deterministic}
+    if name in ("FedAdam", "FedYogi", "FedAdagrad", "FedAMS"):
+        settings["eps"] = 0.1
+    servers = [getattr(fastagg, name)(start, lr=0.5, **settings) for _ in range(2)]
+    for turn in range(2):
+        for client in range(3):
+            for server, kind in zip(servers, ("model", "delta"), strict=True):
+                task = server.dispatch(client)
+                model = trained(task.params, 10 * turn + client)
+                if kind == "model":
+                    server.receive_model(task, model, 1.0 + client)
+                else:
+                    server.receive(client, task.delta(model), num_samples=1.0 + client)
+        for server in servers:
+            if size is None:
+                server.close_round()
+            assert server.version == turn + 1
+    models = [server.parameters() for server in servers]
+    assert torch.allclose(models[0]["w"], models[1]["w"], rtol=0, atol=1e-5)
+    assert torch.equal(models[0]["bn.running_mean"], models[1]["bn.running_mean"])
+    assert models[0]["bn.num_batches_tracked"] == 12

@@ -1,0 +1,92 @@
+"""Folding a trained model in is folding its difference in, to the bit, whatever the rule, the model and the wire."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from models import same
+
+import fastagg
+
+RULES = {
+    "FedAvg": partial(fastagg.FedAvg, clients_per_round=3),
+    "one": partial(fastagg.FedAvg, clients_per_round=1),
+    "FedAdam": partial(fastagg.FedAdam, clients_per_round=3, lr=0.1, weighting="samples"),
+    "clipped": partial(fastagg.FedAvg, clients_per_round=3, clip_norm=0.5),
+    "FADAS": partial(fastagg.FADAS, lr=0.1, buffer_size=2),
+    "FedAsync": fastagg.FedAsync,
+    "AsyncFedED": partial(fastagg.AsyncFedED, lam=1.0, eps=1.0),
+}
+
+
+def state(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    arrays = {"w": torch.randn(7, 500, generator=draw).to(dtype), "b": torch.randn(7, generator=draw)}
+    return {**arrays, "bn.running_var": torch.ones(5), "bn.num_batches_tracked": torch.tensor(2)}
+
+
+def moved(params: dict[str, torch.Tensor], seed: int, wire: torch.dtype) -> dict[str, torch.Tensor]:
+    draw, arrays = torch.Generator().manual_seed(seed), {}
+    for name, array in params.items():
+        step = torch.randn(array.shape, generator=draw) * 0.1
+        keep = name.endswith("tracked")
+        arrays[name] = array + seed if keep else (array + step).to(wire)
+    return arrays
+
+
+@pytest.mark.parametrize("wire", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_the_same_bits(name: str, dtype: torch.dtype, wire: torch.dtype) -> None:
+    ours, plain = RULES[name](state(dtype)), RULES[name](state(dtype))
+    for turn in range(7):
+        tasks = [server.dispatch(turn % 4) for server in (ours, plain)]
+        trained = moved(tasks[0].params, turn, wire)
+        receipt = ours.receive_model(tasks[0], trained, num_samples=turn + 1)
+        other = plain.receive(turn % 4, tasks[1].delta(trained), tasks[1].version, num_samples=turn + 1)
+        assert (receipt.applied, receipt.version, receipt.step_size) == (other.applied, other.version, other.step_size)
+    assert ours.version == plain.version > 0
+    assert same(ours.state_dict(), plain.state_dict())
+
+
+def test_a_round_may_mix_both_and_end_early() -> None:
+    servers = [fastagg.FedAMS(state(), lr=0.1, clients_per_round=9) for _ in range(2)]
+    for which, server in enumerate(servers):
+        for client in range(4):
+            task = server.dispatch(client)
+            trained = moved(task.params, client, torch.float32)
+            if client % 2 == which:
+                server.receive_model(task, trained)
+            else:
+                server.receive(client, task.delta(trained))
+        assert server.close_round() is not None
+    assert torch.equal(servers[0].flat, servers[1].flat)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"w": torch.ones(2)}, fastagg.ShapeMismatch),
+        ({"w": torch.full((7, 500), float("nan"))}, fastagg.NonFiniteUpdate),
+        ({"b": torch.full((7,), 3e38)}, None),
+        ({"b": torch.ones(7, dtype=torch.int64)}, fastagg.DTypeMismatch),
+        ({"other": torch.ones(2)}, fastagg.ShapeMismatch),
+    ],
+)
+def test_what_is_refused_changes_nothing(change: dict, error: type[Exception] | None) -> None:
+    start = {**state(), "b": torch.full((7,), -3e38)} if error is None else state()
+    server = fastagg.FedAvg(start, clients_per_round=3, weighting="uniform")
+    first, task = server.dispatch(1), server.dispatch(2)
+    server.receive_model(first, moved(first.params, 1, torch.float32) if error else first.params)
+    before = server.state_dict()
+    with pytest.raises(error or fastagg.NonFiniteUpdate):  # finite models may be an infinite way apart
+        server.receive_model(task, {**task.params, **change})
+    assert same(before, server.state_dict())
+    server.receive_model(task, task.params)
+    with pytest.raises(fastagg.UnknownVersion):
+        server.receive_model(task, task.params)
+    with pytest.raises(fastagg.ConfigError, match="gradient"):
+        gradients = fastagg.ASGD(state(), lr=0.1)
+        gradients.receive_model(gradients.dispatch(1), state())
