@@ -1,4 +1,4 @@
-"""Other frameworks' aggregation beside fastagg's, fed the same replies: python bench/integrations.py flower"""
+"""Other frameworks' aggregation beside fastagg's, fed the same replies: python bench/integrations.py nvflare"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout that was not installed
 
 # Each is a module with `report(rounds: int) -> str`, which imports its framework.
-FRAMEWORKS = {"flower": "integrations_flower"}
+FRAMEWORKS = {name: f"integrations_{name}" for name in ("flower", "nvflare", "appfl")}
 
 
 def main() -> None:

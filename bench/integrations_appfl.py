@@ -2,13 +2,13 @@
 
 APPFL runs with ``optimize_memory=False``: its default collects Python's garbage at every call, which would flatter us.
 
-    python bench/integrations_appfl.py [--rounds 9]
+    python bench/integrations.py appfl
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
+import sys
 from collections.abc import Callable
 
 import torch
@@ -71,17 +71,11 @@ CANDIDATES = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--peak")
-    args = parser.parse_args()
-    if args.peak:
-        peak_of(CANDIDATES[args.peak]())
-        return
+def report(rounds: int) -> str:
+    """The comparison, in Markdown."""
     memory = peaks(__file__, list(CANDIDATES))
-    print(compare({name: make() for name, make in CANDIDATES.items()}, CLIENTS, args.rounds, memory))
+    return compare({name: make() for name, make in CANDIDATES.items()}, CLIENTS, rounds, memory)
 
 
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # one candidate's memory, in a process of its own
+    peak_of(CANDIDATES[sys.argv[1]]())

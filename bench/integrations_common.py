@@ -48,7 +48,7 @@ def peaks(file: str, names: list[str]) -> dict[str, float]:
     """Peak resident memory of each candidate, alone in a process, beyond what it had before its first call."""
     found = {}
     for name in names:
-        done = subprocess.run([sys.executable, file, "--peak", name], check=True, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, file, name], check=True, capture_output=True, text=True)
         found[name] = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -5,7 +5,7 @@ python bench/integrations_nvflare.py [--rounds 9]
 
 from __future__ import annotations
 
-import argparse
+import sys
 from collections.abc import Callable
 
 from integrations_common import CLIENTS, compare, model, peak_of, peaks
@@ -60,17 +60,11 @@ CANDIDATES = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--peak")
-    args = parser.parse_args()
-    if args.peak:
-        peak_of(CANDIDATES[args.peak]())
-        return
+def report(rounds: int) -> str:
+    """The comparison, in Markdown."""
     memory = peaks(__file__, list(CANDIDATES))
-    print(compare({name: make() for name, make in CANDIDATES.items()}, CLIENTS, args.rounds, memory))
+    return compare({name: make() for name, make in CANDIDATES.items()}, CLIENTS, rounds, memory)
 
 
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # one candidate's memory, in a process of its own
+    peak_of(CANDIDATES[sys.argv[1]]())
