@@ -22,7 +22,7 @@ def simulations(recipe: str, size: int, rounds: int = 15) -> list[Row]:
     from fastagg.sim.recipes import load
     from fastagg.sim.run import Simulation
 
-    simulation = Simulation(load(recipe, {}))
+    simulation = Simulation(load(recipe, {"run.batched": False}))  # one call of `_work` an update
     work, recorded = simulation._work, deque[tuple[Any, ...]](maxlen=PERIOD)
 
     def recording(*job: Any) -> Any:

@@ -55,8 +55,9 @@ from fastagg.errors import (
 )
 from fastagg.euclidean import Euclidean
 from fastagg.layout import Layout
+from fastagg.loading import load
 from fastagg.optimizers import SGD, Adagrad, Adam, AMSGrad, Lookahead, Momentum, Yogi
-from fastagg.server import Server, load
+from fastagg.server import Server
 from fastagg.staleness import Constant, DelayAdaptive, Hinge, Polynomial
 from fastagg.versions import VersionStore
 

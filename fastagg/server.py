@@ -15,15 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastagg import _checks, checkpoint, memory, ops
+from fastagg import _checks, checkpoint, devices, memory, ops
 from fastagg.directions import Arrival, Buffer, Cohort, Direction, DistillationRecord, Single
 from fastagg.dispatch import Client, Dispatch, Receipt
-from fastagg.distill import Distillation
 from fastagg.errors import (
     CheckpointError,
     ConfigError,
     DTypeMismatch,
-    FastaggError,
     NonFiniteUpdate,
     UnknownClient,
     UnknownVersion,
@@ -108,7 +106,7 @@ class Server:
         self._round = Round()  # empty unless deterministic
 
         self._lock = threading.RLock()
-        self.device = _device(device, params)
+        self.device = devices.choose(device, params)
         if isinstance(params, Taken):  # from a checkpoint
             self.layout, model = params.layout, params.layout.take(params.arrays, self.device)
         else:
@@ -643,39 +641,6 @@ class Server:
             checkpoint.write(self.state_dict(copy=False), Path(path))
 
 
-def load(
-    path: str | os.PathLike[str],
-    *,
-    device: torch.device | str | None = None,
-    distill: Distillation | None = None,
-) -> Server:
-    """The server that :meth:`Server.save` wrote to ``path``, ready to go on.
-
-    The model comes back as a dict, a list or a flat tensor (an nn.Module's code is not in a checkpoint). FedEcho's
-    ``distill`` must be given again, with the same unlabelled data: neither it nor the code is in the checkpoint, and
-    its settings are the ones that hold from then on.
-
-    Raises:
-        CheckpointError: no checkpoint, damaged, or of another format.
-    """
-    state = checkpoint.read(Path(path))
-    try:
-        config, layout = dict(state["config"]), Layout.from_spec(state["layout"])
-        if "distill" in config["direction"]:
-            if distill is None:
-                raise ConfigError("it is FedEcho's: give load() its distill= again, with the same unlabelled data")
-            config["direction"] = {**config["direction"], "distill": distill}
-        parts = {key: checkpoint.part(config.pop(key)) for key in ("direction", "optimizer", "staleness")}
-        # Only its shapes: what a model's own type cannot hold, fp32 can, so its values come with the state.
-        start = torch.zeros(layout.size), torch.zeros(layout.buffer_size), state["buffers"]["counters"]
-        arrays = layout.views(*start)
-        server = Server(Taken(layout, arrays), **parts, **config, device=device)
-    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, FastaggError) as error:
-        raise CheckpointError(f"{path}: the checkpoint is damaged: {error}") from error
-    server.load_state_dict(state)
-    return server
-
-
 def _part(name: str, given: Any, kind: type, default: Any) -> Any:
     if given is not None and not isinstance(given, kind):
         raise ConfigError(f"{name}: expected a {kind.__name__} (see the parts in fastagg), got {given!r}")
@@ -687,33 +652,3 @@ def _plain(value: Any) -> Any:
         return value.item()
     except (AttributeError, ValueError, RuntimeError):  # not an array, or not of one number
         return value
-
-
-def _device(device: torch.device | str | None, params: Any) -> torch.device:
-    if device is None:
-        found = params.values() if isinstance(params, dict) else params
-        if isinstance(params, torch.nn.Module):
-            found = params.parameters()
-        elif not isinstance(found, (list, tuple)):
-            found = list(found) if isinstance(params, dict) else [params]
-        first = next(iter(found), None)
-        device = first.device if isinstance(first, Tensor) and first.is_cuda else "cpu"
-    try:
-        chosen = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"device: {error}") from error
-    if chosen.type == "cpu":
-        return torch.device("cpu")  # "cpu:0" is the same one, but not equal to it
-    if chosen.type == "cuda":
-        if not torch.cuda.is_available():
-            raise ConfigError(f"device {str(device)!r}: torch finds no CUDA device here; use device='cpu'")
-        if chosen.index is None:
-            chosen = torch.device("cuda", torch.cuda.current_device())
-        return chosen
-    if chosen.type == "meta":
-        raise ConfigError("device: expected one that holds numbers, got 'meta'")
-    try:
-        torch.empty(1, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {str(device)!r}: torch cannot use it here; use device='cpu'") from error
-    return chosen
