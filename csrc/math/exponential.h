@@ -8,15 +8,16 @@
 
 namespace fastagg {
 
-FASTAGG_FN float two_to(int32_t n) {  // -126 <= n <= 127
-  const int32_t bits = (n + 127) * (1 << 23);
+// 2^n. Unsigned, so that what NaN makes of n is some number and no overflow.
+FASTAGG_FN float two_to(uint32_t n) {  // -126 <= n <= 127
+  const uint32_t bits = (n + 127u) << 23;
   float out;
   memcpy(&out, &bits, sizeof out);
   return out;
 }
 
-FASTAGG_FN double two_to(int64_t n) {  // -1022 <= n <= 1023
-  const int64_t bits = (n + 1023) * (int64_t{1} << 52);
+FASTAGG_FN double two_to(uint64_t n) {  // -1022 <= n <= 1023
+  const uint64_t bits = (n + 1023u) << 52;
   double out;
   memcpy(&out, &bits, sizeof out);
   return out;
@@ -29,7 +30,7 @@ FASTAGG_FN float exp_negative(float x) {
   // low bits; log(2) is taken in two parts, the first so short that n times it is exact.
   const float shifted = clamped * 1.44269504088896341f + 12582912.0f;
   const float n = shifted - 12582912.0f;
-  int32_t bits;
+  uint32_t bits;
   memcpy(&bits, &shifted, sizeof bits);
   const float r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
   float p = 1.9875691500e-4f;
@@ -39,7 +40,7 @@ FASTAGG_FN float exp_negative(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = (p * (r * r) + r) + 1.0f;
-  const float value = p * two_to(bits - 0x4B400000);
+  const float value = p * two_to(bits - 0x4B400000u);
   return x < -87.0f ? 0.0f : value;
 }
 
@@ -47,7 +48,7 @@ FASTAGG_FN double exp_negative(double x) {
   const double clamped = x < -708.0 ? -708.0 : x;
   const double shifted = clamped * 1.4426950408889634 + 6755399441055744.0;
   const double n = shifted - 6755399441055744.0;
-  int64_t bits;
+  uint64_t bits;
   memcpy(&bits, &shifted, sizeof bits);
   const double r = (clamped - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10;
   double p = 1.0 / 6227020800.0;  // Taylor's series to the 13th power
@@ -63,7 +64,7 @@ FASTAGG_FN double exp_negative(double x) {
   p = p * r + 1.0 / 6.0;
   p = p * r + 0.5;
   p = (p * (r * r) + r) + 1.0;
-  const double value = p * two_to(bits - int64_t{0x4338000000000000});
+  const double value = p * two_to(bits - uint64_t{0x4338000000000000});
   return x < -708.0 ? 0.0 : value;
 }
 
@@ -73,7 +74,7 @@ FASTAGG_FN double log_positive(double x) {
   int64_t bits;
   memcpy(&bits, &x, sizeof bits);
   int64_t k = (bits >> 52) - 1023;
-  double f = x * two_to(-k);
+  double f = x * two_to(static_cast<uint64_t>(-k));
   if (f > 1.4142135623730951) {
     f *= 0.5;
     k += 1;

@@ -135,9 +135,10 @@ def heat_map(groups: Sequence[Group]) -> Figure | None:
         axes.set_xlabel(keys[across])
         axes.set_ylabel(keys[down])
         axes.set_title(method, fontsize=11)
-    for axes in list(all_axes.flat)[len(methods) :]:
+    used, spare = list(all_axes.flat)[: len(methods)], list(all_axes.flat)[len(methods) :]
+    for axes in spare:
         axes.remove()
-    figure.colorbar(image, ax=all_axes, label="test accuracy (%), mean over seeds")  # type: ignore[arg-type]
+    figure.colorbar(image, ax=used, label="test accuracy (%), mean over seeds")  # type: ignore[arg-type]
     return figure
 
 

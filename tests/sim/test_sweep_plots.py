@@ -102,6 +102,12 @@ def test_the_heat_map_has_a_panel_per_method_and_every_mean(group):
     assert "test accuracy (%)" in figure.axes[2].get_ylabel()
 
 
+def test_a_heat_map_of_four_methods_leaves_places_empty(group):
+    grid = [(("alpha", a), ("beta", b)) for a in (1, 2) for b in (3, 4)]
+    figure = heat_map([group(method, LINE, choice=choice) for method in "ABCD" for choice in grid])
+    assert figure is not None and [axes.get_title() for axes in figure.axes[:4]] == list("ABCD")
+
+
 def test_no_heat_map_without_two_keys(group):
     assert heat_map([group("A", LINE, choice=(("alpha", a),)) for a in (1, 2)]) is None
     assert heat_map([group("A", LINE)]) is None
