@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ def from_npy(data: bytes, dtype: str = "", label: str = "array") -> Tensor:
     length = 10 + int.from_bytes(data[8:10], "little") if data[6:7] == b"\x01" else _LONGEST_HEADER
     try:
         shape, columns_first, kind, start = _header(data[:length])
-    except (ValueError, LookupError, TypeError, SyntaxError) as error:
+    except (ValueError, LookupError, TypeError, SyntaxError, TokenError) as error:
         raise ShapeMismatch(f"{label}: these are not the bytes of an .npy file: {error}") from None
     # NumPy itself has no bfloat16: in a file its elements are two bytes without a meaning.
     name = "bfloat16" if kind.str.endswith("V2") and dtype == "bfloat16" else kind.name
