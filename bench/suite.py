@@ -67,7 +67,7 @@ UPDATES = [
     _update("apply", 12),
     _update("fedbuff flush", 16),
     _update("fadas flush", 40, lr=1e-3, corrected=ours.corrected_flush),
-    _update("inspect", 4),
+    _update("inspect", 4, rounding=0.05),  # torch adds in fp32: off by 1.3% at 110 M
 ]
 
 
