@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from fastagg.sim import stacked
 from fastagg.sim.client import LocalTrainer, LocalWork
@@ -101,7 +102,7 @@ class BatchedTrainer:
         gradient = torch.zeros_like(flat)
         for step in range(len(plans[0])):
             live = sum(len(plan) > step for plan in plans)
-            gradient = self._gradient(flat[:live], buffers, live, [plan[step] for plan in plans[:live]])
+            gradient = self._gradient(flat[:live], buffers, [plan[step] for plan in plans[:live]])
             if self._work.weight_decay:
                 gradient.add_(flat[:live], alpha=self._work.weight_decay)
             if self._gradients:
@@ -111,11 +112,10 @@ class BatchedTrainer:
             if velocity is not None:
                 gradient = velocity[:live].mul_(self._work.momentum).add_(gradient)
             flat[:live].addcmul_(gradient, lr[:live], value=-1.0)
+        sent = {**self._views(gradient if self._gradients else flat - start), **buffers}
         updates: list[Any] = [None] * len(jobs)
         for row, i in enumerate(order):
-            trained = {name: buffers[name][row] for name in self._buffers}
-            update = jobs[i].task.delta({**self._views(flat[row]), **trained})
-            updates[i] = {**update, **self._views(gradient[row])} if self._gradients else update
+            updates[i] = {name: stack[row] for name, stack in sent.items()}
         return updates
 
     def _plan(self, job: Job) -> list[Tensor]:
@@ -125,17 +125,14 @@ class BatchedTrainer:
         first = self._starts[job.client]
         return [index + first for index in self._trainer.batches(self._sizes[job.client], steps, rng)]
 
-    def _gradient(self, flat: Tensor, buffers: dict[str, Tensor], live: int, batches: list[Tensor]) -> Tensor:
-        """Gradients of each client's own mean loss on its own batch, [live, d]."""
-        longest = max(len(batch) for batch in batches)
-        index = torch.zeros(live, longest, dtype=torch.int64)
-        keep = torch.zeros(live, longest)
-        for row, batch in enumerate(batches):
-            index[row, : len(batch)] = batch
-            keep[row, : len(batch)] = 1.0
+    def _gradient(self, flat: Tensor, buffers: dict[str, Tensor], batches: list[Tensor]) -> Tensor:
+        """Gradients of each client's own mean loss on its own batch, like ``flat`` [clients, d]."""
+        lengths = torch.tensor([len(batch) for batch in batches])
+        index = pad_sequence(batches, batch_first=True)
+        keep = (torch.arange(index.shape[1]) < lengths.unsqueeze(1)).to(torch.float32)
         index, keep = index.to(flat.device), keep.to(flat.device)
         leaf = flat.detach().requires_grad_()
-        weights = {**self._views(leaf), **{name: buffer[:live] for name, buffer in buffers.items()}}
+        weights = {**self._views(leaf), **{name: buffer[: len(flat)] for name, buffer in buffers.items()}}
         logits = stacked.forward(self._module, self._x[index], weights, keep)
         losses = functional.cross_entropy(logits.flatten(0, 1), self._y[index].flatten(), reduction="none")
         share = keep / keep.sum(dim=1, keepdim=True)
