@@ -211,7 +211,7 @@ def test_an_unknown_baseline_is_refused_before_anything_runs(recipe, tmp_path):
 
 
 def test_ctrl_c_keeps_what_is_there_and_the_same_command_ends_as_if_unbroken(recipe, tmp_path):
-    changes = ["--set", "run.uploads=600", "--set", "run.evaluate_every=50"]
+    changes = ["--set", "run.uploads=3000", "--set", "run.evaluate_every=250"]
     program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     program += "from fastagg.cli import main\nif __name__ == '__main__': main()"
     command = [sys.executable, "-c", program, "compare", recipe, "--seeds", "3", "-j", "2", *changes]
@@ -228,7 +228,7 @@ def test_ctrl_c_keeps_what_is_there_and_the_same_command_ends_as_if_unbroken(rec
     assert not (tmp_path / "cut" / "tiny" / "seed2").exists()
     done = subprocess.run([*command, "--out", "cut"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    whole = cells([recipe], {"run.uploads": 600, "run.evaluate_every": 50}, {}, seeds=3)
+    whole = cells([recipe], {"run.uploads": 3000, "run.evaluate_every": 250}, {}, seeds=3)
     compare(whole, tmp_path / "whole", Silent())
     for name in ("table.csv", "comparison.csv"):
         cut, whole = (list(csv.DictReader(io.StringIO((tmp_path / o / name).read_text()))) for o in ("cut", "whole"))
