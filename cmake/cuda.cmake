@@ -19,11 +19,11 @@ set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 enable_language(CUDA)
 
-add_library(fastagg_cuda OBJECT csrc/cuda/distill.cu csrc/cuda/optimizer.cu)
+add_library(fastagg_cuda OBJECT ${FASTAGG_CUDA_SOURCES})
 set_target_properties(fastagg_cuda PROPERTIES CUDA_VISIBILITY_PRESET hidden)
 target_compile_options(fastagg_cuda PRIVATE
   -fmad=false -Xptxas=-v,-warn-spills -Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Werror)
-target_sources(_native PRIVATE $<TARGET_OBJECTS:fastagg_cuda>)
+target_sources(_native PRIVATE csrc/bindings/cuda.cpp $<TARGET_OBJECTS:fastagg_cuda>)
 string(REPLACE ";" "," architectures "${FASTAGG_CUDA_ARCHITECTURES}")
 target_compile_definitions(_native PRIVATE FASTAGG_CUDA FASTAGG_CUDA_ARCHITECTURES="${architectures}")
 set_target_properties(_native PROPERTIES CUDA_RUNTIME_LIBRARY Static LINKER_LANGUAGE CXX)

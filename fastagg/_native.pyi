@@ -1,9 +1,13 @@
-"""Types of the compiled module (csrc/bindings/module.cpp)."""
+"""Types of the compiled module (csrc/bindings)."""
+
+from types import SimpleNamespace
 
 _Pieces = list[tuple[int, int, int]]
 
 cuda_architectures: str
 cuda_version: int
+cuda_emulated: bool
+cuda: SimpleNamespace  # the CPU's functions, on a device and a stream
 
 class Hyper:
     def __init__(self, lr: float, beta1: float, beta2: float, eps: float, root_scale: float) -> None: ...
@@ -65,6 +69,7 @@ def accumulate(pieces: _Pieces, acc: int, weight: float, acc_out: int) -> None: 
 def sum_squares(pieces: _Pieces) -> float: ...
 def distances(pieces: _Pieces, x: int, base: int, wants_inner: bool) -> tuple[float, float, float]: ...
 def sketch(pieces: _Pieces, k: int, seed: int, out: int) -> None: ...
+def copy(pieces: _Pieces, first: int, count: int, item: int, out: int) -> None: ...
 def gather(pieces: _Pieces, out: int) -> None: ...
 def soft_targets_f32(
     logits: int, scale: float, rows: int, classes: int, probs: int, labels: int, entropy: int
@@ -104,43 +109,3 @@ def select_isa(name: str) -> bool: ...
 def threads() -> int: ...
 def set_threads(count: int) -> None: ...
 def cuda_device_count() -> int: ...
-def cuda_step(
-    n: int,
-    direction: int,
-    optimizer: int,
-    hyper: Hyper,
-    m: int,
-    v: int,
-    vhat: int,
-    x: int,
-    x_out: int,
-    device: int,
-    stream: int,
-) -> None: ...
-def cuda_soft_targets(
-    logits: int,
-    scale: float,
-    rows: int,
-    classes: int,
-    probs: int,
-    labels: int,
-    entropy: int,
-    device: int,
-    stream: int,
-) -> None: ...
-def cuda_distill(
-    logits: int,
-    probs: int,
-    labels: int,
-    entropy: int,
-    which: int,
-    rows: int,
-    classes: int,
-    alpha_min: float,
-    alpha_max: float,
-    scratch: int,
-    loss: int,
-    gradient: int,
-    device: int,
-    stream: int,
-) -> None: ...

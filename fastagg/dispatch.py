@@ -107,6 +107,7 @@ class Receipt:
         update_norm: Euclidean norm of the update as it came, before clipping; NaN where a trained model was folded in
             without taking its difference (``receive_model``).
         weight: the staleness policy's weight s(tau).
+        kept: False only with ``validate="deferred"``: an element was not finite, and the update counted as zero.
     """
 
     client: Client
@@ -116,3 +117,4 @@ class Receipt:
     step_size: float | None
     update_norm: float
     weight: float
+    kept: bool = field(default_factory=lambda: True)  # no attribute of the class: deferred receipts have none either

@@ -83,8 +83,10 @@ class _EuclideanState(StalenessState):
         self.seed = seed
         self.steps: dict[int | str, int] = {}
         self.told: dict[tuple[int | str, int], int] = {}
+        self.pending: dict[int | str, list[tuple[int, Tensor]]] = {}  # K it was told, and what the device will say
 
     def dispatched(self, client: int | str, version: int) -> int | None:
+        self._settle(client)
         steps = self.steps.get(client, self.policy.local_steps)
         self.told[client, version] = steps
         return steps
@@ -97,18 +99,35 @@ class _EuclideanState(StalenessState):
         if norm == 0.0:
             return None
         gamma = self._moved(facts) / norm
-        steps = self.told[facts.client, facts.version] + math.floor((self.policy.gamma_bar - gamma) * self.policy.kappa)
-        most = steps if self.policy.max_local_steps is None else self.policy.max_local_steps
-        self.steps[facts.client] = max(1, min(steps, most))
+        self._adapt(facts.client, self.told[facts.client, facts.version], gamma)
         if self.policy.gamma_max is not None and gamma > self.policy.gamma_max:
             return None
         return self.policy.lam / (gamma + self.policy.eps)
+
+    def _adapt(self, client: int | str, told: int, gamma: float) -> None:
+        steps = told + math.floor((self.policy.gamma_bar - gamma) * self.policy.kappa)
+        most = steps if self.policy.max_local_steps is None else self.policy.max_local_steps
+        self.steps[client] = max(1, min(steps, most))
+
+    def rules(self) -> dict[str, Any]:
+        return {"lam": self.policy.lam, "eps": self.policy.eps, "gamma_max": self.policy.gamma_max}
+
+    def judged(self, client: int | str, version: int, verdict: Tensor) -> None:
+        self.pending.setdefault(client, []).append((self.told[client, version], verdict))
+
+    def _settle(self, client: int | str) -> None:
+        for told, verdict in self.pending.pop(client, ()):
+            norm2, moved2, _, gain, _, _ = verdict.tolist()
+            if 0.0 < norm2 < math.inf:
+                self._adapt(client, told, math.sqrt(moved2) / (math.sqrt(norm2) * gain))
 
     def _moved(self, facts: Facts) -> float:
         assert facts.moved is not None
         return facts.moved
 
     def state_dict(self) -> dict[str, Any]:
+        for client in list(self.pending):
+            self._settle(client)
         told = [(client, version, steps) for (client, version), steps in self.told.items()]
         return {"steps": dict(self.steps), "told": told}
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fastagg import memory, ops
 from fastagg.layout import Parsed
+from fastagg.pieces import Pieces
 
 MODES = ("mean", "latest", "keep")
 
@@ -31,8 +32,8 @@ class ModelBuffers:
         self._most: list[Tensor] | None = None
         self._count = 0
 
-    def arrive(self, parsed: Parsed) -> None:
-        """Take one client's buffers, if it sent any."""
+    def arrive(self, parsed: Parsed, verdict: Tensor | None = None) -> None:
+        """Take one client's buffers, if it sent any; the server's own stand for those of an update that is not kept."""
         if self.mode == "keep" or (parsed.buffers is None and parsed.counters is None):
             return
         first = self._count == 0
@@ -40,15 +41,18 @@ class ModelBuffers:
             if self._sum is None:
                 self._sum = memory.empty(self.values.numel(), self.values.device)
             fresh = first or self.mode == "latest"
-            ops.accumulate_(self._sum, parsed.buffers.to(self.values.device), fresh=fresh)
+            theirs = parsed.buffers.to(self.values.device)
+            if verdict is not None:
+                theirs = Pieces([torch.where(verdict[5] > 0, theirs.flat(torch.float32), self.values)])
+            ops.accumulate_(self._sum, theirs, fresh=fresh)
         if parsed.counters is not None:
-            theirs = [
+            counters = [
                 new.to(old.device, old.dtype, copy=True)
                 for new, old in zip(parsed.counters, self.counters, strict=True)
             ]
             if not first and self._most is not None:
-                theirs = [_larger(new, old) for new, old in zip(theirs, self._most, strict=True)]
-            self._most = theirs
+                counters = [_larger(new, old) for new, old in zip(counters, self._most, strict=True)]
+            self._most = counters
         self._count += 1
 
     def after(self, parsed: Parsed) -> Tensor:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastagg import _checks, checkpoint, devices, memory, ops
-from fastagg.directions import Arrival, Buffer, Cohort, Direction, DistillationRecord, Single
+from fastagg import _checks, checkpoint, deferred, devices, memory, ops, staging
+from fastagg.directions import Arrival, Buffer, Cohort, Direction, DistillationRecord, Mixing, Single
 from fastagg.dispatch import Client, Dispatch, Receipt
 from fastagg.errors import (
     CheckpointError,
@@ -55,6 +55,9 @@ class Server:
         deterministic: for synchronous rules only: a round's result does not depend, to the bit, on the order in which
             its updates arrive. They are held, in the type they came in, until the round is complete, and then
             folded in the order of the clients' ids: memory for a round's updates instead of for one sum.
+        validate: ``sync``: an update that is not finite is refused. ``deferred``, for a CUDA device: nobody waits for
+            it to say so; such an update counts as zero, and the receipt says so when it is read
+            (:class:`fastagg.deferred.DeferredReceipt`). On the CPU the answer is at hand, and both are ``sync``.
         seed: of every random number the server draws.
         device: where state lives and steps run; by default the CPU, or the model's own CUDA device.
 
@@ -77,6 +80,7 @@ class Server:
         weighting: str = "uniform",
         buffers: str = "mean",
         deterministic: bool = False,
+        validate: str = "sync",
         seed: int = 0,
         device: torch.device | str | None = None,
     ) -> None:
@@ -105,8 +109,14 @@ class Server:
         self.deterministic = bool(deterministic)
         self._round = Round()  # empty unless deterministic
 
+        _checks.one_of("validate", validate, deferred.MODES)
+        if validate == "deferred":
+            deferred.refuse(self.direction, self.staleness, self.deterministic)
+        self.validate = validate
+
         self._lock = threading.RLock()
         self.device = devices.choose(device, params)
+        self._defers = validate == "deferred" and ops.on_cuda(self.device)
         if isinstance(params, Taken):  # from a checkpoint
             self.layout, model = params.layout, params.layout.take(params.arrays, self.device)
         else:
@@ -210,9 +220,11 @@ class Server:
         self._refuse_other_kind(kind or getattr(update, "kind", None))
         parsed = self.layout.parse(update)
         share = self._share(num_samples)
-        pieces = parsed.parameters.to(self.device)
         change = self._control(control)
-        norm, moved, cosine = (0.0, None, 0.0) if self._measures else (self._inspect(parsed), None, 0.0)
+        pieces = staging.upload(parsed.parameters, self.device)
+        if self._defers:
+            return self._receive_deferred(client, parsed, pieces, version, share)
+        norm, moved, cosine = (0.0, None, 0.0) if self._measures else (self._inspect(parsed, pieces), None, 0.0)
         with self._lock:
             start = self._answered(client, version)
             delay = self.version - start
@@ -236,6 +248,33 @@ class Server:
             self._answer(client, start)
             return Receipt(client, applied, self.version, delay, step_size, norm, weight or 0.0)
 
+    def _receive_deferred(
+        self, client: Client, parsed: Parsed, pieces: Pieces, version: int | None, share: float
+    ) -> Receipt:
+        """:meth:`receive` where the device decides, and nobody waits for it."""
+        with self._lock:
+            start = self._answered(client, version)
+            before, delay = self.version, self.version - start
+            base = self._versions.get(start) if self._keeps_versions else None
+            x, measured = (self._flat, base) if self._measures else (None, None)
+            verdict = ops.judge(pieces, x=x, base=measured, clip_norm=self.clip_norm, **self._policy.rules())
+            if parsed.buffers is not None:
+                statistics = ops.judge(staging.upload(parsed.buffers, self.device))
+                verdict[5:].mul_(statistics[5:])
+            facts = Facts(client, start, delay, pieces, 1.0, math.nan, None)
+            weight = 1.0 if self._measures else self._policy.weigh(facts) or 0.0
+            held = base if self.direction.needs_base else None
+            arrival = Arrival(
+                client, pieces, start, before, 1.0, weight, share, held, 0.0, None, None, verdict
+            )  # fmt: skip
+            step_size = self._state.arrive(arrival, self._apply)
+            self._buffers.arrive(parsed, verdict)
+            self._follow(step_size, before)
+            self._policy.judged(client, start, verdict)
+            self._answer(client, start)
+            scales = isinstance(self.direction, (Single, Mixing))
+            return deferred.DeferredReceipt(client, self.version, delay, step_size, weight, scales, verdict)
+
     def receive_model(self, task: Dispatch, trained: Any, num_samples: float | None = None) -> Receipt:
         """Take a trained model: :meth:`receive` of ``task.delta(trained)``, to the bit.
 
@@ -254,7 +293,7 @@ class Server:
         parsed = self._foldable(trained)
         if parsed is None:
             return self.receive(task.client, task.delta(trained), task.version, num_samples)
-        share, norm = self._share(num_samples), self._inspect(parsed)
+        share, norm = self._share(num_samples), self._inspect(parsed, parsed.parameters)
         with self._lock:
             version = self._answered(task.client, task.version)
             if self._reach[0] != self.version:
@@ -275,6 +314,7 @@ class Server:
         direction = self.direction
         if (
             self.deterministic
+            or self._defers
             or type(direction) is not Cohort
             or direction.size == 1
             or type(self.staleness) is not Constant
@@ -422,8 +462,8 @@ class Server:
         product = seen.moved * seen.norm
         return seen.norm, seen.moved, seen.inner / product if product > 0.0 else 0.0
 
-    def _inspect(self, parsed: Parsed) -> float:
-        seen = ops.inspect(parsed.parameters)
+    def _inspect(self, parsed: Parsed, pieces: Pieces) -> float:
+        seen = ops.inspect(pieces)
         self._refuse_non_finite(parsed, seen.finite)
         return seen.norm
 
@@ -560,7 +600,8 @@ class Server:
         settings = {
             **{key: {"name": type(part).__name__, **fields} for key, (part, fields) in parts.items()},
             "num_clients": self.num_clients, "clip_norm": self.clip_norm, "weighting": self.weighting,
-            "buffers": self._buffers.mode, "deterministic": self.deterministic, "seed": self.seed,
+            "buffers": self._buffers.mode, "deterministic": self.deterministic, "validate": self.validate,
+            "seed": self.seed,
         }  # fmt: skip
         return checkpoint.plain(settings)
 

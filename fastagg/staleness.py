@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+from torch import Tensor
+
 from fastagg import _checks
 from fastagg.errors import ConfigError
 from fastagg.pieces import Pieces
@@ -79,6 +81,13 @@ class StalenessState:
     def weigh(self, facts: Facts) -> float | None:
         """The weight of an update; None discards it."""
         return self.policy.weight(facts.delay)
+
+    def rules(self) -> dict[str, Any]:
+        """For :func:`fastagg.ops.judge`, if the weight is to be found on the device."""
+        return {}
+
+    def judged(self, client: int | str, version: int, verdict: Tensor) -> None:
+        """The device will know what to make of an update; it must not be waited for here."""
 
     def answered(self, client: int | str, version: int) -> None:
         """A task was answered or given up."""

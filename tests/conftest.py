@@ -9,12 +9,17 @@ import pytest
 from hypothesis import settings
 
 import fastagg
+from fastagg.ops.place import emulated
 
 settings.register_profile("fastagg", deadline=None, print_blob=True)
 settings.load_profile("fastagg")
 
 if wanted := os.environ.get("FASTAGG_TEST_EXTENSION"):  # the sanitizer run must not test another build
     assert fastagg._build.native.__file__.startswith(wanted), fastagg._build.native.__file__
+
+if os.environ.get("FASTAGG_TEST_EMULATED"):  # every op of every test through the CUDA kernels, on the CPU
+    emulation = emulated()
+    emulation.__enter__()
 
 ISAS = [name for name, supported in fastagg.build_info()["cpu_isas"].items() if supported]
 

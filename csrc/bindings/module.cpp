@@ -1,38 +1,17 @@
 // The Python door: addresses, sizes and scalars in, nothing else. Checks live in fastagg/ops.py, which owns tensors.
 // Every call that touches vectors releases the GIL.
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
-
-#include <tuple>
-#include <vector>
-
 #include "../cpu/cached_step.h"
 #include "../cpu/distill.h"
 #include "../cpu/kernels.h"
 #include "../cpu/norms.h"
 #include "../cpu/pool.h"
 #include "../cpu/step.h"
-#if defined(FASTAGG_CUDA)
-#include "../cuda/cuda.h"
-#endif
+#include "arguments.h"
 
 namespace py = pybind11;
 using namespace fastagg;
 
 namespace {
-
-using Address = uintptr_t;
-using Pieces = std::vector<std::tuple<Address, int64_t, int>>;  // address, elements, dtype code
-
-float* at(Address address) { return reinterpret_cast<float*>(address); }
-
-cpu::Update update_of(const Pieces& pieces) {
-  cpu::Update update;
-  update.pieces.reserve(pieces.size());
-  for (const auto& [address, size, dtype] : pieces)
-    update.add(reinterpret_cast<const void*>(address), size, static_cast<cpu::Dtype>(dtype));
-  return update;
-}
 
 void step(const Pieces& pieces, int direction, Address acc, Address base, float gain, float weight, float scale,
           int optimizer, const Hyper& hyper, Address m, Address v, Address vhat, Address x, Address x_out) {
@@ -71,6 +50,12 @@ void gather(const Pieces& pieces, Address out) {
   const cpu::Update update = update_of(pieces);
   py::gil_scoped_release release;
   cpu::gather(update, at(out));
+}
+
+void copy(const Pieces& pieces, int64_t first, int64_t count, int64_t item, Address out) {
+  const cpu::Update update = update_of(pieces);
+  py::gil_scoped_release release;
+  cpu::copy(update, first, count, item, reinterpret_cast<void*>(out));
 }
 
 // `optimizer` < 0: the cache moves, the model does not.
@@ -166,6 +151,7 @@ PYBIND11_MODULE(_native, m) {
   m.def("distances", &distances);
   m.def("sketch", &sketch);
   m.def("gather", &gather);
+  m.def("copy", &copy);
   m.def("soft_targets_f32", &soft_targets<float>);
   m.def("soft_targets_f64", &soft_targets<double>);
   m.def("distill_f32", &distill<float>);
@@ -178,31 +164,9 @@ PYBIND11_MODULE(_native, m) {
   m.def("set_threads", &cpu::set_threads);
 
 #if defined(FASTAGG_CUDA)
-  m.attr("cuda_architectures") = FASTAGG_CUDA_ARCHITECTURES;
-  m.attr("cuda_version") = cuda::runtime_version();
-  m.def("cuda_device_count", &cuda::device_count);
-  m.def("cuda_step", [](int64_t n, Address direction, int optimizer, const Hyper& hyper, Address mom, Address v,
-                        Address vhat, Address x, Address x_out, int device, Address stream) {
-    py::gil_scoped_release release;
-    cuda::step(n, at(direction), static_cast<OptimizerKind>(optimizer), hyper, at(mom), at(v), at(vhat), at(x),
-               at(x_out), device, reinterpret_cast<void*>(stream));
-  });
-  m.def("cuda_soft_targets", [](Address logits, double scale, int64_t rows, int64_t classes, Address probs,
-                                Address labels, Address entropy, int device, Address stream) {
-    py::gil_scoped_release release;
-    cuda::soft_targets(at(logits), scale, rows, classes, at(probs), reinterpret_cast<int64_t*>(labels),
-                       reinterpret_cast<double*>(entropy), device, reinterpret_cast<void*>(stream));
-  });
-  m.def("cuda_distill", [](Address logits, Address probs, Address labels, Address entropy, Address which, int64_t rows,
-                           int64_t classes, double alpha_min, double alpha_max, Address scratch, Address loss,
-                           Address gradient, int device, Address stream) {
-    py::gil_scoped_release release;
-    cuda::distill(at(logits), at(probs), reinterpret_cast<const int64_t*>(labels),
-                  reinterpret_cast<const double*>(entropy), reinterpret_cast<const int64_t*>(which), rows, classes,
-                  alpha_min, alpha_max, reinterpret_cast<double*>(scratch), at(loss), at(gradient), device,
-                  reinterpret_cast<void*>(stream));
-  });
+  bind_cuda(m);
 #else
   m.attr("cuda_architectures") = "";
+  m.attr("cuda_emulated") = false;
 #endif
 }

@@ -44,6 +44,21 @@ void accumulate(const Update& update, const float* acc, float weight, float* acc
   });
 }
 
+void copy(const Update& update, int64_t first, int64_t count, int64_t item, void* out) {
+  constexpr int64_t kPart = int64_t{1} << 18;  // elements a thread takes at a time
+  auto part = [&](int64_t index) {
+    const int64_t begin = first + index * kPart, end = std::min(first + count, begin + kPart);
+    for (const Piece& piece : update.pieces) {
+      const int64_t from = std::max(begin, piece.begin), to = std::min(end, piece.begin + piece.size);
+      if (from < to)
+        std::memcpy(static_cast<char*>(out) + (from - first) * item,
+                    static_cast<const char*>(piece.data) + (from - piece.begin) * item,
+                    static_cast<size_t>((to - from) * item));
+    }
+  };
+  parallel((count + kPart - 1) / kPart, part);
+}
+
 void gather(const Update& update, float* out) { accumulate(update, nullptr, 1.0f, out); }
 
 }  // namespace fastagg::cpu

@@ -56,6 +56,9 @@ void step(const Update& update, const Direction& direction, const Optimizer& opt
 // acc_out = acc + weight*update; acc null starts a new sum, so that nobody needs to clear it.
 void accumulate(const Update& update, const float* acc, float weight, float* acc_out);
 
+// Elements first..first+count-1 as they are, `item` bytes each (all pieces are of one type), put together.
+void copy(const Update& update, int64_t first, int64_t count, int64_t item, void* out);
+
 // out = update, widened to fp32 and put together.
 void gather(const Update& update, float* out);
 

@@ -6,14 +6,10 @@
 #include <math_constants.h>
 
 #include "../math/distill.h"
-#include "cuda.h"
 #include "launch.cuh"
 
 namespace fastagg::cuda {
 namespace {
-
-constexpr int kWarp = 32;
-constexpr int kWarps = kThreads / kWarp;
 
 struct Pair {
   double a, b;
@@ -22,8 +18,8 @@ struct Pair {
 __device__ __forceinline__ Pair sum_of_block(Pair value) {
   __shared__ Pair partial[kWarps];
   for (int half = kWarp / 2; half > 0; half /= 2) {
-    value.a += __shfl_down_sync(0xFFFFFFFFu, value.a, half);
-    value.b += __shfl_down_sync(0xFFFFFFFFu, value.b, half);
+    value.a += __shfl_down_sync(kAll, value.a, half);
+    value.b += __shfl_down_sync(kAll, value.b, half);
   }
   __syncthreads();  // the last call's readers are done with `partial`
   if (threadIdx.x % kWarp == 0) partial[threadIdx.x / kWarp] = value;
@@ -49,8 +45,7 @@ __device__ __forceinline__ Most larger(Most a, Most b) {
 __device__ __forceinline__ Most most_of_block(Most value) {
   __shared__ Most partial[kWarps];
   for (int half = kWarp / 2; half > 0; half /= 2)
-    value = larger(value,
-                   {__shfl_down_sync(0xFFFFFFFFu, value.value, half), __shfl_down_sync(0xFFFFFFFFu, value.at, half)});
+    value = larger(value, {__shfl_down_sync(kAll, value.value, half), __shfl_down_sync(kAll, value.at, half)});
   __syncthreads();
   if (threadIdx.x % kWarp == 0) partial[threadIdx.x / kWarp] = value;
   __syncthreads();
@@ -69,7 +64,7 @@ __device__ __forceinline__ float largest_of_row(const float* logits, int64_t cla
   __shared__ float partial[kWarps];
   float most = -CUDART_INF_F;
   for (int64_t i = threadIdx.x; i < classes; i += kThreads) most = fmaxf(most, logits[i]);
-  for (int half = kWarp / 2; half > 0; half /= 2) most = fmaxf(most, __shfl_down_sync(0xFFFFFFFFu, most, half));
+  for (int half = kWarp / 2; half > 0; half /= 2) most = fmaxf(most, __shfl_down_sync(kAll, most, half));
   __syncthreads();
   if (threadIdx.x % kWarp == 0) partial[threadIdx.x / kWarp] = most;
   __syncthreads();
@@ -103,14 +98,20 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Nobody can be told of a row or a label that is out of range without being waited for: its loss is NaN, and nothing is
+// read there.
+__device__ __forceinline__ bool known(const int64_t* labels, int64_t from, int64_t teachers, int64_t classes) {
+  return from >= 0 && from < teachers && labels[from] < classes && (labels[from] >= 0 || labels[from] == kIgnored);
+}
+
 // One block: how many rows count, and alpha (Eq. 4).
 __global__ void __launch_bounds__(kThreads)
-    mixing_kernel(const int64_t* labels, const double* entropy, const int64_t* which, int64_t rows, int64_t classes,
-                  double alpha_min, double alpha_max, double* mix) {
+    mixing_kernel(const int64_t* labels, const double* entropy, const int64_t* which, int64_t teachers, int64_t rows,
+                  int64_t classes, double alpha_min, double alpha_max, double* mix) {
   Pair sums{0.0, 0.0};
   for (int64_t r = threadIdx.x; r < rows; r += kThreads) {
     const int64_t from = which == nullptr ? r : which[r];
-    if (labels[from] == kIgnored) continue;
+    if (!known(labels, from, teachers, classes) || labels[from] == kIgnored) continue;
     sums.a += 1.0;
     sums.b += entropy[from];
   }
@@ -124,20 +125,22 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     distill_kernel(const float* __restrict__ logits, const float* __restrict__ probs, const int64_t* labels,
-                   const double* entropy, const int64_t* which, int64_t rows, int64_t classes, const double* mix,
+                   const double* entropy, const int64_t* which, int64_t teachers, int64_t rows, int64_t classes,
+                   const double* mix,
                    double* losses, float* __restrict__ gradient) {
   const double alpha = mix[0], share = mix[1];
   for (int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
     const int64_t from = which == nullptr ? r : which[r];
+    float* out = gradient + r * classes;
+    const bool counts = known(labels, from, teachers, classes);
+    if (!counts || labels[from] == kIgnored) {
+      for (int64_t i = threadIdx.x; i < classes; i += kThreads) out[i] = 0.0f;
+      if (threadIdx.x == 0) losses[r] = counts ? 0.0 : CUDART_NAN;
+      continue;
+    }
     const int64_t label = labels[from];
     const float* in = logits + r * classes;
     const float* p = probs + from * classes;
-    float* out = gradient + r * classes;
-    if (label == kIgnored) {
-      for (int64_t i = threadIdx.x; i < classes; i += kThreads) out[i] = 0.0f;
-      if (threadIdx.x == 0) losses[r] = 0.0;
-      continue;
-    }
     const float most = largest_of_row(in, classes);
     Pair sums{0.0, 0.0};
     for (int64_t i = threadIdx.x; i < classes; i += kThreads) {
@@ -166,30 +169,27 @@ __global__ void __launch_bounds__(kThreads) mean_kernel(const double* losses, in
   if (threadIdx.x == 0) *loss = static_cast<float>(sums.a);
 }
 
-unsigned one_block_a_row(int64_t rows, int device) { return grid(rows * kThreads, device); }
-
 }  // namespace
 
 void soft_targets(const float* logits, double scale, int64_t rows, int64_t classes, float* probs, int64_t* labels,
-                  double* entropy, int device, void* stream) {
+                  double* entropy, const Where& where) {
   if (rows == 0) return;
-  const DeviceGuard guard(device);
-  targets_kernel<<<one_block_a_row(rows, device), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-      logits, static_cast<float>(scale), rows, classes, probs, labels, entropy);
-  check(cudaGetLastError(), "soft targets");
+  const DeviceGuard guard(where.device);
+  launch("soft targets", where, grid(rows, where.device), targets_kernel, logits, static_cast<float>(scale), rows,
+         classes, probs, labels, entropy);
 }
 
 void distill(const float* logits, const float* probs, const int64_t* labels, const double* entropy,
-             const int64_t* which, int64_t rows, int64_t classes, double alpha_min, double alpha_max, double* scratch,
-             float* loss, float* gradient, int device, void* stream) {
-  const DeviceGuard guard(device);
-  const auto on = static_cast<cudaStream_t>(stream);
-  mixing_kernel<<<1, kThreads, 0, on>>>(labels, entropy, which, rows, classes, alpha_min, alpha_max, scratch);
+             const int64_t* which, int64_t teachers, int64_t rows, int64_t classes, double alpha_min, double alpha_max,
+             double* scratch, float* loss, float* gradient, const Where& where) {
+  const DeviceGuard guard(where.device);
+  double* losses = scratch + 2;
+  launch("distillation: alpha", where, 1, mixing_kernel, labels, entropy, which, teachers, rows, classes, alpha_min, alpha_max,
+         scratch);
   if (rows > 0)
-    distill_kernel<<<one_block_a_row(rows, device), kThreads, 0, on>>>(logits, probs, labels, entropy, which, rows,
-                                                                       classes, scratch, scratch + 2, gradient);
-  mean_kernel<<<1, kThreads, 0, on>>>(scratch + 2, rows, loss);
-  check(cudaGetLastError(), "distillation loss");
+    launch("distillation: loss", where, grid(rows, where.device), distill_kernel, logits, probs, labels, entropy, which,
+           teachers, rows, classes, scratch, losses, gradient);
+  launch("distillation: mean", where, 1, mean_kernel, losses, rows, loss);
 }
 
 }  // namespace fastagg::cuda

@@ -3,16 +3,24 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
+
+#include "cuda.h"
 
 namespace fastagg::cuda {
 
 inline void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
   (void)cudaGetLastError();  // clear it: the next call must not report this one's failure
+  std::string advice;
+  if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorUnsupportedPtxVersion)
+    advice = "; this build has no code for this card: build with -DFASTAGG_CUDA_ARCHITECTURES=<its compute capability>";
+  if (status == cudaErrorInsufficientDriver)
+    advice = "; the driver is older than the CUDA runtime of this build: update the driver";
   throw std::runtime_error(std::string("fastagg CUDA ") + what + ": " + cudaGetErrorName(status) + " (" +
-                           cudaGetErrorString(status) + ")");
+                           cudaGetErrorString(status) + ")" + advice);
 }
 
 class DeviceGuard {
@@ -30,14 +38,28 @@ class DeviceGuard {
 };
 
 constexpr int kThreads = 256;
+constexpr int kWarp = 32;
+constexpr int kWarps = kThreads / kWarp;
+constexpr unsigned kAll = 0xFFFFFFFFu;
 
-// Enough blocks to fill every multiprocessor several times; the kernels stride over the rest.
-inline unsigned grid(int64_t items, int device) {
+// Enough blocks of threads to fill every multiprocessor several times; the kernels stride over the rest.
+inline unsigned grid(int64_t wanted, int device) {
   int processors = 1;
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "multiprocessor count");
-  const int64_t wanted = (items + kThreads - 1) / kThreads;
-  const int64_t most = static_cast<int64_t>(processors) * 16;
-  return static_cast<unsigned>(wanted < most ? (wanted > 0 ? wanted : 1) : most);
+  return static_cast<unsigned>(std::clamp<int64_t>(wanted, 1, static_cast<int64_t>(processors) * 16));
+}
+
+// One warp for each of `items`.
+inline unsigned warps(int64_t items, int device) { return grid((items + kWarps - 1) / kWarps, device); }
+
+// kernel(arguments...) on `where`; a launch that fails is an exception with the launch's name.
+template <typename... Expected, typename... Given>
+void launch(const char* what, const Where& where, unsigned blocks, void (*kernel)(Expected...), Given&&... arguments) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(kThreads);
+  config.stream = static_cast<cudaStream_t>(where.stream);
+  check(cudaLaunchKernelEx(&config, kernel, std::forward<Given>(arguments)...), what);
 }
 
 }  // namespace fastagg::cuda

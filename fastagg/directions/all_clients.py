@@ -15,8 +15,6 @@ from fastagg.pieces import Pieces
 from fastagg.staleness import Staleness
 
 WARMUPS = ("full", "partial")
-_BLOCK = 1024
-_REFRESH_ROUNDS = 4  # every coordinate of the sum is recomputed exactly once in this many arrivals per client
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ class AllClientsState:
         what: dict[str, Any] = {
             "cache": self.cache, "sum": self.sum, "write": client, "read": client if leaving else -1,
             "client": client, "arrival": self.arrivals, "gain": arrival.gain * arrival.weight,
-            "entering": entering, "leaving": leaving, "terms": terms,
+            "entering": entering, "leaving": leaving, "terms": terms, "verdict": arrival.verdict,
         }  # fmt: skip
         lr: float | None = None
         if waits or total == 0.0 or self.setting.mode == "direct":
@@ -146,21 +144,10 @@ class AllClientsState:
                 mean = Pieces([self.sum.high])
                 lr = apply(ops.step_, mean, [arrival.version], gain=self.setting.sign / total)
         else:
-            self._refresh()
+            ops.refresh_sum_(self.sum, self.cache, self.weights, self.arrivals, self.setting.num_clients)
         if not waits and total == 0.0:
             apply(None, arrival.update, [])
         return lr
-
-    def _refresh(self) -> None:
-        """Recompute the next slice of the sum exactly: all of it once in `_REFRESH_ROUNDS*n` arrivals."""
-        blocks = -(-self.cache.size // _BLOCK)
-        period = _REFRESH_ROUNDS * self.setting.num_clients
-        first, last = (self.arrivals - 1) * blocks // period, self.arrivals * blocks // period
-        if first < last:
-            first, last = first % blocks, first % blocks + last - first
-            ops.recompute_sum_(self.sum, self.cache, self.weights, first, min(last, blocks))
-            if last > blocks:
-                ops.recompute_sum_(self.sum, self.cache, self.weights, 0, last - blocks)
 
     def memory(self) -> dict[str, int]:
         return {"direction": self.cache.nbytes() + self.sum.nbytes() + 8 * self.setting.num_clients}
@@ -190,7 +177,7 @@ class _DifferencesState:
 
     def arrive(self, arrival: Arrival, apply: Apply) -> float | None:
         heard = self.heard | {int(arrival.client)}
-        what: dict[str, Any] = {"cache": None, "sum": self.sum, "gain": arrival.gain}
+        what: dict[str, Any] = {"cache": None, "sum": self.sum, "gain": arrival.gain, "verdict": arrival.verdict}
         lr: float | None = None
         if self.setting.warmup == "full" and len(heard) < self.setting.num_clients:
             ops.cached_step_(None, arrival.update, **what)

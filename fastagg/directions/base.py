@@ -35,6 +35,7 @@ class Arrival(NamedTuple):
     control: Pieces | None = None  # the change of the client's control variate (FedAC)
     # For directions that run models: the client's running statistics, and those the server will have after this update.
     buffers: Callable[[], tuple[Tensor, Tensor]] | None = None
+    verdict: Tensor | None = None  # what the device decides about the update (fastagg.ops.judge); None: all is decided
 
 
 class Apply(Protocol):

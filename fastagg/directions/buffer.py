@@ -71,16 +71,17 @@ class BufferState:
         if self.capacity is None or len(self.versions) + 1 < self.capacity:
             if self.acc is None:
                 self.acc = memory.empty(self.size, self.device)
-            ops.accumulate_(self.acc, arrival.update, gain * weight, fresh=first)
+            ops.accumulate_(self.acc, arrival.update, gain * weight, fresh=first, verdict=arrival.verdict)
             self.versions.append(arrival.version)
             self.total += arrival.share
             return None
         total = self.total + arrival.share
         versions = [*self.versions, arrival.version]
+        what: dict[str, Any] = {"gain": gain, "verdict": arrival.verdict}
         if first:  # M = 1: nothing to add to
-            lr = apply(ops.step_, arrival.update, versions, gain=gain, weight=weight / total)
+            lr = apply(ops.step_, arrival.update, versions, weight=weight / total, **what)
         else:
-            lr = apply(ops.step_, arrival.update, versions, gain=gain, weight=weight, acc=self.acc, scale=1.0 / total)
+            lr = apply(ops.step_, arrival.update, versions, weight=weight, acc=self.acc, scale=1.0 / total, **what)
         self.versions, self.total = [], 0.0
         return lr
 

@@ -81,7 +81,7 @@ class _CalibratedState:
         what: dict[str, Any] = {
             "cache": self.cache, "write": write, "read": against, "client": client, "arrival": self.arrivals,
             "gain": arrival.gain * arrival.weight, "acc": acc, "fresh": first,
-            "weight": arrival.share * self.setting.sign,
+            "weight": arrival.share * self.setting.sign, "verdict": arrival.verdict,
         }  # fmt: skip
         lr: float | None = None
         done = len(versions) == self.setting.size
@@ -110,15 +110,9 @@ class _CalibratedState:
                 self.free.append(self.slot[client])
             self.slot[client] = slot
         self.fresh, self.shares, self.versions, self.total = {}, {}, [], 0.0
-        # One slice of the sum a step, all of it once in 4 rounds per client, so that it never drifts.
-        blocks, period = -(-self.size // 1024), 4 * self.setting.num_clients
-        step = self.arrivals // self.setting.size
-        first, last = (step - 1) * blocks // period, step * blocks // period
-        if first < last:
-            weights = torch.zeros(self.cache.slots)
-            weights[list(self.slot.values())] = 1.0
-            for block in range(first, last):
-                ops.recompute_sum_(self.sum, self.cache, weights, block % blocks, block % blocks + 1)
+        weights = torch.zeros(self.cache.slots)
+        weights[list(self.slot.values())] = 1.0
+        ops.refresh_sum_(self.sum, self.cache, weights, self.arrivals // self.setting.size, self.setting.num_clients)
 
     def memory(self) -> dict[str, int]:
         held = 0 if self.acc is None else self.acc.numel() * 4

@@ -52,6 +52,7 @@ class _SingleState:
             gain=arrival.gain * self.sign,
             weight=arrival.weight,
             base=arrival.base,
+            verdict=arrival.verdict,
         )
         return lr * arrival.weight
 

@@ -10,9 +10,6 @@ from torch import Tensor
 from fastagg import ops
 from fastagg.cache import ClientCache, RunningSum
 
-_BLOCK = 1024
-_REFRESH_ROUNDS = 4  # every logit's sum is recomputed exactly once in this many arrivals per client
-
 
 class Teachers:
     """A row of ``rows*classes`` logits per client, and their running sum: O(rows*classes) an arrival, whatever n is.
@@ -46,19 +43,12 @@ class Teachers:
         )  # fmt: skip
         self.weights[client] = 1.0
         self.arrivals += 1
-        self._refresh()
+        ops.refresh_sum_(self.sum, self.cache, self.weights, self.arrivals, self.cache.slots)
 
     def mean(self, out: Tensor) -> ops.SoftTargets:
         """What the mean of all clients' logits says; probabilities go to ``out``, [rows, classes]."""
         logits = self.sum.high.view(self.rows, self.classes)
         return ops.soft_targets(logits, scale=1.0 / self.heard, out=out)
-
-    def _refresh(self) -> None:
-        blocks, period = -(-self.cache.size // _BLOCK), _REFRESH_ROUNDS * self.cache.slots
-        first, last = (self.arrivals - 1) * blocks // period, self.arrivals * blocks // period
-        for block in range(first, last):
-            at = block % blocks
-            ops.recompute_sum_(self.sum, self.cache, self.weights, at, at + 1)
 
     def snapshot(self, client: int) -> dict[str, Any]:
         """What :meth:`put` would change, to take it back with :meth:`restore`."""

@@ -7,11 +7,13 @@ write to their first argument and to the moments they are given. Nothing is writ
 Devices without a kernel run :mod:`fastagg.reference` instead (right, not fast).
 """
 
-from fastagg.ops.cached import cached_step_, read_row, recompute_sum_
+from fastagg.ops.cached import cached_step_, read_row, recompute_sum_, refresh_sum_
 from fastagg.ops.checks import OPTIMIZERS, Update
 from fastagg.ops.distill import SoftTargets, alpha_bounds, distillation_loss, soft_targets
+from fastagg.ops.place import on_cuda
 from fastagg.ops.step import accumulate_difference_, adagrad_, adam_, amsgrad_, momentum_, sgd_, step_, yogi_
 from fastagg.ops.update import Distances, Inspection, accumulate_, difference, distances, gather, inspect, sketch
+from fastagg.ops.verdict import judge
 
 __all__ = [
     "OPTIMIZERS",
@@ -31,9 +33,12 @@ __all__ = [
     "distillation_loss",
     "gather",
     "inspect",
+    "judge",
     "momentum_",
+    "on_cuda",
     "read_row",
     "recompute_sum_",
+    "refresh_sum_",
     "sgd_",
     "sketch",
     "soft_targets",

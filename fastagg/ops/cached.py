@@ -13,8 +13,12 @@ from fastagg._build import native
 from fastagg.cache import ClientCache, RunningSum
 from fastagg.errors import ConfigError, ShapeMismatch
 from fastagg.ops.checks import OptimizerCall, Update, address, optimizer_call, vector
+from fastagg.ops.place import CPU, on_device, place
+from fastagg.ops.verdict import check_verdict
 from fastagg.pieces import as_pieces
 
+_REFRESH_EVERY = 8  # steps; a slice is a pass of its own, on a GPU a launch, so not at every step
+_REFRESH_ROUNDS = 4
 _MEAN, _CALIBRATED = range(2)  # csrc/cpu/cached_step.h, CachedKind
 _NO_ROWS = native.Rows(0, 0, 0, 0, 0)
 _NO_STEP = OptimizerCall(-1, native.Hyper(0.0, 0.0, 0.0, 1.0, 1.0), 0, 0, 0, 0, 0)
@@ -40,6 +44,7 @@ def cached_step_(
     weight: float = 1.0,
     acc_scale: float = 1.0,
     out: Tensor | None = None,
+    verdict: Tensor | None = None,
     **optimizer: Any,
 ) -> Tensor | None:
     """Store an update as a client's row and step the model along what all rows say, in one pass over memory.
@@ -64,6 +69,8 @@ def cached_step_(
         entering, leaving, sum_scale, terms, weight, acc_scale: as above; ``terms`` are (slot, weight) pairs.
         acc, fresh: the buffer of calibrated updates, [d]; with ``fresh`` its old content counts as zero.
         out: where the new model goes; None writes it to ``x``.
+        verdict: of :func:`fastagg.ops.judge`, on CUDA: its gain and weight are multiplied into ``gain``; for an update
+            that it does not keep, the row stays what it was, or becomes zero where there was none.
         optimizer: the optimizer's keywords, those of :func:`step_`.
 
     Returns:
@@ -93,17 +100,25 @@ def cached_step_(
         slots = [write, read, *(slot for slot, _ in terms)]
         if not all(-1 <= slot < cache.slots for slot in slots):
             raise ConfigError(f"slots: expected -1..{cache.slots - 1}, got {slots}")
-    if device.type != "cpu":
+    check_verdict(verdict, device)
+    on = place(device)
+    if on is None:
         return reference.cached_step_(
             x, pieces, cache=cache, write=write, read=read, client=client, arrival=arrival, gain=gain, sum=sum,
             entering=entering, leaving=leaving, sum_scale=sum_scale, terms=terms, acc=acc, fresh=fresh, weight=weight,
             acc_scale=acc_scale, out=out, **optimizer,
         )  # fmt: skip
     key = native.RandomKey(0 if cache is None else cache.seed, arrival, client)
-    native.cached_step(
-        pieces.native, _NO_ROWS if cache is None else cache.native, _MEAN if acc is None else _CALIBRATED,
+    run, given, where = (
+        (native.cached_step, pieces, ())
+        if on is CPU
+        else (native.cuda.cached_step, on_device(pieces), (address(verdict), *on))
+    )
+    run(
+        given.native, _NO_ROWS if cache is None else cache.native, _MEAN if acc is None else _CALIBRATED,
         gain, write, read, key, address(None if sum is None else sum.high), address(None if sum is None else sum.low),
         entering, leaving, sum_scale, 0 if fresh else address(acc), address(acc), weight, acc_scale, list(terms), *call,
+        *where,
     )  # fmt: skip
     return target
 
@@ -122,13 +137,40 @@ def recompute_sum_(
     vector("weights", weights, cache.slots, torch.device("cpu"))
     vector("sum.high", sum.high, cache.size, cache.device)
     end = -(-cache.size // 1024) if last is None else last
-    if cache.device.type != "cpu":
+    on = place(cache.device)
+    if on is None:
         reference.recompute_sum_(sum, cache, weights, first, end)
-    else:
-        native.recompute_sum(
-            cache.size, cache.native, weights.data_ptr(), cache.slots, address(sum.high), address(sum.low), first, end
-        )
+        return sum
+    run, there, where = (
+        (native.recompute_sum, weights, ())
+        if on is CPU
+        else (native.cuda.recompute_sum, weights.to(cache.device, non_blocking=True), on)
+    )
+    run(
+        cache.size, cache.native, there.data_ptr(), cache.slots, address(sum.high), address(sum.low), first, end, *where
+    )
     return sum
+
+
+def refresh_sum_(sum: RunningSum, cache: ClientCache, weights: Tensor, steps: int, clients: int) -> None:
+    """Keep a sum that is updated step by step from drifting: call it after every step, and a slice of the sum is
+    recomputed exactly now and then, all of it once in four steps per client.
+
+    Args:
+        sum: [d]; the rest as in :func:`recompute_sum_`.
+        steps: taken so far, this one included.
+        clients: n, >= 1.
+    """
+    if steps % _REFRESH_EVERY:
+        return
+    blocks, rounds = -(-cache.size // 1024), _REFRESH_ROUNDS * clients
+    first, last = (max(steps - _REFRESH_EVERY, 0) * blocks // rounds, steps * blocks // rounds)
+    last = min(last, first + blocks)
+    while first < last:
+        at = first % blocks
+        count = min(last - first, blocks - at)
+        recompute_sum_(sum, cache, weights, at, at + count)
+        first += count
 
 
 def read_row(cache: ClientCache, slot: int) -> Tensor:
@@ -139,8 +181,10 @@ def read_row(cache: ClientCache, slot: int) -> Tensor:
     """
     if not 0 <= slot < cache.slots:
         raise ConfigError(f"slot: expected 0..{cache.slots - 1}, got {slot}")
-    if cache.device.type != "cpu":
+    on = place(cache.device)
+    if on is None:
         return reference.read_row(cache, slot)
-    out = torch.empty(cache.size)
-    native.read_row(cache.size, cache.native, slot, out.data_ptr())
+    out = torch.empty(cache.size, device=cache.device)
+    run, where = (native.read_row, ()) if on is CPU else (native.cuda.read_row, on)
+    run(cache.size, cache.native, slot, out.data_ptr(), *where)
     return out

@@ -12,6 +12,7 @@ from fastagg import reference
 from fastagg._build import native
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
 from fastagg.ops.checks import address
+from fastagg.ops.place import CPU, Cuda, place
 
 _SOFT_TARGETS = {torch.float32: native.soft_targets_f32, torch.float64: native.soft_targets_f64}
 _DISTILL = {torch.float32: native.distill_f32, torch.float64: native.distill_f64}
@@ -47,21 +48,14 @@ def soft_targets(logits: Tensor, *, scale: float = 1.0, out: Tensor | None = Non
     probs = torch.empty_like(logits) if out is None else out
     _like("out", probs, logits)
     device = logits.device
-    fused = _has_kernel(logits)
-    if device.type != "cpu" and not fused:
+    on = _place(logits)
+    if on is None:
         return SoftTargets(*reference.soft_targets(logits, scale=scale, out=probs))
     rows, classes = logits.shape
     labels = torch.empty(rows, dtype=torch.int64, device=device)
     entropy = torch.empty(rows, dtype=torch.float64, device=device)
-    if fused:
-        native.cuda_soft_targets(
-            logits.data_ptr(), scale, rows, classes, probs.data_ptr(), labels.data_ptr(), entropy.data_ptr(),
-            *_stream(device),
-        )  # fmt: skip
-        return SoftTargets(probs, labels, entropy)
-    _SOFT_TARGETS[logits.dtype](
-        logits.data_ptr(), scale, rows, classes, probs.data_ptr(), labels.data_ptr(), entropy.data_ptr()
-    )
+    run, where = (_SOFT_TARGETS[logits.dtype], ()) if on is CPU else (native.cuda.soft_targets, on)
+    run(logits.data_ptr(), scale, rows, classes, probs.data_ptr(), labels.data_ptr(), entropy.data_ptr(), *where)
     return SoftTargets(probs, labels, entropy)
 
 
@@ -88,7 +82,8 @@ def distillation_loss(
         A scalar.
 
     Raises:
-        ShapeMismatch, DTypeMismatch, ConfigError: an argument is refused.
+        ShapeMismatch, DTypeMismatch, ConfigError: an argument is refused. On CUDA, where asking would mean waiting, a
+            row or a label out of range makes the loss NaN instead.
     """
     low, high = alpha_bounds(alpha)
     if student.dtype in (torch.float16, torch.bfloat16):
@@ -121,22 +116,15 @@ class _Distillation(torch.autograd.Function):
         ctx: Any, student: Tensor, probs: Tensor, labels: Tensor, entropy: Tensor, rows: Tensor | None,
         low: float, high: float,
     ) -> Tensor:  # fmt: skip
-        if _has_kernel(student):
-            student, gradient = student.contiguous(), torch.empty_like(student, memory_format=torch.contiguous_format)
-            scratch = torch.empty(2 + len(student), dtype=torch.float64, device=student.device)
-            loss = student.new_empty(())
-            rows = None if rows is None else rows.contiguous()
-            native.cuda_distill(
-                student.data_ptr(), probs.data_ptr(), labels.data_ptr(), entropy.data_ptr(), address(rows),
-                student.shape[0], student.shape[1], low, high, scratch.data_ptr(), loss.data_ptr(),
-                gradient.data_ptr(), *_stream(student.device),
-            )  # fmt: skip
-        elif student.device.type != "cpu":
+        on = _place(student)
+        if on is None:
             loss, gradient = reference.distillation(student, probs, labels, entropy, rows, low, high)
-        else:
-            rows = None if rows is None else rows.contiguous()
-            student, gradient = student.contiguous(), torch.empty_like(student, memory_format=torch.contiguous_format)
-            count, classes = student.shape
+            ctx.save_for_backward(gradient)
+            return loss
+        rows = None if rows is None else rows.contiguous()
+        student, gradient = student.contiguous(), torch.empty_like(student, memory_format=torch.contiguous_format)
+        count, classes = student.shape
+        if on is CPU:
             try:
                 mean, _ = _DISTILL[student.dtype](
                     student.data_ptr(), probs.data_ptr(), labels.data_ptr(), entropy.data_ptr(), address(rows),
@@ -145,6 +133,13 @@ class _Distillation(torch.autograd.Function):
             except IndexError as error:
                 raise ShapeMismatch(str(error)) from None
             loss = student.new_tensor(mean)
+        else:
+            scratch = torch.empty(2 + count, dtype=torch.float64, device=student.device)
+            loss = student.new_empty(())
+            native.cuda.distill(
+                student.data_ptr(), probs.data_ptr(), labels.data_ptr(), entropy.data_ptr(), address(rows),
+                len(probs), count, classes, low, high, scratch.data_ptr(), loss.data_ptr(), gradient.data_ptr(), *on,
+            )  # fmt: skip
         ctx.save_for_backward(gradient)
         return loss
 
@@ -158,14 +153,12 @@ class _Distillation(torch.autograd.Function):
         return gradient, None, None, None, None, None, None
 
 
-def _has_kernel(logits: Tensor) -> bool:
-    """Whether it is for the CUDA kernels, which take fp32."""
-    return logits.is_cuda and logits.dtype is torch.float32 and bool(native.cuda_architectures)
-
-
-def _stream(device: torch.device) -> tuple[int, int]:
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return index, torch.cuda.current_stream(device).cuda_stream
+def _place(logits: Tensor) -> Cuda | None:
+    """Where the loss runs; the CUDA kernels take fp32."""
+    on = place(logits.device)
+    if on is None or on is CPU or logits.dtype is torch.float32:
+        return on
+    return CPU if logits.device.type == "cpu" else None
 
 
 def _matrix(name: str, tensor: Tensor) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from fastagg import reference
 from fastagg._build import native
 from fastagg.errors import ConfigError
-from fastagg.ops.checks import OptimizerCall, Update, address, optimizer_call, vector
-from fastagg.pieces import Pieces, as_pieces
+from fastagg.ops.checks import Update, address, optimizer_call, vector
+from fastagg.ops.place import CPU, on_device, place
+from fastagg.ops.verdict import check_verdict
+from fastagg.pieces import as_pieces
 
 _SINGLE, _FLUSH, _BLEND = range(3)  # csrc/cpu/step.h, DirectionKind
 
@@ -45,6 +46,7 @@ def step_(
     scale: float = 1.0,
     base: Tensor | None = None,
     out: Tensor | None = None,
+    verdict: Tensor | None = None,
 ) -> Tensor:
     """One whole server step, direction and optimizer, in one pass over memory.
 
@@ -67,6 +69,8 @@ def step_(
         acc, scale: the buffer's sum so far, [d] (only read), and the factor that makes it a mean.
         base: the version the client started from, [d].
         out: where the new model goes, [d]; None writes it to ``x``. It must not overlap ``x`` partly.
+        verdict: of :func:`fastagg.ops.judge`, on CUDA: its gain and weight are multiplied into these, and an update
+            that it does not keep counts as zero (as no direction at all with ``base``).
 
     Returns:
         ``out``, or ``x``.
@@ -87,14 +91,20 @@ def step_(
         vector("base", base, size, device)
     if acc is not None and base is not None:
         raise ConfigError("acc and base are two different directions; give one of them")
-    if device.type == "cpu":
-        kind = _BLEND if base is not None else _FLUSH if acc is not None else _SINGLE
+    check_verdict(verdict, device)
+    kind = _BLEND if base is not None else _FLUSH if acc is not None else _SINGLE
+    on = place(device)
+    if on is CPU:
         native.step(
             pieces.native, kind, address(acc), address(base), gain, weight, scale, call.code, call.hyper,
             call.m, call.v, call.vhat, call.x, call.out,
         )  # fmt: skip
-    elif device.type == "cuda" and native.cuda_architectures:
-        _cuda_step(pieces, call, gain, weight, acc, scale, base, x)
+    elif on is not None:
+        pieces = on_device(pieces)
+        native.cuda.step(
+            pieces.native, kind, address(acc), address(base), gain, weight, scale, call.code, call.hyper,
+            call.m, call.v, call.vhat, call.x, call.out, address(verdict), *on,
+        )  # fmt: skip
     else:
         reference.step_(
             x, pieces, optimizer=optimizer, lr=lr, m=m, v=v, vhat=vhat, betas=betas, eps=eps,
@@ -171,28 +181,3 @@ def adagrad_(
 ) -> Tensor:
     """FedAdagrad's server step, ``v += D*D`` (28 bytes per parameter)."""
     return step_(x, direction, optimizer="adagrad", m=m, v=v, lr=lr, betas=(beta, 0.0), eps=eps)
-
-
-def _cuda_step(
-    pieces: Pieces,
-    call: OptimizerCall,
-    gain: float,
-    weight: float,
-    acc: Tensor | None,
-    scale: float,
-    base: Tensor | None,
-    x: Tensor,
-) -> None:
-    """The optimizer kernel on a direction that torch forms first; fusing the two is the next step on CUDA."""
-    d = pieces.flat(torch.float32)
-    if base is not None:
-        d = d.mul_(gain).add_(base - x).mul_(weight)
-    elif acc is not None:
-        d = d.mul_(gain * weight).add_(acc).mul_(scale)
-    elif gain * weight != 1.0:
-        d = d.mul_(gain * weight)
-    stream = torch.cuda.current_stream(x.device).cuda_stream
-    native.cuda_step(
-        d.numel(), d.data_ptr(), call.code, call.hyper, call.m, call.v, call.vhat, call.x, call.out,
-        x.device.index, stream,
-    )  # fmt: skip

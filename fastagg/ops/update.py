@@ -11,7 +11,9 @@ from torch import Tensor
 from fastagg import reference
 from fastagg._build import native
 from fastagg.errors import ConfigError
-from fastagg.ops.checks import Update, vector
+from fastagg.ops.checks import Update, address, vector
+from fastagg.ops.place import CPU, on_device, place
+from fastagg.ops.verdict import check_verdict, judge
 from fastagg.pieces import as_pieces
 
 
@@ -28,7 +30,13 @@ def inspect(update: Update) -> Inspection:
     The norm is summed in float64 in a fixed order: the same bits on any number of threads.
     """
     pieces = as_pieces(update)
-    total = native.sum_squares(pieces.native) if pieces.device.type == "cpu" else reference.sum_squares(pieces)
+    on = place(pieces.device)
+    if on is CPU:
+        total = native.sum_squares(pieces.native)
+    elif on is not None:
+        total = judge(pieces).tolist()[0]
+    else:
+        total = reference.sum_squares(pieces)
     return Inspection(math.isfinite(total), math.sqrt(total) if total >= 0 else total)
 
 
@@ -54,8 +62,11 @@ def distances(update: Update, x: Tensor, base: Tensor, *, inner: bool = False) -
     pieces = as_pieces(update)
     vector("x", x, pieces.size, pieces.device)
     vector("base", base, pieces.size, pieces.device)
-    if pieces.device.type == "cpu":
+    on = place(pieces.device)
+    if on is CPU:
         moved, norm, product = native.distances(pieces.native, x.data_ptr(), base.data_ptr(), inner)
+    elif on is not None:
+        norm, moved, product, *_ = judge(pieces, x=x, base=base, inner=inner).tolist()
     else:
         moved, norm, product = reference.distances(pieces, x, base)
     finite = math.isfinite(norm)
@@ -82,33 +93,52 @@ def sketch(update: Update, k: int, seed: int = 0) -> Tensor:
     if k < 1024:
         raise ConfigError(f"sketch: expected at least 1024 numbers, got {k}")
     pieces = as_pieces(update)
-    if pieces.device.type != "cpu":
+    on = place(pieces.device)
+    if on is None:
         return reference.sketch(pieces, k, seed).to(torch.float32)
-    out = torch.empty(k)
-    native.sketch(pieces.native, k, seed, out.data_ptr())
-    return out
+    out = torch.empty(k, device=pieces.device)
+    if on is CPU:
+        native.sketch(pieces.native, k, seed, out.data_ptr())
+    else:
+        partial = torch.empty(32 * (k + 1024), device=pieces.device)
+        pieces = on_device(pieces)
+        native.cuda.sketch(pieces.native, k, seed, partial.data_ptr(), out.data_ptr(), *on)
+    return out.cpu()
 
 
 def gather(update: Update, out: Tensor) -> Tensor:
     """``out = update``: the pieces put together and widened to fp32 (1-D, d elements)."""
     pieces = as_pieces(update)
     vector("out", out, pieces.size, pieces.device)
-    if pieces.device.type != "cpu":
-        return reference.gather(pieces, out)
-    native.gather(pieces.native, out.data_ptr())
+    on = place(pieces.device)
+    if on is CPU:
+        native.gather(pieces.native, out.data_ptr())
+    elif on is not None:
+        pieces = on_device(pieces)
+        native.cuda.accumulate(pieces.native, 0, 1.0, out.data_ptr(), 0, *on)
+    else:
+        reference.gather(pieces, out)
     return out
 
 
-def accumulate_(acc: Tensor, update: Update, weight: float = 1.0, *, fresh: bool = False) -> Tensor:
+def accumulate_(
+    acc: Tensor, update: Update, weight: float = 1.0, *, fresh: bool = False, verdict: Tensor | None = None
+) -> Tensor:
     """``acc += weight*update`` (12 bytes per parameter); with ``fresh``, ``acc = weight*update`` (8 bytes).
 
-    FedBuff's and FADAS's buffer (paper 000, Algorithm 1, line 4).
+    FedBuff's and FADAS's buffer (paper 000, Algorithm 1, line 4). ``verdict`` is as in :func:`fastagg.ops.step_`.
     """
     pieces = as_pieces(update)
     vector("acc", acc, pieces.size, pieces.device)
-    if pieces.device.type != "cpu":
-        return reference.accumulate_(acc, pieces, weight, fresh=fresh)
-    native.accumulate(pieces.native, 0 if fresh else acc.data_ptr(), weight, acc.data_ptr())
+    check_verdict(verdict, pieces.device)
+    on, before = place(pieces.device), 0 if fresh else acc.data_ptr()
+    if on is CPU:
+        native.accumulate(pieces.native, before, weight, acc.data_ptr())
+    elif on is not None:
+        pieces = on_device(pieces)
+        native.cuda.accumulate(pieces.native, before, weight, acc.data_ptr(), address(verdict), *on)
+    else:
+        reference.accumulate_(acc, pieces, weight, fresh=fresh)
     return acc
 
 
@@ -116,7 +146,11 @@ def difference(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     """``out = a - b`` (1-D, the same length), each element rounded once; 12 bytes per parameter."""
     for name, given in (("a", a), ("b", b), ("out", out)):
         vector(name, given, out.numel(), out.device)
-    if out.device.type != "cpu":
-        return torch.sub(a, b, out=out)
-    native.accumulate(as_pieces(b).native, a.data_ptr(), -1.0, out.data_ptr())
+    on = place(out.device)
+    if on is CPU:
+        native.accumulate(as_pieces(b).native, a.data_ptr(), -1.0, out.data_ptr())
+    elif on is not None:
+        native.cuda.accumulate(as_pieces(b).native, a.data_ptr(), -1.0, out.data_ptr(), 0, *on)
+    else:
+        torch.sub(a, b, out=out)
     return out

@@ -1,0 +1,8 @@
+# The CUDA kernels compiled as C++ against csrc/emulation, which runs them on the CPU: for tests, never for a package.
+add_library(fastagg_emulated OBJECT ${FASTAGG_CUDA_SOURCES} csrc/emulation/emulation.cpp)
+set_source_files_properties(${FASTAGG_CUDA_SOURCES} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-xc++")
+target_include_directories(fastagg_emulated PRIVATE csrc/emulation)
+target_compile_options(fastagg_emulated PRIVATE -O2 -ffp-contract=off -Wall -Wextra -Wno-unknown-pragmas)
+target_sources(_native PRIVATE csrc/bindings/cuda.cpp $<TARGET_OBJECTS:fastagg_emulated>)
+target_compile_definitions(_native PRIVATE FASTAGG_CUDA FASTAGG_CUDA_EMULATED FASTAGG_CUDA_ARCHITECTURES="emulated")
+set(FASTAGG_EMULATED fastagg_emulated)

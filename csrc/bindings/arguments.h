@@ -1,0 +1,31 @@
+// How Python's arguments become the kernels' own types.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "../cpu/cached_step.h"
+
+namespace fastagg {
+
+using Address = uintptr_t;
+using Pieces = std::vector<std::tuple<Address, int64_t, int>>;  // address, elements, dtype code
+using Terms = std::vector<std::pair<int64_t, float>>;           // slot, weight
+
+inline float* at(Address address) { return reinterpret_cast<float*>(address); }
+
+inline cpu::Update update_of(const Pieces& pieces) {
+  cpu::Update update;
+  update.pieces.reserve(pieces.size());
+  for (const auto& [address, size, dtype] : pieces)
+    update.add(reinterpret_cast<const void*>(address), size, static_cast<cpu::Dtype>(dtype));
+  return update;
+}
+
+void bind_cuda(pybind11::module_& m);
+
+}  // namespace fastagg

@@ -1,0 +1,99 @@
+// An arriving update on the device: pieces of the flat vector in their own types, read where they lie.
+#pragma once
+
+#include <cstdint>
+
+#include "../math/half.h"
+#include "vector.cuh"
+
+namespace fastagg::cuda {
+
+// More pieces than this are put together first (fastagg/ops): kernels take their arguments by value, 32 KB at most.
+constexpr int kMostPieces = 512;
+
+// Passed to kernels by value. `flat` is the whole update where it is one aligned fp32 vector, which most are.
+struct Source {
+  const float* flat;
+  int64_t size;
+  int count;
+  const void* data[kMostPieces];
+  int64_t end[kMostPieces];  // in the flat vector, times 4, plus the dtype
+
+  __device__ __forceinline__ int64_t end_of(int piece) const { return end[piece] >> 2; }
+  __device__ __forceinline__ int64_t begin_of(int piece) const { return piece == 0 ? 0 : end_of(piece - 1); }
+  __device__ __forceinline__ int dtype_of(int piece) const { return static_cast<int>(end[piece] & 3); }
+};
+
+inline Source source_of(const cpu::Update& update) {
+  Source source{};
+  source.size = update.size;
+  if (update.pieces.size() > kMostPieces) throw std::runtime_error("fastagg CUDA: an update of more than 512 arrays");
+  for (const cpu::Piece& piece : update.pieces) {
+    source.data[source.count] = piece.data;
+    source.end[source.count++] = (piece.begin + piece.size) * 4 + piece.dtype;
+  }
+  if (source.count == 1 && update.pieces[0].dtype == cpu::kFloat32 && all_aligned(source.data[0]))
+    source.flat = static_cast<const float*>(source.data[0]);
+  return source;
+}
+
+__device__ __forceinline__ float widen(int dtype, uint32_t half) {
+  const uint16_t bits = static_cast<uint16_t>(half);
+  return dtype == cpu::kFloat16 ? widen_f16(bits) : widen_bf16(bits);
+}
+
+// Reads an update in increasing order.
+class Cursor {
+ public:
+  __device__ __forceinline__ Cursor(const Source& source, int64_t position) : source_(source), piece_(0) {
+    if (source.flat != nullptr) return;
+    for (int low = 0, high = source.count - 1; low < high;) {
+      const int middle = (low + high) / 2;
+      if (position < source.end_of(middle))
+        high = middle;
+      else
+        low = middle + 1;
+      piece_ = low;
+    }
+  }
+
+  // Elements at..at+3, `left` of which there are; the others are 0.
+  __device__ __forceinline__ Four read(int64_t at, int64_t left) {
+    if (source_.flat != nullptr) return load<true>(source_.flat + at, left);
+    if (left <= 0) return {};
+    while (at >= source_.end_of(piece_)) ++piece_;
+    const int64_t offset = at - source_.begin_of(piece_);
+    const int dtype = source_.dtype_of(piece_);
+    if (at + kFour <= source_.end_of(piece_)) {
+      if (dtype == cpu::kFloat32) {
+        const float* in = static_cast<const float*>(source_.data[piece_]) + offset;
+        if (reinterpret_cast<uintptr_t>(in) % 16 == 0) return load<true>(in, kFour);
+      } else {
+        const uint16_t* in = static_cast<const uint16_t*>(source_.data[piece_]) + offset;
+        if (reinterpret_cast<uintptr_t>(in) % 8 == 0) {
+          const uint2 halves = *reinterpret_cast<const uint2*>(in);
+          return {{widen(dtype, halves.x), widen(dtype, halves.x >> 16), widen(dtype, halves.y),
+                   widen(dtype, halves.y >> 16)}};
+        }
+      }
+    }
+    Four out;
+#pragma unroll
+    for (int e = 0; e < kFour; ++e) out.v[e] = e < left ? one(at + e) : 0.0f;
+    return out;
+  }
+
+ private:
+  __device__ __forceinline__ float one(int64_t at) {
+    while (at >= source_.end_of(piece_)) ++piece_;
+    const int64_t offset = at - source_.begin_of(piece_);
+    const int dtype = source_.dtype_of(piece_);
+    if (dtype == cpu::kFloat32) return static_cast<const float*>(source_.data[piece_])[offset];
+    return widen(dtype, static_cast<const uint16_t*>(source_.data[piece_])[offset]);
+  }
+
+  const Source& source_;
+  int piece_;
+};
+
+}  // namespace fastagg::cuda

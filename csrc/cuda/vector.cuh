@@ -1,0 +1,61 @@
+// Four neighbouring elements of a vector, which is what a thread takes at a time: 16-byte accesses where `Aligned`,
+// element by element at the vector's end and where an address is odd.
+//
+// Every kernel deals the vector out alike (math/reduce.h): a warp has blocks of 1,024 elements, in eight rows of 128,
+// and thread t of it elements 4t..4t+3 of every row.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "../math/reduce.h"
+#include "launch.cuh"
+
+namespace fastagg::cuda {
+
+constexpr int kFour = 4;
+constexpr int kRows = static_cast<int>(kBlock / kLanes);
+
+struct Four {
+  float v[kFour];
+};
+
+// `left` elements lie from `in` on; those that do not are 0.
+template <bool Aligned>
+__device__ __forceinline__ Four load(const float* in, int64_t left) {
+  if (Aligned && left >= kFour) {
+    const float4 q = *reinterpret_cast<const float4*>(in);
+    return {{q.x, q.y, q.z, q.w}};
+  }
+  Four out;
+#pragma unroll
+  for (int e = 0; e < kFour; ++e) out.v[e] = e < left ? in[e] : 0.0f;
+  return out;
+}
+
+template <bool Aligned>
+__device__ __forceinline__ void store(float* out, int64_t left, const Four& value) {
+  if (Aligned && left >= kFour) {
+    *reinterpret_cast<float4*>(out) = make_float4(value.v[0], value.v[1], value.v[2], value.v[3]);
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < kFour; ++e)
+    if (e < left) out[e] = value.v[e];
+}
+
+__device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
+
+// This warp's place among all warps of the launch, and how many there are.
+__device__ __forceinline__ int64_t warp_of_grid() {
+  return static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
+}
+__device__ __forceinline__ int64_t warps_of_grid() { return static_cast<int64_t>(gridDim.x) * kWarps; }
+
+inline int64_t blocks_of(int64_t size) { return (size + kBlock - 1) / kBlock; }
+
+template <typename... Addressed>
+bool all_aligned(const Addressed*... pointers) {
+  return ((reinterpret_cast<uintptr_t>(pointers) | ... | uintptr_t{0}) % 16) == 0;
+}
+
+}  // namespace fastagg::cuda

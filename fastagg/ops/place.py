@@ -1,0 +1,71 @@
+"""Where an op runs: the CPU's kernels, CUDA's on a device and its current stream, or the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastagg._build import native
+from fastagg.pieces import Pieces
+
+_MOST_PIECES = 512  # csrc/cuda/source.cuh, kMostPieces
+
+
+class Cuda(NamedTuple):
+    """A CUDA device and a stream on it, as the kernels take them."""
+
+    device: int
+    stream: int
+
+
+CPU = Cuda(-1, 0)
+_EMULATED = Cuda(0, 0)
+_cpu = CPU  # where ops on CPU tensors run
+
+
+def place(device: torch.device) -> Cuda | None:
+    """Where ops on tensors of ``device`` run: :data:`CPU`, a CUDA device, or None for the reference."""
+    if device.type == "cpu":
+        return _cpu
+    if device.type == "cuda" and native.cuda_architectures:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return Cuda(index, torch.cuda.current_stream(device).cuda_stream)
+    return None
+
+
+def on_cuda(device: torch.device) -> bool:
+    """Whether ops on tensors of ``device`` run CUDA kernels."""
+    on = place(device)
+    return on is not None and on is not CPU
+
+
+@contextmanager
+def emulated(on: bool = True) -> Iterator[None]:
+    """Run ops on CPU tensors through the CUDA kernels, in a build that emulates them (csrc/emulation): for tests."""
+    global _cpu
+    assert native.cuda_emulated, "this build does not emulate CUDA"
+    before, _cpu = _cpu, _EMULATED if on else CPU
+    try:
+        yield
+    finally:
+        _cpu = before
+
+
+def on_device(pieces: Pieces) -> Pieces:
+    """The pieces as a CUDA kernel takes them; more than fit into its arguments are put together first."""
+    return pieces if len(pieces.native) <= _MOST_PIECES else Pieces([pieces.flat(torch.float32)])
+
+
+_counters: dict[Cuda, Tensor] = {}
+
+
+def counter(on: Cuda, device: torch.device) -> Tensor:
+    """One unsigned number that is zero between launches on this stream, which wait for each other."""
+    found = _counters.get(on)
+    if found is None:
+        found = _counters[on] = torch.zeros(1, dtype=torch.int32, device=device)
+    return found

@@ -1,0 +1,81 @@
+"""What follows from an update's norms, decided where the update is."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastagg._build import native
+from fastagg.errors import ConfigError, DTypeMismatch
+from fastagg.ops.checks import Update, address, vector
+from fastagg.ops.place import CPU, counter, on_device, place
+from fastagg.pieces import as_pieces
+
+_GROUP = 65536  # csrc/math/reduce.h, kGroup
+
+
+def judge(
+    update: Update,
+    *,
+    x: Tensor | None = None,
+    base: Tensor | None = None,
+    inner: bool = False,
+    clip_norm: float | None = None,
+    lam: float | None = None,
+    eps: float = 1.0,
+    gamma_max: float | None = None,
+) -> Tensor:
+    """Norms of an update, and what a step shall do about them, on the device: nobody waits for it (CUDA only).
+
+    Sums are in float64 in a fixed order: the CPU's bits.
+
+    Args:
+        update: d elements, on a CUDA device.
+        x, base: the model and the version the update was trained from, [d], where their distance is asked for.
+        inner: whether ``(x - base).update`` is wanted as well.
+        clip_norm: the largest norm; ``gain = min(1, clip_norm/|update|)``.
+        lam, eps, gamma_max: AsyncFedED (paper 003, Eqs. 6 and 7): ``weight = lam/(gamma + eps)`` with
+            ``gamma = |x - base|/(gain*|update|)``; an update of norm zero, or beyond ``gamma_max``, is not kept.
+
+    Returns:
+        [6] fp64 on the device: ``|update|^2, |x - base|^2, (x - base).update, gain, weight, keep``. ``keep`` is 0
+        where some element is not finite.
+
+    Raises:
+        ConfigError: the update is not on a CUDA device.
+        ShapeMismatch, DTypeMismatch: ``x`` or ``base`` is refused.
+    """
+    pieces = as_pieces(update)
+    device = pieces.device
+    on = place(device)
+    if on is CPU or on is None:
+        raise ConfigError(f"judge: for updates on a CUDA device, got one on {device}")
+    for name, given in (("x", x), ("base", base)):
+        if given is not None:
+            vector(name, given, pieces.size, device)
+    if (x is None) != (base is None) or (lam is not None and x is None):
+        raise ConfigError("judge: x and base belong together, and lam needs them")
+    groups = -(-pieces.size // _GROUP)
+    found = torch.empty(6 + 3 * groups, dtype=torch.float64, device=device)
+    verdict, partial = found[:6], found[6:]
+    pieces = on_device(pieces)
+    native.cuda.norms(
+        pieces.native, address(x), address(base), inner, clip_norm or 0.0, lam or 0.0, eps, gamma_max or 0.0,
+        0, groups, True, partial.data_ptr(), counter(on, device).data_ptr(), verdict.data_ptr(), *on,
+    )  # fmt: skip
+    return verdict
+
+
+def check_verdict(verdict: Tensor | None, device: torch.device) -> None:
+    """Refuse a verdict where none can be obeyed.
+
+    Raises:
+        ConfigError, DTypeMismatch: and why.
+    """
+    if verdict is None:
+        return
+    on = place(device)
+    if on is CPU or on is None:
+        raise ConfigError(f"verdict: obeyed by CUDA kernels, the update is on {device}")
+    if verdict.dtype is not torch.float64 or verdict.shape != (6,) or verdict.device != device:
+        raise DTypeMismatch(f"verdict: expected 6 float64 numbers on {device}, got {verdict.dtype} on {verdict.device}")

@@ -1,0 +1,84 @@
+"""Updates that arrive in host memory, on their way to a GPU: through pinned memory, in chunks.
+
+While the bus carries one chunk the processor copies the next one into the other half of the pinned buffer, and the
+device goes on computing: the copies have a stream of their own. Nobody waits for the last chunk; the device does.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import Tensor
+
+from fastagg._build import native
+from fastagg.pieces import Pieces, as_tensor
+
+_CHUNK = 16 << 20  # bytes
+_SLOTS = 3
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # by Pieces' codes
+
+
+def upload(pieces: Pieces, device: torch.device) -> Pieces:
+    """The same update on ``device``: as it is if that is where it lies, else as one vector.
+
+    Pieces of one type keep it; pieces of several become fp32. The caller's memory may be used again when this returns.
+    """
+    if pieces.device == device:
+        return pieces
+    if pieces.device.type != "cpu" or device.type != "cuda" or pieces.size == 0:
+        return pieces.to(device)
+    return _stage(device).upload(pieces)
+
+
+class _Stage:
+    """The pinned buffer of one device, its stream, and what is on the way."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.lock = threading.Lock()
+        self.stream = torch.cuda.Stream(device)
+        self.slots = torch.empty(_SLOTS, _CHUNK, dtype=torch.uint8, pin_memory=True)
+        self.events: list[torch.cuda.Event | None] = [None] * _SLOTS
+        self.next = 0
+
+    def upload(self, pieces: Pieces) -> Pieces:
+        codes = {code for _, _, code in pieces.native}
+        if len(codes) > 1:
+            pieces = Pieces([as_tensor(owner).to(torch.float32) for owner in pieces.owners])
+            codes = {0}
+        dtype = _DTYPES[codes.pop()]
+        out = torch.empty(pieces.size, dtype=dtype, device=self.device)
+        step = _CHUNK // dtype.itemsize
+        compute = torch.cuda.current_stream(self.device)
+        with self.lock:
+            self.stream.wait_stream(compute)  # what held this memory before may still be read
+            for first in range(0, pieces.size, step):
+                self._send(pieces, first, min(step, pieces.size - first), out)
+            compute.wait_stream(self.stream)
+        out.record_stream(self.stream)
+        return Pieces([out])
+
+    def _send(self, pieces: Pieces, first: int, count: int, out: Tensor) -> None:
+        slot, event = self.slots[self.next], self.events[self.next]
+        if event is not None:
+            event.synchronize()  # the bus has taken what was in this slot
+        native.copy(pieces.native, first, count, out.element_size(), slot.data_ptr())
+        with torch.cuda.stream(self.stream):
+            out[first : first + count].copy_(slot[: count * out.element_size()].view(out.dtype), non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(self.stream)
+        self.events[self.next] = event
+        self.next = (self.next + 1) % _SLOTS
+
+
+_stages: dict[torch.device, _Stage] = {}
+_stages_lock = threading.Lock()
+
+
+def _stage(device: torch.device) -> _Stage:
+    with _stages_lock:
+        found = _stages.get(device)
+        if found is None:
+            found = _stages[device] = _Stage(device)
+        return found

@@ -1,0 +1,301 @@
+"""CUDA's kernels against the CPU's, bit for bit: on a GPU, or emulated on the CPU (csrc/emulation)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import fastagg
+from fastagg import ops
+from fastagg._build import native
+from fastagg.cache import FORMATS, ClientCache, RunningSum
+from fastagg.ops.place import emulated
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(
+        not (torch.cuda.is_available() and native.cuda_architectures) and not native.cuda_emulated,
+        reason="needs a GPU, or a build that emulates one",
+    ),
+]
+
+SIZES = st.one_of(st.integers(0, 40), st.integers(100, 1300), st.integers(2000, 9000))
+
+
+class Side(NamedTuple):
+    """Where the same thing is done once more."""
+
+    device: torch.device
+    on: Callable[[], AbstractContextManager[None]]
+
+    def put(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, copy=True)
+
+
+@pytest.fixture(scope="module")
+def sides() -> Iterator[tuple[Side, Side]]:
+    if native.cuda_emulated:
+        cpu = torch.device("cpu")
+        yield Side(cpu, lambda: emulated(False)), Side(cpu, lambda: emulated(True))
+    else:
+        yield Side(torch.device("cpu"), nullcontext), Side(torch.device("cuda", 0), nullcontext)
+
+
+def same(a: Any, b: Any) -> None:
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            same(a[key], b[key])
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b)
+        for one, other in zip(a, b, strict=True):
+            same(one, other)
+    elif isinstance(a, Tensor):
+        a, b = a.detach().cpu().contiguous(), b.detach().cpu().contiguous()
+        assert a.dtype == b.dtype and a.shape == b.shape
+        if a.numel():
+            assert torch.equal(a.view(-1).view(torch.uint8), b.view(-1).view(torch.uint8))
+    else:
+        assert a == b
+
+
+def numbers(rng: np.random.Generator, size: int) -> Tensor:
+    return torch.from_numpy((rng.standard_normal(size) * 10.0 ** rng.integers(-6, 3)).astype(np.float32))
+
+
+def offset(tensor: Tensor, by: int) -> Tensor:
+    """The same numbers at an address that is `by` elements off."""
+    room = torch.empty(tensor.numel() + by, dtype=tensor.dtype, device=tensor.device)
+    return room[by:].copy_(tensor)
+
+
+def cut(rng: np.random.Generator, update: Tensor, pieces: int) -> list[Tensor]:
+    """An update in pieces of several types."""
+    ends = sorted(rng.integers(0, update.numel() + 1, pieces - 1).tolist())
+    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    parts = zip([0, *ends], [*ends, update.numel()], strict=True)
+    return [update[a:b].to(dtypes[int(rng.integers(3))]) for a, b in parts]
+
+
+@settings(max_examples=60)
+@given(SIZES, st.sampled_from(list(ops.OPTIMIZERS)), st.sampled_from(["single", "acc", "base"]), st.integers(0, 2**31))
+def test_step(sides: tuple[Side, Side], size: int, optimizer: str, kind: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    state = {name: numbers(rng, size).abs() for name in ("x", "acc", "base", "m", "v", "vhat")}
+    update, shift = numbers(rng, size), int(rng.integers(0, 3))
+    pieces = cut(rng, update, int(rng.integers(1, 7))) if rng.random() < 0.6 else [update]
+    gain, weight, scale = (float(v) for v in rng.uniform(0.1, 2.0, 3))
+    results = []
+    for side in sides:
+        with side.on():
+            here = {name: offset(side.put(tensor), shift) for name, tensor in state.items()}
+            moments = {name: here[name] for name in ops.OPTIMIZERS[optimizer]}
+            out = torch.empty_like(here["x"]) if seed % 2 else None
+            extra = {} if kind == "single" else {kind: here[kind]}
+            given_pieces = [offset(side.put(piece), shift) for piece in pieces]
+            ops.step_(
+                here["x"], given_pieces, optimizer=optimizer, lr=0.1, gain=gain, weight=weight, scale=scale, out=out,
+                correction=3 if seed % 3 == 0 else None, **moments, **extra,
+            )  # fmt: skip
+            results.append([here["x"], out if out is not None else here["x"], moments])
+    same(*results)
+
+
+@settings(max_examples=40)
+@given(SIZES, st.integers(0, 2**31))
+def test_reading(sides: tuple[Side, Side], size: int, seed: int) -> None:
+    """accumulate, gather, difference, norms and sketches."""
+    rng = np.random.default_rng(seed)
+    vectors = [numbers(rng, size) for _ in range(4)]
+    pieces = cut(rng, vectors[3], int(rng.integers(1, 600 if seed % 5 == 0 else 5)))
+    results = []
+    for side in sides:
+        with side.on():
+            acc, x, base, _ = (side.put(vector) for vector in vectors)
+            update = [side.put(piece) for piece in pieces]
+            seen = ops.distances(update, x, base, inner=True)
+            plain = ops.distances(update, x, base)
+            sums = [ops.accumulate_(acc.clone(), update, 0.3), ops.accumulate_(acc.clone(), update, 0.3, fresh=True)]
+            flat = ops.gather(update, torch.empty_like(x))
+            apart = ops.difference(x, base, torch.empty_like(x))
+            norm = ops.inspect(update)
+            results.append([tuple(seen), tuple(plain), sums, flat, apart, tuple(norm), ops.sketch(update, 1500, seed)])
+    same(*results)
+
+
+@settings(max_examples=80)
+@given(
+    SIZES,
+    st.sampled_from(list(FORMATS)),
+    st.booleans(),
+    st.sampled_from(["sgd", "amsgrad", None]),
+    st.integers(0, 2**31),
+)
+def test_cached_step(
+    sides: tuple[Side, Side], size: int, format: str, calibrated: bool, optimizer: str | None, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    slots, steps = 5, 6
+    start = {name: numbers(rng, size) for name in ("x", "acc", "m", "v", "vhat")}
+    updates = [numbers(rng, size) for _ in range(steps)]
+    plan = [[int(v) for v in rng.integers(-1, slots, 3)] for _ in range(steps)]
+    many = 300 if seed % 7 == 0 else 3
+    term_lists = [[(int(s), float(w)) for s, w in zip(rng.integers(0, slots, n), rng.normal(size=n), strict=True)]
+                  for n in rng.integers(0, many, steps)]  # fmt: skip
+    weights = torch.from_numpy(rng.integers(0, 2, slots).astype(np.float32)) * 0.7
+    factors = rng.uniform(0.2, 2.0, (steps, 4))
+    results = []
+    for side in sides:
+        with side.on():
+            cache, total = ClientCache(size, slots, format, side.device, seed), RunningSum(size, side.device)
+            cache.data.zero_()
+            cache.scales.fill_(1e-3)
+            here = {name: side.put(tensor.abs() if name != "x" else tensor) for name, tensor in start.items()}
+            moments = {name: here[name] for name in ops.OPTIMIZERS.get(optimizer or "", ())}
+            for i, update in enumerate(updates):
+                write, read, client = plan[i]
+                gain, entering, leaving, scale = (float(f) for f in factors[i])
+                steps_with = {"optimizer": optimizer, "lr": 0.1, **moments} if optimizer else {}
+                other = (
+                    {"acc": here["acc"], "fresh": i == 0, "weight": entering, "acc_scale": leaving}
+                    if calibrated
+                    else {"entering": entering, "leaving": leaving if read >= 0 else 0.0}
+                )
+                ops.cached_step_(
+                    here["x"] if optimizer else None, side.put(update), cache=cache, write=write, read=read,
+                    client=max(client, 0), arrival=i, gain=gain, sum=total, sum_scale=scale,
+                    terms=term_lists[i] if optimizer or not calibrated else (), **other, **steps_with,
+                )  # fmt: skip
+            rows = [ops.read_row(cache, slot) for slot in range(slots)]
+            state = [here["x"], here["acc"], moments, total.high.clone(), total.low.clone(), cache.data, cache.scales]
+            ops.recompute_sum_(total, cache, weights)
+            results.append([*state, rows, total.high, total.low])
+    same(*results)
+
+
+# -- verdicts: what a step does about an update that nobody has waited for --------------------------------------
+
+
+def bad(size: int) -> Tensor:
+    update = torch.ones(size)
+    update[size // 2] = float("nan")
+    return update
+
+
+def test_judge(sides: tuple[Side, Side]) -> None:
+    rng = np.random.default_rng(0)
+    update, x, base = (numbers(rng, 70_000) for _ in range(3))
+    cpu, gpu = sides
+    with cpu.on():
+        expected = ops.distances(update, x, base, inner=True)
+    with gpu.on():
+        limit = expected.norm / 3
+        there = [gpu.put(t) for t in (update, x, base)]
+        verdict = ops.judge(there[0], x=there[1], base=there[2], inner=True, clip_norm=limit, lam=2.0, eps=0.5)
+        norm2, moved2, inner, gain, weight, keep = verdict.tolist()
+        assert (norm2**0.5, moved2**0.5, inner) == (expected.norm, expected.moved, expected.inner)
+        assert keep == 1.0 and gain == limit / expected.norm
+        assert weight == 2.0 / (expected.moved / (expected.norm * gain) + 0.5)
+        assert ops.judge(there[0], x=there[1], base=there[2], lam=2.0, gamma_max=1e-9).tolist()[5] == 0.0
+        assert ops.judge(torch.zeros_like(there[0]), x=there[1], base=there[2], lam=1.0).tolist()[5] == 0.0
+        assert ops.judge(gpu.put(bad(70_000))).tolist()[5] == 0.0
+
+
+@pytest.mark.parametrize("size", [1, 5, 3000])
+def test_a_dropped_update_counts_as_zero(sides: tuple[Side, Side], size: int) -> None:
+    _, gpu = sides
+    with gpu.on():
+        update = gpu.put(bad(size))
+        verdict = ops.judge(update)
+        x, acc, base = (gpu.put(torch.linspace(1, 2, size) * k) for k in (1, 2, 3))
+        out = torch.empty_like(x)
+        same(ops.step_(x, update, optimizer="sgd", lr=1.0, verdict=verdict, out=out), x)
+        same(ops.step_(x, update, optimizer="sgd", lr=1.0, verdict=verdict, base=base, out=out), x)
+        flushed = ops.step_(x, update, optimizer="sgd", lr=1.0, verdict=verdict, acc=acc, scale=0.5, out=out)
+        same(flushed, x + acc * 0.5)
+        same(ops.accumulate_(acc.clone(), update, verdict=verdict), acc)
+        same(ops.accumulate_(acc.clone(), update, fresh=True, verdict=verdict), torch.zeros_like(acc))
+
+
+@pytest.mark.parametrize("format", list(FORMATS))
+def test_a_dropped_update_leaves_its_clients_row(sides: tuple[Side, Side], format: str) -> None:
+    _, gpu = sides
+    size = 2500
+    with gpu.on():
+        cache, total = ClientCache(size, 3, format, gpu.device), RunningSum(size, gpu.device)
+        good = gpu.put(torch.linspace(-1, 1, size))
+        ops.cached_step_(None, good, cache=cache, write=0, read=-1, leaving=0.0, sum=total)
+        before = [ops.read_row(cache, 0), total.high.clone(), total.low.clone(), cache.data[0].clone()]
+        update = gpu.put(bad(size))
+        verdict = ops.judge(update)
+        ops.cached_step_(None, update, cache=cache, write=0, read=0, sum=total, verdict=verdict)
+        same([ops.read_row(cache, 0), total.high, total.low, cache.data[0]], before)
+        # to another slot (CA2FL), and as the first of a client
+        ops.cached_step_(None, update, cache=cache, write=1, read=0, sum=total, verdict=verdict)
+        ops.cached_step_(None, update, cache=cache, write=2, read=-1, leaving=0.0, sum=total, verdict=verdict)
+        same([cache.data[1], cache.scales[1:2] * 1], [cache.data[0], cache.scales[0:1] * 1])
+        same(ops.read_row(cache, 2), torch.zeros_like(good))
+        same([total.high, total.low], before[1:3])
+
+
+# -- whole servers ------------------------------------------------------------------------------------------------
+
+N = 6
+PRESETS: dict[str, Callable[..., fastagg.Server]] = {
+    "FADAS": lambda p, **k: fastagg.FADAS(p, lr=0.1, buffer_size=3, delay_threshold=1, **k),
+    "FedBuff, clipped": lambda p, **k: fastagg.FedBuff(p, buffer_size=2, clip_norm=5.0, weighting="samples", **k),
+    "FedAsync": lambda p, **k: fastagg.FedAsync(p, alpha=0.5, policy="polynomial", a=0.5, **k),
+    "ASGD, clipped": lambda p, **k: fastagg.ASGD(p, lr=0.1, clip_norm=3.0, **k),
+    "ACE int8": lambda p, **k: fastagg.ACE(p, lr=0.1, num_clients=N, cache="int8", **k),
+    "ACE int4, samples": lambda p, **k: fastagg.ACE(p, lr=0.1, num_clients=N, cache="int4", weighting="samples", **k),
+    "ACED bf16": lambda p, **k: fastagg.ACED(
+        p, lr=0.1, num_clients=N, cache="bf16", max_delay=3, warmup="partial", **k
+    ),
+    "CA2FL": lambda p, **k: fastagg.CA2FL(p, lr=0.1, num_clients=N, buffer_size=3, cache="int8", **k),
+    "AsyncFedED": lambda p, **k: fastagg.AsyncFedED(p, lam=1.0, eps=1.0, **k),
+    "ACE with AMSGrad": lambda p, **k: fastagg.Server(
+        p, fastagg.AllClients(N, "int8", warmup="partial"), fastagg.AMSGrad(0.01), **k
+    ),
+}
+
+
+def run(side: Side, make: Callable[..., fastagg.Server], size: int, seed: int, wrong: bool, **settings: Any) -> Any:
+    """A trace of arrivals; what the server holds and said at its end."""
+    rng = np.random.default_rng(seed)
+    with side.on():
+        server = make(numbers(rng, size), device=side.device, seed=seed, **settings)
+        kept, steps = [], []
+        for i in range(40):
+            client = int(rng.integers(N))
+            steps.append(server.dispatch(client).local_steps)
+            if rng.random() < 0.6:
+                update = bad(size) if wrong and i % 9 == 5 else numbers(rng, size)
+                samples = float(rng.integers(1, 9))
+                receipt = server.receive(client, side.put(update), num_samples=samples)
+                kept.append((receipt.kept, receipt.version, receipt.delay, receipt.applied, receipt.step_size))
+        state = server.state_dict()
+        return [{key: state[key] for key in ("flat", "moments", "direction", "version", "staleness")}, kept, steps]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("size", [7, 1030])
+def test_servers(sides: tuple[Side, Side], name: str, size: int) -> None:
+    cpu, gpu = sides
+    there = run(gpu, PRESETS[name], size, 3, False)
+    same(run(cpu, PRESETS[name], size, 3, False), there)
+    same(run(gpu, PRESETS[name], size, 3, False, validate="deferred"), there)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_deferred_servers_survive_bad_updates(sides: tuple[Side, Side], name: str) -> None:
+    state, kept, _ = run(sides[1], PRESETS[name], 300, 4, True, validate="deferred")
+    assert torch.isfinite(state["flat"]).all()
+    assert any(not fine for fine, *_ in kept) and any(fine for fine, *_ in kept)
