@@ -20,3 +20,9 @@ bad = [frame for frame in frames if frame != ("0", "0", "0")]
 assert not bad, f"{len(bad)} kernels spill or use local memory: {bad}"
 print(f"{len(kernels)} kernels for {', '.join(architectures)}: no spills, no local memory")
 PY
+
+# What the assembler made of them: 128-bit accesses in the kernels that stream vectors.
+pip install -q nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm -c constraints.txt
+tools=$(dirname "$(find "$(python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')" -name nvdisasm | head -n 1)")
+find "$build" -name '*.cu.o' -print0 | PATH="$tools:$PATH" xargs -0 python .ci/sass.py >"$build.sass" || { grep -B1 FAULT "$build.sass"; exit 1; }
+tail -n 1 "$build.sass"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fastagg.errors import ConfigError
+from fastagg._build import native
+from fastagg.errors import ConfigError, DeviceError
 
 
 def choose(device: torch.device | str | None, params: Any) -> torch.device:
@@ -32,9 +34,13 @@ def choose(device: torch.device | str | None, params: Any) -> torch.device:
         return torch.device("cpu")  # "cpu:0" is the same one, but not equal to it
     if chosen.type == "cuda":
         if not torch.cuda.is_available():
-            raise ConfigError(f"device {str(device)!r}: torch finds no CUDA device here; use device='cpu'")
+            cause = "this torch is built without CUDA" if torch.version.cuda is None else "no GPU, or too old a driver"
+            raise ConfigError(f"device {str(device)!r}: torch finds no CUDA device here ({cause}); use device='cpu'")
         if chosen.index is None:
             chosen = torch.device("cuda", torch.cuda.current_device())
+        elif chosen.index >= torch.cuda.device_count():
+            raise ConfigError(f"device {str(device)!r}: there are {torch.cuda.device_count()} CUDA devices here")
+        _check_kernels(chosen)
         return chosen
     if chosen.type == "meta":
         raise ConfigError("device: expected one that holds numbers, got 'meta'")
@@ -43,3 +49,37 @@ def choose(device: torch.device | str | None, params: Any) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device {str(device)!r}: torch cannot use it here; use device='cpu'") from error
     return chosen
+
+
+def _check_kernels(device: torch.device) -> None:
+    """Say it now if this build's kernels cannot run on a CUDA device that torch can use.
+
+    Raises:
+        DeviceError: and what to do.
+    """
+    if not native.cuda_architectures:
+        warnings.warn(
+            "this build of fastagg has no CUDA kernels: steps run as plain torch operations, right but slow. "
+            "Install it where nvcc is found.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        return
+    if native.cuda_device_count() == 0:
+        runtime = f"{native.cuda_version // 1000}.{native.cuda_version % 1000 // 10}"
+        raise DeviceError(
+            f"{device}: the driver is older than this build's CUDA {runtime}; update it, or install fastagg where an "
+            "older nvcc is found"
+        )
+    major, minor = native.cuda.compute_capability(device.index)
+    if not _has_code(major, minor, [int(arch) for arch in native.cuda_architectures.split(",")]):
+        raise DeviceError(
+            f"{device}: compute capability {major}.{minor}, and this build has code for {native.cuda_architectures}; "
+            f"build it with CMAKE_ARGS=-DFASTAGG_CUDA_ARCHITECTURES={major}{minor}"
+        )
+
+
+def _has_code(major: int, minor: int, built: list[int]) -> bool:
+    """Whether a card runs one of these: code of its own major version and no later minor one, or the newest's PTX."""
+    card = 10 * major + minor
+    return any(arch // 10 == major and arch <= card for arch in built) or card >= built[-1]

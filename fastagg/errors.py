@@ -42,3 +42,7 @@ class DataError(FastaggError, ValueError):
 
 class MissingDependency(FastaggError, ImportError):
     """A package that an integration needs is not installed, or too old."""
+
+
+class DeviceError(FastaggError, RuntimeError):
+    """A device refused: out of memory, a failed launch, a driver or a build that does not fit the card."""

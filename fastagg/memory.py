@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastagg.errors import DeviceError
+
 _HUGE_PAGE = 2 << 20
 _FREE_PER_SIZE = 2  # blocks kept for reuse; the rest goes back to the operating system
 _free: dict[int, list[mmap.mmap]] = {}
@@ -43,7 +45,13 @@ def empty_bytes(nbytes: int, device: torch.device | str = "cpu", *, recycle: boo
     """
     device = torch.device(device)
     if device.type != "cpu" or nbytes < _HUGE_PAGE:
-        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+        try:
+            return torch.empty(nbytes, dtype=torch.uint8, device=device)
+        except torch.OutOfMemoryError as error:
+            raise DeviceError(
+                f"{device} is out of memory: {nbytes / 1e9:.2f} GB more were asked for. Use a smaller cache format or "
+                f"fewer clients, or free what else is on the device ({str(error).splitlines()[0]})"
+            ) from error
     block = _take(nbytes)
     array = np.frombuffer(block, dtype=np.uint8)
     # torch keeps `array` alive for as long as any tensor or view shares its memory.

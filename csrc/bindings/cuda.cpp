@@ -95,18 +95,26 @@ void soft_targets(Address logits, double scale, int64_t rows, int64_t classes, A
                      reinterpret_cast<double*>(entropy), on(device, stream));
 }
 
-void distill(Address logits, Address probs, Address labels, Address entropy, Address which, int64_t teachers, int64_t rows,
-             int64_t classes, double alpha_min, double alpha_max, Address scratch, Address loss, Address gradient,
-             int device, Address stream) {
+void distill(Address logits, Address probs, Address labels, Address entropy, Address which, int64_t teachers,
+             int64_t rows, int64_t classes, double alpha_min, double alpha_max, Address scratch, Address loss,
+             Address gradient, int device, Address stream) {
   py::gil_scoped_release release;
   cuda::distill(at(logits), at(probs), reinterpret_cast<const int64_t*>(labels),
-                reinterpret_cast<const double*>(entropy), reinterpret_cast<const int64_t*>(which), teachers, rows, classes,
-                alpha_min, alpha_max, reinterpret_cast<double*>(scratch), at(loss), at(gradient), on(device, stream));
+                reinterpret_cast<const double*>(entropy), reinterpret_cast<const int64_t*>(which), teachers, rows,
+                classes, alpha_min, alpha_max, reinterpret_cast<double*>(scratch), at(loss), at(gradient),
+                on(device, stream));
 }
 
 }  // namespace
 
 void bind_cuda(py::module_& m) {
+  py::register_exception_translator([](std::exception_ptr raised) {
+    try {
+      if (raised) std::rethrow_exception(raised);
+    } catch (const cuda::Error& error) {
+      py::set_error(py::module_::import("fastagg.errors").attr("DeviceError"), error.what());
+    }
+  });
   m.attr("cuda_architectures") = FASTAGG_CUDA_ARCHITECTURES;
   m.attr("cuda_version") = cuda::runtime_version();
   m.def("cuda_device_count", &cuda::device_count);

@@ -1,16 +1,21 @@
-// CUDA launches. Plain C++ on this side, so that the bindings need no CUDA header; errors are std::runtime_error
-// with the runtime's own words and the name of the launch.
+// CUDA launches. Plain C++ on this side, so that the bindings need no CUDA header; errors have the runtime's own words
+// and the name of the launch.
 //
 // Everything is asynchronous on `Where`'s stream. Types are the CPU's own (csrc/cpu/step.h, cached_step.h), with
 // addresses in device memory, and results agree with the CPU bit for bit.
 #pragma once
 
 #include <cstdint>
+#include <stdexcept>
 
 #include "../cpu/cached_step.h"
 #include "../cpu/step.h"
 
 namespace fastagg::cuda {
+
+class Error : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 struct Where {
   int device;
@@ -62,7 +67,7 @@ void sketch(const cpu::Update& update, int64_t k, uint64_t seed, float* partial,
 void soft_targets(const float* logits, double scale, int64_t rows, int64_t classes, float* probs, int64_t* labels,
                   double* entropy, const Where& where);
 void distill(const float* logits, const float* probs, const int64_t* labels, const double* entropy,
-             const int64_t* which, int64_t teachers, int64_t rows, int64_t classes, double alpha_min, double alpha_max, double* scratch,
-             float* loss, float* gradient, const Where& where);
+             const int64_t* which, int64_t teachers, int64_t rows, int64_t classes, double alpha_min, double alpha_max,
+             double* scratch, float* loss, float* gradient, const Where& where);
 
 }  // namespace fastagg::cuda

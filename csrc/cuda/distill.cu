@@ -105,7 +105,7 @@ __device__ __forceinline__ bool known(const int64_t* labels, int64_t from, int64
 }
 
 // One block: how many rows count, and alpha (Eq. 4).
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     mixing_kernel(const int64_t* labels, const double* entropy, const int64_t* which, int64_t teachers, int64_t rows,
                   int64_t classes, double alpha_min, double alpha_max, double* mix) {
   Pair sums{0.0, 0.0};
@@ -126,8 +126,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     distill_kernel(const float* __restrict__ logits, const float* __restrict__ probs, const int64_t* labels,
                    const double* entropy, const int64_t* which, int64_t teachers, int64_t rows, int64_t classes,
-                   const double* mix,
-                   double* losses, float* __restrict__ gradient) {
+                   const double* mix, double* losses, float* __restrict__ gradient) {
   const double alpha = mix[0], share = mix[1];
   for (int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
     const int64_t from = which == nullptr ? r : which[r];
@@ -162,7 +161,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void __launch_bounds__(kThreads) mean_kernel(const double* losses, int64_t rows, float* loss) {
+__global__ void __launch_bounds__(kThreads, 2) mean_kernel(const double* losses, int64_t rows, float* loss) {
   Pair sums{0.0, 0.0};
   for (int64_t r = threadIdx.x; r < rows; r += kThreads) sums.a += losses[r];
   sums = sum_of_block(sums);
@@ -184,8 +183,8 @@ void distill(const float* logits, const float* probs, const int64_t* labels, con
              double* scratch, float* loss, float* gradient, const Where& where) {
   const DeviceGuard guard(where.device);
   double* losses = scratch + 2;
-  launch("distillation: alpha", where, 1, mixing_kernel, labels, entropy, which, teachers, rows, classes, alpha_min, alpha_max,
-         scratch);
+  launch("distillation: alpha", where, 1, mixing_kernel, labels, entropy, which, teachers, rows, classes, alpha_min,
+         alpha_max, scratch);
   if (rows > 0)
     launch("distillation: loss", where, grid(rows, where.device), distill_kernel, logits, probs, labels, entropy, which,
            teachers, rows, classes, scratch, losses, gradient);

@@ -4,7 +4,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <stdexcept>
 #include <string>
 
 #include "cuda.h"
@@ -16,11 +15,13 @@ inline void check(cudaError_t status, const char* what) {
   (void)cudaGetLastError();  // clear it: the next call must not report this one's failure
   std::string advice;
   if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorUnsupportedPtxVersion)
-    advice = "; this build has no code for this card: build with -DFASTAGG_CUDA_ARCHITECTURES=<its compute capability>";
+    advice =
+        "; this build has no code for this card: build it with CMAKE_ARGS=-DFASTAGG_CUDA_ARCHITECTURES=<its compute "
+        "capability>";
   if (status == cudaErrorInsufficientDriver)
     advice = "; the driver is older than the CUDA runtime of this build: update the driver";
-  throw std::runtime_error(std::string("fastagg CUDA ") + what + ": " + cudaGetErrorName(status) + " (" +
-                           cudaGetErrorString(status) + ")" + advice);
+  throw Error(std::string("CUDA, ") + what + ": " + cudaGetErrorName(status) + " (" + cudaGetErrorString(status) + ")" +
+              advice);
 }
 
 class DeviceGuard {

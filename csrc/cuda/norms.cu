@@ -33,10 +33,33 @@ __device__ void decide(const Sums& total, const Rules& rules, Verdict* verdict) 
 }
 
 // One block of threads per group of 64 blocks; the last to finish adds up all groups. `counter` counts who finished.
-template <bool Moves, bool Inner, bool Aligned>
+// What a row of 128 elements adds to a thread's sums.
+template <bool Moves, bool Inner, bool Whole, typename Reader>
+__device__ __forceinline__ void add_row(Reader& reader, const float* x, const float* base, int64_t at, int64_t left,
+                                        double (&lanes)[kSums][kFour]) {
+  const Four g = reader.template read<Whole>(at, left);
+  Four now{}, then{};
+  if constexpr (Moves) {
+    now = load<Whole>(x + at, left);
+    then = load<Whole>(base + at, left);
+  }
+#pragma unroll
+  for (int e = 0; e < kFour; ++e) {
+    const double u = static_cast<double>(g.v[e]);
+    lanes[0][e] += u * u;
+    if constexpr (Moves) {
+      const double moved = static_cast<double>(now.v[e] - then.v[e]);
+      lanes[1][e] += moved * moved;
+      if constexpr (Inner) lanes[2][e] += moved * u;
+    }
+  }
+}
+
+template <bool Moves, bool Inner, typename Reader>
 __global__ void __launch_bounds__(kThreads, 2)
-    norms_kernel(const __grid_constant__ Source source, const float* x, const float* base, int64_t first, int64_t last,
-                 int64_t groups, bool finish, Rules rules, double* partial, unsigned* counter, Verdict* verdict) {
+    norms_kernel(const __grid_constant__ Source source, bool aligned, const float* x, const float* base, int64_t first,
+                 int64_t last, int64_t groups, bool finish, Rules rules, double* partial, unsigned* counter,
+                 Verdict* verdict) {
   constexpr int kUsed = Inner ? 3 : Moves ? 2 : 1;
   __shared__ double of_block[kSums][kGroupBlocks];
   for (int64_t group = first + blockIdx.x; group < last; group += gridDim.x) {
@@ -44,27 +67,17 @@ __global__ void __launch_bounds__(kThreads, 2)
       const int64_t block = group * kGroupBlocks + b;
       double lanes[kSums][kFour] = {};
       if (block * kBlock < source.size) {
-        Cursor cursor(source, block * kBlock);
-#pragma unroll 2
-        for (int row = 0; row < kRows; ++row) {
-          const int64_t at = block * kBlock + row * kLanes + lane() * kFour;
-          const int64_t left = source.size - at;
-          const Four g = cursor.read(at, left);
-          Four now{}, then{};
-          if constexpr (Moves) {
-            now = load<Aligned>(x + at, left);
-            then = load<Aligned>(base + at, left);
-          }
-#pragma unroll
-          for (int e = 0; e < kFour; ++e) {
-            const double u = static_cast<double>(g.v[e]);
-            lanes[0][e] += u * u;
-            if constexpr (Moves) {
-              const double moved = static_cast<double>(now.v[e] - then.v[e]);
-              lanes[1][e] += moved * moved;
-              if constexpr (Inner) lanes[2][e] += moved * u;
-            }
-          }
+        Reader reader(source, block * kBlock);
+        const int64_t begin = block * kBlock + lane() * kFour;
+        if (aligned && (block + 1) * kBlock <= source.size) {
+#pragma unroll 4
+          for (int row = 0; row < kRows; ++row)
+            add_row<Moves, Inner, true>(reader, x, base, begin + row * kLanes, kFour, lanes);
+        } else {
+#pragma unroll 1
+          for (int row = 0; row < kRows; ++row)
+            add_row<Moves, Inner, false>(reader, x, base, begin + row * kLanes, source.size - begin - row * kLanes,
+                                         lanes);
         }
       }
 #pragma unroll
@@ -137,8 +150,8 @@ __global__ void __launch_bounds__(kThreads, 2)
       __syncthreads();
       const int at = static_cast<int>(threadIdx.x) * kFour;
       const int64_t left = source.size - (block * kBlock + at);
-      Cursor cursor(source, block * kBlock + (left > 0 ? at : 0));
-      const Four g = cursor.read(block * kBlock + at, left);
+      Cursor reader(source, block * kBlock + (left > 0 ? at : 0));
+      const Four g = reader.read<false>(block * kBlock + at, left);
 #pragma unroll
       for (int e = 0; e < kFour; ++e) {
         const int i = at + e;
@@ -173,10 +186,14 @@ void norms(const cpu::Update& update, const float* x, const float* base, bool wa
   const DeviceGuard guard(where.device);
   const int64_t groups = (update.size + kGroup - 1) / kGroup;
   const bool aligned = all_aligned(x, base);
-  const auto kernel = x == nullptr  ? norms_kernel<false, false, true>
-                      : wants_inner ? (aligned ? norms_kernel<true, true, true> : norms_kernel<true, true, false>)
-                                    : (aligned ? norms_kernel<true, false, true> : norms_kernel<true, false, false>);
-  launch("norms", where, grid(last - first, where.device), kernel, source_of(update), x, base, first, last, groups,
+  using Kernel = void (*)(Source, bool, const float*, const float*, int64_t, int64_t, int64_t, bool, Rules, double*,
+                          unsigned*, Verdict*);
+  constexpr Kernel kKernels[3][2] = {{norms_kernel<false, false, Cursor>, norms_kernel<false, false, Flat>},
+                                     {norms_kernel<true, false, Cursor>, norms_kernel<true, false, Flat>},
+                                     {norms_kernel<true, true, Cursor>, norms_kernel<true, true, Flat>}};
+  const Source source = source_of(update);
+  const Kernel kernel = kKernels[x == nullptr ? 0 : wants_inner ? 2 : 1][source.flat != nullptr];
+  launch("norms", where, grid(last - first, where.device), kernel, source, aligned, x, base, first, last, groups,
          finish, rules, partial, counter, verdict);
 }
 

@@ -9,22 +9,22 @@ struct Moments {
   Four m, v, vhat;
 };
 
-template <bool Aligned>
+template <bool Whole>
 __device__ __forceinline__ Moments load_moments(const cpu::Optimizer& o, bool m, bool v, bool vhat, int64_t at,
                                                 int64_t left) {
   Moments found{};
-  if (m) found.m = load<Aligned>(o.m + at, left);
-  if (v) found.v = load<Aligned>(o.v + at, left);
-  if (vhat) found.vhat = load<Aligned>(o.vhat + at, left);
+  if (m) found.m = load<Whole>(o.m + at, left);
+  if (v) found.v = load<Whole>(o.v + at, left);
+  if (vhat) found.vhat = load<Whole>(o.vhat + at, left);
   return found;
 }
 
-template <bool Aligned>
+template <bool Whole>
 __device__ __forceinline__ void store_moments(const cpu::Optimizer& o, bool m, bool v, bool vhat, int64_t at,
                                               int64_t left, const Moments& moments) {
-  if (m) store<Aligned>(o.m + at, left, moments.m);
-  if (v) store<Aligned>(o.v + at, left, moments.v);
-  if (vhat) store<Aligned>(o.vhat + at, left, moments.vhat);
+  if (m) store<Whole>(o.m + at, left, moments.m);
+  if (v) store<Whole>(o.v + at, left, moments.v);
+  if (vhat) store<Whole>(o.vhat + at, left, moments.vhat);
 }
 
 // The new x; the moments follow.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../math/half.h"
 #include "vector.cuh"
@@ -27,7 +28,7 @@ struct Source {
 inline Source source_of(const cpu::Update& update) {
   Source source{};
   source.size = update.size;
-  if (update.pieces.size() > kMostPieces) throw std::runtime_error("fastagg CUDA: an update of more than 512 arrays");
+  if (update.pieces.size() > kMostPieces) throw Error("an update of more than 512 arrays");
   for (const cpu::Piece& piece : update.pieces) {
     source.data[source.count] = piece.data;
     source.end[source.count++] = (piece.begin + piece.size) * 4 + piece.dtype;
@@ -42,11 +43,25 @@ __device__ __forceinline__ float widen(int dtype, uint32_t half) {
   return dtype == cpu::kFloat16 ? widen_f16(bits) : widen_bf16(bits);
 }
 
-// Reads an update in increasing order.
+// Reads an update that is one aligned fp32 vector.
+class Flat {
+ public:
+  __device__ __forceinline__ Flat(const Source& source, int64_t) : data_(source.flat) {}
+
+  // Elements at..at+3; where they are not `Whole`, there are `left` of them and the others are 0.
+  template <bool Whole>
+  __device__ __forceinline__ Four read(int64_t at, int64_t left) {
+    return load<Whole>(data_ + at, left);
+  }
+
+ private:
+  const float* data_;
+};
+
+// Reads any update, in increasing order.
 class Cursor {
  public:
   __device__ __forceinline__ Cursor(const Source& source, int64_t position) : source_(source), piece_(0) {
-    if (source.flat != nullptr) return;
     for (int low = 0, high = source.count - 1; low < high;) {
       const int middle = (low + high) / 2;
       if (position < source.end_of(middle))
@@ -57,10 +72,9 @@ class Cursor {
     }
   }
 
-  // Elements at..at+3, `left` of which there are; the others are 0.
+  template <bool Whole>
   __device__ __forceinline__ Four read(int64_t at, int64_t left) {
-    if (source_.flat != nullptr) return load<true>(source_.flat + at, left);
-    if (left <= 0) return {};
+    if (!Whole && left <= 0) return {};
     while (at >= source_.end_of(piece_)) ++piece_;
     const int64_t offset = at - source_.begin_of(piece_);
     const int dtype = source_.dtype_of(piece_);
@@ -79,7 +93,7 @@ class Cursor {
     }
     Four out;
 #pragma unroll
-    for (int e = 0; e < kFour; ++e) out.v[e] = e < left ? one(at + e) : 0.0f;
+    for (int e = 0; e < kFour; ++e) out.v[e] = Whole || e < left ? one(at + e) : 0.0f;
     return out;
   }
 
@@ -95,5 +109,24 @@ class Cursor {
   const Source& source_;
   int piece_;
 };
+
+// visit<rows, whole>(reader, at, left) for a thread's part of all rows. Where the vectors are aligned and the block is
+// full it is two rows at a time, so that both are asked for before either is computed, and without a tail.
+template <typename Reader, typename Visit>
+__device__ __forceinline__ void for_each_row(const Source& source, bool aligned, Visit visit) {
+  for (int64_t block = warp_of_grid(); block * kBlock < source.size; block += warps_of_grid()) {
+    Reader reader(source, block * kBlock);
+    const int64_t begin = block * kBlock + lane() * kFour;
+    if (aligned && (block + 1) * kBlock <= source.size) {
+#pragma unroll 1
+      for (int row = 0; row < kRows; row += 2)
+        visit(std::integral_constant<int, 2>{}, reader, begin + row * kLanes, int64_t{kFour});
+    } else {
+#pragma unroll 1
+      for (int row = 0; row < kRows && begin + row * kLanes < source.size; ++row)
+        visit(std::integral_constant<int, 1>{}, reader, begin + row * kLanes, source.size - (begin + row * kLanes));
+    }
+  }
+}
 
 }  // namespace fastagg::cuda

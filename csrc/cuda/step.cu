@@ -16,81 +16,96 @@ struct DirectionArgs {
 
 __device__ __forceinline__ bool kept(const Verdict* verdict) { return verdict == nullptr || verdict->keep != 0.0; }
 
-template <int Kind, bool Aligned>
+struct Factors {
+  float gain, weight, both;
+};
+
+// `Rows` rows of 128 elements: two of a full block, or one that may end early.
+template <int Kind, int Along, int Rows, typename Reader>
+__device__ __forceinline__ void step_rows(Reader& reader, int64_t at, int64_t left, const DirectionArgs& direction,
+                                          const Factors& by, const cpu::Optimizer& optimizer, bool keep) {
+  constexpr bool kWhole = Rows > 1, kM = kHasM[Kind], kV = kHasV[Kind], kVhat = kHasVhat[Kind];
+  Four d[Rows], x[Rows], other[Rows];
+  Moments moments[Rows];
+#pragma unroll
+  for (int r = 0; r < Rows; ++r) {
+    const int64_t here = at + r * kLanes;
+    d[r] = keep ? reader.template read<kWhole>(here, left) : Four{};
+    x[r] = load<kWhole>(optimizer.x + here, left);
+    if constexpr (Along == cpu::kFlush) other[r] = load<kWhole>(direction.acc + here, left);
+    if constexpr (Along == cpu::kBlend) other[r] = load<kWhole>(direction.base + here, left);
+    moments[r] = load_moments<kWhole>(optimizer, kM, kV, kVhat, here, left);
+  }
+#pragma unroll
+  for (int r = 0; r < Rows; ++r) {
+    const int64_t here = at + r * kLanes;
+#pragma unroll
+    for (int e = 0; e < kFour; ++e) {
+      float& u = d[r].v[e];
+      if constexpr (Along == cpu::kSingle) u = by.both * u;
+      if constexpr (Along == cpu::kFlush) u = (keep ? other[r].v[e] + by.both * u : other[r].v[e]) * direction.scale;
+      if constexpr (Along == cpu::kBlend) u = keep ? by.weight * ((other[r].v[e] - x[r].v[e]) + by.gain * u) : 0.0f;
+    }
+    store<kWhole>(optimizer.x_out + here, left, optimize_four<Kind>(d[r], x[r], moments[r], optimizer.hyper));
+    store_moments<kWhole>(optimizer, kM, kV, kVhat, here, left, moments[r]);
+  }
+}
+
+template <int Kind, int Along, typename Reader>
 __global__ void __launch_bounds__(kThreads, 2)
-    step_kernel(const __grid_constant__ Source source, DirectionArgs direction, cpu::Optimizer optimizer,
+    step_kernel(const __grid_constant__ Source source, bool aligned, DirectionArgs direction, cpu::Optimizer optimizer,
                 const Verdict* verdict) {
-  constexpr bool m = kHasM[Kind], v = kHasV[Kind], vhat = kHasVhat[Kind];
   const bool keep = kept(verdict);
   const float gain = static_cast<float>(verdict == nullptr ? direction.gain : direction.gain * verdict->gain);
   const float weight = static_cast<float>(verdict == nullptr ? direction.weight : direction.weight * verdict->weight);
-  const float both = gain * weight;
-  for (int64_t block = warp_of_grid(); block * kBlock < source.size; block += warps_of_grid()) {
-    Cursor cursor(source, block * kBlock);
-#pragma unroll 1
-    for (int row = 0; row < kRows; ++row) {
-      const int64_t at = block * kBlock + row * kLanes + lane() * kFour;
-      const int64_t left = source.size - at;
-      if (left <= 0) break;
-      Four d = keep ? cursor.read(at, left) : Four{};
-      const Four x = load<Aligned>(optimizer.x + at, left);
-      Moments moments = load_moments<Aligned>(optimizer, m, v, vhat, at, left);
-      if (direction.kind == cpu::kSingle) {
+  const Factors by{gain, weight, gain * weight};
+  for_each_row<Reader>(source, aligned, [&](auto rows, Reader& reader, int64_t at, int64_t left) {
+    step_rows<Kind, Along, decltype(rows)::value>(reader, at, left, direction, by, optimizer, keep);
+  });
+}
+
+template <int Rows, typename Reader>
+__device__ __forceinline__ void accumulate_rows(Reader& reader, int64_t at, int64_t left, const float* acc, float by,
+                                                float* acc_out, bool keep) {
+  constexpr bool kWhole = Rows > 1;
+  Four given[Rows], sum[Rows];
 #pragma unroll
-        for (int e = 0; e < kFour; ++e) d.v[e] = both * d.v[e];
-      } else if (direction.kind == cpu::kFlush) {
-        const Four acc = load<Aligned>(direction.acc + at, left);
+  for (int r = 0; r < Rows; ++r) {
+    given[r] = keep ? reader.template read<kWhole>(at + r * kLanes, left) : Four{};
+    sum[r] = acc != nullptr ? load<kWhole>(acc + at + r * kLanes, left) : Four{};
+  }
 #pragma unroll
-        for (int e = 0; e < kFour; ++e) d.v[e] = (keep ? acc.v[e] + both * d.v[e] : acc.v[e]) * direction.scale;
-      } else if (keep) {
-        const Four base = load<Aligned>(direction.base + at, left);
+  for (int r = 0; r < Rows; ++r) {
 #pragma unroll
-        for (int e = 0; e < kFour; ++e) d.v[e] = weight * ((base.v[e] - x.v[e]) + gain * d.v[e]);
-      }
-      const Four out = optimize_four<Kind>(d, x, moments, optimizer.hyper);
-      store<Aligned>(optimizer.x_out + at, left, out);
-      store_moments<Aligned>(optimizer, m, v, vhat, at, left, moments);
+    for (int e = 0; e < kFour; ++e) {
+      const float change = by * given[r].v[e];
+      sum[r].v[e] = acc == nullptr ? change : keep ? sum[r].v[e] + change : sum[r].v[e];
     }
+    store<kWhole>(acc_out + at + r * kLanes, left, sum[r]);
   }
 }
 
-template <bool Aligned>
-__global__ void __launch_bounds__(kThreads) accumulate_kernel(const __grid_constant__ Source source, const float* acc,
-                                                              double weight, float* acc_out, const Verdict* verdict) {
+template <typename Reader>
+__global__ void __launch_bounds__(kThreads, 2)
+    accumulate_kernel(const __grid_constant__ Source source, bool aligned, const float* acc, double weight,
+                      float* acc_out, const Verdict* verdict) {
   const bool keep = kept(verdict);
   if (!keep && acc == acc_out) return;
   const float by = static_cast<float>(verdict == nullptr ? weight : weight * verdict->gain * verdict->weight);
-  for (int64_t block = warp_of_grid(); block * kBlock < source.size; block += warps_of_grid()) {
-    Cursor cursor(source, block * kBlock);
-#pragma unroll 1
-    for (int row = 0; row < kRows; ++row) {
-      const int64_t at = block * kBlock + row * kLanes + lane() * kFour;
-      const int64_t left = source.size - at;
-      if (left <= 0) break;
-      const Four given = keep ? cursor.read(at, left) : Four{};
-      Four sum{};
-      if (acc != nullptr) sum = load<Aligned>(acc + at, left);
-#pragma unroll
-      for (int e = 0; e < kFour; ++e) {
-        if (acc == nullptr)
-          sum.v[e] = by * given.v[e];
-        else if (keep)
-          sum.v[e] = sum.v[e] + by * given.v[e];
-      }
-      store<Aligned>(acc_out + at, left, sum);
-    }
-  }
+  for_each_row<Reader>(source, aligned, [&](auto rows, Reader& reader, int64_t at, int64_t left) {
+    accumulate_rows<decltype(rows)::value>(reader, at, left, acc, by, acc_out, keep);
+  });
 }
 
+using StepKernel = void (*)(Source, bool, DirectionArgs, cpu::Optimizer, const Verdict*);
+
+template <int Kind, typename Reader>
+constexpr StepKernel kStepKernels[] = {step_kernel<Kind, cpu::kSingle, Reader>, step_kernel<Kind, cpu::kFlush, Reader>,
+                                       step_kernel<Kind, cpu::kBlend, Reader>};
+
 template <int Kind>
-void launch_step(const cpu::Update& update, const DirectionArgs& direction, const cpu::Optimizer& optimizer,
-                 const Verdict* verdict, const Where& where) {
-  const bool aligned = all_aligned(direction.acc, direction.base, optimizer.x,
-                                   static_cast<const float*>(optimizer.x_out), static_cast<const float*>(optimizer.m),
-                                   static_cast<const float*>(optimizer.v), static_cast<const float*>(optimizer.vhat));
-  launch("server step", where, warps(blocks_of(update.size), where.device),
-         aligned ? step_kernel<Kind, true> : step_kernel<Kind, false>, source_of(update), direction, optimizer,
-         verdict);
+StepKernel step_kernel_for(cpu::DirectionKind along, bool flat) {
+  return flat ? kStepKernels<Kind, Flat>[along] : kStepKernels<Kind, Cursor>[along];
 }
 
 }  // namespace
@@ -99,19 +114,23 @@ void step(const cpu::Update& update, const cpu::Direction& direction, double gai
           const cpu::Optimizer& optimizer, const Verdict* verdict, const Where& where) {
   const DeviceGuard guard(where.device);
   const DirectionArgs given{direction.kind, direction.acc, direction.base, gain, weight, direction.scale};
-  constexpr decltype(&launch_step<kSgd>) kLaunch[kOptimizerKinds] = {
-      launch_step<kSgd>,  launch_step<kMomentum>, launch_step<kAdam>,     launch_step<kAmsgrad>,
-      launch_step<kYogi>, launch_step<kAdagrad>,  launch_step<kLookahead>};
-  kLaunch[optimizer.kind](update, given, optimizer, verdict, where);
+  constexpr decltype(&step_kernel_for<kSgd>) kKernels[kOptimizerKinds] = {
+      step_kernel_for<kSgd>,  step_kernel_for<kMomentum>, step_kernel_for<kAdam>,     step_kernel_for<kAmsgrad>,
+      step_kernel_for<kYogi>, step_kernel_for<kAdagrad>,  step_kernel_for<kLookahead>};
+  const bool aligned = all_aligned(direction.acc, direction.base, optimizer.x, optimizer.x_out, optimizer.m,
+                                   optimizer.v, optimizer.vhat);
+  const Source source = source_of(update);
+  launch("server step", where, warps(blocks_of(update.size), where.device),
+         kKernels[optimizer.kind](direction.kind, source.flat != nullptr), source, aligned, given, optimizer, verdict);
 }
 
 void accumulate(const cpu::Update& update, const float* acc, double weight, float* acc_out, const Verdict* verdict,
                 const Where& where) {
   const DeviceGuard guard(where.device);
-  const bool aligned = all_aligned(acc, static_cast<const float*>(acc_out));
+  const Source source = source_of(update);
   launch("accumulate", where, warps(blocks_of(update.size), where.device),
-         aligned ? accumulate_kernel<true> : accumulate_kernel<false>, source_of(update), acc, weight, acc_out,
-         verdict);
+         source.flat != nullptr ? accumulate_kernel<Flat> : accumulate_kernel<Cursor>, source,
+         all_aligned(acc, acc_out), acc, weight, acc_out, verdict);
 }
 
 }  // namespace fastagg::cuda

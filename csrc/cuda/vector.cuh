@@ -1,5 +1,5 @@
-// Four neighbouring elements of a vector, which is what a thread takes at a time: 16-byte accesses where `Aligned`,
-// element by element at the vector's end and where an address is odd.
+// Four neighbouring elements of a vector, which is what a thread takes at a time: `Whole` in one 16-byte access, else
+// element by element, at the vector's end and where an address is odd.
 //
 // Every kernel deals the vector out alike (math/reduce.h): a warp has blocks of 1,024 elements, in eight rows of 128,
 // and thread t of it elements 4t..4t+3 of every row.
@@ -20,27 +20,29 @@ struct Four {
 };
 
 // `left` elements lie from `in` on; those that do not are 0.
-template <bool Aligned>
+template <bool Whole>
 __device__ __forceinline__ Four load(const float* in, int64_t left) {
-  if (Aligned && left >= kFour) {
+  if constexpr (Whole) {
     const float4 q = *reinterpret_cast<const float4*>(in);
     return {{q.x, q.y, q.z, q.w}};
-  }
-  Four out;
+  } else {
+    Four out;
 #pragma unroll
-  for (int e = 0; e < kFour; ++e) out.v[e] = e < left ? in[e] : 0.0f;
-  return out;
+    for (int e = 0; e < kFour; ++e) out.v[e] = e < left ? in[e] : 0.0f;
+    return out;
+  }
 }
 
-template <bool Aligned>
+template <bool Whole>
 __device__ __forceinline__ void store(float* out, int64_t left, const Four& value) {
-  if (Aligned && left >= kFour) {
-    *reinterpret_cast<float4*>(out) = make_float4(value.v[0], value.v[1], value.v[2], value.v[3]);
-    return;
-  }
+  if constexpr (Whole) {
+    // The plain assignment is sometimes taken apart into four stores.
+    __stwb(reinterpret_cast<float4*>(out), make_float4(value.v[0], value.v[1], value.v[2], value.v[3]));
+  } else {
 #pragma unroll
-  for (int e = 0; e < kFour; ++e)
-    if (e < left) out[e] = value.v[e];
+    for (int e = 0; e < kFour; ++e)
+      if (e < left) out[e] = value.v[e];
+  }
 }
 
 __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % kWarp; }

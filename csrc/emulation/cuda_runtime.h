@@ -44,6 +44,10 @@ template <typename T>
 T __ldcg(const T* address) {
   return *address;
 }
+template <typename T>
+void __stwb(T* address, T value) {
+  *address = value;
+}
 inline unsigned atomicAdd(unsigned* address, unsigned value) { return std::exchange(*address, *address + value); }
 
 namespace emulation {
