@@ -12,6 +12,7 @@ import fastagg
 from fastagg.ops.place import emulated
 
 settings.register_profile("fastagg", deadline=None, print_blob=True)
+settings.register_profile("sanitizer", deadline=None, max_examples=5, derandomize=True)
 settings.load_profile("fastagg")
 
 if wanted := os.environ.get("FASTAGG_TEST_EXTENSION"):  # the sanitizer run must not test another build
