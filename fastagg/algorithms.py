@@ -1,7 +1,7 @@
 """The papers' algorithms, under their names: each a choice of direction, optimizer and staleness policy.
 
 Every preset takes :class:`fastagg.Server`'s keyword arguments as well (``clip_norm``, ``weighting``, ``buffers``,
-``num_clients``, ``seed``, ``device``).
+``num_clients``, ``deterministic``, ``validate``, ``seed``, ``device``).
 """
 
 from __future__ import annotations
