@@ -22,7 +22,7 @@ def asynchronous(workspace: str) -> None:
     """Five sites: one sends NaN, one arrays that the model has not, one stays away for longer than its task lasts."""
     flare = BaseFedJob(name="digits")
     flare.to_server(PTModel(Digits()), id="persistor")
-    flare.to_server(RecordedController("FADAS", job.FADAS, versions=32, timeout=8, checkpoint=f"{workspace}/server.pt"))
+    flare.to_server(RecordedController("FADAS", job.FADAS, versions=48, timeout=8, checkpoint=f"{workspace}/server.pt"))
     flare.to_clients(ScriptRunner(script=str(HERE / "flare_client.py")))
     flare.simulator_run(f"{workspace}/digits", n_clients=5)
 
@@ -33,6 +33,6 @@ if __name__ == "__main__":
         job.Aggregator = RecordedAggregator
         job.fedams(10, workspace)
     elif way == "collab":
-        job.collab(20, workspace)
+        job.collab(40, workspace)
     else:
         asynchronous(workspace)

@@ -232,11 +232,16 @@ def weights(folder: Path) -> dict[str, Any]:
     return found["model"]
 
 
+def server_log(folder: Path) -> str:
+    """What the server's own process wrote to its file; what is printed is several processes' lines, which run together."""
+    return next(folder.rglob("server/log.txt")).read_text()
+
+
 def test_fedams_in_flares_rounds(tmp_path: Path) -> None:
-    log = simulate("rounds", tmp_path)
+    simulate("rounds", tmp_path)
     assert accuracy(weights(tmp_path)) > 0.9
     record = torch.load(tmp_path / "record.pt", weights_only=True)
-    assert len(record["updates"]) == 40 and "taken, delay 0" in log
+    assert len(record["updates"]) == 40 == server_log(tmp_path).count("taken, delay 0")
     server = fastagg.FedAMS(weights(tmp_path), clients_per_round=None, lr=0.03)
     server.load_state_dict(record["first"])
     play(server, record["updates"], rounds=True)
@@ -247,17 +252,17 @@ def test_fedams_in_flares_rounds(tmp_path: Path) -> None:
 
 def test_fadas_with_sites_that_misbehave(tmp_path: Path) -> None:
     """One sends NaN, one arrays that the model has not, one stays away for longer than its task lasts."""
-    log = simulate("asynchronous", tmp_path)
+    simulate("asynchronous", tmp_path)
+    log = server_log(tmp_path)
     assert re.search("site-2: refused: .*NaN", log)
     assert re.search("site-3: refused: .*unknown 'more'", log)
     assert re.search("site-4: task [0-9]+ was not answered; it is dropped", log)
-    assert accuracy(weights(tmp_path)) > 0.8  # which updates are stale differs from run to run
+    assert accuracy(weights(tmp_path)) > 0.9
     server = fastagg.load(tmp_path / "server.pt")
-    assert server.version == 32
+    assert server.version == 48
     record = torch.load(tmp_path / "record.pt", weights_only=True)
-    # Two to a step, each counted once. The processes' lines run into each other in the log, so those are not counted.
-    assert len(record["updates"]) == 64 and " taken, delay " in log
-    second = fastagg.FADAS(weights(tmp_path), lr=0.01, buffer_size=2, delay_threshold=4)
+    assert len(record["updates"]) == 96 == log.count(" taken, delay ")  # two to a step, each counted once
+    second = fastagg.FADAS(weights(tmp_path), lr=0.003, buffer_size=2, delay_threshold=4)
     second.load_state_dict(record["first"])
     play(second, record["updates"])
     assert torch.equal(second.flat, server.flat)
@@ -267,6 +272,6 @@ def test_fadas_with_sites_that_misbehave(tmp_path: Path) -> None:
 
 def test_collab(tmp_path: Path) -> None:
     log = simulate("collab", tmp_path)
-    assert log.count(": version ") >= 20
+    assert log.count(": version ") >= 40
     last = re.findall("accuracy before training ([0-9.]+)", log)[-4:]
     assert max(map(float, last)) > 0.9
