@@ -10,8 +10,8 @@ Devices without a kernel run :mod:`fastagg.reference` instead (right, not fast).
 from fastagg.ops.cached import cached_step_, read_row, recompute_sum_
 from fastagg.ops.checks import OPTIMIZERS, Update
 from fastagg.ops.distill import SoftTargets, alpha_bounds, distillation_loss, soft_targets
-from fastagg.ops.step import accumulate_difference_, adagrad_, adam_, amsgrad_, momentum_, sgd_, step_, yogi_
-from fastagg.ops.update import Distances, Inspection, accumulate_, difference, distances, gather, inspect, sketch
+from fastagg.ops.step import adagrad_, adam_, amsgrad_, momentum_, sgd_, step_, yogi_
+from fastagg.ops.update import Distances, Inspection, accumulate_, difference, distances, fold, gather, inspect, sketch
 
 __all__ = [
     "OPTIMIZERS",
@@ -20,7 +20,6 @@ __all__ = [
     "SoftTargets",
     "Update",
     "accumulate_",
-    "accumulate_difference_",
     "adagrad_",
     "adam_",
     "alpha_bounds",
@@ -29,6 +28,7 @@ __all__ = [
     "difference",
     "distances",
     "distillation_loss",
+    "fold",
     "gather",
     "inspect",
     "momentum_",

@@ -233,7 +233,7 @@ def weights(folder: Path) -> dict[str, Any]:
 
 
 def server_log(folder: Path) -> str:
-    """What the server's own process wrote to its file; what is printed is several processes' lines, which run together."""
+    """What the server's own process wrote to its file. What is printed is several processes' lines, run together."""
     return next(folder.rglob("server/log.txt")).read_text()
 
 
