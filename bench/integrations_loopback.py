@@ -20,7 +20,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "integrations.md"
 CLIENTS = 4
 SECONDS = 10.0
 SIZES = {"a linear layer, 650 parameters": (64, 10), "11.2 M parameters": (1400, 8000)}
-LINE = 'server = fastagg.FedBuff(torch.nn.Linear(64, 10), buffer_size=2)'
+LINE = "server = fastagg.FedBuff(torch.nn.Linear(64, 10), buffer_size=2)"
 
 
 def serve(rule: str, shape: tuple[int, int], ready: Any) -> None:
@@ -72,8 +72,8 @@ def rate(rule: str, shape: tuple[int, int]) -> float:
 def report(rounds: int) -> str:
     """A Markdown table."""
     lines = [
-        f"{CLIENTS} client processes and a server process over loopback HTTP, {os.cpu_count()} cores; the model goes out "
-        f"in fp32, updates come in fp16. Medians of {rounds} runs of {SECONDS:g} s.",
+        f"{CLIENTS} client processes and a server process over loopback HTTP, {os.cpu_count()} cores. The model goes "
+        f"out in fp32, updates come in fp16. Medians of {rounds} runs of {SECONDS:g} s.",
         "",
         "| model | rule | updates a second |",
         "|---|---|---|",
