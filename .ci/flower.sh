@@ -11,4 +11,5 @@ python3 -m venv "$work/venv"
 grep -vE '^(packaging|rich|typer)==' constraints.txt >"$work/constraints.txt"
 pip install -q -c "$work/constraints.txt" ".[flower,test]" "flwr[simulation]==1.41.0"
 printf 'installed in %ss\n' "$SECONDS"
-pytest -q -ra -p no:cacheprovider --durations=3 tests/integrations/test_require.py tests/integrations/test_flower*.py
+pytest -q -ra -p no:cacheprovider --durations=3 tests/integrations/test_require.py \
+  tests/integrations/test_docs.py tests/integrations/test_flower*.py

@@ -17,4 +17,5 @@ pip install -q -c constraints.txt ".[nvflare,test]"
 here=$(pwd)
 cd "$work"
 python -c 'import fastagg, sys; assert "site-packages" in fastagg.__file__, fastagg.__file__'
-pytest -q -p no:cacheprovider --rootdir "$here" -c "$here/pyproject.toml" "$here/tests/integrations/test_nvflare.py" -rs
+pytest -q -p no:cacheprovider --rootdir "$here" -c "$here/pyproject.toml" "$here/tests/integrations/test_docs.py" \
+  "$here/tests/integrations/test_nvflare.py" -rs

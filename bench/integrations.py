@@ -9,17 +9,25 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout that was not installed
 
-# Each is a module with `report(rounds: int) -> str`, which imports its framework.
-FRAMEWORKS = {name: f"integrations_{name}" for name in ("flower", "nvflare", "appfl")}
+# Each is a function `(rounds: int) -> str` of a module, which imports its framework.
+REPORTS = {
+    "flower": "integrations_flower:report",
+    "flower-processes": "integrations_processes:report",
+    "flower-straggler": "integrations_processes:straggling",
+    "nvflare": "integrations_nvflare:report",
+    "appfl": "integrations_appfl:report",
+    "loopback": "integrations_loopback:report",
+}
 
 
 def main() -> None:
     """The command line: prints Markdown."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("framework", choices=FRAMEWORKS)
+    parser.add_argument("report", choices=REPORTS)
     parser.add_argument("--rounds", type=int, default=15, help="samples of each candidate")
     given = parser.parse_args()
-    print(import_module(FRAMEWORKS[given.framework]).report(given.rounds))
+    module, function = REPORTS[given.report].split(":")
+    print(getattr(import_module(module), function)(given.rounds))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ from timing import interleave
 import fastagg
 from fastagg.integrations.flower import SyncStrategy, read, write
 
-TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
 CLIENTS = 10
 
 STRATEGIES: dict[str, Callable[[], Any]] = {
@@ -72,6 +71,7 @@ class Rounds:
     """One strategy, given the same replies round after round."""
 
     def __init__(self, make: Callable[[], Any], start: ArrayRecord, replies: list[RecordDict]) -> None:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0  # as in a ServerApp
         self.strategy, self.start, self.replies = make(), start, replies
         self.pending: list[Message] = []
         self.loss = theirs.FedAvg().train_metrics_aggr_fn(replies, "num-examples")["loss"]

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from fastagg import _checks, checkpoint, deferred, devices, memory, ops, staging
 from fastagg.directions import Arrival, Buffer, Cohort, Direction, DistillationRecord, Mixing, Single
+from fastagg.directions.buffer import BufferState
 from fastagg.dispatch import Client, Dispatch, Receipt
 from fastagg.errors import (
     CheckpointError,
     ConfigError,
-    DTypeMismatch,
+    FastaggError,
     NonFiniteUpdate,
     UnknownClient,
     UnknownVersion,
@@ -31,10 +32,12 @@ from fastagg.model_buffers import MODES, ModelBuffers
 from fastagg.optimizers import SGD, Optimizer
 from fastagg.pieces import Pieces
 from fastagg.rounds import Round
-from fastagg.staleness import Constant, Facts, Staleness
+from fastagg.staleness import Constant, Facts, Staleness, StalenessState
 from fastagg.versions import VersionStore
 
-_LONGEST = 1e38  # of a model whose difference to another one as long is finite in float32
+Answer = tuple[Dispatch, Any, float | None]  # a trained model: receive_model's arguments
+Outcome = Receipt | FastaggError
+
 _HEAVIEST = 1e30  # weights in a mean that float32 sums bear, and their inverses
 
 
@@ -137,7 +140,6 @@ class Server:
         self._views: Any = None
         self._flat = model.flat
         self._live = self._flat.detach()
-        self._reach = (-1, math.inf)  # a version and its norm, where that was needed
         self._sent = False  # whether somebody may hold this version, so that it must not change
 
     # -- clients -------------------------------------------------------------------------------------------------
@@ -278,8 +280,9 @@ class Server:
     def receive_model(self, task: Dispatch, trained: Any, num_samples: float | None = None) -> Receipt:
         """Take a trained model: :meth:`receive` of ``task.delta(trained)``, to the bit.
 
-        A synchronous mean in fp32 folds it in without writing the difference anywhere: less memory, and two thirds of
-        the traffic. The receipt's ``update_norm`` is then NaN: nobody measured it.
+        Where several updates make a step and only their delays weigh them (FedAvg and its kin, FedBuff, FADAS), a model
+        in fp32 is folded in without writing the difference anywhere: less memory, and half of the traffic. The
+        receipt's ``update_norm`` is then NaN: nobody measured it.
 
         Args:
             task: what the client was sent.
@@ -289,43 +292,90 @@ class Server:
         Raises:
             UnknownClient, UnknownVersion, ShapeMismatch, DTypeMismatch, NonFiniteUpdate, ConfigError: as there.
         """
-        self._refuse_other_kind("delta")
-        parsed = self._foldable(trained)
-        if parsed is None:
-            return self.receive(task.client, task.delta(trained), task.version, num_samples)
-        share, norm = self._share(num_samples), self._inspect(parsed, parsed.parameters)
-        with self._lock:
-            version = self._answered(task.client, task.version)
-            if self._reach[0] != self.version:
-                self._reach = (self.version, ops.inspect(self._flat).norm)
-            if version != self.version or max(norm, self._reach[1]) > _LONGEST:
-                return self.receive(task.client, task.delta(trained), version, num_samples)
-            arrival = Arrival(task.client, parsed.parameters, version, version, 1.0, 1.0, share, None, 0.0, None)
-            step_size = self._state.arrive_model(arrival, self._flat, self._apply)
-            self._buffers.arrive(parsed)
-            if step_size is not None:
-                self._buffers.step()
-                self._retarget()
-            self._answer(task.client, version)
-            return Receipt(task.client, step_size is not None, self.version, 0, step_size, math.nan, 1.0)
+        outcome = self.receive_models([(task, trained, num_samples)])[0]
+        if isinstance(outcome, FastaggError):
+            raise outcome
+        return outcome
 
-    def _foldable(self, trained: Any) -> Parsed | None:
-        """A trained model taken apart, if the rule can do without the difference; else None."""
-        direction = self.direction
-        if (
-            self.deterministic
-            or self._defers
-            or type(direction) is not Cohort
-            or direction.size == 1
-            or type(self.staleness) is not Constant
-        ):
-            return None
-        if self.clip_norm is not None or not self.layout.all_fp32 or self.device.type != "cpu":
-            return None
+    def receive_models(self, answers: Sequence[Answer]) -> list[Outcome]:
+        """:meth:`receive_model` of one answer after the other, to the bit, in as few passes over memory as there are
+        steps: the more are at hand, the less each costs, down to one read of its model.
+
+        Args:
+            answers: for each its arguments, ``(task, trained, num_samples)``.
+
+        Returns:
+            For each its receipt, or the error with which it was refused.
+        """
+        outcomes: list[Outcome] = []
+        with self._lock:
+            while len(outcomes) < len(answers):
+                waiting = answers[len(outcomes) :]
+                if batch := self._foldable(waiting):
+                    outcomes += self._fold_models(batch, waiting)
+                else:
+                    outcomes.append(self._receive_difference(*waiting[0]))
+        return outcomes
+
+    def _receive_difference(self, task: Dispatch, trained: Any, num_samples: float | None) -> Outcome:
         try:
-            return self.layout.parse(trained, "trained model")
-        except DTypeMismatch:  # float64, which a difference may be taken of
-            return None
+            self._refuse_other_kind("delta")
+            return self.receive(task.client, task.delta(trained), task.version, num_samples)
+        except FastaggError as error:
+            return error
+
+    def _foldable(self, answers: Sequence[Answer]) -> list[tuple[Arrival, Parsed]]:
+        """As many of the first answers as one pass can fold in: none, if the first must be received as a difference,
+        for the rule's sake or because something is wrong with it, which will then be found out.
+        """
+        state, found = self._state, dict[Client, tuple[Arrival, Parsed]]()
+        if self.update_kind != "delta" or type(state) is not BufferState or state.capacity == 1:
+            return []
+        if self.deterministic or self._defers or self.clip_norm is not None or type(self._policy) is not StalenessState:
+            return []
+        if not self.layout.all_fp32 or self.device.type != "cpu":
+            return []
+        for task, trained, num_samples in answers[: state.room]:
+            client = task.client
+            if client in found:  # whether it owes this one, too, is known when the first is in
+                break
+            try:
+                start, share = self._answered(client, task.version), self._share(num_samples)
+                parsed = self.layout.parse(trained, "trained model")
+                self._refuse_non_finite_buffers(parsed)
+                pieces, delay = parsed.parameters, self.version - start
+                weight = self._policy.weigh(Facts(client, start, delay, pieces, 1.0, math.nan, None))
+                if weight is None:
+                    break
+                arrival = Arrival(client, pieces, start, self.version, 1.0, weight, share, task.flat, 0.0)
+                state.check(arrival)
+            except FastaggError:
+                break
+            found[client] = arrival, parsed
+        return list(found.values())
+
+    def _fold_models(self, batch: list[tuple[Arrival, Parsed]], answers: Sequence[Answer]) -> list[Outcome]:
+        """Fold a batch in; ``answers`` are its own, for those that turn out not to be finite."""
+        before = self.version
+        finite, step_size = self._state.arrive_models([arrival for arrival, _ in batch], self._apply)
+        taken = [pair for pair, good in zip(batch, finite, strict=True) if good]
+        for _, parsed in taken:
+            self._buffers.arrive(parsed)
+        applied = self._follow(step_size, before)
+        outcomes: list[Outcome] = []
+        for (arrival, _), good, answer in zip(batch, finite, answers, strict=False):
+            if not good:
+                outcomes.append(self._receive_difference(*answer))
+                continue
+            self._answer(arrival.client, arrival.version)
+            steps = step_size is not None and arrival is taken[-1][0]
+            outcomes.append(
+                Receipt(
+                    arrival.client, applied and steps, self.version if steps else before, before - arrival.version,
+                    step_size if steps else None, math.nan, arrival.weight,
+                )
+            )  # fmt: skip
+        return outcomes
 
     def close_round(self) -> float | None:
         """Step now along the mean of the updates that have come since the last step, when no more will.
@@ -470,6 +520,10 @@ class Server:
     def _refuse_non_finite(self, parsed: Parsed, finite: bool) -> None:
         if not finite:
             raise NonFiniteUpdate(f"update: NaN or infinity in {self._culprits(parsed.parameters)}")
+        self._refuse_non_finite_buffers(parsed)
+
+    @staticmethod
+    def _refuse_non_finite_buffers(parsed: Parsed) -> None:
         if parsed.buffers is not None and not ops.inspect(parsed.buffers).finite:
             raise NonFiniteUpdate("update: NaN or infinity in its buffers (running statistics)")
 
@@ -496,6 +550,7 @@ class Server:
         update: Pieces,
         versions: Sequence[int],
         then: Callable[[Tensor], None] | None = None,
+        into: Tensor | None = None,
         **direction: Any,
     ) -> float:
         """Run the optimizer on a direction in one fused pass; the next version replaces this one.
@@ -508,7 +563,10 @@ class Server:
             self.version += 1
             return 0.0
         lr = self.staleness.rate(self.optimizer.lr, [self.version - start for start in versions])
-        out = memory.empty(self.layout.size, self.device) if self._sent or then else None
+        out: Tensor | None = None
+        if self._sent or then:
+            spent = into is not None and self.device.type == "cpu"  # where kernels may write over what they read
+            out = into if spent else memory.empty(self.layout.size, self.device)
         moments = {name: moment.clone() for name, moment in self._moments.items()} if then else self._moments
         arguments: dict[str, Any] = {**self.optimizer.arguments(self.steps + 1), **moments, **direction}
         flat = kernel(self._flat, update, lr=lr, out=out, **arguments)

@@ -150,6 +150,52 @@ def test_bad_updates_are_refused() -> None:
     assert torch.equal(acc, torch.zeros(8))
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_fold_is_one_difference_after_the_other(count: int, isa: str) -> None:
+    for size in (*SIZES, (1 << 20) + 9):  # that long, sums are written past the caches
+        wires = itertools.cycle((torch.float32, torch.float16, torch.bfloat16))
+        models = [vector(size, k).to(next(wires)) for k in range(count)]
+        bases = [vector(size, 90), vector(size, 91)] * count  # clients that began from two versions
+        weights = [0.3 + k for k in range(count)]
+        for acc in (None, vector(size, 80)):
+            out, want = torch.full((size,), 5.0), np.zeros(size, np.float32) if acc is None else acc.numpy().copy()
+            pieces = [[model[: size // 3], model[size // 3 :]] for model in models]
+            assert ops.fold(pieces, bases[:count], weights, acc, out) == [True] * count
+            exact = torch.empty(size, dtype=torch.float64)
+            reference.fold([ops.update.as_pieces(m) for m in models], bases[:count], weights, acc, exact)
+            torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-5)
+            for model, base, weight in zip(models, bases, weights, strict=False):
+                want += np.float32(weight) * (model.float().numpy() - base.numpy())
+            assert same_bits(out, torch.from_numpy(want))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, torch.finfo(torch.float32).max])
+def test_a_fold_says_which_models_are_not_finite(bad: float, isa: str) -> None:
+    for size in (1, 1025, 70_001, (1 << 20) + 9):
+        acc, base = torch.ones(size), torch.full((size,), -torch.finfo(torch.float32).max)
+        for position in {0, size // 2, size - 1}:
+            models = [torch.zeros(size) for _ in range(3)]
+            models[1][position] = bad  # the largest number is an infinite way from the base
+            assert ops.fold(models, [base] * 3, [1e-9] * 3, acc, torch.empty(size)) == [True, False, True]
+            assert torch.equal(acc, torch.ones(size))
+
+
+def test_a_fold_is_refused_before_anything_is_written() -> None:
+    model, base, acc, out = torch.ones(8), torch.ones(8), torch.ones(8), torch.full((8,), 5.0)
+    for models, bases, total, target, error in (
+        ([model], [base[:7]], acc, out, ShapeMismatch),
+        ([model[:7]], [base], acc, out, ShapeMismatch),
+        ([model], [base], acc[:7], out, ShapeMismatch),
+        ([model], [base.double()], acc, out, DTypeMismatch),
+        ([model.double()], [base], acc, out, DTypeMismatch),
+        ([model], [base], out, out, fastagg.ConfigError),
+        ([model], [base, base], acc, out, ValueError),
+    ):
+        with pytest.raises(error):
+            ops.fold(models, bases, [1.0] * len(models), total, target)
+    assert torch.equal(out, torch.full((8,), 5.0))
+
+
 @pytest.mark.parametrize("size", [1, 1023, 1024, 70_001])
 def test_distances(size: int, isa: str) -> None:
     update, x, base = vector(size, 1), vector(size, 2), vector(size, 3)

@@ -90,3 +90,56 @@ def test_what_is_refused_changes_nothing(change: dict, error: type[Exception] | 
     with pytest.raises(fastagg.ConfigError, match="gradient"):
         gradients = fastagg.ASGD(state(), lr=0.1)
         gradients.receive_model(gradients.dispatch(1), state())
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_many_at_once_are_one_after_the_other(name: str) -> None:
+    """Some answers are refused, one comes twice, and there are more of them than one step takes."""
+    ours, plain = RULES[name](state()), RULES[name](state())
+    for turn in range(3):
+        answers = []
+        for server in (ours, plain):
+            tasks = [server.dispatch(client) for client in range(5)]
+            models = [moved(task.params, turn + client, torch.float32) for client, task in enumerate(tasks)]
+            models[1]["w"][3, 4] = float("nan")
+            models[2]["bn.running_var"][0] = float("inf")
+            given = [(task, models[client], client + 1) for client, task in enumerate(tasks)]
+            late = [(tasks[3], {}, 1), *given[3:], (tasks[1], state(), 1)]
+            answers.append([given[0], given[1], given[0], given[2], *late])
+        alone = []
+        for answer in answers[1]:
+            try:
+                alone.append(plain.receive_model(*answer))
+            except fastagg.FastaggError as error:
+                alone.append(error)
+        together = ours.receive_models(answers[0])
+        assert [str(a) for a in together] == [str(b) for b in alone]
+        assert sum(isinstance(a, fastagg.Receipt) for a in together) >= (1 if name == "one" else 3)
+        assert same(ours.state_dict(), plain.state_dict())
+        for server in (ours, plain):
+            for client in range(5):
+                server.forget(client)
+
+
+def test_a_batch_of_nothing_good_changes_nothing() -> None:
+    server = fastagg.FedAvg(state(), clients_per_round=3, weighting="uniform")
+    server.receive_model(server.dispatch(0), state())
+    tasks = [server.dispatch(client) for client in (1, 2)]
+    before = server.state_dict()
+    bad = {**state(), "b": torch.full((7,), float("nan"))}
+    refused = server.receive_models([(task, bad, None) for task in tasks])
+    assert [type(error) for error in refused] == [fastagg.NonFiniteUpdate] * 2
+    assert "'b'" in str(refused[0]) and same(before, server.state_dict())
+    assert server.receive_models([]) == []
+
+
+def test_a_version_that_a_client_holds_is_not_written_over() -> None:
+    """A step may use the vector of the sum for the next version, and the next sum that of an old version."""
+    server = fastagg.FADAS(state(), lr=0.1, buffer_size=2)
+    held = []
+    for turn in range(6):
+        tasks = [server.dispatch(client) for client in range(2)]
+        held.append((tasks[0], {name: array.clone() for name, array in tasks[0].params.items()}))
+        receipts = server.receive_models([(task, moved(task.params, turn, torch.float32), None) for task in tasks])
+        assert [receipt.applied for receipt in receipts] == [False, True]
+    assert all(same(task.params, kept) for task, kept in held)

@@ -2,6 +2,7 @@
 // Every call that touches vectors releases the GIL.
 #include "../cpu/cached_step.h"
 #include "../cpu/distill.h"
+#include "../cpu/fold.h"
 #include "../cpu/kernels.h"
 #include "../cpu/norms.h"
 #include "../cpu/pool.h"
@@ -25,6 +26,18 @@ void accumulate(const Pieces& pieces, Address acc, float weight, Address acc_out
   const cpu::Update update = update_of(pieces);
   py::gil_scoped_release release;
   cpu::accumulate(update, at(acc), weight, at(acc_out));
+}
+
+std::vector<bool> fold(const std::vector<std::tuple<Pieces, Address, float>>& models, Address acc, Address acc_out) {
+  std::vector<cpu::Trained> trained;
+  for (const auto& [pieces, base, weight] : models) trained.push_back({update_of(pieces), at(base), weight});
+  std::vector<std::atomic<bool>> finite(models.size());
+  for (auto& flag : finite) flag.store(true);
+  {
+    py::gil_scoped_release release;
+    cpu::fold(trained, at(acc), at(acc_out), finite);
+  }
+  return {finite.begin(), finite.end()};
 }
 
 double sum_squares(const Pieces& pieces) {
@@ -147,6 +160,7 @@ PYBIND11_MODULE(_native, m) {
   m.def("recompute_sum", &recompute_sum);
   m.def("read_row", &read_row);
   m.def("accumulate", &accumulate);
+  m.def("fold", &fold);
   m.def("sum_squares", &sum_squares);
   m.def("distances", &distances);
   m.def("sketch", &sketch);

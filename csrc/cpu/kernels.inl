@@ -54,6 +54,21 @@ void accumulate_block(const float* acc, const float* in, float weight, float* ac
   sweep(n, [=](int64_t i) FASTAGG_INLINE { acc_out[i] = acc[i] + weight * in[i]; }, acc, in);
 }
 
+bool fold_block(const float* in, const float* base, float weight, float* acc, int64_t n) {
+  // The largest magnitude, as an integer: of infinity and NaN the bits are larger than any number's.
+  int32_t most = 0;
+  const auto body = [=, &most](int64_t i) FASTAGG_INLINE {
+    const float difference = in[i] - base[i];
+    int32_t bits;
+    memcpy(&bits, &difference, sizeof bits);
+    bits &= 0x7FFFFFFF;
+    most = bits > most ? bits : most;
+    acc[i] += weight * difference;
+  };
+  sweep(n, body, in, base);
+  return most < 0x7F800000;
+}
+
 void flush_block(const float* acc, const float* in, float weight, float scale, float* direction, int64_t n) {
   sweep(n, [=](int64_t i) FASTAGG_INLINE { direction[i] = (acc[i] + weight * in[i]) * scale; }, acc, in);
 }
@@ -159,6 +174,7 @@ const Kernels table = {
     widen_bf16_block,
     scale_block,
     accumulate_block,
+    fold_block,
     flush_block,
     blend_block,
     stream_block,

@@ -23,7 +23,8 @@ HERE = Path(__file__).parent
 CLIENTS = 4
 
 
-FADAS = {"lr": 0.01, "buffer_size": 2, "delay_threshold": 4}
+# At ten times less than FedAMS's rate below the model does not swing, whichever updates happen to be stale.
+FADAS = {"lr": 0.003, "buffer_size": 2, "delay_threshold": 4}
 
 
 def fedams(turns: int, workspace: str) -> None:
@@ -55,7 +56,7 @@ def main() -> None:
     ways = {"fedams": fedams, "fadas": fadas, "collab": collab}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("way", choices=ways)
-    parser.add_argument("--turns", type=int, default=20, help="rounds, or versions of the model")
+    parser.add_argument("--turns", type=int, default=40, help="rounds, or versions of the model")
     parser.add_argument("--workspace", default="simulation")
     args = parser.parse_args()
     ways[args.way](args.turns, args.workspace)

@@ -44,7 +44,8 @@ class Apply(Protocol):
     ``kernel`` is :func:`fastagg.ops.step_` or :func:`fastagg.ops.cached_step_` and ``direction`` its keywords;
     ``versions`` are those of all updates in the step. Returns the learning rate it took. With ``kernel`` None
     nothing is applied but the version moves on, as the loops of paper 002 do. ``then`` may go on changing the new
-    model [d] before it is anybody's; if it raises, nothing was applied.
+    model [d] before it is anybody's; if it raises, nothing was applied. ``into`` is a vector [d] that the direction
+    gives up: the next version may be written there, even where the step reads it.
     """
 
     def __call__(
@@ -53,6 +54,7 @@ class Apply(Protocol):
         update: Pieces,
         versions: Sequence[int],
         then: Callable[[Tensor], None] | None = None,
+        into: Tensor | None = None,
         **direction: Any,
     ) -> float: ...
 

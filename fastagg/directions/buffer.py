@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,24 +86,50 @@ class BufferState:
         self.versions, self.total = [], 0.0
         return lr
 
-    def arrive_model(self, arrival: Arrival, base: Tensor, apply: Apply) -> float | None:
-        """:meth:`arrive` of ``arrival.update - base``, to the bit."""
-        if self.acc is None:
-            self.acc = memory.empty(self.size, self.device)
-        if not self.versions:
-            self.acc.zero_()
-        weight = arrival.gain * self.sign * (arrival.weight * arrival.share)
-        ops.accumulate_difference_(self.acc, arrival.update, base, weight)
-        self.versions.append(arrival.version)
-        self.total += arrival.share
-        return self.flush(apply) if len(self.versions) == self.capacity else None
+    @property
+    def room(self) -> int | None:
+        """Updates until the next step; None where no number of them is a step."""
+        return None if self.capacity is None else self.capacity - len(self.versions)
+
+    def arrive_models(self, arrivals: Sequence[Arrival], apply: Apply) -> tuple[list[bool], float | None]:
+        """:meth:`arrive` of each ``arrival.update - arrival.base``, at most :attr:`room` of them, to the bit.
+
+        Returns:
+            Which differences were finite, the others being left out, and the learning rate if there was a step.
+        """
+        finite = [True] * len(arrivals)
+        while True:  # a second time without those that spoilt the sum
+            good = [arrival for arrival, taken in zip(arrivals, finite, strict=True) if taken]
+            if not good:
+                return finite, None
+            found = self._fold(good)
+            if all(found):
+                break
+            verdict = iter(found)
+            finite = [taken and next(verdict) for taken in finite]
+        for arrival in good:
+            self.versions.append(arrival.version)
+            self.total += arrival.share
+        return finite, self.flush(apply) if self.room == 0 else None
+
+    def _fold(self, arrivals: Sequence[Arrival]) -> list[bool]:
+        """Add models less their bases to the sum, which stays as it was if one of them is not finite."""
+        models = [arrival.update for arrival in arrivals]
+        bases = [arrival.base for arrival in arrivals if arrival.base is not None]
+        weights = [a.gain * self.sign * (a.weight * a.share) for a in arrivals]
+        acc, out = (self.acc, None) if self.versions else (None, self.acc)
+        out = memory.empty(self.size, self.device) if out is None else out
+        finite = ops.fold(models, bases, weights, acc, out)
+        if all(finite):
+            self.acc = out
+        return finite
 
     def flush(self, apply: Apply) -> float | None:
         """Step with what has come; None if nothing has."""
         if self.acc is None or not self.versions:
             return None
-        lr = apply(ops.step_, Pieces([self.acc]), self.versions, weight=1.0 / self.total)
-        self.versions, self.total = [], 0.0
+        lr = apply(ops.step_, Pieces([self.acc]), self.versions, into=self.acc, weight=1.0 / self.total)
+        self.acc, self.versions, self.total = None, [], 0.0
         return lr
 
     def memory(self) -> dict[str, int]:

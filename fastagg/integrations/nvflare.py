@@ -303,6 +303,7 @@ class AsyncController(ModelController):
         self._traffic = Traffic(algorithm, settings, checkpoint, clients, weight_key, self._say)
         self._busy: dict[str, float] = {}  # client: when its task is given up
         self._came = threading.Event()
+        self._taking = threading.Lock()
 
     def run(self) -> None:
         """FLARE's way in."""
@@ -321,8 +322,9 @@ class AsyncController(ModelController):
             if traffic.server.version >= saved + self.save_every:
                 traffic.save()
                 saved = traffic.server.version
+        with self._taking:  # the reply of the last step is still being written down
+            traffic.forget()
         self.cancel_all_tasks(fl_ctx=self.fl_ctx)
-        traffic.forget()
         traffic.save()
         self.save_model(FLModel(ParamsType.FULL, traffic.model(), current_round=traffic.server.version))
 
@@ -333,10 +335,11 @@ class AsyncController(ModelController):
             self._busy.pop(client, None)
 
     def _take(self, reply: FLModel) -> bool:
-        if self._traffic.server.version >= self.versions:
-            return False
-        self._traffic.take(reply.meta["client_name"], reply)
-        return True
+        with self._taking:
+            if self._traffic.server.version >= self.versions:
+                return False
+            self._traffic.take(reply.meta["client_name"], reply)
+            return True
 
     def _process_result(self, client_task: Any, fl_ctx: Any) -> None:
         client = client_task.client.name

@@ -11,8 +11,8 @@ from fastagg.ops.cached import cached_step_, read_row, recompute_sum_, refresh_s
 from fastagg.ops.checks import OPTIMIZERS, Update
 from fastagg.ops.distill import SoftTargets, alpha_bounds, distillation_loss, soft_targets
 from fastagg.ops.place import on_cuda
-from fastagg.ops.step import accumulate_difference_, adagrad_, adam_, amsgrad_, momentum_, sgd_, step_, yogi_
-from fastagg.ops.update import Distances, Inspection, accumulate_, difference, distances, gather, inspect, sketch
+from fastagg.ops.step import adagrad_, adam_, amsgrad_, momentum_, sgd_, step_, yogi_
+from fastagg.ops.update import Distances, Inspection, accumulate_, difference, distances, fold, gather, inspect, sketch
 from fastagg.ops.verdict import judge
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "SoftTargets",
     "Update",
     "accumulate_",
-    "accumulate_difference_",
     "adagrad_",
     "adam_",
     "alpha_bounds",
@@ -31,6 +30,7 @@ __all__ = [
     "difference",
     "distances",
     "distillation_loss",
+    "fold",
     "gather",
     "inspect",
     "judge",

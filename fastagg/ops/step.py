@@ -15,19 +15,6 @@ from fastagg.pieces import as_pieces
 _SINGLE, _FLUSH, _BLEND = range(3)  # csrc/cpu/step.h, DirectionKind
 
 
-def accumulate_difference_(acc: Tensor, update: Update, base: Tensor, weight: float = 1.0) -> Tensor:
-    """``acc += weight*(update - base)`` in one pass (16 bytes per parameter): the same bits as
-    :func:`fastagg.ops.accumulate_` of the difference, which is never written.
-
-    Args:
-        acc: [d].
-        update: trained models, d elements.
-        base: what they were trained from, [d].
-        weight: factor on the difference.
-    """
-    return step_(acc, update, optimizer="sgd", lr=1.0, gain=-1.0, acc=base, scale=-weight)
-
-
 def step_(
     x: Tensor,
     update: Update,

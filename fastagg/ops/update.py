@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -140,6 +141,40 @@ def accumulate_(
     else:
         reference.accumulate_(acc, pieces, weight, fresh=fresh)
     return acc
+
+
+def fold(
+    models: Sequence[Update], bases: Sequence[Tensor], weights: Sequence[float], acc: Tensor | None, out: Tensor
+) -> list[bool]:
+    """``out = acc + sum(weight*(model - base))``, added up in the order given: the bits of one call for each.
+
+    4 bytes per parameter for each model, 4 for each base that is not the one before, 8 for the sum.
+
+    Args:
+        models: trained models, d elements each.
+        bases: what each was trained from, [d].
+        weights: a factor on each difference.
+        acc: the sum so far, [d]; None starts a new one.
+        out: where the new sum goes, [d]; it must not overlap ``acc`` or a model.
+
+    Returns:
+        For each model whether ``model - base`` is finite. If one is not, ``out`` is of no use.
+
+    Raises:
+        ShapeMismatch, DTypeMismatch, ConfigError: a vector is refused; nothing was written.
+    """
+    given = [as_pieces(model) for model in models]
+    for k, (pieces, base) in enumerate(zip(given, bases, strict=True)):
+        vector(f"base {k}", base, pieces.size, pieces.device)
+        vector("out", out, pieces.size, pieces.device)
+    if acc is not None:
+        vector("acc", acc, out.numel(), out.device)
+        if abs(acc.data_ptr() - out.data_ptr()) < out.numel() * 4:
+            raise ConfigError("out overlaps acc, which a model that is not finite would spoil")
+    if out.device.type != "cpu":
+        return reference.fold(given, bases, weights, acc, out)
+    rows = [(p.native, base.data_ptr(), w) for p, base, w in zip(given, bases, weights, strict=True)]
+    return native.fold(rows, 0 if acc is None else acc.data_ptr(), out.data_ptr())
 
 
 def difference(a: Tensor, b: Tensor, out: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from fastagg.reference.cached import cached_step_, read_row, recompute_sum_
 from fastagg.reference.distill import distillation, soft_targets
 from fastagg.reference.rows import decode, encode, random_bits
 from fastagg.reference.sketch import sketch
-from fastagg.reference.step import accumulate_, distances, gather, step_, sum_squares
+from fastagg.reference.step import accumulate_, distances, fold, gather, step_, sum_squares
 
 __all__ = [
     "accumulate_",
@@ -19,6 +19,7 @@ __all__ = [
     "distances",
     "distillation",
     "encode",
+    "fold",
     "gather",
     "random_bits",
     "read_row",

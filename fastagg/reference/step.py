@@ -8,6 +8,7 @@ hold; results are rounded once, when they are written back. State tensors may be
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -39,6 +40,20 @@ def accumulate_(
     """``acc += weight*update``; with ``fresh``, ``acc = weight*update``."""
     total = weight * as_pieces(update).flat(_F64)
     return acc.copy_(total if fresh else acc.to(_F64) + total)
+
+
+def fold(
+    models: Sequence[Pieces], bases: Sequence[Tensor], weights: Sequence[float], acc: Tensor | None, out: Tensor
+) -> list[bool]:
+    """``out = acc + sum(weight*(model - base))``; whether each difference is finite."""
+    total = torch.zeros_like(out, dtype=_F64) if acc is None else acc.to(_F64)
+    finite = []
+    for model, base, weight in zip(models, bases, weights, strict=True):
+        difference = model.flat(_F64) - base.to(_F64)
+        finite.append(bool(difference.to(out.dtype).isfinite().all()))
+        total = total + weight * difference
+    out.copy_(total)
+    return finite
 
 
 def step_(

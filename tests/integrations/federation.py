@@ -31,11 +31,12 @@ class Federation:
     Args:
         folder: where logs, Flower's home and a copy of the example app go.
         simulated: run the simulation engine with this many virtual nodes in place of SuperNodes.
+        app: another app than the example.
     """
 
-    def __init__(self, folder: Path, simulated: int = 0) -> None:
+    def __init__(self, folder: Path, simulated: int = 0, app: Path = APP) -> None:
         self.folder, self.port = folder, free_port()
-        self.app = shutil.copytree(APP, folder / "app", ignore=shutil.ignore_patterns("__pycache__"))
+        self.app = shutil.copytree(app, folder / "app", ignore=shutil.ignore_patterns("__pycache__"))
         home = folder / "home"
         home.mkdir()
         options = f"options.num-supernodes = {simulated}\n" if simulated else ""
@@ -83,10 +84,12 @@ class Federation:
     def wait(self, name: str, words: str, seconds: float) -> str:
         """Wait until a log has ``words``; the log."""
         until = time.monotonic() + seconds
+        over = False
         while words not in self.log(name):
-            failed = any(process.poll() for process in self._running if process.args[0] == "flwr")
-            if time.monotonic() > until or failed:
+            if time.monotonic() > until or over:
                 raise AssertionError(f"{words!r} did not come; {name}.log:\n{self.log(name)[-4000:]}")
+            # A run that has ended says nothing more; looked at before its log is, for the last time.
+            over = any(process.poll() is not None for process in self._running if process.args[0] == "flwr")
             time.sleep(0.1)
         return self.log(name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -30,6 +31,8 @@ def main() -> None:
             reply.params["more"] = torch.zeros(3)
         if site == "site-4" and turn == 1:
             time.sleep(11)  # away, beyond its task's timeout, and back
+        if site == "site-5" and turn == 4:
+            os._exit(1)  # it dies in the middle of a task, without a word
         turn += 1
         flare.send(reply)
 

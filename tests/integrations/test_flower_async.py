@@ -60,12 +60,27 @@ class Journal:
         self.events: list[tuple] = []
         for name in ("dispatch", "receive", "forget"):
             monkeypatch.setattr(fastagg.Server, name, self._recorded(name, getattr(fastagg.Server, name)))
+        monkeypatch.setattr(fastagg.Server, "receive_models", self._models(fastagg.Server.receive_models))
 
     def _recorded(self, name, method):
         def call(server, *args, **more):
             result = method(server, *args, **more)
             self.events.append((name, args, more))
             return result
+
+        return call
+
+    def _models(self, method):
+        """Trained models are written down as the differences that they stand for."""
+
+        def call(server, answers):
+            before = len(self.events)
+            outcomes = method(server, answers)
+            del self.events[before:]  # calls of the server's own
+            for (task, arrays, samples), outcome in zip(answers, outcomes, strict=True):
+                if isinstance(outcome, fastagg.Receipt):
+                    self.events.append(("receive", (task.client, task.delta(arrays), task.version, samples), {}))
+            return outcomes
 
         return call
 

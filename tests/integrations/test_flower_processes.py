@@ -27,19 +27,22 @@ import torch
 
 import fastagg
 
-receive, count = fastagg.Server.receive, itertools.count()
+receive_models, count = fastagg.Server.receive_models, itertools.count()
 
 
-def recorded(self, client, update, version=None, num_samples=None, **more):
-    receipt = receive(self, client, update, version, num_samples, **more)
-    event = {"client": client, "version": version, "update": update, "samples": num_samples}
-    path = FOLDER + f"/{next(count):04d}.pt"
-    torch.save(event, path + ".partial")
-    os.replace(path + ".partial", path)
-    return receipt
+def recorded(self, answers):
+    outcomes = receive_models(self, answers)
+    for (task, trained, samples), outcome in zip(answers, outcomes):
+        if isinstance(outcome, fastagg.Receipt):
+            update = task.delta(trained)
+            event = {"client": task.client, "version": task.version, "update": update, "samples": samples}
+            path = FOLDER + f"/{next(count):04d}.pt"
+            torch.save(event, path + ".partial")
+            os.replace(path + ".partial", path)
+    return outcomes
 
 
-fastagg.Server.receive = recorded
+fastagg.Server.receive_models = recorded
 """
 
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -205,15 +210,30 @@ def test_edge_reports_that_are_refused() -> None:
     assert set(manager._tasks) == {4}
 
 
-def simulate(way: str, folder: Path) -> str:
+@contextmanager
+def started(way: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A job in FLARE's simulator; afterwards none of its processes is left."""
     environment = {**os.environ, "FASTAGG_TEST_RECORD": str(folder / "record.pt"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
+    job = subprocess.Popen(
         [sys.executable, str(HERE / "flare_job.py"), way, str(folder)],
-        env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240,
+        env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    (folder / "log.txt").write_text(done.stdout)
-    assert done.returncode == 0, done.stdout[-4000:]
-    return done.stdout
+    try:
+        yield job
+    finally:
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):
+                if entry.name.isdigit() and f"{folder}/record.pt".encode() in (entry / "environ").read_bytes():
+                    os.kill(int(entry.name), signal.SIGKILL)
+        job.wait(10)
+
+
+def simulate(way: str, folder: Path) -> str:
+    with started(way, folder) as job:
+        printed, _ = job.communicate(timeout=300)
+    (folder / "log.txt").write_text(printed)
+    assert job.returncode == 0, printed[-4000:]
+    return printed
 
 
 def accuracy(params: dict[str, Any]) -> float:
@@ -232,11 +252,16 @@ def weights(folder: Path) -> dict[str, Any]:
     return found["model"]
 
 
+def server_log(folder: Path) -> str:
+    """What the server's own process wrote to its file. What is printed is several processes' lines, run together."""
+    return next(folder.rglob("server/log.txt")).read_text()
+
+
 def test_fedams_in_flares_rounds(tmp_path: Path) -> None:
-    log = simulate("rounds", tmp_path)
+    simulate("rounds", tmp_path)
     assert accuracy(weights(tmp_path)) > 0.9
     record = torch.load(tmp_path / "record.pt", weights_only=True)
-    assert len(record["updates"]) == 40 and "taken, delay 0" in log
+    assert len(record["updates"]) == 40 == server_log(tmp_path).count("taken, delay 0")
     server = fastagg.FedAMS(weights(tmp_path), clients_per_round=None, lr=0.03)
     server.load_state_dict(record["first"])
     play(server, record["updates"], rounds=True)
@@ -246,18 +271,20 @@ def test_fedams_in_flares_rounds(tmp_path: Path) -> None:
 
 
 def test_fadas_with_sites_that_misbehave(tmp_path: Path) -> None:
-    """One sends NaN, one arrays that the model has not, one stays away for longer than its task lasts."""
-    log = simulate("asynchronous", tmp_path)
+    """One sends NaN, one arrays that the model has not, one stays away for longer than its task lasts, one dies."""
+    simulate("asynchronous", tmp_path)
+    log = server_log(tmp_path)
     assert re.search("site-2: refused: .*NaN", log)
     assert re.search("site-3: refused: .*unknown 'more'", log)
-    assert re.search("site-4: task [0-9]+ was not answered; it is dropped", log)
-    assert accuracy(weights(tmp_path)) > 0.8  # which updates are stale differs from run to run
+    for away in ("site-4", "site-5"):
+        assert re.search(f"{away}: task [1-9][0-9]* was not answered; it is dropped", log)
+    assert accuracy(weights(tmp_path)) > 0.9
     server = fastagg.load(tmp_path / "server.pt")
-    assert server.version == 32
+    assert server.version == 48
     record = torch.load(tmp_path / "record.pt", weights_only=True)
-    # Two to a step, each counted once. The processes' lines run into each other in the log, so those are not counted.
-    assert len(record["updates"]) == 64 and " taken, delay " in log
-    second = fastagg.FADAS(weights(tmp_path), lr=0.01, buffer_size=2, delay_threshold=4)
+    assert len(record["updates"]) == 96 == log.count(" taken, delay ")  # two to a step, each counted once
+    assert 0 < [client for client, *_ in record["updates"]].count("site-5") <= 4, "it died at its fifth task"
+    second = fastagg.FADAS(weights(tmp_path), lr=0.003, buffer_size=2, delay_threshold=4)
     second.load_state_dict(record["first"])
     play(second, record["updates"])
     assert torch.equal(second.flat, server.flat)
@@ -265,8 +292,37 @@ def test_fadas_with_sites_that_misbehave(tmp_path: Path) -> None:
         assert torch.equal(second.state_dict()["moments"][moment], server.state_dict()["moments"][moment])
 
 
+def test_a_job_whose_server_was_killed_goes_on(tmp_path: Path) -> None:
+    """Killed with all its clients in the middle of training, and started again from its checkpoint."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    with started("resumed", first) as job:
+        until = time.monotonic() + 240
+        while not (first / "server.pt").exists() or fastagg.load(first / "server.pt").version < 6:
+            assert job.poll() is None and time.monotonic() < until
+            time.sleep(0.2)
+    kept = fastagg.load(first / "server.pt").state_dict()
+    assert any(kept["in_flight"].values()), "clients were training"
+    counted = 2 * kept["version"] + len(kept["direction"]["versions"])
+
+    shutil.copy(first / "server.pt", second)
+    simulate("resumed", second)
+    log = server_log(second)
+    assert f"going on from {second}/server.pt, version {kept['version']}" in log
+    server, record = fastagg.load(second / "server.pt"), torch.load(second / "record.pt", weights_only=True)
+    assert server.version == 32
+    assert counted + len(record["updates"]) == 64, "two to a step: none was lost, and none counted twice"
+    assert log.count(" taken, delay ") == len(record["updates"])
+    assert accuracy(weights(second)) > 0.9
+    again = fastagg.FADAS(weights(second), lr=0.003, buffer_size=2, delay_threshold=4)
+    again.load_state_dict(kept)
+    play(again, record["updates"])
+    assert torch.equal(again.flat, server.flat)
+
+
 def test_collab(tmp_path: Path) -> None:
     log = simulate("collab", tmp_path)
-    assert log.count(": version ") >= 20
+    assert log.count(": version ") >= 40
     last = re.findall("accuracy before training ([0-9.]+)", log)[-4:]
     assert max(map(float, last)) > 0.9

@@ -196,9 +196,10 @@ class _Run:
     def receive(self) -> bool:
         """Fold in what has come, up to the limits; whether anything had."""
         heard = False
-        for message in tasks.pull(self.grid, self.sent):
+        for batch in tasks.pull(self.grid, self.sent):
             heard = True
-            self._take(message)
+            while batch and not self.done():
+                self._take(batch.pop(0))
             if self.done():
                 break
         return heard
@@ -211,7 +212,7 @@ class _Run:
             log.warning("fastagg: dropped a reply of node %d: answered before, or given up", node)
             return
         before = server.version
-        receipt = tasks.take(server, sent.task, sent.node, message, self.strategy.weighted_by_key)
+        [receipt] = tasks.take(server, [(sent.task, sent.node, message)], self.strategy.weighted_by_key)
         if receipt is None:
             self.nodes.rest(sent.node, time.monotonic() + self.strategy.retry_after)
             return

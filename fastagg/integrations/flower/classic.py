@@ -16,7 +16,7 @@ from fastagg.dispatch import Dispatch
 from fastagg.errors import DTypeMismatch, FastaggError, UnknownClient
 from fastagg.integrations.flower.records import NUMPY, from_npy, to_npy
 from fastagg.integrations.flower.tasks import OPEN, Make, log, made
-from fastagg.server import Server
+from fastagg.server import Answer, Server
 
 
 class ClassicStrategy(FedAvg):
@@ -62,10 +62,8 @@ class ClassicStrategy(FedAvg):
             return None, {}
         for failure in failures:
             log.warning("fastagg: a client failed in round %d: %s", server_round, _reason(failure))
-        before, folded = server.version, []
-        for proxy, result in sorted(results, key=lambda pair: pair[0].cid) if self.deterministic else results:
-            if self._fold(server, proxy.cid, result):
-                folded.append((result.num_examples, result.metrics))
+        before = server.version
+        folded = self._fold(server, sorted(results, key=lambda pair: pair[0].cid) if self.deterministic else results)
         server.close_round()
         memory.trim()
         for task in self._tasks.values():
@@ -79,17 +77,27 @@ class ClassicStrategy(FedAvg):
         average = self.fit_metrics_aggregation_fn
         return self._parameters(), average(folded) if average and folded else {}
 
-    def _fold(self, server: Server, client: str, result: FitRes) -> bool:
-        task = self._tasks.get(client)
-        try:
-            if task is None:
-                raise UnknownClient("it was not asked, or has answered already")
-            server.receive_model(task, _arrays(result.parameters), result.num_examples)
-        except FastaggError as error:
-            log.warning("fastagg: dropped the result of client %s: %s: %s", client, type(error).__name__, error)
-            return False
-        del self._tasks[client]
-        return True
+    def _fold(self, server: Server, results: list[tuple[ClientProxy, FitRes]]) -> list[tuple[int, dict[str, Scalar]]]:
+        """Fold all results in, in one pass over memory; the metrics of those that were good."""
+        answers: list[Answer] = []
+        known: list[tuple[str, FitRes]] = []
+        for proxy, result in results:
+            try:
+                if proxy.cid not in self._tasks or any(proxy.cid == client for client, _ in known):
+                    raise UnknownClient("it was not asked, or has answered already")
+                answers.append((self._tasks[proxy.cid], _arrays(result.parameters), result.num_examples))
+            except FastaggError as error:
+                _dropped(proxy.cid, error)
+            else:
+                known.append((proxy.cid, result))
+        folded = []
+        for (client, result), outcome in zip(known, server.receive_models(answers), strict=True):
+            if isinstance(outcome, FastaggError):
+                _dropped(client, outcome)
+            else:
+                del self._tasks[client]
+                folded.append((result.num_examples, result.metrics))
+        return folded
 
     def _parameters(self) -> Parameters:
         assert self.server is not None
@@ -102,6 +110,10 @@ def _arrays(parameters: Parameters) -> list[Tensor]:
     if parameters.tensor_type != NUMPY:
         raise DTypeMismatch(f"parameters: expected {NUMPY} bytes, got {parameters.tensor_type!r}")
     return [from_npy(data, label=f"array {i}") for i, data in enumerate(parameters.tensors)]
+
+
+def _dropped(client: str, error: FastaggError) -> None:
+    log.warning("fastagg: dropped the result of client %s: %s: %s", client, type(error).__name__, error)
 
 
 def _reason(failure: tuple[ClientProxy, FitRes] | BaseException) -> str:

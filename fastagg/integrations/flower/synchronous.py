@@ -92,10 +92,9 @@ class SyncStrategy(FedAvg):
         asked = {sent.metadata.message_id: sent.metadata.dst_node_id for sent in self._messages}
         asked.pop("", None)
         self._messages, before = [], server.version
-        for message in replies:
-            if self._fold(server, message, asked):
-                folded.append(tasks.metrics_of(message.content))
-            del message  # before the next one is read
+        for batch in replies.batches if isinstance(replies, Replies) else [list(replies)]:
+            folded += self._fold(server, batch, asked)
+            batch.clear()  # before more are read
         server.close_round()
         memory.trim()  # the next update is a round away
         for node, task in self._tasks.items():
@@ -110,17 +109,22 @@ class SyncStrategy(FedAvg):
         self._arrays = tasks.model(server)
         return self._arrays, tasks.averaged(self.train_metrics_aggr_fn, folded, self.weighted_by_key)
 
-    def _fold(self, server: Server, message: Message, asked: dict[str, int]) -> bool:
-        node = asked.get(message.metadata.reply_to_message_id, message.metadata.src_node_id)
-        task = self._tasks.pop(node, None)
-        if task is None:
-            log.warning("fastagg: dropped a reply of node %d: it has answered already, or was not asked", node)
-            return False
-        return tasks.take(server, task, node, message, self.weighted_by_key) is not None
+    def _fold(self, server: Server, messages: list[Message], asked: dict[str, int]) -> list[RecordDict]:
+        """Fold replies in; the metrics of those that were good."""
+        arrived: list[tasks.Arrived] = []
+        for message in messages:
+            node = asked.get(message.metadata.reply_to_message_id, message.metadata.src_node_id)
+            if (task := self._tasks.pop(node, None)) is None:
+                log.warning("fastagg: dropped a reply of node %d: it has answered already, or was not asked", node)
+            else:
+                arrived.append((task, node, message))
+        receipts = tasks.take(server, arrived, self.weighted_by_key)
+        good = (message for (_, _, message), receipt in zip(arrived, receipts, strict=True) if receipt)
+        return [tasks.metrics_of(message.content) for message in good]
 
 
 class Streaming:
-    """A grid whose ``send_and_receive`` returns before the replies are there and reads them one by one."""
+    """A grid whose ``send_and_receive`` returns before the replies are there."""
 
     def __init__(self, grid: Grid, poll: float) -> None:
         self._grid, self._poll = grid, poll
@@ -128,15 +132,26 @@ class Streaming:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Replies:
         waiting = {sent for sent in self._grid.push_messages(list(messages)) if sent}
-        return self._replies(waiting, None if timeout is None else time.monotonic() + timeout)
+        return Replies(self._batches(waiting, None if timeout is None else time.monotonic() + timeout))
 
-    def _replies(self, waiting: set[str], until: float | None) -> Iterator[Message]:
+    def _batches(self, waiting: set[str], until: float | None) -> Iterator[list[Message]]:
         while waiting:
-            for message in tasks.pull(self._grid, waiting):
-                waiting.discard(message.metadata.reply_to_message_id)
-                yield message
+            for batch in tasks.pull(self._grid, waiting):
+                waiting -= {message.metadata.reply_to_message_id for message in batch}
+                yield batch
             if not waiting or (until is not None and time.monotonic() > until):
                 return
             time.sleep(self._poll)
+
+
+class Replies:
+    """A round's replies as they come: in batches, or one by one for who knows no batches."""
+
+    def __init__(self, batches: Iterator[list[Message]]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Message]:
+        for batch in self.batches:
+            yield from batch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from fastagg.dispatch import Dispatch, Receipt
 from fastagg.errors import ConfigError, FastaggError, ShapeMismatch, UnknownVersion
 from fastagg.integrations.flower.records import read, write
-from fastagg.server import Server
+from fastagg.server import Answer, Outcome, Server
 
 log = logging.getLogger("flwr.fastagg")  # under Flower's own logger: shown where its lines are
 
@@ -25,6 +25,7 @@ _AT_ONCE = 4  # replies asked for in one call: no more of them are ever in memor
 OPEN = 2**31 - 1
 
 Make = Callable[..., Server]
+Arrived = tuple[Dispatch, int, Message]  # a task, the node that had it, its answer
 
 
 def made(make: Make | Server, model: Any, **settings: Any) -> Server:
@@ -66,18 +67,40 @@ def content(task: Dispatch, arrays: ArrayRecord, config: ConfigRecord, keys: tup
     return RecordDict(records)
 
 
-def fold(server: Server, task: Dispatch, reply: RecordDict, samples: str) -> Receipt:
-    """Fold one reply into the server.
+def take(server: Server, arrived: Sequence[Arrived], samples: str) -> list[Receipt | None]:
+    """Fold nodes' answers to their tasks into the server, as many as there are in one pass over memory.
 
-    It holds one ArrayRecord: the trained model, or what the reply's own note calls ``kind``: ``delta``, ``gradient``.
+    Each holds one ArrayRecord: the trained model, or what the reply's own note calls ``kind``: ``delta``, ``gradient``.
     A note that was sent back must name the version that was sent.
 
     Args:
         samples: key, in a MetricRecord, of the client's number of samples.
 
-    Raises:
-        FastaggError: the reply is refused; the server is as it was.
+    Returns:
+        For each its receipt; None for a task that is given up, and the log says why.
     """
+    outcomes: list[Outcome | None] = [None] * len(arrived)
+    models: dict[int, Answer] = {}
+    for i, (task, node, message) in enumerate(arrived):
+        if message.has_error():
+            log.warning("fastagg: node %d failed: error %d: %s", node, message.error.code, message.error.reason)
+            continue
+        try:
+            arrays, kind, count, control = _unpacked(server, task, message.content, samples)
+            if kind == "model" and control is None:
+                models[i] = (task, arrays, count)
+                continue
+            update, kind = (task.delta(arrays), "delta") if kind == "model" else (arrays, kind)
+            outcomes[i] = server.receive(task.client, update, task.version, count, kind=kind, control=control)
+        except FastaggError as error:
+            outcomes[i] = error
+    for i, outcome in zip(models, server.receive_models(list(models.values())), strict=True):
+        outcomes[i] = outcome
+    return [_told(server, delivery, outcome) for delivery, outcome in zip(arrived, outcomes, strict=True)]
+
+
+def _unpacked(server: Server, task: Dispatch, reply: RecordDict, samples: str) -> tuple[Any, str, Any, Tensor | None]:
+    """A reply's arrays in the server's form, their kind, the number of samples, FedAC's control variate."""
     told = reply.config_records.get(NOTE, {})
     version, kind = told.get("version", task.version), told.get("kind", "model")
     if version != task.version:
@@ -91,23 +114,16 @@ def fold(server: Server, task: Dispatch, reply: RecordDict, samples: str) -> Rec
     if form == "flat":
         arrays = arrays[0] if len(arrays) == 1 else arrays
     counts = [metrics[samples] for metrics in reply.metric_records.values() if samples in metrics]
-    count = counts[0] if counts else None
     control = next(iter(read(reply.array_records.get(CONTROL, {})).values()), None)
-    if kind == "model" and control is None:
-        return server.receive_model(task, arrays, count)
-    update, kind = (task.delta(arrays), "delta") if kind == "model" else (arrays, str(kind))
-    return server.receive(task.client, update, task.version, count, kind=kind, control=control)
+    return arrays, str(kind), counts[0] if counts else None, control
 
 
-def take(server: Server, task: Dispatch, node: int, message: Message, samples: str) -> Receipt | None:
-    """Fold in a node's answer to its task; or give the task up, say why, and return None."""
-    if message.has_error():
-        log.warning("fastagg: node %d failed: error %d: %s", node, message.error.code, message.error.reason)
-    else:
-        try:
-            return fold(server, task, message.content, samples)
-        except FastaggError as error:
-            log.warning("fastagg: dropped the reply of node %d: %s: %s", node, type(error).__name__, error)
+def _told(server: Server, arrived: Arrived, outcome: Outcome | None) -> Receipt | None:
+    if isinstance(outcome, Receipt):
+        return outcome
+    task, node, _ = arrived
+    if outcome is not None:
+        log.warning("fastagg: dropped the reply of node %d: %s: %s", node, type(outcome).__name__, outcome)
     server.forget(task.client, task.version)
     return None
 
@@ -128,10 +144,10 @@ def averaged(
         return None
 
 
-def pull(grid: Any, message_ids: Iterable[str]) -> Iterator[Message]:
-    """The replies that are there, few in memory at a time."""
+def pull(grid: Any, message_ids: Iterable[str]) -> Iterator[list[Message]]:
+    """The replies that are there, few at a time."""
     left = iter(list(message_ids))
     while some := list(islice(left, _AT_ONCE)):
-        waiting = list(grid.pull_messages(some))
-        while waiting:
-            yield waiting.pop(0)
+        if there := list(grid.pull_messages(some)):
+            yield there
+            del there  # before more are read

@@ -1,0 +1,85 @@
+"""The twenty-line HTTP server of docs/integrations.md over loopback, with clients that only send: updates a second.
+
+The server is a process, and so is every client, which fetches a model and posts an update of it in fp16, over and over.
+"""
+
+from __future__ import annotations
+
+import http.client
+import multiprocessing
+import os
+import re
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "integrations.md"
+CLIENTS = 4
+SECONDS = 10.0
+SIZES = {"a linear layer, 650 parameters": (64, 10), "11.2 M parameters": (1400, 8000)}
+LINE = "server = fastagg.FedBuff(torch.nn.Linear(64, 10), buffer_size=2)"
+
+
+def serve(rule: str, shape: tuple[int, int], ready: Any) -> None:
+    """The page's own code, with another model."""
+    code = next(block for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S) if LINE in block)
+    line = f"server = fastagg.{rule}(torch.nn.Linear{shape}, buffer_size=10)"
+    scope: dict[str, Any] = {}
+    exec(compile(code.replace(LINE, line), str(PAGE), "exec"), scope)
+    scope["Handler"].log_message = lambda *_: None
+    ready.put(scope["http"].server_port)
+    scope["http"].serve_forever()
+
+
+def train(port: int, name: int, size: int, begin: float, done: Any) -> None:
+    """A client without the training; how many of its updates were taken, and when the last was."""
+    update, count = np.full(size, 1e-4, np.float16).tobytes(), 0
+    time.sleep(max(0.0, begin - time.time()))
+    while time.time() < begin + SECONDS:
+        line = http.client.HTTPConnection("127.0.0.1", port)
+        line.request("GET", f"/client{name}")
+        answer = line.getresponse()
+        answer.read()
+        line = http.client.HTTPConnection("127.0.0.1", port)
+        line.request("POST", f"/client{name}/{answer.headers['Version']}", body=update)
+        count += line.getresponse().status == 200
+    done.put((count, time.time()))
+
+
+def rate(rule: str, shape: tuple[int, int]) -> float:
+    """Updates a second that reached the model's buffer."""
+    context = multiprocessing.get_context("spawn")
+    ready, done = context.Queue(), context.Queue()
+    server = context.Process(target=serve, args=(rule, shape, ready), daemon=True)
+    server.start()
+    try:
+        port, begin = ready.get(timeout=120), time.time() + 5.0  # when all processes are there
+        size = shape[0] * shape[1] + shape[1]
+        given = [(port, name, size, begin, done) for name in range(CLIENTS)]
+        clients = [context.Process(target=train, args=one, daemon=True) for one in given]
+        for client in clients:
+            client.start()
+        found = [done.get(timeout=120) for _ in clients]
+        return sum(count for count, _ in found) / (max(end for _, end in found) - begin)
+    finally:
+        server.terminate()
+        server.join()
+
+
+def report(rounds: int) -> str:
+    """A Markdown table."""
+    lines = [
+        f"{CLIENTS} client processes and a server process over loopback HTTP, {os.cpu_count()} cores. The model goes "
+        f"out in fp32, updates come in fp16. Medians of {rounds} runs of {SECONDS:g} s.",
+        "",
+        "| model | rule | updates a second |",
+        "|---|---|---|",
+    ]
+    for model, shape in SIZES.items():
+        for rule in ("FedBuff", "FADAS"):
+            rates = [rate(rule, shape) for _ in range(rounds)]
+            lines.append(f"| {model} | {rule} | {statistics.median(rates):.1f} |")
+    return "\n".join(lines)

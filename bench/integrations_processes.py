@@ -1,0 +1,118 @@
+"""Flower's own processes on loopback: a SuperLink, SuperNodes, a ServerApp with Flower's strategies and fastagg's."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "tests" / "integrations"))
+
+from federation import Federation  # noqa: E402
+
+CLIENTS = 10
+RULES = ("Flower FedAvg", "fastagg FedAvg", "Flower FedAdam", "fastagg FedAdam")
+COLUMNS = ("round", "aggregation", "after the last reply", "held", "peak")
+
+
+def federation(folder: str, app: Path | None = None) -> Federation:
+    """Flower's processes, which find fastagg and what benchmarks share."""
+    os.environ["PYTHONPATH"] = f"{HERE.parent}:{HERE}"
+    return Federation(Path(folder), **({} if app is None else {"app": app}))
+
+
+def rounds_of(strategy: str, rounds: int) -> list[dict[str, float]]:
+    """What the ServerApp printed of each round but the first, which also waits for processes to start."""
+    with tempfile.TemporaryDirectory() as folder:
+        flower = federation(folder, HERE / "flower_app")
+        try:
+            for part in range(CLIENTS):
+                flower.node(part, CLIENTS)
+            flower.run("run", strategy=strategy, rounds=rounds + 1, nodes=CLIENTS)
+            log = flower.wait("run", "BENCH done", 300 + 120 * rounds)
+        finally:
+            flower.close()
+    rows = [json.loads(line) for line in re.findall(r"BENCH (\{.*\})", log)]
+    return rows[1:] if len(rows) > 1 else rows
+
+
+def report(rounds: int) -> str:
+    """ResNet-18's arrays, ten clients that do not train; a Markdown table."""
+    lines = [
+        f"{CLIENTS} SuperNodes that move 11,181,642 parameters and do not train; medians of {rounds} rounds. "
+        "Memory is in models.",
+        "",
+        "| strategy | s per round | s of aggregation per update | its share of the round | s after the last reply "
+        "| held between rounds | more at the peak |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in RULES:
+        rows = rounds_of(name, rounds)
+        middle = {column: statistics.median(row[column] for row in rows) for column in COLUMNS}
+        share = middle["aggregation"] / middle["round"]
+        lines.append(
+            f"| {name} | {middle['round']:.1f} | {middle['aggregation'] / CLIENTS:.4f} | {share:.1%} "
+            f"| {middle['after the last reply']:.3f} | {middle['held']:.1f} | {middle['peak']:.1f} |"
+        )
+    lines += ["", "Asynchronous, the same nodes, updates a second:", ""]
+    for name in ("FedBuff", "FADAS"):
+        lines.append(f"- {name}: {rounds_of(name, rounds)[0]['updates per second']:.2f}")
+    return "\n".join(lines)
+
+
+def straggling(rounds: int, seconds: float = 100.0, slow: float = 10.0) -> str:
+    """Digits at four SuperNodes, one of which sleeps ``slow`` seconds before it trains; a Markdown table."""
+    uploads = {"FedAvg": 4, "FedAMS": 4, "FedBuff": 2, "FADAS": 2}  # per version
+    seen = {rule: _accuracies(rule, seconds, slow) for rule in uploads}
+    at = max(seconds / 2, 1)
+    fewest = min(max(version for version, _, _ in rows) * uploads[rule] for rule, rows in seen.items())
+    lines = [
+        f"Digits, four SuperNodes, one {slow:g} s slower than the others; {seconds:g} s each.",
+        "",
+        f"| rule | uploads in {seconds:g} s | accuracy after {fewest} uploads | after {at:g} s | after {seconds:g} s |",
+        "|---|---|---|---|---|",
+    ]
+    for rule, rows in seen.items():
+        equal = [found for version, _, found in rows if version * uploads[rule] <= fewest][-1]
+        half = [found for _, when, found in rows if when <= at][-1]
+        count = rows[-1][0] * uploads[rule]
+        lines.append(f"| {rule} | {count} | {equal:.3f} | {half:.3f} | {rows[-1][2]:.3f} |")
+    return "\n".join(lines)
+
+
+def _accuracies(rule: str, seconds: float, slow: float) -> list[tuple[int, float, float]]:
+    """Version, seconds since the first model went out, accuracy; from the example's own app."""
+    with tempfile.TemporaryDirectory() as folder:
+        flower = federation(folder)
+        try:
+            with open(flower.app / "digits" / "server_app.py", "a") as file:
+                file.write(_CLOCK)
+            for part in range(4):
+                flower.node(part, 4, slow=slow if part == 3 else 0.0)
+            flower.run("run", rule=rule, versions=10_000)
+            flower.wait("run", "BENCH ", 120)
+            time.sleep(seconds)
+            log = flower.log("run")
+        finally:
+            flower.close()
+    rows = [(float(when), float(found)) for when, found in re.findall(r"BENCH (\S+) (\S+)", log)]
+    return [(version, when - rows[0][0], found) for version, (when, found) in enumerate(rows)]
+
+
+_CLOCK = """
+import time
+
+_accuracy = accuracy
+
+
+def accuracy(*given):  # of the model that every version is
+    found = _accuracy(*given)
+    print(f"BENCH {time.time():.2f} {found:.4f}", flush=True)
+    return found
+"""

@@ -1,0 +1,29 @@
+// Trained models folded into a running sum of differences that are never written.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "step.h"
+
+namespace fastagg::cpu {
+
+// A client's model after training, and the model it started from.
+struct Trained {
+  Update model;
+  const float* base;
+  float weight;
+};
+
+// acc_out = acc + weight_0*(model_0 - base_0) + weight_1*(model_1 - base_1) + ..., element by element in this order, so
+// that one call gives the bits of one call for each. acc null starts a new sum. acc_out must not be acc: a sum that a
+// difference spoils is thrown away.
+//
+// finite[k]: whether every element of model_k - base_k is finite, `true` to begin with. It costs no read of its own.
+//
+// Bytes per parameter: 4 for each model, 4 for each base that is not the one before, 8 for the sum (4 if it is new).
+void fold(const std::vector<Trained>& trained, const float* acc, float* acc_out,
+          std::vector<std::atomic<bool>>& finite);
+
+}  // namespace fastagg::cpu

@@ -1,0 +1,72 @@
+"""Every Python block of docs/integrations.md runs as it stands there, where its framework is installed.
+
+What a block takes for granted (the reader's model, app, message) is set up before it. The home-made server has tests of
+its own (test_bring_your_own.py).
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGE = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+FLOWER = """
+import torch
+from flower_apps import FakeGrid, trained
+from flwr.app import ArrayRecord
+from flwr.serverapp import ServerApp
+
+app, model = ServerApp(), torch.nn.Linear(3, 2)
+seen = []
+
+
+def evaluate(version, arrays):
+    seen.append(version)
+"""
+GRADIENTS = """
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from types import SimpleNamespace
+
+import numpy as np
+from flwr.app import Array
+
+message = SimpleNamespace(content={"fastagg": {"version": 3}})
+gradients, metrics = {"w": Array(np.zeros(2))}, MetricRecord({"num-examples": 3})
+"""
+MODEL = "import torch\nnet = torch.nn.Linear(3, 2)\n"
+PFL = MODEL + "import fastagg\nnet.loss = net.metrics = lambda *_: None  # as pfl asks of a module\n"
+
+# What a block is known by: the framework it needs, what comes before it, and what shows that it worked.
+KNOWN: dict[str, tuple[str, str, str]] = {
+    "flower.AsyncStrategy(": ("flwr", FLOWER, "main(FakeGrid(trained, [1, 2, 3]), None); assert max(seen) == 200"),
+    '"kind": "gradient"': ("flwr", GRADIENTS, "assert content['fastagg']['version'] == 3 and content['arrays']"),
+    "FedAvgRecipe(": ("nvflare", MODEL, "assert recipe.aggregator is not None"),
+    "AsyncController(": ("nvflare", MODEL, "assert job"),
+    "import Aggregator, SyncAggregator": ("appfl", "", "assert Aggregator and SyncAggregator"),
+    "CentralOptimizer(": ("pfl", PFL, "assert model"),
+    "ThreadingHTTPServer": ("", "", "http.server_close()"),
+}
+
+
+def test_every_block_is_known() -> None:
+    assert [sum(words in block for words in KNOWN) for block in BLOCKS] == [1] * len(BLOCKS)
+    assert len(BLOCKS) == len(KNOWN)
+
+
+@pytest.mark.parametrize("words", KNOWN)
+def test_a_block_runs(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package, before, after = KNOWN[words]
+    if package and find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "client.py").write_text("")
+    block = next(block for block in BLOCKS if words in block)
+    scope: dict[str, Any] = {"__name__": "block"}
+    for code in (before, block, after):
+        exec(compile(code, "docs/integrations.md", "exec"), scope)
