@@ -23,6 +23,9 @@ def step(
     vhat: int,
     x: int,
     x_out: int,
+    units: int,
+    blocks: int,
+    random: RandomKey,
 ) -> None: ...
 
 class Rows:
@@ -56,6 +59,9 @@ def cached_step(
     vhat: int,
     x: int,
     x_out: int,
+    units: int,
+    blocks: int,
+    rounding: RandomKey,
 ) -> None: ...
 def recompute_sum(
     size: int, rows: Rows, weights: int, slots: int, high: int, low: int, first: int, last: int
