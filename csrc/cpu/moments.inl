@@ -56,20 +56,26 @@ FASTAGG_FN U shift(U a) {
     return a >> -Left;
 }
 
-struct Roots {
-  FASTAGG_FN F of(F value) {
+FASTAGG_FN F root_of(F value) {
 #if defined(__AVX512F__)
-    return (F)_mm512_maskz_sqrt_ps(0xffff, (__m512)value);
+  return (F)_mm512_maskz_sqrt_ps(0xffff, (__m512)value);
 #elif defined(__AVX2__)
-    return (F)_mm256_sqrt_ps((__m256)value);
+  return (F)_mm256_sqrt_ps((__m256)value);
 #elif defined(__SSE2__)
-    return (F)_mm_sqrt_ps((__m128)value);
+  return (F)_mm_sqrt_ps((__m128)value);
 #else
-    F found;
-    for (int64_t i = 0; i < kFloats; ++i) found[i] = sqrtf(value[i]);
-    return found;
+  F found;
+  for (int64_t i = 0; i < kFloats; ++i) found[i] = sqrtf(value[i]);
+  return found;
 #endif
-  }
+}
+
+struct PlainRoots {  // of steps without bias correction, whose scale is 1
+  FASTAGG_FN F of(F value, float) { return root_of(value); }
+};
+
+struct ScaledRoots {
+  FASTAGG_FN F of(F value, float scale) { return root_of(value) * scale; }
 };
 
 // The larger of `most` and |value|; NaN is passed over.
@@ -124,7 +130,7 @@ FASTAGG_FN U encoded_v(F value, U random, float unit, uint32_t minus, U codes) {
 
 // A block between its step and its encoding.
 struct Fresh {
-  alignas(64) float m[kScaleBlock], v[kScaleBlock];
+  alignas(64) float m[kScaleBlock], v[kScaleBlock], vhat[kScaleBlock];
   alignas(64) uint32_t words[kQuarter];
   float most_m, most_v;  // the largest magnitude of m, and of v or vhat
   uint32_t unit_m, unit_v;
@@ -142,58 +148,76 @@ struct Words3 {
   U m, v, vhat, random, m_out, v_out;
 };
 
-template <int Kind, int I, bool Steps, bool Stores>
-FASTAGG_FN void coded_quarter(const Turn& t, const float* direction, const float* x, float* x_out, Fresh& now,
-                              const Fresh& before, int64_t j, Words3& w, F& most_m, F& most_v) {
+// How far ahead codes are asked for, in words of four.
+constexpr int64_t kCodesAhead = kBlock / 4;
+
+// Where a block's vectors start.
+struct Vectors {
+  const float* direction;
+  const float* x;
+  float* x_out;
+};
+
+template <int Kind, int I>
+FASTAGG_FN void advance_quarter(const Turn& t, const Vectors& at_block, Fresh& now, int64_t j, const Words3& w,
+                                F& most_m, F& most_v) {
   const int64_t at = I * kQuarter + j;
-  if constexpr (Steps) {
-    F m = decoded_m<I>(w.m), v{}, vhat{};
-    if constexpr (kHasV[Kind]) v = decoded_v<I>(w.v);
-    if constexpr (Kind == kYogi || Kind == kAdagrad) v = v * t.full_v;
-    if constexpr (kHasVhat[Kind]) vhat = decoded_v<I>(w.vhat) * t.full_v;
-    store(optimize<Kind, Roots>(load<F>(direction + at), load<F>(x + at), m, v, vhat, t.h, t.decay1, t.decay2),
-          x_out + at);
-    store(m, now.m + at);
-    most_m = larger_magnitude(most_m, m);
-    if constexpr (kHasV[Kind]) {
-      store(v, now.v + at);
-      const F second = kHasVhat[Kind] ? vhat : v;
-      most_v = second > most_v ? second : most_v;
-    }
-  }
-  if constexpr (Stores) {
-    w.m_out = encoded_m<I>(load<F>(before.m + at), rotate<8 * I>(w.random), t.unit_m, t.minus_m, w.m_out);
-    // Another element's bits, so that an element's two errors have nothing to do with each other.
-    if constexpr (kHasV[Kind])
-      w.v_out = encoded_v<I>(load<F>(before.v + at), rotate<8 * (I ^ 2)>(w.random), t.unit_v, t.minus_v, w.v_out);
+  ahead(at_block.direction + at + kAhead);
+  ahead(at_block.x + at + kAhead);
+  F m = decoded_m<I>(w.m), v{}, vhat{};
+  if constexpr (kHasV[Kind]) v = decoded_v<I>(w.v);
+  if constexpr (Kind == kYogi || Kind == kAdagrad) v = v * t.full_v;
+  if constexpr (kHasVhat[Kind]) vhat = decoded_v<I>(w.vhat) * t.full_v;
+  advance<Kind>(load<F>(at_block.direction + at), m, v, vhat, t.h, t.decay1, t.decay2);
+  store(m, now.m + at);
+  most_m = larger_magnitude(most_m, m);
+  if constexpr (kHasV[Kind]) {
+    store(v, now.v + at);
+    if constexpr (kHasVhat[Kind]) store(vhat, now.vhat + at);
+    const F second = kHasVhat[Kind] ? vhat : v;
+    most_v = second > most_v ? second : most_v;
   }
 }
 
-// Steps block `b` into `now` and encodes block b-1 from `before`, in one loop: the one waits for divisions, the other
-// for nothing, and neither alone fills the processor.
-template <int Kind, bool Steps, bool Stores>
+template <int Kind, typename Roots, int I>
+FASTAGG_FN void finish_quarter(const Turn& t, const Vectors& at_block, const Fresh& before, int64_t j, Words3& w) {
+  const int64_t at = I * kQuarter + j;
+  const F m = load<F>(before.m + at);
+  F d{}, v{}, vhat{};
+  if constexpr (Kind == kLookahead) d = load<F>(at_block.direction + at);
+  if constexpr (kHasV[Kind]) v = load<F>(before.v + at);
+  if constexpr (kHasVhat[Kind]) vhat = load<F>(before.vhat + at);
+  store(moved<Kind, Roots>(d, load<F>(at_block.x + at), m, v, vhat, t.h), at_block.x_out + at);
+  w.m_out = encoded_m<I>(m, rotate<8 * I>(w.random), t.unit_m, t.minus_m, w.m_out);
+  // Another element's bits, so that an element's two errors have nothing to do with each other.
+  if constexpr (kHasV[Kind]) w.v_out = encoded_v<I>(v, rotate<8 * (I ^ 2)>(w.random), t.unit_v, t.minus_v, w.v_out);
+}
+
+// Advances the moments of block `b` into `now`, and moves and encodes block b-1 from `before`, in one loop: the one is
+// long chains of additions, the other waits for divisions, and neither alone fills the processor.
+template <int Kind, typename Roots, bool Advances, bool Finishes>
 FASTAGG_FN void coded_turn(const CodedBlock& block, int64_t b, const Hyper& hyper, Fresh& now, const Fresh& before) {
-  const float* direction = block.direction + b * kScaleBlock;
-  const float* x = block.x + b * kScaleBlock;
-  float* x_out = block.x_out + b * kScaleBlock;
   const uint32_t* m = block.m + b * kQuarter;
   const uint32_t* v = block.v + b * kQuarter;
   const uint32_t* vhat = block.vhat + b * kQuarter;
+  const auto vectors = [&](int64_t of) FASTAGG_INLINE {
+    const int64_t at = of * kScaleBlock;
+    return Vectors{block.direction + at, block.x + at, block.x_out + at};
+  };
   Turn t{};
   t.h = hyper;
-  if constexpr (Steps) {
+  Vectors at_now{}, at_before{};
+  if constexpr (Advances) {
+    at_now = vectors(b);
     t.full_m = full_of(block.units_m[b], kSpanM);
     t.decay1 = hyper.beta1 * t.full_m;
     if constexpr (kHasV[Kind]) {
       t.full_v = full_of(block.units_v[b], kSpanV);
       t.decay2 = hyper.beta2 * t.full_v;
     }
-    for (int64_t line = 0; line < kScaleBlock; line += kLine) {
-      ahead(direction + line + kAhead);
-      ahead(x + line + kAhead);
-    }
   }
-  if constexpr (Stores) {
+  if constexpr (Finishes) {
+    at_before = vectors(b - 1);
     t.unit_m = float_from_bits(before.unit_m);
     t.minus_m = 0u - before.unit_m;
     t.unit_v = float_from_bits(before.unit_v);
@@ -202,22 +226,33 @@ FASTAGG_FN void coded_turn(const CodedBlock& block, int64_t b, const Hyper& hype
   F most_m{}, most_v{};
   for (int64_t j = 0; j < kQuarter; j += kFloats) {
     Words3 w{};
-    if constexpr (Steps) {
+    if constexpr (Advances) {
       w.m = load<U>(m + j);
-      if constexpr (kHasV[Kind]) w.v = load<U>(v + j);
-      if constexpr (kHasVhat[Kind]) w.vhat = load<U>(vhat + j);
+      ahead(m + j + kCodesAhead);
+      if constexpr (kHasV[Kind]) {
+        w.v = load<U>(v + j);
+        ahead(v + j + kCodesAhead);
+      }
+      if constexpr (kHasVhat[Kind]) {
+        w.vhat = load<U>(vhat + j);
+        ahead(vhat + j + kCodesAhead);
+      }
     }
-    if constexpr (Stores) w.random = load<U>(before.words + j);
-    coded_quarter<Kind, 0, Steps, Stores>(t, direction, x, x_out, now, before, j, w, most_m, most_v);
-    coded_quarter<Kind, 1, Steps, Stores>(t, direction, x, x_out, now, before, j, w, most_m, most_v);
-    coded_quarter<Kind, 2, Steps, Stores>(t, direction, x, x_out, now, before, j, w, most_m, most_v);
-    coded_quarter<Kind, 3, Steps, Stores>(t, direction, x, x_out, now, before, j, w, most_m, most_v);
-    if constexpr (Stores) {
+    if constexpr (Finishes) w.random = load<U>(before.words + j);
+    if constexpr (Finishes) finish_quarter<Kind, Roots, 0>(t, at_before, before, j, w);
+    if constexpr (Advances) advance_quarter<Kind, 0>(t, at_now, now, j, w, most_m, most_v);
+    if constexpr (Finishes) finish_quarter<Kind, Roots, 1>(t, at_before, before, j, w);
+    if constexpr (Advances) advance_quarter<Kind, 1>(t, at_now, now, j, w, most_m, most_v);
+    if constexpr (Finishes) finish_quarter<Kind, Roots, 2>(t, at_before, before, j, w);
+    if constexpr (Advances) advance_quarter<Kind, 2>(t, at_now, now, j, w, most_m, most_v);
+    if constexpr (Finishes) finish_quarter<Kind, Roots, 3>(t, at_before, before, j, w);
+    if constexpr (Advances) advance_quarter<Kind, 3>(t, at_now, now, j, w, most_m, most_v);
+    if constexpr (Finishes) {
       store(w.m_out, block.m + (b - 1) * kQuarter + j);
       if constexpr (kHasV[Kind]) store(w.v_out, block.v + (b - 1) * kQuarter + j);
     }
   }
-  if constexpr (Steps) {
+  if constexpr (Advances) {
     now.most_m = largest_of(most_m);
     now.most_v = largest_of(most_v);
   }
@@ -268,8 +303,8 @@ FASTAGG_FN void raise_vhat(const CodedBlock& block, int64_t b, const Fresh& fres
   for (int64_t j = 0; j < kScaleBlock; ++j) held[j] = held[j] > v[j] ? held[j] : v[j];
 }
 
-template <int Kind>
-void coded_block(const CodedBlock& block, const Hyper& hyper, const RandomKey& key, int64_t first) {
+template <int Kind, typename Roots>
+FASTAGG_FN void coded_blocks(const CodedBlock& block, const Hyper& hyper, const RandomKey& key, int64_t first) {
   Fresh fresh[2];
   const int64_t blocks = block.n / kScaleBlock;
   const auto settle = [&](int64_t b) {
@@ -283,13 +318,21 @@ void coded_block(const CodedBlock& block, const Hyper& hyper, const RandomKey& k
     const Fresh& before = fresh[(b + 1) % 2];
     philox_words<kMomentCalls>(key, first + b, now.words, block.x + b * kScaleBlock + kBlock);
     if (b == 0) {
-      coded_turn<Kind, true, false>(block, b, hyper, now, before);
+      coded_turn<Kind, Roots, true, false>(block, b, hyper, now, before);
     } else {
-      coded_turn<Kind, true, true>(block, b, hyper, now, before);
+      coded_turn<Kind, Roots, true, true>(block, b, hyper, now, before);
       settle(b - 1);
     }
     choose_units<Kind>(now);
   }
-  coded_turn<Kind, false, true>(block, blocks, hyper, fresh[blocks % 2], fresh[(blocks - 1) % 2]);
+  coded_turn<Kind, Roots, false, true>(block, blocks, hyper, fresh[blocks % 2], fresh[(blocks - 1) % 2]);
   settle(blocks - 1);
+}
+
+template <int Kind>
+void coded_block(const CodedBlock& block, const Hyper& hyper, const RandomKey& key, int64_t first) {
+  if (hyper.root_scale == 1.0f)
+    coded_blocks<Kind, PlainRoots>(block, hyper, key, first);
+  else
+    coded_blocks<Kind, ScaledRoots>(block, hyper, key, first);
 }
