@@ -258,7 +258,7 @@ FASTAGG_FN void coded_turn(const CodedBlock& block, int64_t b, const Hyper& hype
   }
 }
 
-// Anything larger is stored as the largest, so that one overflow does not become a block of NaN.
+// Anything larger counts as the largest from here on, so that one overflow does not become a block of NaN.
 void keep_finite(float* values) {
   const float largest = float_from_bits(kLargest);
   for (int64_t i = 0; i < kScaleBlock; ++i) {
@@ -274,6 +274,7 @@ FASTAGG_FN void choose_units(Fresh& fresh) {
   if (fresh.most_m > largest || fresh.most_v > largest) {
     keep_finite(fresh.m);
     if constexpr (kHasV[Kind]) keep_finite(fresh.v);
+    if constexpr (kHasVhat[Kind]) keep_finite(fresh.vhat);
     fresh.most_m = fresh.most_m < largest ? fresh.most_m : largest;
     fresh.most_v = fresh.most_v < largest ? fresh.most_v : largest;
   }
