@@ -40,10 +40,11 @@ FASTAGG_FN uint32_t bits_of(float value) {
 // What is stored of anything larger, infinities and NaN: 1.5*2^127.
 constexpr uint32_t kLargest = 0x7f400000u;
 
-// The bits of c for a block whose largest magnitude has the bits `most`. From 1.75 of a power of two on it is the next
-// power's c, so that the largest value plus c, rounded up, still has a code.
+// The bits of c for a block whose largest magnitude has the bits `most`. Above 1.75 of a power of two it is the next
+// power's c, so that the largest value plus c, rounded up, still has a code; 1.75 itself, to which a largest value may
+// have been rounded up, is not above: a block that does not change keeps its unit.
 FASTAGG_FN uint32_t unit_bits(uint32_t most, uint32_t span) {
-  const uint32_t field = (most + 0x200000u) >> 23;
+  const uint32_t field = (most + 0x1fffffu) >> 23;
   return (field > span + kSmallestField ? field - span : kSmallestField) << 23;
 }
 

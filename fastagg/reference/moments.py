@@ -33,7 +33,7 @@ def random_bits(seed: int, step: int, size: int) -> dict[str, Tensor]:
 def units_of(values: Tensor, span: int) -> Tensor:
     """The unit of every block, [blocks] fp32, a power of two."""
     most = values.view(-1, BLOCK).abs().amax(dim=1).view(torch.int32).to(torch.int64)
-    field = ((most + 0x200000) >> 23) - span
+    field = ((most + 0x1FFFFF) >> 23) - span
     return (field.clamp_min(_LEAST_FIELD) << 23).to(torch.int32).view(torch.float32)
 
 
