@@ -27,6 +27,9 @@ def step(
     vhat: int,
     x: int,
     x_out: int,
+    units: int,
+    blocks: int,
+    random: RandomKey,
 ) -> None: ...
 
 class Rows:
@@ -60,6 +63,9 @@ def cached_step(
     vhat: int,
     x: int,
     x_out: int,
+    units: int,
+    blocks: int,
+    rounding: RandomKey,
 ) -> None: ...
 def recompute_sum(
     size: int, rows: Rows, weights: int, slots: int, high: int, low: int, first: int, last: int

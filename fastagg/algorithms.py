@@ -56,6 +56,7 @@ def FADAS(
     delay_threshold: float | None = 10,
     delay_rule: str = "scaled",
     bias_correction: bool = False,
+    moments: str = "fp32",
     **server: Any,
 ) -> Server:
     """Federated adaptive asynchronous optimization: FedBuff's buffer into AMSGrad, with a delay-adaptive step.
@@ -72,13 +73,16 @@ def FADAS(
         delay_rule: ``scaled``, ``lr/tau_max`` (Eq. 77: what the paper's experiments ran), or ``reciprocal``,
             ``min(lr, 1/tau_max)`` (Eq. 4).
         bias_correction: Adam's, as the authors' program has it; the paper's Algorithm 1 has none.
+        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
         server: further arguments of :class:`fastagg.Server`.
 
     Raises:
         ConfigError: a setting is out of range.
     """
     policy: Staleness = Constant() if delay_threshold is None else DelayAdaptive(delay_threshold, delay_rule)
-    return Server(params, Buffer(buffer_size), AMSGrad(lr, betas, eps, bias_correction), policy, **server)
+    return Server(
+        params, Buffer(buffer_size), AMSGrad(lr, betas, eps, bias_correction, moments=moments), policy, **server
+    )
 
 
 def FedAsync(
@@ -327,6 +331,7 @@ def FedAC(
     buffer_size: int = 10,
     betas: tuple[float, float] = (0.6, 0.9),
     eps: float = 1e-8,
+    moments: str = "fp32",
     **server: Any,
 ) -> Server:
     """FedAC, a baseline of paper 004. A **reconstruction**: its own paper's equations could not be had.
@@ -341,12 +346,13 @@ def FedAC(
         buffer_size: M, >= 1.
         betas: decay rates.
         eps: outside the square root, > 0.
+        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
         server: further arguments of :class:`fastagg.Server`.
 
     Raises:
         ConfigError: a setting is out of range.
     """
-    return Server(params, CosineBuffer(buffer_size), Lookahead(lr, betas, eps), **server)
+    return Server(params, CosineBuffer(buffer_size), Lookahead(lr, betas, eps, moments=moments), **server)
 
 
 def _synchronous(params: Any, clients_per_round: int | None, optimizer: Optimizer, server: dict[str, Any]) -> Server:
@@ -383,9 +389,17 @@ def FedProx(
     return FedAvg(params, clients_per_round=clients_per_round, lr=lr, weighting=weighting, **server)
 
 
-def FedAvgM(params: Any, *, clients_per_round: int | None, lr: float = 1.0, beta: float = 0.9, **server: Any) -> Server:
+def FedAvgM(
+    params: Any,
+    *,
+    clients_per_round: int | None,
+    lr: float = 1.0,
+    beta: float = 0.9,
+    moments: str = "fp32",
+    **server: Any,
+) -> Server:
     """Synchronous mean delta into momentum: ``m <- beta*m + D; x <- x + lr*m``."""
-    return _synchronous(params, clients_per_round, Momentum(lr, beta), server)
+    return _synchronous(params, clients_per_round, Momentum(lr, beta, moments=moments), server)
 
 
 def FedAdam(
@@ -396,10 +410,11 @@ def FedAdam(
     betas: tuple[float, float] = (0.9, 0.99),
     eps: float = 1e-3,
     bias_correction: bool = False,
+    moments: str = "fp32",
     **server: Any,
 ) -> Server:
     """Synchronous mean delta into Adam (Reddi et al. 2021, whose eps is 1e-3)."""
-    return _synchronous(params, clients_per_round, Adam(lr, betas, eps, bias_correction), server)
+    return _synchronous(params, clients_per_round, Adam(lr, betas, eps, bias_correction, moments=moments), server)
 
 
 def FedYogi(
@@ -410,17 +425,25 @@ def FedYogi(
     betas: tuple[float, float] = (0.9, 0.99),
     eps: float = 1e-3,
     bias_correction: bool = False,
+    moments: str = "fp32",
     **server: Any,
 ) -> Server:
     """Synchronous mean delta into Yogi (Reddi et al. 2021)."""
-    return _synchronous(params, clients_per_round, Yogi(lr, betas, eps, bias_correction), server)
+    return _synchronous(params, clients_per_round, Yogi(lr, betas, eps, bias_correction, moments=moments), server)
 
 
 def FedAdagrad(
-    params: Any, *, clients_per_round: int | None, lr: float = 1e-2, beta: float = 0.0, eps: float = 1e-3, **server: Any
+    params: Any,
+    *,
+    clients_per_round: int | None,
+    lr: float = 1e-2,
+    beta: float = 0.0,
+    eps: float = 1e-3,
+    moments: str = "fp32",
+    **server: Any,
 ) -> Server:
     """Synchronous mean delta into Adagrad (Reddi et al. 2021)."""
-    return _synchronous(params, clients_per_round, Adagrad(lr, beta, eps), server)
+    return _synchronous(params, clients_per_round, Adagrad(lr, beta, eps, moments=moments), server)
 
 
 def FedAMS(
@@ -431,7 +454,8 @@ def FedAMS(
     betas: tuple[float, float] = (0.9, 0.99),
     eps: float = 1e-8,
     bias_correction: bool = False,
+    moments: str = "fp32",
     **server: Any,
 ) -> Server:
     """Synchronous mean delta into AMSGrad (Wang et al. 2022, option 1)."""
-    return _synchronous(params, clients_per_round, AMSGrad(lr, betas, eps, bias_correction), server)
+    return _synchronous(params, clients_per_round, AMSGrad(lr, betas, eps, bias_correction, moments=moments), server)

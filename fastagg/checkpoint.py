@@ -100,8 +100,16 @@ def check(state: Any, config: dict[str, Any], layout: Layout, moments: set[str])
         if name != config[key]["name"]:
             raise CheckpointError(f"the checkpoint's {key} is {name}, this server's is {config[key]['name']}")
     theirs_moments = set(state.get("moments") or ())
+    if theirs_moments ^ moments == {"units"}:
+        raise CheckpointError(
+            f"the checkpoint's moments are {_bits(theirs_moments)}, this server's are {_bits(moments)}"
+        )
     if theirs_moments != moments:
         raise CheckpointError(f"the checkpoint is damaged: it has moments {sorted(theirs_moments)}")
+
+
+def _bits(moments: set[str]) -> str:
+    return "8bit" if "units" in moments else "fp32"
 
 
 def write(state: dict[str, Any], path: Path) -> None:

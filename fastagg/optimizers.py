@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from fastagg import _checks
 from fastagg.errors import ConfigError
 
+FORMATS = ("fp32", "8bit")  # of moments: fastagg.moments
 _SMALLEST_EPS = 1.2e-38  # smaller ones are zero or denormal in fp32, and 0/0 would follow where nothing moved
 
 
@@ -17,6 +18,11 @@ class Optimizer:
 
     Args:
         lr: server learning rate (eta), >= 0.
+
+    Attributes:
+        moments: how the moments are kept: ``fp32``, or ``8bit``: a byte for each and 0.03 to 0.05 for scales, rounded
+            stochastically and without bias (csrc/math/moments.h). The step itself is fp32 from what they stand for.
+            Not on CUDA devices. SGD has none.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -32,6 +38,11 @@ class Optimizer:
         """Keyword arguments of :func:`fastagg.ops.step_`, but for the learning rate, in round 1, 2, ..."""
         return {"optimizer": self.kernel}
 
+    @property
+    def moment_format(self) -> str:
+        """``moments``, where the optimizer has any."""
+        return str(getattr(self, "moments", "fp32"))
+
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
@@ -44,13 +55,16 @@ class Momentum(Optimizer):
 
     Args:
         beta: decay of the momentum, in [0, 1).
+        moments: ``fp32`` or ``8bit``, see :class:`Optimizer`.
     """
 
     beta: float = 0.9
+    moments: str = field(default="fp32", kw_only=True)
     kernel: ClassVar[str] = "momentum"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _checks.one_of("moments", self.moments, FORMATS)
         _decay("beta", self.beta)
 
     def arguments(self, round_number: int) -> dict[str, Any]:
@@ -64,6 +78,7 @@ class Adam(Optimizer):
     Args:
         betas: decay rates of ``m`` and ``v``, each in [0, 1).
         eps: outside the square root, > 0.
+        moments: ``fp32`` or ``8bit``, see :class:`Optimizer`.
         bias_correction: in round r = t+1, step ``lr/(1-b1^r) * m / (sqrt(v)/sqrt(1-b2^r) + eps)``.
     """
 
@@ -71,10 +86,12 @@ class Adam(Optimizer):
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-8
     bias_correction: bool = False
+    moments: str = field(default="fp32", kw_only=True)
     kernel: ClassVar[str] = "adam"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _checks.one_of("moments", self.moments, FORMATS)
         if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
             raise ConfigError(f"betas: expected two numbers, got {self.betas!r}")
         object.__setattr__(self, "betas", tuple(self.betas))  # a list, from a file, would not hash
@@ -122,15 +139,18 @@ class Adagrad(Optimizer):
     Args:
         beta: decay of ``m``, in [0, 1).
         eps: outside the square root, > 0.
+        moments: ``fp32`` or ``8bit``, see :class:`Optimizer`.
     """
 
     lr: float = 1e-2
     beta: float = 0.0
     eps: float = 1e-8
+    moments: str = field(default="fp32", kw_only=True)
     kernel: ClassVar[str] = "adagrad"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _checks.one_of("moments", self.moments, FORMATS)
         _decay("beta", self.beta)
         _checks.number("eps", self.eps, least=_SMALLEST_EPS)
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastagg import _checks, checkpoint, deferred, devices, memory, ops, staging
+from fastagg import _checks, checkpoint, deferred, devices, memory, moments, ops, staging
 from fastagg.directions import Arrival, Buffer, Cohort, Direction, DistillationRecord, Mixing, Single
 from fastagg.directions.buffer import BufferState
 from fastagg.dispatch import Client, Dispatch, Receipt
@@ -126,8 +126,9 @@ class Server:
             self.layout = Layout.of(params)
             model = self.layout.take(params, self.device)
         self._buffers = ModelBuffers(buffers, model.buffers, model.counters)
-        moments = ops.OPTIMIZERS[self.optimizer.kernel]
-        self._moments = {name: memory.zeros(self.layout.size, self.device) for name in moments}
+        self._moments = moments.zeros(
+            self.optimizer.kernel, self.optimizer.moment_format, self.layout.size, self.device
+        )  # fmt: skip
         self._state = self.direction.start(self.layout.size, self.device, seed, self.layout.buffer_size)
         self._policy = self.staleness.start(self.layout.size, seed)
         self._measures = self.direction.measures or self.staleness.measures
@@ -567,12 +568,14 @@ class Server:
         if self._sent or then:
             spent = into is not None and self.device.type == "cpu"  # where kernels may write over what they read
             out = into if spent else memory.empty(self.layout.size, self.device)
-        moments = {name: moment.clone() for name, moment in self._moments.items()} if then else self._moments
-        arguments: dict[str, Any] = {**self.optimizer.arguments(self.steps + 1), **moments, **direction}
+        held = {name: moment.clone() for name, moment in self._moments.items()} if then else self._moments
+        arguments: dict[str, Any] = {**self.optimizer.arguments(self.steps + 1), **held, **direction}
+        if "units" in held:
+            arguments["rounding"] = (self.seed, self.steps)
         flat = kernel(self._flat, update, lr=lr, out=out, **arguments)
         if then is not None:
             then(flat)
-        self._flat, self._moments = flat, moments
+        self._flat, self._moments = flat, held
         self._sent = False
         self.steps += 1
         self.version += 1
@@ -639,7 +642,7 @@ class Server:
             held["direction"] += self._round.nbytes()
             parts = {
                 "model": self._flat.numel() * 4,
-                "moments": sum(moment.numel() * 4 for moment in self._moments.values()),
+                "moments": sum(moment.nbytes for moment in self._moments.values()),
                 **held,
                 "versions": self._versions.nbytes() + self._policy.nbytes(),
                 "buffers": self._buffers.nbytes(),
@@ -706,7 +709,7 @@ class Server:
             versions = VersionStore()
             try:
                 flat = self._owned(state["flat"])
-                moments = {name: self._owned(state["moments"][name]) for name in self._moments}
+                held_moments = moments.taken(self._moments, state["moments"])
                 fresh.load_state_dict(state["direction"])
                 policy.load_state_dict(state["staleness"])
                 buffers.load_state_dict(state["buffers"])
@@ -719,7 +722,7 @@ class Server:
                 round_.load_state_dict(state.get("round", []), version, self.layout, self.device)
             except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
                 raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
-            self._flat, self._moments, self._state, self._buffers = flat, moments, fresh, buffers
+            self._flat, self._moments, self._state, self._buffers = flat, held_moments, fresh, buffers
             self._versions, self._in_flight, self._last_sent = versions, in_flight, last_sent
             self.version, self.steps, self._policy, self._sent = version, steps, policy, True
             self._round = round_

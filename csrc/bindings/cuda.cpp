@@ -13,8 +13,8 @@ cuda::Where on(int device, Address stream) { return {device, reinterpret_cast<vo
 
 cpu::Optimizer optimizer_of(int kind, const Hyper& hyper, Address m, Address v, Address vhat, Address x,
                             Address x_out) {
-  if (kind < 0) return {kSgd, hyper, nullptr, nullptr, nullptr, nullptr, nullptr};
-  return {static_cast<OptimizerKind>(kind), hyper, at(m), at(v), at(vhat), at(x), at(x_out)};
+  if (kind < 0) return {kSgd, hyper, nullptr, nullptr, nullptr, nullptr, nullptr, {}};
+  return {static_cast<OptimizerKind>(kind), hyper, at(m), at(v), at(vhat), at(x), at(x_out), {}};
 }
 
 void step(const Pieces& pieces, int direction, Address acc, Address base, double gain, double weight, float scale,

@@ -14,12 +14,24 @@ using namespace fastagg;
 
 namespace {
 
+// `units` 0: fp32 moments. Else m, v and vhat are bytes, and `units` two rows of `blocks` floats: m's, and v's and
+// vhat's.
+cpu::Optimizer optimizer_of(int kind, const Hyper& hyper, Address m, Address v, Address vhat, Address x, Address x_out,
+                            Address units, int64_t blocks, const RandomKey& random) {
+  const auto named = static_cast<OptimizerKind>(kind);
+  if (units == 0) return {named, hyper, at(m), at(v), at(vhat), at(x), at(x_out), {}};
+  const auto bytes = [](Address address) { return reinterpret_cast<uint8_t*>(address); };
+  return {named,   hyper, nullptr,   nullptr,
+          nullptr, at(x), at(x_out), {bytes(m), bytes(v), bytes(vhat), at(units), at(units) + blocks, random}};
+}
+
 void step(const Pieces& pieces, int direction, Address acc, Address base, float gain, float weight, float scale,
-          int optimizer, const Hyper& hyper, Address m, Address v, Address vhat, Address x, Address x_out) {
+          int optimizer, const Hyper& hyper, Address m, Address v, Address vhat, Address x, Address x_out,
+          Address units, int64_t blocks, const RandomKey& random) {
   const cpu::Update update = update_of(pieces);
   py::gil_scoped_release release;
   cpu::step(update, {static_cast<cpu::DirectionKind>(direction), at(acc), at(base), gain, weight, scale},
-            {static_cast<OptimizerKind>(optimizer), hyper, at(m), at(v), at(vhat), at(x), at(x_out)});
+            optimizer_of(optimizer, hyper, m, v, vhat, x, x_out, units, blocks, random));
 }
 
 void accumulate(const Pieces& pieces, Address acc, float weight, Address acc_out) {
@@ -76,7 +88,8 @@ void cached_step(const Pieces& pieces, const cpu::Rows& rows, int kind, float ga
                  const RandomKey& random, Address high, Address low, float entering, float leaving, float sum_scale,
                  Address acc, Address acc_out, float weight, float acc_scale,
                  const std::vector<std::pair<int64_t, float>>& terms, int optimizer, const Hyper& hyper, Address m,
-                 Address v, Address vhat, Address x, Address x_out) {
+                 Address v, Address vhat, Address x, Address x_out, Address units, int64_t blocks,
+                 const RandomKey& rounding) {
   const cpu::Update update = update_of(pieces);
   cpu::CachedDirection direction{static_cast<cpu::CachedKind>(kind),
                                  gain,
@@ -93,8 +106,8 @@ void cached_step(const Pieces& pieces, const cpu::Rows& rows, int kind, float ga
                                  acc_scale,
                                  {}};
   for (const auto& [slot, term] : terms) direction.terms.push_back({slot, term});
-  cpu::Optimizer steps{kSgd, hyper, nullptr, nullptr, nullptr, nullptr, nullptr};
-  if (optimizer >= 0) steps = {static_cast<OptimizerKind>(optimizer), hyper, at(m), at(v), at(vhat), at(x), at(x_out)};
+  cpu::Optimizer steps{kSgd, hyper, nullptr, nullptr, nullptr, nullptr, nullptr, {}};
+  if (optimizer >= 0) steps = optimizer_of(optimizer, hyper, m, v, vhat, x, x_out, units, blocks, rounding);
   py::gil_scoped_release release;
   cpu::cached_step(update, rows, direction, steps);
 }

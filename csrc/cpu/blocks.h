@@ -85,14 +85,38 @@ void for_each_block(const Update& update, Visit visit) {
   parallel((update.size + kGroup - 1) / kGroup, group);
 }
 
+// The same with moments in 8 bits, which come in whole scale blocks: the vector's last one is padded with zeros.
+inline void coded_block(const Kernels& table, const Optimizer& optimizer, const float* direction, const float* x,
+                        float* x_out, int64_t at, int64_t n) {
+  const CodedMoments& coded = optimizer.coded;
+  const auto word = [at](uint8_t* base) { return base == nullptr ? nullptr : reinterpret_cast<uint32_t*>(base + at); };
+  const auto unit = [at](float* base) { return base == nullptr ? nullptr : base + at / kScaleBlock; };
+  table.coded[optimizer.kind]({direction, x, x_out, word(coded.m), word(coded.v), word(coded.vhat), unit(coded.units_m),
+                               unit(coded.units_v), n},
+                              optimizer.hyper, coded.random, at / kScaleBlock);
+}
+
 // Runs the optimizer on one block of the direction.
 inline void optimize_block(const Kernels& table, const Optimizer& optimizer, const float* direction, int64_t at,
                            int64_t n, bool streams) {
-  const auto shifted = [at](float* base) { return base == nullptr ? nullptr : base + at; };
   Scratch fresh;
-  table.optimizer[optimizer.kind]({direction, optimizer.x + at, streams ? fresh.values : optimizer.x_out + at,
-                                   shifted(optimizer.m), shifted(optimizer.v), shifted(optimizer.vhat), n},
-                                  optimizer.hyper);
+  float* out = streams ? fresh.values : optimizer.x_out + at;
+  if (optimizer.coded.units_m == nullptr) {
+    const auto shifted = [at](float* base) { return base == nullptr ? nullptr : base + at; };
+    table.optimizer[optimizer.kind](
+        {direction, optimizer.x + at, out, shifted(optimizer.m), shifted(optimizer.v), shifted(optimizer.vhat), n},
+        optimizer.hyper);
+  } else if (n % kScaleBlock == 0) {
+    coded_block(table, optimizer, direction, optimizer.x + at, out, at, n);
+  } else {
+    const int64_t whole = (n + kScaleBlock - 1) / kScaleBlock * kScaleBlock;
+    const size_t bytes = static_cast<size_t>(n) * sizeof(float);
+    Scratch d{}, x{};
+    std::memcpy(d.values, direction, bytes);
+    std::memcpy(x.values, optimizer.x + at, bytes);
+    coded_block(table, optimizer, d.values, x.values, x.values, at, whole);
+    std::memcpy(out, x.values, bytes);
+  }
   if (streams) table.stream(fresh.values, optimizer.x_out + at, n);
 }
 

@@ -6,6 +6,7 @@
 
 #include <stdint.h>
 
+#include "../math/moments.h"
 #include "../math/optimizer.h"
 #include "../math/philox.h"
 #include "../math/quantise.h"
@@ -21,6 +22,19 @@ struct OptimizerBlock {
   float* m;
   float* v;
   float* vhat;
+  int64_t n;
+};
+
+// The same with moments in 8 bits (math/moments.h); n is a multiple of kScaleBlock (the caller pads with zeros).
+struct CodedBlock {
+  const float* direction;
+  const float* x;
+  float* x_out;
+  uint32_t* m;
+  uint32_t* v;
+  uint32_t* vhat;
+  float* units_m;
+  float* units_v;
   int64_t n;
 };
 
@@ -56,6 +70,8 @@ struct Kernels {
   // out = in past the caches (in is 16-byte aligned): for outputs that nobody reads soon. The caller fences.
   void (*stream)(const float* in, float* out, int64_t n);
   void (*optimizer[kOptimizerKinds])(const OptimizerBlock& block, const Hyper& hyper);
+  // `first`: the number of the first scale block. Null for SGD, which has no moments.
+  void (*coded[kOptimizerKinds])(const CodedBlock& block, const Hyper& hyper, const RandomKey& key, int64_t first);
   // The random words of a whole block, 4 times 128 of them (rows.inl says which element has which). This stage only
   // computes, so it asks meanwhile for a block that a later one reads (`ask`, any address).
   void (*random_words)(const RandomKey& key, int64_t block, uint32_t* words, const float* ask);

@@ -162,6 +162,8 @@ FASTAGG_FN double dot_of(const float* a, const float* b) {
 double dot_block(const float* a, const float* b) { return a == b ? dot_of<true>(a, a) : dot_of<false>(a, b); }
 
 #include "rows.inl"
+// After the rows, whose random words it shares.
+#include "moments.inl"
 // After the blocks, whose helpers it shares.
 #include "distill.inl"
 
@@ -180,6 +182,8 @@ const Kernels table = {
     stream_block,
     {optimizer_block<kSgd>, optimizer_block<kMomentum>, optimizer_block<kAdam>, optimizer_block<kAmsgrad>,
      optimizer_block<kYogi>, optimizer_block<kAdagrad>, optimizer_block<kLookahead>},
+    {nullptr, coded_block<kMomentum>, coded_block<kAdam>, coded_block<kAmsgrad>, coded_block<kYogi>,
+     coded_block<kAdagrad>, coded_block<kLookahead>},
     random_words_block,
     {encode_float32, encode_bf16, encode_int8, encode_int4},
     {decode_float32, decode_bf16, decode_int8, decode_int4},

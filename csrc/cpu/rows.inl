@@ -43,15 +43,15 @@ FASTAGG_FN void philox_lanes(Words& a, Words& b, Words& c, Words& d, uint32_t ke
   }
 }
 
-// words[w][j]: word w of call j. Element i has the lower half of words[i/256][i%128] in the first 128 elements of a
-// scale block and the upper half in the second, as math/philox.h numbers them.
-void random_words_block(const RandomKey& key, int64_t block, uint32_t* words, const float* ask) {
+// words[w][j]: word w of call j, for `Calls` calls.
+template <int64_t Calls>
+FASTAGG_FN void philox_words(const RandomKey& key, int64_t block, uint32_t* words, const float* ask) {
   const uint64_t low = static_cast<uint32_t>(block), high = static_cast<uint64_t>(block) >> 32 << 7;
   const uint32_t key0 = static_cast<uint32_t>(key.seed);
   const uint32_t key1 = static_cast<uint32_t>(key.seed >> 32) ^ static_cast<uint32_t>(key.step >> 32);
   Words even{};
   for (int64_t lane = 0; lane < kWordLanes; ++lane) even[lane] = high | static_cast<uint64_t>(2 * lane);
-  for (int64_t call = 0; call < kCalls; call += 2 * kWordLanes) {
+  for (int64_t call = 0; call < Calls; call += 2 * kWordLanes) {
     for (int64_t line = 0; line < kWordLanes; ++line) ahead(ask + (call / 2 + line) * kLine);
     Words a[2], b[2], c[2], d[2];  // even and odd calls
     for (int64_t odd = 0; odd < 2; ++odd) {
@@ -64,8 +64,14 @@ void random_words_block(const RandomKey& key, int64_t block, uint32_t* words, co
     const Words mask = broadcast(0xffffffffu);
     const Words joined[4] = {(a[0] & mask) | (a[1] << 32), (b[0] & mask) | (b[1] << 32), (c[0] & mask) | (c[1] << 32),
                              (d[0] & mask) | (d[1] << 32)};
-    for (int64_t w = 0; w < 4; ++w) memcpy(words + w * kCalls + call, &joined[w], sizeof joined[w]);
+    for (int64_t w = 0; w < 4; ++w) memcpy(words + w * Calls + call, &joined[w], sizeof joined[w]);
   }
+}
+
+// Element i has the lower half of words[i/256][i%128] in the first 128 elements of a scale block and the upper half in
+// the second, as math/philox.h numbers them.
+void random_words_block(const RandomKey& key, int64_t block, uint32_t* words, const float* ask) {
+  philox_words<kCalls>(key, block, words, ask);
 }
 
 // The largest magnitude of one scale block. Bit patterns of non-negative floats order like the floats, and an integer

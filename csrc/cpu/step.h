@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "../math/optimizer.h"
+#include "../math/philox.h"
 
 namespace fastagg::cpu {
 
@@ -41,6 +42,16 @@ struct Direction {
   float scale;        // 1/M or 1/sum of weights
 };
 
+// Moments in 8 bits: a byte for each element, padded to whole scale blocks, and their units (math/moments.h).
+struct CodedMoments {
+  uint8_t* m;
+  uint8_t* v;
+  uint8_t* vhat;
+  float* units_m;
+  float* units_v;
+  RandomKey random;
+};
+
 struct Optimizer {
   OptimizerKind kind;
   Hyper hyper;
@@ -48,7 +59,8 @@ struct Optimizer {
   float* v;
   float* vhat;
   const float* x;
-  float* x_out;  // may be x
+  float* x_out;        // may be x
+  CodedMoments coded;  // units_m null: the moments are the fp32 ones
 };
 
 void step(const Update& update, const Direction& direction, const Optimizer& optimizer);

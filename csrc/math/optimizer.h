@@ -33,37 +33,52 @@ struct Hyper {
   float root_scale;
 };
 
-FASTAGG_FN float descend(float x, float m, float second, const Hyper& h) {
-  return x + (h.lr * m) / (sqrtf(second) * h.root_scale + h.eps);
+struct Root {
+  FASTAGG_FN float of(float value, float scale) { return sqrtf(value) * scale; }
+};
+
+// F is float, or a vector of them with a Roots that knows its square root, scaled by root_scale.
+template <typename Roots, typename F>
+FASTAGG_FN F descend(F x, F m, F second, const Hyper& h) {
+  return x + (h.lr * m) / (Roots::of(second, h.root_scale) + h.eps);
 }
 
-FASTAGG_FN float ema(float decay, float old, float rest, float value) { return decay * old + rest * value; }
+template <typename F>
+FASTAGG_FN F ema(float decay, F old, float rest, F value) {
+  return decay * old + rest * value;
+}
 
-// Each returns the new x and updates the moments it is given; unused moments are not touched.
+// Updates the moments it is given; unused ones are not touched. decay1 and decay2 multiply the old m and v: the betas,
+// and the unit of a moment that is stored in one.
+template <int Kind, typename F>
+FASTAGG_FN void advance(F d, F& m, F& v, F& vhat, const Hyper& h, float decay1, float decay2) {
+  if constexpr (Kind == kMomentum) m = decay1 * m + d;
+  if constexpr (Kind > kMomentum) m = ema(decay1, m, h.rest1, d);
+  if constexpr (Kind == kAdam || Kind == kAmsgrad || Kind == kLookahead) v = ema(decay2, v, h.rest2, d * d);
+  if constexpr (Kind == kAdagrad) v = v + d * d;
+  if constexpr (Kind == kYogi) {
+    const F square = d * d;
+    const F gap = v - square;
+    const F sign = gap > 0.0f ? 1.0f : (gap < 0.0f ? -1.0f : 0.0f);
+    v = v - (h.rest2 * square) * sign;
+  }
+  if constexpr (Kind == kAmsgrad) vhat = vhat > v ? vhat : v;
+}
+
+// The new x, from the new moments.
+template <int Kind, typename Roots, typename F>
+FASTAGG_FN F moved(F d, F x, F m, F v, F vhat, const Hyper& h) {
+  if constexpr (Kind == kSgd) return x + h.lr * d;
+  if constexpr (Kind == kMomentum) return x + h.lr * m;
+  if constexpr (Kind == kAmsgrad) return descend<Roots>(x, m, vhat, h);
+  if constexpr (Kind == kLookahead) return descend<Roots>(x, ema(h.beta1, m, h.rest1, d), v, h);
+  return descend<Roots>(x, m, v, h);
+}
+
 template <int Kind>
 FASTAGG_FN float optimize(float d, float x, float& m, float& v, float& vhat, const Hyper& h) {
-  if constexpr (Kind == kSgd) {
-    return x + h.lr * d;
-  } else if constexpr (Kind == kMomentum) {
-    m = h.beta1 * m + d;
-    return x + h.lr * m;
-  } else {
-    m = ema(h.beta1, m, h.rest1, d);
-    if constexpr (Kind == kAdam || Kind == kAmsgrad || Kind == kLookahead) v = ema(h.beta2, v, h.rest2, d * d);
-    if constexpr (Kind == kAdagrad) v = v + d * d;
-    if constexpr (Kind == kYogi) {
-      const float square = d * d;
-      const float gap = v - square;
-      const float sign = gap > 0.0f ? 1.0f : (gap < 0.0f ? -1.0f : 0.0f);
-      v = v - (h.rest2 * square) * sign;
-    }
-    if constexpr (Kind == kAmsgrad) {
-      vhat = vhat > v ? vhat : v;
-      return descend(x, m, vhat, h);
-    }
-    if constexpr (Kind == kLookahead) return descend(x, ema(h.beta1, m, h.rest1, d), v, h);
-    return descend(x, m, v, h);
-  }
+  advance<Kind>(d, m, v, vhat, h, h.beta1, h.beta2);
+  return moved<Kind, Root>(d, x, m, v, vhat, h);
 }
 
 // Which moments each optimizer owns; also the order of optimizers everywhere in the package.

@@ -109,16 +109,15 @@ def cached_step_(
             acc_scale=acc_scale, out=out, **optimizer,
         )  # fmt: skip
     key = native.RandomKey(0 if cache is None else cache.seed, arrival, client)
-    run, given, where = (
-        (native.cached_step, pieces, ())
+    run, given, end = (
+        (native.cached_step, pieces, call)
         if on is CPU
-        else (native.cuda.cached_step, on_device(pieces), (address(verdict), *on))
+        else (native.cuda.cached_step, on_device(pieces), (*call[:7], address(verdict), *on))
     )
     run(
         given.native, _NO_ROWS if cache is None else cache.native, _MEAN if acc is None else _CALIBRATED,
         gain, write, read, key, address(None if sum is None else sum.high), address(None if sum is None else sum.low),
-        entering, leaving, sum_scale, 0 if fresh else address(acc), address(acc), weight, acc_scale, list(terms), *call,
-        *where,
+        entering, leaving, sum_scale, 0 if fresh else address(acc), address(acc), weight, acc_scale, list(terms), *end,
     )  # fmt: skip
     return target
 

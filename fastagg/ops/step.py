@@ -27,6 +27,8 @@ def step_(
     betas: tuple[float, float] = (0.9, 0.99),
     eps: float = 1e-8,
     correction: int | None = None,
+    units: Tensor | None = None,
+    rounding: tuple[int, int] = (0, 0),
     gain: float = 1.0,
     weight: float = 1.0,
     acc: Tensor | None = None,
@@ -48,7 +50,11 @@ def step_(
         update: the arriving update, d elements in all.
         optimizer: a key of :data:`OPTIMIZERS`; the moments it owns must be given, the others must not.
         lr: server learning rate of this step.
-        m, v, vhat: moments, [d], updated in place.
+        m, v, vhat: moments, [d], updated in place; with ``units`` in 8 bits, uint8, d rounded up
+            to whole blocks of 256.
+        units: of moments in 8 bits, [1, blocks] fp32 for ``m``, and a second row for ``v`` and ``vhat``. Zeros, like
+            the moments, before the first step (:func:`fastagg.moments.zeros`). Not on CUDA devices.
+        rounding: seed and number of this step: they key the rounding of moments in 8 bits.
         betas, eps: decay rates (``betas[0]`` is momentum's) and the term outside the square root.
         correction: Adam's bias correction at this round (1 for the first), or None for none.
         gain: factor on the update alone (clipping).
@@ -70,7 +76,7 @@ def step_(
     size, device = pieces.size, pieces.device
     call = optimizer_call(
         size, device, x, target, optimizer=optimizer, lr=lr, m=m, v=v, vhat=vhat, betas=betas, eps=eps,
-        correction=correction,
+        correction=correction, units=units, rounding=rounding,
     )  # fmt: skip
     if acc is not None:
         vector("acc", acc, size, device)
@@ -84,7 +90,7 @@ def step_(
     if on is CPU:
         native.step(
             pieces.native, kind, address(acc), address(base), gain, weight, scale, call.code, call.hyper,
-            call.m, call.v, call.vhat, call.x, call.out,
+            call.m, call.v, call.vhat, call.x, call.out, call.units, call.blocks, call.random,
         )  # fmt: skip
     elif on is not None:
         pieces = on_device(pieces)
@@ -95,7 +101,8 @@ def step_(
     else:
         reference.step_(
             x, pieces, optimizer=optimizer, lr=lr, m=m, v=v, vhat=vhat, betas=betas, eps=eps,
-            correction=correction, gain=gain, weight=weight, acc=acc, scale=scale, base=base, out=out,
+            correction=correction, units=units, rounding=rounding, gain=gain, weight=weight, acc=acc, scale=scale,
+            base=base, out=out,
         )  # fmt: skip
     return target
 

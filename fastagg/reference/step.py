@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastagg.pieces import Pieces, as_pieces
+from fastagg.reference.moments import SPANS, decode, encode, random_bits, units_of
 
 _F64 = torch.float64
 
@@ -68,6 +70,8 @@ def step_(
     betas: tuple[float, float] = (0.9, 0.99),
     eps: float = 1e-8,
     correction: int | None = None,
+    units: Tensor | None = None,
+    rounding: tuple[int, int] = (0, 0),
     gain: float = 1.0,
     weight: float = 1.0,
     acc: Tensor | None = None,
@@ -76,6 +80,11 @@ def step_(
     out: Tensor | None = None,
 ) -> Tensor:
     """Direction and optimizer of one server step; see :func:`fastagg.ops.step_`."""
+    if units is not None:
+        codes = {name: held for name, held in (("m", m), ("v", v), ("vhat", vhat)) if held is not None}
+        how = {"optimizer": optimizer, "lr": lr, "betas": betas, "eps": eps, "correction": correction}
+        along = {"gain": gain, "weight": weight, "acc": acc, "scale": scale, "base": base, "out": out}
+        return _coded_step(x, update, codes, units, rounding, how, along)
     x64 = x.to(_F64)
     d = as_pieces(update).flat(_F64)
     if base is not None:
@@ -117,3 +126,32 @@ def step_(
     if optimizer == "lookahead":
         m64 = b1 * m64 + (1.0 - b1) * d
     return target.copy_(x64 + lr * m64 / (second.sqrt() * root_scale + eps))
+
+
+def _coded_step(
+    x: Tensor,
+    update: Tensor | list[Tensor] | Pieces,
+    codes: dict[str, Tensor],
+    units: Tensor,
+    rounding: tuple[int, int],
+    how: dict[str, Any],
+    along: dict[str, Any],
+) -> Tensor:
+    """The step on what the codes stand for; then new codes."""
+    size = x.numel()
+    whole = codes["m"].numel()
+    held: dict[str, Any] = {
+        name: decode(code, units[int(name != "m")], name == "m").to(_F64) for name, code in codes.items()
+    }
+    found = step_(x, update, **how, **along, **{name: values[:size] for name, values in held.items()})
+    rest = torch.zeros(whole - size, dtype=_F64, device=x.device)  # what pads the last block
+    step_(rest, rest.to(torch.float32), **how, **{name: values[size:] for name, values in held.items()})
+    for row, name in enumerate(("m", "vhat" if "vhat" in held else "v")[: len(units)]):
+        units[row].copy_(units_of(held[name].to(torch.float32), SPANS[name]))
+    bits = {key: drawn.to(x.device) for key, drawn in random_bits(*rounding, whole).items()}
+    for name, code in codes.items():
+        signed = name == "m"
+        code.copy_(
+            encode(held[name].to(torch.float32), units[0 if signed else 1], bits["m" if signed else "v"], signed)
+        )
+    return found

@@ -1,0 +1,54 @@
+// Optimizer moments in 8 bits: a float with three bits of mantissa, relative to one power of two for every 256
+// elements.
+//
+//   v, vhat  value = c*2^k*(1 + j/8) - c, code 8k + j, k in 0..31   never negative
+//   m        the same with k in 0..15, and the sign in the top bit
+//
+// c is fp32, a power of two, the largest value of the block divided by 2^31 (m: 2^15) or a little more, and not below
+// 2^-100. Subtracting it makes steps even below c and puts zero on the grid, so that no case is special: mu-law, with
+// the logarithm that a float's exponent is. Above c neighbours are 1/8 or less apart, over 2^34 (m: 2^18) in all.
+//
+// A value is stored by adding c, adding random bits below the mantissa's third, and cutting them off: up with
+// probability equal to the fraction. A grid point has no fraction, so what did not change is stored as it was. Between
+// grid points the rounding is unbiased, E[decode(encode(y))] = y, which an average needs that moves by a hundredth a
+// step: nearest would never move it. v and vhat share c and random bits, so v <= vhat is kept; they are not stored
+// below c/8, since a v of zero beside an m that is not would be a step without bound.
+//
+// Byte 4j + i of a block of 256 holds element j + 64i: codes are taken out of 32-bit words with shifts, in the same way
+// on every instruction set.
+#pragma once
+
+#include "half.h"
+#include "optimizer.h"
+
+namespace fastagg {
+
+constexpr int kCut = 20;  // bits of the mantissa that are not kept
+constexpr uint32_t kCutMask = (1u << kCut) - 1u;
+constexpr uint32_t kSmallestField = 27;       // of c: 2^-100
+constexpr uint32_t kSpanM = 15, kSpanV = 31;  // binades above c
+
+// 16 calls of Philox serve a block: word w of call j is for elements i*64 + 16w + j, i in 0..3.
+constexpr uint32_t kMomentCalls = 16;
+
+FASTAGG_FN uint32_t bits_of(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+// What is stored of anything larger, infinities and NaN: 1.5*2^127.
+constexpr uint32_t kLargest = 0x7f400000u;
+
+// The bits of c for a block whose largest magnitude has the bits `most`. Above 1.75 of a power of two it is the next
+// power's c, so that the largest value plus c, rounded up, still has a code; 1.75 itself, to which a largest value may
+// have been rounded up, is not above: a block that does not change keeps its unit.
+FASTAGG_FN uint32_t unit_bits(uint32_t most, uint32_t span) {
+  const uint32_t field = (most + 0x1fffffu) >> 23;
+  return (field > span + kSmallestField ? field - span : kSmallestField) << 23;
+}
+
+// c*2^span, exactly.
+FASTAGG_FN float full_of(float unit, uint32_t span) { return unit * float_from_bits((127u + span) << 23); }
+
+}  // namespace fastagg
