@@ -1,7 +1,7 @@
 """Every Python block of docs/integrations.md runs as it stands there, where its framework is installed.
 
-What a block takes for granted (the reader's model, app, message) is set up before it. The home-made server has tests of its
-own (test_bring_your_own.py).
+What a block takes for granted (the reader's model, app, message) is set up before it. The home-made server has tests of
+its own (test_bring_your_own.py).
 """
 
 from __future__ import annotations
