@@ -15,7 +15,7 @@ from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 import fastagg
-from fastagg import checkpoint
+from fastagg import checkpoint, memory
 from fastagg.dispatch import Dispatch, Receipt
 from fastagg.errors import FastaggError, UnknownClient, UnknownVersion
 from fastagg.integrations import preset
@@ -74,6 +74,9 @@ class Traffic:
             if self.checkpoint is not None and self.checkpoint.exists():
                 fresh.load_state_dict(checkpoint.read(self.checkpoint))
                 self.log(f"fastagg: going on from {self.checkpoint}, version {fresh.version}")
+            memory.empty(
+                fresh.layout.size
+            )  # given up at once, to be there: replies come one by one, and fold faster with it
             self.server = fresh
 
     def same_model(self, params: dict[str, Any]) -> bool:
