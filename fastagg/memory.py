@@ -62,6 +62,14 @@ def empty_bytes(nbytes: int, device: torch.device | str = "cpu", *, recycle: boo
     return torch.from_numpy(array[start : start + nbytes])
 
 
+def spare(size: int, device: torch.device | str = "cpu") -> Tensor | None:
+    """:func:`empty`, if it takes no more memory than there is already; else None."""
+    with _lock:
+        lies_about = bool(_free.get(size * 4))
+    small = torch.device(device).type != "cpu" or size * 4 < _HUGE_PAGE
+    return empty(size, device) if lies_about or small else None
+
+
 def zeros(size: int, device: torch.device | str = "cpu") -> Tensor:
     """A 1-D fp32 tensor of ``size`` zeros on ``device``."""
     return empty(size, device).zero_()

@@ -167,6 +167,10 @@ def test_a_fold_is_one_difference_after_the_other(count: int, isa: str) -> None:
             for model, base, weight in zip(models, bases, weights, strict=False):
                 want += np.float32(weight) * (model.float().numpy() - base.numpy())
             assert same_bits(out, torch.from_numpy(want))
+            assert ops.fold(pieces, bases[:count], weights, acc, None) == [True] * count  # only looks
+            if acc is not None:
+                ops.fold(pieces, bases[:count], weights, acc, acc)
+                assert same_bits(acc, torch.from_numpy(want))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, torch.finfo(torch.float32).max])
@@ -176,7 +180,8 @@ def test_a_fold_says_which_models_are_not_finite(bad: float, isa: str) -> None:
         for position in {0, size // 2, size - 1}:
             models = [torch.zeros(size) for _ in range(3)]
             models[1][position] = bad  # the largest number is an infinite way from the base
-            assert ops.fold(models, [base] * 3, [1e-9] * 3, acc, torch.empty(size)) == [True, False, True]
+            for out in (torch.empty(size), None):
+                assert ops.fold(models, [base] * 3, [1e-9] * 3, acc, out) == [True, False, True]
             assert torch.equal(acc, torch.ones(size))
 
 
@@ -188,12 +193,14 @@ def test_a_fold_is_refused_before_anything_is_written() -> None:
         ([model], [base], acc[:7], out, ShapeMismatch),
         ([model], [base.double()], acc, out, DTypeMismatch),
         ([model.double()], [base], acc, out, DTypeMismatch),
-        ([model], [base], out, out, fastagg.ConfigError),
         ([model], [base, base], acc, out, ValueError),
     ):
         with pytest.raises(error):
             ops.fold(models, bases, [1.0] * len(models), total, target)
-    assert torch.equal(out, torch.full((8,), 5.0))
+    both = torch.ones(9)
+    with pytest.raises(fastagg.ConfigError, match="overlaps"):
+        ops.fold([model], [base], [1.0], both[1:], both[:-1])
+    assert torch.equal(out, torch.full((8,), 5.0)) and torch.equal(both, torch.ones(9))
 
 
 @pytest.mark.parametrize("size", [1, 1023, 1024, 70_001])

@@ -9,6 +9,7 @@ import torch
 from models import same
 
 import fastagg
+from fastagg import memory
 
 RULES = {
     "FedAvg": partial(fastagg.FedAvg, clients_per_round=3),
@@ -143,3 +144,24 @@ def test_a_version_that_a_client_holds_is_not_written_over() -> None:
         receipts = server.receive_models([(task, moved(task.params, turn, torch.float32), None) for task in tasks])
         assert [receipt.applied for receipt in receipts] == [False, True]
     assert all(same(task.params, kept) for task, kept in held)
+
+
+@pytest.mark.parametrize("spare", [True, False])
+def test_one_by_one_with_and_without_a_spare_vector(spare: bool) -> None:
+    """A sum is made beside the last one, or in its place: with the same bits, and no model that is refused in it."""
+    size = 600_000
+    servers = [fastagg.FedAvg(torch.zeros(size), clients_per_round=4, weighting="uniform") for _ in range(2)]
+    good = [torch.randn(size, generator=torch.Generator().manual_seed(k)) for k in range(4)]
+    bad = good[0].clone()
+    bad[-1] = float("inf")
+    for client, trained in enumerate(good):
+        memory.trim()
+        if spare:
+            memory.empty(size)
+        assert (memory.spare(size) is not None) == spare
+        task = servers[0].dispatch(client)
+        with pytest.raises(fastagg.NonFiniteUpdate):
+            servers[0].receive_model(task, bad)
+        servers[0].receive_model(task, trained)
+        servers[1].receive(client, servers[1].dispatch(client).delta(trained))
+    assert servers[0].version == 1 and torch.equal(servers[0].flat, servers[1].flat)

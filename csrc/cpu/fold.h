@@ -17,8 +17,8 @@ struct Trained {
 };
 
 // acc_out = acc + weight_0*(model_0 - base_0) + weight_1*(model_1 - base_1) + ..., element by element in this order, so
-// that one call gives the bits of one call for each. acc null starts a new sum. acc_out must not be acc: a sum that a
-// difference spoils is thrown away.
+// that one call gives the bits of one call for each. acc null starts a new sum. A sum that a difference spoils is lost,
+// so acc_out is acc only for who has looked before: acc_out null writes nothing.
 //
 // finite[k]: whether every element of model_k - base_k is finite, `true` to begin with. It costs no read of its own.
 //

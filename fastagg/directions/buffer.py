@@ -117,8 +117,16 @@ class BufferState:
         models = [arrival.update for arrival in arrivals]
         bases = [arrival.base for arrival in arrivals if arrival.base is not None]
         weights = [a.gain * self.sign * (a.weight * a.share) for a in arrivals]
-        acc, out = (self.acc, None) if self.versions else (None, self.acc)
-        out = memory.empty(self.size, self.device) if out is None else out
+        if self.versions and self.acc is not None:
+            # Beside the sum it is a read less and a vector more: where none lies about, models are looked at first.
+            acc, out = self.acc, memory.spare(self.size, self.device)
+            if out is None:
+                finite = ops.fold(models, bases, weights, None, None)
+                if not all(finite):
+                    return finite
+                out = acc
+        else:
+            acc, out = None, memory.empty(self.size, self.device) if self.acc is None else self.acc
         finite = ops.fold(models, bases, weights, acc, out)
         if all(finite):
             self.acc = out

@@ -144,7 +144,7 @@ def accumulate_(
 
 
 def fold(
-    models: Sequence[Update], bases: Sequence[Tensor], weights: Sequence[float], acc: Tensor | None, out: Tensor
+    models: Sequence[Update], bases: Sequence[Tensor], weights: Sequence[float], acc: Tensor | None, out: Tensor | None
 ) -> list[bool]:
     """``out = acc + sum(weight*(model - base))``, added up in the order given: the bits of one call for each.
 
@@ -155,7 +155,8 @@ def fold(
         bases: what each was trained from, [d].
         weights: a factor on each difference.
         acc: the sum so far, [d]; None starts a new one.
-        out: where the new sum goes, [d]; it must not overlap ``acc`` or a model.
+        out: where the new sum goes, [d]; None only looks. It is ``acc`` for who has looked before, and overlaps neither
+            it nor a model otherwise.
 
     Returns:
         For each model whether ``model - base`` is finite. If one is not, ``out`` is of no use.
@@ -166,15 +167,15 @@ def fold(
     given = [as_pieces(model) for model in models]
     for k, (pieces, base) in enumerate(zip(given, bases, strict=True)):
         vector(f"base {k}", base, pieces.size, pieces.device)
-        vector("out", out, pieces.size, pieces.device)
-    if acc is not None:
-        vector("acc", acc, out.numel(), out.device)
-        if abs(acc.data_ptr() - out.data_ptr()) < out.numel() * 4:
-            raise ConfigError("out overlaps acc, which a model that is not finite would spoil")
-    if out.device.type != "cpu":
+        for name, given_vector in (("acc", acc), ("out", out)):
+            if given_vector is not None:
+                vector(name, given_vector, pieces.size, pieces.device)
+    if acc is not None and out is not None and 0 < abs(acc.data_ptr() - out.data_ptr()) < out.numel() * 4:
+        raise ConfigError("out overlaps acc without being acc")
+    if given and given[0].device.type != "cpu":
         return reference.fold(given, bases, weights, acc, out)
     rows = [(p.native, base.data_ptr(), w) for p, base, w in zip(given, bases, weights, strict=True)]
-    return native.fold(rows, 0 if acc is None else acc.data_ptr(), out.data_ptr())
+    return native.fold(rows, address(acc), address(out))
 
 
 def difference(a: Tensor, b: Tensor, out: Tensor) -> Tensor:

@@ -45,16 +45,17 @@ def accumulate_(
 
 
 def fold(
-    models: Sequence[Pieces], bases: Sequence[Tensor], weights: Sequence[float], acc: Tensor | None, out: Tensor
+    models: Sequence[Pieces], bases: Sequence[Tensor], weights: Sequence[float], acc: Tensor | None, out: Tensor | None
 ) -> list[bool]:
     """``out = acc + sum(weight*(model - base))``; whether each difference is finite."""
-    total = torch.zeros_like(out, dtype=_F64) if acc is None else acc.to(_F64)
+    total: Tensor | float = 0.0 if acc is None else acc.to(_F64)
     finite = []
     for model, base, weight in zip(models, bases, weights, strict=True):
         difference = model.flat(_F64) - base.to(_F64)
-        finite.append(bool(difference.to(out.dtype).isfinite().all()))
+        finite.append(bool(difference.to(base.dtype).isfinite().all()))
         total = total + weight * difference
-    out.copy_(total)
+    if isinstance(total, Tensor) and out is not None:
+        out.copy_(total)
     return finite
 
 

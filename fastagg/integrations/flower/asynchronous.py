@@ -196,7 +196,7 @@ class _Run:
     def receive(self) -> bool:
         """Fold in what has come, up to the limits; whether anything had."""
         heard = False
-        for batch in tasks.pull(self.grid, self.sent):
+        for batch in tasks.pull(self.grid, self.sent, self.server):
             heard = True
             while batch and not self.done():
                 self._take(batch.pop(0))

@@ -58,8 +58,8 @@ class SyncStrategy(FedAvg):
     def start(self, grid: Grid, initial_arrays: ArrayRecord, *args: Any, **settings: Any) -> Result:
         """As Flower's own, but replies are pulled while earlier ones are folded in. A Server's model goes before
         ``initial_arrays``."""
-        self._begin(initial_arrays)
-        return super().start(Streaming(grid, self.poll), self._arrays, *args, **settings)
+        server = self._begin(initial_arrays)
+        return super().start(Streaming(grid, server, self.poll), self._arrays, *args, **settings)
 
     def _begin(self, arrays: ArrayRecord) -> Server:
         self.server = tasks.made(self._make, read(arrays), clients_per_round=tasks.OPEN)
@@ -126,8 +126,8 @@ class SyncStrategy(FedAvg):
 class Streaming:
     """A grid whose ``send_and_receive`` returns before the replies are there."""
 
-    def __init__(self, grid: Grid, poll: float) -> None:
-        self._grid, self._poll = grid, poll
+    def __init__(self, grid: Grid, server: Server, poll: float) -> None:
+        self._grid, self._server, self._poll = grid, server, poll
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
@@ -138,7 +138,7 @@ class Streaming:
 
     def _batches(self, waiting: set[str], until: float | None) -> Iterator[list[Message]]:
         while waiting:
-            for batch in tasks.pull(self._grid, waiting):
+            for batch in tasks.pull(self._grid, waiting, self._server):
                 waiting -= {message.metadata.reply_to_message_id for message in batch}
                 yield batch
             if not waiting or (until is not None and time.monotonic() > until):

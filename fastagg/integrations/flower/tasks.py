@@ -19,7 +19,8 @@ log = logging.getLogger("flwr.fastagg")  # under Flower's own logger: shown wher
 
 NOTE = "fastagg"  # the ConfigRecord that travels with every model and may be sent back with the answer
 CONTROL = "control"  # the ArrayRecord of FedAC's control variate, there and back
-_AT_ONCE = 4  # replies asked for in one call: no more of them are ever in memory
+_AT_ONCE = 4  # replies asked for in one call: no more of them are ever in memory,
+_LARGE = 4_000_000  # and one alone of a model of so many parameters, beside which a call costs nothing
 
 # Clients in a synchronous round are Flower's to choose: it ends with its replies, never because it is full.
 OPEN = 2**31 - 1
@@ -144,10 +145,10 @@ def averaged(
         return None
 
 
-def pull(grid: Any, message_ids: Iterable[str]) -> Iterator[list[Message]]:
+def pull(grid: Any, message_ids: Iterable[str], server: Server) -> Iterator[list[Message]]:
     """The replies that are there, few at a time."""
-    left = iter(list(message_ids))
-    while some := list(islice(left, _AT_ONCE)):
+    left, at_once = iter(list(message_ids)), 1 if server.layout.size >= _LARGE else _AT_ONCE
+    while some := list(islice(left, at_once)):
         if there := list(grid.pull_messages(some)):
             yield there
             del there  # before more are read

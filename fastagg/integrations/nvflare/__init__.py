@@ -1,0 +1,20 @@
+"""NVIDIA FLARE on fastagg: an aggregator for its FedAvg recipe, and asynchronous training that FLARE itself lacks.
+
+Models travel as ``FLModel``. ``current_round`` is the base version of an update: FLARE's executors put the task's own
+number into the reply, so that it never has to be guessed. Replies may be whole models (``ParamsType.FULL``) or
+differences (``ParamsType.DIFF``), in NumPy or torch.
+
+Raises:
+    MissingDependency: nvflare is not installed, or too old.
+"""
+
+from fastagg.integrations import require
+
+require("nvflare", "2.9.0", "nvflare")
+
+from fastagg.integrations.nvflare.aggregator import Aggregator  # noqa: E402
+from fastagg.integrations.nvflare.asynchronous import AsyncCollab, AsyncController  # noqa: E402
+from fastagg.integrations.nvflare.edge import EdgeModelManager  # noqa: E402
+from fastagg.integrations.nvflare.traffic import Traffic  # noqa: E402
+
+__all__ = ["Aggregator", "AsyncCollab", "AsyncController", "EdgeModelManager", "Traffic"]

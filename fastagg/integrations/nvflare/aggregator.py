@@ -1,0 +1,104 @@
+"""FLARE's synchronous rounds with fastagg's arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from nvflare.apis.fl_constant import FLMetaKey
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
+from nvflare.app_common.aggregators.weighted_aggregation_helper import (
+    WeightedAggregationHelper,
+    filter_aggregatable_metrics,
+)
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+from fastagg.errors import ConfigError, FastaggError
+from fastagg.integrations import preset
+from fastagg.integrations.nvflare.traffic import Traffic, is_bad
+
+
+class Aggregator(ModelAggregator):
+    """FedAvg, FedAdam, FedYogi, FedAMS and the other synchronous presets for FLARE's ``FedAvgRecipe(aggregator=...)``.
+
+    Replies are folded into one sum as they come. A round takes whoever answers: its end is FLARE's to call. It also
+    works in FLARE's ``ScatterAndGather``.
+
+    Args:
+        algorithm: a synchronous preset's name.
+        settings: its keyword arguments, as plain data; ``clients_per_round`` is FLARE's.
+        checkpoint: a file on the server that its state (moments, version) is saved to after each round, and goes on
+            from. FLARE must then be given that state's model to start from.
+        weight_key: what weighs a reply in its ``meta``, for ``weighting="samples"``.
+
+    Raises:
+        ConfigError: the preset is unknown, or not synchronous.
+    """
+
+    def __init__(
+        self,
+        algorithm: str = "FedAvg",
+        settings: dict[str, Any] | None = None,
+        checkpoint: str | None = None,
+        weight_key: str = FLMetaKey.NUM_STEPS_CURRENT_ROUND,
+    ) -> None:
+        super().__init__()
+        self.algorithm, self.settings, self.checkpoint, self.weight_key = algorithm, settings, checkpoint, weight_key
+        open_end = {**(settings or {}), "clients_per_round": None}
+        self._traffic = Traffic(algorithm, open_end, checkpoint, None, weight_key, self._say)
+        try:
+            preset(algorithm)(torch.zeros(1), **open_end)
+        except TypeError as error:
+            raise ConfigError(f"algorithm: expected a synchronous preset and its settings: {error}") from None
+        self._metrics = WeightedAggregationHelper()
+
+    def handle_event(self, event_type: str, fl_ctx: Any) -> None:
+        """Follow FLARE's run; before a task is sent, note which model its client gets."""
+        super().handle_event(event_type, fl_ctx)
+        if event_type == AppEventType.BEFORE_TRAIN_TASK:
+            self.fl_ctx = fl_ctx
+            shareable = fl_ctx.get_prop(AppConstants.TRAIN_SHAREABLE)
+            self.sent(fl_ctx.get_peer_context().get_identity_name(), FLModelUtils.from_shareable(shareable))
+
+    def sent(self, client: str, model: FLModel) -> None:
+        """FLARE sends ``model`` to ``client``; replies are measured against it."""
+        first = not hasattr(self._traffic, "server")
+        self._traffic.start(model.params)
+        if first and not self._traffic.same_model(model.params):
+            raise ConfigError(f"{self.checkpoint}: its model is not the one FLARE starts from; give FLARE that model")
+        self._traffic.send(client, model.current_round)
+
+    def accept_model(self, model: FLModel) -> None:
+        """Fold one reply in; raises a named error, and changes nothing, if it is refused."""
+        client = model.meta.get("client_name") or model.meta.get(FLMetaKey.SITE_NAME)
+        self._traffic.take(client, model)
+        if model.metrics:
+            weight = model.meta.get(self.weight_key, 1.0)
+            self._metrics.add(filter_aggregatable_metrics(model.metrics), weight, client, model.current_round)
+
+    def aggregate_model(self) -> FLModel:
+        """End the round: the new global model, whole."""
+        traffic = self._traffic
+        traffic.server.close_round()
+        traffic.forget()
+        traffic.save()
+        metrics = self._metrics.get_result() or None
+        self.reset_stats()
+        return FLModel(ParamsType.FULL, traffic.model(), metrics=metrics)
+
+    def reset_stats(self) -> None:
+        """Begin a round."""
+        self._metrics = WeightedAggregationHelper()
+
+    def accept(self, shareable: Any, fl_ctx: Any) -> bool:
+        """ScatterAndGather's way in: whether the reply was taken."""
+        try:
+            return super().accept(shareable, fl_ctx)
+        except FastaggError:
+            return False  # the log has it
+
+    def _say(self, message: str) -> None:
+        self.warning(message) if is_bad(message) else self.info(message)

@@ -1,0 +1,164 @@
+"""A server behind FLARE's messages: what every way of running it here has in common."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from nvflare.apis.fl_constant import FLMetaKey
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+
+import fastagg
+from fastagg import checkpoint, memory
+from fastagg.dispatch import Dispatch, Receipt
+from fastagg.errors import FastaggError, UnknownClient, UnknownVersion
+from fastagg.integrations import preset
+from fastagg.pieces import as_tensor
+
+KIND = "fastagg_kind"  # meta of a reply: "gradient" where the rule takes gradients (ACE, ASGD)
+LOCAL_STEPS = "fastagg_local_steps"  # meta of a task, where the rule decides that (AsyncFedED)
+
+
+class Traffic:
+    """A fastagg server behind FLARE's messages: FLModels out, FLModels back, each reply counted once or refused.
+
+    Args:
+        algorithm: a preset's name, as in ``fastagg.FADAS``.
+        settings: its keyword arguments.
+        path: of a checkpoint that the server is saved to, and goes on from if it is there.
+        clients: names of all clients, for rules that keep something of each of them (ACE, ACED, CA2FL).
+        weight_key: what weighs a reply in its ``meta``, for ``weighting="samples"``.
+        log: where it says what came of every message.
+
+    Raises:
+        ConfigError: no such preset.
+    """
+
+    def __init__(
+        self,
+        algorithm: str,
+        settings: dict[str, Any] | None = None,
+        path: str | None = None,
+        clients: Sequence[str] | None = None,
+        weight_key: str = FLMetaKey.NUM_STEPS_CURRENT_ROUND,
+        log: Callable[[str], None] | None = None,
+    ) -> None:
+        self._make = preset(algorithm)
+        self.algorithm, self.settings, self.clients = algorithm, dict(settings or {}), clients
+        self.weight_key = weight_key
+        self.log = log or logging.getLogger(__name__).info
+        self.checkpoint = None if path is None else Path(path)
+        self.server: fastagg.Server
+        self.numpy = False  # whether models travel as NumPy arrays
+        self._open: dict[tuple[str, int], Dispatch] = {}  # by client and round: what it has not answered yet
+        self._seen: set[str] = set()
+        self._lock = threading.Lock()
+
+    def start(self, params: dict[str, Any]) -> None:
+        """Build the server from the first global model, then go on from the checkpoint; only the first call counts.
+
+        Raises:
+            FastaggError: a setting, the model or the checkpoint is refused.
+        """
+        with self._lock:
+            if hasattr(self, "server"):
+                return
+            self.numpy = isinstance(next(iter(params.values())), np.ndarray)
+            fresh = self._make(params, **self.settings)
+            if self.checkpoint is not None and self.checkpoint.exists():
+                fresh.load_state_dict(checkpoint.read(self.checkpoint))
+                self.log(f"fastagg: going on from {self.checkpoint}, version {fresh.version}")
+            memory.empty(
+                fresh.layout.size
+            )  # given up at once, to be there: replies come one by one, and fold faster with it
+            self.server = fresh
+
+    def same_model(self, params: dict[str, Any]) -> bool:
+        """Whether ``params`` are the server's model, to the bit."""
+        mine = self.server.snapshot()
+        return all(torch.equal(as_tensor(params[name]), value.cpu()) for name, value in mine.items())
+
+    def send(self, client: str, number: int | None = None) -> FLModel:
+        """The next task of ``client``. It is known by ``number``, by default the server's version."""
+        with self._lock:
+            if client not in self._seen:  # what it was sent before a restart went with the job that sent it
+                self._seen.add(client)
+                with suppress(UnknownClient):
+                    self.server.forget(self._id(client))
+            task = self.server.dispatch(self._id(client))
+            number = task.version if number is None else number
+            self._open[client, number] = task
+        meta = {} if task.local_steps is None else {LOCAL_STEPS: task.local_steps}
+        return FLModel(ParamsType.FULL, self._outgoing(task.params), current_round=number, meta=meta)
+
+    def take(self, client: str, reply: FLModel) -> Receipt:
+        """Fold a reply in. One that is refused changes nothing, and the log says why.
+
+        Raises:
+            FastaggError: it is refused.
+        """
+        try:
+            number = -1 if reply.current_round is None else reply.current_round
+            task = self._open.get((client, number))
+            if task is None:
+                owed = sorted(n for c, n in self._open if c == client)
+                raise UnknownVersion(f"a reply to task {reply.current_round} came, but it owes {owed or 'none'}")
+            kind, weight, update = reply.meta.get(KIND, "delta"), reply.meta.get(self.weight_key), reply.params
+            if reply.params_type == ParamsType.FULL:
+                receipt = self.server.receive_model(task, update, weight)
+            else:
+                update = task.from_difference(update) if kind == "delta" else update
+                receipt = self.server.receive(task.client, update, task.version, weight, kind=kind)
+        except FastaggError as error:
+            self.log(f"fastagg: client {client}: refused: {error}")
+            raise
+        del self._open[client, number]
+        step = f"version {receipt.version}" if receipt.applied else "kept for the next step"
+        self.log(f"fastagg: client {client}: update from version {task.version} taken, delay {receipt.delay}: {step}")
+        return receipt
+
+    def forget(self, client: str | None = None) -> None:
+        """Drop the open tasks of ``client``, or of all: they will not be answered, or not be counted."""
+        for name, number in list(self._open):
+            if client in (None, name):
+                task = self._open.pop((name, number))
+                with suppress(FastaggError):
+                    self.server.forget(task.client, task.version)
+                self.log(f"fastagg: client {name}: task {number} was not answered; it is dropped")
+
+    def model(self) -> dict[str, Any]:
+        """The current model, in arrays that will not change."""
+        return self._outgoing(self.server.snapshot())
+
+    def save(self) -> None:
+        """Write the checkpoint, if there is to be one."""
+        if self.checkpoint is not None:
+            self.server.save(self.checkpoint)
+
+    def _id(self, client: str) -> str | int:
+        if self.server.num_clients is None:
+            return client
+        if self.clients is None or client not in self.clients:
+            raise UnknownClient(
+                f"client {client!r}: {self.algorithm} needs the names of all clients, got {self.clients}"
+            )
+        return list(self.clients).index(client)
+
+    def _outgoing(self, params: dict[str, torch.Tensor]) -> dict[str, Any]:
+        if not self.numpy:
+            return dict(params)
+        arrays = {name: value.cpu().numpy() for name, value in params.items()}
+        for array in arrays.values():
+            array.flags.writeable = False  # it is the server's own memory
+        return arrays
+
+
+def is_bad(message: str) -> bool:
+    """Whether a line of :class:`Traffic` tells of something that went wrong."""
+    return ": refused: " in message or "it is dropped" in message
