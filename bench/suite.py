@@ -166,10 +166,15 @@ def _build(
 
 def _equal(name: str, got: torch.Tensor, expected: torch.Tensor, problem: Problem, rounding: float) -> None:
     """Rounding apart: a wrong formula differs by the size of the step, hundreds of times more."""
-    worst = float((got - expected).abs_().max()) if expected.numel() else 0.0
+    difference = (got - expected).abs_()
+    worst = float(difference.max()) if expected.numel() else 0.0
     bound = rounding * float(expected.abs().max()) + 1e-5 * problem.lr
     if not worst <= bound:
-        raise AssertionError(f"{name}: its result differs from fastagg's by {worst:.3g}, more than {bound:.3g}")
+        at, beyond = int(difference.argmax()), int((difference > bound).sum())
+        raise AssertionError(
+            f"{name}: its result differs from fastagg's by {worst:.3g}, more than {bound:.3g}, in {beyond} elements: "
+            f"at {at} it is {float(got[at])!r}, fastagg's {float(expected[at])!r}"
+        )
 
 
 def _row(
