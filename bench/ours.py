@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 
 import torch
 from problem import Allocate, Built, Candidate, Problem, huge, plain
 
-from fastagg import ops
+from fastagg import moments, ops
 
 Build = Callable[[Problem, Allocate], Built]
 
@@ -33,6 +34,32 @@ def adaptive(optimizer: str) -> list[Candidate]:
     ]
 
 
+def coded(optimizer: str) -> list[Candidate]:
+    """The step with moments in 8 bits, and with fp32 ones. Both start from zeros, so their first steps agree."""
+    owned = len(ops.OPTIMIZERS[optimizer])
+    return [
+        Candidate("fastagg", partial(_from_zeros, optimizer=optimizer, format="8bit"), 1 + owned / 4),
+        Candidate(
+            "fastagg, fp32 moments",
+            partial(_from_zeros, optimizer=optimizer, format="fp32"),
+            1 + owned,
+            note=f"moves {12 + 8 * owned} bytes per parameter, not what the columns count",
+        ),
+    ]
+
+
+def _from_zeros(problem: Problem, optimizer: str, format: str) -> Built:
+    x, state = problem.vector("x", huge), moments.zeros(optimizer, format, problem.size)
+    settings = {"lr": problem.lr, "betas": problem.betas, "eps": problem.eps, **state}
+    steps = count()
+
+    def run() -> None:
+        rounding = {"rounding": (0, next(steps))} if format == "8bit" else {}
+        ops.step_(x, problem.update, optimizer=optimizer, **settings, **rounding)
+
+    return Built(run, lambda: x)
+
+
 def updates(operation: str) -> list[Candidate]:
     """Buffering, applying, flushing, inspecting."""
     build, state = _UPDATES[operation]
@@ -51,13 +78,13 @@ def _step(
 ) -> Built:
     names = ops.OPTIMIZERS[optimizer]
     x, *vectors = problem.vectors(("x", *names), allocate)
-    moments = dict(zip(names, vectors, strict=True))
+    held = dict(zip(names, vectors, strict=True))
     out = allocate(problem.size) if aside else None
 
     settings = {"lr": problem.lr, "betas": problem.betas, "eps": problem.eps}
 
     def run() -> None:
-        ops.step_(x, problem.update, optimizer=optimizer, out=out, **settings, **moments)
+        ops.step_(x, problem.update, optimizer=optimizer, out=out, **settings, **held)
 
     busy = torch.ones(1 << 20) if after_torch else None
     return Built(run, lambda: x if out is None else out, None if busy is None else lambda: busy.mul_(1.0))
@@ -67,9 +94,9 @@ def corrected(problem: Problem, optimizer: str) -> torch.Tensor:
     """The model after one step with Adam's bias correction in round 1, as torch.optim takes it."""
     names = ops.OPTIMIZERS[optimizer]
     x, *vectors = problem.vectors(("x", *names))
-    moments = dict(zip(names, vectors, strict=True))
+    held = dict(zip(names, vectors, strict=True))
     settings = {"lr": problem.lr, "betas": problem.betas, "eps": problem.eps}
-    return ops.step_(x, problem.update, optimizer=optimizer, correction=1, **settings, **moments)
+    return ops.step_(x, problem.update, optimizer=optimizer, correction=1, **settings, **held)
 
 
 def corrected_flush(problem: Problem) -> torch.Tensor:
@@ -116,6 +143,13 @@ def _inspect(problem: Problem, allocate: Allocate) -> Built:
         found[0] = ops.inspect(update).norm
 
     return Built(run, lambda: found)
+
+
+def exact_norm(problem: Problem) -> torch.Tensor:
+    """The update's norm, its squares added in float64."""
+    return (
+        torch.cat([piece.double().square().sum()[None] for piece in problem.update.split(1 << 24)]).sum()[None].sqrt()
+    )
 
 
 _UPDATES: dict[str, tuple[Build, float]] = {

@@ -59,6 +59,9 @@ def moment_blocks(size: int) -> int:
     return -(-size // MOMENT_BLOCK)
 
 
+_NO_KEY = native.RandomKey(0, 0, 0)
+
+
 class OptimizerCall(NamedTuple):
     """An optimizer's checked arguments as the kernels take them."""
 
@@ -71,7 +74,7 @@ class OptimizerCall(NamedTuple):
     out: int
     units: int = 0
     blocks: int = 0
-    random: Any = native.RandomKey(0, 0, 0)
+    random: Any = _NO_KEY
 
 
 def optimizer_call(
@@ -121,10 +124,10 @@ def optimizer_call(
         lr = lr / (1.0 - betas[0] ** correction)
         root_scale = 1.0 / math.sqrt(1.0 - betas[1] ** correction)
     hyper = native.Hyper(lr, betas[0], betas[1], eps, root_scale)
-    key = native.RandomKey(rounding[0], rounding[1], _SERVER)
-    return OptimizerCall(
-        CODES[optimizer], hyper, address(m), address(v), address(vhat), start, end, address(units), blocks, key
-    )
+    found = OptimizerCall(CODES[optimizer], hyper, address(m), address(v), address(vhat), start, end)
+    if units is None:
+        return found
+    return found._replace(units=units.data_ptr(), blocks=blocks, random=native.RandomKey(*rounding, _SERVER))
 
 
 def _coded(optimizer: str, units: Tensor, blocks: int, device: torch.device) -> None:
