@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,8 +13,9 @@ import torch
 from torch import nn
 
 from fastagg.clients import GradientDifference, add_proximal_gradient_
+from fastagg.sim import stacked
 from fastagg.sim.data.federated import Samples, batches
-from fastagg.sim.seeds import generator
+from fastagg.sim.seeds import generator, integer
 
 
 class Task(Protocol):
@@ -56,8 +58,8 @@ class LocalWork:
 class LocalTrainer:
     """Trains every client of a run on one shared module.
 
-    The batches of a dispatch are drawn from (seed, client, number) alone, so the order in which clients are
-    trained does not change any result.
+    The batches of a dispatch, and what its layers draw (dropout), come from (seed, client, number) alone, so the order
+    in which clients are trained does not change any result.
     """
 
     def __init__(self, module: nn.Module, work: LocalWork, seed: int) -> None:
@@ -66,6 +68,8 @@ class LocalTrainer:
         self._seed = seed
         self._optimizer = work.build_optimizer(module)
         self._loss = nn.CrossEntropyLoss()
+        # Layers that run in stacks are known to draw nothing; of any other it cannot be known.
+        self._draws = stacked.refusal(module) is not None
 
     def train(self, task: Task, samples: Samples, client: int, number: int) -> Any:
         """Train from ``task.params`` on ``samples`` and return the update in the form ``Server.receive`` takes."""
@@ -79,12 +83,13 @@ class LocalTrainer:
         anchors = [p.detach().clone() for p in module.parameters()] if self._work.mu else []
         rng = generator(self._seed, "batches", client, number)
         indices = self.batches(len(samples), task.local_steps, rng)
-        for x, y in batches(samples, indices, self._seed, client, number):
-            self._optimizer.zero_grad(set_to_none=True)
-            self._loss(module(x), y).backward()
-            if self._work.mu:
-                add_proximal_gradient_(module, anchors, self._work.mu)
-            self._optimizer.step()
+        with self._own_draws(client, number):
+            for x, y in batches(samples, indices, self._seed, client, number):
+                self._optimizer.zero_grad(set_to_none=True)
+                self._loss(module(x), y).backward()
+                if self._work.mu:
+                    add_proximal_gradient_(module, anchors, self._work.mu)
+                self._optimizer.step()
         return task.delta(module)
 
     def gradient(self, task: Task, samples: Samples, client: int, number: int) -> dict[str, torch.Tensor]:
@@ -98,13 +103,25 @@ class LocalTrainer:
         rng = generator(self._seed, "batches", client, number)
         x, y = next(batches(samples, self.batches(len(samples), 1, rng), self._seed, client, number))
         module.zero_grad(set_to_none=True)
-        self._loss(module(x), y).backward()
+        with self._own_draws(client, number):
+            self._loss(module(x), y).backward()
         update = dict(task.delta(module))
         for name, parameter in module.named_parameters():
             start = parameter.detach()
             gradient = torch.zeros_like(start) if parameter.grad is None else parameter.grad.detach()
             update[name] = gradient.add(start, alpha=self._work.weight_decay)
         return update
+
+    @contextmanager
+    def _own_draws(self, client: int, number: int) -> Iterator[None]:
+        """Give torch's one generator a state that belongs to this dispatch, and its old one back afterwards."""
+        if not self._draws:
+            yield
+            return
+        devices = {p.device for p in self._module.parameters() if p.device.type != "cpu"}
+        with torch.random.fork_rng(devices=list(devices)):
+            torch.manual_seed(integer(self._seed, "layers", client, number))
+            yield
 
     def batches(self, size: int, local_steps: int | None, rng: np.random.Generator) -> Iterator[torch.Tensor]:
         batch_size = min(self._work.batch_size, size)

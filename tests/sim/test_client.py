@@ -50,6 +50,27 @@ def test_one_full_batch_step_is_one_sgd_step(samples):
         torch.testing.assert_close(update[name], expected, rtol=1e-5, atol=1e-6)
 
 
+def test_what_layers_draw_belongs_to_the_dispatch(samples):
+    """Dropout's masks depend on seed, client and number, not on what drew before, and nobody else's draws on them."""
+    module = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.5), nn.Linear(5, 2))
+    params = {name: value.clone() for name, value in module.state_dict().items()}
+
+    def local() -> LocalTrainer:
+        return LocalTrainer(module, LocalWork(lr=0.1, batch_size=100, steps=3), seed=0)
+
+    first = local().train(Sent(params), samples, 3, 1)
+    torch.manual_seed(123)
+    torch.rand(7)
+    before = torch.get_rng_state()
+    again = local().train(Sent(params), samples, 3, 1)
+    assert equal(first, again)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not equal(first, local().train(Sent(params), samples, 3, 2))
+    gradient = local().gradient(Sent(params), samples, 3, 1)
+    torch.rand(7)
+    assert equal(gradient, local().gradient(Sent(params), samples, 3, 1))
+
+
 def test_momentum_starts_anew_with_every_dispatch(samples):
     local = trainer(momentum=0.9, epochs=2)
     first = local.train(Sent(snapshot()), samples, 0, 0)

@@ -1,7 +1,6 @@
 """Pretrained sequence classifiers (BERT, DistilBERT, ...) through transformers, with adapters through peft.
 
-Dropout is switched off: its draws come from torch's one generator, so runs would not be repeatable, nor independent
-of the order in which clients are trained.
+Dropout is what the model's own configuration says; adapters have none.
 """
 
 from __future__ import annotations
@@ -78,10 +77,6 @@ def classifier(text: Text, classes: int, lora_rank: int | None, lora_alpha: floa
         )
     except Exception as error:  # torch, safetensors and transformers raise each its own
         raise DataError(f"no readable model in {text.pretrained}: {error}") from error
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    _without_attention_dropout(model.config)
     if lora_rank is None:
         return Classifier(model, text.padding)
     return TrainableOnly(Classifier(_with_adapters(model, lora_rank, lora_alpha), text.padding))
@@ -97,12 +92,6 @@ def _with_adapters(model: Any, rank: int, alpha: float) -> nn.Module:
         return get_peft_model(model, config)
     except ValueError as error:
         raise ConfigError(f"peft has no adapters for this model: {error}") from None
-
-
-def _without_attention_dropout(config: Any) -> None:
-    for key in ("attention_probs_dropout_prob", "hidden_dropout_prob", "attention_dropout", "dropout"):
-        if hasattr(config, key):
-            setattr(config, key, 0.0)
 
 
 def _flat(name: str) -> str:
