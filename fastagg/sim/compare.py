@@ -43,8 +43,8 @@ def compare(
     """Run ``cells`` into ``out``, ``jobs`` at once, then write the tables and pictures of those that ran.
 
     ``out`` gets comparison.csv (a line per run), table.csv and table.md (a line per group of seeds), accuracy.png,
-    delays.png and, for a grid over two keys, heatmap.png. What is in ``out`` already of the same config is not run
-    again; what is of another one is replaced with ``replace``, and otherwise fails.
+    delays.png and, for a grid over one key, lines.png, over two, heatmap.png. What is in ``out`` already of the same
+    config is not run again; what is of another one is replaced with ``replace``, and otherwise fails.
 
     ConfigError when two cells share a folder or there is no such ``baseline``; DataError when ``out`` cannot be
     written.
@@ -78,6 +78,7 @@ def _draw(groups: list[Group], out: Path, title: str, target: float | None) -> l
             members, labels, heading, target
         )
     figures["delays.png"] = sweep_plots.delay_histograms(groups)
+    figures["lines.png"] = sweep_plots.lines_over_key(groups)
     figures["heatmap.png"] = sweep_plots.heat_map(groups)
     drawn = {out / name: figure for name, figure in figures.items() if figure is not None}
     for path, figure in drawn.items():

@@ -68,7 +68,7 @@ def accuracy_figure(results: Sequence[Result], title: str = "") -> Figure:
 
 def legend_below(figure: Figure, axes: Axes, letters: int = 60) -> None:
     """Put the legend of ``axes``' lines below all axes, where no curve can run under it; ``letters`` fit in a line."""
-    lines = axes.get_lines()
+    lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]  # matplotlib's own
     longest = max(len(str(line.get_label())) for line in lines)
     columns = max(1, min(len(lines), letters // (longest + 6)))
     figure.legend(handles=lines, loc="outside lower center", ncols=columns, fontsize=11, frameon=False)

@@ -1,4 +1,4 @@
-"""Pictures of a comparison: curves with a band over seeds, heat maps over two keys, histograms of delays."""
+"""Pictures of a comparison: curves with a band over seeds, lines over a key, heat maps over two, delay histograms."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from fastagg.sim.plots import COLOURS, DASHES, legend_below
 from fastagg.sim.result import Result
 from fastagg.sim.sweep import SETTING
 
-MOST_LINES = 10  # in one picture
+MOST_LINES = 6  # in one picture
 MOST_PANELS = 12
+MEASURES = {"last5_accuracy_mean": "test accuracy (%)", "best_accuracy": "best test accuracy (%)"}
 
 
 def curves(groups: Sequence[Group], labels: Sequence[str], title: str = "", target: float | None = None) -> Figure:
@@ -95,6 +96,43 @@ def few_lines(groups: Sequence[Group]) -> dict[str, list[Group]]:
         if max(map(len, parts.values())) <= MOST_LINES:
             break
     return parts
+
+
+def lines_over_key(groups: Sequence[Group]) -> Figure | None:
+    """Draw what the table is about over the one grid key with three numbers or more: a line per method, a bar for one
+    sample deviation to either side. None when there is no such key, or more keys than one.
+    """
+    keys = choice_keys(group.choice for group in groups)
+    varied = [key for key in keys if len({repr(dict(group.choice).get(key)) for group in groups}) > 1]
+    places = [_place(group, varied[0]) if len(varied) == 1 else None for group in groups]
+    if None in places or len(set(places)) < 3:
+        return None
+    (key,) = varied
+    figure = Figure(figsize=(7, 5), dpi=150, layout="constrained")
+    axes: Any = figure.subplots()
+    for number, method in enumerate(dict.fromkeys(group.method for group in groups)):
+        found = [(place, g.ours()) for place, g in zip(places, groups, strict=True) if g.method == method]
+        own = sorted((pair for pair in found if pair[1].mean is not None), key=lambda pair: pair[0] or 0.0)
+        x, mean = [place for place, _ in own], [spread.mean for _, spread in own]
+        colour = COLOURS[number % len(COLOURS)]
+        axes.plot(x, mean, label=method, color=colour, linewidth=1.6, marker="o", markersize=4)
+        bars = [spread.deviation or 0.0 for _, spread in own]
+        axes.errorbar(x, mean, bars, fmt="none", ecolor=colour, elinewidth=0.8, capsize=3)
+    measure = groups[0].paper.measure
+    axes.set_xlabel(key, fontsize=12)
+    axes.set_ylabel(MEASURES.get(measure, measure.replace("_", " ")), fontsize=12)
+    seeds = max(len(group.results) for group in groups)
+    figure.suptitle(f"mean and one deviation to either side over {seeds} seeds" if seeds > 1 else "", fontsize=12)
+    _plain(axes)
+    legend_below(figure, axes, letters=60)
+    return figure
+
+
+def _place(group: Group, key: str) -> float | None:
+    try:
+        return float(str(dict(group.choice).get(key)))
+    except ValueError:
+        return None
 
 
 def heat_map(groups: Sequence[Group]) -> Figure | None:

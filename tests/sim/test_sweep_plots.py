@@ -6,7 +6,16 @@ import pytest
 from fastagg.sim.groups import Group
 from fastagg.sim.metrics import Row
 from fastagg.sim.result import Result
-from fastagg.sim.sweep_plots import MOST_LINES, curves, delay_histograms, few_lines, heat_map, line_labels, mean_curve
+from fastagg.sim.sweep_plots import (
+    MOST_LINES,
+    curves,
+    delay_histograms,
+    few_lines,
+    heat_map,
+    line_labels,
+    lines_over_key,
+    mean_curve,
+)
 
 
 def rows(*points):
@@ -55,6 +64,22 @@ def test_three_panels_over_time_versions_and_uploads_with_a_band(group):
     assert "Title" in figure.get_suptitle() and "over 2 seeds" in figure.get_suptitle()
 
 
+def test_lines_over_one_key_with_three_numbers_or_more(group):
+    low, high = rows((0, 0.1), (10, 0.4)), rows((0, 0.1), (10, 0.8))
+    groups = [group("A", low, high, choice=(("delay.suspension", v),)) for v in ("0.5", "0.0", "0.9")]
+    groups += [group("B", high, choice=(("delay.suspension", v),)) for v in ("0.0", "0.5", "0.9")]  # as tables label
+    figure = lines_over_key(groups)
+    (axes,) = figure.axes
+    assert "suspension" in axes.get_xlabel() and axes.get_ylabel() == "test accuracy (%)"
+    drawn = {line.get_label(): line for line in axes.get_lines() if not line.get_label().startswith("_")}
+    assert list(drawn) == ["A", "B"]
+    assert list(drawn["A"].get_xdata()) == [0.0, 0.5, 0.9]
+    assert list(drawn["A"].get_ydata()) == pytest.approx([60, 60, 60])
+    assert lines_over_key(groups[:2]) is None  # two places make no line
+    named = [group("A", low, choice=(("algorithm.cache", v),)) for v in ("fp32", "bf16", "int8")]
+    assert lines_over_key(named) is None
+
+
 def test_runs_with_other_units_share_no_time_axis(group):
     figure = curves([group("A", LINE), group("B", LINE, unit="arrival")], ["A", "B"])
     assert [axes.get_xlabel() for axes in figure.axes] == ["server versions", "client updates received"]
@@ -74,13 +99,13 @@ def test_nothing_overlaps_however_many_and_long_the_labels(group):
 
 
 def test_many_lines_are_parted_by_the_first_keys(group):
-    grid = [(("alpha", a), ("beta", b)) for a in range(3) for b in range(4)]
+    grid = [(("alpha", a), ("beta", b)) for a in range(3) for b in range(3)]
     groups = [group(m, LINE, choice=choice) for m in "AB" for choice in grid]
     parts = few_lines(groups)
     assert list(parts) == ["alpha 0", "alpha 1", "alpha 2"]
-    assert all(len(part) == 8 for part in parts.values())
+    assert all(len(part) == MOST_LINES for part in parts.values())
     assert line_labels(parts["alpha 1"])[:2] == ["A, beta 0", "A, beta 1"]  # what all share is in the title
-    assert list(few_lines(groups[:8])) == [""]
+    assert list(few_lines(groups[:6])) == [""]
     assert line_labels(groups[:2]) == ["beta 0", "beta 1"]
     assert line_labels([group("A", LINE)]) == ["A"]
 
