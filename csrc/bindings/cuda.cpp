@@ -50,21 +50,8 @@ void cached_step(const Pieces& pieces, const cpu::Rows& rows, int kind, double g
                  const Hyper& hyper, Address m, Address v, Address vhat, Address x, Address x_out, Address verdict,
                  int device, Address stream) {
   const cpu::Update update = update_of(pieces);
-  cpu::CachedDirection direction{static_cast<cpu::CachedKind>(kind),
-                                 1.0f,
-                                 write,
-                                 read,
-                                 random,
-                                 {at(high), reinterpret_cast<int8_t*>(low)},
-                                 entering,
-                                 leaving,
-                                 sum_scale,
-                                 at(acc),
-                                 at(acc_out),
-                                 weight,
-                                 acc_scale,
-                                 {}};
-  for (const auto& [slot, term] : terms) direction.terms.push_back({slot, term});
+  const cpu::CachedDirection direction = cached_direction_of(kind, write, read, random, high, low, entering, leaving,
+                                                             sum_scale, acc, acc_out, weight, acc_scale, terms);
   const cpu::Optimizer steps = optimizer_of(optimizer, hyper, m, v, vhat, x, x_out);
   py::gil_scoped_release release;
   cuda::cached_step(update, rows, direction, gain, steps, verdict_of(verdict), on(device, stream));

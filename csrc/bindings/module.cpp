@@ -86,26 +86,13 @@ void copy(const Pieces& pieces, int64_t first, int64_t count, int64_t item, Addr
 // `optimizer` < 0: the cache moves, the model does not.
 void cached_step(const Pieces& pieces, const cpu::Rows& rows, int kind, float gain, int64_t write, int64_t read,
                  const RandomKey& random, Address high, Address low, float entering, float leaving, float sum_scale,
-                 Address acc, Address acc_out, float weight, float acc_scale,
-                 const std::vector<std::pair<int64_t, float>>& terms, int optimizer, const Hyper& hyper, Address m,
-                 Address v, Address vhat, Address x, Address x_out, Address units, int64_t blocks,
-                 const RandomKey& rounding) {
+                 Address acc, Address acc_out, float weight, float acc_scale, const Terms& terms, int optimizer,
+                 const Hyper& hyper, Address m, Address v, Address vhat, Address x, Address x_out, Address units,
+                 int64_t blocks, const RandomKey& rounding) {
   const cpu::Update update = update_of(pieces);
-  cpu::CachedDirection direction{static_cast<cpu::CachedKind>(kind),
-                                 gain,
-                                 write,
-                                 read,
-                                 random,
-                                 {at(high), reinterpret_cast<int8_t*>(low)},
-                                 entering,
-                                 leaving,
-                                 sum_scale,
-                                 at(acc),
-                                 at(acc_out),
-                                 weight,
-                                 acc_scale,
-                                 {}};
-  for (const auto& [slot, term] : terms) direction.terms.push_back({slot, term});
+  cpu::CachedDirection direction = cached_direction_of(kind, write, read, random, high, low, entering, leaving,
+                                                       sum_scale, acc, acc_out, weight, acc_scale, terms);
+  direction.gain = gain;
   cpu::Optimizer steps{kSgd, hyper, nullptr, nullptr, nullptr, nullptr, nullptr, {}};
   if (optimizer >= 0) steps = optimizer_of(optimizer, hyper, m, v, vhat, x, x_out, units, blocks, rounding);
   py::gil_scoped_release release;
