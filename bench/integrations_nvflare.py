@@ -1,5 +1,7 @@
 """NVIDIA FLARE's aggregation call alone: its own running sum in torch beside fastagg's aggregator, ten replies a round.
 
+The replies are ten different ones, as they are in a federation: one that is read ten times stays in the caches.
+
 python bench/integrations_nvflare.py [--rounds 9]
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+import torch
 from integrations_common import CLIENTS, compare, model, peak_of, peaks
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
@@ -19,11 +22,11 @@ from fastagg.integrations.nvflare import Aggregator
 def theirs(kind: ParamsType) -> Callable[[], object]:
     """What FLARE's FedAvg does with each result, and at the end of a round."""
     current = FLModel(ParamsType.FULL, model(0))
-    reply = model(1, 1.0 if kind == ParamsType.FULL else 0.01)
+    replies = _replies(kind)
 
     def run() -> object:
         helper = WeightedAggregationHelper()
-        for client in range(CLIENTS):
+        for client, reply in enumerate(replies):
             helper.add(reply, 5.0, str(client), 0)
         return FLModelUtils.update_model(current, FLModel(kind, helper.get_result()))
 
@@ -35,20 +38,24 @@ def ours(algorithm: str, kind: ParamsType) -> Callable[[], object]:
     aggregator, number = Aggregator(algorithm), 0
     current = model(0)
     aggregator._traffic.start(current)
-    reply = model(1, 1.0 if kind == ParamsType.FULL else 0.01)
+    replies = _replies(kind)
 
     def run() -> object:
         nonlocal number, current
         number += 1
         for client in range(CLIENTS):
             aggregator.sent(str(client), FLModel(ParamsType.FULL, current, current_round=number))
-        for client in range(CLIENTS):
+        for client, reply in enumerate(replies):
             meta = {"client_name": str(client), "NUM_STEPS_CURRENT_ROUND": 5}
             aggregator.accept_model(FLModel(kind, dict(reply), current_round=number, meta=meta))
         current = aggregator.aggregate_model().params
         return current
 
     return run
+
+
+def _replies(kind: ParamsType) -> list[dict[str, torch.Tensor]]:
+    return [model(1 + client, 1.0 if kind == ParamsType.FULL else 0.01) for client in range(CLIENTS)]
 
 
 CANDIDATES = {

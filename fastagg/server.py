@@ -278,32 +278,36 @@ class Server:
             scales = isinstance(self.direction, (Single, Mixing))
             return deferred.DeferredReceipt(client, self.version, delay, step_size, weight, scales, verdict)
 
-    def receive_model(self, task: Dispatch, trained: Any, num_samples: float | None = None) -> Receipt:
+    def receive_model(
+        self, task: Dispatch, trained: Any, num_samples: float | None = None, *, difference: bool = False
+    ) -> Receipt:
         """Take a trained model: :meth:`receive` of ``task.delta(trained)``, to the bit.
 
         Where several updates make a step and only their delays weigh them (FedAvg and its kin, FedBuff, FADAS), a model
-        in fp32 is folded in without writing the difference anywhere: less memory, and half of the traffic. The
-        receipt's ``update_norm`` is then NaN: nobody measured it.
+        in fp32 is folded in without writing the difference anywhere, and looked at for NaN and infinity on the way:
+        less memory, and half of the traffic. The receipt's ``update_norm`` is then NaN: nobody measured it.
 
         Args:
             task: what the client was sent.
             trained: the model after local training, in the form of ``task.params``.
             num_samples: as in :meth:`receive`.
+            difference: ``trained`` is the update already, as ``task.delta`` or ``task.from_difference`` gives it.
 
         Raises:
             UnknownClient, UnknownVersion, ShapeMismatch, DTypeMismatch, NonFiniteUpdate, ConfigError: as there.
         """
-        outcome = self.receive_models([(task, trained, num_samples)])[0]
+        outcome = self.receive_models([(task, trained, num_samples)], differences=difference)[0]
         if isinstance(outcome, FastaggError):
             raise outcome
         return outcome
 
-    def receive_models(self, answers: Sequence[Answer]) -> list[Outcome]:
+    def receive_models(self, answers: Sequence[Answer], *, differences: bool = False) -> list[Outcome]:
         """:meth:`receive_model` of one answer after the other, to the bit, in as few passes over memory as there are
         steps: the more are at hand, the less each costs, down to one read of its model.
 
         Args:
             answers: for each its arguments, ``(task, trained, num_samples)``.
+            differences: of all of them.
 
         Returns:
             For each its receipt, or the error with which it was refused.
@@ -312,20 +316,20 @@ class Server:
         with self._lock:
             while len(outcomes) < len(answers):
                 waiting = answers[len(outcomes) :]
-                if batch := self._foldable(waiting):
-                    outcomes += self._fold_models(batch, waiting)
+                if batch := self._foldable(waiting, differences):
+                    outcomes += self._fold_models(batch, waiting, differences)
                 else:
-                    outcomes.append(self._receive_difference(*waiting[0]))
+                    outcomes.append(self._receive_difference(*waiting[0], differences))
         return outcomes
 
-    def _receive_difference(self, task: Dispatch, trained: Any, num_samples: float | None) -> Outcome:
+    def _receive_difference(self, task: Dispatch, trained: Any, num_samples: float | None, is_one: bool) -> Outcome:
         try:
             self._refuse_other_kind("delta")
-            return self.receive(task.client, task.delta(trained), task.version, num_samples)
+            return self.receive(task.client, trained if is_one else task.delta(trained), task.version, num_samples)
         except FastaggError as error:
             return error
 
-    def _foldable(self, answers: Sequence[Answer]) -> list[tuple[Arrival, Parsed]]:
+    def _foldable(self, answers: Sequence[Answer], differences: bool) -> list[tuple[Arrival, Parsed]]:
         """As many of the first answers as one pass can fold in: none, if the first must be received as a difference,
         for the rule's sake or because something is wrong with it, which will then be found out.
         """
@@ -342,20 +346,23 @@ class Server:
                 break
             try:
                 start, share = self._answered(client, task.version), self._share(num_samples)
-                parsed = self.layout.parse(trained, "trained model")
+                parsed = self.layout.parse(trained, "update" if differences else "trained model")
                 self._refuse_non_finite_buffers(parsed)
                 pieces, delay = parsed.parameters, self.version - start
                 weight = self._policy.weigh(Facts(client, start, delay, pieces, 1.0, math.nan, None))
                 if weight is None:
                     break
-                arrival = Arrival(client, pieces, start, self.version, 1.0, weight, share, task.flat, 0.0)
+                base = None if differences else task.flat
+                arrival = Arrival(client, pieces, start, self.version, 1.0, weight, share, base, 0.0)
                 state.check(arrival)
             except FastaggError:
                 break
             found[client] = arrival, parsed
         return list(found.values())
 
-    def _fold_models(self, batch: list[tuple[Arrival, Parsed]], answers: Sequence[Answer]) -> list[Outcome]:
+    def _fold_models(
+        self, batch: list[tuple[Arrival, Parsed]], answers: Sequence[Answer], differences: bool
+    ) -> list[Outcome]:
         """Fold a batch in; ``answers`` are its own, for those that turn out not to be finite."""
         before = self.version
         finite, step_size = self._state.arrive_models([arrival for arrival, _ in batch], self._apply)
@@ -366,7 +373,7 @@ class Server:
         outcomes: list[Outcome] = []
         for (arrival, _), good, answer in zip(batch, finite, answers, strict=False):
             if not good:
-                outcomes.append(self._receive_difference(*answer))
+                outcomes.append(self._receive_difference(*answer, differences))
                 continue
             self._answer(arrival.client, arrival.version)
             steps = step_size is not None and arrival is taken[-1][0]

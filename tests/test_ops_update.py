@@ -150,26 +150,26 @@ def test_bad_updates_are_refused() -> None:
     assert torch.equal(acc, torch.zeros(8))
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_fold_is_one_difference_after_the_other(count: int, isa: str) -> None:
     for size in (*SIZES, (1 << 20) + 9):  # that long, sums are written past the caches
         wires = itertools.cycle((torch.float32, torch.float16, torch.bfloat16))
         models = [vector(size, k).to(next(wires)) for k in range(count)]
-        bases = [vector(size, 90), vector(size, 91)] * count  # clients that began from two versions
+        bases = [None, vector(size, 90), vector(size, 91)][-count:]  # two versions, and a difference
         weights = [0.3 + k for k in range(count)]
         for acc in (None, vector(size, 80)):
             out, want = torch.full((size,), 5.0), np.zeros(size, np.float32) if acc is None else acc.numpy().copy()
             pieces = [[model[: size // 3], model[size // 3 :]] for model in models]
-            assert ops.fold(pieces, bases[:count], weights, acc, out) == [True] * count
+            assert ops.fold(pieces, bases, weights, acc, out) == [True] * count
             exact = torch.empty(size, dtype=torch.float64)
-            reference.fold([ops.update.as_pieces(m) for m in models], bases[:count], weights, acc, exact)
+            reference.fold([ops.update.as_pieces(m) for m in models], bases, weights, acc, exact)
             torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-5)
-            for model, base, weight in zip(models, bases, weights, strict=False):
-                want += np.float32(weight) * (model.float().numpy() - base.numpy())
+            for model, base, weight in zip(models, bases, weights, strict=True):
+                want += np.float32(weight) * (model.float().numpy() - (0.0 if base is None else base.numpy()))
             assert same_bits(out, torch.from_numpy(want))
-            assert ops.fold(pieces, bases[:count], weights, acc, None) == [True] * count  # only looks
+            assert ops.fold(pieces, bases, weights, acc, None) == [True] * count  # only looks
             if acc is not None:
-                ops.fold(pieces, bases[:count], weights, acc, acc)
+                ops.fold(pieces, bases, weights, acc, acc)
                 assert same_bits(acc, torch.from_numpy(want))
 
 
@@ -182,6 +182,8 @@ def test_a_fold_says_which_models_are_not_finite(bad: float, isa: str) -> None:
             models[1][position] = bad  # the largest number is an infinite way from the base
             for out in (torch.empty(size), None):
                 assert ops.fold(models, [base] * 3, [1e-9] * 3, acc, out) == [True, False, True]
+                largest = bad == torch.finfo(torch.float32).max  # itself it is finite
+                assert ops.fold(models, [None] * 3, [1e-9] * 3, acc, out) == [True, largest, True]
             assert torch.equal(acc, torch.ones(size))
 
 

@@ -37,16 +37,24 @@ def moved(params: dict[str, torch.Tensor], seed: int, wire: torch.dtype) -> dict
     return arrays
 
 
+@pytest.mark.parametrize("difference", [False, True])
 @pytest.mark.parametrize("wire", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_the_same_bits(name: str, dtype: torch.dtype, wire: torch.dtype) -> None:
+def test_the_same_bits(name: str, dtype: torch.dtype, wire: torch.dtype, difference: bool) -> None:
     ours, plain = RULES[name](state(dtype)), RULES[name](state(dtype))
     for turn in range(7):
         tasks = [server.dispatch(turn % 4) for server in (ours, plain)]
         trained = moved(tasks[0].params, turn, wire)
-        receipt = ours.receive_model(tasks[0], trained, num_samples=turn + 1)
-        other = plain.receive(turn % 4, tasks[1].delta(trained), tasks[1].version, num_samples=turn + 1)
+        update = tasks[1].delta(trained)
+        given = {k: v.to(wire) if k in "wb" else v for k, v in update.items()} if difference else trained
+        update = given if difference else update
+        if difference and wire is torch.float64:
+            with pytest.raises(fastagg.DTypeMismatch):
+                ours.receive_model(tasks[0], given, num_samples=1, difference=True)
+            return
+        receipt = ours.receive_model(tasks[0], given, num_samples=turn + 1, difference=difference)
+        other = plain.receive(turn % 4, update, tasks[1].version, num_samples=turn + 1)
         assert (receipt.applied, receipt.version, receipt.step_size) == (other.applied, other.version, other.step_size)
     assert ours.version == plain.version > 0
     assert same(ours.state_dict(), plain.state_dict())
@@ -93,8 +101,9 @@ def test_what_is_refused_changes_nothing(change: dict, error: type[Exception] | 
         gradients.receive_model(gradients.dispatch(1), state())
 
 
+@pytest.mark.parametrize("differences", [False, True])
 @pytest.mark.parametrize("name", RULES)
-def test_many_at_once_are_one_after_the_other(name: str) -> None:
+def test_many_at_once_are_one_after_the_other(name: str, differences: bool) -> None:
     """Some answers are refused, one comes twice, and there are more of them than one step takes."""
     ours, plain = RULES[name](state()), RULES[name](state())
     for turn in range(3):
@@ -102,6 +111,8 @@ def test_many_at_once_are_one_after_the_other(name: str) -> None:
         for server in (ours, plain):
             tasks = [server.dispatch(client) for client in range(5)]
             models = [moved(task.params, turn + client, torch.float32) for client, task in enumerate(tasks)]
+            if differences:
+                models = [task.delta(model) for task, model in zip(tasks, models, strict=True)]
             models[1]["w"][3, 4] = float("nan")
             models[2]["bn.running_var"][0] = float("inf")
             given = [(task, models[client], client + 1) for client, task in enumerate(tasks)]
@@ -110,10 +121,10 @@ def test_many_at_once_are_one_after_the_other(name: str) -> None:
         alone = []
         for answer in answers[1]:
             try:
-                alone.append(plain.receive_model(*answer))
+                alone.append(plain.receive_model(*answer, difference=differences))
             except fastagg.FastaggError as error:
                 alone.append(error)
-        together = ours.receive_models(answers[0])
+        together = ours.receive_models(answers[0], differences=differences)
         assert [str(a) for a in together] == [str(b) for b in alone]
         assert sum(isinstance(a, fastagg.Receipt) for a in together) >= (1 if name == "one" else 3)
         assert same(ours.state_dict(), plain.state_dict())

@@ -8,7 +8,7 @@ void fold(const std::vector<Trained>& trained, const float* acc, float* acc_out,
           std::vector<std::atomic<bool>>& finite) {
   if (trained.empty()) return;
   const int64_t size = trained.front().model.size;
-  const bool aside = size >= kStreamFrom || acc_out == nullptr;
+  const bool streams = acc_out != nullptr && acc_out != acc && size >= kStreamFrom;
   const Kernels& table = kernels();
   auto group = [&](int64_t index) {
     const int64_t begin = index * kGroup, end = std::min(size, begin + kGroup);
@@ -18,15 +18,14 @@ void fold(const std::vector<Trained>& trained, const float* acc, float* acc_out,
     for (int64_t at = begin; at < end; at += kBlock) {
       const int64_t n = std::min(kBlock, end - at);
       Scratch scratch;
-      float* sum = aside ? scratch.values : acc_out + at;
-      if (acc != nullptr && acc + at != sum)
-        std::memcpy(sum, acc + at, static_cast<size_t>(n) * sizeof(float));
-      else if (acc == nullptr)
-        std::memset(sum, 0, static_cast<size_t>(n) * sizeof(float));
-      for (size_t k = 0; k < trained.size(); ++k)
-        if (!table.fold(readers[k].block(at, n), trained[k].base + at, trained[k].weight, sum, n))
+      float* sum = streams || acc_out == nullptr ? scratch.values : acc_out + at;
+      const float* before = acc == nullptr ? nullptr : acc + at;
+      for (size_t k = 0; k < trained.size(); ++k, before = sum) {
+        const float* base = trained[k].base == nullptr ? nullptr : trained[k].base + at;
+        if (!table.fold(readers[k].block(at, n), base, trained[k].weight, before, sum, n))
           finite[k].store(false, std::memory_order_relaxed);
-      if (aside && acc_out != nullptr) table.stream(scratch.values, acc_out + at, n);
+      }
+      if (streams) table.stream(scratch.values, acc_out + at, n);
     }
     fence();
   };

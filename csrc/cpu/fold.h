@@ -1,4 +1,4 @@
-// Trained models folded into a running sum of differences that are never written.
+// Trained models, or their differences, folded into a running sum; what is subtracted is never written.
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,7 @@
 
 namespace fastagg::cpu {
 
-// A client's model after training, and the model it started from.
+// A client's model after training, and the model it started from; base null: the difference itself.
 struct Trained {
   Update model;
   const float* base;
@@ -22,7 +22,8 @@ struct Trained {
 //
 // finite[k]: whether every element of model_k - base_k is finite, `true` to begin with. It costs no read of its own.
 //
-// Bytes per parameter: 4 for each model, 4 for each base that is not the one before, 8 for the sum (4 if it is new).
+// Bytes per parameter: 4 for each model, 4 for each base that is not the one before, 8 for the sum (4 if it is new). A
+// sum beside acc is written past the cache: read and write in place would move as much, but could not be taken back.
 void fold(const std::vector<Trained>& trained, const float* acc, float* acc_out,
           std::vector<std::atomic<bool>>& finite);
 

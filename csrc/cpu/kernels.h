@@ -60,8 +60,8 @@ struct Kernels {
   void (*scale)(const float* in, float weight, float* out, int64_t n);
   // acc_out = acc + weight*in
   void (*accumulate)(const float* acc, const float* in, float weight, float* acc_out, int64_t n);
-  // acc += weight*(in - base); whether every in - base is finite
-  bool (*fold)(const float* in, const float* base, float weight, float* acc, int64_t n);
+  // acc_out = acc + weight*(in - base); whether every in - base is finite. acc null: of nothing; base null: of in
+  bool (*fold)(const float* in, const float* base, float weight, const float* acc, float* acc_out, int64_t n);
   // direction = (acc + weight*in)*scale
   void (*flush)(const float* acc, const float* in, float weight, float scale, float* direction, int64_t n);
   // direction = weight*((base - x) + gain*in)

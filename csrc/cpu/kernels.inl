@@ -54,19 +54,32 @@ void accumulate_block(const float* acc, const float* in, float weight, float* ac
   sweep(n, [=](int64_t i) FASTAGG_INLINE { acc_out[i] = acc[i] + weight * in[i]; }, acc, in);
 }
 
-bool fold_block(const float* in, const float* base, float weight, float* acc, int64_t n) {
+// Based: differences from a base; else the update is one. Fresh: there is no sum yet.
+template <bool Based, bool Fresh>
+FASTAGG_FN bool fold_of(const float* in, const float* base, float weight, const float* acc, float* acc_out, int64_t n) {
   // The largest magnitude, as an integer: of infinity and NaN the bits are larger than any number's.
   int32_t most = 0;
   const auto body = [=, &most](int64_t i) FASTAGG_INLINE {
-    const float difference = in[i] - base[i];
+    const float difference = Based ? in[i] - base[i] : in[i];
     int32_t bits;
     memcpy(&bits, &difference, sizeof bits);
     bits &= 0x7FFFFFFF;
     most = bits > most ? bits : most;
-    acc[i] += weight * difference;
+    acc_out[i] = (Fresh ? 0.0f : acc[i]) + weight * difference;
   };
-  sweep(n, body, in, base);
+  if constexpr (Based && Fresh) sweep(n, body, in, base);
+  if constexpr (Based && !Fresh) sweep(n, body, in, base, acc);
+  if constexpr (!Based && Fresh) sweep(n, body, in);
+  if constexpr (!Based && !Fresh) sweep(n, body, in, acc);
   return most < 0x7F800000;
+}
+
+bool fold_block(const float* in, const float* base, float weight, const float* acc, float* acc_out, int64_t n) {
+  if (base == nullptr)
+    return acc == nullptr ? fold_of<false, true>(in, base, weight, acc, acc_out, n)
+                          : fold_of<false, false>(in, base, weight, acc, acc_out, n);
+  return acc == nullptr ? fold_of<true, true>(in, base, weight, acc, acc_out, n)
+                        : fold_of<true, false>(in, base, weight, acc, acc_out, n);
 }
 
 void flush_block(const float* acc, const float* in, float weight, float scale, float* direction, int64_t n) {

@@ -92,7 +92,8 @@ class BufferState:
         return None if self.capacity is None else self.capacity - len(self.versions)
 
     def arrive_models(self, arrivals: Sequence[Arrival], apply: Apply) -> tuple[list[bool], float | None]:
-        """:meth:`arrive` of each ``arrival.update - arrival.base``, at most :attr:`room` of them, to the bit.
+        """:meth:`arrive` of each ``arrival.update - arrival.base`` (no base: the update itself), at most :attr:`room`
+        of them, to the bit.
 
         Returns:
             Which differences were finite, the others being left out, and the learning rate if there was a step.
@@ -113,9 +114,9 @@ class BufferState:
         return finite, self.flush(apply) if self.room == 0 else None
 
     def _fold(self, arrivals: Sequence[Arrival]) -> list[bool]:
-        """Add models less their bases to the sum, which stays as it was if one of them is not finite."""
+        """Add differences to the sum, which stays as it was if one of them is not finite."""
         models = [arrival.update for arrival in arrivals]
-        bases = [arrival.base for arrival in arrivals if arrival.base is not None]
+        bases = [arrival.base for arrival in arrivals]
         weights = [a.gain * self.sign * (a.weight * a.share) for a in arrivals]
         if self.versions and self.acc is not None:
             # Beside the sum it is a read less and a vector more: where none lies about, models are looked at first.

@@ -144,15 +144,19 @@ def accumulate_(
 
 
 def fold(
-    models: Sequence[Update], bases: Sequence[Tensor], weights: Sequence[float], acc: Tensor | None, out: Tensor | None
+    models: Sequence[Update],
+    bases: Sequence[Tensor | None],
+    weights: Sequence[float],
+    acc: Tensor | None,
+    out: Tensor | None,
 ) -> list[bool]:
     """``out = acc + sum(weight*(model - base))``, added up in the order given: the bits of one call for each.
 
     4 bytes per parameter for each model, 4 for each base that is not the one before, 8 for the sum.
 
     Args:
-        models: trained models, d elements each.
-        bases: what each was trained from, [d].
+        models: trained models, or differences, d elements each.
+        bases: what each was trained from, [d]; None for a difference.
         weights: a factor on each difference.
         acc: the sum so far, [d]; None starts a new one.
         out: where the new sum goes, [d]; None only looks. It is ``acc`` for who has looked before, and overlaps neither
@@ -166,7 +170,8 @@ def fold(
     """
     given = [as_pieces(model) for model in models]
     for k, (pieces, base) in enumerate(zip(given, bases, strict=True)):
-        vector(f"base {k}", base, pieces.size, pieces.device)
+        if base is not None:
+            vector(f"base {k}", base, pieces.size, pieces.device)
         for name, given_vector in (("acc", acc), ("out", out)):
             if given_vector is not None:
                 vector(name, given_vector, pieces.size, pieces.device)
@@ -174,7 +179,7 @@ def fold(
         raise ConfigError("out overlaps acc without being acc")
     if given and given[0].device.type != "cpu":
         return reference.fold(given, bases, weights, acc, out)
-    rows = [(p.native, base.data_ptr(), w) for p, base, w in zip(given, bases, weights, strict=True)]
+    rows = [(p.native, address(base), w) for p, base, w in zip(given, bases, weights, strict=True)]
     return native.fold(rows, address(acc), address(out))
 
 

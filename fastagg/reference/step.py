@@ -45,14 +45,18 @@ def accumulate_(
 
 
 def fold(
-    models: Sequence[Pieces], bases: Sequence[Tensor], weights: Sequence[float], acc: Tensor | None, out: Tensor | None
+    models: Sequence[Pieces],
+    bases: Sequence[Tensor | None],
+    weights: Sequence[float],
+    acc: Tensor | None,
+    out: Tensor | None,
 ) -> list[bool]:
     """``out = acc + sum(weight*(model - base))``; whether each difference is finite."""
     total: Tensor | float = 0.0 if acc is None else acc.to(_F64)
     finite = []
     for model, base, weight in zip(models, bases, weights, strict=True):
-        difference = model.flat(_F64) - base.to(_F64)
-        finite.append(bool(difference.to(base.dtype).isfinite().all()))
+        difference = model.flat(_F64) if base is None else model.flat(_F64) - base.to(_F64)
+        finite.append(bool(difference.to(torch.float32).isfinite().all()))
         total = total + weight * difference
     if isinstance(total, Tensor) and out is not None:
         out.copy_(total)

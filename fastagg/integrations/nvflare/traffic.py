@@ -112,8 +112,9 @@ class Traffic:
             kind, weight, update = reply.meta.get(KIND, "delta"), reply.meta.get(self.weight_key), reply.params
             if reply.params_type == ParamsType.FULL:
                 receipt = self.server.receive_model(task, update, weight)
+            elif kind == self.server.update_kind == "delta":
+                receipt = self.server.receive_model(task, task.from_difference(update), weight, difference=True)
             else:
-                update = task.from_difference(update) if kind == "delta" else update
                 receipt = self.server.receive(task.client, update, task.version, weight, kind=kind)
         except FastaggError as error:
             self.log(f"fastagg: client {client}: refused: {error}")
