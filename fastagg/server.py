@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastagg import _checks, checkpoint, deferred, devices, memory, moments, ops, staging
+from fastagg import _checks, admission, checkpoint, deferred, devices, memory, moments, ops, staging
 from fastagg.directions import Arrival, Buffer, Cohort, Direction, DistillationRecord, Mixing, Single
 from fastagg.directions.buffer import BufferState
 from fastagg.dispatch import Client, Dispatch, Receipt
@@ -23,22 +22,18 @@ from fastagg.errors import (
     CheckpointError,
     ConfigError,
     FastaggError,
-    NonFiniteUpdate,
-    UnknownClient,
-    UnknownVersion,
 )
 from fastagg.layout import Layout, ModelState, Parsed, Taken
+from fastagg.live import LiveModel
 from fastagg.model_buffers import MODES, ModelBuffers
 from fastagg.optimizers import SGD, Optimizer
 from fastagg.pieces import Pieces
 from fastagg.rounds import Round
 from fastagg.staleness import Constant, Facts, Staleness, StalenessState
-from fastagg.versions import VersionStore
+from fastagg.tasks import Tasks
 
 Answer = tuple[Dispatch, Any, float | None]  # a trained model: receive_model's arguments
 Outcome = Receipt | FastaggError
-
-_HEAVIEST = 1e30  # weights in a mean that float32 sums bear, and their inverses
 
 
 class Server:
@@ -132,15 +127,11 @@ class Server:
         self._state = self.direction.start(self.layout.size, self.device, seed, self.layout.buffer_size)
         self._policy = self.staleness.start(self.layout.size, seed)
         self._measures = self.direction.measures or self.staleness.measures
-        self._keeps_versions = self.direction.needs_base or self._measures
-        self._versions = VersionStore()
-        self._in_flight: dict[Client, list[int]] = {}  # versions not answered yet
-        self._last_sent: dict[Client, int] = {}
+        self._tasks = Tasks(num_clients, self.direction.needs_base or self._measures)
         self.version = 0
         self.steps = 0  # of the optimizer: versions less those that moved on without one
-        self._views: Any = None
         self._flat = model.flat
-        self._live = self._flat.detach()
+        self._live = LiveModel(self.layout, model.flat)
         self._sent = False  # whether somebody may hold this version, so that it must not change
 
     # -- clients -------------------------------------------------------------------------------------------------
@@ -154,14 +145,9 @@ class Server:
         Raises:
             UnknownClient: the id is outside 0..num_clients-1, or neither an int nor a str.
         """
-        client = self._client(client)
+        client = self._tasks.identify(client)
         with self._lock:
-            held = self._in_flight.setdefault(client, [])
-            if self.version not in held:
-                if self._keeps_versions:
-                    self._versions.acquire(self.version, self._flat)
-                held.append(self.version)
-            self._last_sent[client] = self.version
+            self._tasks.send(client, self.version, self._flat)
             self._sent = True
             local_steps = self._policy.dispatched(client, self.version)
             model = ModelState(self._flat, self._buffers.values, list(self._buffers.counters))
@@ -174,15 +160,10 @@ class Server:
             UnknownClient: the id is refused, or the task's own client is not known.
             UnknownVersion: the task's own client does not hold it any more.
         """
-        client = self._client(client)
+        client = self._tasks.identify(client)
         with self._lock:
-            self._answered(task.client, task.version)
-            held = self._in_flight.setdefault(client, [])
-            if task.version not in held:
-                if self._keeps_versions:
-                    self._versions.acquire(task.version, task.flat)
-                held.append(task.version)
-            self._last_sent[client] = task.version
+            self._tasks.find(task.client, task.version)
+            self._tasks.send(client, task.version, task.flat)
             return replace(task, client=client, local_steps=self._policy.dispatched(client, task.version))
 
     @property
@@ -219,19 +200,19 @@ class Server:
             ShapeMismatch, DTypeMismatch, NonFiniteUpdate: the update is refused.
             ConfigError: ``num_samples`` is missing or not positive, or ``kind`` is not this server's.
         """
-        client = self._client(client)
+        client = self._tasks.identify(client)
         self._refuse_other_kind(kind or getattr(update, "kind", None))
         parsed = self.layout.parse(update)
-        share = self._share(num_samples)
-        change = self._control(control)
+        share = admission.share(num_samples, self.weighting)
+        change = None if control is None else self._control(control)
         pieces = staging.upload(parsed.parameters, self.device)
         if self._defers:
             return self._receive_deferred(client, parsed, pieces, version, share)
         norm, moved, cosine = (0.0, None, 0.0) if self._measures else (self._inspect(parsed, pieces), None, 0.0)
         with self._lock:
-            start = self._answered(client, version)
+            start = self._tasks.find(client, version)
             delay = self.version - start
-            base = self._versions.get(start) if self._keeps_versions else None
+            base = self._tasks.base(start)
             if self._measures and base is not None:
                 norm, moved, cosine = self._measure(parsed, pieces, base)
             gain = 1.0 if self.clip_norm is None or norm <= self.clip_norm else self.clip_norm / norm
@@ -256,9 +237,9 @@ class Server:
     ) -> Receipt:
         """:meth:`receive` where the device decides, and nobody waits for it."""
         with self._lock:
-            start = self._answered(client, version)
+            start = self._tasks.find(client, version)
             before, delay = self.version, self.version - start
-            base = self._versions.get(start) if self._keeps_versions else None
+            base = self._tasks.base(start)
             x, measured = (self._flat, base) if self._measures else (None, None)
             verdict = ops.judge(pieces, x=x, base=measured, clip_norm=self.clip_norm, **self._policy.rules())
             if parsed.buffers is not None:
@@ -345,9 +326,10 @@ class Server:
             if client in found:  # whether it owes this one, too, is known when the first is in
                 break
             try:
-                start, share = self._answered(client, task.version), self._share(num_samples)
+                start = self._tasks.find(client, task.version)
+                share = admission.share(num_samples, self.weighting)
                 parsed = self.layout.parse(trained, "update" if differences else "trained model")
-                self._refuse_non_finite_buffers(parsed)
+                admission.refuse_non_finite_buffers(parsed)
                 pieces, delay = parsed.parameters, self.version - start
                 weight = self._policy.weigh(Facts(client, start, delay, pieces, 1.0, math.nan, None))
                 if weight is None:
@@ -439,7 +421,7 @@ class Server:
         elif self.version > before:  # the version moved on without a step
             self._buffers.discard()
         if step_size is not None:
-            self._retarget()
+            self._live.follow(self._flat, self._buffers)
         return applied
 
     def _refuse_other_kind(self, kind: Any) -> None:
@@ -457,100 +439,37 @@ class Server:
             UnknownClient: it was never sent a model.
             UnknownVersion: it holds no unanswered task of that version.
         """
-        client = self._client(client)
+        client = self._tasks.identify(client)
         with self._lock:
             if version is not None:
-                self._answer(client, self._answered(client, version))
+                self._answer(client, self._tasks.find(client, version))
                 return
-            for held in list(self._tasks(client)):
+            for held in list(self._tasks.owed(client)):
                 self._answer(client, held)
-            del self._in_flight[client], self._last_sent[client]
-
-    def _client(self, client: Any) -> Client:
-        if isinstance(client, str) and self.num_clients is None:
-            return str.__str__(client)  # a plain one, for checkpoints: not NumPy's
-        try:
-            number = operator.index(client)
-        except TypeError:
-            expected = "an int or a str" if self.num_clients is None else "a whole number"
-            raise UnknownClient(f"client {client!r}: expected {expected}") from None
-        if self.num_clients is not None and not 0 <= number < self.num_clients:
-            raise UnknownClient(f"client {number}: expected 0..{self.num_clients - 1}")
-        return number
-
-    def _tasks(self, client: Client) -> list[int]:
-        if client not in self._in_flight:
-            raise UnknownClient(f"client {client!r} was never sent a model")
-        return self._in_flight[client]
-
-    def _answered(self, client: Client, version: int | None) -> int:
-        held = self._tasks(client)
-        try:
-            start = self._last_sent[client] if version is None else operator.index(version)
-        except TypeError:
-            raise UnknownVersion(f"client {client!r}: version: expected a whole number, got {version!r}") from None
-        if start in held:
-            return start
-        owed = f"it owes versions {sorted(held)}" if held else "it has answered everything it was sent"
-        raise UnknownVersion(f"client {client!r}: an update from version {start} came, but {owed}")
+            self._tasks.forget(client)
 
     def _answer(self, client: Client, version: int) -> None:
-        self._in_flight[client].remove(version)
+        self._tasks.close(client, version)
         self._policy.answered(client, version)
-        if self._keeps_versions:
-            self._versions.release(version)
-
-    def _share(self, num_samples: float | None) -> float:
-        if num_samples is not None:
-            num_samples = _checks.number("num_samples", _plain(num_samples), above=0)
-            if not 1.0 / _HEAVIEST <= num_samples <= _HEAVIEST:
-                raise ConfigError(f"num_samples: expected a number in 1e-30..1e30, got {num_samples!r}")
-        if self.weighting == "uniform":
-            return 1.0
-        if num_samples is None:
-            raise ConfigError('num_samples: needed with weighting="samples", got None')
-        return num_samples
 
     # -- the step ------------------------------------------------------------------------------------------------
 
     def _measure(self, parsed: Parsed, pieces: Pieces, base: Tensor) -> tuple[float, float, float]:
         """Norm of the update, distance the model moved since, and the cosine between the two, in one read."""
         seen = ops.distances(pieces, self._flat, base, inner=self.direction.measures)
-        self._refuse_non_finite(parsed, seen.finite)
+        admission.refuse_non_finite(self.layout, parsed, seen.finite)
         product = seen.moved * seen.norm
         return seen.norm, seen.moved, seen.inner / product if product > 0.0 else 0.0
 
     def _inspect(self, parsed: Parsed, pieces: Pieces) -> float:
         seen = ops.inspect(pieces)
-        self._refuse_non_finite(parsed, seen.finite)
+        admission.refuse_non_finite(self.layout, parsed, seen.finite)
         return seen.norm
 
-    def _refuse_non_finite(self, parsed: Parsed, finite: bool) -> None:
-        if not finite:
-            raise NonFiniteUpdate(f"update: NaN or infinity in {self._culprits(parsed.parameters)}")
-        self._refuse_non_finite_buffers(parsed)
-
-    @staticmethod
-    def _refuse_non_finite_buffers(parsed: Parsed) -> None:
-        if parsed.buffers is not None and not ops.inspect(parsed.buffers).finite:
-            raise NonFiniteUpdate("update: NaN or infinity in its buffers (running statistics)")
-
-    def _control(self, control: Any) -> Pieces | None:
-        if control is None:
-            return None
+    def _control(self, control: Any) -> Pieces:
         if not self.direction.takes_control:
             raise ConfigError("control: only FedAC takes one")
-        pieces = self.layout.parse(control, "control").parameters
-        if not ops.inspect(pieces).finite:
-            raise NonFiniteUpdate("control: NaN or infinity")
-        return pieces.to(self.device)
-
-    def _culprits(self, pieces: Pieces) -> str:
-        names = [entry.name for entry in self.layout.entries if entry.role == "parameter"]
-        if len(pieces.owners) != len(names):
-            return "the flat vector"
-        bad = [n for n, piece in zip(names, pieces.owners, strict=True) if not ops.inspect(piece).finite]
-        return f"{bad[0]!r}" + (f" and {len(bad) - 1} more" if len(bad) > 1 else "")
+        return admission.control(self.layout, control).to(self.device)
 
     def _apply(
         self,
@@ -607,7 +526,7 @@ class Server:
     @property
     def flat(self) -> Tensor:
         """The model's trainable parameters as one fp32 vector, [d]. Read it; ``receive`` changes it."""
-        return self._live
+        return self._live.flat
 
     def snapshot(self) -> Any:
         """The current model in the form it came in, shared and not copied, which does not change: read it only."""
@@ -620,25 +539,7 @@ class Server:
         module or a state_dict, a list of arrays, or the flat tensor. Arrays whose own dtype is not fp32 are copies.
         """
         with self._lock:
-            if self._views is None or self.layout.has_copies:
-                self._views = self.layout.views(self._live, self._buffers.values.detach(), self._buffers.counters)
-            return self._views
-
-    def _retarget(self) -> None:
-        """Point the tensors handed out by `flat` and `parameters` at the version that is now the model's."""
-        if self._live.data_ptr() == self._flat.data_ptr() and not self.layout.has_buffers:
-            return
-        self._live.data = self._flat
-        if self._views is None or self.layout.has_copies or self.layout.form == "flat":
-            return
-        fresh = self.layout.views(self._flat, self._buffers.values, self._buffers.counters)
-        pairs = (
-            zip(self._views.values(), fresh.values(), strict=True)
-            if isinstance(fresh, dict)
-            else zip(self._views, fresh, strict=True)
-        )
-        for handed_out, current in pairs:
-            handed_out.data = current
+            return self._live.views(self._buffers)
 
     def memory(self) -> dict[str, int]:
         """Bytes of server state: ``model``, ``moments``, ``direction`` (buffers, caches; FedEcho's ``logits`` and
@@ -651,7 +552,7 @@ class Server:
                 "model": self._flat.numel() * 4,
                 "moments": sum(moment.nbytes for moment in self._moments.values()),
                 **held,
-                "versions": self._versions.nbytes() + self._policy.nbytes(),
+                "versions": self._tasks.versions.nbytes() + self._policy.nbytes(),
                 "buffers": self._buffers.nbytes(),
             }
         return {**parts, "total": sum(parts.values())}
@@ -692,9 +593,7 @@ class Server:
                 "buffers": self._buffers.state_dict(),
                 "direction": self._state.state_dict(),
                 "round": self._round.state_dict(),
-                "versions": self._versions.state_dict(),
-                "in_flight": {client: list(held) for client, held in self._in_flight.items()},
-                "last_sent": dict(self._last_sent),
+                **self._tasks.state_dict(),
             }
             return checkpoint.cloned(state) if copy else state
 
@@ -713,27 +612,23 @@ class Server:
             fresh = self.direction.start(self.layout.size, self.device, self.seed, self.layout.buffer_size)
             policy = self.staleness.start(self.layout.size, self.seed)
             buffers = ModelBuffers(self._buffers.mode, self._buffers.values, self._buffers.counters)
-            versions = VersionStore()
+            tasks = Tasks(self.num_clients, self._tasks.keeps_models)
             try:
                 flat = self._owned(state["flat"])
                 held_moments = moments.taken(self._moments, state["moments"])
                 fresh.load_state_dict(state["direction"])
                 policy.load_state_dict(state["staleness"])
                 buffers.load_state_dict(state["buffers"])
-                held = {int(v): (self._owned(model), int(n)) for v, (model, n) in state["versions"].items()}
-                versions.load_state_dict(held)
-                in_flight = {client: [int(v) for v in kept] for client, kept in state["in_flight"].items()}
-                last_sent = {client: int(state["last_sent"][client]) for client in in_flight}
+                tasks.load_state_dict(state, self._owned)
                 version, steps = int(state["version"]), int(state["steps"])
                 round_ = Round()
                 round_.load_state_dict(state.get("round", []), version, self.layout, self.device)
             except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
                 raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
             self._flat, self._moments, self._state, self._buffers = flat, held_moments, fresh, buffers
-            self._versions, self._in_flight, self._last_sent = versions, in_flight, last_sent
-            self.version, self.steps, self._policy, self._sent = version, steps, policy, True
-            self._round = round_
-            self._retarget()
+            self._tasks, self._policy, self._round = tasks, policy, round_
+            self.version, self.steps, self._sent = version, steps, True
+            self._live.follow(self._flat, self._buffers)
 
     def _owned(self, vector: Tensor) -> Tensor:
         if vector.shape != (self.layout.size,):
@@ -754,10 +649,3 @@ def _part(name: str, given: Any, kind: type, default: Any) -> Any:
     if given is not None and not isinstance(given, kind):
         raise ConfigError(f"{name}: expected a {kind.__name__} (see the parts in fastagg), got {given!r}")
     return default if given is None else given
-
-
-def _plain(value: Any) -> Any:
-    try:
-        return value.item()
-    except (AttributeError, ValueError, RuntimeError):  # not an array, or not of one number
-        return value

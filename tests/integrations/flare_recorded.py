@@ -17,9 +17,10 @@ def record(traffic: Traffic, path: str) -> None:
     server, receive_model = traffic.server, traffic.server.receive_model
     kept: dict[str, Any] = {"first": server.state_dict(), "updates": []}
 
-    def recording(task: Any, trained: Any, weight: Any) -> Any:
-        receipt = receive_model(task, trained, weight)
-        kept["updates"].append((task.client, task.version, task.delta(trained), weight))
+    def recording(task: Any, trained: Any, weight: Any, difference: bool = False) -> Any:
+        receipt = receive_model(task, trained, weight, difference=difference)
+        update = trained if difference else task.delta(trained)
+        kept["updates"].append((task.client, task.version, update, weight))
         kept["last"] = server.state_dict()
         torch.save(kept, path)
         return receipt
