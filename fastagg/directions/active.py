@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from fastagg import _checks
@@ -42,44 +43,43 @@ class ActiveSet(AllClients):
 
 
 class _ActiveSetState(AllClientsState):
-    """`begun[i]` is t_start_i of Algorithm a.1."""
+    """`_begun[i]` is t_start_i of Algorithm a.1."""
 
     setting: ActiveSet
 
     def __init__(self, setting: ActiveSet, size: int, device: torch.device, seed: int) -> None:
         super().__init__(setting, size, device, seed)
-        self.begun = torch.full((setting.num_clients,), _NEVER, dtype=torch.int64)
+        self._begun = np.full(setting.num_clients, _NEVER, np.int64)
 
     def arrive(self, arrival: Arrival, apply: Apply) -> float | None:
         client, now, n = int(arrival.client), arrival.now, self.setting.num_clients
-        share = float(torch.tensor(arrival.share, dtype=torch.float32))
-        old, leaving = float(self.shares[client]), float(self.weights[client])
+        share = float(np.float32(arrival.share))
+        old, leaving = float(self._shares[client]), float(self._weights[client])
         by_dispatch = self.setting.freshness == "dispatch"
-        begun = self.begun.clone()
+        begun = self._begun.copy()
         if not by_dispatch or begun[client] == _NEVER:
             begun[client] = arrival.version
         started = self.setting.warmup == "partial" or self.heard == n
         entering = share
         terms: tuple[tuple[int, float], ...] = ()
         if started:
-            active = (now - begun <= self.setting.max_delay) & (self.shares > 0)
+            active = (now - begun <= self.setting.max_delay) & (self._shares > 0)
             entering = share if now - int(begun[client]) <= self.setting.max_delay else 0.0
-            changed = (active != (self.weights > 0)).nonzero().flatten().tolist()
-            terms = tuple(
-                (slot, float(self.shares[slot]) * (1.0 if active[slot] else -1.0)) for slot in changed if slot != client
-            )
+            changed = (active != (self._weights > 0)).nonzero()[0].tolist()
+            signed = np.where(active, self._shares, -self._shares)
+            terms = tuple((slot, float(signed[slot])) for slot in changed if slot != client)
         lr = self._exchange(arrival, apply, share=share, old=old, entering=entering, leaving=leaving, terms=terms)
         if by_dispatch:
             if started:
                 begun[client] = now + 1
             elif self.heard == n:  # the first step: every client is sent the next model
-                begun.fill_(now + 1)
-        self.begun = begun
+                begun.fill(now + 1)
+        self._begun = begun
         return lr
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "begun": self.begun}
+        return {**super().state_dict(), "begun": torch.from_numpy(self._begun)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.begun.copy_(state["begun"])
+        torch.from_numpy(self._begun).copy_(state["begun"])

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from fastagg import _checks, ops
 from fastagg.cache import FORMATS, ClientCache, RunningSum
@@ -87,22 +89,31 @@ class Differences(Direction):
 
 
 class AllClientsState:
-    """Rows, their sum, and how much each row weighs in it."""
+    """Rows, their sum, and how much each row weighs in it.
+
+    Weights are NumPy's: a number of them is read and written in a tenth of the time that torch's take, which is what an
+    arrival at a small model costs.
+    """
 
     def __init__(self, setting: AllClients, size: int, device: torch.device, seed: int) -> None:
         self.setting = setting
         self.cache = ClientCache(size, setting.num_clients, setting.cache, device, seed)
         self.sum = RunningSum(size, device)
-        self.shares = torch.zeros(setting.num_clients)  # of rows that were heard; 0 for the others
-        self.weights = torch.zeros(setting.num_clients)  # of rows in the sum
+        self._shares = np.zeros(setting.num_clients, np.float32)  # of rows that were heard; 0 for the others
+        self._weights = np.zeros(setting.num_clients, np.float32)  # of rows in the sum
         self.heard = 0
         self.arrivals = 0
 
     def arrive(self, arrival: Arrival, apply: Apply) -> float | None:
         assert isinstance(arrival.client, int)
-        share = float(torch.tensor(arrival.share, dtype=torch.float32))  # as the kernel will multiply by it
-        old = float(self.shares[arrival.client])
+        share = float(np.float32(arrival.share))  # as the kernel will multiply by it
+        old = float(self._shares[arrival.client])
         return self._exchange(arrival, apply, share=share, old=old, entering=share, leaving=old, terms=())
+
+    @property
+    def weights(self) -> Tensor:
+        """Of the rows in the sum, [num_clients]."""
+        return torch.from_numpy(self._weights)
 
     def _exchange(
         self,
@@ -117,11 +128,11 @@ class AllClientsState:
     ) -> float | None:
         """Write the row, let the sum follow, and step if there is a mean to step along."""
         client = int(arrival.client)
-        weights = self.weights.clone()
+        weights = self._weights.copy()
         weights[client] = entering
         for slot, weight in terms:
             weights[slot] = weight if weight > 0 else 0.0
-        total = float(weights.sum(dtype=torch.float64))
+        total = float(weights.sum(dtype=np.float64))
         heard = self.heard + (old == 0.0)
         waits = self.setting.warmup == "full" and heard < self.setting.num_clients
         what: dict[str, Any] = {
@@ -136,7 +147,7 @@ class AllClientsState:
                 self.sum.zero_()
         else:
             lr = apply(ops.cached_step_, arrival.update, [arrival.version], sum_scale=self.setting.sign / total, **what)
-        self.shares[client], self.weights, self.heard = share, weights, heard
+        self._shares[client], self._weights, self.heard = share, weights, heard
         self.arrivals += 1
         if self.setting.mode == "direct":
             ops.recompute_sum_(self.sum, self.cache, self.weights)
@@ -153,16 +164,17 @@ class AllClientsState:
         return {"direction": self.cache.nbytes() + self.sum.nbytes() + 8 * self.setting.num_clients}
 
     def state_dict(self) -> dict[str, Any]:
-        slots = self.shares.nonzero().flatten().tolist()
+        slots = self._shares.nonzero()[0].tolist()
         return {
-            "cache": self.cache.state_dict(slots), "sum": self.sum.state_dict(), "shares": self.shares,
-            "weights": self.weights, "heard": self.heard, "arrivals": self.arrivals,
+            "cache": self.cache.state_dict(slots), "sum": self.sum.state_dict(),
+            "shares": torch.from_numpy(self._shares), "weights": self.weights,
+            "heard": self.heard, "arrivals": self.arrivals,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.cache.load_state_dict(state["cache"])
         self.sum.load_state_dict(state["sum"])
-        self.shares.copy_(state["shares"])
+        torch.from_numpy(self._shares).copy_(state["shares"])
         self.weights.copy_(state["weights"])
         self.heard, self.arrivals = int(state["heard"]), int(state["arrivals"])
 
