@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from fastagg.sim import stacked
@@ -131,13 +130,9 @@ class BatchedTrainer:
         index = pad_sequence(batches, batch_first=True)
         keep = (torch.arange(index.shape[1]) < lengths.unsqueeze(1)).to(torch.float32)
         index, keep = index.to(flat.device), keep.to(flat.device)
-        leaf = flat.detach().requires_grad_()
-        weights = {**self._views(leaf), **{name: buffer[: len(flat)] for name, buffer in buffers.items()}}
-        logits = stacked.forward(self._module, self._x[index], weights, keep)
-        losses = functional.cross_entropy(logits.flatten(0, 1), self._y[index].flatten(), reduction="none")
-        share = keep / keep.sum(dim=1, keepdim=True)
-        (gradient,) = torch.autograd.grad((losses.view_as(share) * share).sum(), leaf)
-        return gradient
+        weights = {**self._views(flat), **{name: buffer[: len(flat)] for name, buffer in buffers.items()}}
+        found = stacked.gradients(self._module, self._x[index], self._y[index], weights, keep)
+        return torch.cat([found[name].flatten(1) for name in self._shapes], dim=1)
 
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
         """A vector [..., d] cut into parameters [..., *shape]."""
