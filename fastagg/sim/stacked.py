@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fastagg.sim import stacked_images
+from fastagg.sim.stacked_layers import ALIASES, KEEPING, Backward, Layer, Place
 from fastagg.sim.stacked_layers import LAYERS as FLAT
-from fastagg.sim.stacked_layers import Backward, Layer, Place
 
 LAYERS: dict[type[nn.Module], Layer] = {**FLAT, **stacked_images.LAYERS}
 
@@ -48,22 +48,26 @@ def gradients(
     """
     found: dict[str, Tensor] = {}
     backwards: list[Backward] = []
+    count = keep.sum(dim=1, keepdim=True)
+    owned = False
     x = x.movedim(1, -1).contiguous()
     for name, layer in _layers(module):
         # Below the first layer that learns nobody asks for a gradient.
         learns = any(True for _ in layer.parameters())
-        x, backward = LAYERS[type(layer)](layer, x, Place(name, weights, keep, found, bool(backwards)))
+        place = Place(name, weights, keep, count, found, asked=bool(backwards), owned=owned)
+        x, backward = LAYERS[type(layer)](layer, x, place)
         if learns or backwards:
             backwards.append(backward)
-    gradient = _cross_entropy(x, y, keep)
+        owned = not isinstance(layer, KEEPING) and (owned or not isinstance(layer, ALIASES))
+    gradient = _cross_entropy(x, y, keep / count)
     for backward in reversed(backwards):
         gradient = backward(gradient)
     return found
 
 
-def _cross_entropy(logits: Tensor, y: Tensor, keep: Tensor) -> Tensor:
-    """Gradient of each client's mean loss; zero for samples that are not kept."""
-    share = (keep / keep.sum(dim=1, keepdim=True)).unsqueeze(1)
+def _cross_entropy(logits: Tensor, y: Tensor, share: Tensor) -> Tensor:
+    """Gradient of each client's mean loss; zero for samples that have no share in it."""
+    share = share.unsqueeze(1)
     return logits.softmax(dim=1).mul_(share).scatter_add_(1, y.unsqueeze(1), -share)
 
 

@@ -20,15 +20,19 @@ class Place:
         name: prefix of the layer's names in ``weights``.
         weights: by name, [clients, *shape].
         keep: [clients, batch], 1 for samples and 0 for what fills a shorter batch up.
+        count: [clients, 1], how many samples.
         found: gradients by name; the way back adds the layer's own.
         asked: whether the way back has to find the gradient of the layer's input.
+        owned: whether the layer may overwrite its input.
     """
 
     name: str
     weights: Mapping[str, Tensor]
     keep: Tensor
+    count: Tensor
     found: dict[str, Tensor]
     asked: bool
+    owned: bool
 
 
 Layer = Callable[[Any, Tensor, Place], tuple[Tensor, Backward]]
@@ -58,7 +62,7 @@ def _flatten(layer: nn.Flatten, x: Tensor, place: Place) -> tuple[Tensor, Backwa
 
 
 def _relu(layer: nn.ReLU, x: Tensor, place: Place) -> tuple[Tensor, Backward]:
-    y = x.relu()
+    y = x.relu_() if place.owned else x.relu()
     return y, lambda dy: torch.ops.aten.threshold_backward.grad_input(dy, y, 0, grad_input=dy)
 
 
@@ -78,3 +82,7 @@ LAYERS: dict[type[nn.Module], Layer] = {
     nn.Tanh: _tanh,
     nn.Identity: _identity,
 }
+# Layers whose way back needs their output as it was.
+KEEPING = (nn.ReLU, nn.Tanh)
+# Layers whose output is their input.
+ALIASES = (nn.Flatten, nn.Identity)
