@@ -6,6 +6,7 @@ early changes nothing but rounding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 # What a stack holds at most, in bytes of parameters: a few copies of it are alive at a time.
 STACK = 256 * 2**20
+# What a layer writes at most in one step on a CPU, in bytes: about what a core's own cache holds. Beyond it every pass
+# over it waits for memory, and where one client alone goes beyond, batching costs more time than it saves.
+STEP = 2**20
 PADDING = 1.5  # longest over shortest batch in a stack of convolutional models
 LARGE = 1_000_000  # parameters above which a step is bound by arithmetic and memory, not by the calls it takes
 
@@ -36,7 +40,21 @@ def refusal(module: nn.Module, work: LocalWork, clients: Sequence[Samples]) -> s
     size = sum(p.numel() for p in module.parameters())
     if size > LARGE:
         return f"the model is large ({size:,} parameters): batching would not pay"
-    return stacked.refusal(module)
+    if reason := stacked.refusal(module):
+        return reason
+    batch = min(work.batch_size, sum(map(len, clients)) // len(clients))
+    if batch * _width(module, clients[0]) > _most_written(clients[0]):
+        return "the images are large: batching would not pay"
+    return None
+
+
+def _width(module: nn.Module, samples: Samples) -> int:
+    """Bytes of a sample in the widest layer."""
+    return samples.x.element_size() * stacked.width(module, samples.x.shape[1:])
+
+
+def _most_written(samples: Samples) -> float:
+    return STEP if samples.x.device.type == "cpu" else math.inf
 
 
 class Batch(NamedTuple):
@@ -65,12 +83,14 @@ class BatchedTrainer:
         self._trainer = LocalTrainer(module, work, seed)  # for its batches
         self._sizes = [len(samples) for samples in clients]
         self._starts = torch.tensor([0, *self._sizes]).cumsum(0)[:-1]
+        self._places = torch.arange(work.batch_size)
         self._x = torch.cat([samples.x for samples in clients])
         self._y = torch.cat([samples.y for samples in clients])
         self._shapes = {name: p.shape for name, p in module.named_parameters()}
         self._lengths = [p.numel() for p in module.parameters()]
         self._buffers = [name for name, _ in module.named_buffers()]
         self._heavy = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
+        self._columns = _most_written(clients[0]) // _width(module, clients[0])
         self.most = max(1, STACK // (4 * max(1, sum(self._lengths))))
 
     def train(self, jobs: Sequence[Job]) -> list[Any]:
@@ -84,11 +104,14 @@ class BatchedTrainer:
         return updates
 
     def _groups(self, lengths: list[int]) -> list[list[int]]:
-        """Which jobs share a stack. Padding costs arithmetic: where that counts, batches are of similar lengths."""
+        """Which jobs share a stack: as many as fit the cache.
+
+        Padding costs arithmetic: where that counts, batches are of similar lengths.
+        """
         order = sorted(range(len(lengths)), key=lambda i: lengths[i])
         groups: list[list[int]] = []
         for i in order:
-            fits = groups and len(groups[-1]) < self.most
+            fits = groups and len(groups[-1]) < self.most and (len(groups[-1]) + 1) * lengths[i] <= self._columns
             if fits and (not self._heavy or lengths[i] <= PADDING * lengths[groups[-1][0]]):
                 groups[-1].append(i)
             else:
@@ -142,11 +165,14 @@ class BatchedTrainer:
 
     def _batches(self, plans: list[list[Tensor]]) -> Iterator[Batch]:
         """Step by step the batches of all that still train, filled up to the longest."""
-        lengths = torch.tensor([[len(batch) for batch in plan] + [0] * (len(plans[0]) - len(plan)) for plan in plans])
-        for step in range(len(plans[0])):
-            index = pad_sequence([plan[step] for plan in plans if len(plan) > step], batch_first=True)
-            keep = (torch.arange(index.shape[1]) < lengths[: len(index), step, None]).to(torch.float32)
-            yield Batch(self._x[index], self._y[index], keep.to(self._x.device))
+        steps = [[plan[step] for plan in plans if len(plan) > step] for step in range(len(plans[0]))]
+        for batches in steps:
+            index = pad_sequence(batches, batch_first=True)
+            lengths = torch.tensor([len(batch) for batch in batches])
+            keep = (self._places[: index.shape[1]] < lengths.unsqueeze(1)).to(torch.float32)
+            rows = index.flatten().to(self._x.device)
+            x, y = self._x.index_select(0, rows), self._y.index_select(0, rows)
+            yield Batch(x.unflatten(0, index.shape), y.view(index.shape), keep.to(self._x.device))
 
     def _gradient(self, flat: Tensor, buffers: dict[str, Tensor], batch: Batch) -> Tensor:
         """Gradients of each client's own mean loss on its own batch, like ``flat`` [clients, d]."""

@@ -7,7 +7,8 @@ returns its output and a function that carries the gradient back: autograd would
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,16 @@ def refusal(module: nn.Module) -> str | None:
     if any(not p.requires_grad or p.dtype is not torch.float32 for p in module.parameters()):
         return "some parameters do not train, or are not fp32"
     return None
+
+
+def width(module: nn.Module, shape: Sequence[int]) -> int:
+    """Numbers per sample in the widest place, the inputs ``shape`` included."""
+    x = torch.empty(1, *shape, device="meta")
+    found = x.numel()
+    for _, layer in _layers(copy.deepcopy(module).to("meta").eval()):
+        x = layer(x)
+        found = max(found, x.numel())
+    return found
 
 
 def gradients(
