@@ -6,12 +6,12 @@ early changes nothing but rounding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from fastagg.sim import stacked
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 # What a stack holds at most, in bytes of parameters: a few copies of it are alive at a time.
 STACK = 256 * 2**20
+# What a layer writes at most in one step on a CPU, in bytes: about what a core's own cache holds. Beyond it every pass
+# over it waits for memory, and where one client alone goes beyond, batching costs more time than it saves.
+STEP = 2**20
 PADDING = 1.5  # longest over shortest batch in a stack of convolutional models
 LARGE = 1_000_000  # parameters above which a step is bound by arithmetic and memory, not by the calls it takes
 
@@ -37,7 +40,29 @@ def refusal(module: nn.Module, work: LocalWork, clients: Sequence[Samples]) -> s
     size = sum(p.numel() for p in module.parameters())
     if size > LARGE:
         return f"the model is large ({size:,} parameters): batching would not pay"
-    return stacked.refusal(module)
+    if reason := stacked.refusal(module):
+        return reason
+    batch = min(work.batch_size, sum(map(len, clients)) // len(clients))
+    if batch * _width(module, clients[0]) > _most_written(clients[0]):
+        return "the images are large: batching would not pay"
+    return None
+
+
+def _width(module: nn.Module, samples: Samples) -> int:
+    """Bytes of a sample in the widest layer."""
+    return samples.x.element_size() * stacked.width(module, samples.x.shape[1:])
+
+
+def _most_written(samples: Samples) -> float:
+    return STEP if samples.x.device.type == "cpu" else math.inf
+
+
+class Batch(NamedTuple):
+    """One step's samples: x and y [clients, batch, ...], keep 1 for samples and 0 for what fills a shorter batch up."""
+
+    x: Tensor
+    y: Tensor
+    keep: Tensor
 
 
 class BatchedTrainer:
@@ -58,13 +83,15 @@ class BatchedTrainer:
         self._trainer = LocalTrainer(module, work, seed)  # for its batches
         self._sizes = [len(samples) for samples in clients]
         self._starts = torch.tensor([0, *self._sizes]).cumsum(0)[:-1]
+        self._places = torch.arange(work.batch_size)
         self._x = torch.cat([samples.x for samples in clients])
         self._y = torch.cat([samples.y for samples in clients])
         self._shapes = {name: p.shape for name, p in module.named_parameters()}
-        self._ends = torch.tensor([p.numel() for p in module.parameters()]).cumsum(0).tolist()
+        self._lengths = [p.numel() for p in module.parameters()]
         self._buffers = [name for name, _ in module.named_buffers()]
         self._heavy = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
-        self.most = max(1, STACK // (4 * max(1, self._ends[-1])))
+        self._columns = _most_written(clients[0]) // _width(module, clients[0])
+        self.most = max(1, STACK // (4 * max(1, sum(self._lengths))))
 
     def train(self, jobs: Sequence[Job]) -> list[Any]:
         """The jobs' updates, in their order, in the form ``Server.receive`` takes."""
@@ -77,11 +104,14 @@ class BatchedTrainer:
         return updates
 
     def _groups(self, lengths: list[int]) -> list[list[int]]:
-        """Which jobs share a stack. Padding costs arithmetic: where that counts, batches are of similar lengths."""
+        """Which jobs share a stack: as many as fit the cache.
+
+        Padding costs arithmetic: where that counts, batches are of similar lengths.
+        """
         order = sorted(range(len(lengths)), key=lambda i: lengths[i])
         groups: list[list[int]] = []
         for i in order:
-            fits = groups and len(groups[-1]) < self.most
+            fits = groups and len(groups[-1]) < self.most and (len(groups[-1]) + 1) * lengths[i] <= self._columns
             if fits and (not self._heavy or lengths[i] <= PADDING * lengths[groups[-1][0]]):
                 groups[-1].append(i)
             else:
@@ -98,11 +128,23 @@ class BatchedTrainer:
         buffers = {name: torch.stack([p[name] for p in params]) for name in self._buffers}
         rates = [self._work.lr * self._work.lr_decay**job.number for job in group]
         lr = torch.tensor(rates, device=flat.device).unsqueeze(1)
+        with torch.inference_mode():  # autograd's bookkeeping, unused here, is a fifth of a small model's step
+            gradient = self._steps(start, flat, buffers, lr, self._batches(plans))
+        sent = {**self._views(gradient.clone() if self._gradients else flat - start), **buffers}
+        updates: list[Any] = [None] * len(jobs)
+        for row, i in enumerate(order):
+            updates[i] = {name: stack[row] for name, stack in sent.items()}
+        return updates
+
+    def _steps(
+        self, start: Tensor, flat: Tensor, buffers: dict[str, Tensor], lr: Tensor, batches: Iterable[Batch]
+    ) -> Tensor:
+        """Train ``flat`` and ``buffers`` in place; the last gradient."""
         velocity = torch.zeros_like(flat) if self._work.momentum else None
         gradient = torch.zeros_like(flat)
-        for step in range(len(plans[0])):
-            live = sum(len(plan) > step for plan in plans)
-            gradient = self._gradient(flat[:live], buffers, [plan[step] for plan in plans[:live]])
+        for batch in batches:
+            live = len(batch.y)
+            gradient = self._gradient(flat[:live], {name: b[:live] for name, b in buffers.items()}, batch)
             if self._work.weight_decay:
                 gradient.add_(flat[:live], alpha=self._work.weight_decay)
             if self._gradients:
@@ -112,11 +154,7 @@ class BatchedTrainer:
             if velocity is not None:
                 gradient = velocity[:live].mul_(self._work.momentum).add_(gradient)
             flat[:live].addcmul_(gradient, lr[:live], value=-1.0)
-        sent = {**self._views(gradient if self._gradients else flat - start), **buffers}
-        updates: list[Any] = [None] * len(jobs)
-        for row, i in enumerate(order):
-            updates[i] = {name: stack[row] for name, stack in sent.items()}
-        return updates
+        return gradient
 
     def _plan(self, job: Job) -> list[Tensor]:
         """Indices into all samples of every batch the job trains on."""
@@ -125,24 +163,26 @@ class BatchedTrainer:
         first = self._starts[job.client]
         return [index + first for index in self._trainer.batches(self._sizes[job.client], steps, rng)]
 
-    def _gradient(self, flat: Tensor, buffers: dict[str, Tensor], batches: list[Tensor]) -> Tensor:
+    def _batches(self, plans: list[list[Tensor]]) -> Iterator[Batch]:
+        """Step by step the batches of all that still train, filled up to the longest."""
+        steps = [[plan[step] for plan in plans if len(plan) > step] for step in range(len(plans[0]))]
+        for batches in steps:
+            index = pad_sequence(batches, batch_first=True)
+            lengths = torch.tensor([len(batch) for batch in batches])
+            keep = (self._places[: index.shape[1]] < lengths.unsqueeze(1)).to(torch.float32)
+            rows = index.flatten().to(self._x.device)
+            x, y = self._x.index_select(0, rows), self._y.index_select(0, rows)
+            yield Batch(x.unflatten(0, index.shape), y.view(index.shape), keep.to(self._x.device))
+
+    def _gradient(self, flat: Tensor, buffers: dict[str, Tensor], batch: Batch) -> Tensor:
         """Gradients of each client's own mean loss on its own batch, like ``flat`` [clients, d]."""
-        lengths = torch.tensor([len(batch) for batch in batches])
-        index = pad_sequence(batches, batch_first=True)
-        keep = (torch.arange(index.shape[1]) < lengths.unsqueeze(1)).to(torch.float32)
-        index, keep = index.to(flat.device), keep.to(flat.device)
-        leaf = flat.detach().requires_grad_()
-        weights = {**self._views(leaf), **{name: buffer[: len(flat)] for name, buffer in buffers.items()}}
-        logits = stacked.forward(self._module, self._x[index], weights, keep)
-        losses = functional.cross_entropy(logits.flatten(0, 1), self._y[index].flatten(), reduction="none")
-        share = keep / keep.sum(dim=1, keepdim=True)
-        (gradient,) = torch.autograd.grad((losses.view_as(share) * share).sum(), leaf)
-        return gradient
+        found = stacked.gradients(self._module, batch.x, batch.y, {**self._views(flat), **buffers}, batch.keep)
+        return torch.cat([found[name].flatten(1) for name in self._shapes], dim=1)
 
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
         """A vector [..., d] cut into parameters [..., *shape]."""
-        starts = [0, *self._ends[:-1]]
+        pieces = flat.split(self._lengths, dim=-1)
         return {
-            name: flat[..., first:last].unflatten(-1, shape) if shape else flat[..., first]
-            for (name, shape), first, last in zip(self._shapes.items(), starts, self._ends, strict=True)
+            name: piece.view(*flat.shape[:-1], *shape)
+            for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)
         }

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from fastagg.sim import batched, stacked
 from fastagg.sim.build import build_work
+from fastagg.sim.client import LocalWork
 from fastagg.sim.config import Config, from_dict
+from fastagg.sim.data.federated import Samples
 from fastagg.sim.run import Simulation, run
 
 FEDBUFF = {"name": "FedBuff", "buffer_size": 3}
@@ -88,6 +91,50 @@ def test_runs_equal_those_of_one_by_one(case: str) -> None:
         assert abs(a.accuracy - b.accuracy) < 0.01
 
 
+STACKS: dict[str, tuple[tuple[int, int, int], list[nn.Module]]] = {
+    "stride over padding": ((2, 7, 6), [nn.Conv2d(2, 3, 3, stride=3, padding=2)]),
+    "stride over kernel": ((2, 7, 9), [nn.Conv2d(2, 3, 2, stride=3)]),
+    "sides differ": ((1, 9, 5), [nn.Conv2d(1, 3, (3, 2), stride=(2, 1), padding=(0, 1)), nn.Tanh()]),
+    "pixels left over": ((2, 8, 8), [nn.Conv2d(2, 3, 3, stride=2), nn.ReLU(), nn.Conv2d(3, 4, 2, bias=False)]),
+    "pooling of odd sizes": ((2, 7, 5), [nn.Conv2d(2, 3, 3, padding=1), nn.MaxPool2d(2)]),
+    "pooling overlaps": ((2, 7, 7), [nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.MaxPool2d(3, 2, padding=1)]),
+    "pooling of equal values": ((1, 6, 6), [nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.ReLU()]),
+    "pooling first": ((2, 6, 6), [nn.MaxPool2d((3, 2)), nn.Conv2d(2, 3, 2)]),
+    "batchnorm without weights": ((2, 5, 5), [nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3, affine=False), nn.ReLU()]),
+    "batchnorm of what is kept": ((2, 5, 5), [nn.Conv2d(2, 3, 3), nn.Tanh(), nn.BatchNorm2d(3), nn.ReLU()]),
+    "batchnorm of the data": ((2, 5, 5), [nn.BatchNorm2d(2), nn.Conv2d(2, 3, 3)]),
+    "kept through an alias": ((2, 4, 4), [nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Identity(), nn.ReLU()]),
+}
+
+
+@pytest.mark.parametrize("case", STACKS)
+def test_gradients_equal_autograd_s(case: str) -> None:
+    torch.manual_seed(0)
+    shape, layers = STACKS[case]
+    width = nn.Sequential(*layers, nn.Flatten())(torch.zeros(2, *shape)).shape[1]
+    module = nn.Sequential(*layers, nn.Flatten(), nn.Linear(width, 4))
+    assert stacked.refusal(module) is None
+    lengths = [6, 3, 5]
+    x, y = torch.randn(3, 6, *shape), torch.randint(4, (3, 6))
+    keep = (torch.arange(6) < torch.tensor(lengths).unsqueeze(1)).float()
+    clients = [{n: torch.randn_like(t) if t.is_floating_point() else t.clone() for n, t in module.state_dict().items()}
+               for _ in lengths]  # fmt: skip
+    for state in clients:
+        state.update({name: t.abs() for name, t in state.items() if name.endswith("running_var")})
+    weights = {name: torch.stack([state[name] for state in clients]) for name in module.state_dict()}
+    before = x.clone()
+    found = stacked.gradients(module, x, y, weights, keep)
+    assert torch.equal(x, before)
+    for i, (state, length) in enumerate(zip(clients, lengths, strict=True)):
+        module.load_state_dict(state)
+        module.zero_grad()
+        functional.cross_entropy(module(x[i, :length]), y[i, :length]).backward()
+        for name, parameter in module.named_parameters():
+            torch.testing.assert_close(found[name][i], parameter.grad, rtol=1e-4, atol=1e-5)
+        for name, buffer in module.named_buffers():
+            torch.testing.assert_close(weights[name][i], buffer)
+
+
 def test_what_is_due_later_is_kept_and_nothing_else() -> None:
     simulation = Simulation(config())
     seen = 0
@@ -108,6 +155,15 @@ def test_stacks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert whole.summary["batched"] is True
 
 
+def test_stacks_fit_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = [Samples(torch.zeros(size, 64), torch.zeros(size, dtype=torch.int64)) for size in (9, 20, 5, 12)]
+    monkeypatch.setattr(batched, "STEP", 24 * 64 * 4)  # 24 samples of the data, which is wider than the layers
+    module = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+    work = LocalWork(lr=0.1, batch_size=20, epochs=1)
+    trainer = batched.BatchedTrainer(module, work, 0, samples, gradients=False)
+    assert trainer._groups([9, 20, 5, 12]) == [[2, 0], [3], [1]]
+
+
 def test_where_it_does_not_apply_the_reason_is_said() -> None:
     work = build_work(config().client)
     for module, word in (
@@ -115,11 +171,16 @@ def test_where_it_does_not_apply_the_reason_is_said() -> None:
         (nn.LSTM(2, 2), "LSTM"),
         (nn.Conv2d(2, 2, 3, groups=2), "groups"),
         (nn.Conv2d(2, 2, 3, padding="same"), "padding"),
+        (nn.MaxPool2d(2, ceil_mode=True), "pooling"),
         (nn.BatchNorm2d(2, track_running_stats=False), "BatchNorm"),
         (nn.Linear(2, 2).requires_grad_(False), "train"),
     ):
         reason = stacked.refusal(module)
         assert reason is not None and word in reason
+    wide = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.Flatten(), nn.Linear(16 * 28 * 28, 10))
+    images = [Samples(torch.zeros(40, 1, 28, 28), torch.zeros(40, dtype=torch.int64))]
+    reason = batched.refusal(wide, LocalWork(lr=0.1, batch_size=32, epochs=1), images)
+    assert reason is not None and "images" in reason
     large = batched.refusal(nn.Linear(1001, 1000), work, [])
     assert large is not None and "large" in large
     replayed = config(delay={"name": "version", "tau_max": 3}, participation={"rule": "all"})

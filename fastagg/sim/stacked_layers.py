@@ -1,0 +1,88 @@
+"""Layers of stacked models for any data: x [clients, ..., batch] to y and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Backward = Callable[[Tensor], Tensor]  # gradient of the output, which it may overwrite, to that of the input
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a layer stands: its names' prefix, everybody's weights, the samples that count, what it adds to.
+
+    Attributes:
+        name: prefix of the layer's names in ``weights``.
+        weights: by name, [clients, *shape].
+        keep: [clients, batch], 1 for samples and 0 for what fills a shorter batch up.
+        count: [clients, 1], how many samples.
+        found: gradients by name; the way back adds the layer's own.
+        asked: whether the way back has to find the gradient of the layer's input.
+        owned: whether the layer may overwrite its input.
+    """
+
+    name: str
+    weights: Mapping[str, Tensor]
+    keep: Tensor
+    count: Tensor
+    found: dict[str, Tensor]
+    asked: bool
+    owned: bool
+
+
+Layer = Callable[[Any, Tensor, Place], tuple[Tensor, Backward]]
+
+
+def product(x: Tensor, place: Place, *, bias: bool) -> tuple[Tensor, Backward]:
+    """The layer's weights, as matrices [clients, out, in], times x [clients, in, columns]."""
+    weight = place.weights[f"{place.name}weight"]
+    matrix = weight.flatten(2)
+    y = torch.baddbmm(place.weights[f"{place.name}bias"].unsqueeze(2), matrix, x) if bias else torch.bmm(matrix, x)
+
+    def backward(dy: Tensor) -> Tensor:
+        place.found[f"{place.name}weight"] = torch.bmm(dy, x.transpose(1, 2)).view_as(weight)
+        if bias:
+            place.found[f"{place.name}bias"] = dy.sum(dim=2)
+        return torch.bmm(matrix.transpose(1, 2), dy) if place.asked else dy
+
+    return y, backward
+
+
+def _linear(layer: nn.Linear, x: Tensor, place: Place) -> tuple[Tensor, Backward]:
+    return product(x, place, bias=layer.bias is not None)
+
+
+def _flatten(layer: nn.Flatten, x: Tensor, place: Place) -> tuple[Tensor, Backward]:
+    return x.flatten(1, -2), lambda dy: dy.view_as(x)
+
+
+def _relu(layer: nn.ReLU, x: Tensor, place: Place) -> tuple[Tensor, Backward]:
+    y = x.relu_() if place.owned else x.relu()
+    return y, lambda dy: torch.ops.aten.threshold_backward.grad_input(dy, y, 0, grad_input=dy)
+
+
+def _tanh(layer: nn.Tanh, x: Tensor, place: Place) -> tuple[Tensor, Backward]:
+    y = x.tanh()
+    return y, lambda dy: torch.ops.aten.tanh_backward(dy, y)
+
+
+def _identity(layer: nn.Identity, x: Tensor, place: Place) -> tuple[Tensor, Backward]:
+    return x, lambda dy: dy
+
+
+LAYERS: dict[type[nn.Module], Layer] = {
+    nn.Linear: _linear,
+    nn.Flatten: _flatten,
+    nn.ReLU: _relu,
+    nn.Tanh: _tanh,
+    nn.Identity: _identity,
+}
+# Layers whose way back needs their output as it was.
+KEEPING = (nn.ReLU, nn.Tanh)
+# Layers whose output is their input.
+ALIASES = (nn.Flatten, nn.Identity)
