@@ -363,12 +363,11 @@ _TAGGED: dict[str, type[Section]] = {
     "version": VersionDelay,
 }
 _TAGS = frozenset(_TAGGED)
+# Sections of one kind each; pydantic says of the others which kind it took them for.
 _PLAIN: dict[str, type[Section]] = {
-    "model": Model,
-    "client": Client,
-    "dropout": Dropout,
-    "participation": Participation,
-    "run": Run,
+    name: field.annotation
+    for name, field in Config.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 }
 
 
