@@ -135,11 +135,17 @@ def write(state: dict[str, Any], path: Path) -> None:
         finally:
             os.close(folder)
     except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: the checkpoint could not be written: {error}") from error
+        raise CheckpointError(f"{path}: the checkpoint could not be written: {_cause(error)}") from error
     finally:
         torch.serialization.set_crc32_options(sums)
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
+
+
+def _cause(error: BaseException) -> BaseException:
+    # What the file system says reaches us, through torch, as an error about positions in its archive.
+    said = error.__context__
+    return said if isinstance(error, RuntimeError) and isinstance(said, OSError) else error
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Commands(TyperGroup):
-    """Turns the package's own errors into one line on stderr and exit code 2."""
+    """Turns the package's own errors, and the operating system's, into one line on stderr and exit code 2."""
 
     def invoke(self, ctx: Any) -> Any:
         from fastagg.errors import FastaggError
@@ -29,6 +29,10 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except FastaggError as error:
+            _fail(str(error))
+        except BrokenPipeError:  # `fastagg recipes | head`, which typer ends without a word
+            raise
+        except OSError as error:  # where the disk is full even importing torch fails: it looks for a temporary folder
             _fail(str(error))
 
 

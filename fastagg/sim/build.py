@@ -19,9 +19,9 @@ from fastagg.sim import batched, models
 from fastagg.sim import config as c
 from fastagg.sim.batched import BatchedTrainer
 from fastagg.sim.client import LocalWork
-from fastagg.sim.data import cifar, digits, glue, leaf, mnist, newsgroups, shakespeare, synthetic
+from fastagg.sim.data import cifar, digits, glue, leaf, mathinstruct, mnist, newsgroups, shakespeare, synthetic
 from fastagg.sim.data.federated import FederatedData
-from fastagg.sim.data.sections import SECTIONS, DataSection
+from fastagg.sim.data.sections import SECTIONS, DataSection, FromFolder
 from fastagg.sim.delays import DelayModel, Exponential, SizeTied, Suspension, ThreeClass, Transmission
 from fastagg.sim.participation import AllClients, Concurrency, Participation
 from fastagg.sim.schedule import RoundSchedule, Schedule, TimedSchedule, VersionSchedule
@@ -43,6 +43,7 @@ LOADERS: dict[str, Callable[..., FederatedData]] = {
     "shakespeare": shakespeare.load,
     "glue": glue.load,
     "newsgroups": newsgroups.load,
+    "mathinstruct": mathinstruct.load,
 }
 
 
@@ -57,18 +58,23 @@ def build_device(name: str) -> torch.device:
     return device
 
 
+def find_folder(data: DataSection) -> Path | None:
+    """Return the folder of data that is read from files. DataError when it is not named or not there."""
+    if not isinstance(data, FromFolder):
+        return None
+    if data.dir is None:
+        raise DataError(f"data {data.name!r} is read from a folder, name it with --data-dir (data.dir): {data.needs}")
+    folder = Path(data.dir).expanduser()
+    if not folder.is_dir():
+        raise DataError(f"the data folder {data.dir} does not exist: expected a folder with {data.needs}")
+    return folder
+
+
 def build_data(data: DataSection, seed: int) -> FederatedData:
     """Load the data set. DataError when its folder is not named or does not hold the files."""
-    keywords = data.model_dump(exclude={"name"})
-    if "dir" in keywords:
-        folder = keywords.pop("dir")
-        if folder is None:
-            raise DataError(
-                f"data {data.name!r} is read from a folder, name it with --data-dir (data.dir): {data.needs}"
-            )
-        keywords["folder"] = Path(folder).expanduser()
-        if not keywords["folder"].is_dir():
-            raise DataError(f"the data folder {folder} does not exist: expected a folder with {data.needs}")
+    keywords = data.model_dump(exclude={"name", "dir"})
+    if (folder := find_folder(data)) is not None:
+        keywords["folder"] = folder
     return LOADERS[data.name](seed=seed, **keywords)
 
 
@@ -120,7 +126,7 @@ def split_unlabelled(config: c.Config, data: FederatedData) -> tuple[FederatedDa
         assert isinstance(images, Tensor)
         return data, (images - images.mean()) / images.std().clamp_min(1e-6)
     if not unlabelled.share:
-        return data, None
+        return data, None if data.unlabelled is None else data.unlabelled[: unlabelled.samples]
     order = torch.from_numpy(generator(seed, "unlabelled").permutation(len(data.test)))
     count = min(max(1, round(unlabelled.share * len(data.test))), len(data.test) - 1)
     if count < 1:

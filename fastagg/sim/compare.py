@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim import output, plots, report, sweep_plots, sweep_tables
+from fastagg.sim.build import find_folder
 from fastagg.sim.cells import Watcher, run_cells
 from fastagg.sim.groups import Group, grouped
 from fastagg.sim.result import Result
@@ -46,13 +47,16 @@ def compare(
     delays.png and, for a grid over one key, lines.png, over two, heatmap.png. What is in ``out`` already of the same
     config is not run again; what is of another one is replaced with ``replace``, and otherwise fails.
 
-    ConfigError when two cells share a folder or there is no such ``baseline``; DataError when ``out`` cannot be
-    written.
+    Before anything runs: ConfigError when two cells share a folder or there is no such ``baseline``, DataError when a
+    cell that is not over has no data folder. DataError when ``out`` cannot be written.
     """
     check_folders(cells)
     if baseline is not None and baseline not in {t for c in cells for t in (c.method, c.config.name, c.config.label)}:
         known = ", ".join(dict.fromkeys(cell.method or cell.config.name for cell in cells))
         raise ConfigError(f"no baseline {baseline!r} is compared here, known: {known}")
+    for cell in cells:
+        if not (out / cell.name / "summary.json").exists():
+            find_folder(cell.config.data)  # once and now, not once for every cell
     outcomes = run_cells(cells, out, jobs, watcher, replace)
     failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, str)}
     ran = [(cell, result) for cell in cells if isinstance(result := outcomes.get(cell.name), Result)]

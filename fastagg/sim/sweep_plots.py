@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from fastagg.sim.sweep import SETTING
 
 MOST_LINES = 6  # in one picture
 MOST_PANELS = 12
+PANEL_LETTERS = 54  # that fit above a panel of delays.png
 MEASURES = {"last5_accuracy_mean": "test accuracy (%)", "best_accuracy": "best test accuracy (%)"}
 
 
@@ -209,7 +211,8 @@ def delay_histograms(groups: Sequence[Group]) -> Figure:
                 ("max", max(result.summary["delay_max"] for result in group.results), 0),
             )
         )
-        axes.set_title(f"{_names(alike, len(groups))}\n{facts}", fontsize=10)
+        names = textwrap.fill(_names(alike, len(groups)), PANEL_LETTERS)
+        axes.set_title(f"{names}\n{facts}", fontsize=10)
         axes.set_xticks(range(bins), [_bin_text(b) for b in range(bins)], rotation=45, ha="right", fontsize=9)
         axes.tick_params(labelbottom=number + columns >= len(shown))
         _plain(axes)

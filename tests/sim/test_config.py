@@ -59,6 +59,8 @@ def test_keywords_of_the_algorithm_are_passed_on_with_none(tiny):
     [
         ({"client.lrr": 1.0}, "unknown key client.lrr (known here: lr, batch_size, epochs"),
         ({"data.folder": "x"}, "unknown key data.folder (known here: name, clients, alpha"),
+        ({"unlabelled.shar": 0.5}, "unknown key unlabelled.shar (known here: share, data"),
+        ({"distill.rate": 0.5}, "unknown key distill.rate (known here: alpha, clip_norm"),
         ({"speed": 1}, "unknown key speed (known here: name, label"),
         ({"data.name": "cifar"}, "data: unknown name 'cifar' (known: 'digits', 'synthetic', "),
         ({"data": {}}, "data: the key name is missing"),

@@ -194,6 +194,14 @@ def test_a_folder_with_another_run_is_refused_unless_it_may_be_replaced(recipe, 
     assert replaced.summary["uploads"] == 33
 
 
+def test_a_missing_data_folder_is_said_once_and_before_anything_runs(recipe, tmp_path):
+    missing = cells(["fadas-mnist-large", recipe], {}, {}, 1)
+    watcher = Silent()
+    with pytest.raises(DataError, match="name it with --data-dir"):
+        compare(missing, tmp_path / "out", watcher)
+    assert watcher.told == [] and not (tmp_path / "out").exists()
+
+
 def test_tables_that_cannot_be_written_are_said(recipe, tmp_path, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")

@@ -149,6 +149,18 @@ def test_delay_histograms_are_shares_in_bins_that_double(group):
     assert "server versions" in figure.get_supxlabel()
 
 
+def test_long_names_stay_above_their_own_panel(group):
+    worlds = [
+        group(f"{m}, table large, alpha {a}", LINE, delays={n: 9})
+        for n, a in enumerate((0.03, 0.1, 0.3))
+        for m in "ABC"
+    ]
+    figure = delay_histograms(worlds)
+    figure.draw_without_rendering()
+    boxes = [(axes.title.get_window_extent(), axes.get_window_extent()) for axes in figure.axes]
+    assert all(title.x0 >= panel.x0 - 20 and title.x1 <= panel.x1 + 20 for title, panel in boxes)
+
+
 def test_runs_with_the_same_delays_share_a_panel(group):
     same = [group(m, LINE) for m in "ABC"]
     figure = delay_histograms([*same, group("D", LINE, delays={0: 9})])

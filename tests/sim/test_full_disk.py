@@ -1,0 +1,120 @@
+"""A disk that takes no more: one line, no traceback, nothing half-written, and with room again the run goes on.
+
+A limit on the size of files (RLIMIT_FSIZE, with its signal ignored) makes the operating system itself refuse to write.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from fastagg import checkpoint
+from fastagg.sim.config import to_toml
+from fastagg.sim.run import run
+
+from .test_resume import EVERY, Killed, KilledAt, same
+
+resource = pytest.importorskip("resource")
+
+KB = 1000
+
+
+def fastagg(folder, *arguments, limit=None):
+    """Run the command in ``folder``, where no file can grow past ``limit`` bytes."""
+
+    def full():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    path = os.pathsep.join(filter(None, sys.path))
+    return subprocess.run(
+        [sys.executable, "-m", "fastagg", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "Agg"},
+        preexec_fn=None if limit is None else full,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def check_refusal(done, *parts):
+    """One line that says what could not be written and why, and nothing else."""
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith("error: "), done.stderr
+    for part in (*parts, "File too large"):
+        assert part in done.stderr
+
+
+def names(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit", "part", "left"),
+    [
+        (EVERY, 100, "cannot write results to out", []),
+        (EVERY, 2 * KB, "checkpoint.pt", ["config.toml", "metrics.csv"]),
+        (EVERY, 20 * KB, "checkpoint.pt", ["config.toml", "metrics.csv"]),  # torch closes its archive, and complains
+        ({"run": {"uploads": 240, "evaluate_every": 1}}, 2 * KB, "cannot write results to out", ["config.toml"]),
+    ],
+    ids=["config.toml", "checkpoint.pt", "checkpoint.pt, later", "metrics.csv"],
+)
+def test_a_new_run(tiny, tmp_path, changes, limit, part, left):
+    (tmp_path / "mine.toml").write_text(to_toml(tiny(changes)))
+    check_refusal(fastagg(tmp_path, "run", "mine.toml", "--out", "out", limit=limit), part)
+    assert names(tmp_path / "out") == left
+
+
+def test_a_run_that_goes_on_keeps_its_checkpoint(tiny, tmp_path):
+    config = tiny(EVERY)
+    run(config, tmp_path / "whole")
+    with pytest.raises(Killed):
+        run(config, tmp_path / "cut", KilledAt(9))
+    kept = (tmp_path / "cut" / "checkpoint.pt").read_bytes()
+    check_refusal(fastagg(tmp_path, "run", "cut", "--resume", limit=len(kept) // 2), "checkpoint.pt")
+    assert (tmp_path / "cut" / "checkpoint.pt").read_bytes() == kept
+    assert names(tmp_path / "cut") == ["checkpoint.pt", "config.toml", "metrics.csv"]
+    checkpoint.read(tmp_path / "cut" / "checkpoint.pt")
+    done = fastagg(tmp_path, "run", "cut", "--resume")
+    assert done.returncode == 0, done.stderr
+    same(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_the_picture_at_the_end(tiny, tmp_path):
+    config = tiny({"run.uploads": 3})
+    run(config, tmp_path / "whole")
+    size = (tmp_path / "whole" / "accuracy.png").stat().st_size
+    (tmp_path / "mine.toml").write_text(to_toml(config))
+    check_refusal(fastagg(tmp_path, "run", "mine.toml", "--out", "cut", limit=size - 1), "cannot write results to cut")
+    assert names(tmp_path / "cut") == ["checkpoint.pt", "config.toml", "delays.csv", "metrics.csv"]
+    run(config, tmp_path / "cut", resume="go on")
+    same(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_comparison(tiny, tmp_path, jobs):
+    (tmp_path / "mine.toml").write_text(to_toml(tiny(EVERY)))
+    command = ["compare", "mine.toml", "--seeds", "2", "-j", jobs, "--out", "out"]
+    done = fastagg(tmp_path, *command, limit=20 * KB)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    *cells, last = done.stderr.splitlines()
+    assert sorted(line.partition(":")[0] for line in cells) == ["tiny/seed0", "tiny/seed1"]
+    assert all(line.endswith("checkpoint could not be written: [Errno 27] File too large") for line in cells)
+    assert last.startswith("error: 2 of 2 runs failed")
+    left = [f"tiny/seed{seed}/{name}" for seed in (0, 1) for name in ("config.toml", "metrics.csv")]
+    assert names(tmp_path / "out") == left
+    done = fastagg(tmp_path, *command)
+    assert done.returncode == 0, done.stderr
+    assert {"comparison.csv", "table.md", "accuracy.png"} <= set(names(tmp_path / "out"))
+
+
+def test_where_not_even_a_temporary_file_fits(tiny, tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # with it torch looks for no temporary folder
+    (tmp_path / "mine.toml").write_text(to_toml(tiny()))
+    done = fastagg(tmp_path, "run", "mine.toml", "--out", "out", limit=0)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: ")  # joblib warns before it
+    assert not (tmp_path / "out").exists() or names(tmp_path / "out") == []
