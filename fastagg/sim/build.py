@@ -19,7 +19,7 @@ from fastagg.sim import batched, models
 from fastagg.sim import config as c
 from fastagg.sim.batched import BatchedTrainer
 from fastagg.sim.client import LocalWork
-from fastagg.sim.data import cifar, digits, glue, leaf, mnist, newsgroups, shakespeare, synthetic
+from fastagg.sim.data import cifar, digits, glue, leaf, mathinstruct, mnist, newsgroups, shakespeare, synthetic
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.data.sections import SECTIONS, DataSection, FromFolder
 from fastagg.sim.delays import DelayModel, Exponential, SizeTied, Suspension, ThreeClass, Transmission
@@ -43,6 +43,7 @@ LOADERS: dict[str, Callable[..., FederatedData]] = {
     "shakespeare": shakespeare.load,
     "glue": glue.load,
     "newsgroups": newsgroups.load,
+    "mathinstruct": mathinstruct.load,
 }
 
 
@@ -125,7 +126,7 @@ def split_unlabelled(config: c.Config, data: FederatedData) -> tuple[FederatedDa
         assert isinstance(images, Tensor)
         return data, (images - images.mean()) / images.std().clamp_min(1e-6)
     if not unlabelled.share:
-        return data, None
+        return data, None if data.unlabelled is None else data.unlabelled[: unlabelled.samples]
     order = torch.from_numpy(generator(seed, "unlabelled").permutation(len(data.test)))
     count = min(max(1, round(unlabelled.share * len(data.test))), len(data.test) - 1)
     if count < 1:

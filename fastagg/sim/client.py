@@ -14,7 +14,7 @@ from torch import nn
 
 from fastagg.clients import GradientDifference, add_proximal_gradient_
 from fastagg.sim import stacked
-from fastagg.sim.data.federated import Samples, batches
+from fastagg.sim.data.federated import Samples, Score, batches
 from fastagg.sim.seeds import generator, integer
 
 
@@ -86,7 +86,7 @@ class LocalTrainer:
         with self._own_draws(client, number):
             for x, y in batches(samples, indices, self._seed, client, number):
                 self._optimizer.zero_grad(set_to_none=True)
-                self._loss(module(x), y).backward()
+                self._batch_loss(x, y).backward()
                 if self._work.mu:
                     add_proximal_gradient_(module, anchors, self._work.mu)
                 self._optimizer.step()
@@ -104,13 +104,18 @@ class LocalTrainer:
         x, y = next(batches(samples, self.batches(len(samples), 1, rng), self._seed, client, number))
         module.zero_grad(set_to_none=True)
         with self._own_draws(client, number):
-            self._loss(module(x), y).backward()
+            self._batch_loss(x, y).backward()
         update = dict(task.delta(module))
         for name, parameter in module.named_parameters():
             start = parameter.detach()
             gradient = torch.zeros_like(start) if parameter.grad is None else parameter.grad.detach()
             update[name] = gradient.add(start, alpha=self._work.weight_decay)
         return update
+
+    def _batch_loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        # [batch, classes], or [batch, length, classes] where every token has a label.
+        loss: torch.Tensor = self._loss(self._module(x).flatten(0, -2), y.flatten())
+        return loss
 
     @contextmanager
     def _own_draws(self, client: int, number: int) -> Iterator[None]:
@@ -161,12 +166,19 @@ class DifferenceSender:
             self._clients[client].load_state_dict(sent)
 
 
-def evaluate(module: nn.Module, params: Mapping[str, torch.Tensor], test: Samples) -> tuple[float, float]:
-    """Return accuracy (0..1) and mean cross-entropy of ``params`` loaded into ``module``, over ``test``."""
+def evaluate(
+    module: nn.Module, params: Mapping[str, torch.Tensor], test: Samples, score: Score | None = None
+) -> tuple[float, float]:
+    """Return accuracy (0..1) and mean cross-entropy of ``params`` loaded into ``module``, over ``test``.
+
+    ``score`` says them instead, where the data has one.
+    """
     module.load_state_dict(params)
     module.eval()
     correct, loss = 0, 0.0
     with torch.inference_mode():
+        if score is not None:
+            return score(module, test)
         for x, y in zip(test.x.split(2048), test.y.split(2048), strict=True):
             logits = module(x)
             correct += int((logits.argmax(dim=1) == y).sum())

@@ -44,16 +44,19 @@ WIDTHS: dict[str, list[int]] = {
     "resnet18": [64, 128, 256, 512],
     "lstm": [8, 256],
     "transformer": [],
+    "causal-lm": [],
 }
 
 
 class Model(Section):
     """``widths``: hidden layers of the mlp, channels of the CNNs, embedding and hidden size of the lstm.
 
-    ``lora_rank`` (transformer only) trains and sends low-rank adapters and the classifier, nothing else.
+    ``lora_rank`` (transformer and causal-lm) trains and sends low-rank adapters and the classifier, nothing else.
     """
 
-    name: Literal["logistic", "mlp", "cnn", "femnist-cnn", "cifar-cnn", "resnet18", "lstm", "transformer"] = "mlp"
+    name: Literal[
+        "logistic", "mlp", "cnn", "femnist-cnn", "cifar-cnn", "resnet18", "lstm", "transformer", "causal-lm"
+    ] = "mlp"
     widths: list[PositiveInt] = Field(default=[64])
     lora_rank: PositiveInt | None = None
     lora_alpha: PositiveFloat = 8.0

@@ -108,7 +108,7 @@ class Simulation:
     def evaluate(self) -> Row:
         """Test the server's model and record a row."""
         with self.stopwatch.timing("evaluation"):
-            accuracy, loss = evaluate(self.module, self.server.parameters(), self.data.test)
+            accuracy, loss = evaluate(self.module, self.server.parameters(), self.data.test, self.data.score)
         row = Row(
             self.server.version,
             self.schedule.now,

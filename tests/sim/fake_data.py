@@ -140,6 +140,40 @@ def write_newsgroups(folder):
                 (place / str(message)).write_bytes("the cat runs \xe9".encode("latin-1"))
 
 
+def write_math(folder, rows=150, words=24):
+    """MathInstruct of three collections and GSM8K: sums, the questions of ``words`` words."""
+    for name in ("MathInstruct", "gsm8k"):
+        (folder / name).mkdir(parents=True)
+    zeros = "0 plus " * (words // 2 - 2)
+    questions = [(f"{i % 9} plus {i % 7} plus {zeros}0", i % 9 + i % 7) for i in range(rows)]
+    train = [
+        {"source": f"collection/{i % 3}.json", "instruction": q, "output": f"the answer is {a}"}
+        for i, (q, a) in enumerate(questions)
+    ]
+    (folder / "MathInstruct" / "MathInstruct.json").write_text(json.dumps(train))
+    test = [json.dumps({"question": q, "answer": f"the answer #### {a}"}) for q, a in questions[:12]]
+    (folder / "gsm8k" / "test.jsonl").write_text("\n".join(test) + "\n")
+
+
+def save_writer(folder):
+    """A tiny Qwen2 with random weights; its tokenizer has one token for each byte."""
+    transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
+    folder.mkdir(parents=True)
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: i for i, letter in enumerate(letters)} | {"<|endoftext|>": len(letters)}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    files = {"vocab_file": str(folder / "vocab.json"), "merges_file": str(folder / "merges.txt")}
+    tokenizer = transformers.Qwen2TokenizerFast(**files, vocab=vocabulary, merges=[])
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = transformers.Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=600, eos_token_id=len(letters), bos_token_id=None,
+    )  # fmt: skip
+    transformers.Qwen2ForCausalLM(config).save_pretrained(folder)
+
+
 def write_everything(folder):
     """Write one form of every data set that is read from files, for up to 100 clients, and the pretrained models."""
     write_python(folder, cifar.CIFAR10, np.arange(TRAIN + 10) % 10)
@@ -157,9 +191,11 @@ def write_everything(folder):
     write_mrpc(folder)
     write_sst2(folder)
     write_newsgroups(folder)
+    write_math(folder)
 
 
 def write_models(folder):
     """Write tiny models under the names the recipes ask for."""
     save_pretrained(folder / "bert-base-uncased")
     save_pretrained(folder / "distilbert-base-uncased", "distilbert")
+    save_writer(folder / "Qwen2.5-1.5B-Instruct")

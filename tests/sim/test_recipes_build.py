@@ -9,7 +9,7 @@ from fastagg.sim.config import from_dict
 
 from .fake_data import write_everything, write_models
 
-TEXT = ("glue", "newsgroups")
+TEXT = ("glue", "newsgroups", "mathinstruct")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_data_and_model_go_together(folder, data, model):
     federation = build_data(data, seed=0)
     assert len(federation.clients) == data.clients
     module = build_model(Model.model_validate_json(model), federation, seed=0)
-    logits = module(federation.clients[0].x[:2])
-    assert logits.shape == (2, federation.classes)
-    torch.nn.functional.cross_entropy(logits, federation.clients[0].y[:2]).backward()
+    logits, labels = module(federation.clients[0].x[:2]), federation.clients[0].y[:2]
+    assert logits.shape == (*labels.shape, federation.classes)
+    torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten()).backward()
     assert all(p.grad is not None for p in module.parameters() if p.requires_grad)

@@ -21,6 +21,8 @@ Augmentation = Callable[[torch.Tensor, np.random.Generator], torch.Tensor]
 class Samples:
     """Inputs ``x`` [N, *shape], fp32 or (text) integer tokens, and integer labels ``y`` int64 [N].
 
+    Where the model writes text, ``y`` [N, length] has the token that follows each one, -100 where it does not matter.
+
     ``augment`` is applied to training batches, see :func:`batches`; never to a test set.
     """
 
@@ -35,16 +37,22 @@ class Samples:
         return replace(self, x=self.x.to(device), y=self.y.to(device))
 
 
+# Takes a model and the test set and returns accuracy (0..1) and loss.
+Score = Callable[[torch.nn.Module, Samples], tuple[float, float]]
+
+
 @dataclass(frozen=True)
 class Text:
     """What a model of text has to know: inputs are tokens 0..vocabulary-1, ``padding`` fills short ones up.
 
-    ``pretrained`` is the folder of the model the tokens are made for, None when there is none.
+    ``pretrained`` is the folder of the model the tokens are made for, None when there is none. ``writes``: the model is
+    to write text, so that every token has a label.
     """
 
     vocabulary: int
     padding: int | None = None
     pretrained: Path | None = None
+    writes: bool = False
 
 
 def batches(
@@ -65,6 +73,9 @@ def batches(
 class FederatedData:
     """Training samples per client, one test set, and the number of label classes.
 
+    ``unlabelled``: inputs that the data set itself keeps out of training, to distil on. ``score`` tests a model, where
+    counting right labels is not what is asked.
+
     DataError when there is no client, a client has no sample, or the test set is empty.
     """
 
@@ -72,6 +83,8 @@ class FederatedData:
     test: Samples
     classes: int
     text: Text | None = None
+    unlabelled: torch.Tensor | None = None
+    score: Score | None = None
 
     def __post_init__(self) -> None:
         if not self.clients:

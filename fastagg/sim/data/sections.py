@@ -138,6 +138,26 @@ class Newsgroups(Text):
     clients: PositiveInt = 20
 
 
+class MathInstruct(FromFolder):
+    """MathInstruct by the collections its questions are from, tested on GSM8K; see mathinstruct.load for the keys."""
+
+    needs: ClassVar[str] = (
+        "MathInstruct/MathInstruct.json and gsm8k/test.jsonl (or saved by datasets, or parquet, in the same folders), "
+        "and the folder of the pretrained model"
+    )
+    name: Literal["mathinstruct"]
+    clients: PositiveInt = 10
+    alpha: PositiveFloat = 0.6
+    min_samples: PositiveInt = 2
+    pretrained: str = "Qwen2.5-1.5B-Instruct"
+    max_length: PositiveInt = 512
+    samples: PositiveInt | None = None
+    queries: PositiveInt = 100
+    query_length: PositiveInt = 64
+    test_samples: PositiveInt | None = None
+    new_tokens: PositiveInt = 256
+
+
 SECTIONS: dict[str, type[DataSection]] = {
     "digits": Digits,
     "synthetic": Synthetic,
@@ -149,6 +169,10 @@ SECTIONS: dict[str, type[DataSection]] = {
     "shakespeare": Shakespeare,
     "glue": Glue,
     "newsgroups": Newsgroups,
+    "mathinstruct": MathInstruct,
 }
 # The same for pydantic and mypy, which want the classes spelt out.
-AnyData = Digits | Synthetic | SyntheticLeaf | Mnist | Cifar10 | Cifar100 | Femnist | Shakespeare | Glue | Newsgroups
+AnyData = (
+    Digits | Synthetic | SyntheticLeaf | Mnist | Cifar10 | Cifar100
+    | Femnist | Shakespeare | Glue | Newsgroups | MathInstruct
+)  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,7 +36,7 @@ def split_texts(
 ) -> FederatedData:
     """Tokenise both sets and divide the first over ``clients`` by Dirichlet(alpha) on the labels."""
     model = find_pretrained(folder, pretrained)
-    tokenizer = _tokenizer(model)
+    tokenizer = load_tokenizer(model)
     if tokenizer.pad_token_id is None:
         raise DataError(f"the tokenizer in {model} has no padding token")
     text = Text(len(tokenizer), tokenizer.pad_token_id, model)
@@ -62,7 +63,8 @@ def find_pretrained(folder: Path, name: str) -> Path:
     )
 
 
-def _tokenizer(model: Path):  # type: ignore[no-untyped-def]
+def load_tokenizer(model: Path) -> Any:
+    """Return the tokenizer in a model's folder. ConfigError without transformers, DataError when it is not readable."""
     try:
         from transformers import AutoTokenizer
     except ImportError:

@@ -24,6 +24,7 @@ PLAIN: dict[str, Callable[[Sequence[int], int, Sequence[int]], nn.Module]] = {
     "cifar-cnn": cifar_cnn,
     "resnet18": resnet18,
 }
+PRETRAINED = ("transformer", "causal-lm")
 
 
 def build(
@@ -40,25 +41,30 @@ def build(
     """Return model ``name`` with weights from ``seed``, torch's generator left alone.
 
     widths: hidden layers of the MLP, channels of the CNNs, embedding and hidden size of the LSTM. ``text`` is what
-    the data says about its tokens, for "lstm" and "transformer"; lora_rank and lora_alpha are for the latter.
+    the data says about its tokens, for "lstm", "transformer" and "causal-lm"; lora_rank and lora_alpha are for the
+    latter two.
     ConfigError on another name, or where the model does not go with the data.
     """
-    if lora_rank is not None and name != "transformer":
-        raise ConfigError(f'lora_rank is for the model "transformer", got {name!r}')
+    if lora_rank is not None and name not in PRETRAINED:
+        raise ConfigError(f"lora_rank is for the models {' and '.join(PRETRAINED)}, got {name!r}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(integer(seed, "model"))
         if name in PLAIN:
             if text is not None:
                 raise ConfigError(f'model {name!r} cannot read text, expected "lstm" or "transformer"')
             return PLAIN[name](shape, classes, widths)
-        if name not in ("lstm", "transformer"):
-            raise ConfigError(f"model {name!r} is unknown, expected {', '.join(PLAIN)}, lstm or transformer")
+        if name not in ("lstm", *PRETRAINED):
+            raise ConfigError(f"model {name!r} is unknown, expected {', '.join((*PLAIN, 'lstm', *PRETRAINED))}")
         if text is None:
             raise ConfigError(f"model {name!r} needs text, the data's inputs are {tuple(shape)}")
+        if text.writes != (name == "causal-lm"):
+            raise ConfigError(f"model {name!r} does not go with this data: causal-lm and mathinstruct belong together")
         if name == "lstm":
             from fastagg.sim.models.lstm import NextCharacter
 
             return NextCharacter(text.vocabulary, classes, widths)
-        from fastagg.sim.models.transformer import classifier
+        from fastagg.sim.models import transformer
 
-        return classifier(text, classes, lora_rank, lora_alpha)
+        if name == "causal-lm":
+            return transformer.writer(text, lora_rank, lora_alpha)
+        return transformer.classifier(text, classes, lora_rank, lora_alpha)

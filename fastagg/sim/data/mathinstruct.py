@@ -1,0 +1,163 @@
+"""MathInstruct to train on and GSM8K to be tested on: questions, and solutions in words (paper 004, Table 5).
+
+A sample is the tokens of question and solution, [max_length]; its labels are the next tokens where the solution is to
+be written, and IGNORED elsewhere. The paper gives neither prompt nor lengths: the prompt is the tokenizer's own chat
+template where it has one.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastagg.errors import DataError
+from fastagg.sim.data.federated import FederatedData, Samples, Text
+from fastagg.sim.data.files import places, read_table, read_text
+from fastagg.sim.data.tokens import find_pretrained, load_tokenizer
+from fastagg.sim.generation import IGNORED, FinalNumbers
+from fastagg.sim.partition import dirichlet_split
+from fastagg.sim.seeds import generator
+
+TRAIN = ("source", "instruction", "output")
+TEST = ("question", "answer")
+
+
+@dataclass(frozen=True)
+class Solutions:
+    """Questions with solutions, and from which collection each is; ``where`` they lie, for messages."""
+
+    questions: list[str]
+    answers: list[str]
+    sources: list[str]
+    where: str
+
+
+def load(
+    folder: Path, clients: int, alpha: float, seed: int, min_samples: int, pretrained: str, max_length: int,
+    samples: int | None, queries: int, query_length: int, test_samples: int | None, new_tokens: int,
+) -> FederatedData:  # fmt: skip
+    """Return ``samples`` of MathInstruct, split by Dirichlet(alpha) on the collections they are from.
+
+    ``queries`` more of its questions are kept out of the training set, without solutions, to distil on: of those with
+    at least ``query_length`` tokens, cut to that, so that no padding is distilled. The test set is GSM8K's, or
+    ``test_samples`` of it, on which solutions of up to ``new_tokens`` are generated.
+
+    DataError when files are missing or damaged; ConfigError when transformers is not installed.
+    """
+    train, test = _mathinstruct(folder), _gsm8k(folder)
+    model = find_pretrained(folder, pretrained)
+    tokenizer = load_tokenizer(model)
+    if tokenizer.pad_token_id is None:
+        raise DataError(f"the tokenizer in {model} has no padding token")
+    order = [int(i) for i in generator(seed, "solutions").permutation(len(train.questions))]
+    asked, rest = _queries(train, order, tokenizer, queries, query_length)
+    kept, encoded = _encoded(train, rest, tokenizer, max_length, samples)
+    collections = sorted({train.sources[i] for i in kept})
+    labels = torch.tensor([collections.index(train.sources[i]) for i in kept])
+    parts = [torch.from_numpy(p) for p in dirichlet_split(labels.numpy(), clients, alpha, seed, min_samples)]
+    tested = [int(i) for i in generator(seed, "tested").permutation(len(test.questions))]
+    return FederatedData(
+        [Samples(encoded.x[part], encoded.y[part]) for part in parts],
+        _encoded(test, tested, tokenizer, max_length, test_samples)[1],
+        len(tokenizer),
+        Text(len(tokenizer), tokenizer.pad_token_id, model, writes=True),
+        unlabelled=asked,
+        score=FinalNumbers(tokenizer, new_tokens),
+    )
+
+
+def _mathinstruct(folder: Path) -> Solutions:
+    for place in places(folder, "MathInstruct", "mathinstruct")[1:]:  # a JSON in the folder itself is LEAF's
+        if (place / "MathInstruct.json").is_file():
+            table = _rows(place / "MathInstruct.json", TRAIN, json.loads)
+        elif (found := read_table(place, "train", TRAIN)) is not None:
+            table = found
+        else:
+            continue
+        return Solutions(table["instruction"], table["output"], table["source"], str(place))
+    raise DataError(
+        f"no MathInstruct in {folder}: expected MathInstruct/ with MathInstruct.json, as saved by datasets, or with "
+        "train-*.parquet"
+    )
+
+
+def _gsm8k(folder: Path) -> Solutions:
+    for place in places(folder, "gsm8k", "gsm8k/main")[1:]:
+        if (place / "test.jsonl").is_file():
+            table = _rows(place / "test.jsonl", TEST, lambda text: [json.loads(x) for x in text.splitlines() if x])
+        elif (found := read_table(place, "test", TEST)) is not None:
+            table = found
+        else:
+            continue
+        return Solutions(table["question"], table["answer"], [""] * len(table["answer"]), str(place))
+    raise DataError(
+        f"no GSM8K in {folder}: expected gsm8k/ with test.jsonl, as saved by datasets, or with test-*.parquet"
+    )
+
+
+def _rows(path: Path, columns: tuple[str, ...], parse: Any) -> dict[str, list[str]]:
+    try:
+        rows = parse(read_text(path))
+        return {name: [str(row[name]) for row in rows] for name in columns}
+    except (ValueError, LookupError, TypeError) as error:
+        raise DataError(f"{path} is not JSON with {', '.join(columns)} in each entry: {error!r}") from None
+
+
+def _queries(
+    train: Solutions, order: list[int], tokenizer: Any, count: int, length: int
+) -> tuple[torch.Tensor, list[int]]:
+    """The first ``count`` questions in ``order`` that are long enough, [count, length]; and the others' numbers."""
+    rows: list[list[int]] = []
+    taken = set()
+    for i in order:
+        if len(rows) == count:
+            break
+        tokens = _prompt(tokenizer, train.questions[i])
+        if len(tokens) >= length:
+            rows.append(tokens[:length])
+            taken.add(i)
+    if len(rows) < count:
+        raise DataError(
+            f"{train.where}: {len(rows)} questions have {length} tokens (query_length), {count} are asked for"
+        )
+    return torch.tensor(rows), [i for i in order if i not in taken]
+
+
+def _encoded(
+    given: Solutions, order: list[int], tokenizer: Any, length: int, count: int | None
+) -> tuple[list[int], Samples]:
+    """The first ``count`` in ``order`` (None: all) whose question leaves room for a solution; and their numbers."""
+    kept: list[int] = []
+    x, y = [], []
+    for i in order:
+        if len(kept) == count:
+            break
+        prompt = _prompt(tokenizer, given.questions[i])
+        answer = [*tokenizer(given.answers[i], add_special_tokens=False)["input_ids"], *_end(tokenizer)]
+        if len(prompt) >= length or not answer:
+            continue
+        tokens = [*prompt, *answer][: length + 1]
+        labels = [IGNORED] * (len(prompt) - 1) + tokens[len(prompt) :]
+        tokens = tokens[: len(labels)]
+        x.append(tokens + [tokenizer.pad_token_id] * (length - len(tokens)))
+        y.append(labels + [IGNORED] * (length - len(labels)))
+        kept.append(i)
+    if not kept:
+        raise DataError(f"{given.where}: no question is shorter than max_length, {length} tokens")
+    return kept, Samples(torch.tensor(x), torch.tensor(y))
+
+
+def _prompt(tokenizer: Any, question: str) -> list[int]:
+    if getattr(tokenizer, "chat_template", None):
+        message = [{"role": "user", "content": question}]
+        text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return list(tokenizer(f"Question: {question}\nAnswer:", add_special_tokens=False)["input_ids"])
+
+
+def _end(tokenizer: Any) -> list[int]:
+    return [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]

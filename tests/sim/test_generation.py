@@ -1,0 +1,175 @@
+"""Models that write solutions: what is trained on, what is distilled on, and how an answer is scored."""
+
+import pytest
+import torch
+
+from fastagg.errors import ConfigError, DataError
+from fastagg.sim.build import build_data, build_model, split_unlabelled
+from fastagg.sim.config import Model, from_dict
+from fastagg.sim.data.federated import Samples
+from fastagg.sim.data.sections import SECTIONS
+from fastagg.sim.generation import IGNORED, FinalNumbers, same_number
+from fastagg.sim.run import run
+
+from .fake_data import save_writer, write_math, write_rte
+from .test_resume import Killed, KilledAt, same
+
+KEYS = {"name": "mathinstruct", "clients": 4, "pretrained": "tiny", "max_length": 96, "queries": 8, "query_length": 30}
+KEYS |= {"new_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted", "equal"),
+    [
+        ("3 + 4 = 7. The answer is 7", "so #### 7", True),
+        ("it costs $1,200.00", "#### 1200", True),
+        ("-3", "#### 3", False),
+        ("7 or 8", "#### 7", False),
+        ("no idea", "#### 7", False),
+        ("", "", False),
+    ],
+)
+def test_the_last_number_counts(written, wanted, equal):
+    assert same_number(written, wanted) is equal
+
+
+class Digits:
+    """A tokenizer of single digits."""
+
+    pad_token_id = 0
+
+    def batch_decode(self, rows, skip_special_tokens):
+        return [" ".join(str(int(token)) for token in row if int(token)) for row in rows]
+
+
+class Doubling(torch.nn.Module):
+    """Writes the double of a question's last token; its logits are all equal."""
+
+    def forward(self, tokens):
+        return torch.zeros(*tokens.shape, 10)
+
+    def generate(self, tokens, mask, most):
+        assert mask[:, -1].all() and (tokens[mask == 0] == 0).all()  # padding lies on the left
+        return torch.cat([tokens, 2 * tokens[:, -1:]], dim=1)
+
+
+def test_accuracy_is_the_share_of_right_numbers_and_loss_that_of_the_solutions():
+    x = torch.tensor([[5, 3, 6, 0], [4, 8, 0, 0], [1, 1, 2, 4]])
+    y = torch.tensor([[IGNORED, 6, IGNORED, IGNORED], [8, IGNORED, IGNORED, IGNORED], [IGNORED, IGNORED, 4, 5]])
+    accuracy, loss = FinalNumbers(Digits(), 1, batch_size=2)(Doubling(), Samples(x, y))
+    assert accuracy == pytest.approx(2 / 3)  # 3 -> 6 and 4 -> 8 are right, 2 -> 4 is not 5
+    assert loss == pytest.approx(torch.log(torch.tensor(10.0)).item())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save_writer(tmp_path / "data" / "tiny")
+    write_math(tmp_path / "data", rows=60, words=12)
+    return tmp_path / "data"
+
+
+def maths(folder, **changes):
+    return SECTIONS["mathinstruct"].model_validate({**KEYS, "dir": str(folder), **changes})
+
+
+def test_only_solutions_have_labels_and_they_are_the_next_tokens(folder):
+    data = build_data(maths(folder), seed=0)
+    assert len(data.clients) == 4 and sum(map(len, data.clients)) == 60 - 8
+    for samples in (*data.clients, data.test):
+        for x, y in zip(samples.x, samples.y, strict=True):
+            at = (y != IGNORED).nonzero().flatten()
+            assert torch.equal(y[at[:-1]], x[at[1:]])  # each label is the token that comes next
+            text = data.score.tokenizer.decode(torch.cat([x[: at[0] + 1], y[at]]))
+            question, _, solution = text.partition("\nAnswer:")
+            assert question.startswith("Question: ") and solution.startswith("the answer ")
+            assert solution.endswith("<|endoftext|>")
+    some = build_data(maths(folder, samples=20, test_samples=5), seed=0)
+    assert (sum(map(len, some.clients)), len(some.test)) == (20, 5)
+
+
+def test_queries_are_kept_out_of_training_and_distilled_on(folder):
+    values = values_of(folder, {"name": "FedEcho", "buffer_size": 2})
+    data = build_data(maths(folder), seed=0)
+    queries = split_unlabelled(from_dict(values, "test"), data)[1]
+    assert queries.shape == (8, 30)
+    assert (queries != data.text.padding).all()
+    again = build_data(maths(folder), seed=0)
+    assert torch.equal(again.unlabelled, queries)
+    assert not torch.equal(build_data(maths(folder), seed=1).unlabelled, queries)
+
+
+def values_of(folder, algorithm, **model):
+    return {
+        "name": "writer",
+        "algorithm": algorithm,
+        "data": maths(folder, test_samples=4, samples=24).model_dump(),
+        "model": {"name": "causal-lm", **model},
+        "client": {"lr": 1e-2, "batch_size": 4, "optimizer": "adamw"},
+        "delay": {"name": "size-tied"},
+        "participation": {"rule": "concurrency", "concurrency": 2},
+        "distill": {"lr": 1e-3, "batch_size": 4},
+        "run": {"versions": 3, "evaluate_every": 1, "checkpoint_every": 0.0},
+    }
+
+
+@pytest.mark.parametrize("lora_rank", [None, 1])
+def test_a_run_learns_distils_and_resumes(folder, tmp_path, lora_rank):
+    if lora_rank is not None:
+        pytest.importorskip("peft")
+    algorithm = {"name": "FedEcho", "buffer_size": 2, "cache": "int8"}
+    config = from_dict(values_of(folder, algorithm, lora_rank=lora_rank), "test")
+    result = run(config, tmp_path / "whole")
+    assert result.summary["distillation"]["flushes"] == 3
+    assert result.rows[-1].loss < result.rows[0].loss
+    with pytest.raises(Killed):
+        run(config, tmp_path / "cut", KilledAt(3))
+    run(config, tmp_path / "cut", resume="go on")
+    same(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_data_and_models_that_do_not_go_together_are_refused(folder):
+    data = build_data(maths(folder), seed=0)
+    for name in ("transformer", "lstm"):
+        with pytest.raises(ConfigError, match="belong together"):
+            build_model(Model(name=name), data, seed=0)
+    write_rte(folder)
+    glue = SECTIONS["glue"](name="glue", task="rte", dir=str(folder), clients=2, pretrained="tiny", max_length=8)
+    with pytest.raises(ConfigError, match="belong together"):
+        build_model(Model(name="causal-lm"), build_data(glue, seed=0), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda f: (f / "MathInstruct" / "MathInstruct.json").unlink(),
+            "no MathInstruct in .*expected MathInstruct/ with MathInstruct.json",
+        ),
+        (lambda f: (f / "gsm8k" / "test.jsonl").unlink(), "no GSM8K in .*expected gsm8k/ with test.jsonl"),
+        (
+            lambda f: (f / "MathInstruct" / "MathInstruct.json").write_text('[{"source": "a"'),
+            "Instruct.json is not JSON with",
+        ),
+        (
+            lambda f: (f / "MathInstruct" / "MathInstruct.json").write_text('[{"source": "a"}]'),
+            "Instruct.json is not JSON with",
+        ),
+        (lambda f: (f / "gsm8k" / "test.jsonl").write_text("{}\n"), "test.jsonl is not JSON with question, answer"),
+        (lambda f: (f / "tiny" / "config.json").unlink(), "no pretrained model 'tiny'"),
+    ],
+)
+def test_missing_and_damaged_files_are_named(tmp_path, change, message):
+    if "pretrained" in message:
+        (tmp_path / "tiny").mkdir()
+        (tmp_path / "tiny" / "config.json").write_text("{}")
+    write_math(tmp_path, rows=30, words=12)
+    change(tmp_path)
+    with pytest.raises(DataError, match=message):
+        build_data(maths(tmp_path), seed=0)
+
+
+def test_settings_no_question_fits_are_said(folder):
+    with pytest.raises(DataError, match=r"0 questions have 99 tokens \(query_length\), 8 are asked for"):
+        build_data(maths(folder, query_length=99), seed=0)
+    with pytest.raises(DataError, match="no question is shorter than max_length, 40 tokens"):
+        build_data(maths(folder, max_length=40), seed=0)
