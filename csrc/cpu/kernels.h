@@ -86,12 +86,12 @@ struct Kernels {
   void (*settle)(const double* total, float* high, int8_t* low, int64_t n);
   // out = a*a_scale + b*b_scale
   void (*combine)(const float* a, float a_scale, const float* b, float b_scale, float* out, int64_t n);
-  // out = a - b
-  void (*subtract)(const float* a, const float* b, float* out, int64_t n);
   // out += in, element i with the sign of bit i of `signs`
   void (*sketch)(const float* in, const uint32_t* signs, float* out, int64_t n);
-  // Sum of a*b over exactly kBlock elements, in double and in reduce.h's shape.
-  double (*dot)(const float* a, const float* b);
+  // Sums over exactly kBlock elements, in double and in reduce.h's shape: of values^2; of (x - base)^2, values^2 and,
+  // if `inner`, (x - base)*values.
+  double (*square)(const float* values);
+  void (*apart)(const float* x, const float* base, const float* values, bool inner, double* out);
   RowLoss<float> distill_f32;
   RowLoss<double> distill_f64;
 };

@@ -134,36 +134,38 @@ void stream_block(const float* in, float* out, int64_t n) {
 }
 
 // GCC and Clang lower these to whatever the target has; the order of additions is in the source, lane by lane.
-typedef float Floats __attribute__((vector_size(32), aligned(4)));
-typedef double Doubles __attribute__((vector_size(64)));
-constexpr int64_t kWidth = 8;
-
-// Same: a is b, and is read and widened once.
-template <bool Same>
-FASTAGG_FN double dot_of(const float* a, const float* b) {
-  alignas(64) double lanes[kLanes];
-  // As many lanes at a time as their sums fit in registers; the sums themselves are the same.
 #if defined(__AVX512F__)
-  constexpr int64_t kSweep = 128;
+constexpr int64_t kWidth = 8;
+#elif defined(__AVX2__)
+constexpr int64_t kWidth = 4;
 #else
-  constexpr int64_t kSweep = 32;
+constexpr int64_t kWidth = 2;
 #endif
-  for (int64_t first = 0; first < kLanes; first += kSweep) {
-    Doubles sum[kSweep / kWidth] = {};
-    for (int64_t k = first; k < kBlock; k += kLanes) {
-      for (int64_t line = 0; line < kSweep; line += kLine) ahead(a + k + kBlock + line);
-#pragma GCC unroll 16
-      for (int64_t l = 0; l < kSweep / kWidth; ++l) {
-        const int64_t at = k + l * kWidth;
-        const Doubles left = __builtin_convertvector(*reinterpret_cast<const Floats*>(a + at), Doubles);
-        if constexpr (Same)
-          sum[l] += left * left;
-        else
-          sum[l] += left * __builtin_convertvector(*reinterpret_cast<const Floats*>(b + at), Doubles);
-      }
-    }
-    memcpy(lanes + first, sum, sizeof sum);
-  }
+typedef float Floats __attribute__((vector_size(4 * kWidth), aligned(4)));
+typedef double Doubles __attribute__((vector_size(8 * kWidth)));
+
+FASTAGG_FN Floats floats(const float* at) { return *reinterpret_cast<const Floats*>(at); }
+FASTAGG_FN Doubles widened(Floats values) {
+#if defined(__AVX512F__)
+  // GCC makes the conversion below in two halves. The masked form: see widening_product.
+  return reinterpret_cast<Doubles>(_mm512_maskz_cvtps_pd(0xff, reinterpret_cast<__m256>(values)));
+#else
+  return __builtin_convertvector(values, Doubles);
+#endif
+}
+
+// A product of two widened floats is exact, so one rounding or two give the same bits.
+FASTAGG_FN void add_product(Doubles& sum, Doubles a, Doubles b) {
+#if defined(__AVX512F__)
+  sum = reinterpret_cast<Doubles>(
+      _mm512_fmadd_pd(reinterpret_cast<__m512d>(a), reinterpret_cast<__m512d>(b), reinterpret_cast<__m512d>(sum)));
+#else
+  sum += a * b;
+#endif
+}
+
+// reduce.h: lanes four by four, then the quads in halves.
+FASTAGG_FN double total_of_lanes(const double* lanes) {
   double quads[kQuads];
   for (int64_t q = 0; q < kQuads; ++q)
     quads[q] = fold_quad(lanes[4 * q], lanes[4 * q + 1], lanes[4 * q + 2], lanes[4 * q + 3]);
@@ -172,7 +174,55 @@ FASTAGG_FN double dot_of(const float* a, const float* b) {
   return quads[0];
 }
 
-double dot_block(const float* a, const float* b) { return a == b ? dot_of<true>(a, a) : dot_of<false>(a, b); }
+// add(i, sums) adds the products of elements i..i+kWidth-1 to each of the sums, for every i of a whole block; the sums
+// are folded in reduce.h's shape. `streams` are what is read, and will be read in the next block.
+template <int Sums, typename Add, typename... Stream>
+FASTAGG_FN void sums_of(double* out, Add add, const Stream*... streams) {
+  alignas(64) double lanes[Sums][kLanes];
+  // As many lanes at a time as their sums fit in registers; the sums themselves are the same.
+#if defined(__AVX512F__)
+  constexpr int64_t kSweep = Sums == 1 ? 128 : 64;
+#else
+  constexpr int64_t kSweep = Sums == 1 ? 32 : 16;
+#endif
+  for (int64_t first = 0; first < kLanes; first += kSweep) {
+    Doubles sums[kSweep / kWidth][Sums] = {};
+    for (int64_t k = first; k < kBlock; k += kLanes) {
+      for (int64_t line = 0; line < kSweep; line += kLine) (ahead(streams + (k + kBlock + line)), ...);
+#pragma GCC unroll 16
+      for (int64_t l = 0; l < kSweep / kWidth; ++l) add(k + l * kWidth, sums[l]);
+    }
+    for (int64_t l = 0; l < kSweep / kWidth; ++l)
+      for (int64_t s = 0; s < Sums; ++s) memcpy(lanes[s] + first + l * kWidth, &sums[l][s], sizeof(Doubles));
+  }
+  for (int64_t s = 0; s < Sums; ++s) out[s] = total_of_lanes(lanes[s]);
+}
+
+double square_block(const float* values) {
+  double sum;
+  const auto add = [=](int64_t i, Doubles(&sums)[1]) FASTAGG_INLINE {
+    const Doubles v = widened(floats(values + i));
+    add_product(sums[0], v, v);
+  };
+  sums_of<1>(&sum, add, values);
+  return sum;
+}
+
+template <bool Inner>
+FASTAGG_FN void apart(const float* x, const float* base, const float* values, double* out) {
+  constexpr int kSums = Inner ? 3 : 2;
+  const auto add = [=](int64_t i, Doubles(&sums)[kSums]) FASTAGG_INLINE {
+    const Doubles moved = widened(floats(x + i) - floats(base + i)), v = widened(floats(values + i));
+    add_product(sums[0], moved, moved);
+    add_product(sums[1], v, v);
+    if constexpr (Inner) add_product(sums[2], moved, v);
+  };
+  sums_of<kSums>(out, add, x, base, values);
+}
+
+void apart_block(const float* x, const float* base, const float* values, bool inner, double* out) {
+  inner ? apart<true>(x, base, values, out) : apart<false>(x, base, values, out);
+}
 
 #include "rows.inl"
 // After the rows, whose random words it shares.
@@ -204,9 +254,9 @@ const Kernels table = {
     add_exactly_block,
     settle_block,
     combine_block,
-    subtract_block,
     sketch_block,
-    dot_block,
+    square_block,
+    apart_block,
     {soft_targets_row<float>, distill_row<float>},
     {soft_targets_row<double>, distill_row<double>},
 };

@@ -1,5 +1,7 @@
 #include "norms.h"
 
+#include <array>
+
 #include "blocks.h"
 
 namespace fastagg::cpu {
@@ -24,33 +26,57 @@ const float* whole(const float* values, int64_t n, Scratch& scratch) {
   return scratch.values;
 }
 
+// sums(table, reader, position, n) gives `Sums` numbers for a block; their totals over all blocks, in reduce.h's shape.
+//
+// A pass that only reads waits for memory, and the hardware fetches ahead within a page: so a group is read at several
+// places in turn, each with a reader of its own. Its blocks are added in their order all the same.
+template <int Sums, typename Of>
+std::array<double, Sums> totals(const Update& update, Of sums) {
+  constexpr int64_t kPlaces = 4, kEach = kGroupBlocks / kPlaces;
+  std::array<std::vector<double>, Sums> partial;
+  for (auto& one : partial) one.assign(static_cast<size_t>(groups_of(update.size)), 0.0);
+  const Kernels& table = kernels();
+  auto group = [&](int64_t index) {
+    const int64_t begin = index * kGroup, end = std::min(update.size, begin + kGroup);
+    std::array<double, Sums> found[kGroupBlocks];
+    std::vector<Reader> readers;
+    readers.reserve(kPlaces);
+    for (int64_t place = 0; place < kPlaces && begin + place * kEach * kBlock < end; ++place)
+      readers.emplace_back(update, table, begin + place * kEach * kBlock);
+    for (int64_t turn = 0; turn < kEach; ++turn) {
+      for (size_t place = 0; place < readers.size(); ++place) {
+        const int64_t block = static_cast<int64_t>(place) * kEach + turn, at = begin + block * kBlock;
+        if (at < end) found[block] = sums(table, readers[place], at, std::min(kBlock, end - at));
+      }
+    }
+    for (int64_t block = 0; begin + block * kBlock < end; ++block)
+      for (size_t k = 0; k < Sums; ++k) partial[k][static_cast<size_t>(index)] += found[block][k];
+  };
+  parallel(groups_of(update.size), group);
+  std::array<double, Sums> all;
+  for (size_t k = 0; k < Sums; ++k) all[k] = total_of(partial[k]);
+  return all;
+}
+
 }  // namespace
 
 double sum_squares(const Update& update) {
-  std::vector<double> partial(static_cast<size_t>(groups_of(update.size)), 0.0);
-  for_each_block(update, [&](const Kernels& table, Reader& reader, int64_t at, int64_t n) {
+  return totals<1>(update, [](const Kernels& table, Reader& reader, int64_t at, int64_t n) {
     Scratch scratch;
     const float* values = whole(reader.block(at, n), n, scratch);
-    // Only this thread visits this group, and it visits its blocks in order.
-    partial[static_cast<size_t>(at / kGroup)] += table.dot(values, values);
-  });
-  return total_of(partial);
+    return std::array<double, 1>{table.square(values)};
+  })[0];
 }
 
 Distances distances(const Update& update, const float* x, const float* base, bool wants_inner) {
-  const size_t groups = static_cast<size_t>(groups_of(update.size));
-  std::vector<double> moved(groups, 0.0), norm(groups, 0.0), inner(groups, 0.0);
-  for_each_block(update, [&](const Kernels& table, Reader& reader, int64_t at, int64_t n) {
-    Scratch difference, scratch;
-    if (n < kBlock) std::memset(difference.values, 0, sizeof difference.values);
-    table.subtract(x + at, base + at, difference.values, n);
-    const float* values = whole(reader.block(at, n), n, scratch);
-    const size_t group = static_cast<size_t>(at / kGroup);
-    moved[group] += table.dot(difference.values, difference.values);
-    norm[group] += table.dot(values, values);
-    if (wants_inner) inner[group] += table.dot(difference.values, values);
+  const auto [moved, norm, inner] = totals<3>(update, [&](const Kernels& table, Reader& reader, int64_t at, int64_t n) {
+    Scratch of_x, of_base, of_update;
+    std::array<double, 3> sums{};
+    table.apart(whole(x + at, n, of_x), whole(base + at, n, of_base), whole(reader.block(at, n), n, of_update),
+                wants_inner, sums.data());
+    return sums;
   });
-  return {total_of(moved), total_of(norm), total_of(inner)};
+  return {moved, norm, inner};
 }
 
 void sketch(const Update& update, int64_t k, uint64_t seed, float* out) {

@@ -3,13 +3,7 @@
 
 // Lanes of 64 bits that hold 32-bit words: one widening multiplication gives both halves of a product, and what is left
 // in the upper halves never matters, since the next multiplication reads the lower ones only.
-#if defined(__AVX512F__)
-constexpr int64_t kWordLanes = 8;
-#elif defined(__AVX2__)
-constexpr int64_t kWordLanes = 4;
-#else
-constexpr int64_t kWordLanes = 2;
-#endif
+constexpr int64_t kWordLanes = kWidth;
 typedef uint64_t Words __attribute__((vector_size(8 * kWordLanes)));
 
 FASTAGG_FN Words widening_product(Words x, Words y) {
@@ -226,10 +220,6 @@ void settle_block(const double* total, float* high, int8_t* low, int64_t n) {
 
 void combine_block(const float* a, float a_scale, const float* b, float b_scale, float* out, int64_t n) {
   sweep(n, [=](int64_t i) FASTAGG_INLINE { out[i] = a[i] * a_scale + b[i] * b_scale; }, b);
-}
-
-void subtract_block(const float* a, const float* b, float* out, int64_t n) {
-  sweep(n, [=](int64_t i) FASTAGG_INLINE { out[i] = a[i] - b[i]; }, a, b);
 }
 
 void sketch_block(const float* in, const uint32_t* signs, float* out, int64_t n) {
