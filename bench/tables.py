@@ -45,13 +45,24 @@ def table(operation: str, size: int, rows: Iterable[Row], clients: int = 0, abou
     lines = [
         f"### {operation}, d = {size:,}{of_clients}",
         "",
-        f"{about}. Other processes took at most {others:.0%} of the cores' time in a round; "
+        f"{about}.{_streams(rows)} Other processes took at most {others:.0%} of the cores' time in a round; "
         f"{discarded} disturbed rounds were discarded.",
         "",
         "| candidate | time (p20 to p80) | B/param | GB/s | of copy/triad | of in place | its time / fastagg's | |",
         "|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join(lines + [_line(row) for row in rows])
+
+
+def _streams(rows: Sequence[Row]) -> str:
+    """What memory gave in that run: on a shared machine others may be using it, and no counter here says so."""
+    kinds: dict[str, list[float]] = {"copy/triad": [], "in place": []}
+    for row in rows:
+        for kind, share in (("copy/triad", row.of_roofline), ("in place", row.of_in_place)):
+            if row.gbps and share:
+                kinds[kind].append(row.gbps / share)
+    found = [f"{kind} {speeds[0]:.0f} GB/s" for kind, speeds in kinds.items() if speeds]
+    return f" Streaming: {', '.join(found)}." if found else ""
 
 
 def _line(row: Row) -> str:
