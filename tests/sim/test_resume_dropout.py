@@ -72,10 +72,10 @@ def test_killed_at_any_update(tiny, drawing_model, tmp_path_factory, name, cuts)
     same(folder / "whole", folder / "cut")
 
 
-PROGRAM = """
+PROGRAM = f"""
 from fastagg.cli import main
 from fastagg.sim import models
-from tests.sim.test_resume_dropout import drawing
+from {__name__} import drawing
 
 models.PLAIN["mlp"] = drawing
 main()
