@@ -54,7 +54,8 @@ def measure(label: str, model: dict[str, object], rounds: int) -> None:
 
     cores = os.cpu_count() or 1
     candidates = {"alone": alone, "together": lambda: together(1), "all cores": lambda: together(cores)}
-    timings = interleave(candidates, rounds=rounds)
+    # A run trains without a pause, so that a sample is many calls: a core that has just slept is slow for some ten ms.
+    timings = interleave(candidates, rounds=rounds, least=0.3)
     rate = {name: len(jobs) / timings.seconds(name).p50 for name in candidates}
     times = {name: timings.ratio("alone", name).p50 for name in candidates}
     print(
