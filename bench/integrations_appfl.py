@@ -1,4 +1,4 @@
-"""APPFL's aggregation call alone: its FedAsync and FedBuff beside fastagg's, ten clients' models in turn.
+"""APPFL's aggregators alone: its FedAsync and FedBuff beside fastagg's. Ten clients in turn upload a model and get the next.
 
 APPFL runs with ``optimize_memory=False``: its default collects Python's garbage at every call, which would flatter us.
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from appfl.algorithm.aggregator import FedAsyncAggregator, FedBuffAggregator
@@ -22,20 +23,24 @@ logging.getLogger("fastagg").setLevel(logging.ERROR)
 
 
 def uploads() -> list[dict[str, torch.Tensor]]:
-    """Two models, sent in turn: ten would be all that a machine's memory holds."""
-    return [model(1), model(2)]
+    """As many as there are clients, and one more: no client sends the same numbers twice running, which would be a
+    message that came twice."""
+    return [model(1 + k) for k in range(CLIENTS + 1)]
 
 
-def driven(aggregator: object, replies: list[dict[str, torch.Tensor]]) -> Callable[[], object]:
+def driven(aggregator: Any, replies: list[dict[str, torch.Tensor]], version: Callable[[], int]) -> Callable[[], object]:
     for client in range(CLIENTS):
         aggregator.get_parameters(client_id=client)
     turn = 0
 
     def run() -> None:
         nonlocal turn
+        turn, before = turn + 1, version()
         for client in range(CLIENTS):
-            turn += 1
-            aggregator.aggregate(client, replies[(turn + client) % 2])
+            aggregator.aggregate(client, replies[(turn + client) % len(replies)])
+            aggregator.get_parameters(client_id=client)
+        if version() == before:
+            raise AssertionError("ten uploads and no step: they were not counted")
 
     return run
 
@@ -43,12 +48,12 @@ def driven(aggregator: object, replies: list[dict[str, torch.Tensor]]) -> Callab
 def theirs(kind: type, **settings: object) -> Callable[[], object]:
     config = {"optimize_memory": False, "staleness_fn": "constant", "alpha": 0.5, "num_clients": 1, **settings}
     aggregator = kind(Net(model(0)), OmegaConf.create(config), logging.getLogger("theirs"))
-    return driven(aggregator, uploads())
+    return driven(aggregator, uploads(), lambda: aggregator.global_step)
 
 
 def ours(algorithm: str, **settings: object) -> Callable[[], object]:
     aggregator = Aggregator(Net(model(0)), {"algorithm": algorithm, "settings": settings})
-    return driven(aggregator, uploads())
+    return driven(aggregator, uploads(), lambda: aggregator.server.version)
 
 
 class Net(torch.nn.Module):

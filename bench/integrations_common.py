@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 from timing import Quantiles, interleave
@@ -46,9 +48,14 @@ def _ms(quantiles: Quantiles, which: str, updates: int) -> str:
 
 def peaks(file: str, names: list[str]) -> dict[str, float]:
     """Peak resident memory of each candidate, alone in a process, beyond what it had before its first call."""
+    # This checkout, installed or not: the process begins in bench/.
+    paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     found = {}
     for name in names:
-        done = subprocess.run([sys.executable, file, name], check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, file, name], check=True, stdout=subprocess.PIPE, text=True, env=environment
+        )
         found[name] = json.loads(done.stdout.splitlines()[-1])
     return found
 
