@@ -1,4 +1,4 @@
-"""APPFL's aggregators alone: its FedAsync and FedBuff beside fastagg's. Ten clients in turn upload a model and get the next.
+"""APPFL's aggregators alone: its FedAsync and FedBuff beside fastagg's. Ten clients upload a model and get the next.
 
 APPFL runs with ``optimize_memory=False``: its default collects Python's garbage at every call, which would flatter us.
 
