@@ -19,7 +19,8 @@ from typing import NamedTuple
 Run = Callable[[], object]
 
 # torch's OpenMP threads spin for some milliseconds after an operation before they sleep, on cores that the next
-# candidate needs. This pause lets them stop; what happens without it is measured as a candidate of its own.
+# candidate needs. This pause lets them stop; what happens without it is measured as a candidate of its own. This thread
+# stays awake meanwhile: a core that has slept can take ten milliseconds to come back to speed, on a shared machine.
 SETTLE = 0.02
 
 # A round during which other processes took more than this share of all cores is thrown away, whole, and run again,
@@ -91,7 +92,7 @@ def interleave(
         before: untimed preparation right before a candidate's sample.
         least: seconds a sample takes at least; faster candidates are called several times and averaged.
         patience: candidates slower than this many seconds run in every third round only.
-        settle: seconds of sleep before each sample.
+        settle: seconds of pause before each sample.
         seed: of the order.
     """
     order, shuffle = list(candidates), random.Random(seed).shuffle
@@ -112,7 +113,7 @@ def interleave(
             for name in order:
                 if name in slow and len(kept) % 3:
                     continue
-                time.sleep(settle)
+                _stay_awake(settle)
                 if name in prepare:
                     prepare[name]()
                 current[name] = _once(candidates[name], calls[name])
@@ -137,6 +138,12 @@ def _wait_for_quiet() -> None:
         share = _others(began, _busy())
         if share is None or share <= DISTURBED:
             return
+
+
+def _stay_awake(seconds: float) -> None:
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
 
 
 def _once(run: Run, calls: int) -> float:
