@@ -153,6 +153,31 @@ def test_running_sum_holds_what_float32_cannot() -> None:
     assert lost > 10 * kept  # the plain sum is what this is for
 
 
+@pytest.mark.parametrize("terms", [[], [(3, -1.0)], [(1, 0.5)], [(1, 0.5), (3, -1.0)], [(3, 0.25), (2, -1.0)]])
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (0.7, 1.3)])
+@pytest.mark.parametrize("format", ["int8", "int4"])
+def test_one_pass_over_whole_blocks_is_the_stages_to_the_bit(
+    format: str, weights: tuple[float, float], terms: list[tuple[int, float]], isa: str
+) -> None:
+    """A vector whose last scale block is not whole goes stage by stage; the whole ones before it must not differ."""
+    results = []
+    for size in (768, 700):
+        cache, total, x = ClientCache(size, 4, format, seed=5), RunningSum(size), torch.zeros(size)
+        for slot in range(4):
+            update = vector(768, slot)[:size]
+            ops.cached_step_(None, update, cache=cache, write=slot, sum=total, client=slot, arrival=slot)
+        for arrival, (write, read) in enumerate([(1, 1), (1, 0), (1, 1)], start=4):
+            ops.cached_step_(
+                x, vector(768, arrival)[:size], cache=cache, write=write, read=read, sum=total, sum_scale=-0.3,
+                entering=weights[0], leaving=weights[1], terms=terms, client=1, arrival=arrival, optimizer="sgd", lr=1,
+            )  # fmt: skip
+        rows = [cache.row(slot)[:512] for slot in range(4)]
+        results.append([x[:512], total.high[:512], total.low[:512].float(), *rows])
+    for whole, staged in zip(*results, strict=True):
+        assert same_bits(whole, staged)
+    assert results[0][0].abs().min() > 0  # it did move
+
+
 def test_recompute_is_exact(isa: str) -> None:
     size, n = 2500, 5
     cache, weights = ClientCache(size, n, "int8"), torch.tensor([1.0, 0.0, 2.5, 1.0, 0.5])

@@ -39,6 +39,9 @@ class Decoder {
 void cached_step(const Update& update, const Rows& rows, const CachedDirection& direction, const Optimizer& optimizer) {
   const bool steps = optimizer.x != nullptr;
   const bool streams = steps && streams_out(optimizer, update.size);
+  const bool plain = rows.format == kRowFloat32;
+  const bool replaces = direction.kind == kMean && direction.read >= 0 && direction.write >= 0 &&
+                        (rows.format == kRowInt8 || rows.format == kRowInt4);
   for_each_block(update, [&](const Kernels& table, Reader& reader, int64_t at, int64_t n) {
     const Decoder decoder(table, rows);
     Scratch given, old, fresh, d;
@@ -49,43 +52,54 @@ void cached_step(const Update& update, const Rows& rows, const CachedDirection& 
       table.scale(g, direction.gain, given.values, n);
       g = given.values;
     }
+    float* high = direction.sum.high == nullptr ? nullptr : direction.sum.high + at;
+    int8_t* low = direction.sum.low == nullptr ? nullptr : direction.sum.low + at;
+    alignas(64) uint32_t words[4 * kCalls];
+    if (!plain && direction.write >= 0) table.random_words(direction.random, at / kBlock, words, reader.next(at + n));
+    const float* ask = steps ? optimizer.x + at + kBlock : g;
+    // The sum's last change gives the direction too.
+    const auto add_terms = [&](size_t first, float* mean) {
+      for (size_t i = first; i < direction.terms.size(); ++i)
+        table.exchange(high, low, decoder.block(direction.terms[i].slot, at, n, fresh), direction.terms[i].weight,
+                       kZeros, 0.0f, i + 1 == direction.terms.size() ? mean : nullptr, direction.sum_scale, n);
+    };
+    if (replaces && !partial) {
+      const bool termed = !direction.terms.empty() && direction.terms[0].slot != direction.write;
+      const Term term = termed ? direction.terms[0] : Term{};
+      table.replace[rows.format]({g, words, row_block(rows, direction.read, at), row_block(rows, direction.write, at),
+                                  termed ? row_block(rows, term.slot, at) : RowBlock{}, direction.entering,
+                                  direction.leaving, term.weight, high, low, d.values, direction.sum_scale, n, ask});
+      add_terms(termed ? 1 : 0, d.values);
+      if (steps) optimize_block(table, optimizer, d.values, at, n, streams);
+      return;
+    }
     // An fp32 row is read where it lies and written once it has been used; others are decoded before their slot may be
     // overwritten, and what enters the sum is what was stored.
-    const bool plain = rows.format == kRowFloat32;
     const float* leaving = plain && direction.read >= 0
                                ? static_cast<const float*>(row_block(rows, direction.read, at).data)
                                : decoder.block(direction.read, at, n, old);
     const auto store = [&] {
-      if (direction.write < 0) return;
-      alignas(64) uint32_t words[4 * kCalls];
-      if (!plain) table.random_words(direction.random, at / kBlock, words, reader.next(at + n));
-      table.encode[rows.format](g, words, row_block(rows, direction.write, at), padded(n),
-                                steps ? optimizer.x + at + kBlock : g);
+      if (direction.write >= 0)
+        table.encode[rows.format](g, words, row_block(rows, direction.write, at), padded(n), ask);
     };
     if (!plain) store();
-    float* high = direction.sum.high == nullptr ? nullptr : direction.sum.high + at;
-    int8_t* low = direction.sum.low == nullptr ? nullptr : direction.sum.low + at;
-    const auto add_terms = [&] {
-      for (const Term& term : direction.terms)
-        table.exchange(high, low, decoder.block(term.slot, at, n, fresh), term.weight, kZeros, 0.0f, nullptr, 0.0f, n);
-    };
     if (direction.kind == kMean) {
       const float* entering = direction.write >= 0 && !plain ? decoder.block(direction.write, at, n, fresh) : g;
-      const bool last = steps && direction.terms.empty();
-      table.exchange(high, low, entering, direction.entering, leaving, direction.leaving, last ? d.values : nullptr,
-                     direction.sum_scale, n);
+      table.exchange(high, low, entering, direction.entering, leaving, direction.leaving, d.values, direction.sum_scale,
+                     n);
       if (plain) store();
-      add_terms();
-      if (steps && !last) table.scale(high, direction.sum_scale, d.values, n);
+      add_terms(0, d.values);
     } else {
       table.combine(leaving, -direction.weight, g, direction.weight, d.values, n);
       if (plain) store();
-      if (direction.acc != nullptr) table.accumulate(direction.acc + at, d.values, 1.0f, d.values, n);
-      if (!steps) {
-        std::memcpy(direction.acc_out + at, d.values, static_cast<size_t>(n) * sizeof(float));
-      } else {
+      float* out = steps ? d.values : direction.acc_out + at;
+      if (direction.acc != nullptr)
+        table.accumulate(direction.acc + at, d.values, 1.0f, out, n);
+      else if (!steps)
+        std::memcpy(out, d.values, static_cast<size_t>(n) * sizeof(float));
+      if (steps) {
         table.combine(d.values, direction.acc_scale, high, direction.sum_scale, d.values, n);
-        add_terms();
+        add_terms(0, nullptr);
       }
     }
     if (steps) optimize_block(table, optimizer, d.values, at, n, streams);

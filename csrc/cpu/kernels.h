@@ -44,6 +44,22 @@ struct RowBlock {
   float* scales;
 };
 
+// A row's block becomes `in`; with it (high, low) += entering*new - leaving*old, and then += term_weight*term if `term`
+// is not null; direction = sum_scale*high.
+struct RowChange {
+  const float* in;
+  const uint32_t* words;
+  RowBlock read, write;  // may be the same
+  RowBlock term;         // another than what is written
+  float entering, leaving, term_weight;
+  float* high;
+  int8_t* low;
+  float* direction;
+  float sum_scale;
+  int64_t n;
+  const float* ask;
+};
+
 // A row of the distillation loss (distill.h).
 template <typename T>
 struct RowLoss {
@@ -81,6 +97,8 @@ struct Kernels {
   // (high, low) += entering_weight*entering - leaving_weight*leaving; direction = scale*high, where it is wanted
   void (*exchange)(float* high, int8_t* low, const float* entering, float entering_weight, const float* leaving,
                    float leaving_weight, float* direction, float scale, int64_t n);
+  // encode, decode and exchange in one, in a pass whose codes never leave registers; null for fp32 and bf16.
+  void (*replace[kRowFormats])(const RowChange& change);
   // total += weight*in, in double; and back to (high, low)
   void (*add_exactly)(double* total, const float* in, float weight, int64_t n);
   void (*settle)(const double* total, float* high, int8_t* low, int64_t n);

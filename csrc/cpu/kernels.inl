@@ -251,6 +251,7 @@ const Kernels table = {
     {encode_float32, encode_bf16, encode_int8, encode_int4},
     {decode_float32, decode_bf16, decode_int8, decode_int4},
     exchange_block,
+    {nullptr, nullptr, replace_block<kRowInt8>, replace_block<kRowInt4>},
     add_exactly_block,
     settle_block,
     combine_block,

@@ -93,8 +93,8 @@ void decode_float32(RowBlock row, float* out, int64_t n) {
 constexpr int64_t kHalf = kScaleBlock / 2;
 static_assert(kHalf == kCalls, "a scale block shares one word of every call");
 
-FASTAGG_FN uint16_t lower(uint32_t word) { return static_cast<uint16_t>(word & 0xffffu); }
-FASTAGG_FN uint16_t upper(uint32_t word) { return static_cast<uint16_t>(word >> 16); }
+FASTAGG_FN uint32_t lower(uint32_t word) { return word & 0xffffu; }
+FASTAGG_FN uint32_t upper(uint32_t word) { return word >> 16; }
 
 void encode_bf16(const float* in, const uint32_t* words, RowBlock row, int64_t n, const float* ask) {
   uint16_t* out = static_cast<uint16_t*>(row.data);
@@ -131,8 +131,9 @@ void encode_int8(const float* in, const uint32_t* words, RowBlock row, int64_t n
     int8_t* stored = out + b;
     FASTAGG_NO_CARRY
     for (int64_t i = 0; i < kHalf; ++i) {
-      stored[i] = static_cast<int8_t>(round_up_or_down(first[i] * inverse, lower(words[i]), 127.0f));
-      stored[i + kHalf] = static_cast<int8_t>(round_up_or_down(first[i + kHalf] * inverse, upper(words[i]), 127.0f));
+      stored[i] = static_cast<int8_t>(number_of(round_up_or_down(first[i] * inverse, lower(words[i]), 127)));
+      stored[i + kHalf] =
+          static_cast<int8_t>(number_of(round_up_or_down(first[i + kHalf] * inverse, upper(words[i]), 127)));
     }
   }
 }
@@ -156,8 +157,8 @@ void encode_int4(const float* in, const uint32_t* words, RowBlock row, int64_t n
     for (int64_t line = 0; line < kScaleBlock; line += kLine) ahead(ask + b + line);
     FASTAGG_NO_CARRY
     for (int64_t i = 0; i < kHalf; ++i)
-      out[b / 2 + i] = nibbles(round_up_or_down(in[b + i] * inverse, lower(words[i]), 7.0f),
-                               round_up_or_down(in[b + i + kHalf] * inverse, upper(words[i]), 7.0f));
+      out[b / 2 + i] = nibbles(number_of(round_up_or_down(in[b + i] * inverse, lower(words[i]), 7)),
+                               number_of(round_up_or_down(in[b + i + kHalf] * inverse, upper(words[i]), 7)));
   }
 }
 
@@ -202,6 +203,105 @@ void exchange_block(float* high, int8_t* low, const float* entering, float enter
                    : direction != nullptr ? exchange_of<false, true>
                                           : exchange_of<false, false>;
   run(high, low, entering, entering_weight, leaving, leaving_weight, direction, scale, n);
+}
+
+// The codes of one scale block of a row, in pairs: elements i and i + kHalf.
+template <int Format>
+struct Codes;
+
+template <>
+struct Codes<kRowInt8> {
+  static constexpr int32_t kLevels = 127;
+  static constexpr int64_t kBytes = kScaleBlock;
+  FASTAGG_FN void get(const uint8_t* codes, int64_t i, int32_t& first, int32_t& second) {
+    first = static_cast<int8_t>(codes[i]);
+    second = static_cast<int8_t>(codes[i + kHalf]);
+  }
+  FASTAGG_FN void put(uint8_t* codes, int64_t i, int32_t first, int32_t second) {
+    codes[i] = static_cast<uint8_t>(first);
+    codes[i + kHalf] = static_cast<uint8_t>(second);
+  }
+};
+
+template <>
+struct Codes<kRowInt4> {
+  static constexpr int32_t kLevels = 7;
+  static constexpr int64_t kBytes = kHalf;
+  FASTAGG_FN void get(const uint8_t* codes, int64_t i, int32_t& first, int32_t& second) {
+    first = low_nibble(codes[i]);
+    second = high_nibble(codes[i]);
+  }
+  FASTAGG_FN void put(uint8_t* codes, int64_t i, int32_t first, int32_t second) { codes[i] = nibbles(first, second); }
+};
+
+// One pass instead of four (encode, decode twice, exchange): a quarter of an arrival's time at 110 M parameters.
+template <int Format, bool Weighted, bool Termed>
+FASTAGG_FN void replace_of(const RowChange& change) {
+  using Code = Codes<Format>;
+  float scales[kBlock / kScaleBlock], inverses[kBlock / kScaleBlock];
+  find_scales(change.in, static_cast<float>(Code::kLevels), scales, inverses, change.n);
+  const float entering = change.entering, leaving = change.leaving, sum_scale = change.sum_scale;
+  const float term_weight = change.term_weight;
+  for (int64_t b = 0; b < change.n; b += kScaleBlock) {
+    const int64_t index = b / kScaleBlock;
+    const auto codes = [=](const RowBlock& row)
+                           FASTAGG_INLINE { return static_cast<uint8_t*>(row.data) + index * Code::kBytes; };
+    const float inverse = inverses[index], scale = scales[index], old_scale = change.read.scales[index];
+    const float term_scale = Termed ? change.term.scales[index] : 0.0f;
+    change.write.scales[index] = scale;
+    const float* in = change.in + b;
+    const uint32_t* words = change.words + index * kCalls;
+    const uint8_t* read = codes(change.read);
+    const uint8_t* term = Termed ? codes(change.term) : nullptr;
+    uint8_t* write = codes(change.write);
+    float* high = change.high + b;
+    int8_t* low = change.low + b;
+    float* direction = change.direction + b;
+    const auto exchange = [=](int64_t i, float added, float removed, float other) FASTAGG_INLINE {
+      float h = high[i];
+      int8_t l = low[i];
+      add_change(h, l, Weighted ? entering * added - leaving * removed : added - removed);
+      if constexpr (Termed) add_change(h, l, term_weight * other);
+      high[i] = h;
+      low[i] = l;
+      direction[i] = h * sum_scale;
+    };
+    for (int64_t k = 0; k < kHalf; k += kStride) {
+      // Two elements for every i.
+      for (int64_t line = 2 * k; line < 2 * (k + kStride); line += kLine) {
+        ahead(change.ask + b + line);
+        ahead(high + line + kAhead);
+      }
+      for (int64_t line = 2 * k; line < 2 * (k + kStride); line += 64) ahead(low + line + kAhead);
+      for (int64_t line = k; line < k + kStride; line += 64 * kHalf / Code::kBytes) {
+        ahead(read + line * Code::kBytes / kHalf + 2 * kAhead);
+        if constexpr (Termed) ahead(term + line * Code::kBytes / kHalf + 2 * kAhead);
+      }
+      FASTAGG_NO_CARRY
+      for (int64_t i = k; i < k + kStride; ++i) {
+        int32_t old_first, old_second, other_first = 0, other_second = 0;
+        Code::get(read, i, old_first, old_second);
+        if constexpr (Termed) Code::get(term, i, other_first, other_second);
+        const Whole first = round_up_or_down(in[i] * inverse, lower(words[i]), Code::kLevels);
+        const Whole second = round_up_or_down(in[i + kHalf] * inverse, upper(words[i]), Code::kLevels);
+        Code::put(write, i, number_of(first), number_of(second));
+        exchange(i, float_of(first) * scale, static_cast<float>(old_first) * old_scale,
+                 static_cast<float>(other_first) * term_scale);
+        exchange(i + kHalf, float_of(second) * scale, static_cast<float>(old_second) * old_scale,
+                 static_cast<float>(other_second) * term_scale);
+      }
+    }
+  }
+}
+
+template <int Format>
+void replace_block(const RowChange& change) {
+  const bool weighted = change.entering != 1.0f || change.leaving != 1.0f;
+  const auto run = change.term.data == nullptr
+                       ? weighted ? replace_of<Format, true, false> : replace_of<Format, false, false>
+                   : weighted ? replace_of<Format, true, true>
+                              : replace_of<Format, false, true>;
+  run(change);
 }
 
 void add_exactly_block(double* total, const float* in, float weight, int64_t n) {

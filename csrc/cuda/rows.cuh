@@ -18,7 +18,7 @@ constexpr int64_t kHalf = kScaleBlock / 2;
 
 template <RowFormat Format>
 struct Levels {
-  static constexpr float kValue = Format == kRowInt8 ? 127.0f : 7.0f;
+  static constexpr int32_t kValue = Format == kRowInt8 ? 127 : 7;
 };
 
 // Word `index` of a thread's four calls.
@@ -38,8 +38,8 @@ __device__ __forceinline__ Dice roll(const RandomKey& key, int64_t block) {
   return dice;
 }
 
-__device__ __forceinline__ uint16_t random_half(uint32_t word, int half) {
-  return static_cast<uint16_t>(half == 0 ? word & 0xffffu : word >> 16);
+__device__ __forceinline__ uint32_t random_half(uint32_t word, int half) {
+  return half == 0 ? word & 0xffffu : word >> 16;
 }
 
 __device__ __forceinline__ float absmax(const Halves& x) {
@@ -134,7 +134,7 @@ __device__ __forceinline__ Halves encode(const cpu::Rows& rows, int64_t slot, in
     }
     return back;
   } else {
-    constexpr float kLevels = Levels<Format>::kValue;
+    constexpr int32_t kLevels = Levels<Format>::kValue;
     const float scale = scale_of(absmax(x), kLevels), inverse = 1.0f / scale;
     // The reduction above has every lane past its reading of an old scale in this place.
     if (lane() == 0) *scale_at(rows, slot, index) = scale;
@@ -144,7 +144,8 @@ __device__ __forceinline__ Halves encode(const cpu::Rows& rows, int64_t slot, in
     for (int h = 0; h < 2; ++h)
 #pragma unroll
       for (int e = 0; e < kFour; ++e) {
-        const int32_t q = round_up_or_down(x.half[h].v[e] * inverse, random_half(dice.word(e, word), h), kLevels);
+        const int32_t q =
+            number_of(round_up_or_down(x.half[h].v[e] * inverse, random_half(dice.word(e, word), h), kLevels));
         back.half[h].v[e] = static_cast<float>(q) * scale;
         if constexpr (Format == kRowInt8)
           packed[h] |= (static_cast<uint32_t>(q) & 0xffu) << (8 * e);

@@ -19,3 +19,14 @@
 #else
 #define FASTAGG_NO_CARRY _Pragma("GCC ivdep")
 #endif
+
+// a*b + c where a*b is exact: one rounding or two give the same bits, so one instruction may do it.
+FASTAGG_FN float add_exact_product(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  return __fmaf_rn(a, b, c);
+#elif defined(__FMA__)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}

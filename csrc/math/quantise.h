@@ -21,29 +21,37 @@ FASTAGG_FN float scale_of(float absmax, float levels) {
   return scale > 1.17549435e-38f ? scale : 1.17549435e-38f;
 }
 
-// Uniform in (-1/2, 1/2), never at an end, so that whole numbers stay what they are when it is added and rounded off.
-FASTAGG_FN float dither(uint16_t random) {
-  return static_cast<float>(static_cast<int32_t>(random)) * 1.52587890625e-5f - 0.49999237060546875f;
-}
+// Uniform in (-1/2, 1/2), never at an end, so that whole numbers stay what they are when it is added and rounded off:
+// (random + 1/2) / 2^16 - 1/2, the random bits taken as the mantissa of a number from 1 to 2.
+FASTAGG_FN float dither(uint32_t random) { return float_from_bits(0x3f800000u | random << 7) - 1.49999237060546875f; }
 
-// The nearest whole number of |value| < 2^21, as the low bits of a float whose last place is 1. One addition, where a
-// conversion with the right rounding is missing from the baseline instruction set.
-FASTAGG_FN int32_t nearest_whole(float value) {
-  const float shifted = value + 12582912.0f;  // 1.5 * 2^23
-  int32_t bits;
+// A whole number, |number| < 2^21, as the bits of the float 1.5*2^23 + number: that addition rounds to the nearest,
+// where a conversion with the right rounding is missing from the baseline instruction set. The low byte is the number's
+// own, and such bits order like their numbers.
+typedef int32_t Whole;
+
+constexpr float kWhole = 12582912.0f;
+constexpr Whole kWholeZero = 0x4b400000;
+
+FASTAGG_FN Whole whole_bits(float shifted) {
+  Whole bits;
   memcpy(&bits, &shifted, sizeof bits);
-  return bits - 0x4b400000;
+  return bits;
+}
+FASTAGG_FN int32_t number_of(Whole whole) { return whole - kWholeZero; }
+FASTAGG_FN float float_of(Whole whole) { return float_from_bits(static_cast<uint32_t>(whole)) - kWhole; }
+
+// Limits are set to whole numbers and not to floats, whose comparisons a compiler must keep apart from their NaNs.
+FASTAGG_FN int32_t at_most(int32_t value, int32_t limit) { return value < limit ? value : limit; }
+FASTAGG_FN int32_t at_least(int32_t value, int32_t limit) { return value > limit ? value : limit; }
+
+// absmax/scale may exceed `levels` by an ulp, hence the limits.
+FASTAGG_FN Whole round_up_or_down(float scaled, uint32_t random, int32_t levels) {
+  const Whole whole = whole_bits(scaled + dither(random) + kWhole);
+  return at_least(at_most(whole, kWholeZero + levels), kWholeZero - levels);
 }
 
-FASTAGG_FN float smaller(float a, float b) { return a < b ? a : b; }
-FASTAGG_FN float larger(float a, float b) { return a > b ? a : b; }
-
-// absmax/scale may exceed `levels` by an ulp, hence the clamp.
-FASTAGG_FN int32_t round_up_or_down(float scaled, uint16_t random, float levels) {
-  return nearest_whole(larger(smaller(scaled, levels), -levels) + dither(random));
-}
-
-FASTAGG_FN uint16_t narrow_bf16(float value, uint16_t random) {
+FASTAGG_FN uint16_t narrow_bf16(float value, uint32_t random) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
   const uint32_t magnitude = bits & 0x7fffffffu;

@@ -29,18 +29,19 @@ FASTAGG_FN float two_sum(float a, float b, float& error) {
   return sum;
 }
 
-// `rest` is at most half an ulp of `high`, which is 128 units.
+// `rest` is at most half an ulp of `high`, which is 128 units. The product is exact.
 FASTAGG_FN int8_t low_of(float high, float rest) {
-  return static_cast<int8_t>(nearest_whole(smaller(rest * low_unit_inverse(high), 127.0f)));
+  const Whole whole = whole_bits(add_exact_product(rest, low_unit_inverse(high), kWhole));
+  return static_cast<int8_t>(number_of(at_most(whole, kWholeZero + 127)));
 }
 
 // sum += change. The sum's own rounding, up to half an ulp of a number n times a row, is what would drift, and it is
 // kept; the rounding of `change` itself is an ulp of a row, 1/n of that in the mean. What was kept is added to the
 // change first: it is at most half an ulp of the sum, so this too rounds in the row's last place and not in the sum's.
 FASTAGG_FN void add_change(float& high, int8_t& low, float change) {
-  const float rest = static_cast<float>(static_cast<int32_t>(low)) * low_unit(high);
+  change = add_exact_product(static_cast<float>(static_cast<int32_t>(low)), low_unit(high), change);
   float error;
-  high = two_sum(high, change + rest, error);
+  high = two_sum(high, change, error);
   low = low_of(high, error);
 }
 
