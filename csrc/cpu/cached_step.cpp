@@ -40,6 +40,7 @@ void cached_step(const Update& update, const Rows& rows, const CachedDirection& 
   const bool steps = optimizer.x != nullptr;
   const bool streams = steps && streams_out(optimizer, update.size);
   const bool plain = rows.format == kRowFloat32;
+  const bool past = plain && direction.write != direction.read && update.size >= kStreamFrom;  // not read before
   const bool replaces = direction.kind == kMean && direction.read >= 0 && direction.write >= 0 &&
                         (rows.format == kRowInt8 || rows.format == kRowInt4);
   for_each_block(update, [&](const Kernels& table, Reader& reader, int64_t at, int64_t n) {
@@ -79,7 +80,10 @@ void cached_step(const Update& update, const Rows& rows, const CachedDirection& 
                                ? static_cast<const float*>(row_block(rows, direction.read, at).data)
                                : decoder.block(direction.read, at, n, old);
     const auto store = [&] {
-      if (direction.write >= 0)
+      if (direction.write < 0) return;
+      if (past)
+        table.stream(g, static_cast<float*>(row_block(rows, direction.write, at).data), padded(n));
+      else
         table.encode[rows.format](g, words, row_block(rows, direction.write, at), padded(n), ask);
     };
     if (!plain) store();

@@ -83,7 +83,7 @@ struct Kernels {
   // direction = weight*((base - x) + gain*in)
   void (*blend)(const float* base, const float* x, const float* in, float gain, float weight, float* direction,
                 int64_t n);
-  // out = in past the caches (in is 16-byte aligned): for outputs that nobody reads soon. The caller fences.
+  // out = in past the caches: for outputs that nobody reads soon. The caller fences.
   void (*stream)(const float* in, float* out, int64_t n);
   void (*optimizer[kOptimizerKinds])(const OptimizerBlock& block, const Hyper& hyper);
   // `first`: the number of the first scale block. Null for SGD, which has no moments.

@@ -125,7 +125,7 @@ void stream_block(const float* in, float* out, int64_t n) {
 #if defined(__SSE2__)
   if (reinterpret_cast<uintptr_t>(out) % 16 == 0) {
     int64_t i = 0;
-    for (; i + 4 <= n; i += 4) _mm_stream_ps(out + i, _mm_load_ps(in + i));
+    for (; i + 4 <= n; i += 4) _mm_stream_ps(out + i, _mm_loadu_ps(in + i));
     for (; i < n; ++i) out[i] = in[i];
     return;
   }
