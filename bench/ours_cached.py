@@ -99,6 +99,16 @@ def _distances(problem: Problem, format: str, optimizer: str) -> Built:
     return Built(run, lambda: found)
 
 
+def exact_distances(problem: Problem) -> Tensor:
+    """The same two norms, their squares added in float64."""
+    x, base = problem.vectors(("x", "base"), huge)
+    squares = torch.zeros(2, dtype=torch.float64)
+    for here, there, update in zip(*(v.split(1 << 24) for v in (x, base, problem.vector("update"))), strict=True):
+        squares[0] += (here - there).double().square().sum()
+        squares[1] += update.double().square().sum()
+    return squares.sqrt()
+
+
 def _sketch(problem: Problem, format: str, optimizer: str) -> Built:
     update, found = problem.vector("update", huge), torch.zeros(1)
 

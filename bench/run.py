@@ -29,20 +29,23 @@ SWEEP_ONLY = ("fused", "torch add_", "torch.compile")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; 0 when everything was measured."""
+    """The command line; 0 when everything was measured, 1 when candidates disagreed somewhere."""
     given = _parser().parse_args(arguments)
     rows: list[Row] = []
+    wrong: list[str] = []
     about = machine.describe()
     for threads in given.threads or [fastagg.get_num_threads()]:
         fastagg.set_num_threads(threads)
         torch.set_num_threads(threads)
         for name in given.suite:
-            rows += _measured(name, given)
+            rows += _measured(name, given, wrong)
     print(tables.markdown(rows, about))
     if not given.no_save:
         path = records.save(rows, about, " ".join(["python bench/run.py", *(arguments or sys.argv[1:])]), given.out)
         print(f"Kept in {path}", file=sys.stderr)
-    return 0
+    for line in wrong:
+        print(f"wrong result, not timed: {line}", file=sys.stderr)
+    return 1 if wrong else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _measured(name: str, given: argparse.Namespace) -> list[Row]:
+def _measured(name: str, given: argparse.Namespace, wrong: list[str]) -> list[Row]:
     wanted: list[tuple[str, object, tuple[int, ...]]] = []
     only = tuple(given.only or [""])
     cases = _cases()
@@ -75,7 +78,10 @@ def _measured(name: str, given: argparse.Namespace) -> list[Row]:
     for suite, case, sizes in wanted:
         for size in sizes if sizes == suites.OWN else given.sizes or sizes:
             print(f"{suites.label(case)}, d = {size:,}, {fastagg.get_num_threads()} threads", file=sys.stderr)
-            rows += suites.run(suite, case, size, given.rounds, only)
+            try:
+                rows += suites.run(suite, case, size, given.rounds, only)
+            except AssertionError as error:  # an hour of other figures must not be lost with it
+                wrong.append(f"{suites.label(case)}, d = {size:,}: {error}")
     return rows
 
 
