@@ -24,6 +24,7 @@ class Row:
         gbps: counted bytes per second at the median, in 1e9.
         of_roofline: that, as a fraction of the better of copy and triad in the same run.
         of_in_place: that, as a fraction of the best in-place pass in the same run.
+        of_reading: that, as a fraction of the best pass that only reads, for operations that write nothing.
         slower: its time over fastagg's, taken round by round: p20, p50, p80.
         others: largest share of all cores' time that other processes took in a round that was kept.
         discarded: rounds thrown away because it was more.
@@ -43,6 +44,7 @@ class Row:
     gbps: float | None = None
     of_roofline: float | None = None
     of_in_place: float | None = None
+    of_reading: float | None = None
     slower: tuple[float, float, float] | None = None
     others: float | None = None
     discarded: int = 0

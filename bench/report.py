@@ -129,9 +129,9 @@ def _below(rows: Sequence[Row]) -> list[str]:
     """The bars that are missed, at the two sizes that have bars, on all cores."""
     barred = [row for row in rows if row.size in BARS and row.threads != 1]
     slow = [
-        f"{row.operation} at d = {row.size:,} ({row.of_roofline:.0%})"
+        f"{row.operation} at d = {row.size:,} ({share:.0%}{' of reading' if row.of_reading else ''})"
         for row in barred
-        if row.candidate == "fastagg" and row.of_roofline is not None and row.of_roofline < STREAMING
+        if row.candidate == "fastagg" and (share := row.of_reading or row.of_roofline) and share < STREAMING
     ]
     close = [
         f"{row.slower[1]:.2f} at d = {row.size:,}"

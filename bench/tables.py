@@ -42,23 +42,30 @@ def table(operation: str, size: int, rows: Iterable[Row], clients: int = 0, abou
     of_clients = f", {clients} clients" if clients else ""
     others = max((row.others or 0.0 for row in rows), default=0.0)
     discarded = max((row.discarded for row in rows), default=0)
+    second = "of reading" if _reads(rows) else "of in place"
     lines = [
         f"### {operation}, d = {size:,}{of_clients}",
         "",
         f"{about}.{_streams(rows)} Other processes took at most {others:.0%} of the cores' time in a round; "
         f"{discarded} disturbed rounds were discarded.",
         "",
-        "| candidate | time (p20 to p80) | B/param | GB/s | of copy/triad | of in place | its time / fastagg's | |",
+        f"| candidate | time (p20 to p80) | B/param | GB/s | of copy/triad | {second} | its time / fastagg's | |",
         "|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join(lines + [_line(row) for row in rows])
 
 
+def _reads(rows: Sequence[Row]) -> bool:
+    return any(row.of_reading is not None for row in rows)
+
+
 def _streams(rows: Sequence[Row]) -> str:
     """What memory gave in that run: on a shared machine others may be using it, and no counter here says so."""
-    kinds: dict[str, list[float]] = {"copy/triad": [], "in place": []}
+    kinds: dict[str, list[float]] = {"copy/triad": [], "in place": [], "reading": []}
     for row in rows:
-        for kind, share in (("copy/triad", row.of_roofline), ("in place", row.of_in_place)):
+        for kind, share in (
+            ("copy/triad", row.of_roofline), ("in place", row.of_in_place), ("reading", row.of_reading)
+        ):  # fmt: skip
             if row.gbps and share:
                 kinds[kind].append(row.gbps / share)
     found = [f"{kind} {speeds[0]:.0f} GB/s" for kind, speeds in kinds.items() if speeds]
@@ -70,7 +77,7 @@ def _line(row: Row) -> str:
         return f"| {row.candidate} | | {row.bytes} | | | | | skipped: {row.skipped} |"
     p20, p50, p80 = (_time(value) for value in row.seconds)
     s20, s50, s80 = row.slower
-    speeds = ["" if v is None else f"{v:.0%}" for v in (row.of_roofline, row.of_in_place)]
+    speeds = ["" if v is None else f"{v:.0%}" for v in (row.of_roofline, row.of_reading or row.of_in_place)]
     gbps = "" if row.gbps is None else f"{row.gbps:.1f}"
     return (
         f"| {row.candidate} | {p50} ({p20} to {p80}) | {row.bytes or ''} | {gbps} | {speeds[0]} | {speeds[1]} | "
