@@ -188,7 +188,7 @@ FASTAGG_FN void sums_of(double* out, Add add, const Stream*... streams) {
   for (int64_t first = 0; first < kLanes; first += kSweep) {
     Doubles sums[kSweep / kWidth][Sums] = {};
     for (int64_t k = first; k < kBlock; k += kLanes) {
-      for (int64_t line = 0; line < kSweep; line += kLine) (ahead(streams + (k + kBlock + line)), ...);
+      for (int64_t line = 0; line < kSweep; line += kLine) (ahead(streams + (k + kAhead + line)), ...);
 #pragma GCC unroll 16
       for (int64_t l = 0; l < kSweep / kWidth; ++l) add(k + l * kWidth, sums[l]);
     }

@@ -274,8 +274,8 @@ FASTAGG_FN void replace_of(const RowChange& change) {
       }
       for (int64_t line = 2 * k; line < 2 * (k + kStride); line += 64) ahead(low + line + kAhead);
       for (int64_t line = k; line < k + kStride; line += 64 * kHalf / Code::kBytes) {
-        ahead(read + line * Code::kBytes / kHalf + 2 * kAhead);
-        if constexpr (Termed) ahead(term + line * Code::kBytes / kHalf + 2 * kAhead);
+        ahead(read + line * Code::kBytes / kHalf + kAhead);
+        if constexpr (Termed) ahead(term + line * Code::kBytes / kHalf + kAhead);
       }
       FASTAGG_NO_CARRY
       for (int64_t i = k; i < k + kStride; ++i) {
