@@ -95,7 +95,8 @@ CACHES = [
     _cached("ace bf16", 24, "ace", "bf16"),
     _cached("ace int8", 22, "ace", "int8"),
     _cached("ace int4", 21, "ace", "int4"),
-    _cached("ace int8 amsgrad", 46, "ace", "int8", "amsgrad"),
+    # torch's own sqrt had 12 bits on its second thread in some processes, where ours and the first thread's had all.
+    _cached("ace int8 amsgrad", 46, "ace", "int8", "amsgrad", rounding=1e-5),
     _cached("aced int8", 23, "aced", "int8"),
     _cached("ca2fl arrival", 20, "ca2fl arrival"),
 ]
