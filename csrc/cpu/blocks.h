@@ -70,9 +70,13 @@ inline void fence() {
 // where it would be evicted again before anybody reads it, it goes straight to memory.
 constexpr int64_t kStreamFrom = int64_t{1} << 20;
 
-// visit(kernels, reader, position, n) for every block of the update, in parallel by groups of blocks.
+// Bytes of so many fp32 vectors.
+inline int64_t bytes_of(int64_t size, int64_t vectors) { return size * vectors * static_cast<int64_t>(sizeof(float)); }
+
+// visit(kernels, reader, position, n) for every block of the update, in parallel by groups of blocks. `vectors`: how
+// many a visit touches.
 template <typename Visit>
-void for_each_block(const Update& update, Visit visit) {
+void for_each_block(const Update& update, int64_t vectors, Visit visit) {
   if (update.size == 0) return;
   const Kernels& table = kernels();
   auto group = [&](int64_t index) {
@@ -82,7 +86,7 @@ void for_each_block(const Update& update, Visit visit) {
     for (int64_t at = begin; at < end; at += kBlock) visit(table, reader, at, std::min(kBlock, end - at));
     fence();
   };
-  parallel((update.size + kGroup - 1) / kGroup, group);
+  parallel((update.size + kGroup - 1) / kGroup, bytes_of(update.size, vectors), group);
 }
 
 // The same with moments in 8 bits, which come in whole scale blocks: the vector's last one is padded with zeros.
@@ -118,6 +122,14 @@ inline void optimize_block(const Kernels& table, const Optimizer& optimizer, con
     std::memcpy(out, x.values, bytes);
   }
   if (streams) table.stream(fresh.values, optimizer.x_out + at, n);
+}
+
+// Vectors that an optimizer touches; moments in 8 bits count as one.
+inline int64_t vectors_of(const Optimizer& optimizer) {
+  if (optimizer.x == nullptr) return 0;
+  int64_t found = optimizer.x_out == optimizer.x ? 1 : 2;
+  for (const float* moment : {optimizer.m, optimizer.v, optimizer.vhat}) found += moment != nullptr;
+  return found + (optimizer.coded.units_m != nullptr);
 }
 
 inline bool streams_out(const Optimizer& optimizer, int64_t size) {

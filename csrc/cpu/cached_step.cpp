@@ -43,7 +43,8 @@ void cached_step(const Update& update, const Rows& rows, const CachedDirection& 
   const bool past = plain && direction.write != direction.read && update.size >= kStreamFrom;  // not read before
   const bool replaces = direction.kind == kMean && direction.read >= 0 && direction.write >= 0 &&
                         (rows.format == kRowInt8 || rows.format == kRowInt4);
-  for_each_block(update, [&](const Kernels& table, Reader& reader, int64_t at, int64_t n) {
+  const int64_t vectors = vectors_of(optimizer) + 4 + static_cast<int64_t>(direction.terms.size());
+  for_each_block(update, vectors, [&](const Kernels& table, Reader& reader, int64_t at, int64_t n) {
     const Decoder decoder(table, rows);
     Scratch given, old, fresh, d;
     const float* g = reader.block(at, n);
@@ -123,7 +124,7 @@ void recompute_sum(int64_t size, const Rows& rows, const float* weights, int64_t
         table.add_exactly(total, Decoder(table, rows).block(slot, at, n, row), weights[slot], n);
     table.settle(total, sum.high + at, sum.low + at, n);
   };
-  if (last > first) parallel(last - first, block);
+  if (last > first) parallel(last - first, bytes_of((last - first) * kBlock, slots), block);
 }
 
 void read_row(int64_t size, const Rows& rows, int64_t slot, float* out) {

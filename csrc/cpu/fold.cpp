@@ -29,7 +29,8 @@ void fold(const std::vector<Trained>& trained, const float* acc, float* acc_out,
     }
     fence();
   };
-  if (size > 0) parallel((size + kGroup - 1) / kGroup, group);
+  const int64_t vectors = static_cast<int64_t>(2 * trained.size());  // with a base or a sum
+  if (size > 0) parallel((size + kGroup - 1) / kGroup, bytes_of(size, vectors), group);
 }
 
 }  // namespace fastagg::cpu

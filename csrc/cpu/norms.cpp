@@ -52,7 +52,7 @@ std::array<double, Sums> totals(const Update& update, Of sums) {
     for (int64_t block = 0; begin + block * kBlock < end; ++block)
       for (size_t k = 0; k < Sums; ++k) partial[k][static_cast<size_t>(index)] += found[block][k];
   };
-  parallel(groups_of(update.size), group);
+  parallel(groups_of(update.size), bytes_of(update.size, Sums), group);
   std::array<double, Sums> all;
   for (size_t k = 0; k < Sums; ++k) all[k] = total_of(partial[k]);
   return all;
@@ -105,7 +105,7 @@ void sketch(const Update& update, int64_t k, uint64_t seed, float* out) {
       table.sketch(reader.block(at, n), signs, buckets + ((place * static_cast<uint64_t>(k)) >> 32), n);
     }
   };
-  if (parts > 0) parallel(parts, part);
+  if (parts > 0) parallel(parts, bytes_of(update.size, 2), part);
   for (int64_t bucket = 0; bucket < k; ++bucket) {
     double total = 0.0;
     for (int64_t p = 0; p < parts; ++p) {

@@ -128,11 +128,11 @@ std::atomic<State*>& state() {
 int threads() { return wanted.load(); }
 void set_threads(int count) { wanted.store(count); }
 
-void parallel(int64_t chunks, Task task, void* context) {
+void parallel(int64_t chunks, int64_t bytes, Task task, void* context) {
   Job job{task, context, chunks};
   const int count = wanted.load();
   State& shared = *state().load();
-  if (count == 1 || chunks == 1 || !shared.busy.try_lock()) {
+  if (count == 1 || chunks == 1 || bytes < kWorthWaking || !shared.busy.try_lock()) {
     job.work();
     return;
   }

@@ -12,7 +12,8 @@ void Update::add(const void* data, int64_t count, Dtype dtype) {
 void step(const Update& update, const Direction& direction, const Optimizer& optimizer) {
   const float gain = direction.gain * direction.weight;
   const bool streams = streams_out(optimizer, update.size);
-  for_each_block(update, [&](const Kernels& table, Reader& reader, int64_t at, int64_t n) {
+  const int64_t vectors = vectors_of(optimizer) + (direction.kind == kSingle ? 1 : 2);
+  for_each_block(update, vectors, [&](const Kernels& table, Reader& reader, int64_t at, int64_t n) {
     Scratch scratch;
     const float* given = reader.block(at, n);
     const float* d = scratch.values;
@@ -30,18 +31,19 @@ void step(const Update& update, const Direction& direction, const Optimizer& opt
 }
 
 void accumulate(const Update& update, const float* acc, float weight, float* acc_out) {
-  for_each_block(update, [&](const Kernels& table, Reader& reader, int64_t at, int64_t n) {
-    const float* given = reader.block(at, n);
-    if (acc != nullptr) {
-      table.accumulate(acc + at, given, weight, acc_out + at, n);
-    } else if (update.size < kStreamFrom) {
-      table.scale(given, weight, acc_out + at, n);
-    } else {
-      Scratch fresh;
-      table.scale(given, weight, fresh.values, n);
-      table.stream(fresh.values, acc_out + at, n);
-    }
-  });
+  for_each_block(update, acc == nullptr || acc == acc_out ? 2 : 3,
+                 [&](const Kernels& table, Reader& reader, int64_t at, int64_t n) {
+                   const float* given = reader.block(at, n);
+                   if (acc != nullptr) {
+                     table.accumulate(acc + at, given, weight, acc_out + at, n);
+                   } else if (update.size < kStreamFrom) {
+                     table.scale(given, weight, acc_out + at, n);
+                   } else {
+                     Scratch fresh;
+                     table.scale(given, weight, fresh.values, n);
+                     table.stream(fresh.values, acc_out + at, n);
+                   }
+                 });
 }
 
 void copy(const Update& update, int64_t first, int64_t count, int64_t item, void* out) {
@@ -56,7 +58,7 @@ void copy(const Update& update, int64_t first, int64_t count, int64_t item, void
                     static_cast<size_t>((to - from) * item));
     }
   };
-  parallel((count + kPart - 1) / kPart, part);
+  parallel((count + kPart - 1) / kPart, 2 * count * item, part);
 }
 
 void gather(const Update& update, float* out) { accumulate(update, nullptr, 1.0f, out); }
