@@ -145,15 +145,23 @@ def _arrivals(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row.operation == "arrivals" and row.seconds]
 
 
+def _sizes(rows: Sequence[Row]) -> list[int]:
+    return sorted({row.size for row in rows})
+
+
 def _clients(axes: Any, rows: Sequence[Row], _caches: dict[str, str]) -> None:
-    (axis,) = axes
-    for candidate in dict.fromkeys(row.candidate for row in rows):
-        points = sorted((row.clients, 1 / row.seconds[1]) for row in rows if row.candidate == candidate and row.seconds)
-        axis.plot(*zip(*points, strict=True), marker="o", ms=4, label=candidate)
-    size = max(row.size for row in rows)
-    axis.set(xscale="log", xlabel="clients", ylabel="arrivals per second", title=f"ACE, d = {size:,}")
-    axis.set_ylim(0, axis.get_ylim()[1] * 1.5)
-    axis.legend(loc="upper right", fontsize=8, ncols=2)
+    for axis, size in zip(axes, _sizes(rows), strict=True):
+        for candidate in dict.fromkeys(row.candidate for row in rows):
+            points = sorted(
+                (row.clients, 1 / row.seconds[1])
+                for row in rows
+                if (row.candidate, row.size) == (candidate, size) and row.seconds
+            )
+            if points:
+                axis.plot(*zip(*points, strict=True), marker="o", ms=4, label=candidate)
+        axis.set(xscale="log", xlabel="clients", ylabel="arrivals per second", title=f"ACE, d = {size:,}")
+        axis.set_ylim(0, axis.get_ylim()[1] * 1.45)
+        axis.legend(loc="upper right", fontsize=7, ncols=2)
 
 
 def _formats(axes: Any, rows: Sequence[Row], _caches: dict[str, str]) -> None:
@@ -196,6 +204,10 @@ def _each(rows: Sequence[Row]) -> int:
     return len(_operations(rows))
 
 
+def _each_size(rows: Sequence[Row]) -> int:
+    return len(_sizes(rows))
+
+
 FIGURES = (
     Figure("time", "Time per call against the number of parameters, all cores:", _swept, _time, _each),
     Figure(
@@ -205,6 +217,6 @@ FIGURES = (
         _swept, _bandwidth, _each,
     ),
     Figure("threads", "Speed-up over one thread:", _scaling_rows, _scaling, _one),
-    Figure("clients", "Arrivals per second against the number of clients:", _arrivals, _clients, _one),
+    Figure("clients", "Arrivals per second against the number of clients:", _arrivals, _clients, _each_size),
     Figure("formats", "What the server keeps for each client, by the format of its cache:", _arrivals, _formats, _one),
 )  # fmt: skip

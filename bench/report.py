@@ -79,9 +79,14 @@ def _on(group: Group, rows: list[Row]) -> list[Row]:
 
 
 def _curves(kept: Sequence[Record]) -> dict[str, tuple[dict[str, str], list[Row]]]:
-    """By device: its caches and all rows that count, streams included."""
+    """By device: its caches and all rows that count, streams included. Curves are of one run: memory that others use
+    too gives more on one day than on the next, which would look like a step between two sizes."""
     found: dict[str, tuple[dict[str, str], list[Row]]] = {}
-    for group, (record, rows) in newest(kept).items():
+    groups = newest(kept)
+    swept = {group[0] for group, (record, _) in groups.items() if " sweep" in record.command}
+    for group, (record, rows) in groups.items():
+        if group[0] in swept and group[1] in figures.CURVES and " sweep" not in record.command:
+            continue
         found.setdefault(group[0], (record.machine["caches"], []))[1].extend(rows)
     return found
 
@@ -149,7 +154,9 @@ def _below(rows: Sequence[Row]) -> list[str]:
     if close:
         found.append(f"Fused AMSGrad of torch takes less than {AGAINST_FUSED} of our time: {', '.join(close)}.")
     if coded:
-        found.append(f"AMSGrad with fp32 moments takes less than {CODED} of the time with 8-bit ones: {', '.join(coded)}.")
+        found.append(
+            f"AMSGrad with fp32 moments takes less than {CODED} of the time with 8-bit ones: {', '.join(coded)}."
+        )
     return found
 
 
