@@ -138,26 +138,21 @@ def _below(rows: Sequence[Row]) -> list[str]:
         for row in barred
         if row.candidate == "fastagg" and (share := row.of_reading or row.of_roofline) and share < STREAMING
     ]
-    close = [
-        f"{row.slower[1]:.2f} at d = {row.size:,}"
-        for row in barred
-        if (row.operation, row.candidate) == ("amsgrad", "torch.optim fused") and row.slower
-        and row.slower[1] < AGAINST_FUSED
-    ]  # fmt: skip
-    coded = [
-        f"{row.slower[1]:.2f} at d = {row.size:,}"
-        for row in barred
-        if (row.operation, row.candidate) == ("amsgrad 8bit", "fastagg, fp32 moments") and row.slower
-        and row.slower[1] < CODED
-    ]  # fmt: skip
     found = [f"Below {STREAMING:.0%} of streaming: {', '.join(slow)}."] if slow else []
-    if close:
-        found.append(f"Fused AMSGrad of torch takes less than {AGAINST_FUSED} of our time: {', '.join(close)}.")
-    if coded:
-        found.append(
-            f"AMSGrad with fp32 moments takes less than {CODED} of the time with 8-bit ones: {', '.join(coded)}."
-        )
+    if close := _short(barred, "amsgrad", "torch.optim fused", AGAINST_FUSED):
+        found.append(f"Fused AMSGrad of torch takes less than {AGAINST_FUSED} of our time: {close}.")
+    if coded := _short(barred, "amsgrad 8bit", "fastagg, fp32 moments", CODED):
+        found.append(f"AMSGrad with fp32 moments takes less than {CODED} of the time with 8-bit ones: {coded}.")
     return found
+
+
+def _short(rows: Sequence[Row], operation: str, candidate: str, least: float) -> str:
+    """Where a candidate's time over ours is less than it should be."""
+    return ", ".join(
+        f"{row.slower[1]:.2f} at d = {row.size:,}"
+        for row in rows
+        if (row.operation, row.candidate) == (operation, candidate) and row.slower and row.slower[1] < least
+    )
 
 
 def _tables(groups: dict[Group, tuple[Record, list[Row]]]) -> list[str]:
