@@ -58,6 +58,7 @@ void cached_step(const Update& update, const Rows& rows, const CachedDirection& 
     int8_t* low = direction.sum.low == nullptr ? nullptr : direction.sum.low + at;
     alignas(64) uint32_t words[4 * kCalls];
     if (!plain && direction.write >= 0) table.random_words(direction.random, at / kBlock, words, reader.next(at + n));
+    // What the next stages have memory fetch while they compute: the next block of the model.
     const float* ask = steps ? optimizer.x + at + kBlock : g;
     // The sum's last change gives the direction too.
     const auto add_terms = [&](size_t first, float* mean) {
