@@ -70,6 +70,11 @@ def spare(size: int, device: torch.device | str = "cpu") -> Tensor | None:
     return empty(size, device) if lies_about or small else None
 
 
+def set_aside(size: int, count: int) -> None:
+    """Have ``count`` vectors lie about, which then cost memory once they are used: for who wants speed instead."""
+    _ = [empty(size) for _ in range(count)]
+
+
 def zeros(size: int, device: torch.device | str = "cpu") -> Tensor:
     """A 1-D fp32 tensor of ``size`` zeros on ``device``."""
     return empty(size, device).zero_()

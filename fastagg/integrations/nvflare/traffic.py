@@ -74,9 +74,8 @@ class Traffic:
             if self.checkpoint is not None and self.checkpoint.exists():
                 fresh.load_state_dict(checkpoint.read(self.checkpoint))
                 self.log(f"fastagg: going on from {self.checkpoint}, version {fresh.version}")
-            memory.empty(
-                fresh.layout.size
-            )  # given up at once, to be there: replies come one by one, and fold faster with it
+            # The sum so far and the next one: replies come one by one, and are checked and added in one pass with both.
+            memory.set_aside(fresh.layout.size, 2)
             self.server = fresh
 
     def same_model(self, params: dict[str, Any]) -> bool:
