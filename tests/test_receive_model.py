@@ -168,7 +168,7 @@ def test_one_by_one_with_and_without_a_spare_vector(spare: bool) -> None:
     for client, trained in enumerate(good):
         memory.trim()
         if spare:
-            memory.empty(size)
+            memory.set_aside(size, 1)
         assert (memory.spare(size) is not None) == spare
         task = servers[0].dispatch(client)
         with pytest.raises(fastagg.NonFiniteUpdate):
@@ -176,3 +176,15 @@ def test_one_by_one_with_and_without_a_spare_vector(spare: bool) -> None:
         servers[0].receive_model(task, trained)
         servers[1].receive(client, servers[1].dispatch(client).delta(trained))
     assert servers[0].version == 1 and torch.equal(servers[0].flat, servers[1].flat)
+
+
+def test_two_vectors_set_aside_serve_every_round() -> None:
+    """One is the sum, the other where it goes next; a step hands back the model that it replaces."""
+    size = 600_000
+    server = fastagg.FedAvg(torch.zeros(size), clients_per_round=4, weighting="uniform")
+    memory.trim()
+    memory.set_aside(size, 2)
+    for turn in range(12):
+        assert memory.spare(size) is not None, f"reply {turn} would be read twice"
+        server.receive_model(server.dispatch(turn % 4), torch.full((size,), float(turn)))
+    assert server.version == 3
