@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
             rows += _measured(name, given, wrong)
     print(tables.markdown(rows, about))
     if not given.no_save:
-        path = records.save(rows, about, " ".join(["python bench/run.py", *(arguments or sys.argv[1:])]), given.out)
+        path = records.save(rows, about, f"python bench/run.py {shlex.join(arguments or sys.argv[1:])}", given.out)
         print(f"Kept in {path}", file=sys.stderr)
     for line in wrong:
         print(f"wrong result, not timed: {line}", file=sys.stderr)
