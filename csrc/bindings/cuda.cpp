@@ -1,95 +1,124 @@
-// The CUDA kernels as `_native.cuda`: the CPU functions' arguments, then the verdict, the device and the stream.
+// The CUDA kernels as `_native.cuda`: the CPU functions' structs, those that only CUDA has, and where to run.
 #include "../cuda/cuda.h"
 
-#include "arguments.h"
+#include "structs.h"
 
 namespace py = pybind11;
 
 namespace fastagg {
 namespace {
 
-const cuda::Verdict* verdict_of(Address address) { return reinterpret_cast<const cuda::Verdict*>(address); }
-cuda::Where on(int device, Address stream) { return {device, reinterpret_cast<void*>(stream)}; }
+using py::arg;
 
-cpu::Optimizer optimizer_of(int kind, const Hyper& hyper, Address m, Address v, Address vhat, Address x,
-                            Address x_out) {
-  if (kind < 0) return {kSgd, hyper, nullptr, nullptr, nullptr, nullptr, nullptr, {}};
-  return {static_cast<OptimizerKind>(kind), hyper, at(m), at(v), at(vhat), at(x), at(x_out), {}};
+// What every launch that reads an update refuses.
+void check(const Update& update) {
+  if (update.pieces.size() > cuda::kMostPieces)
+    throw Refused("update: expected at most " + std::to_string(cuda::kMostPieces) + " pieces on a CUDA device, got " +
+                  std::to_string(update.pieces.size()));
 }
 
-void step(const Pieces& pieces, int direction, Address acc, Address base, double gain, double weight, float scale,
-          int optimizer, const Hyper& hyper, Address m, Address v, Address vhat, Address x, Address x_out,
-          Address verdict, int device, Address stream) {
-  const cpu::Update update = update_of(pieces);
-  const cpu::Optimizer steps = optimizer_of(optimizer, hyper, m, v, vhat, x, x_out);
-  const cpu::Direction along{static_cast<cpu::DirectionKind>(direction), at(acc), at(base), 1.0f, 1.0f, scale};
-  py::gil_scoped_release release;
-  cuda::step(update, along, gain, weight, steps, verdict_of(verdict), on(device, stream));
+void step(const Update& update, const Direction& direction, const Optimizer& optimizer, const cuda::Where& where) {
+  check(update);
+  check_step(update, direction, optimizer);
+  if (optimizer.moments.coded()) throw Refused("moments in 8 bits: there is no CUDA kernel");
+  cuda::step(update, direction, optimizer, where);
 }
 
-void accumulate(const Pieces& pieces, Address acc, double weight, Address acc_out, Address verdict, int device,
-                Address stream) {
-  const cpu::Update update = update_of(pieces);
-  py::gil_scoped_release release;
-  cuda::accumulate(update, at(acc), weight, at(acc_out), verdict_of(verdict), on(device, stream));
+void accumulate(const Update& update, Address acc, double weight, Address out, const cuda::Where& where) {
+  check(update);
+  cuda::accumulate(update, at(acc), weight, at(out), where);
 }
 
-void norms(const Pieces& pieces, Address x, Address base, bool wants_inner, double clip_norm, double lam, double eps,
-           double gamma_max, int64_t first, int64_t last, bool finish, Address partial, Address counter,
-           Address verdict, int device, Address stream) {
-  const cpu::Update update = update_of(pieces);
-  py::gil_scoped_release release;
-  cuda::norms(update, at(x), at(base), wants_inner, {clip_norm, lam, eps, gamma_max}, first, last, finish,
-              reinterpret_cast<double*>(partial), reinterpret_cast<unsigned*>(counter),
-              reinterpret_cast<cuda::Verdict*>(verdict), on(device, stream));
+void recompute_sum(const Rows& rows, Address weights, Address sum, const cuda::Blocks& blocks,
+                   const cuda::Where& where) {
+  check_blocks(rows, blocks.first, blocks.last, blocks.stride);
+  cuda::recompute_sum(rows, at(weights), at(sum), blocks, where);
 }
 
-void cached_step(const Pieces& pieces, const cpu::Rows& rows, int kind, double gain, int64_t write, int64_t read,
-                 const RandomKey& random, Address high, Address low, float entering, float leaving, float sum_scale,
-                 Address acc, Address acc_out, float weight, float acc_scale, const Terms& terms, int optimizer,
-                 const Hyper& hyper, Address m, Address v, Address vhat, Address x, Address x_out, Address verdict,
-                 int device, Address stream) {
-  const cpu::Update update = update_of(pieces);
-  const cpu::CachedDirection direction = cached_direction_of(kind, write, read, random, high, low, entering, leaving,
-                                                             sum_scale, acc, acc_out, weight, acc_scale, terms);
-  const cpu::Optimizer steps = optimizer_of(optimizer, hyper, m, v, vhat, x, x_out);
-  py::gil_scoped_release release;
-  cuda::cached_step(update, rows, direction, gain, steps, verdict_of(verdict), on(device, stream));
+void read_row(const Rows& rows, int64_t slot, Address out, const cuda::Where& where) {
+  check_slot(rows, slot);
+  cuda::read_row(rows, slot, at(out), where);
 }
 
-void recompute_sum(int64_t size, const cpu::Rows& rows, Address weights, int64_t slots, Address high, Address low,
-                   int64_t first, int64_t last, int device, Address stream) {
-  py::gil_scoped_release release;
-  cuda::recompute_sum(size, rows, at(weights), slots, {at(high), reinterpret_cast<int8_t*>(low)}, first, last,
-                      on(device, stream));
+void judge(const Update& update, const cuda::Against& against, const cuda::Rules& rules, const cuda::Scratch& scratch,
+           Address verdict, const cuda::Where& where) {
+  check(update);
+  if ((against.x == nullptr) != (against.base == nullptr)) throw Refused("judge: x and base belong together");
+  cuda::judge(update, against, rules, scratch, at<cuda::Verdict>(verdict), where);
 }
 
-void read_row(int64_t size, const cpu::Rows& rows, int64_t slot, Address out, int device, Address stream) {
-  py::gil_scoped_release release;
-  cuda::read_row(size, rows, slot, at(out), on(device, stream));
+void sketch(const Update& update, int64_t k, uint64_t seed, Address partial, Address out, const cuda::Where& where) {
+  check(update);
+  if (k < kBlock) throw Refused("sketch: expected at least " + std::to_string(kBlock) + " numbers");
+  cuda::sketch(update, k, seed, at(partial), at(out), where);
 }
 
-void sketch(const Pieces& pieces, int64_t k, uint64_t seed, Address partial, Address out, int device, Address stream) {
-  const cpu::Update update = update_of(pieces);
-  py::gil_scoped_release release;
-  cuda::sketch(update, k, seed, at(partial), at(out), on(device, stream));
+cuda::Logits logits_of(Address values, const Batch& batch) { return {at(values), batch.rows, batch.classes}; }
+
+cuda::Targets targets_of(const Targets& given) {
+  return {at(given.probs), at<int64_t>(given.labels), at<double>(given.entropy), given.rows};
 }
 
-void soft_targets(Address logits, double scale, int64_t rows, int64_t classes, Address probs, Address labels,
-                  Address entropy, int device, Address stream) {
-  py::gil_scoped_release release;
-  cuda::soft_targets(at(logits), scale, rows, classes, at(probs), reinterpret_cast<int64_t*>(labels),
-                     reinterpret_cast<double*>(entropy), on(device, stream));
+void soft_targets(Address logits, double scale, const Batch& batch, const Targets& out, const cuda::Where& where) {
+  cuda::soft_targets(logits_of(logits, batch), scale, targets_of(out), where);
 }
 
-void distill(Address logits, Address probs, Address labels, Address entropy, Address which, int64_t teachers,
-             int64_t rows, int64_t classes, double alpha_min, double alpha_max, Address scratch, Address loss,
-             Address gradient, int device, Address stream) {
-  py::gil_scoped_release release;
-  cuda::distill(at(logits), at(probs), reinterpret_cast<const int64_t*>(labels),
-                reinterpret_cast<const double*>(entropy), reinterpret_cast<const int64_t*>(which), teachers, rows,
-                classes, alpha_min, alpha_max, reinterpret_cast<double*>(scratch), at(loss), at(gradient),
-                on(device, stream));
+void distill(Address logits, const Batch& batch, const Targets& targets, const cuda::Loss& out,
+             const cuda::Where& where) {
+  cuda::distill(logits_of(logits, batch), targets_of(targets), out, where);
+}
+
+cuda::Loss loss_of(Address which, std::pair<double, double> alpha, Address scratch, Address loss, Address gradient) {
+  return {at<int64_t>(which), alpha.first, alpha.second, at<double>(scratch), at(loss), at(gradient)};
+}
+
+void bind_device_structs(py::module_& m) {
+  const py::kw_only by_name;
+  py::class_<cuda::Where>(m, "Where")
+      .def(py::init([](int device, Address stream, Address verdict) {
+             return cuda::Where{device, at<void>(stream), at<cuda::Verdict>(verdict)};
+           }),
+           by_name, arg("device"), arg("stream"), arg("verdict") = 0);
+  py::class_<cuda::Blocks>(m, "Blocks")
+      .def(py::init([](int64_t first, int64_t last, int64_t stride) { return cuda::Blocks{first, last, stride}; }),
+           by_name, arg("first"), arg("last"), arg("stride"));
+  py::class_<cuda::Rules>(m, "Rules")
+      .def(py::init([](double clip_norm, double lam, double eps, double gamma_max) {
+             return cuda::Rules{clip_norm, lam, eps, gamma_max};
+           }),
+           by_name, arg("clip_norm") = 0.0, arg("lam") = 0.0, arg("eps") = 1.0, arg("gamma_max") = 0.0);
+  py::class_<cuda::Against>(m, "Against")
+      .def(py::init([](Address x, Address base, bool inner) { return cuda::Against{at(x), at(base), inner}; }), by_name,
+           arg("x") = 0, arg("base") = 0, arg("inner") = false);
+  py::class_<cuda::Scratch>(m, "Scratch")
+      .def(py::init([](Address partial, Address counter) {
+             return cuda::Scratch{at<double>(partial), at<unsigned>(counter)};
+           }),
+           by_name, arg("partial"), arg("counter"));
+  py::class_<cuda::Loss>(m, "Loss").def(py::init(&loss_of), by_name, arg("which"), arg("alpha"), arg("scratch"),
+                                        arg("loss"), arg("gradient"));
+}
+
+void bind_functions(py::module_& m) {
+  const auto nogil = py::call_guard<py::gil_scoped_release>();
+  const py::kw_only by_name;
+  m.def("compute_capability", [](int device) {
+    int major = 0, minor = 0;
+    cuda::compute_capability(device, &major, &minor);
+    return std::make_pair(major, minor);
+  });
+  m.def("step", &step, arg("update"), arg("direction"), arg("optimizer"), arg("where"), nogil);
+  m.def("accumulate", &accumulate, arg("update"), by_name, arg("acc"), arg("weight"), arg("out"), arg("where"), nogil);
+  m.def("recompute_sum", &recompute_sum, arg("rows"), by_name, arg("weights"), arg("sum"), arg("blocks"), arg("where"),
+        nogil);
+  m.def("read_row", &read_row, arg("rows"), by_name, arg("slot"), arg("out"), arg("where"), nogil);
+  m.def("judge", &judge, arg("update"), arg("against"), arg("rules"), arg("scratch"), by_name, arg("verdict"),
+        arg("where"), nogil);
+  m.def("sketch", &sketch, arg("update"), by_name, arg("k"), arg("seed"), arg("partial"), arg("out"), arg("where"),
+        nogil);
+  m.def("soft_targets", &soft_targets, by_name, arg("logits"), arg("scale"), arg("batch"), arg("out"), arg("where"),
+        nogil);
+  m.def("distill", &distill, by_name, arg("logits"), arg("batch"), arg("targets"), arg("out"), arg("where"), nogil);
 }
 
 }  // namespace
@@ -110,21 +139,9 @@ void bind_cuda(py::module_& m) {
 #else
   m.attr("cuda_emulated") = false;
 #endif
-  py::module_ to = m.def_submodule("cuda", "Asynchronous on the stream that is the last argument.");
-  to.def("compute_capability", [](int device) {
-    int major = 0, minor = 0;
-    cuda::compute_capability(device, &major, &minor);
-    return std::make_pair(major, minor);
-  });
-  to.def("step", &step);
-  to.def("accumulate", &accumulate);
-  to.def("norms", &norms);
-  to.def("cached_step", &cached_step);
-  to.def("recompute_sum", &recompute_sum);
-  to.def("read_row", &read_row);
-  to.def("sketch", &sketch);
-  to.def("soft_targets", &soft_targets);
-  to.def("distill", &distill);
+  py::module_ to_device = m.def_submodule("cuda", "Asynchronous on the stream of `where`.");
+  bind_device_structs(to_device);
+  bind_functions(to_device);
 }
 
 }  // namespace fastagg

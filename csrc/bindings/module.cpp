@@ -1,181 +1,218 @@
-// The Python door: addresses, sizes and scalars in, nothing else. Checks live in fastagg/ops.py, which owns tensors.
-// Every call that touches vectors releases the GIL.
-#include "../cpu/cached_step.h"
+// The Python door: structs, addresses and scalars in, nothing else. Checks of tensors live in fastagg/ops, which owns
+// them. Every call that touches vectors releases the GIL.
+#include <algorithm>
+#include <atomic>
+#include <iterator>
+#include <map>
+#include <optional>
+
+#include "../cpu/cpu.h"
 #include "../cpu/distill.h"
-#include "../cpu/fold.h"
 #include "../cpu/kernels.h"
-#include "../cpu/norms.h"
 #include "../cpu/pool.h"
-#include "../cpu/step.h"
-#include "arguments.h"
+#include "../cpu/tuning.h"
+#include "structs.h"
 
 namespace py = pybind11;
 using namespace fastagg;
 
 namespace {
 
-// `units` 0: fp32 moments. Else m, v and vhat are bytes, and `units` two rows of `blocks` floats: m's, and v's and
-// vhat's.
-cpu::Optimizer optimizer_of(int kind, const Hyper& hyper, Address m, Address v, Address vhat, Address x, Address x_out,
-                            Address units, int64_t blocks, const RandomKey& random) {
-  const auto named = static_cast<OptimizerKind>(kind);
-  if (units == 0) return {named, hyper, at(m), at(v), at(vhat), at(x), at(x_out), {}};
-  const auto bytes = [](Address address) { return reinterpret_cast<uint8_t*>(address); };
-  return {named,   hyper, nullptr,   nullptr,
-          nullptr, at(x), at(x_out), {bytes(m), bytes(v), bytes(vhat), at(units), at(units) + blocks, random}};
+// The GIL is worth releasing for what takes longer than taking it again.
+class Released {
+ public:
+  explicit Released(int64_t elements) {
+    if (elements >= 4096) release_.emplace();
+  }
+
+ private:
+  std::optional<py::gil_scoped_release> release_;
+};
+
+void step(const Update& update, const Direction& direction, const Optimizer& optimizer) {
+  check_step(update, direction, optimizer);
+  const Released released(update.size);
+  cpu::step(update, direction, optimizer);
 }
 
-void step(const Pieces& pieces, int direction, Address acc, Address base, float gain, float weight, float scale,
-          int optimizer, const Hyper& hyper, Address m, Address v, Address vhat, Address x, Address x_out,
-          Address units, int64_t blocks, const RandomKey& random) {
-  const cpu::Update update = update_of(pieces);
-  py::gil_scoped_release release;
-  cpu::step(update, {static_cast<cpu::DirectionKind>(direction), at(acc), at(base), gain, weight, scale},
-            optimizer_of(optimizer, hyper, m, v, vhat, x, x_out, units, blocks, random));
+void accumulate(const Update& update, Address acc, float weight, Address out) {
+  const Released released(update.size);
+  cpu::accumulate(update, at(acc), weight, at(out));
 }
 
-void accumulate(const Pieces& pieces, Address acc, float weight, Address acc_out) {
-  const cpu::Update update = update_of(pieces);
-  py::gil_scoped_release release;
-  cpu::accumulate(update, at(acc), weight, at(acc_out));
-}
-
-std::vector<bool> fold(const std::vector<std::tuple<Pieces, Address, float>>& models, Address acc, Address acc_out) {
+std::vector<bool> fold(const std::vector<std::tuple<const Update*, Address, float>>& models, Address acc, Address out) {
   std::vector<cpu::Trained> trained;
-  for (const auto& [pieces, base, weight] : models) trained.push_back({update_of(pieces), at(base), weight});
+  for (const auto& [update, base, weight] : models) trained.push_back({*update, at(base), weight});
   std::vector<std::atomic<bool>> finite(models.size());
   for (auto& flag : finite) flag.store(true);
   {
     py::gil_scoped_release release;
-    cpu::fold(trained, at(acc), at(acc_out), finite);
+    cpu::fold(trained, at(acc), at(out), finite);
   }
   return {finite.begin(), finite.end()};
 }
 
-double sum_squares(const Pieces& pieces) {
-  const cpu::Update update = update_of(pieces);
-  py::gil_scoped_release release;
+double sum_squares(const Update& update) {
+  const Released released(update.size);
   return cpu::sum_squares(update);
 }
 
-std::tuple<double, double, double> distances(const Pieces& pieces, Address x, Address base, bool wants_inner) {
-  const cpu::Update update = update_of(pieces);
-  py::gil_scoped_release release;
-  const cpu::Distances found = cpu::distances(update, at(x), at(base), wants_inner);
+std::tuple<double, double, double> distances(const Update& update, Address x, Address base, bool inner) {
+  const Released released(update.size);
+  const cpu::Distances found = cpu::distances(update, at(x), at(base), inner);
   return {found.moved, found.update, found.inner};
 }
 
-void sketch(const Pieces& pieces, int64_t k, uint64_t seed, Address out) {
-  const cpu::Update update = update_of(pieces);
+void sketch(const Update& update, int64_t k, uint64_t seed, Address out) {
   py::gil_scoped_release release;
   cpu::sketch(update, k, seed, at(out));
 }
 
-void gather(const Pieces& pieces, Address out) {
-  const cpu::Update update = update_of(pieces);
+void copy(const Update& update, int64_t first, int64_t count, int64_t item, Address out) {
+  if (first < 0 || count < 0 || first + count > update.size) throw Refused("copy: outside the update");
   py::gil_scoped_release release;
-  cpu::gather(update, at(out));
+  cpu::copy(update, first, count, item, at<void>(out));
 }
 
-void copy(const Pieces& pieces, int64_t first, int64_t count, int64_t item, Address out) {
-  const cpu::Update update = update_of(pieces);
+uint32_t crc32c(const Update& update, const std::vector<int64_t>& bytes, uint32_t before, bool in_software) {
+  if (bytes.size() != update.pieces.size()) throw Refused("crc32c: bytes of every piece are needed");
   py::gil_scoped_release release;
-  cpu::copy(update, first, count, item, reinterpret_cast<void*>(out));
+  for (size_t i = 0; i < bytes.size(); ++i) before = cpu::crc32c(update.pieces[i].data, bytes[i], before, in_software);
+  return before;
 }
 
-// `optimizer` < 0: the cache moves, the model does not.
-void cached_step(const Pieces& pieces, const cpu::Rows& rows, int kind, float gain, int64_t write, int64_t read,
-                 const RandomKey& random, Address high, Address low, float entering, float leaving, float sum_scale,
-                 Address acc, Address acc_out, float weight, float acc_scale, const Terms& terms, int optimizer,
-                 const Hyper& hyper, Address m, Address v, Address vhat, Address x, Address x_out, Address units,
-                 int64_t blocks, const RandomKey& rounding) {
-  const cpu::Update update = update_of(pieces);
-  cpu::CachedDirection direction = cached_direction_of(kind, write, read, random, high, low, entering, leaving,
-                                                       sum_scale, acc, acc_out, weight, acc_scale, terms);
-  direction.gain = gain;
-  cpu::Optimizer steps{kSgd, hyper, nullptr, nullptr, nullptr, nullptr, nullptr, {}};
-  if (optimizer >= 0) steps = optimizer_of(optimizer, hyper, m, v, vhat, x, x_out, units, blocks, rounding);
+void recompute_sum(const Rows& rows, Address weights, Address sum, int64_t first, int64_t last, int64_t stride) {
+  check_blocks(rows, first, last, stride);
   py::gil_scoped_release release;
-  cpu::cached_step(update, rows, direction, steps);
+  cpu::recompute_sum(rows, at(weights), at(sum), first, last, stride);
 }
 
-void recompute_sum(int64_t size, const cpu::Rows& rows, Address weights, int64_t slots, Address high, Address low,
-                   int64_t first, int64_t last) {
+void read_row(const Rows& rows, int64_t slot, Address out) {
+  check_slot(rows, slot);
   py::gil_scoped_release release;
-  cpu::recompute_sum(size, rows, at(weights), slots, {at(high), reinterpret_cast<int8_t*>(low)}, first, last);
-}
-
-void read_row(int64_t size, const cpu::Rows& rows, int64_t slot, Address out) {
-  py::gil_scoped_release release;
-  cpu::read_row(size, rows, slot, at(out));
+  cpu::read_row(rows, slot, at(out));
 }
 
 template <typename T>
-void soft_targets(Address logits, double scale, int64_t rows, int64_t classes, Address probs, Address labels,
-                  Address entropy) {
+void soft_targets(Address logits, double scale, const Batch& batch, const Targets& out) {
   py::gil_scoped_release release;
-  cpu::soft_targets(reinterpret_cast<const T*>(logits), scale, rows, classes, reinterpret_cast<T*>(probs),
-                    reinterpret_cast<int64_t*>(labels), reinterpret_cast<double*>(entropy));
+  cpu::soft_targets(at<const T>(logits), scale, batch.rows, batch.classes, at<T>(out.probs), at<int64_t>(out.labels),
+                    at<double>(out.entropy));
 }
 
 template <typename T>
-std::pair<double, double> distill(Address logits, Address probs, Address labels, Address entropy, Address which,
-                                  int64_t teachers, int64_t rows, int64_t classes, double alpha_min, double alpha_max,
-                                  Address gradient) {
+std::pair<double, double> distill(Address logits, const Batch& batch, const Targets& targets, Address which,
+                                  std::pair<double, double> alpha, Address gradient) {
   py::gil_scoped_release release;
-  const cpu::Distilled found = cpu::distill(
-      reinterpret_cast<const T*>(logits), reinterpret_cast<const T*>(probs), reinterpret_cast<const int64_t*>(labels),
-      reinterpret_cast<const double*>(entropy), reinterpret_cast<const int64_t*>(which), teachers, rows, classes,
-      alpha_min, alpha_max, reinterpret_cast<T*>(gradient));
+  const cpu::Distilled found =
+      cpu::distill(at<const T>(logits), at<const T>(targets.probs), at<const int64_t>(targets.labels),
+                   at<const double>(targets.entropy), at<const int64_t>(which), targets.rows, batch.rows, batch.classes,
+                   alpha.first, alpha.second, at<T>(gradient));
   return {found.loss, found.alpha};
 }
 
 py::dict cpu_isas() {
   py::dict found;
-  for (int i = 0; i < cpu::isa_count(); ++i) found[cpu::isa(i).kernels->name] = cpu::isa(i).supported;
+  for (int i = 0; i < cpu::isa_count(); ++i) found[cpu::isa(i).kernels->isa] = cpu::isa(i).supported;
   return found;
+}
+
+py::dict dict_of(const cpu::Tuning& tuning) {
+  using namespace py::literals;
+  return py::dict("prefetch"_a = tuning.prefetch, "stream_from"_a = tuning.stream_from, "width"_a = tuning.width,
+                  "wide_below"_a = tuning.wide_below, "spin"_a = tuning.spin, "group"_a = tuning.group,
+                  "places"_a = tuning.places);
+}
+
+// By name, as tuning() gives them.
+void set_tuning(const std::map<std::string, int64_t>& given) {
+  cpu::Tuning tuning = cpu::tuning();
+  struct Setting {
+    const char* name;
+    int64_t* value;
+    int64_t least, most, step;
+  };
+  const Setting settings[] = {
+      {"prefetch", &tuning.prefetch, 0, 1 << 20, 64},
+      {"stream_from", &tuning.stream_from, 0, INT64_MAX, 1},
+      {"width", &tuning.width, 128, 512, 128},
+      {"wide_below", &tuning.wide_below, 0, INT64_MAX, 1},
+      {"spin", &tuning.spin, 0, 100000, 1},
+      {"group", &tuning.group, 4 * kBlock, kGroup, kBlock},
+      {"places", &tuning.places, 1, kGroupStrands, 1},
+  };
+  for (const auto& [name, value] : given) {
+    const auto found = std::find_if(std::begin(settings), std::end(settings),
+                                    [&wanted = name](const Setting& one) { return wanted == one.name; });
+    if (found == std::end(settings)) throw Refused("tuning: unknown setting '" + name + "'");
+    if (value < found->least || value > found->most || value % found->step != 0)
+      throw Refused("tuning: " + name + ": expected " +
+                    (found->step > 1 ? "a multiple of " + std::to_string(found->step) + " in " : "") +
+                    std::to_string(found->least) + ".." + std::to_string(found->most) + ", got " +
+                    std::to_string(value));
+    *found->value = value;
+  }
+  if (tuning.width == 384) throw Refused("tuning: width: expected 128, 256 or 512");
+  if (kGroupStrands % tuning.places != 0) throw Refused("tuning: places: expected a power of two");
+  tuning.name = "set";
+  cpu::set_tuning(tuning);
 }
 
 }  // namespace
 
 PYBIND11_MODULE(_native, m) {
+  using py::arg;
+  const py::kw_only by_name;
   m.doc() = "Compiled kernels of fastagg. Use fastagg.ops, which checks its arguments.";
+  py::register_exception_translator([](std::exception_ptr raised) {
+    try {
+      if (raised) std::rethrow_exception(raised);
+    } catch (const Refused& refused) {
+      py::set_error(py::module_::import("fastagg.errors").attr("ConfigError"), refused.what());
+    }
+  });
+  bind_structs(m);
 
-  py::class_<Hyper>(m, "Hyper").def(py::init([](double lr, double beta1, double beta2, double eps, double root_scale) {
-    return Hyper{static_cast<float>(lr),        static_cast<float>(beta1),       static_cast<float>(1.0 - beta1),
-                 static_cast<float>(beta2),     static_cast<float>(1.0 - beta2), static_cast<float>(eps),
-                 static_cast<float>(root_scale)};
-  }));
+  m.def("step", &step, arg("update"), arg("direction"), arg("optimizer"));
+  m.def("accumulate", &accumulate, arg("update"), by_name, arg("acc"), arg("weight"), arg("out"));
+  m.def("fold", &fold, arg("models"), by_name, arg("acc"), arg("out"));
+  m.def("sum_squares", &sum_squares, arg("update"));
+  m.def("distances", &distances, arg("update"), by_name, arg("x"), arg("base"), arg("inner"));
+  m.def("sketch", &sketch, arg("update"), by_name, arg("k"), arg("seed"), arg("out"));
+  m.def("copy", &copy, arg("update"), by_name, arg("first"), arg("count"), arg("item"), arg("out"));
+  m.def("crc32c", &crc32c, arg("update"), by_name, arg("bytes"), arg("before"), arg("in_software"));
+  m.def("recompute_sum", &recompute_sum, arg("rows"), by_name, arg("weights"), arg("sum"), arg("first"), arg("last"),
+        arg("stride"));
+  m.def("read_row", &read_row, arg("rows"), by_name, arg("slot"), arg("out"));
 
-  py::class_<cpu::Rows>(m, "Rows").def(py::init([](int format, Address data, Address scales, int64_t row_bytes,
-                                                   int64_t row_scales) {
-    return cpu::Rows{static_cast<RowFormat>(format), reinterpret_cast<void*>(data), at(scales), row_bytes, row_scales};
-  }));
-  py::class_<RandomKey>(m, "RandomKey").def(py::init([](uint64_t seed, uint64_t arrival, uint32_t client) {
-    return RandomKey{seed, arrival, client};
-  }));
-
-  m.def("step", &step);
-  m.def("cached_step", &cached_step);
-  m.def("recompute_sum", &recompute_sum);
-  m.def("read_row", &read_row);
-  m.def("accumulate", &accumulate);
-  m.def("fold", &fold);
-  m.def("sum_squares", &sum_squares);
-  m.def("distances", &distances);
-  m.def("sketch", &sketch);
-  m.def("gather", &gather);
-  m.def("copy", &copy);
-  m.def("soft_targets_f32", &soft_targets<float>);
-  m.def("soft_targets_f64", &soft_targets<double>);
-  m.def("distill_f32", &distill<float>);
-  m.def("distill_f64", &distill<double>);
+  py::class_<Batch>(m, "Batch")
+      .def(py::init([](int64_t rows, int64_t classes) { return Batch{rows, classes}; }), by_name, arg("rows"),
+           arg("classes"));
+  py::class_<Targets>(m, "Targets")
+      .def(py::init([](Address probs, Address labels, Address entropy, int64_t rows) {
+             return Targets{probs, labels, entropy, rows};
+           }),
+           by_name, arg("probs"), arg("labels"), arg("entropy"), arg("rows"));
+  m.def("soft_targets_f32", &soft_targets<float>, by_name, arg("logits"), arg("scale"), arg("batch"), arg("out"));
+  m.def("soft_targets_f64", &soft_targets<double>, by_name, arg("logits"), arg("scale"), arg("batch"), arg("out"));
+  m.def("distill_f32", &distill<float>, by_name, arg("logits"), arg("batch"), arg("targets"), arg("which"),
+        arg("alpha"), arg("gradient"));
+  m.def("distill_f64", &distill<double>, by_name, arg("logits"), arg("batch"), arg("targets"), arg("which"),
+        arg("alpha"), arg("gradient"));
 
   m.def("cpu_isas", &cpu_isas, "Instruction sets compiled in, best first -> whether this processor has them.");
-  m.def("isa", [] { return cpu::kernels().name; });
+  m.def("isa", [] { return cpu::kernels().isa; });
   m.def("select_isa", [](const std::string& name) { return cpu::select(name.c_str()); });
   m.def("threads", &cpu::threads);
   m.def("set_threads", &cpu::set_threads);
+  m.def("processor", [] {
+    const cpu::Processor& found = cpu::processor();
+    return std::make_tuple(std::string(found.vendor), found.family, found.model);
+  });
+  m.def("default_tuning", [] { return dict_of(cpu::default_tuning()); });
+  m.def("default_tuning_name", [] { return cpu::default_tuning().name; });
+  m.def("tuning", [] { return dict_of(cpu::tuning()); });
+  m.def("set_tuning", &set_tuning, arg("settings"));
 
 #if defined(FASTAGG_CUDA)
   bind_cuda(m);

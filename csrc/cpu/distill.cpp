@@ -22,7 +22,7 @@ void for_each_row(int64_t rows, int64_t classes, Function&& function) {
   auto work = [&](int64_t index) {
     for (int64_t r = index * chunk; r < std::min(rows, (index + 1) * chunk); ++r) function(r);
   };
-  if (rows > 0) parallel((rows + chunk - 1) / chunk, kWorthWaking, work);
+  if (rows > 0) parallel((rows + chunk - 1) / chunk, kWorthSharing, work);
 }
 
 }  // namespace

@@ -1,15 +1,16 @@
 // Rows of the distillation loss (math/distill.h). Included by kernels.inl.
 //
-// A row is swept in pieces of kLanes; sums are kept lane by lane within a block of reduce.h's size and folded in
+// A row is swept in pieces of kColumns; sums are kept lane by lane within a block of reduce.h's size and folded in
 // double, so they have the same bits whatever the vector width.
+constexpr int64_t kColumns = 128;
 
 template <typename T>
 FASTAGG_FN double fold_lanes(const T* lanes) {
-  double quads[kQuads];
-  for (int64_t q = 0; q < kQuads; ++q)
+  double quads[kColumns / 4];
+  for (int64_t q = 0; q < kColumns / 4; ++q)
     quads[q] = fold_quad(static_cast<double>(lanes[4 * q]), static_cast<double>(lanes[4 * q + 1]),
                          static_cast<double>(lanes[4 * q + 2]), static_cast<double>(lanes[4 * q + 3]));
-  for (int64_t half = kQuads / 2; half > 0; half /= 2)
+  for (int64_t half = kColumns / 8; half > 0; half /= 2)
     for (int64_t i = 0; i < half; ++i) quads[i] += quads[i + half];
   return quads[0];
 }
@@ -17,11 +18,11 @@ FASTAGG_FN double fold_lanes(const T* lanes) {
 // The largest of scale*in. NaN is passed over: the row's sum will be NaN.
 template <typename T>
 FASTAGG_FN T largest_of(const T* in, T scale, int64_t n) {
-  T lanes[kLanes];
-  for (int64_t l = 0; l < kLanes; ++l) lanes[l] = -__builtin_huge_val();
+  T lanes[kColumns];
+  for (int64_t l = 0; l < kColumns; ++l) lanes[l] = -__builtin_huge_val();
   int64_t k = 0;
-  for (; k + kLanes <= n; k += kLanes)
-    for (int64_t l = 0; l < kLanes; ++l) {
+  for (; k + kColumns <= n; k += kColumns)
+    for (int64_t l = 0; l < kColumns; ++l) {
       const T value = scale * in[k + l];
       lanes[l] = value > lanes[l] ? value : lanes[l];
     }
@@ -29,7 +30,7 @@ FASTAGG_FN T largest_of(const T* in, T scale, int64_t n) {
     const T value = scale * in[k + l];
     lanes[l] = value > lanes[l] ? value : lanes[l];
   }
-  for (int64_t half = kLanes / 2; half > 0; half /= 2)
+  for (int64_t half = kColumns / 2; half > 0; half /= 2)
     for (int64_t l = 0; l < half; ++l) lanes[l] = lanes[l + half] > lanes[l] ? lanes[l + half] : lanes[l];
   return lanes[0];
 }
@@ -40,11 +41,11 @@ FASTAGG_FN void exponentials(const T* in, T scale, T most, int64_t n, T* out, do
   sums[0] = sums[1] = 0.0;
   for (int64_t at = 0; at < n; at += kBlock) {
     const int64_t end = at + kBlock < n ? at + kBlock : n;
-    T plain[kLanes] = {}, weighted[kLanes] = {};
+    T plain[kColumns] = {}, weighted[kColumns] = {};
     int64_t k = at;
-    for (; k + kLanes <= end; k += kLanes) {
+    for (; k + kColumns <= end; k += kColumns) {
       FASTAGG_NO_CARRY
-      for (int64_t l = 0; l < kLanes; ++l) {
+      for (int64_t l = 0; l < kColumns; ++l) {
         const T t = scale * in[k + l] - most;
         const T e = exp_negative(t);
         plain[l] += e;

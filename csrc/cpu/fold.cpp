@@ -1,36 +1,30 @@
-#include "fold.h"
-
 #include "blocks.h"
+#include "cpu.h"
 
 namespace fastagg::cpu {
 
 void fold(const std::vector<Trained>& trained, const float* acc, float* acc_out,
           std::vector<std::atomic<bool>>& finite) {
   if (trained.empty()) return;
-  const int64_t size = trained.front().model.size;
-  const bool streams = acc_out != nullptr && acc_out != acc && size >= kStreamFrom;
   const Kernels& table = kernels();
-  auto group = [&](int64_t index) {
-    const int64_t begin = index * kGroup, end = std::min(size, begin + kGroup);
+  const int64_t size = trained.front().model.size;
+  const int64_t vectors = static_cast<int64_t>(2 * trained.size());  // with a base or a sum
+  for_each_part(size, 4 * vectors, [&](int64_t begin, int64_t end) {
     std::vector<Reader> readers;
     readers.reserve(trained.size());
     for (const Trained& one : trained) readers.emplace_back(one.model, table, begin);
     for (int64_t at = begin; at < end; at += kBlock) {
       const int64_t n = std::min(kBlock, end - at);
       Scratch scratch;
-      float* sum = streams || acc_out == nullptr ? scratch.values : acc_out + at;
+      float* sum = acc_out == nullptr ? scratch.values : acc_out + at;
       const float* before = acc == nullptr ? nullptr : acc + at;
       for (size_t k = 0; k < trained.size(); ++k, before = sum) {
         const float* base = trained[k].base == nullptr ? nullptr : trained[k].base + at;
         if (!table.fold(readers[k].block(at, n), base, trained[k].weight, before, sum, n))
           finite[k].store(false, std::memory_order_relaxed);
       }
-      if (streams) table.stream(scratch.values, acc_out + at, n);
     }
-    fence();
-  };
-  const int64_t vectors = static_cast<int64_t>(2 * trained.size());  // with a base or a sum
-  if (size > 0) parallel((size + kGroup - 1) / kGroup, bytes_of(size, vectors), group);
+  });
 }
 
 }  // namespace fastagg::cpu

@@ -1,13 +1,17 @@
-// Which block kernels this processor runs: the best supported table, or the one that was asked for.
+// Which table of kernels this processor runs: the best supported one, or the one that was asked for.
 #include <atomic>
 #include <cstring>
 
 #include "kernels.h"
+#include "tuning.h"
 
 namespace fastagg::cpu {
 
 #if defined(FASTAGG_X86)
 namespace avx512 {
+extern const Kernels table;
+}
+namespace avx512_256 {
 extern const Kernels table;
 }
 namespace avx2 {
@@ -20,14 +24,32 @@ extern const Kernels table;
 
 namespace {
 
+#if defined(FASTAGG_X86)
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#endif
+
 const Isa kIsas[] = {
 #if defined(FASTAGG_X86)
-    {&avx512::table, __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")},
+    {&avx512::table, has_avx512()},
+    {&avx512_256::table, has_avx512()},
     {&avx2::table, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
 #endif
     {&baseline::table, true},
 };
+
+// Of an instruction set's tables: the one whose vectors have so many floats, or its first, which is the widest.
+const Kernels* find(const char* name, int64_t lanes) {
+  const Kernels* first = nullptr;
+  for (const Isa& candidate : kIsas) {
+    if (!candidate.supported || std::strcmp(candidate.kernels->isa, name) != 0) continue;
+    if (candidate.kernels->lanes == lanes) return candidate.kernels;
+    if (first == nullptr) first = candidate.kernels;
+  }
+  return first;
+}
 
 const Kernels* best() {
   for (const Isa& candidate : kIsas)
@@ -35,23 +57,20 @@ const Kernels* best() {
   return nullptr;  // not reached: the baseline is always supported
 }
 
-std::atomic<const Kernels*> current{best()};
+std::atomic<const Kernels*> widest{best()};
 
 }  // namespace
 
 int isa_count() { return static_cast<int>(sizeof kIsas / sizeof kIsas[0]); }
 Isa isa(int index) { return kIsas[index]; }
 
-const Kernels& kernels() { return *current.load(std::memory_order_acquire); }
+const Kernels& kernels() { return *widest.load(std::memory_order_acquire); }
+const Kernels& streaming_kernels() { return *find(kernels().isa, tuning().width / 32); }
 
 bool select(const char* name) {
-  for (const Isa& candidate : kIsas) {
-    if (candidate.supported && std::strcmp(candidate.kernels->name, name) == 0) {
-      current.store(candidate.kernels, std::memory_order_release);
-      return true;
-    }
-  }
-  return false;
+  const Kernels* found = find(name, 0);
+  if (found != nullptr) widest.store(found, std::memory_order_release);
+  return found != nullptr;
 }
 
 }  // namespace fastagg::cpu

@@ -1,63 +1,74 @@
-// The block kernels of one instruction set, as a table of plain functions.
+// The kernels of one instruction set and vector width, as a table of plain functions.
 //
-// Every function works on a piece of at most kBlock elements that stays in the L1 cache; a server step is a short
-// sequence of them (see step.cpp), so stages compose freely and no intermediate vector reaches memory.
+// A step over fp32 vectors is one loop, generated for every direction and optimizer (`fused`). Where the update, the
+// rows or the moments have another type, short stages run one after the other over blocks of 1,024 elements, which stay
+// in the L1 cache; no intermediate vector reaches memory (step.cpp).
 #pragma once
 
 #include <stdint.h>
 
 #include "../math/moments.h"
-#include "../math/optimizer.h"
-#include "../math/philox.h"
-#include "../math/quantise.h"
 #include "../math/reduce.h"
+#include "../plan.h"
 
 namespace fastagg::cpu {
 
-// Pointers are to the block's first element; unused ones are null. x_out may equal x.
-struct OptimizerBlock {
-  const float* direction;
-  const float* x;
-  float* x_out;
-  float* m;
-  float* v;
-  float* vhat;
-  int64_t n;
+// What a fused loop forms its direction from.
+enum Along : int {
+  kAlongSingle = 0,
+  kAlongFlush,
+  kAlongBlend,
+  kAlongReplace,     // mean: an old row and a new one
+  kAlongEnter,       // mean: where one of them is missing
+  kAlongBuffered,    // calibrated, without a step
+  kAlongCalibrated,  // calibrated, with a step
+  kAlongSum,         // D = sum*sum_scale: the sum has moved already
+  kAlongs
 };
 
-// The same with moments in 8 bits (math/moments.h); n is a multiple of kScaleBlock (the caller pads with zeros).
+// What it does with the direction: step with an optimizer (its place in the list), or one of these.
+constexpr int kGives = Optimizers::kCount;      // out = D
+constexpr int kMoves = Optimizers::kCount + 1;  // nothing: the sum and the row have moved
+constexpr int kActs = Optimizers::kCount + 2;
+
+// A run of elements; pointers are to its first one. Which are used, math/directions.h and the optimizer say.
+struct Run {
+  const float* update;
+  float gain, weight, scale;
+  const float *acc, *base, *read;
+  float *write, *sum;
+  float entering, leaving, dither, sum_scale, acc_scale;
+  Hyper hyper;
+  float *m, *v, *vhat;
+  const float* x;
+  float* out;
+  int64_t n;
+  int64_t ahead;                  // elements ahead that memory is asked for; 0: never
+  bool stream_out, stream_write;  // past the caches; aligned to 64 bytes
+};
+
+// A block with moments in 8 bits (math/moments.h); n is a multiple of kScaleBlock (the caller pads with zeros).
 struct CodedBlock {
   const float* direction;
   const float* x;
   float* x_out;
-  uint32_t* m;
-  uint32_t* v;
-  uint32_t* vhat;
-  float* units_m;
-  float* units_v;
-  int64_t n;
+  uint32_t *m, *v, *vhat;
+  float *units_m, *units_v;
+  int64_t n, ahead;
 };
 
-// A block of one stored row. `data` is typed by the format; scales are null for fp32 and bf16.
-struct RowBlock {
-  void* data;
-  float* scales;
-};
-
-// A row's block becomes `in`; with it (high, low) += entering*new - leaving*old, and then += term_weight*term if `term`
-// is not null; direction = sum_scale*high.
+// A row's block becomes gain*in; with a sum, sum += entering*new - leaving*old, and then += term_weight*term if there
+// is a term. n is a multiple of kScaleBlock.
 struct RowChange {
   const float* in;
-  const uint32_t* words;
-  RowBlock read, write;  // may be the same
-  RowBlock term;         // another than what is written
-  float entering, leaving, term_weight;
-  float* high;
-  int8_t* low;
-  float* direction;
-  float sum_scale;
-  int64_t n;
-  const float* ask;
+  float gain;
+  const uint32_t* words;  // random ones, of this block
+  Row read, write;        // may be the same; read may be missing
+  Row term;               // another than what is written
+  float entering, leaving, dither, term_weight;
+  float* sum;
+  int64_t n, ahead;
+  const float* ask;  // what the next stage reads in a block from now
 };
 
 // A row of the distillation loss (distill.h).
@@ -68,48 +79,35 @@ struct RowLoss {
                  int64_t classes, T* gradient);
 };
 
+constexpr int kSums = 3;
+
 struct Kernels {
-  const char* name;
+  const char* isa;
+  int lanes;                                      // floats in a vector
+  void (*fused[kAlongs][kActs])(const Run& run);  // null where the two do not go together
+  // `first`: the number of the first scale block in the whole vector. Null for SGD, which has no moments.
+  void (*coded[Optimizers::kCount])(const CodedBlock& block, const Hyper& hyper, const RandomKey& key, int64_t first);
   void (*widen_f16)(const uint16_t* in, float* out, int64_t n);
   void (*widen_bf16)(const uint16_t* in, float* out, int64_t n);
-  // out = weight*in
-  void (*scale)(const float* in, float weight, float* out, int64_t n);
-  // acc_out = acc + weight*in
-  void (*accumulate)(const float* acc, const float* in, float weight, float* acc_out, int64_t n);
   // acc_out = acc + weight*(in - base); whether every in - base is finite. acc null: of nothing; base null: of in
   bool (*fold)(const float* in, const float* base, float weight, const float* acc, float* acc_out, int64_t n);
-  // direction = (acc + weight*in)*scale
-  void (*flush)(const float* acc, const float* in, float weight, float scale, float* direction, int64_t n);
-  // direction = weight*((base - x) + gain*in)
-  void (*blend)(const float* base, const float* x, const float* in, float gain, float weight, float* direction,
-                int64_t n);
-  // out = in past the caches: for outputs that nobody reads soon. The caller fences.
-  void (*stream)(const float* in, float* out, int64_t n);
-  void (*optimizer[kOptimizerKinds])(const OptimizerBlock& block, const Hyper& hyper);
-  // `first`: the number of the first scale block. Null for SGD, which has no moments.
-  void (*coded[kOptimizerKinds])(const CodedBlock& block, const Hyper& hyper, const RandomKey& key, int64_t first);
   // The random words of a whole block, 4 times 128 of them (rows.inl says which element has which). This stage only
-  // computes, so it asks meanwhile for a block that a later one reads (`ask`, any address).
+  // computes, so it asks meanwhile for a block that a later one reads (`ask`, any address; null: it does not).
   void (*random_words)(const RandomKey& key, int64_t block, uint32_t* words, const float* ask);
-  // Rows, n a multiple of kScaleBlock (the caller pads with zeros).
-  void (*encode[kRowFormats])(const float* in, const uint32_t* words, RowBlock row, int64_t n, const float* ask);
-  void (*decode[kRowFormats])(RowBlock row, float* out, int64_t n);
-  // (high, low) += entering_weight*entering - leaving_weight*leaving; direction = scale*high, where it is wanted
-  void (*exchange)(float* high, int8_t* low, const float* entering, float entering_weight, const float* leaving,
-                   float leaving_weight, float* direction, float scale, int64_t n);
-  // encode, decode and exchange in one, in a pass whose codes never leave registers; null for fp32 and bf16.
-  void (*replace[kRowFormats])(const RowChange& change);
-  // total += weight*in, in double; and back to (high, low)
-  void (*add_exactly)(double* total, const float* in, float weight, int64_t n);
-  void (*settle)(const double* total, float* high, int8_t* low, int64_t n);
-  // out = a*a_scale + b*b_scale
-  void (*combine)(const float* a, float a_scale, const float* b, float b_scale, float* out, int64_t n);
+  void (*change[RowFormats::kCount])(const RowChange& change);
+  void (*decode[RowFormats::kCount])(Row row, float* out, int64_t n, int64_t ahead);
+  // sum += weight*row
+  void (*add_row[RowFormats::kCount])(float* sum, Row row, float weight, int64_t n, int64_t ahead);
+  // total += weight*row, in double, and back
+  void (*add_exactly[RowFormats::kCount])(double* total, Row row, float weight, int64_t n, int64_t ahead);
+  void (*settle)(const double* total, float* sum, int64_t n);
   // out += in, element i with the sign of bit i of `signs`
   void (*sketch)(const float* in, const uint32_t* signs, float* out, int64_t n);
-  // Sums over exactly kBlock elements, in double and in reduce.h's shape: of values^2; of (x - base)^2, values^2 and,
-  // if `inner`, (x - base)*values.
-  double (*square)(const float* values);
-  void (*apart)(const float* x, const float* base, const float* values, bool inner, double* out);
+  // Sums over at most a strand (math/reduce.h), n a multiple of 128 (the caller pads with zeros): of update^2; of
+  // (x - base)^2 and, if `inner`, of (x - base)*update.
+  void (*squares)(const float* update, int64_t n, int64_t ahead, double* out);
+  void (*apart)(const float* update, const float* x, const float* base, bool inner, int64_t n, int64_t ahead,
+                double* out);
   RowLoss<float> distill_f32;
   RowLoss<double> distill_f64;
 };
@@ -122,8 +120,11 @@ struct Isa {
 int isa_count();
 Isa isa(int index);
 
-// The table in use. `select` returns false and changes nothing when the name is unknown or unsupported.
+// The table in use, with the widest vectors that its instruction set has, and the one for loops over vectors that do
+// not fit the caches (tuning.h, `width`), which may have `fused` alone. `select` returns false and changes nothing when
+// the instruction set is unknown or unsupported.
 const Kernels& kernels();
+const Kernels& streaming_kernels();
 bool select(const char* name);
 
 }  // namespace fastagg::cpu

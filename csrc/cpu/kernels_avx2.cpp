@@ -1,3 +1,4 @@
-#define FASTAGG_ISA_NAMESPACE avx2
-#define FASTAGG_ISA_NAME "avx2"
+#define FASTAGG_TABLE avx2
+#define FASTAGG_ISA "avx2"
+#define FASTAGG_LANES 8
 #include "kernels.inl"

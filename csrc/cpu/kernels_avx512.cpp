@@ -1,3 +1,4 @@
-#define FASTAGG_ISA_NAMESPACE avx512
-#define FASTAGG_ISA_NAME "avx512"
+#define FASTAGG_TABLE avx512
+#define FASTAGG_ISA "avx512"
+#define FASTAGG_LANES 16
 #include "kernels.inl"

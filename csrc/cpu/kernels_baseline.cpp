@@ -1,3 +1,4 @@
-#define FASTAGG_ISA_NAMESPACE baseline
-#define FASTAGG_ISA_NAME "baseline"
+#define FASTAGG_TABLE baseline
+#define FASTAGG_ISA "baseline"
+#define FASTAGG_LANES 4
 #include "kernels.inl"

@@ -1,82 +1,98 @@
-#include "norms.h"
-
+// Norms and sketches of an arriving update: what decides whether, and how far, the model moves.
 #include <array>
 
 #include "blocks.h"
+#include "cpu.h"
 
 namespace fastagg::cpu {
 namespace {
 
-int64_t groups_of(int64_t size) { return (size + kGroup - 1) / kGroup; }
+using Sums = std::array<double, kSums>;
 
 // reduce.h: the total of the groups' sums, whatever thread made them.
-double total_of(const std::vector<double>& partial) {
+double total_of_groups(const std::vector<Sums>& groups, size_t which) {
   double slots[kSlots] = {};
-  for (size_t g = 0; g < partial.size(); ++g) slots[g % kSlots] += partial[g];
+  for (size_t g = 0; g < groups.size(); ++g) slots[g % kSlots] += groups[g][which];
   for (int64_t half = kSlots / 2; half > 0; half /= 2)
     for (int64_t i = 0; i < half; ++i) slots[i] += slots[i + half];
   return slots[0];
 }
 
-// A whole block, zeros after the first n: they change no sum.
-const float* whole(const float* values, int64_t n, Scratch& scratch) {
-  if (n == kBlock) return values;
-  std::memset(scratch.values, 0, sizeof scratch.values);
-  std::memcpy(scratch.values, values, static_cast<size_t>(n) * sizeof(float));
+// `count` values, and zeros up to a multiple of 128: they change no sum.
+struct alignas(64) Strand {
+  float values[kStrand];
+
+  const float* padded(const float* from, int64_t count, int64_t n) {
+    if (count == n) return from;
+    std::memcpy(values, from, static_cast<size_t>(count) * sizeof(float));
+    std::memset(values + count, 0, static_cast<size_t>(n - count) * sizeof(float));
+    return values;
+  }
+};
+
+// The update's strand at `at`, where it lies, or put together.
+const float* strand_of(const Update& update, const Kernels& table, int64_t at, int64_t count, Strand& scratch) {
+  const auto piece = piece_at(update, at);
+  if (piece->dtype == kFloat32 && at + count <= piece->begin + piece->size)
+    return static_cast<const float*>(piece->data) + (at - piece->begin);
+  for_each_run(update, table, at, at + count, [&](const float* values, int64_t from, int64_t n) {
+    std::memcpy(scratch.values + (from - at), values, static_cast<size_t>(n) * sizeof(float));
+  });
   return scratch.values;
 }
 
-// sums(table, reader, position, n) gives `Sums` numbers for a block; their totals over all blocks, in reduce.h's shape.
+// sums(values, at, count, out) sums a strand. The groups' sums, in reduce.h's shape.
 //
-// A pass that only reads waits for memory, and the hardware fetches ahead within a page: so a group is read at several
-// places in turn, each with a reader of its own. Its blocks are added in their order all the same.
-template <int Sums, typename Of>
-std::array<double, Sums> totals(const Update& update, Of sums) {
-  constexpr int64_t kPlaces = 4, kEach = kGroupBlocks / kPlaces;
-  std::array<std::vector<double>, Sums> partial;
-  for (auto& one : partial) one.assign(static_cast<size_t>(groups_of(update.size)), 0.0);
+// A pass that only reads waits for memory, and some processors fetch ahead within a page alone: there a group's strands
+// are read at several places in turn. They are added in their order all the same.
+template <typename Of>
+std::vector<Sums> group_sums(const Update& update, int used, int64_t bytes, Of sums) {
+  std::vector<Sums> groups(static_cast<size_t>((update.size + kGroup - 1) / kGroup), Sums{});
   const Kernels& table = kernels();
+  const int64_t places = tuning().places, each = kGroupStrands / places;
   auto group = [&](int64_t index) {
     const int64_t begin = index * kGroup, end = std::min(update.size, begin + kGroup);
-    std::array<double, Sums> found[kGroupBlocks];
-    std::vector<Reader> readers;
-    readers.reserve(kPlaces);
-    for (int64_t place = 0; place < kPlaces && begin + place * kEach * kBlock < end; ++place)
-      readers.emplace_back(update, table, begin + place * kEach * kBlock);
-    for (int64_t turn = 0; turn < kEach; ++turn) {
-      for (size_t place = 0; place < readers.size(); ++place) {
-        const int64_t block = static_cast<int64_t>(place) * kEach + turn, at = begin + block * kBlock;
-        if (at < end) found[block] = sums(table, readers[place], at, std::min(kBlock, end - at));
+    double found[kGroupStrands][kSums];
+    Strand scratch;
+    for (int64_t turn = 0; turn < each; ++turn)
+      for (int64_t s = turn; s < kGroupStrands && begin + s * kStrand < end; s += each) {
+        const int64_t at = begin + s * kStrand, count = std::min(kStrand, end - at);
+        sums(strand_of(update, table, at, count, scratch), at, count, found[s]);
       }
-    }
-    for (int64_t block = 0; begin + block * kBlock < end; ++block)
-      for (size_t k = 0; k < Sums; ++k) partial[k][static_cast<size_t>(index)] += found[block][k];
+    Sums& total = groups[static_cast<size_t>(index)];
+    for (int64_t s = 0; s < kGroupStrands && begin + s * kStrand < end; ++s)
+      for (int k = 0; k < used; ++k) total[static_cast<size_t>(k)] += found[s][k];
   };
-  parallel(groups_of(update.size), bytes_of(update.size, Sums), group);
-  std::array<double, Sums> all;
-  for (size_t k = 0; k < Sums; ++k) all[k] = total_of(partial[k]);
-  return all;
+  parallel(static_cast<int64_t>(groups.size()), update.size * bytes, group);
+  return groups;
 }
+
+int64_t whole_rows(int64_t count) { return (count + 127) / 128 * 128; }
 
 }  // namespace
 
 double sum_squares(const Update& update) {
-  return totals<1>(update, [](const Kernels& table, Reader& reader, int64_t at, int64_t n) {
-    Scratch scratch;
-    const float* values = whole(reader.block(at, n), n, scratch);
-    return std::array<double, 1>{table.square(values)};
-  })[0];
+  const Kernels& table = kernels();
+  const int64_t ahead = tuning().prefetch;
+  const auto sums = [&](const float* values, int64_t, int64_t count, double* out) {
+    Strand padded;
+    const int64_t n = whole_rows(count);
+    table.squares(padded.padded(values, count, n), n, ahead, out);
+  };
+  return total_of_groups(group_sums(update, 1, 4, sums), 0);
 }
 
 Distances distances(const Update& update, const float* x, const float* base, bool wants_inner) {
-  const auto [moved, norm, inner] = totals<3>(update, [&](const Kernels& table, Reader& reader, int64_t at, int64_t n) {
-    Scratch of_x, of_base, of_update;
-    std::array<double, 3> sums{};
-    table.apart(whole(x + at, n, of_x), whole(base + at, n, of_base), whole(reader.block(at, n), n, of_update),
-                wants_inner, sums.data());
-    return sums;
-  });
-  return {moved, norm, inner};
+  const Kernels& table = kernels();
+  const int64_t ahead = tuning().prefetch;
+  const auto sums = [&](const float* values, int64_t at, int64_t count, double* out) {
+    Strand of_update, of_x, of_base;
+    const int64_t n = whole_rows(count);
+    table.apart(of_update.padded(values, count, n), of_x.padded(x + at, count, n), of_base.padded(base + at, count, n),
+                wants_inner, n, ahead, out);
+  };
+  const std::vector<Sums> groups = group_sums(update, wants_inner ? 3 : 2, 12, sums);
+  return {total_of_groups(groups, 1), total_of_groups(groups, 0), wants_inner ? total_of_groups(groups, 2) : 0.0};
 }
 
 void sketch(const Update& update, int64_t k, uint64_t seed, float* out) {
@@ -105,7 +121,7 @@ void sketch(const Update& update, int64_t k, uint64_t seed, float* out) {
       table.sketch(reader.block(at, n), signs, buckets + ((place * static_cast<uint64_t>(k)) >> 32), n);
     }
   };
-  if (parts > 0) parallel(parts, bytes_of(update.size, 2), part);
+  if (parts > 0) parallel(parts, update.size * 8, part);
   for (int64_t bucket = 0; bucket < k; ++bucket) {
     double total = 0.0;
     for (int64_t p = 0; p < parts; ++p) {

@@ -1,46 +1,99 @@
 #include "pool.h"
 
 #include <pthread.h>
-#if defined(__linux__)
 #include <sched.h>
-#endif
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
 
+#include "tuning.h"
+
 namespace fastagg::cpu {
 namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+
+// A thread that gives way and comes back after longer than this was not alone on its core.
+constexpr microseconds kTaken{100};
+// How long the caller stays awake for workers that are still busy when it is not.
+constexpr microseconds kPatience{40};
+// Calls for which workers do not stay awake after one found its core taken.
+constexpr int kBackOff = 16;
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+// done() within `limit`, and nobody else wanted this core meanwhile.
+template <typename Done>
+bool spin_until(Done done, microseconds limit, bool* taken) {
+  const auto start = Clock::now();
+  for (auto now = start; now - start < limit;) {
+    for (int i = 0; i < 32; ++i) {
+      if (done()) return true;
+      pause();
+    }
+    sched_yield();  // whoever waits for this core gets it now, and not when the scheduler's slice is over
+    const auto after = Clock::now();
+    if (after - now > kTaken) {
+      *taken = true;
+      return done();
+    }
+    now = after;
+  }
+  return false;
+}
+
+// A share of the chunks, on a line of its own.
+struct alignas(64) Share {
+  std::atomic<int64_t> next{0};
+  int64_t end = 0;
+};
 
 struct Job {
   Task task;
   void* context;
-  int64_t chunks;
-  std::atomic<int64_t> next{0};
+  std::vector<Share>& shares;
 
-  void work() {
-    for (int64_t i = next.fetch_add(1, std::memory_order_relaxed); i < chunks;
-         i = next.fetch_add(1, std::memory_order_relaxed))
-      task(context, i);
+  void work(size_t first) {
+    const size_t count = shares.size();
+    for (size_t s = 0; s < count; ++s) {
+      Share& share = shares[(first + s) % count];
+      while (share.next.load(std::memory_order_relaxed) < share.end) {
+        const int64_t chunk = share.next.fetch_add(1, std::memory_order_relaxed);
+        if (chunk >= share.end) break;
+        task(context, chunk);
+      }
+    }
   }
 };
 
 class Pool {
  public:
-  explicit Pool(int workers) {
+  explicit Pool(int workers) : shares_(static_cast<size_t>(workers) + 1) {
 #if defined(__linux__)
     if (sched_getaffinity(0, sizeof allowed_, &allowed_) != 0) CPU_ZERO(&allowed_);
+    crowded_ = CPU_COUNT(&allowed_) <= workers;
 #endif
     workers_.reserve(static_cast<size_t>(workers));
-    for (int i = 0; i < workers; ++i) workers_.emplace_back([this] { serve(); });
+    for (size_t i = 1; i < shares_.size(); ++i) workers_.emplace_back([this, i] { serve(i); });
   }
 
   ~Pool() {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       stop_ = true;
+      generation_.fetch_add(1);
     }
     wake_.notify_all();
     for (std::thread& worker : workers_) worker.join();
@@ -48,57 +101,123 @@ class Pool {
 
   int workers() const { return static_cast<int>(workers_.size()); }
 
-  void run(Job& job) {
+  // Whether the workers are worth calling: they are awake, or the work is worth waking them, or calls come so fast one
+  // after the other that they will be awake for the next ones.
+  bool worth(int64_t bytes) const {
+    if (sleeping_.load(std::memory_order_relaxed) == 0 || bytes >= kWorthWaking) return true;
+    return Clock::now() - last_ < microseconds{tuning().spin};
+  }
+
+  // The caller worked alone.
+  void passed() { last_ = Clock::now(); }
+
+  void run(Task task, void* context, int64_t chunks) {
     keep_off_this_core();
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      job_ = &job;
-      ++generation_;
+    const int64_t count = static_cast<int64_t>(shares_.size());
+    for (int64_t s = 0; s < count; ++s) {
+      shares_[static_cast<size_t>(s)].end = chunks * (s + 1) / count;
+      shares_[static_cast<size_t>(s)].next.store(chunks * s / count, std::memory_order_relaxed);
     }
-    wake_.notify_all();
-    job.work();
-    std::unique_lock<std::mutex> lock(mutex_);
-    job_ = nullptr;  // a worker that wakes only now finds nothing, and nobody waits for it
-    done_.wait(lock, [this] { return active_ == 0; });
+    Job job{task, context, shares_};
+    job_.store(&job);
+    generation_.fetch_add(1);
+    if (sleeping_.load() > 0) {
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+      }
+      wake_.notify_all();
+    }
+    job.work(0);
+    job_.store(nullptr);  // a worker that comes only now finds nothing, and nobody waits for it
+    wait_for_workers();
+    passed();
   }
 
  private:
+  bool idle() const { return active_.load() == 0; }
+
+  void wait_for_workers() {
+    bool taken = false;
+    if (spin_until([this] { return idle(); }, kPatience, &taken)) return;
+    // Something else has a worker's core, torch's threads for one, which stay awake for milliseconds after an
+    // operation. This core is about to be free: let the worker come here.
+    let_go();
+    std::unique_lock<std::mutex> lock(mutex_);
+    waiting_.store(true);
+    done_.wait(lock, [this] { return idle(); });
+    waiting_.store(false);
+  }
+
   // A worker that has slept may be woken on the caller's own core and share it for milliseconds, until the scheduler
   // notices that another one idles: half of a step at ten million parameters. So workers stay off the caller's core.
   void keep_off_this_core() {
 #if defined(__linux__)
     const int core = sched_getcpu();
     if (core == callers_core_ || core < 0 || core >= CPU_SETSIZE) return;
-    callers_core_ = core;
     cpu_set_t others = allowed_;
     CPU_CLR(static_cast<size_t>(core), &others);
     if (CPU_COUNT(&others) == 0) return;
-    for (std::thread& worker : workers_) pthread_setaffinity_np(worker.native_handle(), sizeof others, &others);
+    callers_core_ = core;
+    place_workers(others);
 #endif
   }
 
-  void serve() {
-    std::unique_lock<std::mutex> lock(mutex_);
+  void let_go() {
+#if defined(__linux__)
+    if (callers_core_ < 0) return;
+    callers_core_ = -1;
+    place_workers(allowed_);
+#endif
+  }
+
+#if defined(__linux__)
+  void place_workers(const cpu_set_t& cores) {
+    for (std::thread& worker : workers_) pthread_setaffinity_np(worker.native_handle(), sizeof cores, &cores);
+  }
+#endif
+
+  void serve(size_t index) {
     uint64_t seen = 0;
+    int quiet = 0;  // calls to come after which this worker sleeps at once
     for (;;) {
-      wake_.wait(lock, [&] { return stop_ || (job_ != nullptr && generation_ != seen); });
-      if (stop_) return;
-      seen = generation_;
-      Job* job = job_;
-      ++active_;
-      lock.unlock();
-      job->work();
-      lock.lock();
-      if (--active_ == 0) done_.notify_one();
+      wait_for_call(seen, quiet);
+      seen = generation_.load();
+      active_.fetch_add(1);
+      if (Job* job = job_.load()) job->work(index);
+      if (active_.fetch_sub(1) == 1 && waiting_.load()) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        done_.notify_one();
+      }
+      if (stop_.load()) return;
     }
+  }
+
+  void wait_for_call(uint64_t seen, int& quiet) {
+    const auto called = [&] { return generation_.load() != seen; };
+    const microseconds limit{tuning().spin};
+    if (quiet > 0) {
+      --quiet;
+    } else if (!crowded_ && limit.count() > 0) {
+      bool taken = false;
+      if (spin_until(called, limit, &taken)) return;
+      if (taken) quiet = kBackOff;
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    sleeping_.fetch_add(1);
+    wake_.wait(lock, called);
+    sleeping_.fetch_sub(1);
   }
 
   std::mutex mutex_;
   std::condition_variable wake_, done_;
-  Job* job_ = nullptr;
-  uint64_t generation_ = 0;
-  int active_ = 0;
-  bool stop_ = false;
+  std::vector<Share> shares_;
+  alignas(64) std::atomic<uint64_t> generation_{0};
+  std::atomic<Job*> job_{nullptr};
+  alignas(64) std::atomic<int> active_{0};
+  std::atomic<int> sleeping_{0};
+  std::atomic<bool> waiting_{false}, stop_{false};
+  Clock::time_point last_{};  // end of the last call that had work for several threads
+  bool crowded_ = false;      // fewer cores than threads: nobody stays awake for nothing
 #if defined(__linux__)
   cpu_set_t allowed_;
   int callers_core_ = -1;
@@ -110,7 +229,7 @@ class Pool {
 // exist in the child, are left behind with the old.
 struct State {
   std::mutex busy;
-  Pool* pool = nullptr;
+  std::unique_ptr<Pool> pool;
 };
 
 std::atomic<int> wanted{1};
@@ -129,20 +248,23 @@ int threads() { return wanted.load(); }
 void set_threads(int count) { wanted.store(count); }
 
 void parallel(int64_t chunks, int64_t bytes, Task task, void* context) {
-  Job job{task, context, chunks};
   const int count = wanted.load();
   State& shared = *state().load();
-  if (count == 1 || chunks == 1 || bytes < kWorthWaking || !shared.busy.try_lock()) {
-    job.work();
+  if (count == 1 || chunks == 1 || bytes < kWorthSharing || !shared.busy.try_lock()) {
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) task(context, chunk);
     return;
   }
   std::lock_guard<std::mutex> lock(shared.busy, std::adopt_lock);
-  if (shared.pool != nullptr && shared.pool->workers() != count - 1) {
-    delete shared.pool;
-    shared.pool = nullptr;
+  if (shared.pool == nullptr || shared.pool->workers() != count - 1) {
+    shared.pool.reset();
+    shared.pool = std::make_unique<Pool>(count - 1);
   }
-  if (shared.pool == nullptr) shared.pool = new Pool(count - 1);
-  shared.pool->run(job);
+  if (shared.pool->worth(bytes)) {
+    shared.pool->run(task, context, chunks);
+    return;
+  }
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) task(context, chunk);
+  shared.pool->passed();
 }
 
 }  // namespace fastagg::cpu

@@ -1,66 +1,303 @@
-#include "step.h"
-
+// A server step: one fused loop where everything is fp32, else stages over blocks of 1,024 elements in the L1 cache.
 #include "blocks.h"
+#include "cpu.h"
 
 namespace fastagg::cpu {
+namespace {
 
-void Update::add(const void* data, int64_t count, Dtype dtype) {
-  if (count > 0) pieces.push_back({data, size, count, dtype});
-  size += count;
+bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 64 == 0; }
+
+template <typename T>
+T* shifted(T* pointer, int64_t by) {
+  return pointer == nullptr ? nullptr : pointer + by;
 }
 
-void step(const Update& update, const Direction& direction, const Optimizer& optimizer) {
-  const float gain = direction.gain * direction.weight;
-  const bool streams = streams_out(optimizer, update.size);
-  const int64_t vectors = vectors_of(optimizer) + (direction.kind == kSingle ? 1 : 2);
-  for_each_block(update, vectors, [&](const Kernels& table, Reader& reader, int64_t at, int64_t n) {
-    Scratch scratch;
-    const float* given = reader.block(at, n);
-    const float* d = scratch.values;
-    if (direction.kind == kSingle && gain == 1.0f) {
-      d = given;
-    } else if (direction.kind == kSingle) {
-      table.scale(given, gain, scratch.values, n);
-    } else if (direction.kind == kFlush) {
-      table.flush(direction.acc + at, given, gain, direction.scale, scratch.values, n);
-    } else {
-      table.blend(direction.base + at, optimizer.x + at, given, direction.gain, direction.weight, scratch.values, n);
+// Everything of a step but its place, which `at` fills in.
+class Step {
+ public:
+  Step(const Update& update, const Direction& direction, const Optimizer& optimizer)
+      : update_(update), direction_(direction), optimizer_(optimizer), table_(kernels()) {
+    whole_.gain = static_cast<float>(direction.gain);
+    whole_.weight = static_cast<float>(direction.weight);
+    whole_.scale = whole_.acc_scale = direction.buffer.scale;
+    whole_.acc = direction.buffer.acc;
+    whole_.base = direction.base;
+    whole_.sum = direction.sum.values;
+    whole_.entering = direction.sum.entering;
+    whole_.leaving = direction.sum.leaving;
+    whole_.dither = sum_dither(direction.row.key.step);
+    whole_.sum_scale = direction.sum.scale;
+    whole_.hyper = optimizer.hyper;
+    whole_.m = optimizer.moments.m;
+    whole_.v = optimizer.moments.v;
+    whole_.vhat = optimizer.moments.vhat;
+    whole_.x = optimizer.x;
+    whole_.out = optimizer.steps() ? optimizer.x_out : direction.buffer.out;
+    whole_.ahead = tuning().prefetch;
+    const bool past = streams(update.size);
+    whole_.stream_out = past && whole_.out != whole_.x && whole_.out != whole_.acc && aligned(whole_.out);
+    if (is_plain()) {
+      whole_.read = static_cast<const float*>(direction.row.read.data);
+      whole_.write = static_cast<float*>(direction.row.write.data);
+      whole_.stream_write = past && whole_.write != whole_.read && aligned(whole_.write);
     }
-    optimize_block(table, optimizer, d, at, n, streams);
-  });
+  }
+
+  void run() {
+    const bool caches = direction_.kind == kMean || direction_.kind == kCalibrated;
+    const bool stages = caches && (!is_plain() || !direction_.sum.terms.empty());
+    const auto loop = loops_for(update_.size * bytes()).fused[along()][act()];
+    for_each_part(update_.size, bytes(), [&](int64_t begin, int64_t end) {
+      if (stages || optimizer_.moments.coded()) {
+        Reader reader(update_, table_, begin);
+        for (int64_t at = begin; at < end; at += kBlock) {
+          const int64_t n = std::min(kBlock, end - at);
+          stages ? cached(reader, at, n) : coded_after(along(), reader.block(at, n), at, n);
+        }
+      } else {
+        for_each_run(update_, table_, begin, end,
+                     [&](const float* values, int64_t at, int64_t n) { loop(run_at(values, at, n)); });
+      }
+    });
+    if (caches && is_plain()) clear_padding();
+  }
+
+ private:
+  bool is_plain() const { return direction_.row.format == kPlainRows; }
+
+  Along along() const {
+    switch (direction_.kind) {
+      case kFlush: return kAlongFlush;
+      case kBlend: return kAlongBlend;
+      case kMean: return whole_.read != nullptr && whole_.write != nullptr ? kAlongReplace : kAlongEnter;
+      case kCalibrated: return optimizer_.steps() ? kAlongCalibrated : kAlongBuffered;
+      default: return kAlongSingle;
+    }
+  }
+
+  int act() const { return optimizer_.steps() ? optimizer_.kind : direction_.kind == kMean ? kMoves : kGives; }
+
+  // Bytes touched for every element, near enough to decide whether threads are worth waking.
+  int64_t bytes() const {
+    int64_t vectors = 1;
+    for (const void* one : {static_cast<const void*>(whole_.acc), static_cast<const void*>(whole_.base),
+                            static_cast<const void*>(whole_.sum), static_cast<const void*>(whole_.x),
+                            static_cast<const void*>(whole_.m), static_cast<const void*>(whole_.v),
+                            static_cast<const void*>(whole_.vhat), static_cast<const void*>(direction_.row.read.data)})
+      vectors += one != nullptr;
+    vectors += whole_.out != whole_.x;
+    return 4 * (vectors + static_cast<int64_t>(direction_.sum.terms.size()) + (optimizer_.moments.coded() ? 4 : 0));
+  }
+
+  // The run of n elements from `at` on, whose update's values are these.
+  Run run_at(const float* values, int64_t at, int64_t n) const {
+    Run run = whole_;
+    run.update = values;
+    run.n = n;
+    run.acc = shifted(whole_.acc, at);
+    run.base = shifted(whole_.base, at);
+    run.read = shifted(whole_.read, at);
+    run.write = shifted(whole_.write, at);
+    run.sum = shifted(whole_.sum, at);
+    run.m = shifted(whole_.m, at);
+    run.v = shifted(whole_.v, at);
+    run.vhat = shifted(whole_.vhat, at);
+    run.x = shifted(whole_.x, at);
+    run.out = shifted(whole_.out, at);
+    run.stream_out = whole_.stream_out && aligned(run.out);
+    run.stream_write = whole_.stream_write && aligned(run.write);
+    return run;
+  }
+
+  Row row_at(const Row& row, int64_t at) const {
+    if (row.data == nullptr) return {};
+    return {static_cast<char*>(row.data) + at * facts_.bits / 8, shifted(row.scales, at / kScaleBlock)};
+  }
+
+  // The optimizer on a block of the sum or of whatever `from` forms, with moments in 8 bits or not.
+  void finish(Along from, const Run& run, int64_t at) {
+    if (optimizer_.moments.coded())
+      coded_of(from, run, at);
+    else
+      table_.fused[from][act()](run);
+  }
+
+  void coded_after(Along from, const float* values, int64_t at, int64_t n) {
+    coded_of(from, run_at(values, at, n), at);
+  }
+
+  // The direction's block in scratch, then the optimizer on it. Moments in 8 bits come in whole scale blocks: the
+  // vector's last one is padded with zeros.
+  void coded_of(Along from, const Run& run, int64_t at) {
+    Scratch direction, x, out;
+    const int64_t n = run.n, whole = padded(n);
+    Run gives = run;
+    gives.out = direction.values;
+    gives.stream_out = false;
+    table_.fused[from][kGives](gives);
+    const size_t bytes = static_cast<size_t>(n) * sizeof(float), rest = static_cast<size_t>(whole - n) * sizeof(float);
+    const auto words = [at](uint8_t* base) { return reinterpret_cast<uint32_t*>(shifted(base, at)); };
+    CodedBlock block{direction.values,
+                     run.x,
+                     run.out,
+                     words(optimizer_.moments.coded_m),
+                     words(optimizer_.moments.coded_v),
+                     words(optimizer_.moments.coded_vhat),
+                     optimizer_.moments.units_m + at / kScaleBlock,
+                     shifted(optimizer_.moments.units_v, at / kScaleBlock),
+                     whole,
+                     tuning().prefetch};
+    if (rest > 0) {
+      std::memset(direction.values + n, 0, rest);
+      std::memcpy(x.values, run.x, bytes);
+      std::memset(x.values + n, 0, rest);
+      block.x = x.values;
+      block.x_out = out.values;
+    }
+    const int64_t first = (update_.origin + at) / kScaleBlock;
+    table_.coded[optimizer_.kind](block, optimizer_.hyper, optimizer_.moments.key, first);
+    if (rest > 0) std::memcpy(run.out, out.values, bytes);
+  }
+
+  // A block of a step through rows that are coded, or with terms. Rows are padded to whole scale blocks, vectors are
+  // not: the last block of a vector goes through scratch.
+  void cached(Reader& reader, int64_t at, int64_t n) {
+    const int64_t whole = padded(n);
+    const float* values = reader.block(at, n);
+    Scratch given, sum;
+    const bool partial = whole != n;
+    if (partial) {
+      std::memset(given.values, 0, sizeof given.values);
+      std::memcpy(given.values, values, static_cast<size_t>(n) * sizeof(float));
+      values = given.values;
+    }
+    Run run = run_at(values, at, n);
+    const Row read = row_at(direction_.row.read, at), write = row_at(direction_.row.write, at);
+    const float* ask = optimizer_.steps() ? run.x + kBlock : values + kBlock;
+    alignas(64) uint32_t words[4 * kCalls];
+    if (facts_.random && write.data != nullptr)
+      table_.random_words(direction_.row.key, (update_.origin + at) / kBlock, words,
+                          tuning().prefetch != 0 ? values + kBlock : nullptr);
+    if (direction_.kind == kCalibrated) {
+      calibrated(run, read, write, words, ask, at);
+      return;
+    }
+    size_t next = 0;
+    if (write.data != nullptr) {
+      float* total = run.sum;
+      if (partial) {
+        std::memset(sum.values, 0, sizeof sum.values);
+        std::memcpy(sum.values, run.sum, static_cast<size_t>(n) * sizeof(float));
+        total = sum.values;
+      }
+      // A term that is the written row is added once it has been written.
+      const bool termed =
+          !direction_.sum.terms.empty() && direction_.sum.terms[0].row.data != direction_.row.write.data;
+      const Term term = termed ? direction_.sum.terms[0] : Term{};
+      next = termed ? 1 : 0;
+      table_.change[direction_.row.format]({values, run.gain, words, read, write, row_at(term.row, at), run.entering,
+                                            run.leaving, run.dither, term.weight, total, whole, tuning().prefetch,
+                                            ask});
+      if (partial) std::memcpy(run.sum, sum.values, static_cast<size_t>(n) * sizeof(float));
+    } else {
+      Scratch old;
+      Run enters = run;
+      enters.read = decoded(read, old, n);
+      enters.write = nullptr;
+      table_.fused[kAlongEnter][kMoves](enters);
+    }
+    add_terms(next, run.sum, at, n);
+    if (optimizer_.steps()) finish(kAlongSum, run, at);
+  }
+
+  void calibrated(Run run, const Row& read, const Row& write, const uint32_t* words, const float* ask, int64_t at) {
+    Scratch old;
+    run.read = decoded(read, old, run.n);
+    run.write = nullptr;
+    if (write.data != nullptr)
+      table_.change[direction_.row.format]({run.update,
+                                            run.gain,
+                                            words,
+                                            {},
+                                            write,
+                                            {},
+                                            0.0f,
+                                            0.0f,
+                                            0.0f,
+                                            0.0f,
+                                            nullptr,
+                                            padded(run.n),
+                                            tuning().prefetch,
+                                            ask});
+    finish(along(), run, at);
+    add_terms(0, run.sum, at, run.n);
+  }
+
+  const float* decoded(const Row& row, Scratch& scratch, int64_t n) const {
+    if (row.data == nullptr) return nullptr;
+    table_.decode[direction_.row.format](row, scratch.values, n, tuning().prefetch);
+    return scratch.values;
+  }
+
+  void add_terms(size_t first, float* sum, int64_t at, int64_t n) const {
+    for (size_t i = first; i < direction_.sum.terms.size(); ++i)
+      table_.add_row[direction_.row.format](sum, row_at(direction_.sum.terms[i].row, at),
+                                            direction_.sum.terms[i].weight, n, tuning().prefetch);
+  }
+
+  // Stages write whole scale blocks, the fused loop the vector alone: what follows it in the row is zero either way.
+  void clear_padding() const {
+    if (direction_.row.write.data == nullptr) return;
+    const size_t rest = static_cast<size_t>(padded(update_.size) - update_.size) * sizeof(float);
+    std::memset(static_cast<float*>(direction_.row.write.data) + update_.size, 0, rest);
+  }
+
+  const Update& update_;
+  const Direction& direction_;
+  const Optimizer& optimizer_;
+  const Kernels& table_;
+  const Facts facts_ = format_facts(direction_.row.format);
+  Run whole_{};
+};
+
+}  // namespace
+
+void step(const Update& update, const Direction& direction, const Optimizer& optimizer) {
+  Step(update, direction, optimizer).run();
 }
 
 void accumulate(const Update& update, const float* acc, float weight, float* acc_out) {
-  for_each_block(update, acc == nullptr || acc == acc_out ? 2 : 3,
-                 [&](const Kernels& table, Reader& reader, int64_t at, int64_t n) {
-                   const float* given = reader.block(at, n);
-                   if (acc != nullptr) {
-                     table.accumulate(acc + at, given, weight, acc_out + at, n);
-                   } else if (update.size < kStreamFrom) {
-                     table.scale(given, weight, acc_out + at, n);
-                   } else {
-                     Scratch fresh;
-                     table.scale(given, weight, fresh.values, n);
-                     table.stream(fresh.values, acc_out + at, n);
-                   }
-                 });
+  const Kernels& table = kernels();
+  const int64_t bytes = acc == nullptr ? 8 : 12;
+  const auto loop = loops_for(update.size * bytes).fused[acc == nullptr ? kAlongSingle : kAlongFlush][kGives];
+  const bool past = streams(update.size) && acc != acc_out && aligned(acc_out);
+  for_each_part(update.size, bytes, [&](int64_t begin, int64_t end) {
+    for_each_run(update, table, begin, end, [&](const float* values, int64_t at, int64_t n) {
+      Run run{};
+      run.update = values;
+      run.gain = weight;
+      run.weight = run.scale = 1.0f;
+      run.acc = shifted(acc, at);
+      run.out = acc_out + at;
+      run.n = n;
+      run.ahead = tuning().prefetch;
+      run.stream_out = past && aligned(run.out);
+      loop(run);
+    });
+  });
 }
 
 void copy(const Update& update, int64_t first, int64_t count, int64_t item, void* out) {
-  constexpr int64_t kPart = int64_t{1} << 18;  // elements a thread takes at a time
-  auto part = [&](int64_t index) {
-    const int64_t begin = first + index * kPart, end = std::min(first + count, begin + kPart);
+  for_each_part(count, 2 * item, [&](int64_t from, int64_t to) {
+    const int64_t begin = first + from, end = first + to;
     for (const Piece& piece : update.pieces) {
-      const int64_t from = std::max(begin, piece.begin), to = std::min(end, piece.begin + piece.size);
-      if (from < to)
-        std::memcpy(static_cast<char*>(out) + (from - first) * item,
-                    static_cast<const char*>(piece.data) + (from - piece.begin) * item,
-                    static_cast<size_t>((to - from) * item));
+      const int64_t start = std::max(begin, piece.begin), stop = std::min(end, piece.begin + piece.size);
+      if (start < stop)
+        std::memcpy(static_cast<char*>(out) + (start - first) * item,
+                    static_cast<const char*>(piece.data) + (start - piece.begin) * item,
+                    static_cast<size_t>((stop - start) * item));
     }
-  };
-  parallel((count + kPart - 1) / kPart, 2 * count * item, part);
+  });
 }
-
-void gather(const Update& update, float* out) { accumulate(update, nullptr, 1.0f, out); }
 
 }  // namespace fastagg::cpu

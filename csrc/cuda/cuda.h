@@ -1,15 +1,14 @@
 // CUDA launches. Plain C++ on this side, so that the bindings need no CUDA header; errors have the runtime's own words
 // and the name of the launch.
 //
-// Everything is asynchronous on `Where`'s stream. Types are the CPU's own (csrc/cpu/step.h, cached_step.h), with
-// addresses in device memory, and results agree with the CPU bit for bit.
+// Everything is asynchronous on `Where`'s stream. Addresses are in device memory, and results agree with the CPU bit
+// for bit, but for the distillation loss.
 #pragma once
 
 #include <cstdint>
 #include <stdexcept>
 
-#include "../cpu/cached_step.h"
-#include "../cpu/step.h"
+#include "../plan.h"
 
 namespace fastagg::cuda {
 
@@ -17,57 +16,96 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-struct Where {
-  int device;
-  void* stream;  // a cudaStream_t
-};
-
-int runtime_version();
-int device_count();  // 0 where no driver or no device answers
-void compute_capability(int device, int* major, int* minor);
-
 // What one read of an update found, and what follows from it; in device memory, so that a step can obey it without
-// anybody waiting. A step multiplies its gain and weight by these, and takes an update that is not kept for zero.
+// anybody waiting.
 struct Verdict {
   double norm2, moved2, inner;  // |update|^2, |x - base|^2, (x - base).update
   double gain, weight;
   double keep;  // 1 or 0
 };
 
-// What the verdict shall follow from; 0 for none.
-struct Rules {
-  double clip_norm;  // gain = min(1, clip_norm/|update|)
-  double lam, eps,
-      gamma_max;  // weight = lam/(gamma + eps), gamma = |x - base|/(gain*|update|); keep gamma <= gamma_max
+struct Where {
+  int device;
+  void* stream;  // a cudaStream_t
+  // What a step or a sum obeys: its gain and weight are multiplied in, in double, and an update that is not kept counts
+  // for nothing. Null: none.
+  const Verdict* verdict = nullptr;
 };
 
-// Reads groups first..last-1 (reduce.h) of the update, and of x and base where they are not null. `partial` has room
-// for three sums of every group; `counter` is zero before and after. With `finish` the verdict follows from all groups.
-void norms(const cpu::Update& update, const float* x, const float* base, bool wants_inner, const Rules& rules,
-           int64_t first, int64_t last, bool finish, double* partial, unsigned* counter, Verdict* verdict,
+int runtime_version();
+int device_count();  // 0 where no driver or no device answers
+void compute_capability(int device, int* major, int* minor);
+
+// More pieces than this an update cannot have: kernels take their arguments by value, 32 KB at most.
+constexpr int kMostPieces = 512;
+
+// All five directions; moments are fp32. No optimizer: only with the mean and the calibrated one.
+void step(const Update& update, const Direction& direction, const Optimizer& optimizer, const Where& where);
+
+// out = acc + weight*update; acc null starts a new sum.
+void accumulate(const Update& update, const float* acc, double weight, float* out, const Where& where);
+
+// Blocks of 1,024 elements: first, first + stride, ... below last.
+struct Blocks {
+  int64_t first, last, stride;
+};
+
+// sum = sum of weights[s]*row(s) over all slots with a weight other than 0, added in double and rounded once, for these
+// blocks. Weights are on the device too.
+void recompute_sum(const Rows& rows, const float* weights, float* sum, const Blocks& blocks, const Where& where);
+
+// out = row(slot), decoded.
+void read_row(const Rows& rows, int64_t slot, float* out, const Where& where);
+
+// What the verdict shall follow from; 0 for none.
+struct Rules {
+  double clip_norm = 0.0;                        // gain = min(1, clip_norm/|update|)
+  double lam = 0.0, eps = 1.0, gamma_max = 0.0;  // weight = lam/(gamma + eps); keep gamma <= gamma_max
+};
+
+// The model and the version that the update was trained from, where their distance is asked for; else null.
+struct Against {
+  const float* x = nullptr;
+  const float* base = nullptr;
+  bool inner = false;  // whether (x - base).update is wanted
+};
+
+// Where a reduction keeps what its blocks of threads tell each other.
+struct Scratch {
+  double* partial = nullptr;    // three sums of every group (math/reduce.h)
+  unsigned* counter = nullptr;  // zero before and after
+};
+
+// Norms in one read of all vectors, in reduce.h's fixed shape, and the verdict that follows.
+void judge(const Update& update, const Against& against, const Rules& rules, const Scratch& scratch, Verdict* verdict,
            const Where& where);
 
-// csrc/cpu/step.h. Gains and weights come in double: the verdict's are multiplied in before rounding.
-void step(const cpu::Update& update, const cpu::Direction& direction, double gain, double weight,
-          const cpu::Optimizer& optimizer, const Verdict* verdict, const Where& where);
-void accumulate(const cpu::Update& update, const float* acc, double weight, float* acc_out, const Verdict* verdict,
-                const Where& where);
+// `partial` has room for min(32, blocks)*(k + 1024) floats.
+void sketch(const Update& update, int64_t k, uint64_t seed, float* partial, float* out, const Where& where);
 
-// csrc/cpu/cached_step.h
-void cached_step(const cpu::Update& update, const cpu::Rows& rows, const cpu::CachedDirection& direction, double gain,
-                 const cpu::Optimizer& optimizer, const Verdict* verdict, const Where& where);
-void recompute_sum(int64_t size, const cpu::Rows& rows, const float* weights, int64_t slots, const cpu::RunningSum& sum,
-                   int64_t first, int64_t last, const Where& where);
-void read_row(int64_t size, const cpu::Rows& rows, int64_t slot, float* out, const Where& where);
+// Logits, [rows, classes].
+struct Logits {
+  const float* values;
+  int64_t rows, classes;
+};
 
-// csrc/cpu/norms.h; `partial` has room for parts*(k + 1024) floats.
-void sketch(const cpu::Update& update, int64_t k, uint64_t seed, float* partial, float* out, const Where& where);
+// What teachers say of every row: probabilities, labels and entropies (math/distill.h).
+struct Targets {
+  float* probs;
+  int64_t* labels;
+  double* entropy;
+  int64_t rows;
+};
+void soft_targets(const Logits& logits, double scale, const Targets& out, const Where& where);
 
-// The distillation loss, see csrc/cpu/distill.h. `loss` is one float in device memory, `scratch` 2 + rows doubles.
-void soft_targets(const float* logits, double scale, int64_t rows, int64_t classes, float* probs, int64_t* labels,
-                  double* entropy, const Where& where);
-void distill(const float* logits, const float* probs, const int64_t* labels, const double* entropy,
-             const int64_t* which, int64_t teachers, int64_t rows, int64_t classes, double alpha_min, double alpha_max,
-             double* scratch, float* loss, float* gradient, const Where& where);
+// The distillation loss and its gradient. `which`: the teachers' rows, null for the first ones in order.
+struct Loss {
+  const int64_t* which;
+  double alpha_min, alpha_max;
+  double* scratch;  // 2 + rows
+  float* value;     // one number
+  float* gradient;
+};
+void distill(const Logits& logits, const Targets& targets, const Loss& loss, const Where& where);
 
 }  // namespace fastagg::cuda

@@ -73,18 +73,17 @@ __device__ __forceinline__ float largest_of_row(const float* logits, int64_t cla
   return most;
 }
 
-__global__ void __launch_bounds__(kThreads)
-    targets_kernel(const float* logits, float scale, int64_t rows, int64_t classes, float* probs, int64_t* labels,
-                   double* entropy) {
-  for (int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
-    const float* in = logits + r * classes;
-    float* out = probs + r * classes;
+__global__ void __launch_bounds__(kThreads, 2) targets_kernel(Logits logits, float scale, Targets t) {
+  const int64_t classes = logits.classes;
+  for (int64_t r = blockIdx.x; r < logits.rows; r += gridDim.x) {
+    const float* in = logits.values + r * classes;
+    float* out = t.probs + r * classes;
     const Most most = most_of_row(in, scale, classes);
     Pair sums{0.0, 0.0};
     for (int64_t i = threadIdx.x; i < classes; i += kThreads) {
-      const float t = scale * in[i] - most.value, e = exp_negative(t);
+      const float less = scale * in[i] - most.value, e = exp_negative(less);
       sums.a += e;
-      sums.b += weighed(e, t);
+      sums.b += weighed(e, less);
     }
     sums = sum_of_block(sums);
     const float inverse = static_cast<float>(1.0 / sums.a);
@@ -92,103 +91,95 @@ __global__ void __launch_bounds__(kThreads)
       out[i] = exp_negative(scale * in[i] - most.value) * inverse;
     if (threadIdx.x == 0) {
       const double found = log_positive(sums.a) - sums.b / sums.a;
-      labels[r] = most.at;
-      entropy[r] = found < 0.0 ? 0.0 : found;
+      t.labels[r] = most.at;
+      t.entropy[r] = found < 0.0 ? 0.0 : found;
     }
   }
 }
 
 // Nobody can be told of a row or a label that is out of range without being waited for: its loss is NaN, and nothing is
 // read there.
-__device__ __forceinline__ bool known(const int64_t* labels, int64_t from, int64_t teachers, int64_t classes) {
-  return from >= 0 && from < teachers && labels[from] < classes && (labels[from] >= 0 || labels[from] == kIgnored);
+__device__ __forceinline__ bool known(const Targets& t, int64_t classes, int64_t from) {
+  return from >= 0 && from < t.rows && t.labels[from] < classes && (t.labels[from] >= 0 || t.labels[from] == kIgnored);
 }
 
-// One block: how many rows count, and alpha (Eq. 4).
-__global__ void __launch_bounds__(kThreads, 2)
-    mixing_kernel(const int64_t* labels, const double* entropy, const int64_t* which, int64_t teachers, int64_t rows,
-                  int64_t classes, double alpha_min, double alpha_max, double* mix) {
+__device__ __forceinline__ int64_t teacher_of(const Loss& l, int64_t r) { return l.which == nullptr ? r : l.which[r]; }
+
+// One block: how many rows count, and alpha (Eq. 4), to the front of the scratch.
+__global__ void __launch_bounds__(kThreads, 2) mixing_kernel(Logits z, Targets t, Loss l) {
   Pair sums{0.0, 0.0};
-  for (int64_t r = threadIdx.x; r < rows; r += kThreads) {
-    const int64_t from = which == nullptr ? r : which[r];
-    if (!known(labels, from, teachers, classes) || labels[from] == kIgnored) continue;
+  for (int64_t r = threadIdx.x; r < z.rows; r += kThreads) {
+    const int64_t from = teacher_of(l, r);
+    if (!known(t, z.classes, from) || t.labels[from] == kIgnored) continue;
     sums.a += 1.0;
-    sums.b += entropy[from];
+    sums.b += t.entropy[from];
   }
   sums = sum_of_block(sums);
   if (threadIdx.x == 0) {
     const double share = sums.a > 0.0 ? 1.0 / sums.a : 0.0;
-    mix[0] = mixing(sums.b * share, classes, alpha_min, alpha_max);
-    mix[1] = share;
+    l.scratch[0] = mixing(sums.b * share, z.classes, l.alpha_min, l.alpha_max);
+    l.scratch[1] = share;
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    distill_kernel(const float* __restrict__ logits, const float* __restrict__ probs, const int64_t* labels,
-                   const double* entropy, const int64_t* which, int64_t teachers, int64_t rows, int64_t classes,
-                   const double* mix, double* losses, float* __restrict__ gradient) {
-  const double alpha = mix[0], share = mix[1];
-  for (int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
-    const int64_t from = which == nullptr ? r : which[r];
-    float* out = gradient + r * classes;
-    const bool counts = known(labels, from, teachers, classes);
-    if (!counts || labels[from] == kIgnored) {
-      for (int64_t i = threadIdx.x; i < classes; i += kThreads) out[i] = 0.0f;
+__global__ void __launch_bounds__(kThreads, 2) distill_kernel(Logits z, Targets t, Loss l) {
+  const double alpha = l.scratch[0], share = l.scratch[1];
+  double* losses = l.scratch + 2;
+  for (int64_t r = blockIdx.x; r < z.rows; r += gridDim.x) {
+    const int64_t from = teacher_of(l, r);
+    float* __restrict__ out = l.gradient + r * z.classes;
+    const bool counts = known(t, z.classes, from);
+    if (!counts || t.labels[from] == kIgnored) {
+      for (int64_t i = threadIdx.x; i < z.classes; i += kThreads) out[i] = 0.0f;
       if (threadIdx.x == 0) losses[r] = counts ? 0.0 : CUDART_NAN;
       continue;
     }
-    const int64_t label = labels[from];
-    const float* in = logits + r * classes;
-    const float* p = probs + from * classes;
-    const float most = largest_of_row(in, classes);
+    const int64_t label = t.labels[from];
+    const float* __restrict__ in = z.values + r * z.classes;
+    const float* __restrict__ p = t.probs + from * z.classes;
+    const float most = largest_of_row(in, z.classes);
     Pair sums{0.0, 0.0};
-    for (int64_t i = threadIdx.x; i < classes; i += kThreads) {
-      const float t = in[i] - most;
-      sums.a += exp_negative(t);
-      sums.b += weighed(p[i], t);
+    for (int64_t i = threadIdx.x; i < z.classes; i += kThreads) {
+      const float less = in[i] - most;
+      sums.a += exp_negative(less);
+      sums.b += weighed(p[i], less);
     }
     sums = sum_of_block(sums);
     const float inverse = static_cast<float>(1.0 / sums.a), a = static_cast<float>(alpha);
     const float part = static_cast<float>(share), hard = static_cast<float>((1.0 - alpha) * share);
-    for (int64_t i = threadIdx.x; i < classes; i += kThreads) {
+    for (int64_t i = threadIdx.x; i < z.classes; i += kThreads) {
       const float g = logit_gradient(exp_negative(in[i] - most), inverse, p[i], a, part);
       out[i] = i == label ? g - hard : g;
     }
     if (threadIdx.x == 0) {
       const double t_label = static_cast<double>(in[label]) - static_cast<double>(most);
-      losses[r] = distillation(alpha, entropy[from], sums.b, log_positive(sums.a), t_label) * share;
+      losses[r] = distillation(alpha, t.entropy[from], sums.b, log_positive(sums.a), t_label) * share;
     }
   }
 }
 
-__global__ void __launch_bounds__(kThreads, 2) mean_kernel(const double* losses, int64_t rows, float* loss) {
+__global__ void __launch_bounds__(kThreads, 2) mean_kernel(int64_t rows, Loss l) {
   Pair sums{0.0, 0.0};
-  for (int64_t r = threadIdx.x; r < rows; r += kThreads) sums.a += losses[r];
+  for (int64_t r = threadIdx.x; r < rows; r += kThreads) sums.a += l.scratch[2 + r];
   sums = sum_of_block(sums);
-  if (threadIdx.x == 0) *loss = static_cast<float>(sums.a);
+  if (threadIdx.x == 0) *l.value = static_cast<float>(sums.a);
 }
 
 }  // namespace
 
-void soft_targets(const float* logits, double scale, int64_t rows, int64_t classes, float* probs, int64_t* labels,
-                  double* entropy, const Where& where) {
-  if (rows == 0) return;
+void soft_targets(const Logits& logits, double scale, const Targets& out, const Where& where) {
+  if (logits.rows == 0) return;
   const DeviceGuard guard(where.device);
-  launch("soft targets", where, grid(rows, where.device), targets_kernel, logits, static_cast<float>(scale), rows,
-         classes, probs, labels, entropy);
+  launch("soft targets", where, grid(logits.rows, where.device), targets_kernel, logits, static_cast<float>(scale),
+         out);
 }
 
-void distill(const float* logits, const float* probs, const int64_t* labels, const double* entropy,
-             const int64_t* which, int64_t teachers, int64_t rows, int64_t classes, double alpha_min, double alpha_max,
-             double* scratch, float* loss, float* gradient, const Where& where) {
+void distill(const Logits& logits, const Targets& targets, const Loss& loss, const Where& where) {
   const DeviceGuard guard(where.device);
-  double* losses = scratch + 2;
-  launch("distillation: alpha", where, 1, mixing_kernel, labels, entropy, which, teachers, rows, classes, alpha_min,
-         alpha_max, scratch);
-  if (rows > 0)
-    launch("distillation: loss", where, grid(rows, where.device), distill_kernel, logits, probs, labels, entropy, which,
-           teachers, rows, classes, scratch, losses, gradient);
-  launch("distillation: mean", where, 1, mean_kernel, losses, rows, loss);
+  launch("distillation: alpha", where, 1, mixing_kernel, logits, targets, loss);
+  if (logits.rows > 0)
+    launch("distillation: loss", where, grid(logits.rows, where.device), distill_kernel, logits, targets, loss);
+  launch("distillation: mean", where, 1, mean_kernel, logits.rows, loss);
 }
 
 }  // namespace fastagg::cuda

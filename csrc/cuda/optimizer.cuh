@@ -1,54 +1,50 @@
-// The optimizers of csrc/math/optimizer.h on four elements at a time.
+// The optimizers of csrc/math/optimizers.h on four elements at a time, and what a verdict makes of gains and weights.
 #pragma once
 
 #include "vector.cuh"
 
 namespace fastagg::cuda {
 
-struct Moments {
-  Four m, v, vhat;
-};
+// Directions that go through rows (cached_step.cu); step() sends them there.
+void cached_step(const Update& update, const Direction& direction, const Optimizer& optimizer, const Where& where);
 
-template <bool Whole>
-__device__ __forceinline__ Moments load_moments(const cpu::Optimizer& o, bool m, bool v, bool vhat, int64_t at,
-                                                int64_t left) {
-  Moments found{};
-  if (m) found.m = load<Whole>(o.m + at, left);
-  if (v) found.v = load<Whole>(o.v + at, left);
-  if (vhat) found.vhat = load<Whole>(o.vhat + at, left);
+__device__ __forceinline__ bool kept(const Verdict* verdict) { return verdict == nullptr || verdict->keep != 0.0; }
+
+// What an update is multiplied by where gain and weight are one factor.
+__device__ __forceinline__ float judged(double factor, const Verdict* verdict) {
+  return static_cast<float>(verdict == nullptr ? factor : factor * verdict->gain * verdict->weight);
+}
+
+// A thread's moments.
+using Held = MomentsOf<Four>;
+
+template <typename Kind, bool Whole>
+__device__ __forceinline__ Held load_moments(const Moments& from, int64_t at, int64_t left) {
+  Held found{};
+  if constexpr (Kind::kM) found.m = load<Whole>(from.m + at, left);
+  if constexpr (Kind::kV) found.v = load<Whole>(from.v + at, left);
+  if constexpr (Kind::kVhat) found.vhat = load<Whole>(from.vhat + at, left);
   return found;
 }
 
-template <bool Whole>
-__device__ __forceinline__ void store_moments(const cpu::Optimizer& o, bool m, bool v, bool vhat, int64_t at,
-                                              int64_t left, const Moments& moments) {
-  if (m) store<Whole>(o.m + at, left, moments.m);
-  if (v) store<Whole>(o.v + at, left, moments.v);
-  if (vhat) store<Whole>(o.vhat + at, left, moments.vhat);
-}
-
-// The new x; the moments follow.
-template <int Kind>
-__device__ __forceinline__ Four optimize_four(const Four& d, const Four& x, Moments& moments, const Hyper& hyper) {
+// Writes the new x and the new moments.
+template <typename Kind, bool Whole>
+__device__ __forceinline__ void optimize(const Optimizer& o, int64_t at, int64_t left, const Four& d, const Four& x,
+                                         Held held) {
   Four out;
 #pragma unroll
-  for (int e = 0; e < kFour; ++e)
-    out.v[e] = optimize<Kind>(d.v[e], x.v[e], moments.m.v[e], moments.v.v[e], moments.vhat.v[e], hyper);
-  return out;
-}
-
-// The same where the kind is known at run time only; it is the same for all threads.
-__device__ __forceinline__ Four optimize_four(OptimizerKind kind, const Four& d, const Four& x, Moments& moments,
-                                              const Hyper& hyper) {
-  switch (kind) {
-    case kSgd: return optimize_four<kSgd>(d, x, moments, hyper);
-    case kMomentum: return optimize_four<kMomentum>(d, x, moments, hyper);
-    case kAdam: return optimize_four<kAdam>(d, x, moments, hyper);
-    case kAmsgrad: return optimize_four<kAmsgrad>(d, x, moments, hyper);
-    case kYogi: return optimize_four<kYogi>(d, x, moments, hyper);
-    case kAdagrad: return optimize_four<kAdagrad>(d, x, moments, hyper);
-    default: return optimize_four<kLookahead>(d, x, moments, hyper);
+  for (int e = 0; e < kFour; ++e) {
+    MomentsOf<float> one{held.m.v[e], held.v.v[e], held.vhat.v[e]};
+    Kind::template advance<Scalar>(d.v[e], one, o.hyper, o.hyper.beta1, o.hyper.beta2);
+    out.v[e] = Kind::template moved<Scalar>(d.v[e], x.v[e], one, o.hyper);
+    held.m.v[e] = one.m;
+    held.v.v[e] = one.v;
+    held.vhat.v[e] = one.vhat;
   }
+  store<Whole>(o.x_out + at, left, out);
+  if constexpr (Kind::kM) store<Whole>(o.moments.m + at, left, held.m);
+  if constexpr (Kind::kV) store<Whole>(o.moments.v + at, left, held.v);
+  if constexpr (Kind::kVhat) store<Whole>(o.moments.vhat + at, left, held.vhat);
 }
 
 }  // namespace fastagg::cuda

@@ -2,15 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "../math/half.h"
 #include "vector.cuh"
 
 namespace fastagg::cuda {
-
-// More pieces than this are put together first (fastagg/ops): kernels take their arguments by value, 32 KB at most.
-constexpr int kMostPieces = 512;
 
 // Passed to kernels by value. `flat` is the whole update where it is one aligned fp32 vector, which most are.
 struct Source {
@@ -25,22 +21,21 @@ struct Source {
   __device__ __forceinline__ int dtype_of(int piece) const { return static_cast<int>(end[piece] & 3); }
 };
 
-inline Source source_of(const cpu::Update& update) {
+inline Source source_of(const Update& update) {
   Source source{};
   source.size = update.size;
-  if (update.pieces.size() > kMostPieces) throw Error("an update of more than 512 arrays");
-  for (const cpu::Piece& piece : update.pieces) {
+  for (const Piece& piece : update.pieces) {
     source.data[source.count] = piece.data;
     source.end[source.count++] = (piece.begin + piece.size) * 4 + piece.dtype;
   }
-  if (source.count == 1 && update.pieces[0].dtype == cpu::kFloat32 && all_aligned(source.data[0]))
+  if (source.count == 1 && update.pieces[0].dtype == kFloat32 && all_aligned(source.data[0]))
     source.flat = static_cast<const float*>(source.data[0]);
   return source;
 }
 
 __device__ __forceinline__ float widen(int dtype, uint32_t half) {
   const uint16_t bits = static_cast<uint16_t>(half);
-  return dtype == cpu::kFloat16 ? widen_f16(bits) : widen_bf16(bits);
+  return dtype == kFloat16 ? widen_f16(bits) : widen_bf16(bits);
 }
 
 // Reads an update that is one aligned fp32 vector.
@@ -79,7 +74,7 @@ class Cursor {
     const int64_t offset = at - source_.begin_of(piece_);
     const int dtype = source_.dtype_of(piece_);
     if (at + kFour <= source_.end_of(piece_)) {
-      if (dtype == cpu::kFloat32) {
+      if (dtype == kFloat32) {
         const float* in = static_cast<const float*>(source_.data[piece_]) + offset;
         if (reinterpret_cast<uintptr_t>(in) % 16 == 0) return load<true>(in, kFour);
       } else {
@@ -102,31 +97,12 @@ class Cursor {
     while (at >= source_.end_of(piece_)) ++piece_;
     const int64_t offset = at - source_.begin_of(piece_);
     const int dtype = source_.dtype_of(piece_);
-    if (dtype == cpu::kFloat32) return static_cast<const float*>(source_.data[piece_])[offset];
+    if (dtype == kFloat32) return static_cast<const float*>(source_.data[piece_])[offset];
     return widen(dtype, static_cast<const uint16_t*>(source_.data[piece_])[offset]);
   }
 
   const Source& source_;
   int piece_;
 };
-
-// visit<rows, whole>(reader, at, left) for a thread's part of all rows. Where the vectors are aligned and the block is
-// full it is two rows at a time, so that both are asked for before either is computed, and without a tail.
-template <typename Reader, typename Visit>
-__device__ __forceinline__ void for_each_row(const Source& source, bool aligned, Visit visit) {
-  for (int64_t block = warp_of_grid(); block * kBlock < source.size; block += warps_of_grid()) {
-    Reader reader(source, block * kBlock);
-    const int64_t begin = block * kBlock + lane() * kFour;
-    if (aligned && (block + 1) * kBlock <= source.size) {
-#pragma unroll 1
-      for (int row = 0; row < kRows; row += 2)
-        visit(std::integral_constant<int, 2>{}, reader, begin + row * kLanes, int64_t{kFour});
-    } else {
-#pragma unroll 1
-      for (int row = 0; row < kRows && begin + row * kLanes < source.size; ++row)
-        visit(std::integral_constant<int, 1>{}, reader, begin + row * kLanes, source.size - (begin + row * kLanes));
-    }
-  }
-}
 
 }  // namespace fastagg::cuda

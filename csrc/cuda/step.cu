@@ -1,87 +1,102 @@
-// Direction and optimizer in one pass: see csrc/cpu/step.h for the bytes. Element math is csrc/math/optimizer.h, the
-// CPU's own, compiled without contraction.
+// Direction and optimizer in one pass. Element math is csrc/math, the CPU's own, compiled without contraction.
+#include <type_traits>
+
 #include "optimizer.cuh"
 #include "source.cuh"
 
 namespace fastagg::cuda {
 namespace {
 
-struct DirectionArgs {
-  cpu::DirectionKind kind;
-  const float* acc;
-  const float* base;
+// visit<rows>(reader, at, left) for a thread's part of all rows of 128 elements. Where the vectors are aligned and the
+// block is full it is two rows at a time, so that both are asked for before either is computed, and without a tail.
+template <typename Reader, typename Visit>
+__device__ __forceinline__ void for_each_row(const Source& source, bool aligned, Visit visit) {
+  for (int64_t block = warp_of_grid(); block * kBlock < source.size; block += warps_of_grid()) {
+    Reader reader(source, block * kBlock);
+    const int64_t begin = block * kBlock + lane() * kFour;
+    if (aligned && (block + 1) * kBlock <= source.size) {
+#pragma unroll 1
+      for (int row = 0; row < kRows; row += 2)
+        visit(std::integral_constant<int, 2>{}, reader, begin + row * kRow, int64_t{kFour});
+    } else {
+#pragma unroll 1
+      for (int row = 0; row < kRows && begin + row * kRow < source.size; ++row)
+        visit(std::integral_constant<int, 1>{}, reader, begin + row * kRow, source.size - (begin + row * kRow));
+    }
+  }
+}
+
+// Direction's part that these kernels read.
+struct Along {
+  const float *acc, *base;
   double gain, weight;
   float scale;
 };
-
-__device__ __forceinline__ bool kept(const Verdict* verdict) { return verdict == nullptr || verdict->keep != 0.0; }
 
 struct Factors {
   float gain, weight, both;
 };
 
-// `Rows` rows of 128 elements: two of a full block, or one that may end early.
-template <int Kind, int Along, int Rows, typename Reader>
-__device__ __forceinline__ void step_rows(Reader& reader, int64_t at, int64_t left, const DirectionArgs& direction,
-                                          const Factors& by, const cpu::Optimizer& optimizer, bool keep) {
-  constexpr bool kWhole = Rows > 1, kM = kHasM[Kind], kV = kHasV[Kind], kVhat = kHasVhat[Kind];
-  Four d[Rows], x[Rows], other[Rows];
-  Moments moments[Rows];
+// `N` rows: two of a full block, or one that may end early.
+template <typename Kind, DirectionKind Direct, int N, typename Reader>
+__device__ __forceinline__ void step_rows(Reader& reader, int64_t at, int64_t left, const Along& along,
+                                          const Factors& by, const Optimizer& optimizer, bool keep) {
+  constexpr bool kWhole = N > 1;
+  Four d[N], x[N], other[N];
+  Held held[N];
 #pragma unroll
-  for (int r = 0; r < Rows; ++r) {
-    const int64_t here = at + r * kLanes;
+  for (int r = 0; r < N; ++r) {
+    const int64_t here = at + r * kRow;
     d[r] = keep ? reader.template read<kWhole>(here, left) : Four{};
     x[r] = load<kWhole>(optimizer.x + here, left);
-    if constexpr (Along == cpu::kFlush) other[r] = load<kWhole>(direction.acc + here, left);
-    if constexpr (Along == cpu::kBlend) other[r] = load<kWhole>(direction.base + here, left);
-    moments[r] = load_moments<kWhole>(optimizer, kM, kV, kVhat, here, left);
+    if constexpr (Direct == kFlush) other[r] = load<kWhole>(along.acc + here, left);
+    if constexpr (Direct == kBlend) other[r] = load<kWhole>(along.base + here, left);
+    held[r] = load_moments<Kind, kWhole>(optimizer.moments, here, left);
   }
 #pragma unroll
-  for (int r = 0; r < Rows; ++r) {
-    const int64_t here = at + r * kLanes;
+  for (int r = 0; r < N; ++r) {
 #pragma unroll
     for (int e = 0; e < kFour; ++e) {
       float& u = d[r].v[e];
-      if constexpr (Along == cpu::kSingle) u = by.both * u;
-      if constexpr (Along == cpu::kFlush) u = (keep ? other[r].v[e] + by.both * u : other[r].v[e]) * direction.scale;
-      if constexpr (Along == cpu::kBlend) u = keep ? by.weight * ((other[r].v[e] - x[r].v[e]) + by.gain * u) : 0.0f;
+      if constexpr (Direct == kSingle) u = by.both * u;
+      if constexpr (Direct == kFlush)
+        u = keep ? flush_of(other[r].v[e], u, by.both, along.scale) : other[r].v[e] * along.scale;
+      if constexpr (Direct == kBlend) u = keep ? blend_of(other[r].v[e], x[r].v[e], u, by.gain, by.weight) : 0.0f;
     }
-    store<kWhole>(optimizer.x_out + here, left, optimize_four<Kind>(d[r], x[r], moments[r], optimizer.hyper));
-    store_moments<kWhole>(optimizer, kM, kV, kVhat, here, left, moments[r]);
+    optimize<Kind, kWhole>(optimizer, at + r * kRow, left, d[r], x[r], held[r]);
   }
 }
 
-template <int Kind, int Along, typename Reader>
-__global__ void __launch_bounds__(kThreads, 2)
-    step_kernel(const __grid_constant__ Source source, bool aligned, DirectionArgs direction, cpu::Optimizer optimizer,
-                const Verdict* verdict) {
+template <typename Kind, DirectionKind Direct, typename Reader>
+__global__ void __launch_bounds__(kThreads, 2) step_kernel(const __grid_constant__ Source source, bool aligned,
+                                                           Along along, Optimizer optimizer, const Verdict* verdict) {
   const bool keep = kept(verdict);
-  const float gain = static_cast<float>(verdict == nullptr ? direction.gain : direction.gain * verdict->gain);
-  const float weight = static_cast<float>(verdict == nullptr ? direction.weight : direction.weight * verdict->weight);
+  const float gain = static_cast<float>(verdict == nullptr ? along.gain : along.gain * verdict->gain);
+  const float weight = static_cast<float>(verdict == nullptr ? along.weight : along.weight * verdict->weight);
   const Factors by{gain, weight, gain * weight};
   for_each_row<Reader>(source, aligned, [&](auto rows, Reader& reader, int64_t at, int64_t left) {
-    step_rows<Kind, Along, decltype(rows)::value>(reader, at, left, direction, by, optimizer, keep);
+    step_rows<Kind, Direct, decltype(rows)::value>(reader, at, left, along, by, optimizer, keep);
   });
 }
 
-template <int Rows, typename Reader>
+template <int N, typename Reader>
 __device__ __forceinline__ void accumulate_rows(Reader& reader, int64_t at, int64_t left, const float* acc, float by,
                                                 float* acc_out, bool keep) {
-  constexpr bool kWhole = Rows > 1;
-  Four given[Rows], sum[Rows];
+  constexpr bool kWhole = N > 1;
+  Four given[N], sum[N];
 #pragma unroll
-  for (int r = 0; r < Rows; ++r) {
-    given[r] = keep ? reader.template read<kWhole>(at + r * kLanes, left) : Four{};
-    sum[r] = acc != nullptr ? load<kWhole>(acc + at + r * kLanes, left) : Four{};
+  for (int r = 0; r < N; ++r) {
+    given[r] = keep ? reader.template read<kWhole>(at + r * kRow, left) : Four{};
+    sum[r] = acc != nullptr ? load<kWhole>(acc + at + r * kRow, left) : Four{};
   }
 #pragma unroll
-  for (int r = 0; r < Rows; ++r) {
+  for (int r = 0; r < N; ++r) {
 #pragma unroll
     for (int e = 0; e < kFour; ++e) {
       const float change = by * given[r].v[e];
       sum[r].v[e] = acc == nullptr ? change : keep ? sum[r].v[e] + change : sum[r].v[e];
     }
-    store<kWhole>(acc_out + at + r * kLanes, left, sum[r]);
+    store<kWhole>(acc_out + at + r * kRow, left, sum[r]);
   }
 }
 
@@ -91,46 +106,44 @@ __global__ void __launch_bounds__(kThreads, 2)
                       float* acc_out, const Verdict* verdict) {
   const bool keep = kept(verdict);
   if (!keep && acc == acc_out) return;
-  const float by = static_cast<float>(verdict == nullptr ? weight : weight * verdict->gain * verdict->weight);
+  const float by = judged(weight, verdict);
   for_each_row<Reader>(source, aligned, [&](auto rows, Reader& reader, int64_t at, int64_t left) {
     accumulate_rows<decltype(rows)::value>(reader, at, left, acc, by, acc_out, keep);
   });
 }
 
-using StepKernel = void (*)(Source, bool, DirectionArgs, cpu::Optimizer, const Verdict*);
+using StepKernel = void (*)(Source, bool, Along, Optimizer, const Verdict*);
 
-template <int Kind, typename Reader>
-constexpr StepKernel kStepKernels[] = {step_kernel<Kind, cpu::kSingle, Reader>, step_kernel<Kind, cpu::kFlush, Reader>,
-                                       step_kernel<Kind, cpu::kBlend, Reader>};
-
-template <int Kind>
-StepKernel step_kernel_for(cpu::DirectionKind along, bool flat) {
-  return flat ? kStepKernels<Kind, Flat>[along] : kStepKernels<Kind, Cursor>[along];
+template <typename Reader, typename... Kinds>
+StepKernel step_kernel_for(List<Kinds...>, int kind, DirectionKind direct) {
+  constexpr StepKernel kKernels[][3] = {
+      {step_kernel<Kinds, kSingle, Reader>, step_kernel<Kinds, kFlush, Reader>, step_kernel<Kinds, kBlend, Reader>}...};
+  return kKernels[kind][direct];
 }
 
 }  // namespace
 
-void step(const cpu::Update& update, const cpu::Direction& direction, double gain, double weight,
-          const cpu::Optimizer& optimizer, const Verdict* verdict, const Where& where) {
+void step(const Update& update, const Direction& direction, const Optimizer& optimizer, const Where& where) {
+  if (direction.kind == kMean || direction.kind == kCalibrated) return cached_step(update, direction, optimizer, where);
   const DeviceGuard guard(where.device);
-  const DirectionArgs given{direction.kind, direction.acc, direction.base, gain, weight, direction.scale};
-  constexpr decltype(&step_kernel_for<kSgd>) kKernels[kOptimizerKinds] = {
-      step_kernel_for<kSgd>,  step_kernel_for<kMomentum>, step_kernel_for<kAdam>,     step_kernel_for<kAmsgrad>,
-      step_kernel_for<kYogi>, step_kernel_for<kAdagrad>,  step_kernel_for<kLookahead>};
-  const bool aligned = all_aligned(direction.acc, direction.base, optimizer.x, optimizer.x_out, optimizer.m,
-                                   optimizer.v, optimizer.vhat);
+  const Along along{direction.buffer.acc, direction.base, direction.gain, direction.weight, direction.buffer.scale};
+  const Moments& moments = optimizer.moments;
+  const bool aligned =
+      all_aligned(along.acc, along.base, optimizer.x, optimizer.x_out, moments.m, moments.v, moments.vhat);
   const Source source = source_of(update);
-  launch("server step", where, warps(blocks_of(update.size), where.device),
-         kKernels[optimizer.kind](direction.kind, source.flat != nullptr), source, aligned, given, optimizer, verdict);
+  const StepKernel kernel = source.flat != nullptr
+                                ? step_kernel_for<Flat>(Optimizers{}, optimizer.kind, direction.kind)
+                                : step_kernel_for<Cursor>(Optimizers{}, optimizer.kind, direction.kind);
+  launch("server step", where, warps(blocks_of(update.size), where.device), kernel, source, aligned, along, optimizer,
+         where.verdict);
 }
 
-void accumulate(const cpu::Update& update, const float* acc, double weight, float* acc_out, const Verdict* verdict,
-                const Where& where) {
+void accumulate(const Update& update, const float* acc, double weight, float* acc_out, const Where& where) {
   const DeviceGuard guard(where.device);
   const Source source = source_of(update);
   launch("accumulate", where, warps(blocks_of(update.size), where.device),
          source.flat != nullptr ? accumulate_kernel<Flat> : accumulate_kernel<Cursor>, source,
-         all_aligned(acc, acc_out), acc, weight, acc_out, verdict);
+         all_aligned(acc, acc_out), acc, weight, acc_out, where.verdict);
 }
 
 }  // namespace fastagg::cuda

@@ -1,8 +1,8 @@
 // Four neighbouring elements of a vector, which is what a thread takes at a time: `Whole` in one 16-byte access, else
 // element by element, at the vector's end and where an address is odd.
 //
-// Every kernel deals the vector out alike (math/reduce.h): a warp has blocks of 1,024 elements, in eight rows of 128,
-// and thread t of it elements 4t..4t+3 of every row.
+// Every kernel but the norms' (norms.cuh) deals the vector out alike: a warp has blocks of 1,024 elements, in rows of
+// 128, and thread t of it elements 4t..4t+3 of every row.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,7 +13,8 @@
 namespace fastagg::cuda {
 
 constexpr int kFour = 4;
-constexpr int kRows = static_cast<int>(kBlock / kLanes);
+constexpr int64_t kRow = kWarp * kFour;
+constexpr int kRows = static_cast<int>(kBlock / kRow);
 
 struct Four {
   float v[kFour];
@@ -53,7 +54,7 @@ __device__ __forceinline__ int64_t warp_of_grid() {
 }
 __device__ __forceinline__ int64_t warps_of_grid() { return static_cast<int64_t>(gridDim.x) * kWarps; }
 
-inline int64_t blocks_of(int64_t size) { return (size + kBlock - 1) / kBlock; }
+FASTAGG_FN int64_t blocks_of(int64_t size) { return (size + kBlock - 1) / kBlock; }
 
 template <typename... Addressed>
 bool all_aligned(const Addressed*... pointers) {

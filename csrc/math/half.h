@@ -4,17 +4,9 @@
 // these few integer operations vectorise everywhere and give the same bits everywhere. NaN stays NaN.
 #pragma once
 
-#include <string.h>
-
 #include "portable.h"
 
 namespace fastagg {
-
-FASTAGG_FN float float_from_bits(uint32_t bits) {
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  return value;
-}
 
 FASTAGG_FN float widen_bf16(uint16_t half) { return float_from_bits(static_cast<uint32_t>(half) << 16); }
 
@@ -25,10 +17,8 @@ FASTAGG_FN float widen_f16(uint16_t half) {
   const uint32_t rebias = magnitude >= 0x7c00u ? (224u << 23) : (112u << 23);
   const uint32_t normal = (magnitude << 13) + rebias;
   // Subnormals are magnitude * 2^-24, a product that is exact in fp32.
-  const float subnormal = static_cast<float>(static_cast<int32_t>(magnitude)) * 5.9604644775390625e-8f;
-  uint32_t subnormal_bits;
-  memcpy(&subnormal_bits, &subnormal, sizeof subnormal);
-  return float_from_bits(sign | (magnitude < 0x0400u ? subnormal_bits : normal));
+  const uint32_t subnormal = bits_of(static_cast<float>(static_cast<int32_t>(magnitude)) * 5.9604644775390625e-8f);
+  return float_from_bits(sign | (magnitude < 0x0400u ? subnormal : normal));
 }
 
 }  // namespace fastagg

@@ -18,8 +18,7 @@
 // on every instruction set.
 #pragma once
 
-#include "half.h"
-#include "optimizer.h"
+#include "portable.h"
 
 namespace fastagg {
 
@@ -30,12 +29,6 @@ constexpr uint32_t kSpanM = 15, kSpanV = 31;  // binades above c
 
 // 16 calls of Philox serve a block: word w of call j is for elements i*64 + 16w + j, i in 0..3.
 constexpr uint32_t kMomentCalls = 16;
-
-FASTAGG_FN uint32_t bits_of(float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
 
 // What is stored of anything larger, infinities and NaN: 1.5*2^127.
 constexpr uint32_t kLargest = 0x7f400000u;

@@ -5,7 +5,9 @@
 // AVX-512 copy for everybody (an ODR leak that ends in SIGILL on older machines).
 #pragma once
 
+#include <math.h>
 #include <stdint.h>
+#include <string.h>
 
 #if defined(__CUDACC__)
 #define FASTAGG_FN static __host__ __device__ __forceinline__
@@ -20,13 +22,38 @@
 #define FASTAGG_NO_CARRY _Pragma("GCC ivdep")
 #endif
 
-// a*b + c where a*b is exact: one rounding or two give the same bits, so one instruction may do it.
-FASTAGG_FN float add_exact_product(float a, float b, float c) {
-#if defined(__CUDA_ARCH__)
-  return __fmaf_rn(a, b, c);
-#elif defined(__FMA__)
-  return __builtin_fmaf(a, b, c);
-#else
-  return a * b + c;
-#endif
+namespace fastagg {
+
+FASTAGG_FN float float_from_bits(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
 }
+
+FASTAGG_FN uint32_t bits_of(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+// Element functions take their operations from a type of lanes: this one, a single element, is the specification, and
+// what CUDA's threads run; cpu/simd.h has the vectors.
+struct Scalar {
+  typedef float F;
+  typedef uint32_t U;
+  typedef int32_t I;
+
+  FASTAGG_FN F root(F value) { return sqrtf(value); }
+  FASTAGG_FN F larger(F a, F b) { return a > b ? a : b; }
+  FASTAGG_FN F sign(F value) { return value > 0.0f ? 1.0f : (value < 0.0f ? -1.0f : 0.0f); }
+  FASTAGG_FN U bits(F value) { return bits_of(value); }
+  FASTAGG_FN F from_bits(U bits) { return float_from_bits(bits); }
+  FASTAGG_FN I at_most(I value, I limit) { return value < limit ? value : limit; }
+  FASTAGG_FN I at_least(I value, I limit) { return value > limit ? value : limit; }
+  FASTAGG_FN U least(U a, U b) { return a < b ? a : b; }
+  FASTAGG_FN F number(I whole) { return static_cast<F>(whole); }
+  FASTAGG_FN I whole(U bits) { return static_cast<I>(bits); }
+  FASTAGG_FN U word(I whole) { return static_cast<U>(whole); }
+};
+
+}  // namespace fastagg

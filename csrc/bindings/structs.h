@@ -1,0 +1,60 @@
+// How Python's values become the structs of plan.h: by keyword, each checked when it is made.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "../math/reduce.h"
+#include "../plan.h"
+
+namespace fastagg {
+
+using Address = uintptr_t;
+
+// Becomes fastagg.errors.ConfigError.
+class Refused : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+template <typename T = float>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+// The place of a name in a list of types, or of names.
+template <typename... Each>
+int named(const std::string& name, List<Each...>, const char* what) {
+  int found = -1, place = 0;
+  ((found = name == Each::kName ? place : found, ++place), ...);
+  if (found >= 0) return found;
+  std::string known;
+  ((known += (known.empty() ? "" : ", ") + std::string(Each::kName)), ...);
+  throw Refused(std::string(what) + ": unknown '" + name + "'; known: " + known);
+}
+
+// Logits, and what they become, [rows, classes].
+struct Batch {
+  int64_t rows, classes;
+};
+
+// What a teacher says of every row (csrc/cpu/distill.h).
+struct Targets {
+  Address probs, labels, entropy;
+  int64_t rows;
+};
+
+// What CPU and CUDA refuse alike, once the structs are whole: what they could not see of each other.
+void check_step(const Update& update, const Direction& direction, const Optimizer& optimizer);
+void check_blocks(const Rows& rows, int64_t first, int64_t last, int64_t stride);
+void check_slot(const Rows& rows, int64_t slot);
+
+void bind_structs(pybind11::module_& m);
+void bind_cuda(pybind11::module_& m);
+
+}  // namespace fastagg

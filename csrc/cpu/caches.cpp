@@ -1,0 +1,40 @@
+// The rows of all clients read back: their sum, and one of them.
+#include "blocks.h"
+#include "cpu.h"
+
+namespace fastagg::cpu {
+namespace {
+
+Row block_of(const Rows& rows, int64_t slot, int64_t at) {
+  const Row row = rows.row(slot);
+  const Facts facts = format_facts(rows.format);
+  return {static_cast<char*>(row.data) + at * facts.bits / 8,
+          row.scales == nullptr ? nullptr : row.scales + at / kScaleBlock};
+}
+
+}  // namespace
+
+void recompute_sum(const Rows& rows, const float* weights, float* sum, int64_t first, int64_t last, int64_t stride) {
+  if (last <= first) return;
+  const Kernels& table = kernels();
+  auto block = [&](int64_t index) {
+    const int64_t at = (first + index * stride) * kBlock;
+    const int64_t n = std::min(kBlock, rows.size - at);
+    alignas(64) double total[kBlock] = {};
+    for (int64_t slot = 0; slot < rows.slots; ++slot)
+      if (weights[slot] != 0.0f) table.add_exactly[rows.format](total, block_of(rows, slot, at), weights[slot], n, 0);
+    table.settle(total, sum + at, n);
+  };
+  const int64_t blocks = (last - first + stride - 1) / stride;
+  parallel(blocks, blocks * kBlock * rows.slots * 4, block);
+}
+
+void read_row(const Rows& rows, int64_t slot, float* out) {
+  const Kernels& table = kernels();
+  for_each_part(rows.size, 8, [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin; at < end; at += kBlock)
+      table.decode[rows.format](block_of(rows, slot, at), out + at, std::min(kBlock, end - at), tuning().prefetch);
+  });
+}
+
+}  // namespace fastagg::cpu

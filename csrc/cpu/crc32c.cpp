@@ -1,0 +1,106 @@
+#include "../math/crc32c.h"
+
+#include <cstring>
+
+#include "cpu.h"
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_acle.h>
+#if defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+#endif
+
+namespace fastagg::cpu {
+namespace {
+
+constexpr CrcTable kTable = crc_table();
+
+uint64_t word_at(const uint8_t* data) {
+  uint64_t word;
+  std::memcpy(&word, data, sizeof word);
+  return word;
+}
+
+uint32_t portable(uint32_t crc, const uint8_t* data, int64_t count) {
+  for (; count >= 8; count -= 8, data += 8) {
+    const uint64_t word = word_at(data) ^ crc;
+    crc = 0;
+    for (int k = 0; k < 8; ++k) crc ^= kTable.of[7 - k][word >> (8 * k) & 255u];
+  }
+  for (; count > 0; --count) crc = (crc >> 8) ^ kTable.of[0][(crc ^ *data++) & 255u];
+  return crc;
+}
+
+// What `crc` becomes when so many zero bytes follow, as a matrix over bits.
+struct Zeros {
+  uint32_t column[32];
+
+  uint32_t times(uint32_t crc) const {
+    uint32_t out = 0;
+    for (int bit = 0; bit < 32; ++bit) out ^= (0u - (crc >> bit & 1u)) & column[bit];
+    return out;
+  }
+};
+
+Zeros zeros(int64_t bytes) {
+  Zeros found{};
+  for (int bit = 0; bit < 32; ++bit) {
+    uint32_t crc = 1u << bit;
+    for (int64_t i = 0; i < bytes; ++i) crc = (crc >> 8) ^ kTable.of[0][crc & 255u];
+    found.column[bit] = crc;
+  }
+  return found;
+}
+
+// The instruction answers after three cycles and can be asked in each: three parts are read at once, and their
+// checksums joined by moving each past the zeros that the next part would be.
+constexpr int64_t kPart = 4096;
+
+#if defined(__x86_64__)
+#define FASTAGG_CRC __attribute__((target("sse4.2")))
+bool has_instruction() { return __builtin_cpu_supports("sse4.2"); }
+FASTAGG_CRC inline uint32_t crc_word(uint32_t crc, uint64_t word) {
+  return static_cast<uint32_t>(_mm_crc32_u64(crc, word));
+}
+FASTAGG_CRC inline uint32_t crc_byte(uint32_t crc, uint8_t byte) { return _mm_crc32_u8(crc, byte); }
+#elif defined(__aarch64__) && defined(__linux__)
+#define FASTAGG_CRC __attribute__((target("+crc")))
+bool has_instruction() { return (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0; }
+FASTAGG_CRC inline uint32_t crc_word(uint32_t crc, uint64_t word) { return __crc32cd(crc, word); }
+FASTAGG_CRC inline uint32_t crc_byte(uint32_t crc, uint8_t byte) { return __crc32cb(crc, byte); }
+#endif
+
+#if defined(FASTAGG_CRC)
+FASTAGG_CRC uint32_t hardware(uint32_t crc, const uint8_t* data, int64_t count) {
+  static const Zeros one = zeros(kPart), two = zeros(2 * kPart);
+  for (; count >= 3 * kPart; count -= 3 * kPart, data += 3 * kPart) {
+    uint32_t a = crc, b = 0, c = 0;
+    for (int64_t i = 0; i < kPart; i += 8) {
+      a = crc_word(a, word_at(data + i));
+      b = crc_word(b, word_at(data + kPart + i));
+      c = crc_word(c, word_at(data + 2 * kPart + i));
+    }
+    crc = two.times(a) ^ one.times(b) ^ c;
+  }
+  for (; count >= 8; count -= 8, data += 8) crc = crc_word(crc, word_at(data));
+  for (; count > 0; --count) crc = crc_byte(crc, *data++);
+  return crc;
+}
+#endif
+
+}  // namespace
+
+uint32_t crc32c(const void* data, int64_t count, uint32_t before, bool in_software) {
+  const uint8_t* bytes = static_cast<const uint8_t*>(data);
+#if defined(FASTAGG_CRC)
+  static const bool has = has_instruction();
+  if (has && !in_software) return ~hardware(~before, bytes, count);
+#endif
+  (void)in_software;
+  return ~portable(~before, bytes, count);
+}
+
+}  // namespace fastagg::cpu

@@ -1,0 +1,183 @@
+// Vectors, and what each instruction set calls the operations on them. Included once per table of kernels, inside its
+// namespace, with FASTAGG_LANES floats to a vector; nothing else in csrc/cpu asks which instruction set it is for.
+//
+// GCC's and Clang's vector types do the plain arithmetic. The intrinsics below are what the two compilers do not find
+// by themselves, or do in two instructions where one exists; their masked forms are built on zeros, where GCC 12 builds
+// the plain ones on an undefined value and warns about it.
+
+constexpr int64_t kFloats = FASTAGG_LANES;
+constexpr int64_t kDoubles = kFloats / 2;
+typedef float F __attribute__((vector_size(4 * kFloats)));
+typedef uint32_t U __attribute__((vector_size(4 * kFloats)));
+typedef int32_t I __attribute__((vector_size(4 * kFloats)));
+typedef double D __attribute__((vector_size(4 * kFloats)));
+typedef uint64_t W __attribute__((vector_size(4 * kFloats)));
+
+#if FASTAGG_LANES == 16 && defined(__AVX512F__)
+#define FASTAGG_512 1
+#elif FASTAGG_LANES == 8 && defined(__AVX512VL__)
+#define FASTAGG_256VL 1
+#elif FASTAGG_LANES == 8 && defined(__AVX2__)
+#define FASTAGG_256 1
+#elif FASTAGG_LANES == 4 && defined(__SSE2__)
+#define FASTAGG_128 1
+#endif
+
+template <typename V, typename T>
+FASTAGG_FN V vector_at(const T* from) {
+  V found;
+  memcpy(&found, from, sizeof found);
+  return found;
+}
+
+template <typename V, typename T>
+FASTAGG_FN void put_vector(V value, T* to) {
+  memcpy(to, &value, sizeof value);
+}
+
+// `mask` lanes are all ones or all zeros.
+FASTAGG_FN F chosen(I mask, F yes, F no) { return (F)(((U)mask & (U)yes) | (~(U)mask & (U)no)); }
+
+// Streamed stores are weakly ordered: make them visible before a run counts as done.
+FASTAGG_FN void fence() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+// What element functions ask of a type of lanes (math/portable.h has the one for a single element).
+typedef F Vector;
+struct Simd {
+  typedef Vector F;
+  static constexpr int64_t kWide = kFloats;
+
+  FASTAGG_FN F load(const float* from) { return vector_at<F>(from); }
+  FASTAGG_FN void store(F value, float* to) { put_vector(value, to); }
+
+  // Past the caches; `to` is aligned to a vector.
+  FASTAGG_FN void stream(F value, float* to) {
+#if defined(FASTAGG_512)
+    _mm512_stream_ps(to, (__m512)value);
+#elif defined(FASTAGG_256VL) || defined(FASTAGG_256)
+    _mm256_stream_ps(to, (__m256)value);
+#elif defined(FASTAGG_128)
+    _mm_stream_ps(to, (__m128)value);
+#else
+    store(value, to);
+#endif
+  }
+
+  FASTAGG_FN F root(F value) {
+#if defined(FASTAGG_512)
+    return (F)_mm512_maskz_sqrt_ps(0xffff, (__m512)value);
+#elif defined(FASTAGG_256VL) || defined(FASTAGG_256)
+    return (F)_mm256_sqrt_ps((__m256)value);
+#elif defined(FASTAGG_128)
+    return (F)_mm_sqrt_ps((__m128)value);
+#elif defined(__ARM_NEON)
+    return (F)vsqrtq_f32((float32x4_t)value);
+#else
+    F found;
+    for (int64_t i = 0; i < kFloats; ++i) found[i] = sqrtf(value[i]);
+    return found;
+#endif
+  }
+
+  // a > b ? a : b
+  FASTAGG_FN F larger(F a, F b) {
+#if defined(FASTAGG_512)
+    return (F)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
+#elif defined(FASTAGG_256VL) || defined(FASTAGG_256)
+    return (F)_mm256_max_ps((__m256)a, (__m256)b);
+#elif defined(FASTAGG_128)
+    return (F)_mm_max_ps((__m128)a, (__m128)b);
+#else
+    return chosen(a > b, a, b);
+#endif
+  }
+
+  FASTAGG_FN U bits(F value) { return (U)value; }
+  FASTAGG_FN F from_bits(U bits) { return (F)bits; }
+
+  FASTAGG_FN F sign(F value) {
+    const F zero{};
+    return (F)(((U)(value > zero) & 0x3f800000u) | ((U)(value < zero) & 0xbf800000u));
+  }
+};
+
+// The larger of `most` and |value|; NaN is passed over.
+FASTAGG_FN F larger_magnitude(F most, F value) {
+#if defined(FASTAGG_512)
+  return (F)_mm512_maskz_range_ps(0xffff, (__m512)value, (__m512)most, 0x0b);
+#elif defined(FASTAGG_256VL)
+  return (F)_mm256_maskz_range_ps(0xff, (__m256)value, (__m256)most, 0x0b);
+#else
+  return Simd::larger((F)((U)value & 0x7fffffffu), most);
+#endif
+}
+
+// (a & mask) | b
+FASTAGG_FN U pick(U a, uint32_t mask, U b) {
+#if defined(FASTAGG_512)
+  return (U)_mm512_ternarylogic_epi32((__m512i)a, _mm512_set1_epi32(static_cast<int>(mask)), (__m512i)b, 0xea);
+#elif defined(FASTAGG_256VL)
+  return (U)_mm256_ternarylogic_epi32((__m256i)a, _mm256_set1_epi32(static_cast<int>(mask)), (__m256i)b, 0xea);
+#else
+  return (a & mask) | b;
+#endif
+}
+
+// Left, or right where it is negative.
+template <int Left>
+FASTAGG_FN U shift(U a) {
+  if constexpr (Left >= 0)
+    return a << Left;
+  else
+    return a >> -Left;
+}
+
+template <int Right>
+FASTAGG_FN U rotate(U a) {
+  if constexpr (Right == 0) return a;
+#if defined(FASTAGG_512)
+  return (U)_mm512_maskz_ror_epi32(0xffff, (__m512i)a, Right);
+#elif defined(FASTAGG_256VL)
+  return (U)_mm256_maskz_ror_epi32(0xff, (__m256i)a, Right);
+#else
+  return (a >> Right) | (a << (32 - Right));
+#endif
+}
+
+// The products of the lower halves of 64-bit lanes.
+FASTAGG_FN W widening_product(W x, W y) {
+#if defined(FASTAGG_512)
+  return (W)_mm512_maskz_mul_epu32(0xff, (__m512i)x, (__m512i)y);
+#elif defined(FASTAGG_256VL) || defined(FASTAGG_256)
+  return (W)_mm256_mul_epu32((__m256i)x, (__m256i)y);
+#elif defined(FASTAGG_128)
+  return (W)_mm_mul_epu32((__m128i)x, (__m128i)y);
+#else
+  return (x & 0xffffffffu) * (y & 0xffffffffu);
+#endif
+}
+
+// Half a vector of floats, in double. GCC makes __builtin_convertvector of eight in two halves.
+typedef float HalfF __attribute__((vector_size(2 * kFloats)));
+FASTAGG_FN D widened(HalfF values) {
+#if defined(FASTAGG_512)
+  return (D)_mm512_maskz_cvtps_pd(0xff, (__m256)values);
+#else
+  return __builtin_convertvector(values, D);
+#endif
+}
+
+// sum + a*b, of doubles that were floats: the product is exact, so one rounding or two give the same bits.
+FASTAGG_FN D add_product(D sum, D a, D b) {
+#if defined(FASTAGG_512)
+  return (D)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)sum);
+#elif defined(FASTAGG_256VL) || defined(FASTAGG_256)
+  return (D)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)sum);
+#else
+  return sum + a * b;
+#endif
+}

@@ -1,0 +1,60 @@
+// Sums of squares and products in double over one strand, in math/reduce.h's shape, with the lanes in registers.
+// Included by kernels.inl.
+
+FASTAGG_FN double total_of_lanes(const double* lanes) {
+  double quads[kQuads];
+  for (int64_t q = 0; q < kQuads; ++q)
+    quads[q] = fold_quad(lanes[4 * q], lanes[4 * q + 1], lanes[4 * q + 2], lanes[4 * q + 3]);
+  for (int64_t half = kQuads / 2; half > 0; half /= 2)
+    for (int64_t i = 0; i < half; ++i) quads[i] += quads[i + half];
+  return quads[0];
+}
+
+// add(i, sums) adds the products of elements i..i+kDoubles-1 to each of the sums; n is a multiple of 128.
+template <int Sums, typename Add, typename... Stream>
+FASTAGG_FN void sums_of(double* out, int64_t n, int64_t ahead, Add add, const Stream*... streams) {
+  constexpr int64_t kHeld = kLanes / kDoubles;
+  D sums[kHeld][Sums] = {};
+  if (ahead == 0) {
+    for (int64_t k = 0; k < n; k += kLanes)
+#pragma GCC unroll 16
+      for (int64_t l = 0; l < kHeld; ++l) add(k + l * kDoubles, sums[l]);
+  } else {
+    for (int64_t k = 0; k < n; k += kLanes) {
+      for (int64_t line = 0; line < kLanes; line += kLine) (ahead_of(streams + (k + ahead + line)), ...);
+#pragma GCC unroll 16
+      for (int64_t l = 0; l < kHeld; ++l) add(k + l * kDoubles, sums[l]);
+    }
+  }
+  double lanes[kLanes];
+  for (int s = 0; s < Sums; ++s) {
+    for (int64_t l = 0; l < kHeld; ++l) put_vector(sums[l][s], lanes + l * kDoubles);
+    out[s] = total_of_lanes(lanes);
+  }
+}
+
+void squares_strand(const float* update, int64_t n, int64_t ahead, double* out) {
+  const auto add = [=](int64_t i, D(&sums)[1]) FASTAGG_INLINE {
+    const D u = widened(vector_at<HalfF>(update + i));
+    sums[0] = add_product(sums[0], u, u);
+  };
+  sums_of<1>(out, n, ahead, add, update);
+}
+
+template <bool Inner>
+FASTAGG_FN void apart(const float* update, const float* x, const float* base, int64_t n, int64_t ahead, double* out) {
+  constexpr int kUsed = Inner ? 3 : 2;
+  const auto add = [=](int64_t i, D(&sums)[kUsed]) FASTAGG_INLINE {
+    const D u = widened(vector_at<HalfF>(update + i));
+    const D moved = widened(vector_at<HalfF>(x + i) - vector_at<HalfF>(base + i));
+    sums[0] = add_product(sums[0], u, u);
+    sums[1] = add_product(sums[1], moved, moved);
+    if constexpr (Inner) sums[2] = add_product(sums[2], moved, u);
+  };
+  sums_of<kUsed>(out, n, ahead, add, update, x, base);
+}
+
+void apart_strand(const float* update, const float* x, const float* base, bool inner, int64_t n, int64_t ahead,
+                  double* out) {
+  inner ? apart<true>(update, x, base, n, ahead, out) : apart<false>(update, x, base, n, ahead, out);
+}

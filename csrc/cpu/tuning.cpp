@@ -1,0 +1,78 @@
+#include "tuning.h"
+
+#include <atomic>
+#include <cstring>
+
+#if defined(FASTAGG_X86)
+#include <cpuid.h>
+#endif
+
+namespace fastagg::cpu {
+namespace {
+
+constexpr int64_t kNever = 0, kCache = int64_t{2} << 20;
+
+// Measured by bench/ (docs/performance.md). Asking half a block ahead is worth a tenth on Intel, and costs 20 to 40% on
+// AMD, whose own prefetchers see the streams. Writing past the caches is worth 10 to 25% on both, since the loops
+// stream from registers; through a scratch block it was a loss on AMD. Nothing clever where nothing was measured.
+struct Known {
+  const char* vendor;
+  int family_from, family_to;
+  Tuning tuning;
+};
+constexpr Known kKnown[] = {
+    {"GenuineIntel", 6, 6, {"Intel", 512, int64_t{1} << 20, 512, kCache, 50, 65536, 4}},
+    {"AuthenticAMD", 25, 25, {"AMD, Zen 3 and 4", 0, int64_t{1} << 20, 256, kCache, 50, 65536, 1}},
+    {"AuthenticAMD", 26, 26, {"AMD, Zen 5", 0, int64_t{1} << 20, 512, kCache, 50, 65536, 1}},
+};
+constexpr Tuning kUnknown = {"unknown processor", 0, kNever, 256, kCache, 50, 65536, 1};
+
+Processor ask() {
+  Processor found{};
+#if defined(FASTAGG_X86)
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid(0, &a, &b, &c, &d) != 0) {
+    std::memcpy(found.vendor, &b, 4);
+    std::memcpy(found.vendor + 4, &d, 4);
+    std::memcpy(found.vendor + 8, &c, 4);
+  }
+  if (__get_cpuid(1, &a, &b, &c, &d) != 0) {
+    const unsigned family = a >> 8 & 15u, model = a >> 4 & 15u;
+    found.family = static_cast<int>(family == 15 ? family + (a >> 20 & 255u) : family);
+    found.model = static_cast<int>(family == 6 || family == 15 ? model | (a >> 16 & 15u) << 4 : model);
+  }
+#elif defined(__aarch64__)
+  std::memcpy(found.vendor, "ARM", 3);
+#endif
+  return found;
+}
+
+const Tuning& row_of(const Processor& processor) {
+  for (const Known& known : kKnown)
+    if (std::strcmp(known.vendor, processor.vendor) == 0 && processor.family >= known.family_from &&
+        processor.family <= known.family_to)
+      return known.tuning;
+  return kUnknown;
+}
+
+// A setting is never changed, so that a step which reads it while another one is set sees one or the other: the few
+// that a process sets are kept.
+std::atomic<const Tuning*> current{nullptr};
+
+}  // namespace
+
+const Processor& processor() {
+  static const Processor found = ask();
+  return found;
+}
+
+const Tuning& default_tuning() { return row_of(processor()); }
+
+const Tuning& tuning() {
+  const Tuning* set = current.load(std::memory_order_acquire);
+  return set != nullptr ? *set : default_tuning();
+}
+
+void set_tuning(const Tuning& tuning) { current.store(new Tuning(tuning), std::memory_order_release); }
+
+}  // namespace fastagg::cpu

@@ -1,0 +1,34 @@
+// What follows from an update's norms: clipping, and AsyncFedED's weight (paper 003, Eqs. 6 and 7).
+#include "norms.cuh"
+
+namespace fastagg::cuda {
+namespace {
+
+struct Decide {
+  Rules rules;
+  Verdict* verdict;
+
+  __device__ __forceinline__ void operator()(const Sums& sums) const {
+    const double norm2 = sums.of[0], moved2 = sums.of[1];
+    const bool finite = isfinite(norm2);
+    const double norm = sqrt(norm2);
+    const double gain = finite && rules.clip_norm > 0.0 && norm > rules.clip_norm ? rules.clip_norm / norm : 1.0;
+    double weight = 1.0;
+    bool keep = finite;
+    if (rules.lam > 0.0 && finite) {
+      const double length = norm * gain, gamma = sqrt(moved2) / length;
+      keep = length > 0.0 && !(rules.gamma_max > 0.0 && gamma > rules.gamma_max);
+      weight = keep ? rules.lam / (gamma + rules.eps) : 0.0;
+    }
+    *verdict = {norm2, moved2, sums.of[2], gain, weight, keep ? 1.0 : 0.0};
+  }
+};
+
+}  // namespace
+
+void judge(const Update& update, const Against& against, const Rules& rules, const Scratch& scratch, Verdict* verdict,
+           const Where& where) {
+  reduce(update, against, scratch, Decide{rules, verdict}, where);
+}
+
+}  // namespace fastagg::cuda

@@ -1,0 +1,82 @@
+// Rows without a step: the sum over clients made anew, and a row read back.
+#include "rows.cuh"
+
+namespace fastagg::cuda {
+namespace {
+
+// The slots' rows, one after the other.
+struct Table {
+  Row first;
+  int64_t row_bytes, row_scales, slots;
+
+  __device__ __forceinline__ Row row(int64_t slot) const {
+    return {static_cast<char*>(first.data) + slot * row_bytes, first.scales + slot * row_scales};
+  }
+};
+
+__device__ __forceinline__ void write(float* out, int64_t index, int64_t size, bool aligned, const Halves& x) {
+  const int64_t begin = index * kScaleBlock;
+  if (aligned && begin + kScaleBlock <= size)
+    store_halves<true>(out, begin, size, x);
+  else
+    store_halves<false>(out, begin, size, x);
+}
+
+// A warp for every scale block of every stride-th block; sums in double, slot after slot.
+template <typename Format>
+__global__ void __launch_bounds__(kThreads)
+    recompute_kernel(Table rows, int64_t size, bool aligned, const float* weights, float* sum, int64_t first,
+                     int64_t count, int64_t stride) {
+  for (int64_t item = warp_of_grid(); item < count * kScaleBlocks; item += warps_of_grid()) {
+    const int64_t index = (first + item / kScaleBlocks * stride) * kScaleBlocks + item % kScaleBlocks;
+    if (index * kScaleBlock >= size) continue;
+    double total[2][kFour] = {};
+    for (int64_t slot = 0; slot < rows.slots; ++slot) {
+      const float weight = weights[slot];
+      if (weight == 0.0f) continue;
+      const Halves row = decode<Format>(rows.row(slot), index);
+      each([&](int h, int e) { total[h][e] += static_cast<double>(weight * row.half[h].v[e]); });
+    }
+    Halves settled;
+    each([&](int h, int e) { settled.half[h].v[e] = static_cast<float>(total[h][e]); });
+    write(sum, index, size, aligned, settled);
+  }
+}
+
+template <typename Format>
+__global__ void __launch_bounds__(kThreads) read_kernel(Row row, int64_t size, bool aligned, float* out) {
+  for (int64_t index = warp_of_grid(); index * kScaleBlock < size; index += warps_of_grid())
+    write(out, index, size, aligned, decode<Format>(row, index));
+}
+
+template <typename... Each>
+auto recompute_kernel_for(List<Each...>, int format) {
+  constexpr decltype(&recompute_kernel<Float32>) kKernels[] = {recompute_kernel<Each>...};
+  return kKernels[format];
+}
+
+template <typename... Each>
+auto read_kernel_for(List<Each...>, int format) {
+  constexpr decltype(&read_kernel<Float32>) kKernels[] = {read_kernel<Each>...};
+  return kKernels[format];
+}
+
+}  // namespace
+
+void recompute_sum(const Rows& rows, const float* weights, float* sum, const Blocks& blocks, const Where& where) {
+  if (blocks.last <= blocks.first) return;
+  const DeviceGuard guard(where.device);
+  const int64_t count = (blocks.last - blocks.first + blocks.stride - 1) / blocks.stride;
+  const Table table{rows.row(0), rows.row_bytes(), rows.row_scales(), rows.slots};
+  launch("recompute sum", where, warps(count * kScaleBlocks, where.device),
+         recompute_kernel_for(RowFormats{}, rows.format), table, rows.size, all_aligned(sum), weights, sum,
+         blocks.first, count, blocks.stride);
+}
+
+void read_row(const Rows& rows, int64_t slot, float* out, const Where& where) {
+  const DeviceGuard guard(where.device);
+  launch("read row", where, warps(padded(rows.size) / kScaleBlock, where.device),
+         read_kernel_for(RowFormats{}, rows.format), rows.row(slot), rows.size, all_aligned(out), out);
+}
+
+}  // namespace fastagg::cuda

@@ -1,0 +1,65 @@
+// How an arriving update u becomes the direction D that the optimizer steps along, one element at a time.
+//
+//   single      D = (gain*weight)*u
+//   flush       D = (acc + (gain*weight)*u)*scale              FedBuff, FADAS: a buffer and its last update
+//   blend       D = weight*((base - x) + gain*u)               FedAsync: the client's model less the server's
+//   mean        sum <- sum + (entering*new - leaving*old)      ACE, ACED: new is what the client's row stores of
+//   gain*u,
+//               D = sum_scale*sum                              and old what it stored before (with a dither, see below)
+//   calibrated  c = acc + weight*(gain*u - old)                CA2FL; without a step acc = c
+//               D = acc_scale*c + sum_scale*sum
+//
+// F is float, or a vector of them.
+#pragma once
+
+#include "portable.h"
+
+namespace fastagg {
+
+enum DirectionKind : int { kSingle = 0, kFlush, kBlend, kMean, kCalibrated, kDirectionKinds };
+constexpr const char* kDirectionNames[kDirectionKinds] = {"single", "flush", "blend", "mean", "calibrated"};
+
+template <typename F>
+FASTAGG_FN F flush_of(F acc, F u, float by, float scale) {
+  return (acc + by * u) * scale;
+}
+
+template <typename F>
+FASTAGG_FN F blend_of(F base, F x, F u, float gain, float weight) {
+  return weight * ((base - x) + gain * u);
+}
+
+// A sum over clients that is updated millions of times: sum += entering*new - leaving*old. The difference is as exact
+// as the rows are, and only its addition rounds in the sum's last place. Left alone that rounding would lose a change
+// of less than half an ulp every time, for as long as nobody recomputes the sum: with many clients that all move slowly
+// the sum would stand still. So a fraction of an ulp is added, the same for all elements and another at every arrival
+// (sum_dither): on average nothing, and enough to carry what many small changes add up to. A sum of zero stays zero.
+template <typename L, typename F>
+FASTAGG_FN F exchanged(F sum, F entering, float entering_weight, F leaving, float leaving_weight, float dither) {
+  const F power = L::from_bits(L::bits(sum) & 0x7f800000u);
+  return sum + ((entering_weight * entering - leaving_weight * leaving) + power * dither);
+}
+
+// The arrival's fraction of an ulp, -1/2..1/2, over 2^23: multiples of the golden ratio, less whole numbers, which fill
+// that range evenly however few of them there are.
+FASTAGG_FN float sum_dither(uint64_t arrival) {
+  const int32_t odd = static_cast<int32_t>((arrival * 0x9E3779B97F4A7C15ull) >> 40) * 2 + 1 - (1 << 24);
+  return static_cast<float>(odd) * (1.0f / (1 << 25)) * (1.0f / (1 << 23));
+}
+
+template <typename F>
+FASTAGG_FN F with_term(F sum, F row, float weight) {
+  return sum + weight * row;
+}
+
+template <typename F>
+FASTAGG_FN F calibrated_of(F acc, F g, F old, float weight) {
+  return acc + weight * (g - old);
+}
+
+template <typename F>
+FASTAGG_FN F mixed_of(F c, float acc_scale, F sum, float sum_scale) {
+  return c * acc_scale + sum * sum_scale;
+}
+
+}  // namespace fastagg

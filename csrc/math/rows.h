@@ -1,0 +1,161 @@
+// How a client's row is stored: a struct for each format.
+//
+//   fp32   the number itself
+//   bf16   the 16 bits that are cut off carry into the rest when they and the random bits overflow
+//   int8   scale = max(absmax/127, FLT_MIN) for every 256 elements, q = round(x/scale + r - 1/2), in -127..127
+//   int4   the same with 7; byte i of a scale block holds element i (low nibble) and element i+128 (high)
+//
+// Rounding is stochastic and unbiased, E[deq(q)] = x: up with probability equal to the fraction, from 16 random bits.
+// Whole multiples of the scale, zero among them, are stored exactly; elsewhere |deq(q) - x| < scale, with one huge
+// element in the block too. The scale's floor keeps 1/scale finite: blocks of denormals round to 0 or FLT_MIN.
+//
+// Elements i and i+128 of a scale block (256) are handled together, as a pair: they share a random word, and in int4 a
+// byte. A format has `kPlanes` codes for a pair, which lie `plane` codes apart.
+//
+// A new format: a struct and a place in the list here, and its float64 reading in fastagg/reference/rows.py.
+#pragma once
+
+#include "half.h"
+#include "list.h"
+
+namespace fastagg {
+
+constexpr int64_t kScaleBlock = 256;
+constexpr int64_t kHalf = kScaleBlock / 2;
+
+FASTAGG_FN float scale_of(float absmax, float levels) {
+  const float scale = absmax / levels;
+  return scale > 1.17549435e-38f ? scale : 1.17549435e-38f;
+}
+
+// Uniform in (-1/2, 1/2), never at an end, so that whole numbers stay what they are when it is added and rounded off:
+// (random + 1/2) / 2^16 - 1/2, the random bits taken as the mantissa of a number from 1 to 2.
+FASTAGG_FN float dither(uint32_t random) { return float_from_bits(0x3f800000u | random << 7) - 1.49999237060546875f; }
+
+// A whole number, |number| < 2^21, as the bits of the float 1.5*2^23 + number: that addition rounds to the nearest,
+// where a conversion with the right rounding is missing from the baseline instruction set. The low byte is the number's
+// own, and such bits order like their numbers.
+typedef int32_t Whole;
+
+constexpr float kWhole = 12582912.0f;
+constexpr Whole kWholeZero = 0x4b400000;
+
+FASTAGG_FN int32_t number_of(Whole whole) { return whole - kWholeZero; }
+
+// Limits are set to whole numbers and not to floats, whose comparisons a compiler must keep apart from their NaNs.
+// absmax/scale may exceed the levels by an ulp, hence the limits.
+FASTAGG_FN Whole round_up_or_down(float scaled, uint32_t random, int32_t levels) {
+  const Whole whole = static_cast<Whole>(bits_of(scaled + dither(random) + kWhole));
+  const Whole limited = whole < kWholeZero + levels ? whole : kWholeZero + levels;
+  return limited > kWholeZero - levels ? limited : kWholeZero - levels;
+}
+
+// What every format says:
+//   kLevels  the largest code; 0 where there is no scale, and `put` takes the value itself
+//   put      a value over its scale, rounded with 16 random bits
+//   kept     what was put stands for
+//   join     writes what was put of a pair; split reads it back as numbers, and value says what they stand for
+struct Float32 {
+  static constexpr const char* kName = "fp32";
+  static constexpr int kBits = 32, kPlanes = 2;
+  static constexpr int32_t kLevels = 0;
+  static constexpr bool kRandom = false;
+  typedef uint32_t Code;
+  FASTAGG_FN int32_t put(float value, uint32_t) { return static_cast<int32_t>(bits_of(value)); }
+  FASTAGG_FN float kept(int32_t put, float) { return float_from_bits(static_cast<uint32_t>(put)); }
+  FASTAGG_FN void join(Code* codes, int64_t i, int64_t plane, int32_t first, int32_t second) {
+    codes[i] = static_cast<Code>(first);
+    codes[i + plane] = static_cast<Code>(second);
+  }
+  FASTAGG_FN void split(const Code* codes, int64_t i, int64_t plane, int32_t& first, int32_t& second) {
+    first = static_cast<int32_t>(codes[i]);
+    second = static_cast<int32_t>(codes[i + plane]);
+  }
+  FASTAGG_FN float value(int32_t number, float) { return float_from_bits(static_cast<uint32_t>(number)); }
+};
+
+struct BFloat16 {
+  static constexpr const char* kName = "bf16";
+  static constexpr int kBits = 16, kPlanes = 2;
+  static constexpr int32_t kLevels = 0;
+  static constexpr bool kRandom = true;
+  typedef uint16_t Code;
+  FASTAGG_FN int32_t put(float value, uint32_t random) {
+    const uint32_t bits = bits_of(value), magnitude = bits & 0x7fffffffu;
+    const uint32_t most = 0x7f7fffffu;  // the largest finite number must not carry into infinity
+    const uint32_t carried = magnitude + random;
+    return static_cast<int32_t>(((bits & 0x80000000u) | (carried < most ? carried : most)) >> 16);
+  }
+  FASTAGG_FN float kept(int32_t put, float) { return float_from_bits(static_cast<uint32_t>(put) << 16); }
+  FASTAGG_FN void join(Code* codes, int64_t i, int64_t plane, int32_t first, int32_t second) {
+    codes[i] = static_cast<Code>(first);
+    codes[i + plane] = static_cast<Code>(second);
+  }
+  FASTAGG_FN void split(const Code* codes, int64_t i, int64_t plane, int32_t& first, int32_t& second) {
+    first = codes[i];
+    second = codes[i + plane];
+  }
+  FASTAGG_FN float value(int32_t number, float scale) { return kept(number, scale); }
+};
+
+// Whole numbers of -kLevels..kLevels, times a scale.
+template <int32_t Levels>
+struct Scaled {
+  static constexpr int32_t kLevels = Levels;
+  static constexpr bool kRandom = true;
+  FASTAGG_FN int32_t put(float scaled, uint32_t random) { return round_up_or_down(scaled, random, kLevels); }
+  FASTAGG_FN float kept(int32_t put, float scale) {
+    return (float_from_bits(static_cast<uint32_t>(put)) - kWhole) * scale;
+  }
+  FASTAGG_FN float value(int32_t number, float scale) { return static_cast<float>(number) * scale; }
+};
+
+struct Int8 : Scaled<127> {
+  static constexpr const char* kName = "int8";
+  static constexpr int kBits = 8, kPlanes = 2;
+  typedef int8_t Code;
+  FASTAGG_FN void join(Code* codes, int64_t i, int64_t plane, int32_t first, int32_t second) {
+    codes[i] = static_cast<Code>(number_of(first));
+    codes[i + plane] = static_cast<Code>(number_of(second));
+  }
+  FASTAGG_FN void split(const Code* codes, int64_t i, int64_t plane, int32_t& first, int32_t& second) {
+    first = codes[i];
+    second = codes[i + plane];
+  }
+};
+
+struct Int4 : Scaled<7> {
+  static constexpr const char* kName = "int4";
+  static constexpr int kBits = 4, kPlanes = 1;
+  typedef uint8_t Code;
+  FASTAGG_FN void join(Code* codes, int64_t i, int64_t, int32_t first, int32_t second) {
+    codes[i] = static_cast<Code>(static_cast<uint32_t>(number_of(first) + 8) |
+                                 (static_cast<uint32_t>(number_of(second) + 8) << 4));
+  }
+  FASTAGG_FN void split(const Code* codes, int64_t i, int64_t, int32_t& first, int32_t& second) {
+    first = static_cast<int32_t>(codes[i] & 15u) - 8;
+    second = static_cast<int32_t>(codes[i] >> 4) - 8;
+  }
+};
+
+using RowFormats = List<Float32, BFloat16, Int8, Int4>;
+constexpr int kPlainRows = place_in<Float32>(RowFormats{});
+
+struct Facts {
+  const char* name;
+  int64_t bits;  // per element
+  bool scaled, random;
+};
+
+// What is known of a format by its number.
+FASTAGG_FN Facts format_facts(int format) {
+  Facts found{};
+  visit_at(format, RowFormats{}, [&](auto one) {
+    found = {decltype(one)::kName, decltype(one)::kBits, decltype(one)::kLevels > 0, decltype(one)::kRandom};
+  });
+  return found;
+}
+
+FASTAGG_FN int64_t padded(int64_t n) { return (n + kScaleBlock - 1) / kScaleBlock * kScaleBlock; }
+
+}  // namespace fastagg

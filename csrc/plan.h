@@ -1,0 +1,123 @@
+// What a step is told: the structs that cross the border from Python, and that the CPU and CUDA both implement. The
+// bindings build them by keyword and check them, so a kernel never sees half of one.
+//
+// Addresses are of fp32 vectors in the memory of the device that runs the step, unless a type says otherwise.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "math/directions.h"
+#include "math/optimizers.h"
+#include "math/philox.h"
+#include "math/rows.h"
+
+namespace fastagg {
+
+enum Dtype : int { kFloat32 = 0, kFloat16, kBFloat16, kDtypes };
+constexpr const char* kDtypeNames[kDtypes] = {"float32", "float16", "bfloat16"};
+
+// An update as it arrived: consecutive pieces of the flat vector, each contiguous, read where they lie.
+struct Piece {
+  const void* data;
+  int64_t begin;  // position in the flat vector
+  int64_t size;
+  Dtype dtype;
+};
+
+struct Update {
+  std::vector<Piece> pieces;
+  int64_t size = 0;
+  // Where this update, and every vector of the step, begins in the whole model's vector: whole groups of 65,536. Random
+  // numbers are keyed by an element's place in the whole, so that a slice has the bits of the whole.
+  int64_t origin = 0;
+
+  void add(const void* data, int64_t count, Dtype dtype) {
+    if (count > 0) pieces.push_back({data, size, count, dtype});
+    size += count;
+  }
+};
+
+// One client's row. `data` is typed by the format; scales are null where it has none. No data: no row.
+struct Row {
+  void* data = nullptr;
+  float* scales = nullptr;
+};
+
+struct Term {
+  Row row;
+  float weight;
+};
+
+// The rows of all clients: slot s starts at data + s*row_bytes, its scales at scales + s*row_scales.
+struct Rows {
+  int format = kPlainRows;
+  int64_t size = 0;  // elements of a row
+  int64_t slots = 0;
+  void* data = nullptr;
+  float* scales = nullptr;
+
+  int64_t row_bytes() const { return padded(size) * format_facts(format).bits / 8; }
+  int64_t row_scales() const { return format_facts(format).scaled ? padded(size) / kScaleBlock : 0; }
+  Row row(int64_t slot) const {
+    if (slot < 0) return {};
+    return {static_cast<char*>(data) + slot * row_bytes(), scales == nullptr ? nullptr : scales + slot * row_scales()};
+  }
+};
+
+// What was added up so far. `out`, for a calibrated direction without a step: where the new sum goes, which may be acc.
+struct Buffer {
+  const float* acc = nullptr;  // null: nothing so far
+  float* out = nullptr;
+  float scale = 1.0f;  // what makes it a mean: 1/M or 1/sum of weights
+};
+
+// Which row is replaced, and where the new one goes: another place or the same. The key is that of its rounding; its
+// step is the arrival's number, which the sum's dither follows too.
+struct Exchange {
+  int format = kPlainRows;
+  Row read, write;
+  RandomKey key{};
+};
+
+// The sum over clients. Terms (sum += weight*row each) come before D is formed with mean, and after it with calibrated.
+struct Sum {
+  float* values = nullptr;
+  float entering = 1.0f, leaving = 1.0f;
+  float scale = 1.0f;
+  std::vector<Term> terms;
+};
+
+// math/directions.h says what each kind computes, and from which of these.
+struct Direction {
+  DirectionKind kind = kSingle;
+  double gain = 1.0;            // on the update alone (clipping)
+  double weight = 1.0;          // on the client's whole contribution (staleness, samples)
+  const float* base = nullptr;  // blend
+  Buffer buffer;                // flush, calibrated
+  Exchange row;                 // mean, calibrated
+  Sum sum;
+};
+
+// Moments are fp32, or in 8 bits (`units_m` not null): a byte for each element, padded to whole scale blocks, and their
+// units (math/moments.h), with the key of their rounding.
+struct Moments {
+  float *m = nullptr, *v = nullptr, *vhat = nullptr;
+  uint8_t *coded_m = nullptr, *coded_v = nullptr, *coded_vhat = nullptr;
+  float *units_m = nullptr, *units_v = nullptr;
+  RandomKey key{};
+
+  bool coded() const { return units_m != nullptr; }
+};
+
+struct Optimizer {
+  int kind = -1;  // place in Optimizers; negative: no step, only sums and rows move
+  Hyper hyper{};
+  Moments moments;
+  const float* x = nullptr;
+  float* x_out = nullptr;  // may be x
+
+  bool steps() const { return kind >= 0; }
+};
+
+}  // namespace fastagg
