@@ -7,7 +7,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fastagg import _checks
 from fastagg.errors import ConfigError
 
 try:
@@ -18,6 +17,8 @@ except ImportError as error:  # a checkout that was not installed, or a broken b
         "Install the package with `pip install .` from its folder; importing it from a source checkout "
         "that was not installed does not work."
     ) from error
+
+from fastagg import _checks, tuning  # after the extension, whose absence is explained above
 
 _MOST_THREADS = 4096  # more than any machine has cores; asking for more is a slip
 
@@ -69,7 +70,9 @@ def build_info() -> dict[str, Any]:
 
     Returns:
         A dict with ``version``; ``cpu_isas`` (compiled instruction sets, best first, and whether this processor
-        has each); ``isa`` (the one in use); ``threads``; ``cuda_built``; ``cuda_architectures`` (compute
+        has each); ``isa`` (the one in use); ``processor``; ``tuning`` (settings that depend on it) and
+        ``tuned_by`` (who decided them, see :mod:`fastagg.tuning`); ``threads``; ``cuda_built``;
+        ``cuda_architectures`` (compute
         capabilities compiled in); ``cuda_runtime``; ``cuda_devices`` (devices that answer now).
     """
     try:
@@ -82,6 +85,9 @@ def build_info() -> dict[str, Any]:
         "version": package_version,
         "cpu_isas": dict(native.cpu_isas()),
         "isa": str(native.isa()),
+        "processor": tuning.processor(),
+        "tuning": tuning.current(),
+        "tuned_by": tuning.source(),
         "threads": get_num_threads(),
         "cuda_built": built,
         "cuda_architectures": [f"sm_{arch}" for arch in native.cuda_architectures.split(",") if arch],
@@ -99,6 +105,7 @@ def _from_environment() -> None:
         native.set_threads(_checks.whole("FASTAGG_NUM_THREADS", count, least=1, most=_MOST_THREADS))
     if isa := os.environ.get("FASTAGG_ISA"):
         set_isa(isa)
+    tuning.from_environment()
 
 
 _from_environment()

@@ -1,118 +1,174 @@
-"""Types of the compiled module (csrc/bindings)."""
+"""Types of the compiled module (csrc/bindings). Addresses are whole numbers: what ``data_ptr()`` gives."""
 
-from types import SimpleNamespace
+from collections.abc import Mapping, Sequence
+from typing import overload
 
-_Pieces = list[tuple[int, int, int]]
+_Piece = tuple[int, int, int]  # address, elements, dtype code
+
+optimizers: dict[str, tuple[str, ...]]  # name -> the moments it owns
+row_formats: dict[str, tuple[int, bool]]  # name -> bits per element, whether it has scales
+scale_block: int
+block: int
+group: int
 
 cuda_architectures: str
-cuda_version: int
 cuda_emulated: bool
-cuda: SimpleNamespace  # the CPU's functions, on a device and a stream
+cuda_version: int  # this and what follows: in builds with CUDA
 
-class Hyper:
-    def __init__(self, lr: float, beta1: float, beta2: float, eps: float, root_scale: float) -> None: ...
+def cuda_device_count() -> int: ...
 
-def step(
-    pieces: _Pieces,
-    direction: int,
-    acc: int,
-    base: int,
-    gain: float,
-    weight: float,
-    scale: float,
-    optimizer: int,
-    hyper: Hyper,
-    m: int,
-    v: int,
-    vhat: int,
-    x: int,
-    x_out: int,
-    units: int,
-    blocks: int,
-    random: RandomKey,
-) -> None: ...
-
-class Rows:
-    def __init__(self, format: int, data: int, scales: int, row_bytes: int, row_scales: int) -> None: ...
+# What a step is told (csrc/plan.h).
 
 class RandomKey:
-    def __init__(self, seed: int, arrival: int, client: int) -> None: ...
+    def __init__(self, *, seed: int, step: int, client: int) -> None: ...
 
-def cached_step(
-    pieces: _Pieces,
-    rows: Rows,
-    kind: int,
-    gain: float,
-    write: int,
-    read: int,
-    random: RandomKey,
-    high: int,
-    low: int,
-    entering: float,
-    leaving: float,
-    sum_scale: float,
-    acc: int,
-    acc_out: int,
-    weight: float,
-    acc_scale: float,
-    terms: list[tuple[int, float]],
-    optimizer: int,
-    hyper: Hyper,
-    m: int,
-    v: int,
-    vhat: int,
-    x: int,
-    x_out: int,
-    units: int,
-    blocks: int,
-    rounding: RandomKey,
-) -> None: ...
-def recompute_sum(
-    size: int, rows: Rows, weights: int, slots: int, high: int, low: int, first: int, last: int
-) -> None: ...
-def read_row(size: int, rows: Rows, slot: int, out: int) -> None: ...
-def accumulate(pieces: _Pieces, acc: int, weight: float, acc_out: int) -> None: ...
-def fold(models: list[tuple[_Pieces, int, float]], acc: int, acc_out: int) -> list[bool]: ...
-def sum_squares(pieces: _Pieces) -> float: ...
-def distances(pieces: _Pieces, x: int, base: int, wants_inner: bool) -> tuple[float, float, float]: ...
-def sketch(pieces: _Pieces, k: int, seed: int, out: int) -> None: ...
-def copy(pieces: _Pieces, first: int, count: int, item: int, out: int) -> None: ...
-def gather(pieces: _Pieces, out: int) -> None: ...
-def soft_targets_f32(
-    logits: int, scale: float, rows: int, classes: int, probs: int, labels: int, entropy: int
-) -> None: ...
-def soft_targets_f64(
-    logits: int, scale: float, rows: int, classes: int, probs: int, labels: int, entropy: int
-) -> None: ...
+class Update:
+    def __init__(self, pieces: Sequence[_Piece], *, origin: int = 0) -> None: ...
+    @staticmethod
+    def one(address: int, size: int, dtype: int, origin: int) -> Update: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def origin(self) -> int: ...
+
+class Rows:
+    def __init__(self, *, format: str, size: int, slots: int, data: int, scales: int) -> None: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def slots(self) -> int: ...
+
+class Exchange:
+    def __init__(
+        self, *, key: RandomKey, rows: Rows | None = None, read: int = -1, write: int = -1, write_to: Rows | None = None
+    ) -> None: ...
+
+class Buffer:
+    def __init__(self, *, acc: int = 0, out: int = 0, scale: float = 1.0) -> None: ...
+
+class Sum:
+    def __init__(
+        self,
+        *,
+        values: int,
+        entering: float = 1.0,
+        leaving: float = 1.0,
+        scale: float = 1.0,
+        rows: Rows | None = None,
+        terms: Sequence[tuple[int, float]] = ...,
+    ) -> None: ...
+
+class Direction:
+    @staticmethod
+    def single(*, gain: float = 1.0, weight: float = 1.0) -> Direction: ...
+    @staticmethod
+    def flush(*, buffer: Buffer, gain: float = 1.0, weight: float = 1.0) -> Direction: ...
+    @staticmethod
+    def blend(*, base: int, gain: float = 1.0, weight: float = 1.0) -> Direction: ...
+    @staticmethod
+    def mean(*, row: Exchange, sum: Sum, gain: float = 1.0) -> Direction: ...
+    @staticmethod
+    def calibrated(
+        *, row: Exchange, buffer: Buffer, sum: Sum | None = None, gain: float = 1.0, weight: float = 1.0
+    ) -> Direction: ...
+
+class Hyper:
+    def __init__(
+        self, *, lr: float, beta1: float = 0.0, beta2: float = 0.0, eps: float = 1.0, root_scale: float = 1.0
+    ) -> None: ...
+
+class Moments:
+    def __init__(self, *, m: int = 0, v: int = 0, vhat: int = 0) -> None: ...
+    @staticmethod
+    def coded(*, m: int, v: int, vhat: int, units: int, blocks: int, key: RandomKey) -> Moments: ...
+
+class Optimizer:
+    @overload
+    def __init__(self) -> None: ...  # no step: only sums and rows move
+    @overload
+    def __init__(self, *, kind: str, hyper: Hyper, moments: Moments, x: int, x_out: int) -> None: ...
+
+# The CPU's kernels.
+
+def step(update: Update, direction: Direction, optimizer: Optimizer) -> None: ...
+def accumulate(update: Update, *, acc: int, weight: float, out: int) -> None: ...
+def fold(models: Sequence[tuple[Update, int, float]], *, acc: int, out: int) -> list[bool]: ...
+def sum_squares(update: Update) -> float: ...
+def distances(update: Update, *, x: int, base: int, inner: bool) -> tuple[float, float, float]: ...
+def sketch(update: Update, *, k: int, seed: int, out: int) -> None: ...
+def copy(update: Update, *, first: int, count: int, item: int, out: int) -> None: ...
+def crc32c(update: Update, *, bytes: Sequence[int], before: int, in_software: bool) -> int: ...
+def recompute_sum(rows: Rows, *, weights: int, sum: int, first: int, last: int, stride: int) -> None: ...
+def read_row(rows: Rows, *, slot: int, out: int) -> None: ...
+
+class Batch:
+    def __init__(self, *, rows: int, classes: int) -> None: ...
+
+class Targets:
+    def __init__(self, *, probs: int, labels: int, entropy: int, rows: int) -> None: ...
+
+def soft_targets_f32(*, logits: int, scale: float, batch: Batch, out: Targets) -> None: ...
+def soft_targets_f64(*, logits: int, scale: float, batch: Batch, out: Targets) -> None: ...
 def distill_f32(
-    logits: int,
-    probs: int,
-    labels: int,
-    entropy: int,
-    which: int,
-    teachers: int,
-    rows: int,
-    classes: int,
-    alpha_min: float,
-    alpha_max: float,
-    gradient: int,
+    *, logits: int, batch: Batch, targets: Targets, which: int, alpha: tuple[float, float], gradient: int
 ) -> tuple[float, float]: ...
 def distill_f64(
-    logits: int,
-    probs: int,
-    labels: int,
-    entropy: int,
-    which: int,
-    teachers: int,
-    rows: int,
-    classes: int,
-    alpha_min: float,
-    alpha_max: float,
-    gradient: int,
+    *, logits: int, batch: Batch, targets: Targets, which: int, alpha: tuple[float, float], gradient: int
 ) -> tuple[float, float]: ...
+
+# What runs here, and how.
+
 def cpu_isas() -> dict[str, bool]: ...
 def isa() -> str: ...
-def select_isa(name: str) -> bool: ...
+def select_isa(name: str, /) -> bool: ...
 def threads() -> int: ...
-def set_threads(count: int) -> None: ...
-def cuda_device_count() -> int: ...
+def set_threads(count: int, /) -> None: ...
+def processor() -> tuple[str, int, int]: ...  # vendor, family, model
+def default_tuning() -> dict[str, int]: ...
+def default_tuning_name() -> str: ...
+def tuning() -> dict[str, int]: ...
+def set_tuning(settings: Mapping[str, int]) -> None: ...
+
+class cuda:  # a module, which a stub can write as a class alone
+    """The same on a CUDA device, not waited for."""
+
+    class Where:
+        def __init__(self, *, device: int, stream: int, verdict: int = 0) -> None: ...
+
+    class Against:
+        def __init__(self, *, x: int, base: int, inner: bool) -> None: ...
+
+    class Rules:
+        def __init__(self, *, clip_norm: float, lam: float, eps: float, gamma_max: float) -> None: ...
+
+    class Scratch:
+        def __init__(self, *, partial: int, counter: int) -> None: ...
+
+    class Blocks:
+        def __init__(self, *, first: int, last: int, stride: int) -> None: ...
+
+    class Loss:
+        def __init__(
+            self, *, which: int, alpha: tuple[float, float], scratch: int, loss: int, gradient: int
+        ) -> None: ...
+
+    @staticmethod
+    def compute_capability(device: int, /) -> tuple[int, int]: ...
+    @staticmethod
+    def step(update: Update, direction: Direction, optimizer: Optimizer, where: Where) -> None: ...
+    @staticmethod
+    def accumulate(update: Update, *, acc: int, weight: float, out: int, where: Where) -> None: ...
+    @staticmethod
+    def judge(
+        update: Update, against: Against, rules: Rules, scratch: Scratch, *, verdict: int, where: Where
+    ) -> None: ...
+    @staticmethod
+    def sketch(update: Update, *, k: int, seed: int, partial: int, out: int, where: Where) -> None: ...
+    @staticmethod
+    def recompute_sum(rows: Rows, *, weights: int, sum: int, blocks: Blocks, where: Where) -> None: ...
+    @staticmethod
+    def read_row(rows: Rows, *, slot: int, out: int, where: Where) -> None: ...
+    @staticmethod
+    def soft_targets(*, logits: int, scale: float, batch: Batch, out: Targets, where: Where) -> None: ...
+    @staticmethod
+    def distill(*, logits: int, batch: Batch, targets: Targets, out: Loss, where: Where) -> None: ...

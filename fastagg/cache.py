@@ -12,8 +12,8 @@ from fastagg import _checks, memory
 from fastagg._build import native
 from fastagg.errors import ConfigError
 
-SCALE_BLOCK = 256  # elements that share one fp32 scale; csrc/math/quantise.h
-FORMATS = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}  # bits per element, in csrc/math/quantise.h's order
+SCALE_BLOCK = native.scale_block  # elements that share one fp32 scale; csrc/math/rows.h
+FORMATS = {name: bits for name, (bits, _) in native.row_formats.items()}  # bits per element
 
 
 class ClientCache:
@@ -46,16 +46,15 @@ class ClientCache:
         _checks.one_of("cache", format, tuple(FORMATS))
         self.size, self.slots, self.format, self.seed = size, slots, format, seed
         self.device = torch.device(device)
-        self.code = list(FORMATS).index(format)
         blocks = -(-size // SCALE_BLOCK)
         self.row_bytes = blocks * SCALE_BLOCK * FORMATS[format] // 8
-        self.row_scales = blocks if format in ("int8", "int4") else 0
+        self.row_scales = blocks if native.row_formats[format][1] else 0
         _refuse_if_larger_than_memory(self.nbytes(), slots, size, format, self.device)
         self.data = memory.empty_bytes(slots * self.row_bytes, self.device, recycle=False).view(slots, self.row_bytes)
         scales = memory.empty(slots * self.row_scales, self.device)
         self.scales = scales.view(slots, self.row_scales)
         self.native = native.Rows(
-            self.code, self.data.data_ptr(), self.scales.data_ptr(), self.row_bytes, self.row_scales
+            format=format, size=size, slots=slots, data=self.data.data_ptr(), scales=self.scales.data_ptr()
         )
 
     def nbytes(self) -> int:
@@ -115,54 +114,3 @@ def _refuse_if_larger_than_memory(needed: int, slots: int, size: int, format: st
             f"a {format} cache of {slots} rows of {size} parameters needs {needed / 1e9:.2f} GB, and {device} has "
             f"{available / 1e9:.2f} GB free; use a smaller format or fewer clients"
         )
-
-
-class RunningSum:
-    """A sum over clients that is updated at every arrival and does not drift (csrc/math/running_sum.h).
-
-    ``total = high + low*ulp(high)/256``: each change is added exactly and only the low byte rounds.
-
-    Args:
-        size: d.
-        device: where it lives.
-
-    Attributes:
-        high: [d] fp32, the sum rounded to fp32.
-        low: [d] int8, what rounding cut off.
-    """
-
-    def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
-        self.high = memory.zeros(size, device)
-        self.low = memory.empty_bytes(size, device).zero_().view(torch.int8)
-
-    def nbytes(self) -> int:
-        """Bytes of both parts."""
-        return self.high.numel() * 5
-
-    def total(self) -> Tensor:
-        """The sum in float64, [d]."""
-        return self.high.to(torch.float64) + self.low.to(torch.float64) * self._unit()
-
-    def settle(self, total: Tensor, part: slice = slice(None)) -> None:
-        """Set the sum, or a part of it, to float64 ``total``."""
-        self.high[part] = total.to(torch.float32)
-        rest = (total - self.high[part].to(torch.float64)) / self._unit()[part]
-        self.low[part] = rest.round().clamp(-127, 127).to(torch.int8)
-
-    def zero_(self) -> None:
-        """Set the sum to exactly zero."""
-        self.high.zero_()
-        self.low.zero_()
-
-    def _unit(self) -> Tensor:
-        exponent = (self.high.view(torch.int32) >> 23 & 255).clamp_min(32).to(torch.float64)
-        return torch.exp2(exponent - 127 - 31)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Tensors are shared, not copied."""
-        return {"high": self.high, "low": self.low}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Inverse of :meth:`state_dict`; tensors are copied."""
-        self.high.copy_(state["high"])
-        self.low.copy_(state["low"])

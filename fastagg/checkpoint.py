@@ -17,7 +17,7 @@ from fastagg import directions, euclidean, optimizers, staleness
 from fastagg.errors import CheckpointError, ConfigError
 from fastagg.layout import Layout
 
-FORMAT = 1
+FORMAT = 2
 _MODULES = (directions, optimizers, staleness, euclidean)
 
 
@@ -96,6 +96,9 @@ def check(state: Any, config: dict[str, Any], layout: Layout, moments: set[str])
             f"the checkpoint is of another model: {theirs.size} parameters in {len(theirs.entries)} arrays, "
             f"this server has {layout.size} in {len(layout.entries)}"
         )
+    begins = state["config"].get("origin", 0)
+    if begins != config["origin"]:  # the same number of parameters of another part of the model
+        raise CheckpointError(f"the checkpoint's origin is {begins}, this server's is {config['origin']}")
     for key, name in names.items():
         if name != config[key]["name"]:
             raise CheckpointError(f"the checkpoint's {key} is {name}, this server's is {config[key]['name']}")

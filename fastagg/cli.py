@@ -1,4 +1,4 @@
-"""The command line: fastagg demo | run | compare | recipes | info | bench.
+"""The command line: fastagg demo | run | compare | recipes | info | tune | bench.
 
 Every import beyond typer stands inside a command, so that `fastagg --help` answers at once. Results go to
 stdout, progress and errors to stderr. Exit codes: 0 done, 1 a benchmark failed or became slower, 2 the user's input was
@@ -170,6 +170,31 @@ def info() -> None:
     from fastagg.sim.report import pairs_table
 
     _print(pairs_table("fastagg", fastagg.build_info()))
+
+
+@app.command()
+def tune(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and print; remember nothing.")] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Forget what was remembered, for all processors.")] = False,
+) -> None:
+    """Measure what suits this processor, in less than a second, print why, and remember it."""
+    import fastagg
+    from fastagg import tuning
+    from fastagg.sim.report import tuning_table
+
+    if forget:
+        tuning.memory_file().unlink(missing_ok=True)
+        print(f"Forgotten: {tuning.memory_file()}")
+        return
+    print(f"{tuning.processor()}, {fastagg.get_num_threads()} threads")
+    choices = tuning.measure()
+    _print(tuning_table(choices))
+    chosen = {choice.setting: choice.chosen for choice in choices if choice.chosen != choice.usual}
+    if dry_run:
+        print("Chosen: " + (",".join(f"{name}={value}" for name, value in chosen.items()) or "the table's settings"))
+        return
+    path = tuning.remember(chosen)
+    print(f"Remembered in {path}; FASTAGG_TUNE=default goes back to the table for one run, --forget for good.")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

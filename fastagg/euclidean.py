@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -155,7 +156,9 @@ class _SketchedState(_EuclideanState):
             del self.sent[version]
 
     def _moved(self, facts: Facts) -> float:
-        return float((self.now - self.sent[facts.version]).norm())
+        moved = (self.now - self.sent[facts.version]).numpy()
+        # Added one after the other: torch promises no order, and bits are to be the same on every processor.
+        return float(np.sqrt(np.cumsum(np.square(moved))[-1]))
 
     def stepped(self, facts: Facts, step_size: float) -> None:
         sketch = ops.sketch(facts.update, len(self.now), self.seed)

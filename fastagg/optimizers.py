@@ -1,4 +1,4 @@
-"""Server optimizers: what becomes of a direction. Settings only; the arithmetic is csrc/math/optimizer.h."""
+"""Server optimizers: what becomes of a direction. Settings only; the arithmetic is csrc/math/optimizers.h."""
 
 from __future__ import annotations
 

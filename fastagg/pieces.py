@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fastagg.errors import DTypeMismatch
 
-# Codes of csrc/cpu/step.h, Dtype.
+# Codes of csrc/plan.h, Dtype.
 _TORCH_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_FLOAT32, _STRIDED = torch.float32, torch.strided
 _CPU = torch.device("cpu")  # making one takes as long as comparing three
 # By type, native byte order alone: asking a type for its name takes longer than reading a small layer.
 _NUMPY_CODES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1}
@@ -102,6 +103,22 @@ def as_pieces(update: Tensor | np.ndarray | Sequence[Any] | Pieces) -> Pieces:
     """``update`` as pieces: one array, a sequence of arrays, or pieces already."""
     if isinstance(update, Pieces):
         return update
+    # What most updates are, without asking further: at small d every question costs as much as the kernel.
+    if (
+        type(update) is Tensor
+        and update.dtype is _FLOAT32
+        and update.is_cpu
+        and update.layout is _STRIDED
+        and update.is_contiguous()
+        and not update.requires_grad
+        and not update.is_neg()
+    ):
+        found = Pieces.__new__(Pieces)
+        found.owners = [update]
+        found.size = size = update.numel()
+        found.native = [(update.data_ptr(), size, 0)]
+        found.device = _CPU
+        return found
     return Pieces(update if isinstance(update, (list, tuple)) else [update])
 
 

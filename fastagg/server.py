@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 
 from fastagg import _checks, admission, checkpoint, deferred, devices, memory, moments, ops, staging
-from fastagg.directions import Arrival, Buffer, Cohort, Direction, DistillationRecord, Mixing, Single
+from fastagg.directions import (
+    Arrival,
+    Buffer,
+    Cohort,
+    Direction,
+    DirectionState,
+    DistillationRecord,
+    Mixing,
+    Single,
+)
 from fastagg.directions.buffer import BufferState
 from fastagg.dispatch import Client, Dispatch, Receipt
 from fastagg.errors import (
@@ -57,6 +66,8 @@ class Server:
             it to say so; such an update counts as zero, and the receipt says so when it is read
             (:class:`fastagg.deferred.DeferredReceipt`). On the CPU the answer is at hand, and both are ``sync``.
         seed: of every random number the server draws.
+        origin: where this model begins, if it is a slice of a larger one: a multiple of 65,536. The same rule on a
+            slice then gives the bits of the whole, where it needs no norm of the whole update.
         device: where state lives and steps run; by default the CPU, or the model's own CUDA device.
 
     Attributes:
@@ -80,6 +91,7 @@ class Server:
         deterministic: bool = False,
         validate: str = "sync",
         seed: int = 0,
+        origin: int = 0,
         device: torch.device | str | None = None,
     ) -> None:
         self.direction = _part("direction", direction, Direction, Single())
@@ -98,7 +110,10 @@ class Server:
         _checks.whole("seed", seed, least=0, most=2**64 - 1)
         self.direction.check(self.staleness, clip_norm, weighting)
         self.staleness.check(type(self.direction) is Single and type(self.optimizer) is SGD)
-        self.num_clients, self.clip_norm, self.weighting, self.seed = num_clients, clip_norm, weighting, seed
+        if _checks.whole("origin", origin, least=0) % ops.GROUP:
+            raise ConfigError(f"origin: expected a multiple of {ops.GROUP}, got {origin}")
+        self.num_clients, self.clip_norm, self.weighting = num_clients, clip_norm, weighting
+        self.seed, self.origin = seed, origin
         if deterministic and type(self.direction) is not Cohort:
             raise ConfigError(
                 "deterministic: for synchronous rules; where updates are applied as they come, their order is part of "
@@ -124,7 +139,7 @@ class Server:
         self._moments = moments.zeros(
             self.optimizer.kernel, self.optimizer.moment_format, self.layout.size, self.device
         )  # fmt: skip
-        self._state = self.direction.start(self.layout.size, self.device, seed, self.layout.buffer_size)
+        self._state = self._start_direction()
         self._policy = self.staleness.start(self.layout.size, seed)
         self._measures = self.direction.measures or self.staleness.measures
         self._tasks = Tasks(num_clients, self.direction.needs_base or self._measures)
@@ -347,6 +362,7 @@ class Server:
     ) -> list[Outcome]:
         """Fold a batch in; ``answers`` are its own, for those that turn out not to be finite."""
         before = self.version
+        assert isinstance(self._state, BufferState)
         finite, step_size = self._state.arrive_models([arrival for arrival, _ in batch], self._apply)
         taken = [pair for pair, good in zip(batch, finite, strict=True) if good]
         for _, parsed in taken:
@@ -382,6 +398,7 @@ class Server:
             before = self.version
             if self._round.entries:
                 self._fold()
+            assert isinstance(self._state, BufferState)
             step_size = self._state.flush(self._apply)
             self._follow(step_size, before)
             return step_size
@@ -393,6 +410,7 @@ class Server:
 
     def _wait(self, arrival: Arrival, parsed: Parsed) -> float | None:
         """Keep an update until the round is complete."""
+        assert isinstance(self._state, BufferState)
         self._state.check(arrival)
         if len(self._round.entries) + 1 != self.direction.size:
             self._round.keep(arrival, parsed)
@@ -406,7 +424,7 @@ class Server:
             for arrival, parsed in self._round.in_order(*last):
                 step_size = self._take(arrival, parsed)
         except BaseException:  # no room for the next version: the round is as it was
-            self._state = self.direction.start(self.layout.size, self.device, self.seed, self.layout.buffer_size)
+            self._state = self._start_direction()
             self._buffers.discard()
             raise
         self._round = Round()
@@ -496,6 +514,7 @@ class Server:
             out = into if spent else memory.empty(self.layout.size, self.device)
         held = {name: moment.clone() for name, moment in self._moments.items()} if then else self._moments
         arguments: dict[str, Any] = {**self.optimizer.arguments(self.steps + 1), **held, **direction}
+        arguments["origin"] = self.origin
         if "units" in held:
             arguments["rounding"] = (self.seed, self.steps)
         flat = kernel(self._flat, update, lr=lr, out=out, **arguments)
@@ -506,6 +525,10 @@ class Server:
         self.steps += 1
         self.version += 1
         return lr
+
+    def _start_direction(self) -> DirectionState:
+        layout = self.layout
+        return self.direction.start(layout.size, self.device, self.seed, layout.buffer_size, self.origin)
 
     def _statistics(self, parsed: Parsed) -> tuple[Tensor, Tensor]:
         own = self._buffers.values if parsed.buffers is None else parsed.buffers.flat(torch.float32)
@@ -570,7 +593,7 @@ class Server:
             **{key: {"name": type(part).__name__, **fields} for key, (part, fields) in parts.items()},
             "num_clients": self.num_clients, "clip_norm": self.clip_norm, "weighting": self.weighting,
             "buffers": self._buffers.mode, "deterministic": self.deterministic, "validate": self.validate,
-            "seed": self.seed,
+            "seed": self.seed, "origin": self.origin,
         }  # fmt: skip
         return checkpoint.plain(settings)
 
@@ -609,7 +632,7 @@ class Server:
         if state.get("round") and not self.deterministic:
             raise CheckpointError("the checkpoint holds updates of a deterministic round; this server has none")
         with self._lock:
-            fresh = self.direction.start(self.layout.size, self.device, self.seed, self.layout.buffer_size)
+            fresh = self._start_direction()
             policy = self.staleness.start(self.layout.size, self.seed)
             buffers = ModelBuffers(self._buffers.mode, self._buffers.values, self._buffers.counters)
             tasks = Tasks(self.num_clients, self._tasks.keeps_models)

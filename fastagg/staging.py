@@ -63,7 +63,9 @@ class _Stage:
         slot, event = self.slots[self.next], self.events[self.next]
         if event is not None:
             event.synchronize()  # the bus has taken what was in this slot
-        native.copy(pieces.native, first, count, out.element_size(), slot.data_ptr())
+        native.copy(
+            native.Update(pieces.native), first=first, count=count, item=out.element_size(), out=slot.data_ptr()
+        )
         with torch.cuda.stream(self.stream):
             out[first : first + count].copy_(slot[: count * out.element_size()].view(out.dtype), non_blocking=True)
             event = torch.cuda.Event()

@@ -38,8 +38,10 @@ class ActiveSet(AllClients):
         _checks.one_of("freshness", self.freshness, ("dispatch", "gradient"))
         _checks.one_of("mode", self.mode, ("incremental",))
 
-    def start(self, size: int, device: torch.device, seed: int, buffer_size: int = 0) -> DirectionState:
-        return _ActiveSetState(self, size, device, seed)
+    def start(
+        self, size: int, device: torch.device, seed: int, buffer_size: int = 0, origin: int = 0
+    ) -> DirectionState:
+        return _ActiveSetState(self, size, device, seed, origin)
 
 
 class _ActiveSetState(AllClientsState):
@@ -47,8 +49,8 @@ class _ActiveSetState(AllClientsState):
 
     setting: ActiveSet
 
-    def __init__(self, setting: ActiveSet, size: int, device: torch.device, seed: int) -> None:
-        super().__init__(setting, size, device, seed)
+    def __init__(self, setting: ActiveSet, size: int, device: torch.device, seed: int, origin: int = 0) -> None:
+        super().__init__(setting, size, device, seed, origin)
         self._begun = np.full(setting.num_clients, _NEVER, np.int64)
 
     def arrive(self, arrival: Arrival, apply: Apply) -> float | None:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastagg import _checks, ops
-from fastagg.cache import FORMATS, ClientCache, RunningSum
+from fastagg import _checks, memory, ops
+from fastagg.cache import FORMATS, ClientCache
 from fastagg.directions.base import Apply, Arrival, Direction, DirectionState
 from fastagg.errors import ConfigError
 from fastagg.pieces import Pieces
@@ -51,8 +51,10 @@ class AllClients(Direction):
     def clients(self) -> int | None:
         return self.num_clients
 
-    def start(self, size: int, device: torch.device, seed: int, buffer_size: int = 0) -> DirectionState:
-        return AllClientsState(self, size, device, seed)
+    def start(
+        self, size: int, device: torch.device, seed: int, buffer_size: int = 0, origin: int = 0
+    ) -> DirectionState:
+        return AllClientsState(self, size, device, seed, origin)
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,10 @@ class Differences(Direction):
         if staleness.weighs or clip_norm is not None or weighting != "uniform":
             raise ConfigError(f"Differences takes no staleness weight, no clip_norm and no sample weights: {reason}")
 
-    def start(self, size: int, device: torch.device, seed: int, buffer_size: int = 0) -> DirectionState:
-        return _DifferencesState(self, size, device)
+    def start(
+        self, size: int, device: torch.device, seed: int, buffer_size: int = 0, origin: int = 0
+    ) -> DirectionState:
+        return _DifferencesState(self, size, device, origin)
 
 
 class AllClientsState:
@@ -95,10 +99,10 @@ class AllClientsState:
     arrival at a small model costs.
     """
 
-    def __init__(self, setting: AllClients, size: int, device: torch.device, seed: int) -> None:
-        self.setting = setting
+    def __init__(self, setting: AllClients, size: int, device: torch.device, seed: int, origin: int = 0) -> None:
+        self.setting, self.origin = setting, origin
         self.cache = ClientCache(size, setting.num_clients, setting.cache, device, seed)
-        self.sum = RunningSum(size, device)
+        self.sum = memory.zeros(size, device)
         self._shares = np.zeros(setting.num_clients, np.float32)  # of rows that were heard; 0 for the others
         self._weights = np.zeros(setting.num_clients, np.float32)  # of rows in the sum
         self.heard = 0
@@ -139,6 +143,7 @@ class AllClientsState:
             "cache": self.cache, "sum": self.sum, "write": client, "read": client if leaving else -1,
             "client": client, "arrival": self.arrivals, "gain": arrival.gain * arrival.weight,
             "entering": entering, "leaving": leaving, "terms": terms, "verdict": arrival.verdict,
+            "origin": self.origin,
         }  # fmt: skip
         lr: float | None = None
         if waits or total == 0.0 or self.setting.mode == "direct":
@@ -152,28 +157,29 @@ class AllClientsState:
         if self.setting.mode == "direct":
             ops.recompute_sum_(self.sum, self.cache, self.weights)
             if not waits and total:
-                mean = Pieces([self.sum.high])
+                mean = Pieces([self.sum])
                 lr = apply(ops.step_, mean, [arrival.version], gain=self.setting.sign / total)
         else:
-            ops.refresh_sum_(self.sum, self.cache, self.weights, self.arrivals, self.setting.num_clients)
+            n = self.setting.num_clients
+            ops.refresh_sum_(self.sum, self.cache, self.weights, self.arrivals, n, self.origin)
         if not waits and total == 0.0:
             apply(None, arrival.update, [])
         return lr
 
     def memory(self) -> dict[str, int]:
-        return {"direction": self.cache.nbytes() + self.sum.nbytes() + 8 * self.setting.num_clients}
+        return {"direction": self.cache.nbytes() + self.sum.nbytes + 8 * self.setting.num_clients}
 
     def state_dict(self) -> dict[str, Any]:
         slots = self._shares.nonzero()[0].tolist()
         return {
-            "cache": self.cache.state_dict(slots), "sum": self.sum.state_dict(),
+            "cache": self.cache.state_dict(slots), "sum": self.sum,
             "shares": torch.from_numpy(self._shares), "weights": self.weights,
             "heard": self.heard, "arrivals": self.arrivals,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.cache.load_state_dict(state["cache"])
-        self.sum.load_state_dict(state["sum"])
+        self.sum.copy_(state["sum"])
         torch.from_numpy(self._shares).copy_(state["shares"])
         self.weights.copy_(state["weights"])
         self.heard, self.arrivals = int(state["heard"]), int(state["arrivals"])
@@ -182,14 +188,18 @@ class AllClientsState:
 class _DifferencesState:
     """The sum of the differences is the sum of the gradients."""
 
-    def __init__(self, setting: Differences, size: int, device: torch.device) -> None:
-        self.setting = setting
-        self.sum = RunningSum(size, device)
+    def __init__(self, setting: Differences, size: int, device: torch.device, origin: int = 0) -> None:
+        self.setting, self.origin = setting, origin
+        self.sum = memory.zeros(size, device)
         self.heard: set[int] = set()
+        self.arrivals = 0
 
     def arrive(self, arrival: Arrival, apply: Apply) -> float | None:
         heard = self.heard | {int(arrival.client)}
-        what: dict[str, Any] = {"cache": None, "sum": self.sum, "gain": arrival.gain, "verdict": arrival.verdict}
+        what: dict[str, Any] = {
+            "cache": None, "sum": self.sum, "arrival": self.arrivals, "gain": arrival.gain, "verdict": arrival.verdict,
+            "origin": self.origin,
+        }  # fmt: skip
         lr: float | None = None
         if self.setting.warmup == "full" and len(heard) < self.setting.num_clients:
             ops.cached_step_(None, arrival.update, **what)
@@ -197,14 +207,16 @@ class _DifferencesState:
             scale = self.setting.sign / len(heard)
             lr = apply(ops.cached_step_, arrival.update, [arrival.version], sum_scale=scale, **what)
         self.heard = heard
+        self.arrivals += 1
         return lr
 
     def memory(self) -> dict[str, int]:
-        return {"direction": self.sum.nbytes()}
+        return {"direction": self.sum.nbytes}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"sum": self.sum.state_dict(), "heard": sorted(self.heard)}
+        return {"sum": self.sum, "heard": sorted(self.heard), "arrivals": self.arrivals}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.sum.load_state_dict(state["sum"])
+        self.sum.copy_(state["sum"])
         self.heard = {int(client) for client in state["heard"]}
+        self.arrivals = int(state["arrivals"])

@@ -121,6 +121,8 @@ class Direction:
         """All settings as plain data, from which a checkpoint makes the direction again."""
         return asdict(self)
 
-    def start(self, size: int, device: torch.device, seed: int, buffer_size: int = 0) -> DirectionState:
+    def start(
+        self, size: int, device: torch.device, seed: int, buffer_size: int = 0, origin: int = 0
+    ) -> DirectionState:
         """The state of a server with ``size`` parameters and ``buffer_size`` running statistics on ``device``."""
         raise NotImplementedError(f"{type(self).__name__} is no direction of its own")

@@ -30,7 +30,9 @@ class Buffer(Direction):
         if self.size is not None:
             _checks.whole("buffer_size", self.size, least=1)
 
-    def start(self, size: int, device: torch.device, seed: int, buffer_size: int = 0) -> DirectionState:
+    def start(
+        self, size: int, device: torch.device, seed: int, buffer_size: int = 0, origin: int = 0
+    ) -> DirectionState:
         return BufferState(self.size, self.sign, size, device)
 
 
@@ -41,7 +43,9 @@ class Cohort(Buffer):
     An update from an earlier round is refused with UnknownVersion.
     """
 
-    def start(self, size: int, device: torch.device, seed: int, buffer_size: int = 0) -> DirectionState:
+    def start(
+        self, size: int, device: torch.device, seed: int, buffer_size: int = 0, origin: int = 0
+    ) -> DirectionState:
         return BufferState(self.size, self.sign, size, device, synchronous=True)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastagg import _checks, memory, ops
-from fastagg.cache import FORMATS, ClientCache, RunningSum
+from fastagg.cache import FORMATS, ClientCache
 from fastagg.directions.base import Apply, Arrival, Direction, DirectionState
 
 
@@ -44,19 +44,21 @@ class Calibrated(Direction):
     def clients(self) -> int | None:
         return self.num_clients
 
-    def start(self, size: int, device: torch.device, seed: int, buffer_size: int = 0) -> DirectionState:
-        return _CalibratedState(self, size, device, seed)
+    def start(
+        self, size: int, device: torch.device, seed: int, buffer_size: int = 0, origin: int = 0
+    ) -> DirectionState:
+        return _CalibratedState(self, size, device, seed, origin)
 
 
 class _CalibratedState:
     """Rows of the start of the round stay where they are until the step; rows that arrive in it go to M spare slots,
     and the step makes them the clients' own without moving anything."""
 
-    def __init__(self, setting: Calibrated, size: int, device: torch.device, seed: int) -> None:
-        self.setting, self.size, self.device = setting, size, device
+    def __init__(self, setting: Calibrated, size: int, device: torch.device, seed: int, origin: int = 0) -> None:
+        self.setting, self.size, self.device, self.origin = setting, size, device, origin
         slots = setting.num_clients + min(setting.size, setting.num_clients)
         self.cache = ClientCache(size, slots, setting.cache, device, seed)
-        self.sum = RunningSum(size, device)  # over the rows at the start of the round
+        self.sum = memory.zeros(size, device)  # over the rows at the start of the round
         self.slot: dict[int, int] = {}  # client -> its row at the start of the round
         self.fresh: dict[int, int] = {}  # client -> its row since
         self.free = list(range(slots - 1, -1, -1))
@@ -73,15 +75,15 @@ class _CalibratedState:
             against = self.fresh.get(client, against)
         if self.acc is None and self.setting.size > 1:
             self.acc = memory.empty(self.size, self.device)
-        # The buffer is asked for even when M = 1 leaves nothing to keep in it: `sum.high` stands in, never read.
-        acc = self.sum.high if self.acc is None else self.acc
+        # The buffer is asked for even when M = 1 leaves nothing to keep in it: the sum stands in, never read.
+        acc = self.sum if self.acc is None else self.acc
         write = self.fresh[client] if client in self.fresh else self.free[-1]
         shares = {**self.shares, client: arrival.share}
         versions, total = [*self.versions, arrival.version], self.total + arrival.share
         what: dict[str, Any] = {
             "cache": self.cache, "write": write, "read": against, "client": client, "arrival": self.arrivals,
             "gain": arrival.gain * arrival.weight, "acc": acc, "fresh": first,
-            "weight": arrival.share * self.setting.sign, "verdict": arrival.verdict,
+            "weight": arrival.share * self.setting.sign, "verdict": arrival.verdict, "origin": self.origin,
         }  # fmt: skip
         lr: float | None = None
         done = len(versions) == self.setting.size
@@ -112,23 +114,24 @@ class _CalibratedState:
         self.fresh, self.shares, self.versions, self.total = {}, {}, [], 0.0
         weights = torch.zeros(self.cache.slots)
         weights[list(self.slot.values())] = 1.0
-        ops.refresh_sum_(self.sum, self.cache, weights, self.arrivals // self.setting.size, self.setting.num_clients)
+        steps, n = self.arrivals // self.setting.size, self.setting.num_clients
+        ops.refresh_sum_(self.sum, self.cache, weights, steps, n, self.origin)
 
     def memory(self) -> dict[str, int]:
         held = 0 if self.acc is None else self.acc.numel() * 4
-        return {"direction": self.cache.nbytes() + self.sum.nbytes() + held}
+        return {"direction": self.cache.nbytes() + self.sum.nbytes + held}
 
     def state_dict(self) -> dict[str, Any]:
         used = sorted({*self.slot.values(), *self.fresh.values()})
         return {
-            "cache": self.cache.state_dict(used), "sum": self.sum.state_dict(), "slot": dict(self.slot),
+            "cache": self.cache.state_dict(used), "sum": self.sum, "slot": dict(self.slot),
             "fresh": dict(self.fresh), "free": list(self.free), "shares": dict(self.shares), "total": self.total,
             "versions": list(self.versions), "arrivals": self.arrivals, "acc": self.acc if self.versions else None,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.cache.load_state_dict(state["cache"])
-        self.sum.load_state_dict(state["sum"])
+        self.sum.copy_(state["sum"])
         self.slot, self.fresh = dict(state["slot"]), dict(state["fresh"])
         self.free, self.shares = list(state["free"]), dict(state["shares"])
         self.versions, self.total = list(state["versions"]), float(state["total"])

@@ -33,7 +33,9 @@ class CosineBuffer(Buffer):
         super().__post_init__()
         _checks.whole("buffer_size", self.size, least=1)
 
-    def start(self, size: int, device: torch.device, seed: int, buffer_size: int = 0) -> DirectionState:
+    def start(
+        self, size: int, device: torch.device, seed: int, buffer_size: int = 0, origin: int = 0
+    ) -> DirectionState:
         return _CosineState(self.size, self.sign, size, device)
 
 

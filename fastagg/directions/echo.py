@@ -59,7 +59,9 @@ class Echo(Buffer):
             "distill": self.distill.settings(),
         }  # fmt: skip
 
-    def start(self, size: int, device: torch.device, seed: int, buffer_size: int = 0) -> DirectionState:
+    def start(
+        self, size: int, device: torch.device, seed: int, buffer_size: int = 0, origin: int = 0
+    ) -> DirectionState:
         return EchoState(self, size, device, seed, buffer_size)
 
 

@@ -16,7 +16,9 @@ from fastagg.errors import ConfigError
 class Single(Direction):
     """``D = Delta_i``, or ``D = -g_i`` with ``kind="gradient"`` (asynchronous SGD)."""
 
-    def start(self, size: int, device: torch.device, seed: int, buffer_size: int = 0) -> DirectionState:
+    def start(
+        self, size: int, device: torch.device, seed: int, buffer_size: int = 0, origin: int = 0
+    ) -> DirectionState:
         return _SingleState(self.sign)
 
 
@@ -34,7 +36,9 @@ class Mixing(Direction):
         if self.kind != "delta":
             raise ConfigError("Mixing averages models: kind must be 'delta', since a gradient is no model")
 
-    def start(self, size: int, device: torch.device, seed: int, buffer_size: int = 0) -> DirectionState:
+    def start(
+        self, size: int, device: torch.device, seed: int, buffer_size: int = 0, origin: int = 0
+    ) -> DirectionState:
         return _SingleState(1.0)
 
 

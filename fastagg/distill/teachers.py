@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastagg import ops
-from fastagg.cache import ClientCache, RunningSum
+from fastagg import memory, ops
+from fastagg.cache import ClientCache
 
 
 class Teachers:
@@ -25,7 +25,7 @@ class Teachers:
     def __init__(self, num_clients: int, rows: int, classes: int, format: str, device: torch.device, seed: int) -> None:
         self.rows, self.classes = rows, classes
         self.cache = ClientCache(rows * classes, num_clients, format, device, seed)
-        self.sum = RunningSum(rows * classes, device)
+        self.sum = memory.zeros(rows * classes, device)
         self.weights = torch.zeros(num_clients)  # 1 for the clients heard from
         self.arrivals = 0
 
@@ -47,7 +47,7 @@ class Teachers:
 
     def mean(self, out: Tensor) -> ops.SoftTargets:
         """What the mean of all clients' logits says; probabilities go to ``out``, [rows, classes]."""
-        logits = self.sum.high.view(self.rows, self.classes)
+        logits = self.sum.view(self.rows, self.classes)
         return ops.soft_targets(logits, scale=1.0 / self.heard, out=out)
 
     def snapshot(self, client: int) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class Teachers:
         cache, total = self.cache, self.sum
         return {
             "client": client, "data": cache.data[client].clone(), "scales": cache.scales[client].clone(),
-            "high": total.high.clone(), "low": total.low.clone(), "weight": float(self.weights[client]),
+            "sum": total.clone(), "weight": float(self.weights[client]),
             "arrivals": self.arrivals,
         }  # fmt: skip
 
@@ -64,24 +64,24 @@ class Teachers:
         client = kept["client"]
         self.cache.data[client].copy_(kept["data"])
         self.cache.scales[client].copy_(kept["scales"])
-        self.sum.load_state_dict(kept)
+        self.sum.copy_(kept["sum"])
         self.weights[client], self.arrivals = kept["weight"], kept["arrivals"]
 
     def nbytes(self) -> int:
         """Bytes of the rows and their sum."""
-        return self.cache.nbytes() + self.sum.nbytes()
+        return self.cache.nbytes() + self.sum.nbytes
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors may be shared."""
         slots = self.weights.nonzero().flatten().tolist()
         return {
-            "cache": self.cache.state_dict(slots), "sum": self.sum.state_dict(), "weights": self.weights,
+            "cache": self.cache.state_dict(slots), "sum": self.sum, "weights": self.weights,
             "arrivals": self.arrivals,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`; tensors are copied."""
         self.cache.load_state_dict(state["cache"])
-        self.sum.load_state_dict(state["sum"])
+        self.sum.copy_(state["sum"])
         self.weights.copy_(state["weights"])
         self.arrivals = int(state["arrivals"])

@@ -8,14 +8,26 @@ Devices without a kernel run :mod:`fastagg.reference` instead (right, not fast).
 """
 
 from fastagg.ops.cached import cached_step_, read_row, recompute_sum_, refresh_sum_
-from fastagg.ops.checks import OPTIMIZERS, Update
+from fastagg.ops.checks import GROUP, OPTIMIZERS, Update
 from fastagg.ops.distill import SoftTargets, alpha_bounds, distillation_loss, soft_targets
 from fastagg.ops.place import on_cuda
 from fastagg.ops.step import adagrad_, adam_, amsgrad_, momentum_, sgd_, step_, yogi_
-from fastagg.ops.update import Distances, Inspection, accumulate_, difference, distances, fold, gather, inspect, sketch
+from fastagg.ops.update import (
+    Distances,
+    Inspection,
+    accumulate_,
+    crc32c,
+    difference,
+    distances,
+    fold,
+    gather,
+    inspect,
+    sketch,
+)
 from fastagg.ops.verdict import judge
 
 __all__ = [
+    "GROUP",
     "OPTIMIZERS",
     "Distances",
     "Inspection",
@@ -27,6 +39,7 @@ __all__ = [
     "alpha_bounds",
     "amsgrad_",
     "cached_step_",
+    "crc32c",
     "difference",
     "distances",
     "distillation_loss",

@@ -10,18 +10,17 @@ from torch import Tensor
 
 from fastagg import reference
 from fastagg._build import native
-from fastagg.cache import ClientCache, RunningSum
+from fastagg.cache import ClientCache
 from fastagg.errors import ConfigError, ShapeMismatch
-from fastagg.ops.checks import OptimizerCall, Update, address, optimizer_call, vector
-from fastagg.ops.place import CPU, on_device, place
+from fastagg.ops.checks import GROUP, Update, apart_from, optimizer_call, update_of, vector
+from fastagg.ops.place import CPU, on_device, place, where
 from fastagg.ops.verdict import check_verdict
 from fastagg.pieces import as_pieces
 
 _REFRESH_EVERY = 8  # steps; a slice is a pass of its own, on a GPU a launch, so not at every step
 _REFRESH_ROUNDS = 4
-_MEAN, _CALIBRATED = range(2)  # csrc/cpu/cached_step.h, CachedKind
-_NO_ROWS = native.Rows(0, 0, 0, 0, 0)
-_NO_STEP = OptimizerCall(-1, native.Hyper(0.0, 0.0, 0.0, 1.0, 1.0), 0, 0, 0, 0, 0)
+_BLOCK = native.block  # elements that are recomputed together
+_NO_STEP = native.Optimizer()
 
 
 def cached_step_(
@@ -34,7 +33,7 @@ def cached_step_(
     client: int = 0,
     arrival: int = 0,
     gain: float = 1.0,
-    sum: RunningSum | None = None,
+    sum: Tensor | None = None,
     entering: float = 1.0,
     leaving: float = 1.0,
     sum_scale: float = 1.0,
@@ -45,6 +44,8 @@ def cached_step_(
     acc_scale: float = 1.0,
     out: Tensor | None = None,
     verdict: Tensor | None = None,
+    origin: int = 0,
+    write_cache: ClientCache | None = None,
     **optimizer: Any,
 ) -> Tensor | None:
     """Store an update as a client's row and step the model along what all rows say, in one pass over memory.
@@ -56,21 +57,26 @@ def cached_step_(
     - with ``acc`` (CA2FL, Alg. a.3): ``c = acc + weight*(update - deq(row read))``; without a step ``acc = c``;
       with one ``D = sum_scale*sum + acc_scale*c``, and afterwards ``sum += terms``
 
-    Bytes per parameter into SGD: 28 fp32, 24 bf16, 22 int8, 21 int4, plus scales and the sum's low byte (2).
+    The sum is fp32. What its additions round off is spread over arrivals so that it averages out, and
+    :func:`refresh_sum_` takes away what gathers: csrc/math/directions.h, ``sum_dither``.
+
+    Bytes per parameter into SGD: 28 fp32, 24 bf16, 22 int8, 21 int4, plus scales.
 
     Args:
         x: the model, [d]; None stores the update and moves no model.
         update: the arriving update, d elements.
         cache: the rows; None if the update itself enters the sum (clients that keep their own rows).
         write, read: slots written and read, -1 for none. They may be the same: it is read first.
-        client, arrival: key the rounding, with the cache's seed.
+        client, arrival: key the rounding, with the cache's seed; ``arrival`` counts the sum's updates, for its dither.
         gain: factor on the update (clipping, staleness).
-        sum: the sum over clients.
+        sum: the sum over clients, [d].
         entering, leaving, sum_scale, terms, weight, acc_scale: as above; ``terms`` are (slot, weight) pairs.
         acc, fresh: the buffer of calibrated updates, [d]; with ``fresh`` its old content counts as zero.
         out: where the new model goes; None writes it to ``x``.
         verdict: of :func:`fastagg.ops.judge`, on CUDA: its gain and weight are multiplied into ``gain``; for an update
             that it does not keep, the row stays what it was, or becomes zero where there was none.
+        origin: where these vectors begin in the whole model's, a multiple of 65,536: a slice has the bits of the whole.
+        write_cache: where slot ``write`` lies, if not in ``cache``: rows of the same format and length.
         optimizer: the optimizer's keywords, those of :func:`step_`.
 
     Returns:
@@ -90,86 +96,117 @@ def cached_step_(
     if sum is None and (acc is None or x is not None):
         raise ConfigError("sum: needed here, got None")
     if sum is not None:
-        vector("sum.high", sum.high, size, device)
-        vector("sum.low", sum.low, size, device, torch.int8)
+        vector("sum", sum, size, device)
+        apart_from("sum", sum, pieces, same=False)
     if cache is None and (write >= 0 or read >= 0 or terms):
         raise ConfigError("cache: needed to write, read or add rows, got None")
-    if cache is not None:
+    into = cache if write_cache is None else write_cache
+    if cache is not None and into is not None:
         if cache.size != size:
             raise ShapeMismatch(f"update: expected {cache.size} elements, as the cache's rows have, got {size}")
-        slots = [write, read, *(slot for slot, _ in terms)]
-        if not all(-1 <= slot < cache.slots for slot in slots):
-            raise ConfigError(f"slots: expected -1..{cache.slots - 1}, got {slots}")
+        if into.size != size or into.format != cache.format:
+            raise ConfigError(
+                f"write_cache: expected {cache.format} rows of {size}, got {into.format} rows of {into.size}"
+            )
+        slots = [read, *(slot for slot, _ in terms)]
+        if not (all(-1 <= slot < cache.slots for slot in slots) and -1 <= write < into.slots):
+            raise ConfigError(f"slots: expected -1..{cache.slots - 1}, got {[write, *slots]}")
     check_verdict(verdict, device)
+    if size == 0:
+        return target
     on = place(device)
     if on is None:
         return reference.cached_step_(
             x, pieces, cache=cache, write=write, read=read, client=client, arrival=arrival, gain=gain, sum=sum,
             entering=entering, leaving=leaving, sum_scale=sum_scale, terms=terms, acc=acc, fresh=fresh, weight=weight,
-            acc_scale=acc_scale, out=out, **optimizer,
+            acc_scale=acc_scale, out=out, origin=origin, write_cache=write_cache, **optimizer,
         )  # fmt: skip
-    key = native.RandomKey(0 if cache is None else cache.seed, arrival, client)
-    run, given, end = (
-        (native.cached_step, pieces, call)
-        if on is CPU
-        else (native.cuda.cached_step, on_device(pieces), (*call[:7], address(verdict), *on))
-    )
-    run(
-        given.native, _NO_ROWS if cache is None else cache.native, _MEAN if acc is None else _CALIBRATED,
-        gain, write, read, key, address(None if sum is None else sum.high), address(None if sum is None else sum.low),
-        entering, leaving, sum_scale, 0 if fresh else address(acc), address(acc), weight, acc_scale, list(terms), *end,
+    rows = None if cache is None else cache.native
+    row = native.Exchange(
+        key=native.RandomKey(seed=0 if cache is None else cache.seed, step=arrival, client=client),
+        rows=rows, read=read, write=write, write_to=None if write_cache is None else write_cache.native,
     )  # fmt: skip
+    total = None
+    if sum is not None:
+        total = native.Sum(
+            values=sum.data_ptr(), entering=entering, leaving=leaving, scale=sum_scale, rows=rows, terms=list(terms)
+        )
+    if acc is None:
+        assert total is not None
+        direction = native.Direction.mean(row=row, sum=total, gain=gain)
+    else:
+        buffer = native.Buffer(acc=0 if fresh else acc.data_ptr(), out=acc.data_ptr(), scale=acc_scale)
+        direction = native.Direction.calibrated(row=row, buffer=buffer, sum=total, gain=gain, weight=weight)
+    if on is CPU:
+        native.step(update_of(pieces, origin), direction, call)
+    else:
+        there = on_device(pieces)
+        native.cuda.step(update_of(there, origin), direction, call, where(on, verdict))
     return target
 
 
 def recompute_sum_(
-    sum: RunningSum, cache: ClientCache, weights: Tensor, first: int = 0, last: int | None = None
-) -> RunningSum:
-    """``sum = sum over slots of weights[slot]*deq(row slot)``, added exactly, for blocks ``first..last-1`` of 1,024
-    elements (all of them by default); slots of weight 0 are not read.
+    sum: Tensor, cache: ClientCache, weights: Tensor, first: int = 0, last: int | None = None, stride: int = 1
+) -> Tensor:
+    """``sum = sum over slots of weights[slot]*deq(row slot)``, added in float64 and rounded once, for the blocks
+    ``first, first + stride, ...`` below ``last`` of 1,024 elements (all of them by default); slots of weight 0 are not
+    read.
 
     Args:
         sum: [d], written.
         cache: the rows.
         weights: one fp32 number for each slot, [slots], on the CPU.
+        first, last, stride: which blocks, 0 <= first, 0 <= last <= ceil(d/1024), stride >= 1.
+
+    Raises:
+        ShapeMismatch, DTypeMismatch, ConfigError: a vector or a range is refused; nothing was written.
     """
     vector("weights", weights, cache.slots, torch.device("cpu"))
-    vector("sum.high", sum.high, cache.size, cache.device)
-    end = -(-cache.size // 1024) if last is None else last
+    vector("sum", sum, cache.size, cache.device)
+    blocks = -(-cache.size // _BLOCK)
+    end = blocks if last is None else last
+    if first < 0 or not 0 <= end <= blocks or stride < 1:
+        raise ConfigError(
+            f"blocks: expected 0 <= first, 0 <= last <= {blocks} and stride >= 1, got {first}, {end} and {stride}"
+        )
     on = place(cache.device)
     if on is None:
-        reference.recompute_sum_(sum, cache, weights, first, end)
-        return sum
-    run, there, where = (
-        (native.recompute_sum, weights, ())
-        if on is CPU
-        else (native.cuda.recompute_sum, weights.to(cache.device, non_blocking=True), on)
-    )
-    run(
-        cache.size, cache.native, there.data_ptr(), cache.slots, address(sum.high), address(sum.low), first, end, *where
-    )
+        return reference.recompute_sum_(sum, cache, weights, first, end, stride)
+    given = {"sum": sum.data_ptr(), "first": first, "last": end, "stride": stride}
+    if on is CPU:
+        native.recompute_sum(cache.native, weights=weights.data_ptr(), **given)
+    else:
+        there = weights.to(cache.device, non_blocking=True)
+        blocks_of = native.cuda.Blocks(first=first, last=end, stride=stride)
+        native.cuda.recompute_sum(
+            cache.native, weights=there.data_ptr(), sum=sum.data_ptr(), blocks=blocks_of, where=where(on)
+        )
     return sum
 
 
-def refresh_sum_(sum: RunningSum, cache: ClientCache, weights: Tensor, steps: int, clients: int) -> None:
-    """Keep a sum that is updated step by step from drifting: call it after every step, and a slice of the sum is
+def refresh_sum_(sum: Tensor, cache: ClientCache, weights: Tensor, steps: int, clients: int, origin: int = 0) -> None:
+    """Keep a sum that is updated step by step from drifting: call it after every step, and a part of the sum is
     recomputed exactly now and then, all of it once in four steps per client.
+
+    Which blocks, follows from their places in the whole vector alone, so that a slice is refreshed as the whole is.
 
     Args:
         sum: [d]; the rest as in :func:`recompute_sum_`.
         steps: taken so far, this one included.
         clients: n, >= 1.
+        origin: where the sum begins in the whole vector, a multiple of 65,536.
+
+    Raises:
+        ConfigError: ``origin`` is refused.
     """
+    if origin < 0 or origin % GROUP:
+        raise ConfigError(f"origin: expected a multiple of {GROUP}, got {origin}")
     if steps % _REFRESH_EVERY:
         return
-    blocks, rounds = -(-cache.size // 1024), _REFRESH_ROUNDS * clients
-    first, last = (max(steps - _REFRESH_EVERY, 0) * blocks // rounds, steps * blocks // rounds)
-    last = min(last, first + blocks)
-    while first < last:
-        at = first % blocks
-        count = min(last - first, blocks - at)
-        recompute_sum_(sum, cache, weights, at, at + count)
-        first += count
+    rounds = -(-_REFRESH_ROUNDS * clients // _REFRESH_EVERY)
+    first = (steps // _REFRESH_EVERY - origin // _BLOCK) % rounds
+    if first < -(-cache.size // _BLOCK):
+        recompute_sum_(sum, cache, weights, first, stride=rounds)
 
 
 def read_row(cache: ClientCache, slot: int) -> Tensor:
@@ -184,6 +221,8 @@ def read_row(cache: ClientCache, slot: int) -> Tensor:
     if on is None:
         return reference.read_row(cache, slot)
     out = torch.empty(cache.size, device=cache.device)
-    run, where = (native.read_row, ()) if on is CPU else (native.cuda.read_row, on)
-    run(cache.size, cache.native, slot, out.data_ptr(), *where)
+    if on is CPU:
+        native.read_row(cache.native, slot=slot, out=out.data_ptr())
+    else:
+        native.cuda.read_row(cache.native, slot=slot, out=out.data_ptr(), where=where(on))
     return out

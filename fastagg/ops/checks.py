@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,20 +16,12 @@ from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
 from fastagg.ops.place import on_cuda
 from fastagg.pieces import Pieces
 
-# In the order of csrc/math/optimizer.h, OptimizerKind; and the moments each one owns.
-OPTIMIZERS: dict[str, tuple[str, ...]] = {
-    "sgd": (),
-    "momentum": ("m",),
-    "adam": ("m", "v"),
-    "amsgrad": ("m", "v", "vhat"),
-    "yogi": ("m", "v"),
-    "adagrad": ("m", "v"),
-    "lookahead": ("m", "v"),
-}
-CODES = {name: code for code, name in enumerate(OPTIMIZERS)}
-
-MOMENT_BLOCK = 256  # elements that share a unit; csrc/math/moments.h
+OPTIMIZERS: dict[str, tuple[str, ...]] = native.optimizers  # name -> the moments it owns; csrc/math/optimizers.h
+GROUP = native.group  # elements: what a slice of a model consists of, and reductions add up by
+MOMENT_BLOCK = native.scale_block  # elements that share a unit; csrc/math/moments.h
 _SERVER = 2**32 - 1  # keys the rounding of moments apart from that of clients' rows
+_NO_MOMENTS = native.Moments()
+_NAMES = ("m", "v", "vhat")
 
 Update = Tensor | np.ndarray | Sequence[Any] | Pieces
 
@@ -59,24 +52,6 @@ def moment_blocks(size: int) -> int:
     return -(-size // MOMENT_BLOCK)
 
 
-_NO_KEY = native.RandomKey(0, 0, 0)
-
-
-class OptimizerCall(NamedTuple):
-    """An optimizer's checked arguments as the kernels take them."""
-
-    code: int
-    hyper: Any
-    m: int
-    v: int
-    vhat: int
-    x: int
-    out: int
-    units: int = 0
-    blocks: int = 0
-    random: Any = _NO_KEY
-
-
 def optimizer_call(
     size: int,
     device: torch.device,
@@ -93,8 +68,8 @@ def optimizer_call(
     correction: int | None = None,
     units: Tensor | None = None,
     rounding: tuple[int, int] = (0, 0),
-) -> OptimizerCall:
-    """Check an optimizer's arguments, and take their addresses.
+) -> Any:
+    """Check an optimizer's arguments, and make them the kernels' own struct (csrc/plan.h).
 
     Raises:
         ConfigError, ShapeMismatch, DTypeMismatch: one is refused.
@@ -103,31 +78,89 @@ def optimizer_call(
     if moments is None:
         raise ConfigError(f"unknown optimizer {optimizer!r}; known: {', '.join(OPTIMIZERS)}")
     vector("x", x, size, device)
-    start = end = x.data_ptr()
     if out is not x:
         vector("out", out, size, device)
-        end = out.data_ptr()
-        if 0 < abs(end - start) < size * 4:
-            raise ConfigError("out overlaps x without being x")
+        apart("out", out, "x", x)
     blocks, moment_size, moment_dtype = 0, size, torch.float32
     if units is not None:
         blocks = moment_blocks(size)
         moment_size, moment_dtype = blocks * MOMENT_BLOCK, torch.uint8
         _coded(optimizer, units, blocks, device)
-    for name, tensor in (("m", m), ("v", v), ("vhat", vhat)):
+    for name, tensor in zip(_NAMES, (m, v, vhat), strict=True):
         if (tensor is not None) != (name in moments):
             raise ConfigError(f"{optimizer} {'needs' if tensor is None else 'has no'} {name}")
         if tensor is not None:
             vector(name, tensor, moment_size, device, moment_dtype)
+    if size == 0:  # vectors without elements have no address either
+        return native.Optimizer()
     root_scale = 1.0
     if correction is not None:
         lr = lr / (1.0 - betas[0] ** correction)
         root_scale = 1.0 / math.sqrt(1.0 - betas[1] ** correction)
-    hyper = native.Hyper(lr, betas[0], betas[1], eps, root_scale)
-    found = OptimizerCall(CODES[optimizer], hyper, address(m), address(v), address(vhat), start, end)
-    if units is None:
-        return found
-    return found._replace(units=units.data_ptr(), blocks=blocks, random=native.RandomKey(*rounding, _SERVER))
+    hyper = _hyper(lr, betas[0], betas[1], eps, root_scale)
+    held = _NO_MOMENTS
+    if units is not None:
+        seed, step = rounding
+        held = native.Moments.coded(
+            m=address(m), v=address(v), vhat=address(vhat), units=units.data_ptr(), blocks=blocks,
+            key=native.RandomKey(seed=seed, step=step, client=_SERVER),
+        )  # fmt: skip
+    elif moments:
+        held = _moments(address(m), address(v), address(vhat))
+    return _optimizer(optimizer, hyper, held, x.data_ptr(), out.data_ptr())
+
+
+# A server steps with the same settings and addresses again and again: its structs are made once. They are values, so
+# one that is kept for longer than its memory harms nobody.
+@lru_cache(64)
+def _hyper(lr: float, beta1: float, beta2: float, eps: float, root_scale: float) -> Any:
+    return native.Hyper(lr=lr, beta1=beta1, beta2=beta2, eps=eps, root_scale=root_scale)
+
+
+@lru_cache(64)
+def _moments(m: int, v: int, vhat: int) -> Any:
+    return native.Moments(m=m, v=v, vhat=vhat)
+
+
+@lru_cache(64)
+def _optimizer(kind: str, hyper: Any, moments: Any, x: int, out: int) -> Any:
+    return native.Optimizer(kind=kind, hyper=hyper, moments=moments, x=x, x_out=out)
+
+
+def apart(name: str, a: Tensor, other: str, b: Tensor) -> None:
+    """Refuse vectors that overlap without being the same one: a step would read what it has just written.
+
+    Raises:
+        ConfigError: they do.
+    """
+    start, end = a.data_ptr(), b.data_ptr()
+    if start != end and start < end + b.nbytes and end < start + a.nbytes:
+        raise ConfigError(f"{name} overlaps {other} without being {other}")
+
+
+def apart_from(name: str, out: Tensor, pieces: Pieces, same: bool = True) -> None:
+    """Refuse an output that overlaps the update; with ``same`` pieces may lie in it at their own places.
+
+    Raises:
+        ConfigError: it does.
+    """
+    start, end, own = out.data_ptr(), out.data_ptr() + out.nbytes, out.data_ptr()
+    for address, size, code in pieces.native:
+        overlaps = start < address + size * (4, 2, 2)[code] and address < end
+        if overlaps and size and not (same and code == 0 and address == own):
+            raise ConfigError(f"{name} overlaps the update")
+        own += 4 * size
+
+
+def update_of(pieces: Pieces, origin: int = 0) -> Any:
+    """The update as the kernels take it.
+
+    Raises:
+        ConfigError: ``origin`` is no multiple of 65,536.
+    """
+    if len(pieces.native) == 1:
+        return native.Update.one(*pieces.native[0], origin)
+    return native.Update(pieces.native, origin=origin)
 
 
 def _coded(optimizer: str, units: Tensor, blocks: int, device: torch.device) -> None:

@@ -12,7 +12,7 @@ from fastagg import reference
 from fastagg._build import native
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
 from fastagg.ops.checks import address
-from fastagg.ops.place import CPU, Cuda, place
+from fastagg.ops.place import CPU, Cuda, place, where
 
 _SOFT_TARGETS = {torch.float32: native.soft_targets_f32, torch.float64: native.soft_targets_f64}
 _DISTILL = {torch.float32: native.distill_f32, torch.float64: native.distill_f64}
@@ -54,8 +54,12 @@ def soft_targets(logits: Tensor, *, scale: float = 1.0, out: Tensor | None = Non
     rows, classes = logits.shape
     labels = torch.empty(rows, dtype=torch.int64, device=device)
     entropy = torch.empty(rows, dtype=torch.float64, device=device)
-    run, where = (_SOFT_TARGETS[logits.dtype], ()) if on is CPU else (native.cuda.soft_targets, on)
-    run(logits.data_ptr(), scale, rows, classes, probs.data_ptr(), labels.data_ptr(), entropy.data_ptr(), *where)
+    batch = native.Batch(rows=rows, classes=classes)
+    said = native.Targets(probs=probs.data_ptr(), labels=labels.data_ptr(), entropy=entropy.data_ptr(), rows=rows)
+    if on is CPU:
+        _SOFT_TARGETS[logits.dtype](logits=logits.data_ptr(), scale=scale, batch=batch, out=said)
+    else:
+        native.cuda.soft_targets(logits=logits.data_ptr(), scale=scale, batch=batch, out=said, where=where(on))
     return SoftTargets(probs, labels, entropy)
 
 
@@ -124,11 +128,15 @@ class _Distillation(torch.autograd.Function):
         rows = None if rows is None else rows.contiguous()
         student, gradient = student.contiguous(), torch.empty_like(student, memory_format=torch.contiguous_format)
         count, classes = student.shape
+        batch = native.Batch(rows=count, classes=classes)
+        said = native.Targets(
+            probs=probs.data_ptr(), labels=labels.data_ptr(), entropy=entropy.data_ptr(), rows=len(probs)
+        )
         if on is CPU:
             try:
                 mean, _ = _DISTILL[student.dtype](
-                    student.data_ptr(), probs.data_ptr(), labels.data_ptr(), entropy.data_ptr(), address(rows),
-                    len(probs), count, classes, low, high, gradient.data_ptr(),
+                    logits=student.data_ptr(), batch=batch, targets=said, which=address(rows), alpha=(low, high),
+                    gradient=gradient.data_ptr(),
                 )  # fmt: skip
             except IndexError as error:
                 raise ShapeMismatch(str(error)) from None
@@ -136,10 +144,11 @@ class _Distillation(torch.autograd.Function):
         else:
             scratch = torch.empty(2 + count, dtype=torch.float64, device=student.device)
             loss = student.new_empty(())
-            native.cuda.distill(
-                student.data_ptr(), probs.data_ptr(), labels.data_ptr(), entropy.data_ptr(), address(rows),
-                len(probs), count, classes, low, high, scratch.data_ptr(), loss.data_ptr(), gradient.data_ptr(), *on,
+            out = native.cuda.Loss(
+                which=address(rows), alpha=(low, high), scratch=scratch.data_ptr(), loss=loss.data_ptr(),
+                gradient=gradient.data_ptr(),
             )  # fmt: skip
+            native.cuda.distill(logits=student.data_ptr(), batch=batch, targets=said, out=out, where=where(on))
         ctx.save_for_backward(gradient)
         return loss
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,13 @@ class Cuda(NamedTuple):
 
     device: int
     stream: int
+
+
+def where(on: Cuda, verdict: Tensor | None = None) -> Any:
+    """A device, a stream and the verdict to obey, as a launch takes them (csrc/cuda/cuda.h)."""
+    return native.cuda.Where(
+        device=on.device, stream=on.stream, verdict=0 if verdict is None else verdict.data_ptr()
+    )  # fmt: skip
 
 
 CPU = Cuda(-1, 0)
@@ -56,7 +63,10 @@ def emulated(on: bool = True) -> Iterator[None]:
 
 
 def on_device(pieces: Pieces) -> Pieces:
-    """The pieces as a CUDA kernel takes them; more than fit into its arguments are put together first."""
+    """The pieces as a CUDA kernel takes them; more than fit into its arguments are put together first.
+
+    Keep what it returns until the launch: the update that the kernels take holds addresses alone.
+    """
     return pieces if len(pieces.native) <= _MOST_PIECES else Pieces([pieces.flat(torch.float32)])
 
 

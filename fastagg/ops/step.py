@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 from torch import Tensor
 
 from fastagg import reference
 from fastagg._build import native
 from fastagg.errors import ConfigError
-from fastagg.ops.checks import Update, address, optimizer_call, vector
-from fastagg.ops.place import CPU, on_device, place
+from fastagg.ops.checks import Update, optimizer_call, update_of, vector
+from fastagg.ops.place import CPU, on_device, place, where
 from fastagg.ops.verdict import check_verdict
 from fastagg.pieces import as_pieces
-
-_SINGLE, _FLUSH, _BLEND = range(3)  # csrc/cpu/step.h, DirectionKind
 
 
 def step_(
@@ -36,6 +37,7 @@ def step_(
     base: Tensor | None = None,
     out: Tensor | None = None,
     verdict: Tensor | None = None,
+    origin: int = 0,
 ) -> Tensor:
     """One whole server step, direction and optimizer, in one pass over memory.
 
@@ -64,6 +66,7 @@ def step_(
         out: where the new model goes, [d]; None writes it to ``x``. It must not overlap ``x`` partly.
         verdict: of :func:`fastagg.ops.judge`, on CUDA: its gain and weight are multiplied into these, and an update
             that it does not keep counts as zero (as no direction at all with ``base``).
+        origin: where these vectors begin in the whole model's, a multiple of 65,536: a slice has the bits of the whole.
 
     Returns:
         ``out``, or ``x``.
@@ -85,26 +88,33 @@ def step_(
     if acc is not None and base is not None:
         raise ConfigError("acc and base are two different directions; give one of them")
     check_verdict(verdict, device)
-    kind = _BLEND if base is not None else _FLUSH if acc is not None else _SINGLE
+    if size == 0:
+        return target
+    if base is not None:
+        direction = native.Direction.blend(base=base.data_ptr(), gain=gain, weight=weight)
+    elif acc is not None:
+        buffer = native.Buffer(acc=acc.data_ptr(), scale=scale)
+        direction = native.Direction.flush(buffer=buffer, gain=gain, weight=weight)
+    else:
+        direction = _single(gain, weight)
     on = place(device)
     if on is CPU:
-        native.step(
-            pieces.native, kind, address(acc), address(base), gain, weight, scale, call.code, call.hyper,
-            call.m, call.v, call.vhat, call.x, call.out, call.units, call.blocks, call.random,
-        )  # fmt: skip
+        native.step(update_of(pieces, origin), direction, call)
     elif on is not None:
-        pieces = on_device(pieces)
-        native.cuda.step(
-            pieces.native, kind, address(acc), address(base), gain, weight, scale, call.code, call.hyper,
-            call.m, call.v, call.vhat, call.x, call.out, address(verdict), *on,
-        )  # fmt: skip
+        there = on_device(pieces)
+        native.cuda.step(update_of(there, origin), direction, call, where(on, verdict))
     else:
         reference.step_(
             x, pieces, optimizer=optimizer, lr=lr, m=m, v=v, vhat=vhat, betas=betas, eps=eps,
             correction=correction, units=units, rounding=rounding, gain=gain, weight=weight, acc=acc, scale=scale,
-            base=base, out=out,
+            base=base, out=out, origin=origin,
         )  # fmt: skip
     return target
+
+
+@lru_cache(64)
+def _single(gain: float, weight: float) -> Any:
+    return native.Direction.single(gain=gain, weight=weight)
 
 
 def sgd_(x: Tensor, direction: Update, *, lr: float) -> Tensor:

@@ -12,10 +12,10 @@ from torch import Tensor
 from fastagg import reference
 from fastagg._build import native
 from fastagg.errors import ConfigError
-from fastagg.ops.checks import Update, address, vector
-from fastagg.ops.place import CPU, on_device, place
+from fastagg.ops.checks import Update, address, apart, apart_from, update_of, vector
+from fastagg.ops.place import CPU, Cuda, on_device, place, where
 from fastagg.ops.verdict import check_verdict, judge
-from fastagg.pieces import as_pieces
+from fastagg.pieces import Pieces, as_pieces
 
 
 class Inspection(NamedTuple):
@@ -33,7 +33,7 @@ def inspect(update: Update) -> Inspection:
     pieces = as_pieces(update)
     on = place(pieces.device)
     if on is CPU:
-        total = native.sum_squares(pieces.native)
+        total = native.sum_squares(update_of(pieces))
     elif on is not None:
         total = judge(pieces).tolist()[0]
     else:
@@ -65,7 +65,7 @@ def distances(update: Update, x: Tensor, base: Tensor, *, inner: bool = False) -
     vector("base", base, pieces.size, pieces.device)
     on = place(pieces.device)
     if on is CPU:
-        moved, norm, product = native.distances(pieces.native, x.data_ptr(), base.data_ptr(), inner)
+        moved, norm, product = native.distances(update_of(pieces), x=x.data_ptr(), base=base.data_ptr(), inner=inner)
     elif on is not None:
         norm, moved, product, *_ = judge(pieces, x=x, base=base, inner=inner).tolist()
     else:
@@ -99,27 +99,38 @@ def sketch(update: Update, k: int, seed: int = 0) -> Tensor:
         return reference.sketch(pieces, k, seed).to(torch.float32)
     out = torch.empty(k, device=pieces.device)
     if on is CPU:
-        native.sketch(pieces.native, k, seed, out.data_ptr())
+        native.sketch(update_of(pieces), k=k, seed=seed, out=out.data_ptr())
     else:
         partial = torch.empty(32 * (k + 1024), device=pieces.device)
-        pieces = on_device(pieces)
-        native.cuda.sketch(pieces.native, k, seed, partial.data_ptr(), out.data_ptr(), *on)
+        there = on_device(pieces)
+        native.cuda.sketch(
+            update_of(there), k=k, seed=seed, partial=partial.data_ptr(), out=out.data_ptr(), where=where(on)
+        )
     return out.cpu()
 
 
 def gather(update: Update, out: Tensor) -> Tensor:
-    """``out = update``: the pieces put together and widened to fp32 (1-D, d elements)."""
+    """``out = update``: the pieces put together and widened to fp32 (1-D, d elements).
+
+    Raises:
+        ShapeMismatch, DTypeMismatch, ConfigError: ``out`` is refused, or overlaps the update; nothing was written.
+    """
     pieces = as_pieces(update)
     vector("out", out, pieces.size, pieces.device)
+    apart_from("out", out, pieces, same=False)
     on = place(pieces.device)
-    if on is CPU:
-        native.gather(pieces.native, out.data_ptr())
-    elif on is not None:
-        pieces = on_device(pieces)
-        native.cuda.accumulate(pieces.native, 0, 1.0, out.data_ptr(), 0, *on)
-    else:
-        reference.gather(pieces, out)
+    if on is None:
+        return reference.gather(pieces, out)
+    _accumulate(on, pieces, 0, 1.0, out)
     return out
+
+
+def _accumulate(on: Cuda, pieces: Pieces, acc: int, weight: float, out: Tensor, verdict: Tensor | None = None) -> None:
+    if on is CPU:
+        native.accumulate(update_of(pieces), acc=acc, weight=weight, out=out.data_ptr())
+    else:
+        there = on_device(pieces)
+        native.cuda.accumulate(update_of(there), acc=acc, weight=weight, out=out.data_ptr(), where=where(on, verdict))
 
 
 def accumulate_(
@@ -128,18 +139,19 @@ def accumulate_(
     """``acc += weight*update`` (12 bytes per parameter); with ``fresh``, ``acc = weight*update`` (8 bytes).
 
     FedBuff's and FADAS's buffer (paper 000, Algorithm 1, line 4). ``verdict`` is as in :func:`fastagg.ops.step_`.
+
+    Raises:
+        ShapeMismatch, DTypeMismatch, ConfigError: ``acc`` is refused, or overlaps the update without being all of it;
+            nothing was written.
     """
     pieces = as_pieces(update)
     vector("acc", acc, pieces.size, pieces.device)
     check_verdict(verdict, pieces.device)
-    on, before = place(pieces.device), 0 if fresh else acc.data_ptr()
-    if on is CPU:
-        native.accumulate(pieces.native, before, weight, acc.data_ptr())
-    elif on is not None:
-        pieces = on_device(pieces)
-        native.cuda.accumulate(pieces.native, before, weight, acc.data_ptr(), address(verdict), *on)
-    else:
-        reference.accumulate_(acc, pieces, weight, fresh=fresh)
+    apart_from("acc", acc, pieces)
+    on = place(pieces.device)
+    if on is None:
+        return reference.accumulate_(acc, pieces, weight, fresh=fresh)
+    _accumulate(on, pieces, 0 if fresh else acc.data_ptr(), weight, acc, verdict)
     return acc
 
 
@@ -175,23 +187,40 @@ def fold(
         for name, given_vector in (("acc", acc), ("out", out)):
             if given_vector is not None:
                 vector(name, given_vector, pieces.size, pieces.device)
-    if acc is not None and out is not None and 0 < abs(acc.data_ptr() - out.data_ptr()) < out.numel() * 4:
-        raise ConfigError("out overlaps acc without being acc")
-    if given and given[0].device.type != "cpu":
+    if acc is not None and out is not None:
+        apart("out", out, "acc", acc)
+    if given and given[0].device.type != "cpu":  # no CUDA kernel does it
         return reference.fold(given, bases, weights, acc, out)
-    rows = [(p.native, address(base), w) for p, base, w in zip(given, bases, weights, strict=True)]
-    return native.fold(rows, address(acc), address(out))
+    rows = [(update_of(p), address(base), w) for p, base, w in zip(given, bases, weights, strict=True)]
+    return native.fold(rows, acc=address(acc), out=address(out))
 
 
 def difference(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     """``out = a - b`` (1-D, the same length), each element rounded once; 12 bytes per parameter."""
     for name, given in (("a", a), ("b", b), ("out", out)):
         vector(name, given, out.numel(), out.device)
+    apart("out", out, "a", a)
+    apart("out", out, "b", b)
     on = place(out.device)
-    if on is CPU:
-        native.accumulate(as_pieces(b).native, a.data_ptr(), -1.0, out.data_ptr())
-    elif on is not None:
-        native.cuda.accumulate(as_pieces(b).native, a.data_ptr(), -1.0, out.data_ptr(), 0, *on)
-    else:
-        torch.sub(a, b, out=out)
+    if on is None:
+        return torch.sub(a, b, out=out)
+    _accumulate(on, as_pieces(b), a.data_ptr(), -1.0, out)
     return out
+
+
+def crc32c(update: Update, before: int = 0, *, in_software: bool = False) -> int:
+    """CRC-32C (Castagnoli; RFC 3720) of the update's bytes as they lie in memory, piece after piece.
+
+    Args:
+        update: on the CPU.
+        before: the checksum of what came before; 0 for nothing.
+        in_software: by table even where the processor has an instruction for it.
+
+    Raises:
+        ConfigError: the update is not on the CPU.
+    """
+    pieces = as_pieces(update)
+    if pieces.device.type != "cpu":
+        raise ConfigError(f"crc32c: for updates on the CPU, got one on {pieces.device}")
+    sizes = [size * (4, 2, 2)[code] for _, size, code in pieces.native if size]
+    return int(native.crc32c(update_of(pieces), bytes=sizes, before=before, in_software=in_software))

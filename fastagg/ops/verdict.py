@@ -7,8 +7,8 @@ from torch import Tensor
 
 from fastagg._build import native
 from fastagg.errors import ConfigError, DTypeMismatch
-from fastagg.ops.checks import Update, address, vector
-from fastagg.ops.place import CPU, counter, on_device, place
+from fastagg.ops.checks import Update, address, update_of, vector
+from fastagg.ops.place import CPU, counter, on_device, place, where
 from fastagg.pieces import as_pieces
 
 _GROUP = 65536  # csrc/math/reduce.h, kGroup
@@ -58,11 +58,11 @@ def judge(
     groups = -(-pieces.size // _GROUP)
     found = torch.empty(6 + 3 * groups, dtype=torch.float64, device=device)
     verdict, partial = found[:6], found[6:]
-    pieces = on_device(pieces)
-    native.cuda.norms(
-        pieces.native, address(x), address(base), inner, clip_norm or 0.0, lam or 0.0, eps, gamma_max or 0.0,
-        0, groups, True, partial.data_ptr(), counter(on, device).data_ptr(), verdict.data_ptr(), *on,
-    )  # fmt: skip
+    rules = native.cuda.Rules(clip_norm=clip_norm or 0.0, lam=lam or 0.0, eps=eps, gamma_max=gamma_max or 0.0)
+    against = native.cuda.Against(x=address(x), base=address(base), inner=inner)
+    scratch = native.cuda.Scratch(partial=partial.data_ptr(), counter=counter(on, device).data_ptr())
+    there = on_device(pieces)
+    native.cuda.judge(update_of(there), against, rules, scratch, verdict=verdict.data_ptr(), where=where(on))
     return verdict
 
 

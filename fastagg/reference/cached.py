@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastagg.cache import ClientCache, RunningSum
+from fastagg.cache import ClientCache
 from fastagg.pieces import Pieces, as_pieces
 from fastagg.reference.rows import decode, encode, random_bits
 from fastagg.reference.step import step_
@@ -21,13 +21,14 @@ def read_row(cache: ClientCache, slot: int) -> Tensor:
     return decode(cache.data[slot], cache.scales[slot], cache.format, cache.size)
 
 
-def recompute_sum_(sum: RunningSum, cache: ClientCache, weights: Tensor, first: int, last: int) -> RunningSum:
+def recompute_sum_(sum: Tensor, cache: ClientCache, weights: Tensor, first: int, last: int, stride: int = 1) -> Tensor:
     """The exact sum of the rows that have a weight, for some blocks."""
-    part = slice(first * 1024, last * 1024)
-    total = torch.zeros_like(sum.high[part], dtype=_F64)
-    for slot in weights.nonzero().flatten().tolist():
-        total += (read_row(cache, slot)[part] * weights[slot]).to(_F64)
-    sum.settle(total, part)
+    for block in range(first, last, stride):
+        part = slice(block * 1024, (block + 1) * 1024)
+        total = torch.zeros_like(sum[part], dtype=_F64)
+        for slot in weights.nonzero().flatten().tolist():
+            total += (read_row(cache, slot)[part] * weights[slot]).to(_F64)
+        sum[part] = total.to(torch.float32)
     return sum
 
 
@@ -41,7 +42,7 @@ def cached_step_(
     client: int = 0,
     arrival: int = 0,
     gain: float = 1.0,
-    sum: RunningSum | None = None,
+    sum: Tensor | None = None,
     entering: float = 1.0,
     leaving: float = 1.0,
     sum_scale: float = 1.0,
@@ -51,6 +52,8 @@ def cached_step_(
     weight: float = 1.0,
     acc_scale: float = 1.0,
     out: Tensor | None = None,
+    origin: int = 0,
+    write_cache: ClientCache | None = None,
     **optimizer: Any,
 ) -> Tensor | None:
     """See :func:`fastagg.ops.cached_step_`."""
@@ -62,15 +65,16 @@ def cached_step_(
     if cache is not None and read >= 0:
         old = read_row(cache, read)
     if cache is not None and write >= 0:
-        bits = random_bits(cache.seed, arrival, client, cache.size).to(cache.device)
+        into = cache if write_cache is None else write_cache
+        bits = random_bits(cache.seed, arrival, client, cache.size, origin).to(cache.device)
         data, scales = encode(given, bits, cache.format)
-        cache.data[write].copy_(data)
-        cache.scales[write].copy_(scales)
-        stored = read_row(cache, write)
+        into.data[write].copy_(data)
+        into.scales[write].copy_(scales)
+        stored = read_row(into, write)
 
     def add(change: Tensor) -> None:
         assert sum is not None
-        sum.settle(sum.total() + change)
+        sum.copy_(sum.to(_F64) + change)
 
     def rows() -> Tensor:
         assert cache is not None
@@ -86,16 +90,16 @@ def cached_step_(
         if x is None:
             return out
         assert sum is not None
-        return step_(x, _direction(sum_scale * sum.total()), out=out, **optimizer)
+        return step_(x, _direction(sum_scale * sum.to(_F64)), out=out, origin=origin, **optimizer)
     c = weight * (given.to(_F64) - old.to(_F64)) + (0.0 if fresh else acc.to(_F64))
     if x is None:
         acc.copy_(c)
         return out
     assert sum is not None
-    d = sum_scale * sum.total() + acc_scale * c
+    d = sum_scale * sum.to(_F64) + acc_scale * c
     if terms:
         add(rows())
-    return step_(x, _direction(d), out=out, **optimizer)
+    return step_(x, _direction(d), out=out, origin=origin, **optimizer)
 
 
 def _direction(d: Tensor) -> Tensor:

@@ -83,13 +83,14 @@ def step_(
     scale: float = 1.0,
     base: Tensor | None = None,
     out: Tensor | None = None,
+    origin: int = 0,
 ) -> Tensor:
     """Direction and optimizer of one server step; see :func:`fastagg.ops.step_`."""
     if units is not None:
         codes = {name: held for name, held in (("m", m), ("v", v), ("vhat", vhat)) if held is not None}
         how = {"optimizer": optimizer, "lr": lr, "betas": betas, "eps": eps, "correction": correction}
         along = {"gain": gain, "weight": weight, "acc": acc, "scale": scale, "base": base, "out": out}
-        return _coded_step(x, update, codes, units, rounding, how, along)
+        return _coded_step(x, update, codes, units, (*rounding, origin), how, along)
     x64 = x.to(_F64)
     d = as_pieces(update).flat(_F64)
     if base is not None:
@@ -138,7 +139,7 @@ def _coded_step(
     update: Tensor | list[Tensor] | Pieces,
     codes: dict[str, Tensor],
     units: Tensor,
-    rounding: tuple[int, int],
+    rounding: tuple[int, int, int],
     how: dict[str, Any],
     along: dict[str, Any],
 ) -> Tensor:
@@ -153,7 +154,7 @@ def _coded_step(
     step_(rest, rest.to(torch.float32), **how, **{name: values[size:] for name, values in held.items()})
     for row, name in enumerate(("m", "vhat" if "vhat" in held else "v")[: len(units)]):
         units[row].copy_(units_of(held[name].to(torch.float32), SPANS[name]))
-    bits = {key: drawn.to(x.device) for key, drawn in random_bits(*rounding, whole).items()}
+    bits = {key: drawn.to(x.device) for key, drawn in random_bits(rounding[0], rounding[1], whole, rounding[2]).items()}
     for name, code in codes.items():
         signed = name == "m"
         code.copy_(

@@ -15,6 +15,7 @@ from fastagg.sim.metrics import ACTIVITIES, unit_text
 if TYPE_CHECKING:
     from fastagg.sim.result import Result
     from fastagg.sim.sweep import Cell
+    from fastagg.tuning import Choice
 
 COMPARISON_COLUMNS = (
     "algorithm",
@@ -73,6 +74,21 @@ def accuracy_table(results: Sequence[Result]) -> Table:
     return table
 
 
+def tuning_table(choices: Sequence[Choice]) -> Table:
+    """What `fastagg tune` measured: a line for each setting."""
+    table = Table("setting", "step", "milliseconds by value", "table", "chosen", "why", box=None)
+    for choice in choices:
+        times = "  ".join(f"{value or 'never'}: {1e3 * taken:.2f}" for value, taken in choice.seconds.items())
+        usual = choice.seconds[choice.usual]
+        best = min(choice.seconds.values())
+        why = f"{usual / choice.seconds[choice.chosen] - 1:.0%} faster than the table's"
+        if choice.chosen == choice.usual:
+            why = "the table's is the fastest" if best == usual else "nothing is faster by more than the noise"
+        values = [str(value or "never") for value in (choice.usual, choice.chosen)]
+        table.add_row(choice.setting, choice.step, times, *values, why)
+    return table
+
+
 def time_table(lines: Sequence[tuple[str, Mapping[str, float]]]) -> Table:
     """Return a table with a line per label: its wall seconds and their shares by activity."""
     table = empty_table("Where the time goes (wall seconds and share)", "method")
@@ -81,7 +97,10 @@ def time_table(lines: Sequence[tuple[str, Mapping[str, float]]]) -> Table:
     for label, wall in lines:
         cells = [f"{wall[a]:.2f} {wall[a] / wall['total']:4.0%}" for a in (*ACTIVITIES, "other")]
         table.add_row(label, *cells, f"{wall['total']:.2f}")
-    table.caption = "setup: loading data, building the model. other: drawing delays and clients, records, checkpoints"
+    table.caption = (
+        "server: with drawing who is next and its delay. setup: loading data, building the model. "
+        "other: records, checkpoints"
+    )
     table.caption_justify = "left"
     return table
 
