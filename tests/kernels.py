@@ -1,6 +1,6 @@
 """What the kernel tests share: sizes, vectors, and the kernels' specification as float32 NumPy.
 
-`spec_step` performs the operations of csrc/math/optimizer.h in the same order in IEEE float32, so a kernel must
+`spec_step` performs the operations of csrc/math/optimizers.h in the same order in IEEE float32, so a kernel must
 equal it to the bit; `fastagg.reference` is float64, so a kernel must be near it.
 """
 

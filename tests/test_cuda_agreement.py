@@ -9,17 +9,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 import fastagg
-from fastagg import ops
+from fastagg import memory, ops
 from fastagg._build import native
-from fastagg.cache import FORMATS, ClientCache, RunningSum
-from fastagg.ops.place import emulated
+from fastagg.cache import FORMATS, ClientCache
+from fastagg.errors import ConfigError
+from fastagg.ops.checks import update_of
+from fastagg.ops.place import emulated, place, where
+from fastagg.pieces import as_pieces
 
 pytestmark = [
+    pytest.mark.kernel,
     pytest.mark.cuda,
     pytest.mark.skipif(
         not (torch.cuda.is_available() and native.cuda_architectures) and not native.cuda_emulated,
@@ -27,7 +31,9 @@ pytestmark = [
     ),
 ]
 
+# Vectors that end inside a row, a scale block, a block and a strand.
 SIZES = st.one_of(st.integers(0, 40), st.integers(100, 1300), st.integers(2000, 9000))
+ORIGINS = st.sampled_from([0, ops.GROUP, 77 * ops.GROUP, 2**40 * ops.GROUP])
 
 
 class Side(NamedTuple):
@@ -85,7 +91,6 @@ def cut(rng: np.random.Generator, update: Tensor, pieces: int) -> list[Tensor]:
     return [update[a:b].to(dtypes[int(rng.integers(3))]) for a, b in parts]
 
 
-@settings(max_examples=60)
 @given(SIZES, st.sampled_from(list(ops.OPTIMIZERS)), st.sampled_from(["single", "acc", "base"]), st.integers(0, 2**31))
 def test_step(sides: tuple[Side, Side], size: int, optimizer: str, kind: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -109,7 +114,6 @@ def test_step(sides: tuple[Side, Side], size: int, optimizer: str, kind: str, se
     same(*results)
 
 
-@settings(max_examples=40)
 @given(SIZES, st.integers(0, 2**31))
 def test_reading(sides: tuple[Side, Side], size: int, seed: int) -> None:
     """accumulate, gather, difference, norms and sketches."""
@@ -131,16 +135,16 @@ def test_reading(sides: tuple[Side, Side], size: int, seed: int) -> None:
     same(*results)
 
 
-@settings(max_examples=80)
 @given(
     SIZES,
     st.sampled_from(list(FORMATS)),
     st.booleans(),
     st.sampled_from(["sgd", "amsgrad", None]),
+    ORIGINS,
     st.integers(0, 2**31),
 )
 def test_cached_step(
-    sides: tuple[Side, Side], size: int, format: str, calibrated: bool, optimizer: str | None, seed: int
+    sides: tuple[Side, Side], size: int, format: str, calibrated: bool, optimizer: str | None, origin: int, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     slots, steps = 5, 6
@@ -150,14 +154,16 @@ def test_cached_step(
     many = 300 if seed % 7 == 0 else 3
     term_lists = [[(int(s), float(w)) for s, w in zip(rng.integers(0, slots, n), rng.normal(size=n), strict=True)]
                   for n in rng.integers(0, many, steps)]  # fmt: skip
-    weights = torch.from_numpy(rng.integers(0, 2, slots).astype(np.float32)) * 0.7
     factors = rng.uniform(0.2, 2.0, (steps, 4))
+    apart = rng.random(steps) < 0.3  # the row is written to another cache than it was read from
     results = []
     for side in sides:
         with side.on():
-            cache, total = ClientCache(size, slots, format, side.device, seed), RunningSum(size, side.device)
-            cache.data.zero_()
-            cache.scales.fill_(1e-3)
+            caches = [ClientCache(size, slots, format, side.device, seed) for _ in range(2)]
+            cache, total = caches[0], memory.zeros(size, side.device)
+            for each in caches:
+                each.data.fill_(1)  # not zero: what follows a row must be written as the CPU writes it
+                each.scales.fill_(1e-3)
             here = {name: side.put(tensor.abs() if name != "x" else tensor) for name, tensor in start.items()}
             moments = {name: here[name] for name in ops.OPTIMIZERS.get(optimizer or "", ())}
             for i, update in enumerate(updates):
@@ -171,14 +177,93 @@ def test_cached_step(
                 )
                 ops.cached_step_(
                     here["x"] if optimizer else None, side.put(update), cache=cache, write=write, read=read,
-                    client=max(client, 0), arrival=i, gain=gain, sum=total, sum_scale=scale,
+                    client=max(client, 0), arrival=i, gain=gain, sum=total, sum_scale=scale, origin=origin,
+                    write_cache=caches[1] if apart[i] else None,
                     terms=term_lists[i] if optimizer or not calibrated else (), **other, **steps_with,
                 )  # fmt: skip
-            rows = [ops.read_row(cache, slot) for slot in range(slots)]
-            state = [here["x"], here["acc"], moments, total.high.clone(), total.low.clone(), cache.data, cache.scales]
-            ops.recompute_sum_(total, cache, weights)
-            results.append([*state, rows, total.high, total.low])
+            rows = [ops.read_row(each, slot) for each in caches for slot in range(slots)]
+            stored = [(each.data, each.scales) for each in caches]
+            results.append([here["x"], here["acc"], moments, total, stored, rows])
     same(*results)
+
+
+@given(st.integers(1, 9000), st.sampled_from(list(FORMATS)), st.integers(0, 2**31))
+def test_recomputed_sums(sides: tuple[Side, Side], size: int, format: str, seed: int) -> None:
+    """All blocks, and any of them in strides; the others stay what they were."""
+    rng = np.random.default_rng(seed)
+    slots, blocks = 4, -(-size // 1024)
+    updates, start = [numbers(rng, size) for _ in range(slots)], numbers(rng, size)
+    weights = torch.from_numpy((rng.integers(0, 2, slots) * rng.uniform(0.1, 2.0, slots)).astype(np.float32))
+    first, stride = int(rng.integers(0, blocks + 2)), int(rng.integers(1, blocks + 2))
+    last = int(rng.integers(0, blocks + 1))
+    results = []
+    for side in sides:
+        with side.on():
+            cache, total = ClientCache(size, slots, format, side.device, seed), memory.zeros(size, side.device)
+            for slot, update in enumerate(updates):
+                ops.cached_step_(None, side.put(update), cache=cache, write=slot, client=slot, sum=total)
+            some, refreshed = side.put(start), side.put(start)
+            ops.recompute_sum_(some, cache, weights, first, last, stride)
+            ops.refresh_sum_(refreshed, cache, weights, 8 * (seed % 5), 4, 3 * ops.GROUP)
+            results.append([total, ops.recompute_sum_(total.clone(), cache, weights), some, refreshed])
+    same(*results)
+
+
+# Strands, groups and the slots that groups are dealt out to end inside, at and after each other.
+LONG = (2047, 2048, 2049, 65_535, 65_536, 65_537, 3 * 65_536 + 2049)
+
+
+@pytest.mark.parametrize("size", [*LONG, 257 * 65_536 + 33])
+def test_norms_of_long_updates(sides: tuple[Side, Side], size: int) -> None:
+    """Sums have the CPU's bits whatever their length, in pieces of any type, at odd addresses."""
+    rng = np.random.default_rng(size)
+    vectors = [numbers(rng, size) for _ in range(3)]
+    pieces = [[vectors[0]]] if size > 10**6 else [[vectors[0]], cut(rng, vectors[0], 9)]
+    results = []
+    for side in sides:
+        with side.on():
+            shifted = [offset(side.put(vector), 1) for vector in vectors]
+            there = [side.put(vector) for vector in vectors]
+            found = [tuple(ops.inspect([side.put(piece) for piece in update])) for update in pieces]
+            if size < 10**6:
+                found.append(tuple(ops.inspect(shifted[0])))
+                found += [tuple(ops.distances(*of, inner=inner)) for of in (there, shifted) for inner in (True, False)]
+            results.append(found)
+    same(*results)
+
+
+def test_a_sketch_does_not_know_where_its_update_begins(sides: tuple[Side, Side]) -> None:
+    cpu, gpu = sides
+    update = numbers(np.random.default_rng(1), 5000)
+    found = torch.empty(1500, device=gpu.device)
+    with gpu.on():
+        there = gpu.put(update)
+        partial = torch.empty(32 * (1500 + 1024), device=gpu.device)
+        on = place(gpu.device)
+        native.cuda.sketch(
+            update_of(as_pieces(there), 3 * ops.GROUP), k=1500, seed=7, partial=partial.data_ptr(),
+            out=found.data_ptr(), where=where(on),
+        )  # fmt: skip
+    with cpu.on():
+        same(found.cpu(), ops.sketch(update, 1500, 7))
+
+
+def test_what_a_launch_refuses(sides: tuple[Side, Side]) -> None:
+    _, gpu = sides
+    with gpu.on():
+        x, cache = gpu.put(torch.zeros(2000)), ClientCache(2000, 2, "int8", gpu.device)
+        at = where(place(gpu.device))
+        pieces = as_pieces([x[i : i + 1] for i in range(513)])
+        with pytest.raises(ConfigError, match="512 pieces"):
+            native.cuda.accumulate(update_of(pieces), acc=0, weight=1.0, out=x.data_ptr(), where=at)
+        with pytest.raises(ConfigError, match="needs an optimizer"):
+            native.cuda.step(update_of(as_pieces(x)), native.Direction.single(), native.Optimizer(), at)
+        with pytest.raises(ConfigError, match="no slot 2"):
+            native.cuda.read_row(cache.native, slot=2, out=x.data_ptr(), where=at)
+        with pytest.raises(ConfigError, match="last <= 2"):
+            blocks = native.cuda.Blocks(first=0, last=3, stride=1)
+            native.cuda.recompute_sum(cache.native, weights=x.data_ptr(), sum=x.data_ptr(), blocks=blocks, where=at)
+    same(x, torch.zeros(2000))
 
 
 # -- verdicts: what a step does about an update that nobody has waited for --------------------------------------
@@ -230,20 +315,21 @@ def test_a_dropped_update_leaves_its_clients_row(sides: tuple[Side, Side], forma
     _, gpu = sides
     size = 2500
     with gpu.on():
-        cache, total = ClientCache(size, 3, format, gpu.device), RunningSum(size, gpu.device)
+        cache, total = ClientCache(size, 3, format, gpu.device), memory.zeros(size, gpu.device)
         good = gpu.put(torch.linspace(-1, 1, size))
         ops.cached_step_(None, good, cache=cache, write=0, read=-1, leaving=0.0, sum=total)
-        before = [ops.read_row(cache, 0), total.high.clone(), total.low.clone(), cache.data[0].clone()]
+        before = [ops.read_row(cache, 0), total.clone(), cache.data[0].clone()]
         update = gpu.put(bad(size))
         verdict = ops.judge(update)
-        ops.cached_step_(None, update, cache=cache, write=0, read=0, sum=total, verdict=verdict)
-        same([ops.read_row(cache, 0), total.high, total.low, cache.data[0]], before)
+        for arrival in range(20):  # whatever the arrival's dither is
+            ops.cached_step_(None, update, cache=cache, write=0, read=0, arrival=arrival, sum=total, verdict=verdict)
+        same([ops.read_row(cache, 0), total, cache.data[0]], before)
         # to another slot (CA2FL), and as the first of a client
         ops.cached_step_(None, update, cache=cache, write=1, read=0, sum=total, verdict=verdict)
         ops.cached_step_(None, update, cache=cache, write=2, read=-1, leaving=0.0, sum=total, verdict=verdict)
         same([cache.data[1], cache.scales[1:2] * 1], [cache.data[0], cache.scales[0:1] * 1])
         same(ops.read_row(cache, 2), torch.zeros_like(good))
-        same([total.high, total.low], before[1:3])
+        same(total, before[1])
 
 
 # -- whole servers ------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from fastagg.errors import DTypeMismatch
 from fastagg.pieces import Pieces
 
 pytestmark = [
+    pytest.mark.kernel,
     pytest.mark.cuda,
     pytest.mark.skipif(not (torch.cuda.is_available() and native.cuda_architectures), reason="needs a GPU"),
 ]

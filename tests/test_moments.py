@@ -18,6 +18,8 @@ from fastagg import moments, ops, reference
 from fastagg.errors import CheckpointError, ConfigError, DTypeMismatch, ShapeMismatch
 from fastagg.reference import moments as codec
 
+pytestmark = pytest.mark.kernel
+
 ADAPTIVE = [name for name in ops.OPTIMIZERS if name != "sgd"]
 SIZES = (1, 3, 64, 255, 256, 257, 700, 1023, 1024, 1025, 2500, 66_000)
 SPAN = {True: 15, False: 31}
@@ -141,6 +143,7 @@ def test_error_is_below_one_step_of_the_grid(seed: int, step: int, shape: int, s
     assert signed or bool((found >= c / 8).all())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 def test_rounding_is_unbiased(optimizer: str) -> None:
     """With decay rates of zero m is the update and v its square."""

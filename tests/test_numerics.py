@@ -14,6 +14,8 @@ from torch import Tensor
 
 import fastagg
 
+pytestmark = pytest.mark.kernel
+
 D = 1000
 SYNCHRONOUS = ["FedAvg", "FedProx", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad", "FedAMS"]
 HALVES = [torch.float16, torch.bfloat16]

@@ -14,6 +14,8 @@ import fastagg
 from fastagg import ops, reference
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
 
+pytestmark = pytest.mark.kernel
+
 CLASSES = (1, 2, 3, 10, 100, 127, 128, 129, 1000, 1024, 1025, 2500)
 
 

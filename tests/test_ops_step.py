@@ -11,6 +11,8 @@ import fastagg
 from fastagg import ops, reference
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
 
+pytestmark = pytest.mark.kernel
+
 DIRECTIONS = ("single", "clipped", "flush", "blend")
 
 

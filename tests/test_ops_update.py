@@ -16,6 +16,8 @@ import fastagg
 from fastagg import ops, reference
 from fastagg.errors import DTypeMismatch, ShapeMismatch
 
+pytestmark = pytest.mark.kernel
+
 
 def test_every_half_precision_number_widens_exactly(isa: str) -> None:
     patterns = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
@@ -127,6 +129,7 @@ def test_one_bad_element_anywhere_is_seen(bad: float, dtype: torch.dtype, isa: s
             assert not ops.inspect(update).finite
 
 
+@pytest.mark.long
 def test_more_than_two_to_the_31_elements() -> None:
     # Untouched zero pages take no memory, so this needs little; 32-bit counts would stop short of the last element.
     size = (1 << 31) + 5

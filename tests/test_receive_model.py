@@ -11,6 +11,8 @@ from models import same
 import fastagg
 from fastagg import memory
 
+pytestmark = pytest.mark.kernel
+
 RULES = {
     "FedAvg": partial(fastagg.FedAvg, clients_per_round=3),
     "one": partial(fastagg.FedAvg, clients_per_round=1),

@@ -15,6 +15,8 @@ from traces import Case, Updates, cases, drive
 
 import fastagg
 
+pytestmark = pytest.mark.kernel
+
 Build = Callable[[Any], Any]
 SHAPES = ("normal", "sparse", "zero", "tiny", "wide")
 CALM = ("normal", "sparse", "zero")

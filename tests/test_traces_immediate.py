@@ -16,6 +16,8 @@ from traces import Case, Updates, cases, drive, synchronous_cases
 import fastagg
 from fastagg.errors import ConfigError, UnknownVersion
 
+pytestmark = pytest.mark.kernel
+
 SHAPES = ("normal", "sparse", "zero")
 common = st.fixed_dictionaries(
     {}, optional={"clip_norm": st.sampled_from([0.5, 3.0]), "weighting": st.sampled_from(["uniform", "samples"])}

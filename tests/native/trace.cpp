@@ -1,0 +1,479 @@
+// Bits of everything that csrc/cpu computes, without Python: trace FILE [--write].
+//
+// Each case hashes what a few calls leave behind, and is run with every instruction set of this build that the
+// processor has, with vectors of every width, one and two threads, and the ends of every range of the tuning. All of
+// these, on every architecture and from every compiler, must give the hashes in FILE.
+//
+// Inputs are put together from integers, so that no library function has a say in them.
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../../csrc/cpu/cpu.h"
+#include "../../csrc/cpu/distill.h"
+#include "../../csrc/cpu/kernels.h"
+#include "../../csrc/cpu/pool.h"
+#include "../../csrc/cpu/tuning.h"
+#include "../../csrc/math/distill.h"
+
+namespace {
+
+using namespace fastagg;
+
+// ---- inputs
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+
+  uint32_t next() {  // splitmix64
+    state_ += 0x9E3779B97F4A7C15ull;
+    uint64_t z = state_;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return static_cast<uint32_t>((z ^ (z >> 31)) >> 32);
+  }
+
+  // Any sign and mantissa, 2^-12..2^3; some are 0, -0, denormal or small.
+  uint32_t bits() {
+    const uint32_t word = next(), rare = next();
+    const uint32_t sign = word & 0x80000000u;
+    if (rare % 16 == 0) return sign;
+    if (rare % 64 == 1) return sign | (word & 0x007fffffu);
+    if (rare % 64 == 2) return sign | (word & 0x00ffffffu) | (60u << 23);
+    return sign | (word & 0x007fffffu) | ((115u + (rare >> 8) % 16) << 23);
+  }
+
+  float value() { return float_from_bits(bits()); }
+
+  uint16_t half() {  // fp16, finite
+    const uint32_t word = next();
+    return static_cast<uint16_t>((word & 0x83ffu) | ((word >> 16) % 20 << 10));
+  }
+
+ private:
+  uint64_t state_;
+};
+
+// Memory at `shift` elements past a multiple of 64 bytes, so that both kinds of stores are tried.
+template <typename T>
+class Array {
+ public:
+  explicit Array(int64_t size, int64_t shift = 0) : size_(size), memory_(static_cast<size_t>(size + shift) + 64) {
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(memory_.data());
+    offset_ = static_cast<size_t>(((begin + 63) / 64 * 64 - begin) / sizeof(T)) + static_cast<size_t>(shift);
+  }
+  Array(const Array&) = delete;
+  Array& operator=(const Array&) = delete;
+
+  T* data() { return memory_.data() + offset_; }
+  T& operator[](int64_t i) { return data()[i]; }
+  int64_t size() const { return size_; }
+
+ private:
+  int64_t size_;
+  size_t offset_;
+  std::vector<T> memory_;
+};
+using Floats = Array<float>;
+using Bytes = Array<uint8_t>;
+
+void fill(Floats& values, Random& random) {
+  for (int64_t i = 0; i < values.size(); ++i) values[i] = random.value();
+}
+
+void fill_positive(Floats& values, Random& random) {
+  for (int64_t i = 0; i < values.size(); ++i) values[i] = float_from_bits(random.bits() & 0x7fffffffu);
+}
+
+void fill(Bytes& values, Random& random) {
+  for (int64_t i = 0; i < values.size(); ++i) values[i] = static_cast<uint8_t>(random.next());
+}
+
+enum Arrives : int { kWhole = 0, kPieces, kHalf16, kBrain16, kArrivals };
+constexpr const char* kArrivalNames[kArrivals] = {"fp32", "pieces", "fp16", "bf16"};
+
+// An update as it arrives: in one piece, in three odd ones of different types, or narrow.
+class Arrival {
+ public:
+  Arrival(int64_t size, Arrives how, int64_t origin, Random& random)
+      : floats_(size, how == kPieces ? 1 : 0), halves_(size, how == kPieces ? 1 : 0) {
+    fill(floats_, random);
+    const Dtype narrow = how == kHalf16 ? kFloat16 : kBFloat16;
+    for (int64_t i = 0; i < size; ++i)
+      halves_[i] = narrow == kFloat16 ? random.half() : static_cast<uint16_t>(random.bits() >> 16);
+    const int64_t first = size / 3 | 1, second = size / 2;
+    update.origin = origin;
+    if (how == kPieces && first < second) {
+      update.add(floats_.data(), first, kFloat32);
+      update.add(halves_.data() + first, second - first, kBFloat16);
+      update.add(floats_.data() + second, size - second, kFloat32);
+    } else if (how == kWhole || how == kPieces) {
+      update.add(floats_.data(), size, kFloat32);
+    } else {
+      update.add(halves_.data(), size, narrow);
+    }
+  }
+
+  Update update;
+
+ private:
+  Floats floats_;
+  Array<uint16_t> halves_;
+};
+
+// ---- hashes
+
+class Hash {
+ public:
+  void word(uint64_t word) {
+    state_ = (state_ ^ word) * 0x100000001B3ull;
+    state_ ^= state_ >> 29;
+  }
+  void value(float value) {  // which NaN an operation gives is the processor's choice
+    word(value != value ? 0x7fc00000u : bits_of(value));
+  }
+  void value(double value) {
+    uint64_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    word(value != value ? 0x7ff8000000000000u : bits);
+  }
+  template <typename T>
+  void values(Array<T>& all) {
+    for (int64_t i = 0; i < all.size(); ++i) value(all[i]);
+  }
+  void values(Bytes& all) {
+    int64_t i = 0;
+    for (; i + 8 <= all.size(); i += 8) {
+      uint64_t eight;
+      std::memcpy(&eight, all.data() + i, sizeof eight);
+      word(eight);
+    }
+    for (; i < all.size(); ++i) word(all[i]);
+  }
+  uint64_t state() const { return state_; }
+
+ private:
+  uint64_t state_ = 0xCBF29CE484222325ull;
+};
+
+// ---- steps
+
+struct Kind {
+  const char* name;
+  DirectionKind direction;
+  bool rows, steps;
+};
+constexpr Kind kKinds[] = {
+    {"single", kSingle, false, true},        {"flush", kFlush, false, true},
+    {"blend", kBlend, false, true},          {"mean", kMean, true, true},
+    {"calibrated", kCalibrated, true, true}, {"sum", kMean, true, false},
+    {"buffered", kCalibrated, true, false},
+};
+
+struct Place {
+  int64_t size, origin;
+  Arrives how;
+};
+
+// The client has no row, has one that moves, has one with a term beside it, leaves.
+struct Visit {
+  int64_t read, write, term;
+};
+constexpr Visit kVisits[] = {{-1, 0, -1}, {0, 1, 0}, {1, 1, 0}, {-1, 2, 2}, {1, -1, 2}};
+
+constexpr int64_t kSlotsKept = 3;
+
+void run_steps(const Kind& kind, int optimizer_kind, bool coded, int format, const Place& place, Hash& hash) {
+  Random random(static_cast<uint64_t>(place.size * 31 + optimizer_kind * 7 + format));
+  const int64_t n = place.size, whole = padded(n), blocks = whole / kScaleBlock, shift = place.how == kPieces ? 1 : 0;
+  Floats x(n, shift), out(n, shift), m(n, shift), v(n, shift), vhat(n, shift), base(n, shift), acc(n, shift);
+  Floats acc_out(n, shift), sum(n, shift), units(2 * blocks), scales(kSlotsKept * blocks);
+  Bytes coded_m(whole), coded_v(whole), coded_vhat(whole), rows_data(kSlotsKept * whole * 4);
+  for (Floats* one : {&x, &m, &base, &acc, &sum}) fill(*one, random);
+  for (Floats* one : {&v, &vhat}) fill_positive(*one, random);
+  for (Bytes* one : {&coded_m, &coded_v, &coded_vhat}) fill(*one, random);
+  for (int64_t i = 0; i < 2 * blocks; ++i) units[i] = float_from_bits((i < blocks ? 103u : 87u) << 23);
+  Rows rows{format, n, kSlotsKept, rows_data.data(), scales.data()};
+  if (rows.row_scales() == 0) rows.scales = nullptr;
+
+  Optimizer optimizer;
+  if (kind.steps) {
+    optimizer.kind = optimizer_kind;
+    optimizer.hyper = {0.07f, 0.9f, 0.1f, 0.99f, 0.01f, 0.001f, 1.25f};
+    visit_at(optimizer_kind, Optimizers{}, [&](auto one) {
+      using Of = decltype(one);
+      Moments& held = optimizer.moments;
+      if (coded) {
+        held.coded_m = coded_m.data();
+        held.coded_v = Of::kV ? coded_v.data() : nullptr;
+        held.coded_vhat = Of::kVhat ? coded_vhat.data() : nullptr;
+        held.units_m = units.data();
+        held.units_v = Of::kV ? units.data() + blocks : nullptr;
+      } else {
+        held.m = Of::kM ? m.data() : nullptr;
+        held.v = Of::kV ? v.data() : nullptr;
+        held.vhat = Of::kVhat ? vhat.data() : nullptr;
+      }
+    });
+  }
+
+  uint64_t arrival = 1234567890123ull;
+  const int visits = kind.rows ? static_cast<int>(sizeof kVisits / sizeof kVisits[0]) : 2;
+  for (int turn = 0; turn < visits; ++turn, ++arrival) {
+    const Arrival arrives(n, place.how, place.origin, random);
+    const Visit& visit = kVisits[turn];
+    Direction direction;
+    direction.kind = kind.direction;
+    direction.gain = turn % 2 == 0 ? 1.0 : 0.7;
+    direction.weight = kind.direction == kMean ? 1.0 : 0.37;
+    direction.base = base.data();
+    direction.buffer = {kind.rows && turn == 0 ? nullptr : acc.data(), nullptr, 0.3f};
+    if (kind.rows) {
+      direction.row = {format, rows.row(visit.read), rows.row(visit.write), {987654321987ull, arrival, 17}};
+      if (kind.steps || kind.direction == kMean) direction.sum = {sum.data(), 1.0f, 0.8f, 0.2f, {}};
+      if (direction.sum.values != nullptr && visit.term >= 0)
+        direction.sum.terms.push_back({rows.row(visit.term), -0.45f});
+      if (direction.sum.values != nullptr && turn == 2) direction.sum.terms.push_back({rows.row(1), 0.6f});
+    }
+    // Elsewhere, and in place.
+    if (!kind.steps) direction.buffer.out = turn == 1 ? acc_out.data() : acc.data();
+    optimizer.x = turn == 1 ? out.data() : x.data();
+    optimizer.x_out = turn == 0 || turn == 1 ? out.data() : x.data();
+    optimizer.moments.key = {55555ull << 32 | 77, arrival, 0};
+    cpu::step(arrives.update, direction, optimizer);
+  }
+  for (Floats* one : {&x, &out, &m, &v, &vhat, &acc, &acc_out, &sum, &units, &scales}) hash.values(*one);
+  for (Bytes* one : {&coded_m, &coded_v, &coded_vhat, &rows_data}) hash.values(*one);
+
+  // What was stored, read back.
+  if (!kind.steps && kind.direction == kMean) {
+    const float weights[kSlotsKept] = {0.3f, 0.0f, 0.9f};
+    const int64_t all = (n + kBlock - 1) / kBlock;
+    cpu::recompute_sum(rows, weights, sum.data(), 0, all, 1);
+    hash.values(sum);
+    const float others[kSlotsKept] = {-0.1f, 1.0f, 0.0f};
+    cpu::recompute_sum(rows, others, sum.data(), all > 1 ? 1 : 0, all, 2);
+    hash.values(sum);
+    for (int64_t slot = 0; slot < kSlotsKept; ++slot) {
+      cpu::read_row(rows, slot, x.data());
+      hash.values(x);
+    }
+  }
+}
+
+// Every size in every way, but the long one in only one, which another case does not share.
+std::vector<Place> places(int64_t number) {
+  std::vector<Place> found;
+  for (int how = 0; how < kArrivals; ++how) {
+    found.push_back({1, 0, static_cast<Arrives>(how)});
+    found.push_back({257, int64_t{1} << 43, static_cast<Arrives>(how)});
+    found.push_back({1025, 65536, static_cast<Arrives>(how)});
+  }
+  found.push_back({70001, 65536, static_cast<Arrives>(number % kArrivals)});
+  return found;
+}
+
+// ---- the rest
+
+void run_passes(const Place& place, Hash& hash) {
+  Random random(static_cast<uint64_t>(place.size));
+  const int64_t n = place.size;
+  const Arrival one(n, place.how, place.origin, random), other(n, kPieces, 0, random);
+  Floats acc(n), out(n), x(n), base(n), buckets(1500);
+  for (Floats* given : {&acc, &x, &base}) fill(*given, random);
+  cpu::accumulate(one.update, nullptr, 0.7f, out.data());
+  hash.values(out);
+  cpu::accumulate(one.update, acc.data(), 0.3f, out.data());
+  hash.values(out);
+  cpu::accumulate(one.update, acc.data(), -1.0f, acc.data());
+  hash.values(acc);
+
+  std::vector<std::atomic<bool>> finite(2);
+  for (auto& flag : finite) flag.store(true);
+  cpu::fold({{one.update, base.data(), 0.3f}, {other.update, nullptr, 0.6f}}, acc.data(), out.data(), finite);
+  hash.values(out);
+  x[n / 2] = float_from_bits(0x7f800000u);
+  cpu::fold({{one.update, x.data(), 0.3f}, {other.update, base.data(), 0.6f}}, nullptr, out.data(), finite);
+  hash.values(out);
+  hash.word((finite[0] ? 2u : 0u) | (finite[1] ? 1u : 0u));
+  x[n / 2] = 0.25f;
+
+  hash.value(cpu::sum_squares(one.update));
+  for (const bool inner : {false, true}) {
+    const cpu::Distances found = cpu::distances(one.update, x.data(), base.data(), inner);
+    for (const double number : {found.moved, found.update, found.inner}) hash.value(number);
+  }
+  for (const int64_t k : {int64_t{1024}, int64_t{1500}}) {
+    cpu::sketch(one.update, k, 0x123456789ABCDEFull, buckets.data());
+    hash.values(buckets);
+  }
+  const int64_t item = one.update.pieces[0].dtype == kFloat32 ? 4 : 2;
+  if (place.how != kPieces) {
+    Bytes copied(n * item);
+    cpu::copy(one.update, n / 3, n - n / 3, item, copied.data());
+    hash.values(copied);
+  }
+}
+
+template <typename T>
+void run_distill(int64_t classes, Hash& hash) {
+  Random random(static_cast<uint64_t>(classes));
+  const int64_t rows = 37;
+  Array<T> teacher(rows * classes), student(rows * classes), probs(rows * classes), gradient(rows * classes);
+  Array<int64_t> labels(rows), which(rows);
+  Array<double> entropy(rows);
+  for (int64_t i = 0; i < rows * classes; ++i) {
+    teacher[i] = static_cast<T>(random.value());
+    student[i] = static_cast<T>(random.value());
+  }
+  for (int64_t i = 0; i < rows; ++i) which[i] = static_cast<int64_t>(random.next() % static_cast<uint32_t>(rows));
+  cpu::soft_targets(teacher.data(), 0.4, rows, classes, probs.data(), labels.data(), entropy.data());
+  for (int64_t i = 0; i < rows; ++i) hash.word(static_cast<uint64_t>(labels[i]));
+  hash.values(probs);
+  hash.values(entropy);
+  labels[rows / 2] = kIgnored;
+  for (const int64_t* rows_of_teacher :
+       {static_cast<const int64_t*>(nullptr), static_cast<const int64_t*>(which.data())}) {
+    const cpu::Distilled found = cpu::distill(student.data(), probs.data(), labels.data(), entropy.data(),
+                                              rows_of_teacher, rows, rows, classes, 0.1, 0.8, gradient.data());
+    hash.value(found.loss);
+    hash.value(found.alpha);
+    hash.values(gradient);
+  }
+}
+
+void run_crc(bool in_software, Hash& hash) {
+  Random random(1);
+  Bytes bytes(70001);
+  fill(bytes, random);
+  for (const int64_t count : {0, 1, 7, 8, 9, 255, 12287, 12288, 12295, 40000, 70000})
+    hash.word(cpu::crc32c(bytes.data() + 1, count, static_cast<uint32_t>(count), in_software));
+}
+
+// ---- all of it
+
+using Lines = std::vector<std::string>;
+
+template <typename Run>
+void line(Lines& lines, const std::string& name, Run run) {
+  Hash hash;
+  run(hash);
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash.state()));
+  lines.push_back(name + " " + text);
+}
+
+Lines trace() {
+  Lines lines;
+  int64_t number = 0;
+  for (const Kind& kind : kKinds)
+    for (int format = 0; format < (kind.rows ? RowFormats::kCount : 1); ++format)
+      for (int optimizer = 0; optimizer < (kind.steps ? Optimizers::kCount : 1); ++optimizer)
+        for (const bool coded : {false, true}) {
+          std::string name = kind.name;
+          if (kind.rows) name += std::string(" ") + format_facts(format).name;
+          bool owns = false;
+          if (kind.steps)
+            visit_at(optimizer, Optimizers{}, [&](auto one) {
+              owns = decltype(one)::kM;
+              name += std::string(" ") + decltype(one)::kName;
+            });
+          if (coded && !owns) continue;
+          line(lines, name + (coded ? " 8-bit" : ""), [&](Hash& hash) {
+            for (const Place& place : places(number)) run_steps(kind, optimizer, coded, format, place, hash);
+          });
+          ++number;
+        }
+  for (int how = 0; how < kArrivals; ++how)
+    line(lines, std::string("passes ") + kArrivalNames[how], [&](Hash& hash) {
+      for (const Place& place : places(how))
+        if (place.how == how) run_passes(place, hash);
+    });
+  for (const int64_t classes : {1, 2, 10, 127, 129, 1000, 1300}) {
+    line(lines, "distill fp32 " + std::to_string(classes), [&](Hash& hash) { run_distill<float>(classes, hash); });
+    line(lines, "distill fp64 " + std::to_string(classes), [&](Hash& hash) { run_distill<double>(classes, hash); });
+  }
+  line(lines, "crc32c", [](Hash& hash) { run_crc(false, hash); });
+  line(lines, "crc32c by table", [](Hash& hash) { run_crc(true, hash); });
+  return lines;
+}
+
+// How a trace is run. Nothing of it may show.
+struct Setting {
+  int threads;
+  int64_t prefetch, stream_from, width, wide_below, group, places;
+};
+constexpr int64_t kHuge = int64_t{1} << 40;
+constexpr Setting kSettings[] = {
+    {1, 0, 0, 512, kHuge, 65536, 1}, {2, 512, 1, 512, 0, 4096, 4}, {2, 0, 1, 256, 0, 65536, 4},
+    {1, 512, 0, 256, 0, 4096, 1},    {2, 512, 1, 128, 0, 4096, 1},
+};
+
+int differing(const Lines& expected, const Lines& found, const std::string& where) {
+  int count = 0;
+  for (size_t i = 0; i < std::max(expected.size(), found.size()); ++i) {
+    const std::string wanted = i < expected.size() ? expected[i] : "nothing",
+                      is = i < found.size() ? found[i] : "nothing";
+    if (wanted == is || ++count > 5) continue;
+    std::printf("%s: expected \"%s\", found \"%s\"\n", where.c_str(), wanted.c_str(), is.c_str());
+  }
+  if (count > 5) std::printf("%s: %d lines in all\n", where.c_str(), count);
+  return count;
+}
+
+int run(const std::string& path, bool write) {
+  Lines first;
+  int bad = 0, runs = 0;
+  std::string sets;
+  for (int i = 0; i < cpu::isa_count(); ++i) {
+    const cpu::Isa isa = cpu::isa(i);
+    const std::string name = isa.kernels->isa;
+    if (i > 0 && name == cpu::isa(i - 1).kernels->isa) continue;  // the same instructions, shorter vectors
+    if (!isa.supported) {
+      std::printf("%s: not on this processor\n", name.c_str());
+      continue;
+    }
+    cpu::select(name.c_str());
+    sets += " " + name;
+    for (const Setting& set : kSettings) {
+      cpu::set_threads(set.threads);
+      cpu::set_tuning({"trace", set.prefetch, set.stream_from, set.width, set.wide_below, 50, set.group, set.places});
+      const Lines found = trace();
+      if (first.empty()) first = found;
+      const std::string where = name + ", threads " + std::to_string(set.threads) + ", prefetch " +
+                                std::to_string(set.prefetch) + ", stream_from " + std::to_string(set.stream_from) +
+                                ", width " + std::to_string(set.width) + ", group " + std::to_string(set.group) +
+                                ", places " + std::to_string(set.places);
+      bad += differing(first, found, where) > 0 ? 1 : 0;
+      ++runs;
+    }
+  }
+  if (write) {
+    std::ofstream file(path);
+    for (const std::string& one : first) file << one << '\n';
+  }
+  Lines expected;
+  std::ifstream file(path);
+  for (std::string one; std::getline(file, one);) expected.push_back(one);
+  bad += differing(expected, first, path) > 0 ? 1 : 0;
+  std::printf("%s: %d cases, %d ways to run each (%s)\n", bad == 0 ? "same bits" : "DIFFERENT BITS",
+              static_cast<int>(first.size()), runs, sets.c_str() + (sets.empty() ? 0 : 1));
+  return bad == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int count, char** given) {
+  if (count < 2) {
+    std::fprintf(stderr, "usage: trace FILE [--write]\n");
+    return 2;
+  }
+  return run(given[1], count > 2 && std::strcmp(given[2], "--write") == 0);
+}

@@ -1,0 +1,116 @@
+"""CRC-32C: the published vectors, the instruction against the table, chaining, pieces."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastagg import ops
+from fastagg.errors import ConfigError
+
+pytestmark = pytest.mark.kernel
+
+PART = 4096  # bytes that csrc/cpu/crc32c.cpp reads in three places at once
+
+
+def floats(data: bytes, offset: int = 0) -> torch.Tensor:
+    """Bytes as fp16 or fp32 numbers that begin ``offset`` bytes into an allocation."""
+    dtype = torch.float16 if len(data) % 4 or offset % 4 else torch.float32
+    held = torch.zeros(offset + len(data), dtype=torch.uint8)
+    held[offset:].numpy()[:] = np.frombuffer(data, np.uint8)
+    return held[offset:].view(dtype)
+
+
+def random(size: int, seed: int) -> bytes:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator).numpy().tobytes()
+
+
+def bit_by_bit(data: bytes) -> int:
+    """RFC 3720's definition."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("in_software", [False, True])
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (bytes(32), 0x8A9136AA),
+        (b"\xff" * 32, 0x62A8AB43),
+        (bytes(range(32)), 0x46DD794E),
+        (bytes(range(31, -1, -1)), 0x113FDB5C),
+    ],
+)  # RFC 3720, B.4
+def test_published_vectors(data: bytes, expected: int, in_software: bool) -> None:
+    assert ops.crc32c(floats(data), in_software=in_software) == expected == bit_by_bit(data)
+
+
+@given(
+    size=st.one_of(st.integers(1, 40), st.integers(1, 16_000)).map(lambda n: 2 * n),
+    offset=st.integers(0, 8).map(lambda n: 2 * n),
+    before=st.integers(0, 2**32 - 1),
+    seed=st.integers(0, 999),
+)
+def test_the_instruction_is_the_table(size: int, offset: int, before: int, seed: int) -> None:
+    data = floats(random(size, seed), offset)
+    assert ops.crc32c(data, before) == ops.crc32c(data, before, in_software=True)
+
+
+@pytest.mark.parametrize("in_software", [False, True])
+@pytest.mark.parametrize("size", [3 * PART - 2, 3 * PART, 3 * PART + 2, 6 * PART + 14, 7 * PART + 4])
+def test_lengths_around_its_parts_are_the_definition(size: int, in_software: bool) -> None:
+    data = random(size, size)
+    assert ops.crc32c(floats(data, 2), in_software=in_software) == bit_by_bit(data)
+
+
+@pytest.mark.parametrize("in_software", [False, True])
+@pytest.mark.parametrize("cut", [0, 2, 14, 3 * PART, 3 * PART + 6, 20_000])
+def test_one_after_the_other_is_all_at_once(cut: int, in_software: bool) -> None:
+    data = random(20_000, 1)
+    whole = ops.crc32c(floats(data), in_software=in_software)
+    first = ops.crc32c(floats(data[:cut]), in_software=in_software)
+    assert ops.crc32c(floats(data[cut:]), first, in_software=in_software) == whole
+    assert ops.crc32c([floats(data[:cut]), floats(data[cut:])], in_software=in_software) == whole
+
+
+def test_pieces_of_several_types_are_their_bytes_in_order() -> None:
+    data = random(40_000, 2)
+    pieces = [
+        floats(data[:4004]),
+        torch.empty(0),
+        floats(data[4004:4010]).view(torch.bfloat16),
+        floats(data[4010:30_010]).numpy(),
+        floats(data[30_010:]),
+    ]
+    assert ops.crc32c(pieces) == ops.crc32c(floats(data)) == ops.crc32c(pieces, in_software=True)
+    assert ops.crc32c(pieces[::-1]) != ops.crc32c(pieces)
+
+
+def test_every_byte_counts() -> None:
+    data = bytearray(random(3 * PART + 24, 3))
+    found = {ops.crc32c(floats(bytes(data)))}
+    places = [0, PART - 1, PART, 2 * PART, 3 * PART - 1, 3 * PART, 3 * PART + 23]
+    for place in places:
+        data[place] ^= 1
+        found.add(ops.crc32c(floats(bytes(data))))
+        data[place] ^= 1
+    assert len(found) == 1 + len(places)
+
+
+def test_nothing_leaves_what_came_before() -> None:
+    assert ops.crc32c(torch.empty(0)) == 0 and ops.crc32c([], 123) == 123
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_an_update_elsewhere_is_refused() -> None:
+    with pytest.raises(ConfigError, match="on the CPU"):
+        ops.crc32c(torch.ones(4, device="cuda"))

@@ -1,0 +1,112 @@
+"""Settings that depend on the processor: who decides them, what `fastagg tune` does, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import fastagg
+from fastagg import cli, tuning
+from fastagg._build import native
+
+
+@pytest.fixture(autouse=True)
+def _restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing of the user's is read or written, and the settings are what they were afterwards."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("FASTAGG_TUNE", raising=False)
+    before, source = tuning.current(), tuning._source
+    yield
+    native.set_tuning(before)
+    tuning._source = source
+
+
+def test_the_table_knows_what_it_says_and_info_shows_it() -> None:
+    info = fastagg.build_info()
+    assert info["tuning"] == tuning.current() and set(info["tuning"]) == set(native.default_tuning())
+    assert info["processor"] == tuning.processor()
+    assert "tuning.prefetch" in CliRunner().invoke(cli.app, ["info"]).stdout
+
+
+def test_unknown_processors_get_nothing_clever() -> None:
+    vendor, family, _ = native.processor()
+    if (vendor, family) not in {("GenuineIntel", 6), ("AuthenticAMD", 25), ("AuthenticAMD", 26)}:
+        assert native.default_tuning()["prefetch"] == 0 and native.default_tuning()["stream_from"] == 0
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """In a process that imports the installed package, not the source folder (-P): only one of them is built."""
+    given = {**os.environ, **environment}
+    return subprocess.run([sys.executable, "-P", "-c", code], env=given, capture_output=True, text=True, check=False)
+
+
+def test_the_environment_comes_before_what_was_remembered(tmp_path: Path) -> None:
+    tuning.remember({"prefetch": 256})
+    code = "from fastagg import tuning; c = tuning.current(); print(c['prefetch'], c['stream_from'], tuning.source())"
+    shared = {"XDG_CONFIG_HOME": str(tmp_path)}
+    assert run(code, **shared).stdout.split()[:2] == ["256", str(native.default_tuning()["stream_from"])]
+    assert run(code, FASTAGG_TUNE="prefetch=64,stream_from=never", **shared).stdout.split() == [
+        "64", "0", "FASTAGG_TUNE",
+    ]  # fmt: skip
+    default = run(code, FASTAGG_TUNE="default", **shared).stdout.split()
+    assert default[0] == str(native.default_tuning()["prefetch"])
+    wrong = run(code, FASTAGG_TUNE="prefetch=fast", **shared)
+    assert wrong.returncode != 0 and "FASTAGG_TUNE: expected" in wrong.stderr
+
+
+def test_a_damaged_memory_is_no_memory(tmp_path: Path) -> None:
+    path = tuning.memory_file()
+    path.parent.mkdir(parents=True)
+    for text in ("", "[]", "{", json.dumps({tuning.processor(): 3}), json.dumps({"another": {"prefetch": 64}})):
+        path.write_text(text)
+        assert tuning.recall() is None
+    path.write_text(json.dumps({tuning.processor(): {"gone": 1}}))
+    tuning.from_environment()
+    assert tuning.source().startswith("table")
+
+
+def test_what_is_remembered_for_others_stays() -> None:
+    path = tuning.memory_file()
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"another": {"prefetch": 64}}))
+    tuning.remember({"width": 256})
+    assert json.loads(path.read_text()) == {"another": {"prefetch": 64}, tuning.processor(): {"width": 256}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"prefetch": 100}, "prefetch: expected a multiple of 64"),
+        ({"width": 384}, "width: expected 128, 256 or 512"),
+        ({"places": 3}, "places: expected a power of two"),
+        ({"group": 131072}, "group: expected"),
+        ({"spin": -1}, "spin: expected"),
+        ({"speed": 11}, "unknown setting 'speed'"),
+    ],
+)
+def test_what_is_out_of_range_is_refused_and_changes_nothing(settings: dict[str, int], said: str) -> None:
+    before = tuning.current()
+    with pytest.raises(fastagg.ConfigError, match=said):
+        tuning.set_tuning({"spin": 7, **settings})
+    assert tuning.current() == before
+
+
+def test_tune_measures_prints_and_remembers() -> None:
+    before = tuning.current()
+    shown = CliRunner().invoke(cli.app, ["tune"])
+    assert shown.exit_code == 0, shown.output
+    for setting in ("prefetch", "stream_from", "width", "places"):
+        assert setting in shown.stdout
+    assert tuning.current() == before  # of this process
+    assert tuning.recall() is not None
+    assert CliRunner().invoke(cli.app, ["tune", "--forget"]).exit_code == 0
+    assert tuning.recall() is None
+    assert CliRunner().invoke(cli.app, ["tune", "--dry-run"]).exit_code == 0
+    assert tuning.recall() is None
