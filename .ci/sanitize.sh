@@ -1,22 +1,28 @@
 #!/usr/bin/env bash
 # Build the extension with AddressSanitizer and UBSan, the CUDA kernels emulated on the CPU with it (csrc/emulation), and
-# run the kernel tests on it: the CPU's, and those that compare the two.
+# run on it every test that is marked `kernel`: the CPU's, and those that compare the two. tests/conftest.py sees to it
+# that the mark is there.
 # Also: no per-instruction-set object may hold a weak symbol, or the linker could keep the AVX-512 copy for everybody.
 set -euo pipefail
 build=$1
+shift # what follows are options of CMake
 here=$(pwd)
-cmake -S . -B "$build" -G Ninja -DFASTAGG_SANITIZE=ON -DFASTAGG_EMULATE_CUDA=ON -DPython_EXECUTABLE="$(command -v python)" \
-  -Dpybind11_DIR="$(python -m pybind11 --cmakedir)" >"$build.log" || { cat "$build.log"; exit 1; }
+cmake -S . -B "$build" -G Ninja -DFASTAGG_SANITIZE=ON -DFASTAGG_EMULATE_CUDA=ON -DFASTAGG_DEVELOPER=ON \
+  -DPython_EXECUTABLE="$(command -v python)" -Dpybind11_DIR="$(python -m pybind11 --cmakedir)" "$@" >"$build.log" || { cat "$build.log"; exit 1; }
 cmake --build "$build" >>"$build.log" || { cat "$build.log"; exit 1; }
+printf 'built in %ss\n' "$SECONDS"
 
-for object in $(find "$build" -name 'kernels_*.o'); do
+tables=$(find "$build" -name 'kernels_*.o')
+for object in $tables; do
   if weak=$(nm -C "$object" | grep -E ' [VWu] ' | grep -v '__asan\|__odr_asan\|DW.ref'); then
     echo "weak symbols in $object:"
     echo "$weak"
     exit 1
   fi
 done
+test "$(uname -m)" != x86_64 || test "$(wc -w <<<"$tables")" = 4
 
+rm -rf "$build/package"
 mkdir -p "$build/package"
 cp -r fastagg "$build/package/fastagg"
 cp "$build"/_native*.so "$build/package/fastagg/"
@@ -24,5 +30,4 @@ cp "$build"/_native*.so "$build/package/fastagg/"
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 # pytest, not python -m pytest, which would put this folder's unbuilt package first.
 LD_PRELOAD="$(c++ -print-file-name=libasan.so) $(c++ -print-file-name=libubsan.so)" PYTHONPATH="$build/package" \
-  FASTAGG_TEST_EXTENSION="$build/package" pytest -q -p no:cacheprovider "$here"/tests/test_ops_*.py "$here"/tests/test_rows.py \
-  "$here"/tests/test_sketch.py "$here"/tests/test_cuda_agreement.py -k "not two_to_the_31 and not unbiased"
+  FASTAGG_TEST_EXTENSION="$build/package" pytest -q -p no:cacheprovider -m "kernel and not long" "$here"/tests/test_*.py

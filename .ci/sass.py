@@ -21,7 +21,7 @@ def disassembly(path: str) -> str:
 
 def names(mangled: list[str]) -> dict[str, str]:
     plain = subprocess.run(["c++filt", *mangled], check=True, capture_output=True, text=True).stdout.splitlines()
-    found = (re.search(r"(\w+_kernel)(<.*>)?\((?!fastagg::RowFormat)", line) for line in plain)
+    found = (re.search(r"(\w+_kernel)(<.*>)?\(", line) for line in plain)
     return {
         raw: "".join(part or "" for part in match.groups()) for raw, match in zip(mangled, found, strict=True) if match
     }

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# The CPU kernels on ARM, for who has none: the trace program (tests/native) for this machine and, cross-compiled and
+# emulated, for 64-bit ARM. Both must leave the bits of tests/native/trace.txt.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+build=$1
+
+trace() { # NAME CMAKE_OPTIONS...
+  local name=$1
+  shift
+  cmake -S . -B "$build-$name" -G Ninja -DFASTAGG_DEVELOPER=ON -DFASTAGG_MODULE=OFF -DFASTAGG_TRACE=ON "$@" \
+    >"$build-$name.log" || { cat "$build-$name.log"; exit 1; }
+  cmake --build "$build-$name" >>"$build-$name.log" || { cat "$build-$name.log"; exit 1; }
+}
+
+trace native
+printf '%s: ' "$(uname -m)"
+"$build-native/fastagg_trace" tests/native/trace.txt
+
+compiler=aarch64-linux-gnu-g++
+if ! { command -v $compiler && command -v qemu-aarch64; } >/dev/null && test "$(id -u)" = 0; then
+  { apt-get update && apt-get install -y --no-install-recommends g++-aarch64-linux-gnu qemu-user; } >"$build.apt" 2>&1 || true
+fi
+if ! { command -v $compiler && command -v qemu-aarch64; } >/dev/null; then
+  echo "no cross compiler or emulator: ARM was not checked"
+  exit 0
+fi
+trace arm -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=$compiler \
+  -DCMAKE_EXE_LINKER_FLAGS=-static
+printf 'aarch64, emulated: '
+qemu-aarch64 "$build-arm/fastagg_trace" tests/native/trace.txt

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Clang (CLANG, or the newest that is here): it must find nothing to warn of in the kernels and the bindings, and its
+# kernels must leave the bits of tests/native/trace.txt.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+build=$1
+newest() { compgen -c | grep -E '^clang\+\+(-[0-9]+)?$' | sort -uV | tail -n 1 || true; }
+clang=${CLANG:-$(newest)}
+if test -z "$clang" && test "$(id -u)" = 0; then
+  { apt-get update && apt-get install -y --no-install-recommends clang; } >"$build.apt" 2>&1 || true
+  clang=$(newest)
+fi
+if test -z "$clang"; then
+  echo "no clang: not checked"
+  exit 0
+fi
+cmake -S . -B "$build" -G Ninja -DCMAKE_CXX_COMPILER="$clang" -DFASTAGG_DEVELOPER=ON -DFASTAGG_CUDA=OFF \
+  -DFASTAGG_TRACE=ON -DPython_EXECUTABLE="$(command -v python)" -Dpybind11_DIR="$(python -m pybind11 --cmakedir)" \
+  >"$build.log" || { cat "$build.log"; exit 1; }
+cmake --build "$build" >>"$build.log" || { cat "$build.log"; exit 1; }
+if grep -q warning: "$build.log"; then
+  grep -A5 warning: "$build.log"
+  exit 1
+fi
+printf '%s: ' "$("$clang" --version | head -n 1)"
+"$build/fastagg_trace" tests/native/trace.txt
