@@ -1,8 +1,7 @@
-"""The curves of docs/performance.md. A figure is drawn for a device when its results hold the rows for it."""
+"""The curves of docs/performance.md. A processor is drawn when its results hold the rows for it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ Devices = Mapping[str, tuple[dict[str, str], list[Row]]]
 
 # Operations with a curve, and the bytes per parameter that one call touches: what has to fit into a cache.
 CURVES = {"amsgrad": 20, "accumulate": 8, "ace int8": 16}
-PEERS = {"fastagg": "C0", "torch.optim fused": "C1", "torch.compile": "C2", "torch add_": "C3"}
+PEERS = {"fastagg": "C0", "torch.optim fused": "C1", "torch.compile": "C2", "torch add_": "C3", "plain C++ loop": "C4"}
 STREAMS = {"copy": "copy", "triad": "triad", "in place": "in place"}
 
 
@@ -36,38 +35,37 @@ def names(devices: Devices) -> list[str]:
 
 def captions(devices: Devices) -> list[tuple[str, str]]:
     """File and caption of every figure that the results are enough for."""
-    return [
-        (_file(figure, device), f"{figure.caption} {device}.")
-        for device, (_, rows) in devices.items()
-        for figure in FIGURES
-        if figure.rows(rows)
-    ]
+    found = []
+    for figure in FIGURES:
+        if drawn := [device for device, (_, rows) in devices.items() if figure.rows(rows)]:
+            found.append((f"{figure.name}.png", f"{figure.caption} {', '.join(drawn)}."))
+    return found
 
 
 def draw(devices: Devices, folder: Path) -> None:
-    """Write the figures as PNG."""
+    """Write the figures as PNG: a row of panels for every processor."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     folder.mkdir(parents=True, exist_ok=True)
-    for device, (caches, rows) in devices.items():
-        for figure in FIGURES:
-            if not (wanted := figure.rows(rows)):
-                continue
-            panels = figure.panels(wanted)
-            canvas, axes = plt.subplots(
-                1, panels, figsize=(4.4 * max(panels, 1.5), 4.0), layout="constrained", squeeze=False
-            )
-            figure.paint(axes[0], wanted, caches)
-            canvas.savefig(folder / _file(figure, device), dpi=110)
-            plt.close(canvas)
-
-
-def _file(figure: Figure, device: str) -> str:
-    slug = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(R\)|\(TM\)", "", device).lower()).strip("-")
-    return f"{figure.name}-{slug}.png"
+    for figure in FIGURES:
+        wanted = {device: found for device, (_, rows) in devices.items() if (found := figure.rows(rows))}
+        if not wanted:
+            continue
+        panels = max(figure.panels(rows) for rows in wanted.values())
+        size = (4.4 * max(panels, 1.5), 4.0 * len(wanted))
+        canvas, axes = plt.subplots(len(wanted), panels, figsize=size, layout="constrained", squeeze=False)
+        for line, (device, rows) in zip(axes, wanted.items(), strict=True):
+            used = figure.panels(rows)
+            figure.paint(line[:used], rows, devices[device][0])
+            for axis in line[:used]:
+                axis.set_title(f"{axis.get_title()}\n{device}", fontsize=10)
+            for axis in line[used:]:
+                axis.set_axis_off()
+        canvas.savefig(folder / f"{figure.name}.png", dpi=110)
+        plt.close(canvas)
 
 
 def _swept(rows: Sequence[Row]) -> list[Row]:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 import fastagg
 from fastagg import ops
-from fastagg.cache import ClientCache, RunningSum
+from fastagg.cache import ClientCache
 
 Run = Callable[[], object]
 DEVICE = torch.device("cuda", 0)
@@ -125,7 +125,7 @@ def ace(format: str, optimizer: str = "sgd") -> Callable[[int], Case]:
 
     def make(d: int) -> Case:
         x, g = vector(d), vector(d) * 1e-2
-        cache, total = ClientCache(d, SLOTS, format, DEVICE), RunningSum(d, DEVICE)
+        cache, total = ClientCache(d, SLOTS, format, DEVICE), torch.zeros(d, device=DEVICE)
         for slot in range(SLOTS):
             ops.cached_step_(None, vector(d) * 1e-2, cache=cache, write=slot, leaving=0.0, sum=total)
         own = {name: vector(d).abs_() for name in ops.OPTIMIZERS[optimizer]}
@@ -138,7 +138,7 @@ def ace(format: str, optimizer: str = "sgd") -> Callable[[int], Case]:
                 optimizer=optimizer, lr=LR, **own,
             )  # fmt: skip
 
-        # Peers keep a plain fp32 sum (no low byte), and round to nearest where they would have to draw random numbers.
+        # Peers keep a plain fp32 sum, and round to nearest where they would have to draw random numbers.
         rows = torch.zeros(SLOTS, d, dtype={"fp32": torch.float32, "bf16": torch.bfloat16}.get(format, torch.int8),
                            device=DEVICE)  # fmt: skip
         scales = torch.full((SLOTS, -(-d // 256)), 1e-4, device=DEVICE)

@@ -25,6 +25,7 @@ def describe() -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "device": device(),
+        "processor": processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "caches": _caches(),
         "memory_bytes": _meminfo("MemTotal"),
@@ -50,6 +51,17 @@ def device() -> str:
     # Virtual machines hide the marketing name; family and model tell which one it is.
     number = re.search(r"^model\s*:\s*(\d+)$", cpuinfo, re.MULTILINE)
     return f"{found[1].strip()} (model {number[1]})" if number else found[1].strip()
+
+
+def processor() -> dict[str, Any]:
+    """Vendor, family and model as /proc/cpuinfo has them, from which processors.py tells the microarchitecture."""
+    cpuinfo = _read("/proc/cpuinfo")
+    found = {
+        key: re.search(rf"^{name}\s*:\s*(\S+)$", cpuinfo, re.MULTILINE)
+        for key, name in (("vendor", "vendor_id"), ("family", "cpu family"), ("model", "model"))
+    }
+    said = {key: match[1] for key, match in found.items() if match}
+    return {key: int(value) if value.isdigit() else value for key, value in said.items()}
 
 
 def commit() -> str:

@@ -8,8 +8,8 @@ import torch
 from problem import Built, Candidate, Problem, huge
 from torch import Tensor
 
-from fastagg import ops
-from fastagg.cache import ClientCache, RunningSum
+from fastagg import memory, ops
+from fastagg.cache import ClientCache
 
 CLIENTS = 4  # rows that are really there; what an arrival reads and writes does not depend on how many
 LEVELS = {"fp32": 127, "bf16": 127, "int8": 127, "int4": 7}
@@ -33,9 +33,9 @@ def cached(rule: str, format: str, optimizer: str = "sgd") -> list[Candidate]:
     return [Candidate("fastagg", partial(_BUILDS[rule], format=format, optimizer=optimizer), vectors)]
 
 
-def _state(problem: Problem, format: str) -> tuple[Tensor, Tensor, ClientCache, RunningSum]:
+def _state(problem: Problem, format: str) -> tuple[Tensor, Tensor, ClientCache, Tensor]:
     slots = CLIENTS + 1
-    cache, total = ClientCache(problem.size, slots, format), RunningSum(problem.size)
+    cache, total = ClientCache(problem.size, slots, format), memory.zeros(problem.size)
     cache.data.zero_()
     cache.scales.zero_()
     return problem.vector("x", huge), grid(problem.size, format), cache, total

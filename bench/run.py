@@ -26,7 +26,9 @@ import fastagg
 SWEEP = ("amsgrad", "accumulate", "ace int8")
 SWEEP_SIZES = (10_000, 31_600, 100_000, 316_000, 1_000_000, 3_160_000, 10_000_000, 31_600_000, 100_000_000,
                316_000_000, 1_000_000_000)  # fmt: skip
-SWEEP_ONLY = ("fused", "torch add_", "torch.compile")
+SWEEP_ONLY = ("fused", "torch add_", "torch.compile", "plain C++")
+# A sample of milliseconds sees one state of the core's clock and of the neighbours: short steps need more of them.
+ROUNDS, SHORT_ROUNDS, SHORT = 15, 31, 1_000_000
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -55,7 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("suite", nargs="*", default=["optimizers"], choices=known, metavar="suite",
                         help=f"sweep, {', '.join(suites.SUITES)}, or one operation of them")  # fmt: skip
     parser.add_argument("--sizes", type=_count, nargs="+", help="numbers of parameters, such as 11200000 or 1e6")
-    parser.add_argument("--rounds", type=int, default=15, help="samples of each candidate")
+    parser.add_argument("--rounds", type=int, help=f"samples of each candidate (default: {ROUNDS}, and {SHORT_ROUNDS} "
+                        f"below {SHORT:,} parameters)")  # fmt: skip
     parser.add_argument("--threads", type=int, nargs="+", help="of fastagg and of torch, one after the other")
     parser.add_argument("--only", nargs="+", help="peers whose names contain one of these words")
     parser.add_argument("--out", type=Path, default=records.RESULTS, help="folder for the figures")
@@ -80,10 +83,14 @@ def _measured(name: str, given: argparse.Namespace, wrong: list[str]) -> list[Ro
         for size in sizes if sizes == suites.OWN else given.sizes or sizes:
             print(f"{suites.label(case)}, d = {size:,}, {fastagg.get_num_threads()} threads", file=sys.stderr)
             try:
-                rows += suites.run(suite, case, size, given.rounds, only)
+                rows += suites.run(suite, case, size, given.rounds or _rounds(size), only)
             except AssertionError as error:  # an hour of other figures must not be lost with it
                 wrong.append(f"{suites.label(case)}, d = {size:,}: {error}")
     return rows
+
+
+def _rounds(size: int) -> int:
+    return SHORT_ROUNDS if 0 < size < SHORT else ROUNDS
 
 
 def _cases() -> dict[str, tuple[str, object]]:

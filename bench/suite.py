@@ -52,13 +52,13 @@ OPTIMIZERS = [
     Operation(
         "amsgrad",
         36,
-        lambda: [*ours.adaptive("amsgrad"), *peers.adaptive(amsgrad=True)],
+        lambda: [*ours.adaptive("amsgrad"), *peers.adaptive(amsgrad=True), *peers.plain_loop("amsgrad")],
         partial(ours.corrected, optimizer="amsgrad"),
     ),
     Operation(
         "adam",
         28,
-        lambda: [*ours.adaptive("adam"), *peers.adaptive(amsgrad=False)],
+        lambda: [*ours.adaptive("adam"), *peers.adaptive(amsgrad=False), *peers.plain_loop("adam")],
         partial(ours.corrected, optimizer="adam"),
     ),
     # Three moments of a byte, read and written, and two units for every 256.
@@ -69,7 +69,9 @@ OPTIMIZERS = [
 
 
 def _update(name: str, bytes_: int, lr: float = 1.0, **more: Any) -> Operation:
-    return Operation(name, bytes_, lambda: [*ours.updates(name), *peers.UPDATES[name]], lr=lr, **more)
+    return Operation(
+        name, bytes_, lambda: [*ours.updates(name), *peers.UPDATES[name], *peers.plain_loop(name)], lr=lr, **more
+    )
 
 
 UPDATES = [
@@ -84,12 +86,12 @@ UPDATES = [
 
 def _cached(name: str, bytes_: int, rule: str, format: str = "fp32", optimizer: str = "sgd", **more: Any) -> Operation:
     def candidates() -> list[Candidate]:
-        return [*ours_cached.cached(rule, format, optimizer), *peers.CACHED[name]]
+        return [*ours_cached.cached(rule, format, optimizer), *peers.CACHED[name], *peers.plain_loop(name)]
 
     return Operation(name, bytes_, candidates, lr=0.1, **more)
 
 
-# Without scales (0.016 bytes) and the sum's low byte and refresh (2.1 to 3): the table counts what the rule needs.
+# Without scales (0.016 bytes) and the sum's refresh (0.13 to 1): the table counts what the rule needs.
 CACHES = [
     _cached("ace fp32", 28, "ace"),
     _cached("ace bf16", 24, "ace", "bf16"),

@@ -75,7 +75,7 @@ def _streams(rows: Sequence[Row]) -> str:
 def _line(row: Row) -> str:
     if row.seconds is None or row.slower is None:
         return f"| {row.candidate} | | {row.bytes} | | | | | skipped: {row.skipped} |"
-    p20, p50, p80 = (_time(value) for value in row.seconds)
+    p20, p50, p80 = (time(value) for value in row.seconds)
     s20, s50, s80 = row.slower
     speeds = ["" if v is None else f"{v:.0%}" for v in (row.of_roofline, row.of_reading or row.of_in_place)]
     gbps = "" if row.gbps is None else f"{row.gbps:.1f}"
@@ -85,7 +85,8 @@ def _line(row: Row) -> str:
     )
 
 
-def _time(seconds: float) -> str:
+def time(seconds: float) -> str:
+    """With three digits."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= scale:
             return f"{seconds / scale:.3g} {unit}"

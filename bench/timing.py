@@ -77,7 +77,7 @@ def interleave(
     *,
     rounds: int = 15,
     before: Mapping[str, Run] | None = None,
-    least: float = 1e-3,
+    least: float = 2e-3,
     patience: float = 0.6,
     settle: float = SETTLE,
     seed: int = 0,
@@ -90,15 +90,19 @@ def interleave(
         candidates: what to time, already warm (compiled, allocated, its result checked).
         rounds: samples of each.
         before: untimed preparation right before a candidate's sample.
-        least: seconds a sample takes at least; faster candidates are called several times and averaged.
+        least: seconds a sample takes at least; faster candidates are called several times and averaged. Where one of
+            them is, every sample follows an untimed call: what fits into the caches is then there for all candidates,
+            and not only for those that are called often.
         patience: candidates slower than this many seconds run in every third round only.
         settle: seconds of pause before each sample.
         seed: of the order.
     """
     order, shuffle = list(candidates), random.Random(seed).shuffle
     prepare = before or {}
-    calls = {name: 1 if name in prepare else _calls(run, least) for name, run in candidates.items()}
-    slow = {name for name, run in candidates.items() if _once(run, 1) > patience}
+    warm = {name: _warm(run, least) for name, run in candidates.items()}
+    calls = {name: 1 if name in prepare else _calls(seconds, least) for name, seconds in warm.items()}
+    slow = {name for name, seconds in warm.items() if seconds > patience}
+    small = min(warm.values(), default=least) < least
     kept: list[dict[str, float]] = []
     shares: list[float] = []
     retries = rounds
@@ -114,6 +118,8 @@ def interleave(
                 if name in slow and len(kept) % 3:
                     continue
                 _stay_awake(settle)
+                if small and name not in slow:
+                    candidates[name]()
                 if name in prepare:
                     prepare[name]()
                 current[name] = _once(candidates[name], calls[name])
@@ -153,9 +159,14 @@ def _once(run: Run, calls: int) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def _calls(run: Run, least: float) -> int:
-    once = min(_once(run, 1) for _ in range(3)) if (first := _once(run, 1)) < least else first
-    return 1 if once >= least else min(10_000, math.ceil(least / max(once, 1e-7)))
+def _warm(run: Run, least: float) -> float:
+    """Seconds per call once code, caches and threads are there: a slow first call must not make a sample short."""
+    once = min(_once(run, 1) for _ in range(2))
+    return once if once >= least else min(once, _once(run, _calls(once, least / 4)))
+
+
+def _calls(once: float, least: float) -> int:
+    return min(10_000, max(1, math.ceil(least / max(once, 1e-7))))
 
 
 def _quantile(ordered: list[float], q: float) -> float:

@@ -1,0 +1,186 @@
+"""The yardstick: each formula's plainest C++ loop (`plain.cpp`), vectorised by the system's compiler for this machine.
+
+It shows what a plain loop gets where fastagg's kernels must be worth their code. So that loops are compared and not
+pages, its state lies in huge pages as fastagg's does; that is the one exception to how peers get memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import cycle
+from pathlib import Path
+
+import torch
+from ours_cached import CLIENTS, grid, whole
+from problem import Built, Candidate, Problem, Skip, huge
+from torch import Tensor
+
+import fastagg
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+NAME = "plain C++ loop"
+FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd")
+ON_X86 = ("-mprefer-vector-width=256",)
+WORTH_THREADS = 1_000_000  # below, starting a thread costs more than the loop
+Run = Callable[[], object]
+Build = Callable[[Problem], Built]
+
+
+def plain_loop(operation: str) -> list[Candidate]:
+    """The loop of one operation of suite.py, if it has one, for the end of its list of peers."""
+    if operation not in _BUILDS:
+        return []
+    build, vectors = _BUILDS[operation]
+    note = "state in huge pages, as fastagg's; a second thread is started for each call"
+    return [Candidate(NAME, partial(_checked, build), vectors, note=note)]
+
+
+def flags() -> tuple[str, ...]:
+    """What the compiler is told here."""
+    return FLAGS + (ON_X86 if platform.machine() in ("x86_64", "AMD64") else ())
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The loops, compiled at first use and kept for the next process.
+
+    Raises:
+        Skip: there is no C++ compiler, or it refused.
+    """
+    compiler = os.environ.get("CXX", "c++")
+    command = [compiler, *flags(), "-shared", "-fPIC", "-pthread", str(SOURCE)]
+    try:
+        version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+        # -march=native: a cache directory that several machines share must not mix them up.
+        key = [SOURCE.read_bytes(), " ".join(command).encode(), version, _processor()]
+        kept = _folder() / f"plain-{hashlib.sha256(b'|'.join(key)).hexdigest()[:16]}.so"
+        if not kept.is_file():
+            # Aside first, so that a process that starts meanwhile never loads half a file.
+            with tempfile.TemporaryDirectory(dir=kept.parent) as aside:
+                subprocess.run([*command, "-o", f"{aside}/plain.so"], capture_output=True, check=True)
+                os.replace(f"{aside}/plain.so", kept)
+        return ctypes.CDLL(str(kept))
+    except subprocess.CalledProcessError as error:
+        raise Skip(f"{compiler} failed: {error.stderr.decode(errors='replace').strip()[:120]}") from error
+    except OSError as error:
+        raise Skip(f"no C++ compiler, or no place for what it makes: {error}") from error
+
+
+def _folder() -> Path:
+    """The user's cache directory, or one that lasts until the next boot; outside the repository either way."""
+    try:
+        chosen = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastagg-bench"
+        chosen.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=chosen).close()
+    except (OSError, RuntimeError):  # read-only, or no home
+        return Path(tempfile.mkdtemp(prefix="fastagg-bench-"))
+    return chosen
+
+
+def _processor() -> bytes:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor().encode()
+    return "".join(line for line in lines if line.startswith(("model name", "flags", "Features"))).encode()
+
+
+def _checked(build: Build, problem: Problem) -> Built:
+    if fastagg.get_num_threads() > 1 and problem.size < WORTH_THREADS:
+        raise Skip(f"starting a thread costs more than the loop below {WORTH_THREADS:,} parameters; see 1 thread")
+    return build(problem)
+
+
+class _Settings(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_float) for name in ("b1", "b2", "lr", "eps", "scale")]
+
+
+class _Call(ctypes.Structure):
+    """As in plain.cpp."""
+
+    held: tuple[Tensor, ...]  # the tensors whose addresses these are
+
+    _fields_ = (
+        ("v", ctypes.c_void_p * 6),
+        ("s", _Settings),
+        ("n", ctypes.c_long),
+        ("threads", ctypes.c_long),
+        ("found", ctypes.c_double * 2),
+    )
+
+
+def _prepared(name: str, problem: Problem, *vectors: Tensor, scale: float = 1.0) -> tuple[Run, _Call]:
+    """The call with its only argument in place: some hundred nanoseconds, whatever the loop takes."""
+    call = _Call(n=problem.size, threads=fastagg.get_num_threads())
+    call.v[: len(vectors)] = [vector.data_ptr() for vector in vectors]
+    call.s = _Settings(*problem.betas, problem.lr, problem.eps, scale)
+    call.held = vectors
+    function = getattr(library(), f"call_{name}")
+    function.restype = None
+    return partial(function, ctypes.byref(call)), call
+
+
+def _in_place(name: str, *kinds: str, mean: bool = False) -> Build:
+    """Loops that change their first vector; the update is always the second one."""
+
+    def build(problem: Problem) -> Built:
+        target, *others = problem.vectors(kinds, huge)
+        scale = 1.0 / problem.buffer_size if mean else 1.0
+        run, _ = _prepared(name, problem, target, problem.update, *others, scale=scale)
+        return Built(run, lambda: target)
+
+    return build
+
+
+def _ace(problem: Problem) -> Built:
+    x, update = problem.vector("x", huge), grid(problem.size, "fp32")
+    total, *rows = (huge(problem.size).zero_() for _ in range(1 + CLIENTS))
+    runs = [_prepared("ace_fp32", problem, x, update, row, total, scale=1.0 / CLIENTS)[0] for row in rows]
+    return Built(_in_turn(runs), lambda: x[: whole(problem.size)])
+
+
+def _ca2fl_arrival(problem: Problem) -> Built:
+    acc, update = problem.vector("acc", huge), grid(problem.size, "fp32")
+    rows = [huge(problem.size).zero_() for _ in range(CLIENTS)]
+    pairs = zip(rows, rows[1:] + rows[:1], strict=True)
+    return Built(_in_turn([_prepared("ca2fl_arrival", problem, acc, update, *pair)[0] for pair in pairs]), lambda: acc)
+
+
+def _in_turn(runs: list[Run]) -> Run:
+    """Another client at each call, as fastagg's candidate has it: what lies in a cache is the same for both."""
+    turn = cycle(runs)
+    return lambda: next(turn)()
+
+
+def _norms(name: str, *kinds: str) -> Build:
+    """Loops that only read: the roots of their sums, in fp64."""
+
+    def build(problem: Problem) -> Built:
+        run, call = _prepared(name, problem, *problem.vectors(kinds, huge))
+        count = 1 if name == "inspect" else 2
+        return Built(run, lambda: torch.tensor(call.found[:count]).sqrt())
+
+    return build
+
+
+# And the vectors of length d that each holds.
+_BUILDS: dict[str, tuple[Build, float]] = {
+    "amsgrad": (_in_place("amsgrad", "x", "m", "v", "vhat"), 4),
+    "adam": (_in_place("adam", "x", "m", "v"), 3),
+    "accumulate": (_in_place("accumulate", "acc"), 1),
+    "apply": (_in_place("apply", "x"), 1),
+    "fedbuff flush": (_in_place("fedbuff_flush", "x", "acc", mean=True), 2),
+    "fadas flush": (_in_place("fadas_flush", "x", "m", "v", "vhat", "acc", mean=True), 5),
+    "inspect": (_norms("inspect", "update"), 1),
+    "ace fp32": (_ace, 3 + CLIENTS),
+    "ca2fl arrival": (_ca2fl_arrival, 2 + CLIENTS),
+    "distances": (_norms("distances", "x", "update", "base"), 3),
+    "mixing": (_in_place("mixing", "x", "base"), 2),
+}
