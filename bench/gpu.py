@@ -25,7 +25,7 @@ from torch import Tensor
 
 import fastagg
 from fastagg import ops
-from fastagg.cache import ClientCache
+from fastagg.storage.cache import ClientCache
 
 Run = Callable[[], object]
 DEVICE = torch.device("cuda", 0)
@@ -246,8 +246,8 @@ def overhead() -> list[dict[str, Any]]:
 
 def uploads(d: int) -> dict[str, Any]:
     """An update in pageable host memory, against a copy of the same bytes that are pinned already."""
-    from fastagg import staging
-    from fastagg.pieces import Pieces
+    from fastagg.storage import staging
+    from fastagg.storage.pieces import Pieces
 
     host, there = torch.randn(d), torch.empty(d, device=DEVICE)
     pinned = host.pin_memory()

@@ -9,7 +9,8 @@ from itertools import count
 import torch
 from problem import Allocate, Built, Candidate, Problem, huge, plain
 
-from fastagg import moments, ops
+from fastagg import ops
+from fastagg.parts import moments
 
 Build = Callable[[Problem, Allocate], Built]
 

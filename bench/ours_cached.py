@@ -8,8 +8,9 @@ import torch
 from problem import Built, Candidate, Problem, huge
 from torch import Tensor
 
-from fastagg import memory, ops
-from fastagg.cache import ClientCache
+from fastagg import ops
+from fastagg.storage import memory
+from fastagg.storage.cache import ClientCache
 
 CLIENTS = 4  # rows that are really there; what an arrival reads and writes does not depend on how many
 LEVELS = {"fp32": 127, "bf16": 127, "int8": 127, "int4": 7}

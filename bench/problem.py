@@ -10,7 +10,7 @@ import machine
 import torch
 from torch import Tensor
 
-from fastagg import memory
+from fastagg.storage import memory
 
 Allocate = Callable[[int], Tensor]
 

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from timing import Timings
 
-from fastagg import get_num_threads, memory, ops
+from fastagg import get_num_threads, ops
+from fastagg.storage import memory
 
 Run = Callable[[], object]
 

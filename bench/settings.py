@@ -17,7 +17,9 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import fastagg
-from fastagg import memory, moments, ops, tuning
+from fastagg import ops, tuning
+from fastagg.parts import moments
+from fastagg.storage import memory
 
 CLIENTS = 4
 

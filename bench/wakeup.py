@@ -21,7 +21,9 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import torch
 
 import fastagg
-from fastagg import memory, moments, ops, tuning
+from fastagg import ops, tuning
+from fastagg.parts import moments
+from fastagg.storage import memory
 
 PAUSES = (0.0, 20e-6, 100e-6, 1e-3, 10e-3)
 SPINS = (0, 50, 1000)

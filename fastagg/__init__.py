@@ -6,7 +6,37 @@ Every algorithm's server step is one pass over memory, on CPU and CUDA. Start wi
 
 from fastagg import clients, ops, reference
 from fastagg._build import build_info, get_num_threads, set_isa, set_num_threads
-from fastagg.algorithms import (
+from fastagg.distill import Distillation
+from fastagg.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DeviceError,
+    DTypeMismatch,
+    FastaggError,
+    MissingDependency,
+    NonFiniteUpdate,
+    ShapeMismatch,
+    UnknownClient,
+    UnknownVersion,
+)
+from fastagg.layout import Layout
+from fastagg.parts.directions import (
+    ActiveSet,
+    AllClients,
+    Buffer,
+    Calibrated,
+    Cohort,
+    CosineBuffer,
+    Differences,
+    Echo,
+    Mixing,
+    Single,
+)
+from fastagg.parts.euclidean import Euclidean
+from fastagg.parts.optimizers import SGD, Adagrad, Adam, AMSGrad, Lookahead, Momentum, Yogi
+from fastagg.parts.staleness import Constant, DelayAdaptive, Hinge, Polynomial
+from fastagg.presets import (
     ACE,
     ACED,
     ASGD,
@@ -26,41 +56,11 @@ from fastagg.algorithms import (
     FedProx,
     FedYogi,
 )
-from fastagg.cache import ClientCache
-from fastagg.directions import (
-    ActiveSet,
-    AllClients,
-    Buffer,
-    Calibrated,
-    Cohort,
-    CosineBuffer,
-    Differences,
-    Echo,
-    Mixing,
-    Single,
-)
-from fastagg.dispatch import Dispatch, Receipt
-from fastagg.distill import Distillation
-from fastagg.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    DeviceError,
-    DTypeMismatch,
-    FastaggError,
-    MissingDependency,
-    NonFiniteUpdate,
-    ShapeMismatch,
-    UnknownClient,
-    UnknownVersion,
-)
-from fastagg.euclidean import Euclidean
-from fastagg.layout import Layout
-from fastagg.loading import load
-from fastagg.optimizers import SGD, Adagrad, Adam, AMSGrad, Lookahead, Momentum, Yogi
-from fastagg.server import Server
-from fastagg.staleness import Constant, DelayAdaptive, Hinge, Polynomial
-from fastagg.versions import VersionStore
+from fastagg.serving.dispatch import Dispatch, Receipt
+from fastagg.serving.loading import load
+from fastagg.serving.server import Server
+from fastagg.serving.versions import VersionStore
+from fastagg.storage.cache import ClientCache
 
 __version__ = build_info()["version"]
 

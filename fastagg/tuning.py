@@ -164,8 +164,9 @@ def measure() -> list[Choice]:
     """
     import torch
 
-    from fastagg import memory, ops
-    from fastagg.cache import ClientCache
+    from fastagg import ops
+    from fastagg.storage import memory
+    from fastagg.storage.cache import ClientCache
 
     x, out, update, acc = (memory.empty(_SIZE).fill_(1e-3) for _ in range(4))
     part = _SIZE // 4

@@ -240,7 +240,7 @@ def test_running_out_of_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
     server = running("FADAS")
     server.receive(1, update_like("flat"))
     before = bits(server.state_dict())
-    monkeypatch.setattr(fastagg.memory, "empty", lambda *_: (_ for _ in ()).throw(MemoryError()))
+    monkeypatch.setattr(fastagg.storage.memory, "empty", lambda *_: (_ for _ in ()).throw(MemoryError()))
     with pytest.raises(MemoryError):  # the step goes to a new vector, for which there is no room
         server.receive(2, update_like("flat"))
     monkeypatch.undo()

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fastagg
-from fastagg import memory, ops
+from fastagg import ops
 from fastagg._build import native
-from fastagg.cache import FORMATS, ClientCache
 from fastagg.errors import ConfigError
 from fastagg.ops.checks import update_of
 from fastagg.ops.place import emulated, place, where
-from fastagg.pieces import as_pieces
+from fastagg.storage import memory
+from fastagg.storage.cache import FORMATS, ClientCache
+from fastagg.storage.pieces import as_pieces
 
 pytestmark = [
     pytest.mark.kernel,

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import fastagg
-from fastagg import ops, staging
+from fastagg import ops
 from fastagg._build import native
 from fastagg.errors import DTypeMismatch
-from fastagg.pieces import Pieces
+from fastagg.storage import staging
+from fastagg.storage.pieces import Pieces
 
 pytestmark = [
     pytest.mark.kernel,

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import fastagg
-from fastagg.deferred import DeferredReceipt
 from fastagg.errors import ConfigError, NonFiniteUpdate
+from fastagg.serving.deferred import DeferredReceipt
 
 X = torch.zeros(5)
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import fastagg
-from fastagg import devices, memory
 from fastagg.errors import ConfigError, DeviceError
+from fastagg.storage import devices, memory
 
 needs_none = pytest.mark.skipif(torch.cuda.is_available(), reason="plays a machine with a GPU that has none")
 

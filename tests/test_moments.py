@@ -14,8 +14,9 @@ from models import same
 from traces import Case, Return, Updates, cases, drive
 
 import fastagg
-from fastagg import moments, ops, reference
+from fastagg import ops, reference
 from fastagg.errors import CheckpointError, ConfigError, DTypeMismatch, ShapeMismatch
+from fastagg.parts import moments
 from fastagg.reference import moments as codec
 
 pytestmark = pytest.mark.kernel

@@ -173,7 +173,7 @@ def test_running_out_of_memory_leaves_the_round_as_it_was(monkeypatch: pytest.Mo
         return server
 
     server, untroubled = round_without_one(), round_without_one()
-    monkeypatch.setattr(fastagg.memory, "empty", lambda *_: (_ for _ in ()).throw(MemoryError()))
+    monkeypatch.setattr(fastagg.storage.memory, "empty", lambda *_: (_ for _ in ()).throw(MemoryError()))
     with pytest.raises(MemoryError):
         server.receive(1, normals(1))
     monkeypatch.undo()

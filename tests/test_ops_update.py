@@ -86,7 +86,7 @@ class Foreign:
 
 def test_dlpack_is_read_where_it_lies() -> None:
     tensor = vector(100, 1)
-    pieces = fastagg.pieces.Pieces([Foreign(tensor)])
+    pieces = fastagg.storage.pieces.Pieces([Foreign(tensor)])
     assert pieces.native == [(tensor.data_ptr(), 100, 0)]
 
 

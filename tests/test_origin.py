@@ -10,9 +10,10 @@ import torch
 from presets import OF_THE_WHOLE, PRESETS, Call, calls, model, numbers, tensors, update, uses_8_bits
 
 import fastagg
-from fastagg import moments, ops
-from fastagg.cache import FORMATS, ClientCache
+from fastagg import ops
 from fastagg.errors import CheckpointError, ConfigError
+from fastagg.parts import moments
+from fastagg.storage.cache import FORMATS, ClientCache
 
 pytestmark = pytest.mark.kernel
 

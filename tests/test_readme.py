@@ -24,8 +24,8 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_every_preset_is_in_the_tables() -> None:
     algorithms = (Path(__file__).parents[1] / "docs" / "algorithms.md").read_text()
-    presets = [name for name in dir(fastagg.algorithms) if callable(getattr(fastagg.algorithms, name))]
-    presets = [n for n in presets if getattr(fastagg.algorithms, n).__module__ == "fastagg.algorithms" and n[0] != "_"]
+    presets = [name for name in dir(fastagg.presets) if callable(getattr(fastagg.presets, name))]
+    presets = [n for n in presets if getattr(fastagg.presets, n).__module__ == "fastagg.presets" and n[0] != "_"]
     assert len(presets) >= 17
     for name in presets:
         assert f"`{name}`" in README, name

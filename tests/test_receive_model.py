@@ -9,7 +9,7 @@ import torch
 from models import same
 
 import fastagg
-from fastagg import memory
+from fastagg.storage import memory
 
 pytestmark = pytest.mark.kernel
 

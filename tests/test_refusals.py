@@ -13,8 +13,8 @@ from kernels import moments, vector
 
 import fastagg
 from fastagg import ops
-from fastagg.cache import ClientCache
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
+from fastagg.storage.cache import ClientCache
 
 pytestmark = pytest.mark.kernel
 

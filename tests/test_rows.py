@@ -11,8 +11,8 @@ from kernels import extreme, same_bits, vector
 
 import fastagg
 from fastagg import ops, reference
-from fastagg.cache import FORMATS, SCALE_BLOCK, ClientCache
 from fastagg.reference.rows import philox
+from fastagg.storage.cache import FORMATS, SCALE_BLOCK, ClientCache
 
 pytestmark = pytest.mark.kernel
 

@@ -202,7 +202,7 @@ def test_the_mean_does_not_drift_in_a_million_arrivals(format: str, bias: float)
     state = direction.start(size, torch.device("cpu"), 1)
     rng = np.random.default_rng(0)
     pool = [torch.from_numpy((rng.standard_normal(size) * 0.1 + bias).astype(np.float32)) for _ in range(997)]
-    pieces = [fastagg.pieces.Pieces([p]) for p in pool]
+    pieces = [fastagg.storage.pieces.Pieces([p]) for p in pool]
     for i in range(arrivals):
         client = i * 7919 % n
         fastagg.ops.cached_step_(

@@ -9,7 +9,7 @@ import torch
 from kernels import same_bits, vector
 
 from fastagg import ops
-from fastagg.cache import FORMATS, ClientCache
+from fastagg.storage.cache import FORMATS, ClientCache
 
 pytestmark = pytest.mark.kernel
 

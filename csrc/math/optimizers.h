@@ -14,7 +14,7 @@
 // `root_scale` is 1, or 1/sqrt(1-b2^r) when Adam's bias correction is asked for (then lr carries 1/(1-b1^r)).
 // Multiplying by exactly 1 changes no bit, so one formula serves both.
 //
-// A new optimizer: a struct and a place in the list here, its class in fastagg/optimizers.py, its formula in
+// A new optimizer: a struct and a place in the list here, its class in fastagg/parts/optimizers.py, its formula in
 // fastagg/reference/step.py, and in tests/kernels.py. CPU, CUDA and Python's names follow from the list.
 #pragma once
 

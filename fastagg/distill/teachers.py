@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastagg import memory, ops
-from fastagg.cache import ClientCache
+from fastagg import ops
+from fastagg.storage import memory
+from fastagg.storage.cache import ClientCache
 
 
 class Teachers:
@@ -17,7 +18,7 @@ class Teachers:
     Args:
         num_clients: n.
         rows, classes: of the logits.
-        format: of the rows, as :class:`fastagg.cache.ClientCache` has them.
+        format: of the rows, as :class:`fastagg.storage.cache.ClientCache` has them.
         device: where they live.
         seed: of the rounding.
     """

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import cast
 
-from fastagg import algorithms
+from fastagg import presets as algorithms
 from fastagg.errors import ConfigError, MissingDependency
-from fastagg.server import Server
+from fastagg.serving.server import Server
 
 
 def require(package: str, least: str, extra: str) -> None:

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 import fastagg
-from fastagg import checkpoint
-from fastagg.dispatch import Dispatch
 from fastagg.errors import ConfigError, FastaggError, UnknownClient, UnknownVersion
 from fastagg.integrations import preset, require
-from fastagg.pieces import as_tensor
+from fastagg.serving import checkpoint
+from fastagg.serving.dispatch import Dispatch
+from fastagg.storage.pieces import as_tensor
 
 require("appfl", "1.12.0", "appfl")
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from fastagg import reference
 from fastagg._build import native
-from fastagg.cache import ClientCache
 from fastagg.errors import ConfigError, ShapeMismatch
 from fastagg.ops.checks import GROUP, Update, apart_from, optimizer_call, update_of, vector
 from fastagg.ops.place import CPU, on_device, place, where
 from fastagg.ops.verdict import check_verdict
-from fastagg.pieces import as_pieces
+from fastagg.storage.cache import ClientCache
+from fastagg.storage.pieces import as_pieces
 
 _REFRESH_EVERY = 8  # steps; a slice is a pass of its own, on a GPU a launch, so not at every step
 _REFRESH_ROUNDS = 4

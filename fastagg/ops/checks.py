@@ -14,7 +14,7 @@ from torch import Tensor
 from fastagg._build import native
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
 from fastagg.ops.place import on_cuda
-from fastagg.pieces import Pieces
+from fastagg.storage.pieces import Pieces
 
 OPTIMIZERS: dict[str, tuple[str, ...]] = native.optimizers  # name -> the moments it owns; csrc/math/optimizers.h
 GROUP = native.group  # elements: what a slice of a model consists of, and reductions add up by

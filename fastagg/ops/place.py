@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastagg._build import native
-from fastagg.pieces import Pieces
+from fastagg.storage.pieces import Pieces
 
 _MOST_PIECES = 512  # csrc/cuda/source.cuh, kMostPieces
 

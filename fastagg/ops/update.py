@@ -15,7 +15,7 @@ from fastagg.errors import ConfigError
 from fastagg.ops.checks import Update, address, apart, apart_from, update_of, vector
 from fastagg.ops.place import CPU, Cuda, on_device, place, where
 from fastagg.ops.verdict import check_verdict, judge
-from fastagg.pieces import Pieces, as_pieces
+from fastagg.storage.pieces import Pieces, as_pieces
 
 
 class Inspection(NamedTuple):

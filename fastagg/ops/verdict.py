@@ -9,7 +9,7 @@ from fastagg._build import native
 from fastagg.errors import ConfigError, DTypeMismatch
 from fastagg.ops.checks import Update, address, update_of, vector
 from fastagg.ops.place import CPU, counter, on_device, place, where
-from fastagg.pieces import as_pieces
+from fastagg.storage.pieces import as_pieces
 
 _GROUP = 65536  # csrc/math/reduce.h, kGroup
 

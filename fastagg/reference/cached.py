@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastagg.cache import ClientCache
-from fastagg.pieces import Pieces, as_pieces
 from fastagg.reference.rows import decode, encode, random_bits
 from fastagg.reference.step import step_
+from fastagg.storage.cache import ClientCache
+from fastagg.storage.pieces import Pieces, as_pieces
 
 _F64 = torch.float64
 

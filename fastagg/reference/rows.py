@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastagg.cache import SCALE_BLOCK
+from fastagg.storage.cache import SCALE_BLOCK
 
 _CALLS = 128  # Philox calls for a block of 1,024 elements
 _MASK = 0xFFFFFFFF

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastagg.pieces import Pieces, as_pieces
 from fastagg.reference.rows import philox
+from fastagg.storage.pieces import Pieces, as_pieces
 
 _MASK = 0xFFFFFFFF
 

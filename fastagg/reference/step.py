@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastagg.pieces import Pieces, as_pieces
 from fastagg.reference.moments import SPANS, decode, encode, random_bits, units_of
+from fastagg.storage.pieces import Pieces, as_pieces
 
 _F64 = torch.float64
 

@@ -29,7 +29,7 @@ from fastagg.sim.seeds import generator
 from fastagg.sim.version_delay import ExponentialVersions, ReplayedVersions, UniformVersions, VersionDelay, read_delays
 
 if TYPE_CHECKING:
-    from fastagg.server import Server
+    from fastagg.serving.server import Server
 
 
 LOADERS: dict[str, Callable[..., FederatedData]] = {
@@ -103,8 +103,8 @@ def build_batched(
 
 
 def presets() -> dict[str, Callable[..., Server]]:
-    """Return the algorithms a recipe can name: the public functions of fastagg.algorithms."""
-    from fastagg import algorithms
+    """Return the algorithms a recipe can name: the public functions of fastagg.presets."""
+    from fastagg import presets as algorithms
 
     found = inspect.getmembers(algorithms, inspect.isfunction)
     return {n: f for n, f in found if f.__module__ == algorithms.__name__ and not n.startswith("_")}
@@ -201,7 +201,7 @@ def check_clients(config: c.Config, server: Server) -> None:
 
 def _keywords(preset: Callable[..., Server]) -> tuple[set[str], set[str]]:
     """Names of a preset's keywords, those it passes on to Server included; and of the required ones."""
-    from fastagg.server import Server
+    from fastagg.serving.server import Server
 
     own = inspect.signature(preset).parameters.values()
     passed_on = inspect.signature(Server).parameters.values()

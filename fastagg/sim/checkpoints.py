@@ -13,8 +13,8 @@ from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastagg import checkpoint
 from fastagg.errors import CheckpointError, ConfigError, DataError
+from fastagg.serving import checkpoint
 from fastagg.sim import output
 from fastagg.sim.config import Config, differences, load, to_toml
 from fastagg.sim.metrics import Row

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import torch
 
-from fastagg.directions import Differences
 from fastagg.errors import DataError, NonFiniteUpdate
+from fastagg.parts.directions import Differences
 from fastagg.sim import build, checkpoints, output
 from fastagg.sim.client import DifferenceSender, LocalTrainer, evaluate
 from fastagg.sim.config import Config, to_toml

@@ -24,7 +24,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fastagg.dispatch import Dispatch
+from fastagg.serving.dispatch import Dispatch
 from fastagg.sim.clock import VirtualClock
 from fastagg.sim.delays import DelayModel
 from fastagg.sim.participation import Participation
@@ -32,7 +32,7 @@ from fastagg.sim.seeds import generator
 from fastagg.sim.version_delay import VersionDelay
 
 if TYPE_CHECKING:
-    from fastagg.server import Server
+    from fastagg.serving.server import Server
 
 
 @dataclass(frozen=True, slots=True)

@@ -294,7 +294,7 @@ def test_a_restart_loses_nothing_and_counts_nothing_twice(name: str, tmp_path, m
     grid = FakeGrid(train, [11, 12, 13, 14], delay=uneven)
     with pytest.raises(Crash):
         asynchronous(make, checkpoint=file).start(grid, flower.write(initial()), num_rounds=9, evaluate_fn=crash_at(5))
-    kept = fastagg.checkpoint.read(file)
+    kept = fastagg.serving.checkpoint.read(file)
     assert kept["version"] == 4 and any(kept["in_flight"].values())
 
     journal = Journal(monkeypatch)
@@ -311,7 +311,7 @@ def test_a_restart_loses_nothing_and_counts_nothing_twice(name: str, tmp_path, m
     if name == "FADAS":
         assert strategy.updates == 2 * strategy.server.version
     if name == "ACE":
-        clients = fastagg.checkpoint.read(file)["flower"]["nodes"]["clients"]
+        clients = fastagg.serving.checkpoint.read(file)["flower"]["nodes"]["clients"]
         assert clients == kept["flower"]["nodes"]["clients"] and len(clients) == 4, "rows stay with their nodes"
 
     alone = make(initial())

@@ -12,8 +12,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fastagg import checkpoint
 from fastagg.errors import CheckpointError, ConfigError, DataError
+from fastagg.serving import checkpoint
 from fastagg.sim import output
 from fastagg.sim.checkpoints import Checkpoints
 from fastagg.sim.config import to_toml
@@ -215,7 +215,7 @@ def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint_whole(tiny, tmp
         def advanced(self, share):
             self.calls += 1
             if self.calls == 8:
-                monkeypatch.setattr("fastagg.checkpoint.os.fsync", full)
+                monkeypatch.setattr("fastagg.serving.checkpoint.os.fsync", full)
 
     with pytest.raises((CheckpointError, DataError), match="No space left"):
         run(config, tmp_path / "cut", FullAfter())

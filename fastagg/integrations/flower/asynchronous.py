@@ -13,15 +13,16 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from fastagg import _checks, checkpoint
-from fastagg.directions import Cohort
-from fastagg.dispatch import Dispatch
+from fastagg import _checks
 from fastagg.errors import ConfigError
 from fastagg.integrations.flower import tasks
 from fastagg.integrations.flower.nodes import Nodes
 from fastagg.integrations.flower.records import read
 from fastagg.integrations.flower.tasks import log
-from fastagg.server import Server
+from fastagg.parts.directions import Cohort
+from fastagg.serving import checkpoint
+from fastagg.serving.dispatch import Dispatch
+from fastagg.serving.server import Server
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
 from torch import Tensor
 
-from fastagg import memory
-from fastagg.dispatch import Dispatch
 from fastagg.errors import DTypeMismatch, FastaggError, UnknownClient
 from fastagg.integrations.flower.records import NUMPY, from_npy, to_npy
 from fastagg.integrations.flower.tasks import OPEN, Make, log, made
-from fastagg.server import Answer, Server
+from fastagg.serving.dispatch import Dispatch
+from fastagg.serving.server import Answer, Server
+from fastagg.storage import memory
 
 
 class ClassicStrategy(FedAvg):

@@ -11,12 +11,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from fastagg import _checks, memory
-from fastagg.dispatch import Dispatch
+from fastagg import _checks
 from fastagg.integrations.flower import tasks
 from fastagg.integrations.flower.records import read
 from fastagg.integrations.flower.tasks import log
-from fastagg.server import Server
+from fastagg.serving.dispatch import Dispatch
+from fastagg.serving.server import Server
+from fastagg.storage import memory
 
 
 class SyncStrategy(FedAvg):

@@ -10,10 +10,10 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from fastagg.dispatch import Dispatch, Receipt
 from fastagg.errors import ConfigError, FastaggError, ShapeMismatch, UnknownVersion
 from fastagg.integrations.flower.records import read, write
-from fastagg.server import Answer, Outcome, Server
+from fastagg.serving.dispatch import Dispatch, Receipt
+from fastagg.serving.server import Answer, Outcome, Server
 
 log = logging.getLogger("flwr.fastagg")  # under Flower's own logger: shown where its lines are
 

@@ -12,9 +12,9 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.edge.assessors.model_manager import ModelManager
 
-from fastagg.dispatch import Dispatch
 from fastagg.errors import FastaggError, UnknownVersion
 from fastagg.integrations import preset
+from fastagg.serving.dispatch import Dispatch
 
 
 class EdgeModelManager(ModelManager):

@@ -15,11 +15,12 @@ from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 import fastagg
-from fastagg import checkpoint, memory
-from fastagg.dispatch import Dispatch, Receipt
 from fastagg.errors import FastaggError, UnknownClient, UnknownVersion
 from fastagg.integrations import preset
-from fastagg.pieces import as_tensor
+from fastagg.serving import checkpoint
+from fastagg.serving.dispatch import Dispatch, Receipt
+from fastagg.storage import memory
+from fastagg.storage.pieces import as_tensor
 
 KIND = "fastagg_kind"  # meta of a reply: "gradient" where the rule takes gradients (ACE, ASGD)
 LOCAL_STEPS = "fastagg_local_steps"  # meta of a task, where the rule decides that (AsyncFedED)

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fastagg.dispatch import Client
 from fastagg.errors import UnknownClient, UnknownVersion
-from fastagg.versions import VersionStore
+from fastagg.serving.dispatch import Client
+from fastagg.serving.versions import VersionStore
 
 
 class Tasks:

@@ -15,9 +15,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fastagg import memory, ops
+from fastagg import ops
 from fastagg.errors import DTypeMismatch, NonFiniteUpdate, ShapeMismatch
-from fastagg.pieces import Pieces, as_array, as_tensor
+from fastagg.storage import memory
+from fastagg.storage.pieces import Pieces, as_array, as_tensor
 
 Form = Literal["module", "state_dict", "list", "flat"]
 # alias: a second name of a tied parameter. constant: a parameter that does not train.

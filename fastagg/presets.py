@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from fastagg import _checks
-from fastagg.directions import (
+from fastagg.distill import Distillation
+from fastagg.errors import ConfigError
+from fastagg.parts.directions import (
     ActiveSet,
     AllClients,
     Buffer,
@@ -21,12 +23,10 @@ from fastagg.directions import (
     Mixing,
     Single,
 )
-from fastagg.distill import Distillation
-from fastagg.errors import ConfigError
-from fastagg.euclidean import Euclidean
-from fastagg.optimizers import SGD, Adagrad, Adam, AMSGrad, Lookahead, Momentum, Optimizer, Yogi
-from fastagg.server import Server
-from fastagg.staleness import Constant, DelayAdaptive, Hinge, Polynomial, Staleness
+from fastagg.parts.euclidean import Euclidean
+from fastagg.parts.optimizers import SGD, Adagrad, Adam, AMSGrad, Lookahead, Momentum, Optimizer, Yogi
+from fastagg.parts.staleness import Constant, DelayAdaptive, Hinge, Polynomial, Staleness
+from fastagg.serving.server import Server
 
 
 def FedBuff(params: Any, *, lr: float = 1.0, buffer_size: int = 10, **server: Any) -> Server:

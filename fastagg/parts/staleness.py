@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fastagg import _checks
 from fastagg.errors import ConfigError
-from fastagg.pieces import Pieces
+from fastagg.storage.pieces import Pieces
 
 
 class Facts(NamedTuple):

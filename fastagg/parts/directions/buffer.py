@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastagg import _checks, memory, ops
-from fastagg.directions.base import Apply, Arrival, Direction, DirectionState
+from fastagg import _checks, ops
 from fastagg.errors import UnknownVersion
-from fastagg.pieces import Pieces
+from fastagg.parts.directions.base import Apply, Arrival, Direction, DirectionState
+from fastagg.storage import memory
+from fastagg.storage.pieces import Pieces
 
 
 @dataclass(frozen=True)

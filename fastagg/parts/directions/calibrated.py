@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastagg import _checks, memory, ops
-from fastagg.cache import FORMATS, ClientCache
-from fastagg.directions.base import Apply, Arrival, Direction, DirectionState
+from fastagg import _checks, ops
+from fastagg.parts.directions.base import Apply, Arrival, Direction, DirectionState
+from fastagg.storage import memory
+from fastagg.storage.cache import FORMATS, ClientCache
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastagg import _checks, memory
+from fastagg import _checks
 from fastagg._build import native
 from fastagg.errors import ConfigError
+from fastagg.storage import memory
 
 SCALE_BLOCK = native.scale_block  # elements that share one fp32 scale; csrc/math/rows.h
 FORMATS = {name: bits for name, (bits, _) in native.row_formats.items()}  # bits per element

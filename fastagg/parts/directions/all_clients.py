@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastagg import _checks, memory, ops
-from fastagg.cache import FORMATS, ClientCache
-from fastagg.directions.base import Apply, Arrival, Direction, DirectionState
+from fastagg import _checks, ops
 from fastagg.errors import ConfigError
-from fastagg.pieces import Pieces
-from fastagg.staleness import Staleness
+from fastagg.parts.directions.base import Apply, Arrival, Direction, DirectionState
+from fastagg.parts.staleness import Staleness
+from fastagg.storage import memory
+from fastagg.storage.cache import FORMATS, ClientCache
+from fastagg.storage.pieces import Pieces
 
 WARMUPS = ("full", "partial")
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fastagg._build import native
-from fastagg.pieces import Pieces, as_tensor
+from fastagg.storage.pieces import Pieces, as_tensor
 
 _CHUNK = 16 << 20  # bytes
 _SLOTS = 3

@@ -14,8 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastagg import _checks, admission, checkpoint, deferred, devices, memory, moments, ops, staging
-from fastagg.directions import (
+from fastagg import _checks, ops
+from fastagg.errors import (
+    CheckpointError,
+    ConfigError,
+    FastaggError,
+)
+from fastagg.layout import Layout, ModelState, Parsed, Taken
+from fastagg.parts import moments
+from fastagg.parts.directions import (
     Arrival,
     Buffer,
     Cohort,
@@ -25,21 +32,17 @@ from fastagg.directions import (
     Mixing,
     Single,
 )
-from fastagg.directions.buffer import BufferState
-from fastagg.dispatch import Client, Dispatch, Receipt
-from fastagg.errors import (
-    CheckpointError,
-    ConfigError,
-    FastaggError,
-)
-from fastagg.layout import Layout, ModelState, Parsed, Taken
-from fastagg.live import LiveModel
-from fastagg.model_buffers import MODES, ModelBuffers
-from fastagg.optimizers import SGD, Optimizer
-from fastagg.pieces import Pieces
-from fastagg.rounds import Round
-from fastagg.staleness import Constant, Facts, Staleness, StalenessState
-from fastagg.tasks import Tasks
+from fastagg.parts.directions.buffer import BufferState
+from fastagg.parts.optimizers import SGD, Optimizer
+from fastagg.parts.staleness import Constant, Facts, Staleness, StalenessState
+from fastagg.serving import admission, checkpoint, deferred
+from fastagg.serving.dispatch import Client, Dispatch, Receipt
+from fastagg.serving.live import LiveModel
+from fastagg.serving.model_buffers import MODES, ModelBuffers
+from fastagg.serving.rounds import Round
+from fastagg.serving.tasks import Tasks
+from fastagg.storage import devices, memory, staging
+from fastagg.storage.pieces import Pieces
 
 Answer = tuple[Dispatch, Any, float | None]  # a trained model: receive_model's arguments
 Outcome = Receipt | FastaggError
@@ -48,7 +51,7 @@ Outcome = Receipt | FastaggError
 class Server:
     """A federated-learning server assembled from a direction, an optimizer and a staleness policy.
 
-    :mod:`fastagg.algorithms` has the papers' algorithms ready made. All methods may be called from many threads.
+    :mod:`fastagg.presets` has the papers' algorithms ready made. All methods may be called from many threads.
 
     Args:
         params: the model to start from: an nn.Module, a state_dict, a list of arrays or one 1-D array. It is copied.
@@ -64,7 +67,7 @@ class Server:
             folded in the order of the clients' ids: memory for a round's updates instead of for one sum.
         validate: ``sync``: an update that is not finite is refused. ``deferred``, for a CUDA device: nobody waits for
             it to say so; such an update counts as zero, and the receipt says so when it is read
-            (:class:`fastagg.deferred.DeferredReceipt`). On the CPU the answer is at hand, and both are ``sync``.
+            (:class:`DeferredReceipt`). On the CPU the answer is at hand, and both are ``sync``.
         seed: of every random number the server draws.
         origin: where this model begins, if it is a slice of a larger one: a multiple of 65,536. The same rule on a
             slice then gives the bits of the whole, where it needs no norm of the whole update.

@@ -7,7 +7,7 @@ from typing import Any
 from fastagg import _checks, ops
 from fastagg.errors import ConfigError, NonFiniteUpdate
 from fastagg.layout import Layout, Parsed
-from fastagg.pieces import Pieces
+from fastagg.storage.pieces import Pieces
 
 _HEAVIEST = 1e30  # weights in a mean that float32 sums bear, and their inverses
 

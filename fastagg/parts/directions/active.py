@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from fastagg import _checks
-from fastagg.directions.all_clients import AllClients, AllClientsState
-from fastagg.directions.base import Apply, Arrival, DirectionState
+from fastagg.parts.directions.all_clients import AllClients, AllClientsState
+from fastagg.parts.directions.base import Apply, Arrival, DirectionState
 
 _NEVER = torch.iinfo(torch.int64).min // 2
 

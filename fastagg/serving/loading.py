@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from fastagg import checkpoint
 from fastagg.distill import Distillation
 from fastagg.errors import CheckpointError, ConfigError, FastaggError
 from fastagg.layout import Layout, Taken
-from fastagg.server import Server
+from fastagg.serving import checkpoint
+from fastagg.serving.server import Server
 
 
 def load(

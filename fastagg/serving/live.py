@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fastagg.layout import Layout
-from fastagg.model_buffers import ModelBuffers
+from fastagg.serving.model_buffers import ModelBuffers
 
 
 class LiveModel:

@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastagg import _checks, memory, ops
-from fastagg.cache import FORMATS
-from fastagg.directions.base import Apply, Arrival, DirectionState
-from fastagg.directions.buffer import Buffer, BufferState
+from fastagg import _checks, ops
 from fastagg.distill import Distillation, Student, Teachers
 from fastagg.distill.unlabelled import Inputs, length, load
 from fastagg.errors import ConfigError, NonFiniteUpdate
+from fastagg.parts.directions.base import Apply, Arrival, DirectionState
+from fastagg.parts.directions.buffer import Buffer, BufferState
+from fastagg.storage import memory
+from fastagg.storage.cache import FORMATS
 
 
 @dataclass(frozen=True)

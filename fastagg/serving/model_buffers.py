@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastagg import memory, ops
+from fastagg import ops
 from fastagg.layout import Parsed
-from fastagg.pieces import Pieces
+from fastagg.storage import memory
+from fastagg.storage.pieces import Pieces
 
 MODES = ("mean", "latest", "keep")
 

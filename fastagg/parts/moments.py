@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastagg import memory
 from fastagg.errors import ConfigError
 from fastagg.ops.checks import MOMENT_BLOCK, OPTIMIZERS, moment_blocks
+from fastagg.storage import memory
 
 
 def zeros(optimizer: str, format: str, size: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:

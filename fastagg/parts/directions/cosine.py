@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from fastagg import _checks, memory, ops
-from fastagg.directions.base import Apply, Arrival, DirectionState
-from fastagg.directions.buffer import Buffer, BufferState
+from fastagg import _checks, ops
+from fastagg.parts.directions.base import Apply, Arrival, DirectionState
+from fastagg.parts.directions.buffer import Buffer, BufferState
+from fastagg.storage import memory
 
 _LEAST = 0.1
 

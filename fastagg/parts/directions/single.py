@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 
 from fastagg import ops
-from fastagg.directions.base import Apply, Arrival, Direction, DirectionState
 from fastagg.errors import ConfigError
+from fastagg.parts.directions.base import Apply, Arrival, Direction, DirectionState
 
 
 @dataclass(frozen=True)

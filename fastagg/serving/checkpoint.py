@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastagg import directions, euclidean, optimizers, staleness
 from fastagg.errors import CheckpointError, ConfigError
 from fastagg.layout import Layout
+from fastagg.parts import directions, euclidean, optimizers, staleness
 
 FORMAT = 2
 _MODULES = (directions, optimizers, staleness, euclidean)

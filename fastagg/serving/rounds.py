@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from fastagg.directions import Arrival
 from fastagg.layout import Layout, Parsed
-from fastagg.pieces import Pieces, as_tensor
+from fastagg.parts.directions import Arrival
+from fastagg.storage.pieces import Pieces, as_tensor
 
 Entry = tuple[Arrival, Parsed]
 

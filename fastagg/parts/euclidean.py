@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastagg import _checks, ops
 from fastagg.errors import ConfigError
-from fastagg.staleness import Facts, Staleness, StalenessState
+from fastagg.parts.staleness import Facts, Staleness, StalenessState
 
 
 @dataclass(frozen=True)

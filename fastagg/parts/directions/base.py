@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fastagg import _checks
-from fastagg.pieces import Pieces
-from fastagg.staleness import Staleness
+from fastagg.parts.staleness import Staleness
+from fastagg.storage.pieces import Pieces
 
 KINDS = ("delta", "gradient")
 
@@ -85,7 +85,7 @@ class Direction:
     Attributes:
         kind: ``delta``, ``x_i^K - x_s``, which is added to the model, or ``gradient``, which is subtracted.
         needs_base: whether updates are combined with the version they were trained from, which is then kept while
-            any client holds it (:class:`fastagg.versions.VersionStore`).
+            any client holds it (:class:`fastagg.serving.versions.VersionStore`).
         measures: whether :class:`Arrival` must hold the cosine; versions are then kept as with ``needs_base``.
         takes_control: whether updates come with a change of the client's control variate.
         runs_models: whether :class:`Arrival` must hold ``buffers``.

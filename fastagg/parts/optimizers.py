@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from fastagg import _checks
 from fastagg.errors import ConfigError
 
-FORMATS = ("fp32", "8bit")  # of moments: fastagg.moments
+FORMATS = ("fp32", "8bit")  # of moments: fastagg.parts.moments
 _SMALLEST_EPS = 1.2e-38  # smaller ones are zero or denormal in fp32, and 0/0 would follow where nothing moved
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from fastagg.directions import Direction
-from fastagg.dispatch import Client, Receipt
 from fastagg.errors import ConfigError
-from fastagg.staleness import Staleness
+from fastagg.parts.directions import Direction
+from fastagg.parts.staleness import Staleness
+from fastagg.serving.dispatch import Client, Receipt
 
 MODES = ("sync", "deferred")
 

@@ -1,0 +1,1 @@
+"""What an algorithm is made of: a direction, an optimizer and a staleness policy."""

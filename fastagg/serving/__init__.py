@@ -1,0 +1,1 @@
+"""The server: what goes out, what comes back, and what is written down."""
