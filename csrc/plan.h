@@ -65,6 +65,13 @@ struct Rows {
   }
 };
 
+// A part of a sum over the slots that is made little by little: slots first_slot..last_slot-1 of one block of 1,024
+// elements, and where the block's sum is kept in double, as many numbers as the block has elements.
+struct RowJob {
+  int64_t block, first_slot, last_slot;
+  double* shadow;
+};
+
 // What was added up so far. `out`, for a calibrated direction without a step: where the new sum goes, which may be acc.
 struct Buffer {
   const float* acc = nullptr;  // null: nothing so far

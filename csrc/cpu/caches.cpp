@@ -29,6 +29,35 @@ void recompute_sum(const Rows& rows, const float* weights, float* sum, int64_t f
   parallel(blocks, blocks * kBlock * rows.slots * 4, block);
 }
 
+void add_rows(const Rows& rows, const RowJob* jobs, int64_t count, const float* weights, float weight) {
+  const Kernels& table = kernels();
+  // The next slot's block lies a whole row further on, where no processor looks by itself.
+  const int64_t next = tuning().prefetch == 0 ? 0 : padded(rows.size);
+  auto one = [&](int64_t index) {
+    const RowJob& job = jobs[index];
+    const int64_t at = job.block * kBlock;
+    const int64_t n = std::min(kBlock, rows.size - at);
+    for (int64_t slot = job.first_slot; slot < job.last_slot; ++slot) {
+      const float factor = weights == nullptr ? weight : weights[slot];
+      if (factor == 0.0f) continue;
+      const int64_t ahead = slot + 1 < job.last_slot ? next : 0;
+      table.add_exactly[rows.format](job.shadow, block_of(rows, slot, at), factor, n, ahead);
+    }
+  };
+  int64_t slots = 0;
+  for (int64_t index = 0; index < count; ++index) slots += jobs[index].last_slot - jobs[index].first_slot;
+  parallel(count, slots * kBlock * 4, one);
+}
+
+void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size) {
+  const Kernels& table = kernels();
+  auto one = [&](int64_t index) {
+    const int64_t at = jobs[index].block * kBlock;
+    table.settle(jobs[index].shadow, sum + at, std::min(kBlock, size - at));
+  };
+  parallel(count, count * kBlock * 12, one);
+}
+
 void read_row(const Rows& rows, int64_t slot, float* out) {
   const Kernels& table = kernels();
   for_each_part(rows.size, 8, [&](int64_t begin, int64_t end) {

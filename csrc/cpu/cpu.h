@@ -9,6 +9,8 @@
 
 namespace fastagg::cpu {
 
+using fastagg::RowJob;
+
 // A whole server step, direction and optimizer, in one pass over memory; without an optimizer only sums and rows move.
 // Bytes per parameter (fp32): AMSGrad on a given direction 36, FedBuff flush 16, FADAS flush 40, apply 12; ACE into SGD
 // 28 with fp32 rows, 24 bf16, 22 int8, 21 int4, plus scales (1.6% of a byte per byte of row at most).
@@ -23,6 +25,16 @@ void copy(const Update& update, int64_t first, int64_t count, int64_t item, void
 // sum = sum of weights[s]*row(s) over all slots with a weight other than 0, added in double and rounded once, for the
 // blocks first, first + stride, ... below last, of 1,024 elements.
 void recompute_sum(const Rows& rows, const float* weights, float* sum, int64_t first, int64_t last, int64_t stride);
+
+// For every job, slot after slot: shadow += weights[slot]*row(slot), the product in fp32, the sum in double. Slots of
+// weight 0 are not read; weights null: `weight` for every slot. No two jobs have the same shadow.
+//
+// A shadow that all slots were added to holds the bits that recompute_sum rounds, however the slots were divided over
+// calls.
+void add_rows(const Rows& rows, const RowJob* jobs, int64_t count, const float* weights, float weight);
+
+// sum = shadow, rounded once, for every job's block of a vector of `size` elements; slots do not matter here.
+void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size);
 
 // out = row(slot), dequantised.
 void read_row(const Rows& rows, int64_t slot, float* out);
