@@ -35,6 +35,14 @@ void recompute_sum(const Rows& rows, Address weights, Address sum, const cuda::B
   cuda::recompute_sum(rows, at(weights), at(sum), blocks, where);
 }
 
+void add_rows(const Rows& rows, Address jobs, int64_t count, Address weights, float weight, const cuda::Where& where) {
+  cuda::add_rows(rows, at<const RowJob>(jobs), count, at(weights), weight, where);
+}
+
+void settle_rows(Address jobs, int64_t count, Address sum, int64_t size, const cuda::Where& where) {
+  cuda::settle_rows(at<const RowJob>(jobs), count, at(sum), size, where);
+}
+
 void read_row(const Rows& rows, int64_t slot, Address out, const cuda::Where& where) {
   check_slot(rows, slot);
   cuda::read_row(rows, slot, at(out), where);
@@ -111,6 +119,9 @@ void bind_functions(py::module_& m) {
   m.def("accumulate", &accumulate, arg("update"), by_name, arg("acc"), arg("weight"), arg("out"), arg("where"), nogil);
   m.def("recompute_sum", &recompute_sum, arg("rows"), by_name, arg("weights"), arg("sum"), arg("blocks"), arg("where"),
         nogil);
+  m.def("add_rows", &add_rows, arg("rows"), by_name, arg("jobs"), arg("count"), arg("weights"), arg("weight"),
+        arg("where"), nogil);
+  m.def("settle_rows", &settle_rows, by_name, arg("jobs"), arg("count"), arg("sum"), arg("size"), arg("where"), nogil);
   m.def("read_row", &read_row, arg("rows"), by_name, arg("slot"), arg("out"), arg("where"), nogil);
   m.def("judge", &judge, arg("update"), arg("against"), arg("rules"), arg("scratch"), by_name, arg("verdict"),
         arg("where"), nogil);

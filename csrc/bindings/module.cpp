@@ -43,13 +43,14 @@ void accumulate(const Update& update, Address acc, float weight, Address out) {
 std::vector<bool> fold(const std::vector<std::tuple<const Update*, Address, float>>& models, Address acc, Address out) {
   std::vector<cpu::Trained> trained;
   for (const auto& [update, base, weight] : models) trained.push_back({*update, at(base), weight});
-  std::vector<std::atomic<bool>> finite(models.size());
-  for (auto& flag : finite) flag.store(true);
+  std::vector<std::atomic<int32_t>> largest(models.size());
   {
     py::gil_scoped_release release;
-    cpu::fold(trained, at(acc), at(out), finite);
+    cpu::fold(trained, at(acc), at(out), largest);
   }
-  return {finite.begin(), finite.end()};
+  std::vector<bool> finite;
+  for (const auto& bits : largest) finite.push_back(bits < 0x7f800000);
+  return finite;
 }
 
 double sum_squares(const Update& update) {
@@ -85,6 +86,34 @@ void recompute_sum(const Rows& rows, Address weights, Address sum, int64_t first
   check_blocks(rows, first, last, stride);
   py::gil_scoped_release release;
   cpu::recompute_sum(rows, at(weights), at(sum), first, last, stride);
+}
+
+// Of add_rows: block, first and last slot, the shadow's address.
+std::vector<RowJob> jobs_of(const Rows& rows,
+                            const std::vector<std::tuple<int64_t, int64_t, int64_t, Address>>& given) {
+  std::vector<RowJob> jobs;
+  for (const auto& [block, first, last, shadow] : given) {
+    jobs.push_back({block, first, last, at<double>(shadow)});
+    check_job(rows, jobs.back());
+  }
+  return jobs;
+}
+
+void add_rows(const Rows& rows, const std::vector<std::tuple<int64_t, int64_t, int64_t, Address>>& given,
+              Address weights, float weight) {
+  const std::vector<RowJob> jobs = jobs_of(rows, given);
+  py::gil_scoped_release release;
+  cpu::add_rows(rows, jobs.data(), static_cast<int64_t>(jobs.size()), at(weights), weight);
+}
+
+void settle_rows(const std::vector<std::pair<int64_t, Address>>& given, Address sum, int64_t size) {
+  std::vector<RowJob> jobs;
+  for (const auto& [block, shadow] : given) {
+    if (block < 0 || block >= (size + kBlock - 1) / kBlock) throw Refused("block: no block " + std::to_string(block));
+    jobs.push_back({block, 0, 0, at<double>(shadow)});
+  }
+  py::gil_scoped_release release;
+  cpu::settle_rows(jobs.data(), static_cast<int64_t>(jobs.size()), at(sum), size);
 }
 
 void read_row(const Rows& rows, int64_t slot, Address out) {
@@ -172,6 +201,7 @@ PYBIND11_MODULE(_native, m) {
     }
   });
   bind_structs(m);
+  bind_serving(m);
 
   m.def("step", &step, arg("update"), arg("direction"), arg("optimizer"));
   m.def("accumulate", &accumulate, arg("update"), by_name, arg("acc"), arg("weight"), arg("out"));
@@ -183,6 +213,8 @@ PYBIND11_MODULE(_native, m) {
   m.def("crc32c", &crc32c, arg("update"), by_name, arg("bytes"), arg("before"), arg("in_software"));
   m.def("recompute_sum", &recompute_sum, arg("rows"), by_name, arg("weights"), arg("sum"), arg("first"), arg("last"),
         arg("stride"));
+  m.def("add_rows", &add_rows, arg("rows"), by_name, arg("jobs"), arg("weights"), arg("weight"));
+  m.def("settle_rows", &settle_rows, arg("jobs"), by_name, arg("sum"), arg("size"));
   m.def("read_row", &read_row, arg("rows"), by_name, arg("slot"), arg("out"));
 
   py::class_<Batch>(m, "Batch")

@@ -200,6 +200,14 @@ void check_slot(const Rows& rows, int64_t slot) {
   if (slot < 0 || slot >= rows.slots) throw Refused("slot: no slot " + std::to_string(slot));
 }
 
+void check_job(const Rows& rows, const RowJob& job) {
+  if (job.block < 0 || job.block >= (rows.size + kBlock - 1) / kBlock)
+    throw Refused("block: no block " + std::to_string(job.block));
+  if (job.first_slot < 0 || job.first_slot > job.last_slot || job.last_slot > rows.slots)
+    throw Refused("slots: expected 0 <= first <= last <= " + std::to_string(rows.slots) + ", got " +
+                  std::to_string(job.first_slot) + ", " + std::to_string(job.last_slot));
+}
+
 void bind_structs(py::module_& m) {
   using py::arg;
   const py::kw_only by_name;

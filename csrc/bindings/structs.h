@@ -53,8 +53,10 @@ struct Targets {
 void check_step(const Update& update, const Direction& direction, const Optimizer& optimizer);
 void check_blocks(const Rows& rows, int64_t first, int64_t last, int64_t stride);
 void check_slot(const Rows& rows, int64_t slot);
+void check_job(const Rows& rows, const RowJob& job);
 
 void bind_structs(pybind11::module_& m);
 void bind_cuda(pybind11::module_& m);
+void bind_serving(pybind11::module_& m);
 
 }  // namespace fastagg

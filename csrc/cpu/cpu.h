@@ -67,11 +67,12 @@ struct Trained {
 // that one call gives the bits of one call for each. acc null starts a new sum. A sum that a difference spoils is lost,
 // so acc_out is acc only for who has looked before: acc_out null writes nothing.
 //
-// finite[k]: whether every element of model_k - base_k is finite, `true` to begin with. It costs no read of its own.
+// largest[k]: the bits of the largest magnitude in model_k - base_k, 0 to begin with; those of infinity or NaN are
+// above any number's. It costs no read of its own.
 //
 // Bytes per parameter: 4 for each model, 4 for each base that is not the one before, 8 for the sum (4 if it is new).
 void fold(const std::vector<Trained>& trained, const float* acc, float* acc_out,
-          std::vector<std::atomic<bool>>& finite);
+          std::vector<std::atomic<int32_t>>& largest);
 
 // CRC-32C (Castagnoli, as in RFC 3720) of `count` bytes, from the checksum of what came before them (0: nothing).
 // The processor has an instruction for it, or it is done by table; `in_software` asks for the table.

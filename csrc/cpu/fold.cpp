@@ -4,7 +4,7 @@
 namespace fastagg::cpu {
 
 void fold(const std::vector<Trained>& trained, const float* acc, float* acc_out,
-          std::vector<std::atomic<bool>>& finite) {
+          std::vector<std::atomic<int32_t>>& largest) {
   if (trained.empty()) return;
   const Kernels& table = kernels();
   const int64_t size = trained.front().model.size;
@@ -20,8 +20,10 @@ void fold(const std::vector<Trained>& trained, const float* acc, float* acc_out,
       const float* before = acc == nullptr ? nullptr : acc + at;
       for (size_t k = 0; k < trained.size(); ++k, before = sum) {
         const float* base = trained[k].base == nullptr ? nullptr : trained[k].base + at;
-        if (!table.fold(readers[k].block(at, n), base, trained[k].weight, before, sum, n))
-          finite[k].store(false, std::memory_order_relaxed);
+        const int32_t most = table.fold(readers[k].block(at, n), base, trained[k].weight, before, sum, n);
+        int32_t held = largest[k].load(std::memory_order_relaxed);
+        while (held < most && !largest[k].compare_exchange_weak(held, most, std::memory_order_relaxed)) {
+        }
       }
     }
   });

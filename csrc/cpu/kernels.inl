@@ -43,7 +43,8 @@ void widen_bf16_block(const uint16_t* in, float* out, int64_t n) {
 
 // Based: differences from a base; else the update is one. Fresh: there is no sum yet.
 template <bool Based, bool Fresh>
-FASTAGG_FN bool fold_of(const float* in, const float* base, float weight, const float* acc, float* acc_out, int64_t n) {
+FASTAGG_FN int32_t fold_of(const float* in, const float* base, float weight, const float* acc, float* acc_out,
+                           int64_t n) {
   // The largest magnitude, as an integer: of infinity and NaN the bits are larger than any number's.
   int32_t most = 0;
   FASTAGG_NO_CARRY
@@ -53,10 +54,10 @@ FASTAGG_FN bool fold_of(const float* in, const float* base, float weight, const 
     most = magnitude > most ? magnitude : most;
     acc_out[i] = (Fresh ? 0.0f : acc[i]) + weight * difference;
   }
-  return most < 0x7F800000;
+  return most;
 }
 
-bool fold_block(const float* in, const float* base, float weight, const float* acc, float* acc_out, int64_t n) {
+int32_t fold_block(const float* in, const float* base, float weight, const float* acc, float* acc_out, int64_t n) {
   if (base == nullptr)
     return acc == nullptr ? fold_of<false, true>(in, base, weight, acc, acc_out, n)
                           : fold_of<false, false>(in, base, weight, acc, acc_out, n);

@@ -54,6 +54,11 @@ struct Blocks {
 // blocks. Weights are on the device too.
 void recompute_sum(const Rows& rows, const float* weights, float* sum, const Blocks& blocks, const Where& where);
 
+// What cpu::add_rows and cpu::settle_rows do, in one launch each; jobs and weights are on the device too.
+void add_rows(const Rows& rows, const RowJob* jobs, int64_t count, const float* weights, float weight,
+              const Where& where);
+void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size, const Where& where);
+
 // out = row(slot), decoded.
 void read_row(const Rows& rows, int64_t slot, float* out, const Where& where);
 

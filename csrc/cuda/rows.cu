@@ -43,6 +43,60 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+constexpr int kTogether = 4;
+
+// Adds the rows of `Count` slots one after the other, whose loads do not wait for each other. Rows of slots without a
+// weight are loaded too, but not added.
+template <typename Format, int Count>
+__device__ __forceinline__ void add_slots(const Table& rows, int64_t slot, int64_t index, const float* weights,
+                                          float weight, double (&total)[2][kFour]) {
+  Halves row[Count];
+#pragma unroll
+  for (int s = 0; s < Count; ++s) row[s] = decode<Format>(rows.row(slot + s), index);
+#pragma unroll
+  for (int s = 0; s < Count; ++s) {
+    const float factor = weights == nullptr ? weight : weights[slot + s];
+    if (factor == 0.0f) continue;
+    each([&](int h, int e) { total[h][e] += static_cast<double>(factor * row[s].half[h].v[e]); });
+  }
+}
+
+// A warp for every scale block of every job.
+template <typename Format>
+__global__ void __launch_bounds__(kThreads)
+    add_kernel(Table rows, int64_t size, const RowJob* jobs, int64_t count, const float* weights, float weight) {
+  for (int64_t item = warp_of_grid(); item < count * kScaleBlocks; item += warps_of_grid()) {
+    const RowJob job = jobs[item / kScaleBlocks];
+    const int64_t part = item % kScaleBlocks, index = job.block * kScaleBlocks + part;
+    const int64_t begin = part * kScaleBlock, left_of_block = size - job.block * kBlock;  // in the shadow
+    if (begin >= left_of_block) continue;
+    double total[2][kFour];
+    each_half(begin, left_of_block, [&](int h, int64_t at, int64_t left) {
+#pragma unroll
+      for (int e = 0; e < kFour; ++e) total[h][e] = e < left ? job.shadow[at + e] : 0.0;
+    });
+    int64_t slot = job.first_slot;
+    for (; slot + kTogether <= job.last_slot; slot += kTogether)
+      add_slots<Format, kTogether>(rows, slot, index, weights, weight, total);
+    for (; slot < job.last_slot; ++slot) add_slots<Format, 1>(rows, slot, index, weights, weight, total);
+    each_half(begin, left_of_block, [&](int h, int64_t at, int64_t left) {
+#pragma unroll
+      for (int e = 0; e < kFour; ++e)
+        if (e < left) job.shadow[at + e] = total[h][e];
+    });
+  }
+}
+
+// A block of threads for every job.
+__global__ void __launch_bounds__(kThreads) settle_kernel(const RowJob* jobs, int64_t count, float* sum, int64_t size) {
+  for (int64_t index = blockIdx.x; index < count; index += gridDim.x) {
+    const RowJob job = jobs[index];
+    const int64_t begin = job.block * kBlock;
+    for (int64_t i = threadIdx.x; i < kBlock && begin + i < size; i += kThreads)
+      sum[begin + i] = static_cast<float>(job.shadow[i]);
+  }
+}
+
 template <typename Format>
 __global__ void __launch_bounds__(kThreads) read_kernel(Row row, int64_t size, bool aligned, float* out) {
   for (int64_t index = warp_of_grid(); index * kScaleBlock < size; index += warps_of_grid())
@@ -52,6 +106,12 @@ __global__ void __launch_bounds__(kThreads) read_kernel(Row row, int64_t size, b
 template <typename... Each>
 auto recompute_kernel_for(List<Each...>, int format) {
   constexpr decltype(&recompute_kernel<Float32>) kKernels[] = {recompute_kernel<Each>...};
+  return kKernels[format];
+}
+
+template <typename... Each>
+auto add_kernel_for(List<Each...>, int format) {
+  constexpr decltype(&add_kernel<Float32>) kKernels[] = {add_kernel<Each>...};
   return kKernels[format];
 }
 
@@ -71,6 +131,21 @@ void recompute_sum(const Rows& rows, const float* weights, float* sum, const Blo
   launch("recompute sum", where, warps(count * kScaleBlocks, where.device),
          recompute_kernel_for(RowFormats{}, rows.format), table, rows.size, all_aligned(sum), weights, sum,
          blocks.first, count, blocks.stride);
+}
+
+void add_rows(const Rows& rows, const RowJob* jobs, int64_t count, const float* weights, float weight,
+              const Where& where) {
+  if (count == 0) return;
+  const DeviceGuard guard(where.device);
+  const Table table{rows.row(0), rows.row_bytes(), rows.row_scales(), rows.slots};
+  launch("add rows", where, warps(count * kScaleBlocks, where.device), add_kernel_for(RowFormats{}, rows.format), table,
+         rows.size, jobs, count, weights, weight);
+}
+
+void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size, const Where& where) {
+  if (count == 0) return;
+  const DeviceGuard guard(where.device);
+  launch("settle rows", where, grid(count, where.device), settle_kernel, jobs, count, sum, size);
 }
 
 void read_row(const Rows& rows, int64_t slot, float* out, const Where& where) {

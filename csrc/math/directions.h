@@ -31,7 +31,7 @@ FASTAGG_FN F blend_of(F base, F x, F u, float gain, float weight) {
 
 // A sum over clients that is updated millions of times: sum += entering*new - leaving*old. The difference is as exact
 // as the rows are, and only its addition rounds in the sum's last place. Left alone that rounding would lose a change
-// of less than half an ulp every time, for as long as nobody recomputes the sum: with many clients that all move slowly
+// of less than half an ulp every time, while nobody adds the rows up again: with many clients that all move slowly
 // the sum would stand still. So a fraction of an ulp is added, the same for all elements and another at every arrival
 // (sum_dither): on average nothing, and enough to carry what many small changes add up to. A sum of zero stays zero.
 template <typename L, typename F>

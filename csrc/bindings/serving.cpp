@@ -1,0 +1,161 @@
+// The server's road, its ledger and the directions' books, as fastagg/serving and fastagg/parts build them.
+#include <pybind11/numpy.h>
+
+#include "../serving/road.h"
+#include "../serving/runners.h"
+#include "structs.h"
+
+namespace py = pybind11;
+
+namespace fastagg {
+namespace {
+
+using namespace serving;
+using py::arg;
+
+std::shared_ptr<Scrub> make_scrub(const Rows& rows, int64_t origin, py::function grow, bool on_host) {
+  return std::make_shared<Scrub>(rows, origin, std::move(grow), on_host);
+}
+
+std::shared_ptr<AllClients> make_all_clients(double sign, const AllClients::Setting& setting, const Rows* rows,
+                                             uint64_t seed, Address sum, Scrub* scrub) {
+  if (setting.clients < 1) throw Refused("all clients: expected at least one");
+  if (rows != nullptr && rows->slots != setting.clients) throw Refused("all clients: expected a row for each");
+  std::optional<Rows> held;
+  if (rows != nullptr) held = *rows;
+  return std::make_shared<AllClients>(sign, setting, held, seed, at(sum), scrub);
+}
+
+std::shared_ptr<Calibrated> make_calibrated(double sign, const Calibrated::Setting& setting, const Rows& rows,
+                                            const std::tuple<uint64_t, Address, Address>& where, Scrub& scrub) {
+  if (setting.clients < 1 || setting.capacity < 1) throw Refused("calibrated: expected at least one client and update");
+  const auto& [seed, sum, acc] = where;
+  return std::make_shared<Calibrated>(sign, setting, rows, seed, at(sum), at(acc), &scrub);
+}
+
+std::shared_ptr<Road> make_road(std::shared_ptr<Book> book, std::shared_ptr<Ledger> ledger,
+                                std::shared_ptr<Runner> runner, const Stepper& stepper, const Hooks& hooks) {
+  return std::make_shared<Road>(std::move(book), std::move(ledger), std::move(runner), stepper, hooks);
+}
+
+Stepper stepper_of(const std::string& kind, double lr, std::pair<double, double> betas, double eps,
+                   bool bias_correction) {
+  return {kind, named(kind, Optimizers{}, "optimizer"), lr, betas.first, betas.second, eps, bias_correction};
+}
+
+void raise_as(const char* name, const char* text) {
+  py::set_error(py::module_::import("fastagg.errors").attr(name), text);
+}
+
+}  // namespace
+
+void bind_serving(py::module_& to) {
+  py::register_exception_translator([](std::exception_ptr raised) {
+    try {
+      if (raised) std::rethrow_exception(raised);
+    } catch (const UnknownClient& error) {
+      raise_as("UnknownClient", error.what());
+    } catch (const UnknownVersion& error) {
+      raise_as("UnknownVersion", error.what());
+    } catch (const TooLarge& error) {
+      raise_as("UpdateTooLarge", error.what());
+    }
+  });
+  py::module_ m = to.def_submodule("serving", "What a server keeps, and how an update gets into it.");
+  const py::kw_only by_name;
+
+  py::class_<Ledger, std::shared_ptr<Ledger>>(m, "Ledger")
+      .def(py::init<int64_t, bool>(), by_name, arg("clients"), arg("keeps"))
+      .def_readwrite("version", &Ledger::now)
+      .def_readwrite("steps", &Ledger::steps)
+      .def("identify", &Ledger::identify)
+      .def("find",
+           [](const Ledger& ledger, py::handle id, py::handle version) {
+             const Ledger::Found found = ledger.find(id, version);
+             return py::make_tuple(found.version, found.told);
+           })
+      .def("answer",
+           [](Ledger& ledger, py::handle id, py::handle version) {
+             const Ledger::Found found = ledger.find(id, version);
+             ledger.close(found.client, found.version);
+           })
+      .def("tell_next", &Ledger::tell_next_to)
+      .def("forget", &Ledger::forget)
+      .def("owed", &Ledger::owed)
+      .def("owes", &Ledger::owes)
+      .def("payload", &Ledger::payload)
+      .def("payloads", &Ledger::payloads)
+      .def("nbytes", &Ledger::nbytes)
+      .def_property_readonly("known", &Ledger::known)
+      .def("state", &Ledger::state)
+      .def("load", &Ledger::load);
+
+  py::class_<Scrub, std::shared_ptr<Scrub>>(m, "Scrub")
+      .def(py::init(&make_scrub), arg("rows"), by_name, arg("origin"), arg("grow"), arg("on_host"),
+           py::keep_alive<1, 2>())
+      .def_property_readonly("arena", &Scrub::arena)
+      .def("nbytes", &Scrub::nbytes)
+      .def("state", &Scrub::state)
+      .def("load", &Scrub::load);
+
+  py::class_<Book, std::shared_ptr<Book>>(m, "Book")
+      .def("check", &Book::check)
+      .def("state", &Book::state)
+      .def("load", &Book::load)
+      .def("nbytes", &Book::nbytes)
+      .def_property_readonly("immediate", &Book::immediate);
+  py::class_<Single, Book, std::shared_ptr<Single>>(m, "Single")
+      .def(py::init<double, bool>(), by_name, arg("sign"), arg("blend") = false);
+  py::class_<Buffered, Book, std::shared_ptr<Buffered>>(m, "Buffered")
+      .def(py::init([](double sign, int64_t capacity, bool synchronous, py::function vector, py::function spare) {
+             return std::make_shared<Buffered>(sign, capacity, synchronous, std::move(vector), std::move(spare));
+           }),
+           by_name, arg("sign"), arg("capacity"), arg("synchronous"), arg("vector"), arg("spare"))
+      .def_property_readonly("room", &Buffered::room)
+      .def_property_readonly("total", &Buffered::total)
+      .def_property_readonly("acc", [](const Buffered& book) { return book.acc().owner; });
+  py::class_<AllClients, Book, std::shared_ptr<AllClients>> all(m, "AllClients");
+  py::class_<AllClients::Setting>(m, "AllClientsSetting")
+      .def(py::init([](int64_t clients, bool full, bool direct, int64_t max_delay, bool by_dispatch) {
+             return AllClients::Setting{clients, full, direct, max_delay, by_dispatch};
+           }),
+           by_name, arg("clients"), arg("full"), arg("direct") = false, arg("max_delay") = -1,
+           arg("by_dispatch") = true);
+  all.def(py::init(&make_all_clients), by_name, arg("sign"), arg("setting"), arg("rows"), arg("seed"), arg("sum"),
+          arg("scrub"), py::keep_alive<1, 7>());
+  py::class_<Calibrated, Book, std::shared_ptr<Calibrated>> calibrated(m, "Calibrated");
+  py::class_<Calibrated::Setting>(m, "CalibratedSetting")
+      .def(py::init([](int64_t clients, int64_t capacity, bool from_start) {
+             return Calibrated::Setting{clients, capacity, from_start};
+           }),
+           by_name, arg("clients"), arg("capacity"), arg("from_start"));
+  calibrated.def(py::init(&make_calibrated), by_name, arg("sign"), arg("setting"), arg("rows"), arg("where"),
+                 arg("scrub"), py::keep_alive<1, 6>());
+
+  py::class_<Runner, std::shared_ptr<Runner>>(m, "Runner");
+  py::class_<OnCpu, Runner, std::shared_ptr<OnCpu>>(m, "OnCpu").def(py::init<>());
+  py::class_<InPython, Runner, std::shared_ptr<InPython>>(m, "InPython").def(py::init<py::function>());
+
+  py::class_<Stepper>(m, "Stepper")
+      .def(py::init(&stepper_of), arg("kind"), by_name, arg("lr"), arg("betas"), arg("eps"), arg("bias_correction"));
+  py::class_<Hooks>(m, "Hooks")
+      .def(py::init([](py::function vector, py::function moments, py::object weigh, py::object rate, py::object step,
+                       py::object measure) { return Hooks{vector, weigh, rate, moments, step, measure}; }),
+           by_name, arg("vector"), arg("moments"), arg("weigh"), arg("rate"), arg("step"), arg("measure"));
+  py::class_<Road, std::shared_ptr<Road>>(m, "Road")
+      .def(py::init(&make_road), by_name, arg("book"), arg("ledger"), arg("runner"), arg("stepper"), arg("hooks"))
+      .def("start", &Road::start, arg("flat"), by_name, arg("size"), arg("origin"))
+      .def("clip", &Road::set_judge)
+      .def("bound_from", &Road::bound_from)
+      .def("send", &Road::send)
+      .def("receive", &Road::receive)
+      .def("receive_many", &Road::receive_many)
+      .def("fold", &Road::fold)
+      .def("check_round", &Road::check_round)
+      .def("close_round", &Road::close_round)
+      .def_property_readonly("flat", &Road::flat)
+      .def_property_readonly("moments", &Road::moments)
+      .def_readwrite("sent", &Road::sent);
+}
+
+}  // namespace fastagg

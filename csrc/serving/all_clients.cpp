@@ -1,0 +1,225 @@
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+#include "books.h"
+
+namespace fastagg::serving {
+namespace {
+
+constexpr int64_t kNever = INT64_MIN / 2;
+
+template <typename T>
+py::array_t<T> array_of(const std::vector<T>& values) {
+  py::array_t<T> out(static_cast<py::ssize_t>(values.size()));
+  std::copy(values.begin(), values.end(), out.mutable_data());
+  return out;
+}
+
+template <typename T>
+void copy_to(std::vector<T>& values, const py::object& given) {
+  const py::array_t<T, py::array::c_style | py::array::forcecast> array(given);
+  if (array.size() != static_cast<py::ssize_t>(values.size())) throw std::invalid_argument("a column's length");
+  std::copy(array.data(), array.data() + array.size(), values.begin());
+}
+
+}  // namespace
+
+AllClients::AllClients(double sign, const Setting& setting, std::optional<Rows> rows, uint64_t seed, float* sum,
+                       Scrub* scrub)
+    : Book(sign),
+      setting_(setting),
+      rows_(rows),
+      seed_(seed),
+      sum_(sum),
+      scrub_(scrub),
+      shares_(static_cast<size_t>(setting.clients)),
+      weights_(static_cast<size_t>(setting.clients)) {
+  mean_.pieces.reserve(1);
+  if (setting.max_delay >= 0) begun_.assign(static_cast<size_t>(setting.clients), kNever);
+}
+
+void AllClients::before_sending(int64_t version) {
+  if (setting_.max_delay < 0 || !setting_.by_dispatch) return;
+  if (due_count_ > 4 * setting_.clients + 1024) {  // most of it is of dispatches that later ones replaced
+    std::unordered_map<int64_t, std::vector<int64_t>> due;
+    for (size_t i = 0; i < begun_.size(); ++i)
+      if (begun_[i] >= expired_) due[begun_[i]].push_back(static_cast<int64_t>(i));
+    due_.swap(due);
+    due_count_ = setting_.clients;
+  }
+  std::vector<int64_t>& due = due_[std::max(version, expired_)];
+  if (due.size() == due.capacity()) due.reserve(2 * due.size() + 4);
+  if (back_.size() == back_.capacity()) back_.reserve(2 * back_.size() + 4);
+}
+
+void AllClients::sent(int64_t client, int64_t version) noexcept {
+  if (setting_.max_delay < 0 || !setting_.by_dispatch) return;
+  const auto c = static_cast<size_t>(client);
+  if (begun_[c] == version) return;
+  if (shares_[c] > 0.0f && weights_[c] == 0.0f) back_.push_back(client);
+  due_.find(std::max(version, expired_))->second.push_back(client);  // a task that was handed on may be older
+  begun_[c] = version;
+  ++due_count_;
+}
+
+// Who leaves the sum because it is too old by now, and who is back in time: each looked at once after every dispatch.
+void AllClients::plan_terms(int64_t client, int64_t now) {
+  const int64_t oldest = now - setting_.max_delay;
+  for (int64_t version = expired_; version < oldest; ++version) {
+    const auto due = due_.find(version);
+    if (due == due_.end()) continue;
+    for (const int64_t other : due->second) {
+      const auto c = static_cast<size_t>(other);
+      if (other != client && begun_[c] < oldest && weights_[c] > 0.0f) terms_.emplace_back(other, -weights_[c]);
+    }
+  }
+  for (const int64_t other : back_) {
+    const auto c = static_cast<size_t>(other);
+    if (other != client && weights_[c] == 0.0f && shares_[c] > 0.0f && begun_[c] >= oldest)
+      terms_.emplace_back(other, shares_[c]);
+  }
+  std::sort(terms_.begin(), terms_.end());
+  terms_.erase(std::unique(terms_.begin(), terms_.end()), terms_.end());
+  expired_next_ = std::max(expired_, oldest);
+}
+
+Outcome AllClients::plan(const Facts& facts) {
+  facts_ = facts;
+  const auto c = static_cast<size_t>(facts.client);
+  share_ = rows_ ? static_cast<float>(facts.share) : 1.0f;  // as the kernel will multiply by it
+  leaving_ = rows_ ? weights_[c] : 0.0f;
+  entering_ = share_;
+  terms_.clear();
+  expired_next_ = expired_;
+  heard_next_ = heard_ + (shares_[c] == 0.0f);
+  if (setting_.max_delay >= 0 && (!setting_.full || heard_ == setting_.clients)) {
+    plan_terms(facts.client, facts.now);
+    const int64_t begun = setting_.by_dispatch ? begun_[c] : facts.start;
+    if (facts.now - begun > setting_.max_delay) entering_ = 0.0f;
+  }
+  if (setting_.max_delay >= 0 && !setting_.by_dispatch) due_[facts.start].reserve(due_[facts.start].size() + 1);
+  total_next_ = total_;
+  total_next_.remove(weights_[c]);
+  total_next_.add(entering_);
+  for (const auto& [slot, weight] : terms_) weight > 0 ? total_next_.add(weight) : total_next_.remove(-weight);
+  total_value_ = total_next_.value();
+  row_bound_next_ = rows_ ? std::max(row_bound_, std::abs(facts.weight) * facts.norm)
+                          : row_bound_ + facts.norm;  // differences add up
+  kept_bound_ = rows_ ? row_bound_next_ * total_value_ : row_bound_next_;
+  // A sum that was larger before, by heavier rows that have left, still has the rounding of what it was.
+  peak_next_ = setting_.direct ? 0.0 : std::max(peak_, kept_bound_);
+  bound_ = row_bound_next_ + (total_value_ > 0.0 ? peak_next_ * 0x1p-22 / total_value_ : 0.0);
+  versions_.assign(1, facts.start);
+  if (scrub_ != nullptr) scrub_->plan(arrivals_);
+  const bool waits = setting_.full && heard_next_ < setting_.clients;
+  outcome_ = waits ? Outcome::kKept : total_value_ == 0.0 ? Outcome::kIdle : Outcome::kStep;
+  return outcome_;
+}
+
+void AllClients::run(Runner& runner, const Update& update, const Optimizer& optimizer) {
+  const int64_t client = facts_.client;
+  const auto c = static_cast<size_t>(client);
+  const RandomKey key{seed_, static_cast<uint64_t>(arrivals_), static_cast<uint32_t>(rows_ ? client : 0)};
+  Direction direction;
+  direction.kind = kMean;
+  direction.gain = facts_.gain * facts_.weight;
+  direction.sum = {sum_, rows_ ? entering_ : 1.0f, leaving_, 1.0f, {}};
+  direction.row = {kPlainRows, {}, {}, key};
+  if (rows_) direction.row = {rows_->format, rows_->row(leaving_ != 0.0f ? client : -1), rows_->row(client), key};
+  if (rows_)
+    for (const auto& [slot, weight] : terms_) direction.sum.terms.push_back({rows_->row(slot), weight});
+  if (scrub_ != nullptr) scrub_->leaves(runner, client, leaving_);
+  const bool steps = outcome_ == Outcome::kStep;
+  if (!steps || setting_.direct) {
+    runner.step(update, direction, Optimizer{});
+    if (total_value_ == 0.0) runner.zero(sum_, update.size);
+  } else {
+    direction.sum.scale = static_cast<float>(sign_ / total_value_);
+    runner.step(update, direction, optimizer);
+  }
+  weights_[c] = entering_;
+  for (const auto& [slot, weight] : terms_) weights_[static_cast<size_t>(slot)] = weight > 0 ? weight : 0.0f;
+  if (setting_.direct) {
+    runner.recompute_sum(*rows_, weights_.data(), sum_);
+    if (!steps) return;
+    mean_.pieces.clear();  // which keeps its memory
+    mean_.size = 0;
+    mean_.origin = update.origin;
+    mean_.add(sum_, update.size, kFloat32);
+    Direction along;
+    along.gain = sign_ / total_value_;
+    runner.step(mean_, along, optimizer);
+  } else if (scrub_ != nullptr) {
+    scrub_->enters(runner, client, entering_);
+    for (const auto& [slot, weight] : terms_) scrub_->enters(runner, slot, weight);
+    scrub_->advance(runner, weights_.data(), sum_);
+  }
+}
+
+void AllClients::commit() noexcept {
+  const auto c = static_cast<size_t>(facts_.client);
+  shares_[c] = share_;
+  total_ = total_next_;
+  heard_ = heard_next_;
+  row_bound_ = row_bound_next_;
+  peak_ = peak_next_;
+  ++arrivals_;
+  for (int64_t version = expired_; version < expired_next_; ++version) due_.erase(version);
+  if (expired_next_ > expired_) expired_ = expired_next_;
+  if (setting_.max_delay >= 0 && (!setting_.full || heard_ == setting_.clients)) back_.clear();
+  if (setting_.max_delay >= 0 && !setting_.by_dispatch) {
+    begun_[c] = facts_.start;
+    if (entering_ > 0.0f && facts_.start >= expired_) due_[facts_.start].push_back(facts_.client);
+  }
+  if (scrub_ != nullptr) scrub_->commit();
+}
+
+int64_t AllClients::nbytes() const {
+  return static_cast<int64_t>((shares_.size() + weights_.size()) * sizeof(float) + begun_.size() * sizeof(int64_t)) +
+         (scrub_ == nullptr ? 0 : scrub_->nbytes());
+}
+
+py::dict AllClients::state() const {
+  py::dict state;
+  state["shares"] = array_of(shares_);
+  state["weights"] = array_of(weights_);
+  state["heard"] = heard_;
+  state["arrivals"] = arrivals_;
+  state["bound"] = row_bound_;
+  state["peak"] = peak_;
+  if (setting_.max_delay >= 0) {
+    state["begun"] = array_of(begun_);
+    state["expired"] = expired_;
+    state["back"] = back_;
+  }
+  return state;
+}
+
+void AllClients::load(const py::dict& state) {
+  copy_to(shares_, state["shares"]);
+  copy_to(weights_, state["weights"]);
+  heard_ = py::cast<int64_t>(state["heard"]);
+  arrivals_ = py::cast<int64_t>(state["arrivals"]);
+  int64_t heard = 0;
+  for (size_t i = 0; i < shares_.size(); ++i) {
+    if (!(shares_[i] >= 0.0f && shares_[i] <= 1e30f) || (weights_[i] != 0.0f && weights_[i] != shares_[i]))
+      throw std::invalid_argument("a row's weight");
+    total_.add(weights_[i]);
+    heard += shares_[i] > 0.0f;
+  }
+  if (heard != heard_ || arrivals_ < heard) throw std::invalid_argument("the number of clients heard");
+  row_bound_ = bound_of(state["bound"]);
+  peak_ = bound_of(state["peak"]);
+  if (setting_.max_delay < 0) return;
+  copy_to(begun_, state["begun"]);
+  expired_ = py::cast<int64_t>(state["expired"]);
+  back_ = py::cast<std::vector<int64_t>>(state["back"]);
+  for (size_t i = 0; i < begun_.size(); ++i)
+    if (begun_[i] != kNever) due_[std::max(begun_[i], expired_)].push_back(static_cast<int64_t>(i));
+}
+
+}  // namespace fastagg::serving

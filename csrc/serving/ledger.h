@@ -1,0 +1,110 @@
+// Who was sent which version and has not answered it yet, and which versions are kept for that. Everything is O(1) in
+// the number of clients: 16 bytes for each, and 16 for each open task.
+//
+// What may fail is done before anything changes; `close` and `tell_next` cannot fail.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace fastagg::serving {
+
+namespace py = pybind11;
+
+// Become fastagg.errors.UnknownClient and UnknownVersion.
+class UnknownClient : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+class UnknownVersion : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+constexpr int64_t kLongestName = 256;  // characters of a client's id
+
+class Ledger {
+ public:
+  // Clients are the whole numbers 0..clients-1, or any 64-bit number and any name if `clients` is negative. `keeps`:
+  // whether what goes with a version is kept for as long as a client may answer it.
+  Ledger(int64_t clients, bool keeps) : numbered_(clients), keeps_(keeps) {
+    if (clients > 0) records_.resize(static_cast<size_t>(clients));
+  }
+
+  int64_t now = 0;    // the version: t, steps of the model so far, with those that left it as it was
+  int64_t steps = 0;  // of the optimizer
+
+  // The id as it is kept: a whole number or a plain string.
+  py::object identify(py::handle id) const;
+
+  // What an answer refers to.
+  struct Found {
+    int64_t client;  // place of its record; its number, where clients are numbered
+    int64_t version;
+    int32_t told;  // local steps it was told to take; 0 if it was told none
+  };
+  Found find(py::handle id, py::handle version) const;
+
+  // `id` gets the current version; twice the same is one task. Returns the local steps it is told to take: what was
+  // said for its next task, else `usual`.
+  struct Sent {
+    int64_t client;
+    int32_t told;
+  };
+  Sent send(py::handle id, int64_t version, int32_t usual, const py::object& payload);
+
+  void close(int64_t client, int64_t version) noexcept;
+  void tell_next(int64_t client, int32_t told) noexcept { records_[static_cast<size_t>(client)].steps = told; }
+  void tell_next_to(py::handle id, int32_t told) { tell_next(known_place(id), told); }
+  void forget(py::handle id);  // its tasks, and that it was ever known
+
+  std::vector<int64_t> owed(py::handle id) const;
+  bool owes(py::handle id, int64_t version) const;
+  py::object payload(int64_t version) const;  // None if nothing is kept
+  py::list payloads() const;
+  int64_t nbytes() const;
+  int64_t known() const { return known_; }
+
+  py::dict state() const;
+  void load(const py::dict& state);
+
+ private:
+  struct Record {
+    int64_t last = -1;  // version last sent; negative: never
+    int32_t task = -1;  // first open one
+    int32_t steps = 0;
+  };
+  struct Task {
+    int64_t version;
+    int32_t told;
+    int32_t next;
+  };
+  struct Held {
+    int64_t count = 0;
+    py::object payload;
+  };
+
+  static bool is_named(py::handle plain);  // kept by a key, and not by a number of 63 bits
+  int64_t place_of(py::handle id) const;   // -1: unknown
+  int64_t place_for(py::handle id);        // made if it is new
+  int64_t known_place(py::handle id) const;
+  const Task* task_of(const Record& record, int64_t version) const;
+  void open(Record& record, int64_t version, int32_t told, const py::object& payload);
+
+  int64_t numbered_;
+  bool keeps_;
+  std::vector<Record> records_;
+  std::vector<Task> tasks_;
+  int32_t free_task_ = -1;
+  std::vector<int64_t> free_records_;
+  std::unordered_map<int64_t, int64_t> numbers_;
+  std::unordered_map<std::string, int64_t> names_;
+  std::unordered_map<int64_t, Held> held_;
+  int64_t known_ = 0;
+};
+
+}  // namespace fastagg::serving

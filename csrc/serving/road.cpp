@@ -1,0 +1,471 @@
+#include "road.h"
+
+#include <pybind11/stl.h>
+
+#include <cmath>
+#include <optional>
+
+#include "../cpu/cpu.h"
+
+namespace fastagg::serving {
+namespace {
+
+// The GIL is worth releasing for what takes longer than taking it again.
+constexpr int64_t kWorthReleasing = 4096;
+
+class Released {
+ public:
+  explicit Released(bool worth) {
+    if (worth) release_.emplace();
+  }
+
+ private:
+  std::optional<py::gil_scoped_release> release_;
+};
+
+py::object item(py::handle dict, const char* key) {
+  if (dict.is_none()) return py::none();
+  PyObject* found = PyDict_GetItemString(dict.ptr(), key);
+  return found == nullptr ? py::none() : py::reinterpret_borrow<py::object>(found);
+}
+
+double number(py::handle dict, const char* key, double otherwise) {
+  const py::object found = item(dict, key);
+  return found.is_none() ? otherwise : py::cast<double>(found);
+}
+
+bool is_set(py::handle dict, const char* key) {
+  const py::object found = item(dict, key);
+  return !found.is_none() && py::cast<bool>(found);
+}
+
+Vector vector_of(py::object tensor) {
+  float* data = reinterpret_cast<float*>(py::cast<uintptr_t>(tensor.attr("data_ptr")()));
+  return {std::move(tensor), data};
+}
+
+// [(object, attribute or index, value)]: values that were worked out before take their places.
+void move_all(const py::object& moves) noexcept {
+  if (moves.is_none()) return;
+  for (const py::handle move : moves) {
+    PyObject* const* parts = &PyTuple_GET_ITEM(move.ptr(), 0);
+    const bool named = PyUnicode_Check(parts[1]);
+    const int failed =
+        named ? PyObject_SetAttr(parts[0], parts[1], parts[2]) : PyObject_SetItem(parts[0], parts[1], parts[2]);
+    if (failed != 0) PyErr_Clear();
+  }
+}
+
+}  // namespace
+
+Road::Road(std::shared_ptr<Book> book, std::shared_ptr<Ledger> ledger, std::shared_ptr<Runner> runner, Stepper stepper,
+           Hooks hooks)
+    : book_(std::move(book)),
+      ledger_(std::move(ledger)),
+      runner_(std::move(runner)),
+      stepper_(std::move(stepper)),
+      hooks_(std::move(hooks)) {}
+
+void Road::start(py::object flat, int64_t size, int64_t origin) {
+  flat_ = vector_of(std::move(flat));
+  size_ = size;
+  origin_ = origin;
+  const py::tuple found = hooks_.moments(false);
+  moments_ = found[0];
+  kernel_moments_ = py::cast<Moments>(found[1]);
+}
+
+void Road::bound_from(double model, double m, double v) {
+  x_bound_ = book_->model_bound = model;
+  m_bound_ = m;
+  v_bound_ = v;
+}
+
+py::tuple Road::send(py::handle client, int32_t usual, const py::object& payload, py::handle version) {
+  const py::object id = ledger_->identify(client);
+  const int64_t which = version.is_none() ? ledger_->now : py::cast<int64_t>(version);
+  book_->before_sending(which);
+  const Ledger::Sent sent_to = ledger_->send(id, which, usual, payload);
+  book_->sent(sent_to.client, which);
+  sent = sent || version.is_none();
+  return py::make_tuple(id, sent_to.told);
+}
+
+// Whether a piece of an update lies in the model's own memory, elsewhere than where it belongs: a step in place would
+// read what it has written.
+bool Road::overlaps_model(const Update& update) const {
+  const auto first = reinterpret_cast<uintptr_t>(flat_.data), last = first + static_cast<uintptr_t>(size_) * 4;
+  uintptr_t place = first;
+  for (const auto& piece : update.pieces) {
+    const auto at = reinterpret_cast<uintptr_t>(piece.data);
+    const uintptr_t count = static_cast<uintptr_t>(piece.size);
+    const bool here = at == place && piece.dtype == kFloat32;
+    if (!here && at < last && at + count * (piece.dtype == kFloat32 ? 4 : 2) > first) return true;
+    place += count * 4;
+  }
+  return false;
+}
+
+void Road::read(const py::list& pieces, Update& update) const {
+  update.pieces.clear();
+  update.size = 0;
+  update.origin = origin_;
+  for (const py::handle piece : pieces) {
+    PyObject* const* parts = &PyTuple_GET_ITEM(piece.ptr(), 0);
+    update.add(PyLong_AsVoidPtr(parts[0]), PyLong_AsLongLong(parts[1]), static_cast<Dtype>(PyLong_AsLong(parts[2])));
+  }
+  if (PyErr_Occurred()) throw py::error_already_set();
+}
+
+bool Road::weigh(int64_t delay, double* weight) const {
+  *weight = 1.0;
+  if (hooks_.weigh.is_none()) return true;
+  const py::object found = hooks_.weigh(delay);
+  if (found.is_none()) return false;
+  *weight = py::cast<double>(found);
+  return true;
+}
+
+// The largest that m/sqrt(v) can be, twice over for rounding: v is at least c*b2^k times the square of the direction k
+// steps ago, which counts (1-b1)*b1^k in m. Directions whose squares vanish in fp32 leave v at zero beside an m that is
+// not.
+double largest_ratio(const Stepper& stepper) {
+  constexpr double kVanishing = 1e-22;
+  if (stepper.kind == "adagrad") return std::max(2.0, kVanishing / stepper.eps);
+  const double b1 = stepper.beta1, b2 = stepper.beta2;
+  const double c = stepper.kind == "yogi" ? std::min(b2, 1.0 - b2) : 1.0 - b2;
+  const double left = 1.0 - b1 / std::sqrt(b2);
+  if (!(c > 0.0 && left > 0.0)) return HUGE_VAL;
+  const double ratio = (1.0 - b1) / std::sqrt(c) / left + 1.0 / std::sqrt(c);
+  return std::max(2.0 * ratio, kVanishing / stepper.eps);
+}
+
+// The bounds only ever grow. What the vectors really hold is a pass over them, and rarely worth it.
+void Road::measure() {
+  const auto found = py::cast<std::vector<double>>(hooks_.measure(flat_.owner, moments_));
+  double model = found[0];
+  if (book_->blends())
+    for (const py::handle kept : ledger_->payloads())
+      if (!kept.is_none()) model = std::max(model, py::cast<std::vector<double>>(hooks_.measure(kept, moments_))[0]);
+  bound_from(model, found[1], found[2]);
+}
+
+// How large the elements of everything can become with this step, at most: what would not stay finite is refused now.
+// An update that waits for others is looked at as if the step were now.
+void Road::check_bounds(Step& step) {
+  const auto refuse = [](const std::string& what) {
+    throw TooLarge("the update is too large: " + what + " could leave the range of float32");
+  };
+  if (!(book_->kept_bound() <= kLargestSum)) refuse("the sum of updates");
+  for (bool measured = false;; measured = true) {
+    const std::string& kind = stepper_.kind;
+    const double d = book_->bound(), lr = std::abs(step.lr);
+    double m = m_bound_, v = v_bound_, growth = book_->growth(step.lr);
+    if (own()) {
+      growth = 0.0;
+    } else if (kind == "momentum") {
+      m = stepper_.beta1 * m_bound_ + d;
+      growth = lr * m;
+    } else if (kind != "sgd") {
+      m = std::max(m_bound_, d);
+      const bool adds = kind == "yogi" || kind == "adagrad";
+      v = adds ? v_bound_ + d * d : std::max(v_bound_, d * d);
+      growth = lr * std::min(m / stepper_.eps, largest_ratio(stepper_));
+    }
+    const double x = x_bound_ + growth;
+    if (d <= kLargestElement && x <= kLargestModel && m <= kLargestSum && v <= kLargestMoment) {
+      const bool steps = step.outcome == Outcome::kStep;
+      step.x_bound = steps ? x : x_bound_, step.m_bound = steps ? m : m_bound_, step.v_bound = steps ? v : v_bound_;
+      return;
+    }
+    if (measured) refuse(d <= kLargestElement ? "the model or the optimizer's moments" : "the square of the direction");
+    measure();
+  }
+}
+
+// What a step needs, none of it visible yet: its learning rate, where the next version goes, the optimizer's struct.
+void Road::plan_step(Step& step, const Vector* into, bool copies, bool overlaps) {
+  step.lr = stepper_.lr;
+  if (step.outcome == Outcome::kStep && !hooks_.rate.is_none()) {
+    std::vector<int64_t> delays;
+    for (const int64_t start : book_->versions()) delays.push_back(ledger_->now - start);
+    step.lr = py::cast<double>(hooks_.rate(stepper_.lr, delays));
+  }
+  check_bounds(step);
+  if (step.outcome != Outcome::kStep) return;
+  if (own()) {  // the direction alone, as a vector
+    step.out = vector_of(hooks_.vector());
+    step.out.owner.attr("zero_")();
+    step.optimizer = {place_in<Sgd>(Optimizers{}), {}, {}, step.out.data, step.out.data};
+    step.optimizer.hyper.lr = 1.0f;
+    return;
+  }
+  if (copies) {
+    const py::tuple found = hooks_.moments(true);
+    step.moments = found[0];
+    step.kernel_moments = py::cast<Moments>(found[1]);
+  } else {
+    step.kernel_moments = kernel_moments_;
+  }
+  step.kernel_moments.key.step = static_cast<uint64_t>(ledger_->steps);
+  if (sent || copies || overlaps) step.out = into != nullptr && *into ? *into : vector_of(hooks_.vector());
+  double lr = step.lr, root_scale = 1.0;
+  if (stepper_.bias_correction) {
+    const auto round = static_cast<double>(ledger_->steps + 1);
+    lr = lr / (1.0 - std::pow(stepper_.beta1, round));
+    root_scale = 1.0 / std::sqrt(1.0 - std::pow(stepper_.beta2, round));
+  }
+  const Hyper hyper{static_cast<float>(lr),
+                    static_cast<float>(stepper_.beta1),
+                    static_cast<float>(1.0 - stepper_.beta1),
+                    static_cast<float>(stepper_.beta2),
+                    static_cast<float>(1.0 - stepper_.beta2),
+                    static_cast<float>(stepper_.eps),
+                    static_cast<float>(root_scale)};
+  step.optimizer = {stepper_.place, hyper, step.kernel_moments, flat_.data, step.out ? step.out.data : flat_.data};
+}
+
+// What Python adds to a step: on a vector that nobody holds, so that it may fail.
+void Road::ask_python(Step& step, const py::object& then) {
+  if (step.outcome != Outcome::kStep) return;
+  if (own()) {
+    const py::tuple found = hooks_.step(step.out.owner, step.lr, ledger_->steps + 1);
+    step.out = vector_of(found[0]);
+    step.moves = found[1];
+  }
+  if (!then.is_none()) then(step.out.owner);
+}
+
+void Road::commit(Step& step, const py::object& statistics, const py::object& moves) noexcept {
+  if (step.outcome == Outcome::kStep) {
+    if (step.out) std::swap(flat_, step.out);
+    if (step.moments) std::swap(moments_, step.moments), kernel_moments_ = step.kernel_moments;
+    sent = false;
+    ++ledger_->steps;
+  }
+  if (step.outcome != Outcome::kKept) ++ledger_->now;
+  x_bound_ = book_->model_bound = step.x_bound;
+  m_bound_ = step.m_bound;
+  v_bound_ = step.v_bound;
+  move_all(step.moves);
+  move_all(moves);
+  move_all(statistics);
+}
+
+py::object Road::outcome_of(const Step& step, int64_t delay, double norm, double weight) const {
+  py::object size = py::none();
+  if (step.outcome == Outcome::kStep) size = py::float_(book_->immediate() ? step.lr * weight : step.lr);
+  return py::make_tuple(step.applied(stepper_.lr), ledger_->now, delay, size, norm, weight);
+}
+
+py::object Road::receive(py::handle client, py::handle version, const py::list& pieces, double share, py::handle more) {
+  const Ledger::Found task = ledger_->find(client, version);
+  const int64_t now = ledger_->now, delay = now - task.version;
+  book_->check(client, task.version, now);
+  read(pieces, update_);
+  const bool worth = update_.size >= kWorthReleasing;
+
+  double norm = 0.0;
+  if (is_set(more, "judged")) {
+    norm = number(more, "norm", 0.0);
+  } else {
+    const Released released(worth);
+    const double squares = cpu::sum_squares(update_);
+    if (!std::isfinite(squares)) return py::none();
+    norm = std::sqrt(squares);
+  }
+  Facts facts{task.client, task.version, now, 1.0, 1.0, share, norm};
+  if (clip_norm_ > 0.0 && norm > clip_norm_ && !is_set(more, "unclipped"))
+    facts.gain = clip_norm_ / norm, facts.norm = clip_norm_;
+  bool counts = true;
+  if (const py::object given = item(more, "weight"); !given.is_none()) {
+    facts.weight = py::cast<double>(given);
+  } else {
+    counts = !is_set(more, "drop") && weigh(delay, &facts.weight);
+  }
+  if (const py::object base = item(more, "base"); !base.is_none())
+    facts.base = reinterpret_cast<const float*>(py::cast<uintptr_t>(base));
+  if (std::isnan(facts.norm)) facts.norm = 0.0;  // the device will know, and judge
+
+  Step step;
+  const bool waits = !counts || is_set(more, "waits");
+  const py::object then = item(more, "then");
+  if (!waits) step.outcome = book_->plan(facts);
+  if (!waits) plan_step(step, nullptr, !then.is_none(), overlaps_model(update_));
+  py::object moves = item(more, "moves"), statistics = py::none();
+  if (const py::object ask = item(more, "statistics"); counts && !ask.is_none()) {
+    const bool applied = step.applied(stepper_.lr);
+    statistics = ask(applied ? "step" : step.outcome != Outcome::kKept ? "drop" : "keep");
+  }
+  const auto next_steps = static_cast<int32_t>(number(more, "next_steps", 0.0));
+
+  if (!waits) {
+    const Released released(worth && !runner_->needs_gil());
+    book_->run(*runner_, update_, step.optimizer);
+  }
+  ask_python(step, then);
+
+  if (!waits) book_->commit();
+  commit(step, statistics, moves);
+  if (next_steps > 0) ledger_->tell_next(task.client, next_steps);
+  ledger_->close(task.client, task.version);
+  return outcome_of(step, delay, norm, counts ? facts.weight : 0.0);
+}
+
+py::list Road::receive_many(const py::list& answers) {
+  py::list outcomes;
+  for (const py::handle answer : answers) {
+    const py::tuple parts = py::reinterpret_borrow<py::tuple>(answer);
+    py::object outcome = py::none();
+    try {
+      outcome = receive(parts[0], parts[1], py::reinterpret_borrow<py::list>(parts[2]), py::cast<double>(parts[3]),
+                        py::none());
+    } catch (const std::runtime_error&) {  // refused: it says so when it comes alone
+      if (PyErr_Occurred() != nullptr) throw;
+    }
+    if (outcome.is_none()) break;
+    outcomes.append(std::move(outcome));
+  }
+  return outcomes;
+}
+
+py::list Road::fold(const py::list& answers, const py::object& statistics) {
+  auto* buffered = dynamic_cast<Buffered*>(book_.get());
+  py::list outcomes;
+  if (buffered == nullptr || own()) return outcomes;
+  std::vector<Update> updates(answers.size());
+  std::vector<Trained> trained;
+  const int64_t now = ledger_->now, room = buffered->room();
+  for (size_t i = 0; i < answers.size() && static_cast<int64_t>(trained.size()) < room; ++i) {
+    const py::tuple parts = answers[i];
+    Ledger::Found task;
+    try {
+      task = ledger_->find(parts[0], parts[1]);
+      book_->check(parts[0], task.version, now);
+    } catch (const std::runtime_error&) {
+      break;  // it is refused when it is the first
+    }
+    bool again = false;  // whether it owes this one, too, is known when the first is in
+    for (const Trained& other : trained) again = again || other.facts.client == task.client;
+    Facts facts{task.client, task.version, now, 1.0, 1.0, py::cast<double>(parts[3]), std::nan("")};
+    if (again || !weigh(now - task.version, &facts.weight)) break;
+    read(py::reinterpret_borrow<py::list>(parts[2]), updates[i]);
+    const auto* base = reinterpret_cast<const float*>(py::cast<uintptr_t>(parts[4]));
+    trained.push_back({&updates[i], base, facts});
+  }
+  if (trained.empty()) return outcomes;
+
+  Step step;
+  step.outcome = buffered->plan_fold(trained);
+  const Vector into = buffered->sum_after_fold();
+  try {
+    plan_step(step, &into, false);
+  } catch (const TooLarge&) {
+    return outcomes;  // by the largest that they could be; one by one it is known what they are
+  }
+  Update sum;
+  if (step.outcome == Outcome::kStep) {
+    sum.origin = origin_;
+    sum.add(into.data, size_, kFloat32);
+  }
+  py::object moves = py::none();
+  if (!statistics.is_none())
+    moves = statistics(trained.size(), step.applied(stepper_.lr)        ? "step"
+                                       : step.outcome == Outcome::kStep ? "drop"
+                                                                        : "keep");
+  std::vector<bool> finite;
+  bool all = true;
+  {
+    const Released released(size_ >= kWorthReleasing);
+    finite = buffered->run_fold(trained);
+    for (const bool one : finite) all = all && one;
+    if (all && step.outcome == Outcome::kStep) buffered->run_flush(*runner_, sum, step.optimizer);
+  }
+  if (!all) {  // nothing has changed: the others may come again
+    for (const bool one : finite) outcomes.append(one ? py::object(py::bool_(false)) : py::object(py::none()));
+    return outcomes;
+  }
+  buffered->commit_fold(step.outcome == Outcome::kStep && step.out && step.out.data == into.data);
+  commit(step, moves, py::none());
+  for (const Trained& one : trained) ledger_->close(one.facts.client, one.facts.start);
+  for (const Trained& one : trained) {
+    const bool here = step.outcome == Outcome::kStep && &one == &trained.back();
+    outcomes.append(py::make_tuple(here && step.applied(stepper_.lr), here ? ledger_->now : now, now - one.facts.start,
+                                   here ? py::object(py::float_(step.lr)) : py::object(py::none()), one.facts.norm,
+                                   one.facts.weight));
+  }
+  return outcomes;
+}
+
+void Road::check_round(const py::list& entries) {
+  auto* buffered = dynamic_cast<Buffered*>(book_.get());
+  if (buffered == nullptr) return;
+  std::vector<Facts> facts;
+  for (const py::handle entry : entries) {
+    const py::tuple parts = py::reinterpret_borrow<py::tuple>(entry);
+    const double gain = py::cast<double>(parts[2]);
+    facts.push_back({-1, py::cast<int64_t>(parts[1]), ledger_->now, gain, py::cast<double>(parts[3]),
+                     py::cast<double>(parts[4]), gain * py::cast<double>(parts[5])});
+  }
+  buffered->plan_numbers(facts, false);
+  Step step;
+  step.lr = stepper_.lr;
+  check_bounds(step);
+}
+
+py::object Road::close_round(const py::list& entries, bool steps, py::handle client, py::handle version,
+                             py::handle more) {
+  auto* buffered = dynamic_cast<Buffered*>(book_.get());
+  if (buffered == nullptr) return py::none();
+  const int64_t now = ledger_->now;
+  Ledger::Found task{-1, now, 0};
+  if (!client.is_none()) task = ledger_->find(client, version);
+  std::vector<Update> updates(entries.size());
+  std::vector<Facts> facts;
+  double norm = 0.0, weight = 0.0;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const py::tuple parts = entries[i];
+    read(py::reinterpret_borrow<py::list>(parts[0]), updates[i]);
+    norm = py::cast<double>(parts[5]);
+    const double gain = py::cast<double>(parts[2]);
+    weight = py::cast<double>(parts[3]);
+    facts.push_back({-1, py::cast<int64_t>(parts[1]), now, gain, weight, py::cast<double>(parts[4]), gain * norm});
+  }
+  Step step;
+  Update sum;
+  if (!facts.empty()) {
+    step.outcome = buffered->plan_round(facts, steps);
+  } else if (buffered->plan_flush()) {
+    step.outcome = Outcome::kStep;
+    sum.origin = origin_;
+    sum.add(buffered->acc().data, size_, kFloat32);
+  } else {
+    return py::none();
+  }
+  const bool flushes = facts.empty();
+  const Vector into = flushes ? buffered->acc() : Vector{};
+  const py::object then = item(more, "then");
+  plan_step(step, flushes && runner_->may_overwrite() ? &into : nullptr, !then.is_none());
+  py::object statistics = item(more, "statistics");
+  if (!statistics.is_none())
+    statistics = statistics(step.applied(stepper_.lr) ? "step" : step.outcome == Outcome::kStep ? "drop" : "keep");
+  {
+    const Released released(size_ >= kWorthReleasing && !runner_->needs_gil());
+    if (flushes) {
+      buffered->run_flush(*runner_, sum, step.optimizer);
+    } else {
+      buffered->run_round(*runner_, updates, step.optimizer);
+    }
+  }
+  ask_python(step, then);
+  if (flushes) {
+    buffered->commit_fold(step.out && step.out.data == into.data);
+  } else {
+    buffered->commit();
+  }
+  commit(step, statistics, item(more, "moves"));
+  if (task.client >= 0) ledger_->close(task.client, task.version);
+  return outcome_of(step, now - task.version, norm, weight);
+}
+
+}  // namespace fastagg::serving
