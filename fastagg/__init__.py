@@ -4,7 +4,7 @@ Every algorithm's server step is one pass over memory, on CPU and CUDA. Start wi
 (:func:`FADAS`, :func:`FedBuff`, :func:`FedAsync`) or assemble a :class:`Server` from parts.
 """
 
-from fastagg import clients, ops, reference
+from fastagg import clients, ops, presets, reference, registry
 from fastagg._build import build_info, get_num_threads, set_isa, set_num_threads
 from fastagg.distill import Distillation
 from fastagg.errors import (
@@ -19,6 +19,7 @@ from fastagg.errors import (
     ShapeMismatch,
     UnknownClient,
     UnknownVersion,
+    UpdateTooLarge,
 )
 from fastagg.layout import Layout
 from fastagg.parts.directions import (
@@ -29,13 +30,14 @@ from fastagg.parts.directions import (
     Cohort,
     CosineBuffer,
     Differences,
+    Direction,
     Echo,
     Mixing,
     Single,
 )
 from fastagg.parts.euclidean import Euclidean
-from fastagg.parts.optimizers import SGD, Adagrad, Adam, AMSGrad, Lookahead, Momentum, Yogi
-from fastagg.parts.staleness import Constant, DelayAdaptive, Hinge, Polynomial
+from fastagg.parts.optimizers import SGD, Adagrad, Adam, AMSGrad, Lookahead, Momentum, Optimizer, Yogi
+from fastagg.parts.staleness import Constant, DelayAdaptive, Facts, Hinge, Polynomial, Staleness
 from fastagg.presets import (
     ACE,
     ACED,
@@ -56,9 +58,11 @@ from fastagg.presets import (
     FedProx,
     FedYogi,
 )
+from fastagg.registry import register
 from fastagg.serving.dispatch import Dispatch, Receipt
 from fastagg.serving.loading import load
 from fastagg.serving.server import Server
+from fastagg.serving.settings import ServerSettings
 from fastagg.serving.versions import VersionStore
 from fastagg.storage.cache import ClientCache
 
@@ -91,10 +95,12 @@ __all__ = [
     "DelayAdaptiveASGD",
     "DeviceError",
     "Differences",
+    "Direction",
     "Dispatch",
     "Distillation",
     "Echo",
     "Euclidean",
+    "Facts",
     "FastaggError",
     "FedAC",
     "FedAMS",
@@ -114,13 +120,17 @@ __all__ = [
     "Mixing",
     "Momentum",
     "NonFiniteUpdate",
+    "Optimizer",
     "Polynomial",
     "Receipt",
     "Server",
+    "ServerSettings",
     "ShapeMismatch",
     "Single",
+    "Staleness",
     "UnknownClient",
     "UnknownVersion",
+    "UpdateTooLarge",
     "VersionStore",
     "Yogi",
     "build_info",
@@ -128,7 +138,10 @@ __all__ = [
     "get_num_threads",
     "load",
     "ops",
+    "presets",
     "reference",
+    "register",
+    "registry",
     "set_isa",
     "set_num_threads",
 ]

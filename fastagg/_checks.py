@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 from fastagg.errors import ConfigError
 
 _LARGEST = 3.4e38  # of float32, in which kernels compute
+
+# What other libraries and papers call our settings, where the spelling does not tell.
+_ELSEWHERE = {
+    "learning_rate": "lr", "server_lr": "lr", "server_learning_rate": "lr", "eta": "lr", "step_size": "lr",
+    "epsilon": "eps", "tau": "eps", "m": "buffer_size", "n": "num_clients", "clients": "num_clients",
+    "max_norm": "clip_norm", "momentum": "beta",
+}  # fmt: skip
 
 
 def number(name: str, value: Any, *, above: float | None = None, least: float | None = None) -> float:
@@ -34,5 +43,22 @@ def whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:
 def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
     """One of ``choices``."""
     if value not in choices:
-        raise ConfigError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
+        expected = f"{name}: expected one of {', '.join(map(repr, choices))}, got {value!r}"
+        raise ConfigError(expected + meant(value, choices))
     return str(value)
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """What to say of a name that is not known: the nearest one that is, or all of them."""
+    known = sorted(known)
+    return f"unknown {what} {name!r}" + (meant(name, known) or f"; known: {', '.join(known)}")
+
+
+def meant(name: Any, known: Iterable[str]) -> str:
+    """``; did you mean 'scaled'?`` for ``'scald'``; empty where nothing known is near."""
+    if not isinstance(name, str):
+        return ""
+    by_lower = {one.lower(): one for one in known}
+    lower = name.lower()
+    near = [_ELSEWHERE[lower]] if _ELSEWHERE.get(lower) in by_lower else difflib.get_close_matches(lower, by_lower, 1)
+    return f"; did you mean {by_lower[near[0]]!r}?" if near else ""

@@ -179,7 +179,7 @@ def tune(
 ) -> None:
     """Measure what suits this processor, in less than a second, print why, and remember it."""
     import fastagg
-    from fastagg import tuning
+    from fastagg import measuring, tuning
     from fastagg.sim.report import tuning_table
 
     if forget:
@@ -187,7 +187,7 @@ def tune(
         print(f"Forgotten: {tuning.memory_file()}")
         return
     print(f"{tuning.processor()}, {fastagg.get_num_threads()} threads")
-    choices = tuning.measure()
+    choices = measuring.measure()
     _print(tuning_table(choices))
     chosen = {choice.setting: choice.chosen for choice in choices if choice.chosen != choice.usual}
     if dry_run:

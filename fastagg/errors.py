@@ -12,6 +12,14 @@ class ConfigError(FastaggError, ValueError):
     """A setting is out of range, unknown, or does not go with another one."""
 
 
+class UnknownSetting(ConfigError, TypeError):
+    """A keyword argument that a preset, or the server, does not have."""
+
+
+class MissingPart(ConfigError, LookupError):
+    """A direction, optimizer or staleness policy that nobody registered under its name."""
+
+
 class ShapeMismatch(FastaggError, ValueError):
     """An array has another shape, length or set of names than the model."""
 
@@ -22,6 +30,10 @@ class DTypeMismatch(FastaggError, TypeError, ValueError):
 
 class NonFiniteUpdate(FastaggError, ValueError):
     """An update (or a model) holds NaN or infinity."""
+
+
+class UpdateTooLarge(FastaggError, ValueError):
+    """An update is finite, but so large that what it is multiplied by or added to would leave the range of float32."""
 
 
 class UnknownClient(FastaggError, KeyError):

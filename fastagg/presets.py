@@ -1,12 +1,28 @@
 """The papers' algorithms, under their names: each a choice of direction, optimizer and staleness policy.
 
-Every preset takes :class:`fastagg.Server`'s keyword arguments as well (``clip_norm``, ``weighting``, ``buffers``,
-``num_clients``, ``deterministic``, ``validate``, ``seed``, ``device``).
+What they have in common:
+
+- ``params`` is the model, in any form that :class:`fastagg.Server` takes.
+- ``lr`` is the server's learning rate eta, >= 0, and ``eps`` > 0 stands outside the square root. ``betas`` and ``beta``
+  are decay rates in [0, 1). ``bias_correction`` is Adam's. ``moments`` is ``fp32`` or ``8bit``, see
+  :class:`fastagg.Optimizer`.
+- ``buffer_size`` is M, the number of updates in a step, >= 1.
+- ``num_clients`` is n; client ids are then 0..n-1. ``cache`` is the format in which something is kept of each of them:
+  ``fp32``, ``bf16``, ``int8`` or ``int4``. ConfigError if that does not fit into memory.
+- ``clients_per_round`` is the number of updates in a synchronous round, each of which must come from the current
+  version; None: however many come until :meth:`fastagg.Server.close_round` ends the round.
+- Every preset takes :class:`fastagg.Server`'s keyword arguments as well: :class:`fastagg.ServerSettings`.
+- A setting that is out of range raises :class:`fastagg.ConfigError`, and so does one that is not known, naming the
+  nearest one that is.
+
+Updates are deltas ``Delta_i = x_i^K - x_s`` from client i's local training, or gradients ``g_i`` on the model it was
+sent. ``x`` is the model, ``s`` the version an update started from, ``t`` the current one and ``tau = t - s``. The
+papers are 000, FADAS; 002, ACE; 003, AsyncFedED; 004, FedEcho.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 from fastagg import _checks
 from fastagg.distill import Distillation
@@ -24,28 +40,37 @@ from fastagg.parts.directions import (
     Single,
 )
 from fastagg.parts.euclidean import Euclidean
+from fastagg.parts.names import (
+    AceMode,
+    Cache,
+    DelayRule,
+    Freshness,
+    Moments,
+    Policy,
+    Repeat,
+    Rule,
+    Stale,
+    Warmup,
+    Weighting,
+    words,
+)
 from fastagg.parts.optimizers import SGD, Adagrad, Adam, AMSGrad, Lookahead, Momentum, Optimizer, Yogi
 from fastagg.parts.staleness import Constant, DelayAdaptive, Hinge, Polynomial, Staleness
+from fastagg.registry import preset
 from fastagg.serving.server import Server
+from fastagg.serving.settings import ClientSettings, ServerSettings, WeightSettings
 
 
-def FedBuff(params: Any, *, lr: float = 1.0, buffer_size: int = 10, **server: Any) -> Server:
+@preset
+def FedBuff(params: Any, *, lr: float = 1.0, buffer_size: int = 10, **server: Unpack[ServerSettings]) -> Server:
     """Buffered asynchronous aggregation: ``x <- x + lr * mean(Delta_i)`` over every M updates.
 
     Nguyen et al. 2022, without differential privacy; paper 002, Algorithm a.2.
-
-    Args:
-        params: the model.
-        lr: server learning rate eta, >= 0.
-        buffer_size: M, >= 1.
-        server: further arguments of :class:`fastagg.Server`.
-
-    Raises:
-        ConfigError: a setting is out of range.
     """
     return Server(params, Buffer(buffer_size), SGD(lr), **server)
 
 
+@preset
 def FADAS(
     params: Any,
     *,
@@ -54,45 +79,37 @@ def FADAS(
     betas: tuple[float, float] = (0.9, 0.99),
     eps: float = 1e-8,
     delay_threshold: float | None = 10,
-    delay_rule: str = "scaled",
+    delay_rule: DelayRule = "scaled",
     bias_correction: bool = False,
-    moments: str = "fp32",
-    **server: Any,
+    moments: Moments = "fp32",
+    **server: Unpack[ServerSettings],
 ) -> Server:
     """Federated adaptive asynchronous optimization: FedBuff's buffer into AMSGrad, with a delay-adaptive step.
 
-    Wang et al. 2024, paper 000: Algorithm 1, Eq. 3, Eq. 4 and Eq. 77.
+    ``D = mean(Delta_i)`` over M updates; ``m <- b1*m + (1-b1)*D; v <- b2*v + (1-b2)*D*D; vhat <- max(vhat, v);
+    x <- x + lr_t*m/(sqrt(vhat) + eps)``. Wang et al. 2024, paper 000: Algorithm 1, Eq. 3, Eq. 4 and Eq. 77.
 
     Args:
-        params: the model.
-        lr: server learning rate eta, >= 0.
-        buffer_size: M, >= 1.
-        betas: decay rates, each in [0, 1).
-        eps: outside the square root, > 0.
         delay_threshold: tau_c; beyond it the step shrinks with the largest delay in the buffer. None: never.
         delay_rule: ``scaled``, ``lr/tau_max`` (Eq. 77: what the paper's experiments ran), or ``reciprocal``,
             ``min(lr, 1/tau_max)`` (Eq. 4).
-        bias_correction: Adam's, as the authors' program has it; the paper's Algorithm 1 has none.
-        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
-        server: further arguments of :class:`fastagg.Server`.
-
-    Raises:
-        ConfigError: a setting is out of range.
+        bias_correction: as the authors' program has it; the paper's Algorithm 1 has none.
     """
+    _checks.one_of("delay_rule", delay_rule, words(DelayRule))
     policy: Staleness = Constant() if delay_threshold is None else DelayAdaptive(delay_threshold, delay_rule)
-    return Server(
-        params, Buffer(buffer_size), AMSGrad(lr, betas, eps, bias_correction, moments=moments), policy, **server
-    )
+    optimizer = AMSGrad(lr, betas, eps, bias_correction, moments=moments)
+    return Server(params, Buffer(buffer_size), optimizer, policy, **server)
 
 
+@preset
 def FedAsync(
     params: Any,
     *,
     alpha: float = 0.6,
-    policy: str = "polynomial",
+    policy: Policy = "polynomial",
     a: float | None = None,
     b: float | None = None,
-    **server: Any,
+    **server: Unpack[ServerSettings],
 ) -> Server:
     """Asynchronous mixing: ``x <- (1-a_t)*x + a_t*x_i^K`` on every arrival, ``a_t = alpha*s(tau)``.
 
@@ -100,18 +117,13 @@ def FedAsync(
     while it is in flight.
 
     Args:
-        params: the model.
         alpha: mixing weight of a fresh update, in (0, 1].
         policy: ``constant``; ``hinge``, ``s = 1 if tau <= b else 1/(a*(tau-b)+1)``; ``polynomial``,
             ``s = (tau+1)^-a``.
-        a: of the hinge (10) or the polynomial (0.5), > 0.
-        b: of the hinge (4), >= 0.
-        server: further arguments of :class:`fastagg.Server`.
-
-    Raises:
-        ConfigError: a setting is out of range, or given to a policy that has none.
+        a: of the hinge (10) or the polynomial (0.5), > 0; other policies refuse it.
+        b: of the hinge (4), >= 0; other policies refuse it.
     """
-    _checks.one_of("policy", policy, ("constant", "hinge", "polynomial"))
+    _checks.one_of("policy", policy, words(Policy))
     if _checks.number("alpha", alpha, above=0) > 1:
         raise ConfigError(f"alpha: expected a number in (0, 1], got {alpha!r}")
     given = {key: value for key, value in (("a", a), ("b", b)) if value is not None}
@@ -122,78 +134,60 @@ def FedAsync(
     return Server(params, Mixing(), SGD(alpha), kind(**given), **server)
 
 
-def ASGD(params: Any, *, lr: float, **server: Any) -> Server:
-    """Vanilla asynchronous SGD: ``x <- x - lr*g_i`` on every arrival.
-
-    Args:
-        params: the model.
-        lr: server learning rate eta, >= 0.
-        server: further arguments of :class:`fastagg.Server`.
-
-    Raises:
-        ConfigError: a setting is out of range.
-    """
+@preset
+def ASGD(params: Any, *, lr: float, **server: Unpack[ServerSettings]) -> Server:
+    """Vanilla asynchronous SGD: ``x <- x - lr*g_i`` on every arrival."""
     return Server(params, Single(kind="gradient"), SGD(lr), **server)
 
 
+@preset
 def DelayAdaptiveASGD(
     params: Any,
     *,
     lr: float,
     delay_threshold: float,
-    stale: str = "scaled",
+    stale: Stale = "scaled",
     lipschitz: float | None = None,
-    **server: Any,
+    **server: Unpack[ServerSettings],
 ) -> Server:
-    """Asynchronous SGD whose rate shrinks beyond a delay: paper 002, Algorithm a.4.
+    """Asynchronous SGD whose rate shrinks beyond a delay: ``x <- x - lr(tau)*g_i``. Paper 002, Algorithm a.4.
 
     Args:
-        params: the model.
-        lr: eta, >= 0.
         delay_threshold: tau_C, >= 0; the paper's default is the concurrency.
         stale: what a staler update gets: ``lipschitz``, ``min(lr, 1/(4*L*tau))`` (the paper; needs L); ``drop``, 0;
             ``scaled``, ``lr*tau_C/tau`` (what the ACE authors' program runs; needs no L).
         lipschitz: L, > 0, for ``stale="lipschitz"``.
-        server: further arguments of :class:`fastagg.Server`.
-
-    Raises:
-        ConfigError: a setting is out of range.
     """
-    _checks.one_of("stale", stale, ("lipschitz", "drop", "scaled"))
-    rule = "threshold" if stale == "scaled" else stale
+    _checks.one_of("stale", stale, words(Stale))
+    rule: Rule = "threshold" if stale == "scaled" else stale
     return Server(params, Single(kind="gradient"), SGD(lr), DelayAdaptive(delay_threshold, rule, lipschitz), **server)
 
 
+@preset
 def ACE(
     params: Any,
     *,
     lr: float,
     num_clients: int,
-    cache: str = "fp32",
-    warmup: str = "full",
-    mode: str = "incremental",
+    cache: Cache = "fp32",
+    warmup: Warmup = "full",
+    mode: AceMode = "incremental",
     optimizer: Optimizer | None = None,
-    **server: Any,
+    **server: Unpack[WeightSettings],
 ) -> Server:
     """All-client engagement: every arrival steps along the mean of all clients' latest gradients.
 
-    Paper 002: Algorithm 1 (``mode="direct"``), its incremental form with the same result in O(d), and Algorithm a.5
-    with the rows kept by the clients (``mode="client"``; see :class:`fastagg.clients.GradientDifference`); 8-bit rows:
-    F.3.3.
+    ``U_i <- g_i; x <- x - lr * sum_j U_j / n``. Paper 002: Algorithm 1 (``mode="direct"``), its incremental form with
+    the same result in O(d), and Algorithm a.5 with the rows kept by the clients (``mode="client"``; see
+    :class:`fastagg.clients.GradientDifference`); 8-bit rows: F.3.3.
 
     Args:
-        params: the model.
-        lr: eta, >= 0.
-        num_clients: n; client ids are 0..n-1.
-        cache: format of the rows: ``fp32``, ``bf16``, ``int8`` or ``int4``.
+        cache: of the rows U_i; with ``mode="client"`` the server keeps none.
         warmup: ``full`` or ``partial``, see :class:`fastagg.AllClients`.
         mode: ``incremental``, ``direct`` or ``client``.
         optimizer: another server optimizer than SGD; ``lr`` is then its own.
-        server: further arguments of :class:`fastagg.Server`.
-
-    Raises:
-        ConfigError: a setting is out of range, or the cache does not fit into memory.
     """
+    _checks.one_of("mode", mode, words(AceMode))
     steps = SGD(lr) if optimizer is None else optimizer
     if mode == "client":
         if cache != "fp32":
@@ -202,65 +196,56 @@ def ACE(
     return Server(params, AllClients(num_clients, cache, warmup, mode), steps, **server)
 
 
+@preset
 def ACED(
     params: Any,
     *,
     lr: float,
     num_clients: int,
     max_delay: int = 10,
-    cache: str = "fp32",
-    freshness: str = "dispatch",
-    warmup: str = "full",
-    **server: Any,
+    cache: Cache = "fp32",
+    freshness: Freshness = "dispatch",
+    warmup: Warmup = "full",
+    **server: Unpack[WeightSettings],
 ) -> Server:
-    """ACE over the clients whose information is at most ``max_delay`` versions old: paper 002, Algorithm a.1.
+    """ACE over the clients whose information is at most ``max_delay`` versions old.
+
+    ``U_i <- g_i; x <- x - lr * mean over A(t) of U_j``. Paper 002, Algorithm a.1.
 
     Args:
-        params: the model.
-        lr: eta, >= 0.
-        num_clients: n; client ids are 0..n-1.
         max_delay: tau_algo, >= 0. From the largest delay on it is exactly ACE.
-        cache: format of the rows.
+        cache: of the rows U_i.
         freshness: ``dispatch`` (Algorithm a.1) or ``gradient`` (the text of Eq. 7), see :class:`fastagg.ActiveSet`.
-        warmup: ``full`` or ``partial``.
-        server: further arguments of :class:`fastagg.Server`.
-
-    Raises:
-        ConfigError: a setting is out of range, or the cache does not fit into memory.
+        warmup: ``full`` or ``partial``, see :class:`fastagg.AllClients`.
     """
     direction = ActiveSet(num_clients, cache=cache, warmup=warmup, max_delay=max_delay, freshness=freshness)
     return Server(params, direction, SGD(lr), **server)
 
 
+@preset
 def CA2FL(
     params: Any,
     *,
     num_clients: int,
     buffer_size: int = 10,
     lr: float = 1.0,
-    cache: str = "fp32",
-    repeat: str = "start",
-    **server: Any,
+    cache: Cache = "fp32",
+    repeat: Repeat = "start",
+    **server: Unpack[WeightSettings],
 ) -> Server:
     """Cached update calibration: FedBuff's buffer, calibrated by every client's last update.
 
-    Paper 002, Algorithm a.3.
+    ``x <- x + lr*(mean_j h_j + sum(Delta_i - h_i)/|S|)`` over every M updates, S being their clients, then
+    ``h_i <- Delta_i``. Paper 002, Algorithm a.3.
 
     Args:
-        params: the model.
-        num_clients: n; client ids are 0..n-1.
-        buffer_size: M, >= 1.
-        lr: eta, >= 0.
-        cache: format of the rows.
+        cache: of the rows h_i.
         repeat: ``start`` (the paper) or ``latest`` (public programs), see :class:`fastagg.Calibrated`.
-        server: further arguments of :class:`fastagg.Server`.
-
-    Raises:
-        ConfigError: a setting is out of range, or the cache does not fit into memory.
     """
     return Server(params, Calibrated(num_clients, buffer_size, cache, repeat), SGD(lr), **server)
 
 
+@preset
 def AsyncFedED(
     params: Any,
     *,
@@ -272,7 +257,7 @@ def AsyncFedED(
     max_local_steps: int | None = None,
     gamma_max: float | None = None,
     sketch: int | None = None,
-    **server: Any,
+    **server: Unpack[ServerSettings],
 ) -> Server:
     """Steps weighted by Euclidean staleness, and local steps that follow it: paper 003, Algorithm 1.
 
@@ -281,17 +266,13 @@ def AsyncFedED(
     flight are kept.
 
     Args:
-        params: the model.
         lam, eps, gamma_bar, kappa, local_steps, max_local_steps, gamma_max, sketch: see :class:`fastagg.Euclidean`.
-        server: further arguments of :class:`fastagg.Server`.
-
-    Raises:
-        ConfigError: a setting is out of range.
     """
     policy = Euclidean(lam, eps, gamma_bar, kappa, local_steps, max_local_steps, gamma_max, sketch)
     return Server(params, Single(), SGD(1.0), policy, **server)
 
 
+@preset
 def FedEcho(
     params: Any,
     *,
@@ -299,8 +280,8 @@ def FedEcho(
     num_clients: int,
     lr: float = 1.0,
     buffer_size: int = 5,
-    cache: str = "fp32",
-    **server: Any,
+    cache: Cache = "fp32",
+    **server: Unpack[WeightSettings],
 ) -> Server:
     """FedBuff, and after every step distillation towards the mean of all clients' latest logits (stragglers included).
 
@@ -308,22 +289,18 @@ def FedEcho(
     training steps on it. :attr:`fastagg.Server.distillation` says what that took.
 
     Args:
-        params: the model.
-        distill: the unlabelled data, the model's code, and the settings.
-        num_clients: n; client ids are 0..n-1.
-        lr: server learning rate eta, >= 0.
-        buffer_size: M, >= 1.
-        cache: format of the clients' logits: ``fp32``, ``bf16``, ``int8`` or ``int4``.
-        server: further arguments of :class:`fastagg.Server`.
+        distill: the unlabelled data, the model's code, and the settings. ConfigError where its model is not this one
+            or returns no logits.
+        cache: of the clients' logits.
 
     Raises:
-        ConfigError: a setting is out of range, or ``distill.model`` is not this model or returns no logits.
         DataError: there is no unlabelled data, or it cannot be read.
     """
     direction = Echo(buffer_size, num_clients=num_clients, distill=distill, cache=cache)
     return Server(params, direction, SGD(lr), **server)
 
 
+@preset
 def FedAC(
     params: Any,
     *,
@@ -331,77 +308,72 @@ def FedAC(
     buffer_size: int = 10,
     betas: tuple[float, float] = (0.6, 0.9),
     eps: float = 1e-8,
-    moments: str = "fp32",
-    **server: Any,
+    moments: Moments = "fp32",
+    **server: Unpack[ServerSettings],
 ) -> Server:
     """FedAC, a baseline of paper 004. A **reconstruction**: its own paper's equations could not be had.
 
-    Updates are weighted by ``max(cos(x_t - x_s, Delta_i), 0.1)``, 1 when fresh; the mean goes into Adam's moments and
-    the step looks one moment ahead. Clients correct their drift with control variates:
+    Updates are weighted by ``max(cos(x_t - x_s, Delta_i), 0.1)``, 1 when fresh; their mean D goes into Adam's moments
+    and ``x <- x + lr*(b1*m + (1-b1)*D)/(sqrt(v) + eps)``. Clients correct their drift with control variates:
     :class:`fastagg.clients.DriftCorrection`; its second result is ``receive``'s ``control``.
-
-    Args:
-        params: the model.
-        lr: server learning rate eta, >= 0.
-        buffer_size: M, >= 1.
-        betas: decay rates.
-        eps: outside the square root, > 0.
-        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
-        server: further arguments of :class:`fastagg.Server`.
-
-    Raises:
-        ConfigError: a setting is out of range.
     """
     return Server(params, CosineBuffer(buffer_size), Lookahead(lr, betas, eps, moments=moments), **server)
 
 
-def _synchronous(params: Any, clients_per_round: int | None, optimizer: Optimizer, server: dict[str, Any]) -> Server:
+def _synchronous(params: Any, clients_per_round: int | None, optimizer: Optimizer, server: ServerSettings) -> Server:
     if clients_per_round is not None:
         _checks.whole("clients_per_round", clients_per_round, least=1)
     return Server(params, Cohort(clients_per_round), optimizer, **server)
 
 
+@preset
 def FedAvg(
-    params: Any, *, clients_per_round: int | None, lr: float = 1.0, weighting: str = "samples", **server: Any
+    params: Any,
+    *,
+    clients_per_round: int | None,
+    lr: float = 1.0,
+    weighting: Weighting = "samples",
+    **server: Unpack[ClientSettings],
 ) -> Server:
     """Synchronous averaging, ``x <- sum_i p_i x_i^K`` with p_i the share of the samples (paper 003, Eq. 38).
 
     FedProx (Eq. 39) is this server with :func:`fastagg.clients.add_proximal_gradient_` at the clients.
 
     Args:
-        params: the model.
-        clients_per_round: updates per round; each must come from the current version. None: however many come until
-            :meth:`fastagg.Server.close_round` ends the round.
         lr: 1 is plain averaging.
         weighting: ``samples`` or ``uniform``.
-        server: further arguments of :class:`fastagg.Server`.
-
-    Raises:
-        ConfigError: a setting is out of range.
     """
     return _synchronous(params, clients_per_round, SGD(lr), {"weighting": weighting, **server})
 
 
+@preset
 def FedProx(
-    params: Any, *, clients_per_round: int | None, lr: float = 1.0, weighting: str = "samples", **server: Any
+    params: Any,
+    *,
+    clients_per_round: int | None,
+    lr: float = 1.0,
+    weighting: Weighting = "samples",
+    **server: Unpack[ClientSettings],
 ) -> Server:
     """:func:`FedAvg`'s server; the proximal term is the clients' (:func:`fastagg.clients.add_proximal_gradient_`)."""
     return FedAvg(params, clients_per_round=clients_per_round, lr=lr, weighting=weighting, **server)
 
 
+@preset
 def FedAvgM(
     params: Any,
     *,
     clients_per_round: int | None,
     lr: float = 1.0,
     beta: float = 0.9,
-    moments: str = "fp32",
-    **server: Any,
+    moments: Moments = "fp32",
+    **server: Unpack[ServerSettings],
 ) -> Server:
-    """Synchronous mean delta into momentum: ``m <- beta*m + D; x <- x + lr*m``."""
+    """Synchronous mean delta D into momentum: ``m <- beta*m + D; x <- x + lr*m`` (Hsu et al. 2019)."""
     return _synchronous(params, clients_per_round, Momentum(lr, beta, moments=moments), server)
 
 
+@preset
 def FedAdam(
     params: Any,
     *,
@@ -410,13 +382,14 @@ def FedAdam(
     betas: tuple[float, float] = (0.9, 0.99),
     eps: float = 1e-3,
     bias_correction: bool = False,
-    moments: str = "fp32",
-    **server: Any,
+    moments: Moments = "fp32",
+    **server: Unpack[ServerSettings],
 ) -> Server:
-    """Synchronous mean delta into Adam (Reddi et al. 2021, whose eps is 1e-3)."""
+    """Synchronous mean delta D into Adam: ``x <- x + lr*m/(sqrt(v) + eps)`` (Reddi et al. 2021, whose eps is 1e-3)."""
     return _synchronous(params, clients_per_round, Adam(lr, betas, eps, bias_correction, moments=moments), server)
 
 
+@preset
 def FedYogi(
     params: Any,
     *,
@@ -425,13 +398,14 @@ def FedYogi(
     betas: tuple[float, float] = (0.9, 0.99),
     eps: float = 1e-3,
     bias_correction: bool = False,
-    moments: str = "fp32",
-    **server: Any,
+    moments: Moments = "fp32",
+    **server: Unpack[ServerSettings],
 ) -> Server:
-    """Synchronous mean delta into Yogi (Reddi et al. 2021)."""
+    """Synchronous mean delta D into Yogi: ``v <- v - (1-b2)*D*D*sign(v - D*D)``, else Adam (Reddi et al. 2021)."""
     return _synchronous(params, clients_per_round, Yogi(lr, betas, eps, bias_correction, moments=moments), server)
 
 
+@preset
 def FedAdagrad(
     params: Any,
     *,
@@ -439,13 +413,14 @@ def FedAdagrad(
     lr: float = 1e-2,
     beta: float = 0.0,
     eps: float = 1e-3,
-    moments: str = "fp32",
-    **server: Any,
+    moments: Moments = "fp32",
+    **server: Unpack[ServerSettings],
 ) -> Server:
-    """Synchronous mean delta into Adagrad (Reddi et al. 2021)."""
+    """Synchronous mean delta D into Adagrad: ``v <- v + D*D``, else Adam (Reddi et al. 2021)."""
     return _synchronous(params, clients_per_round, Adagrad(lr, beta, eps, moments=moments), server)
 
 
+@preset
 def FedAMS(
     params: Any,
     *,
@@ -454,8 +429,8 @@ def FedAMS(
     betas: tuple[float, float] = (0.9, 0.99),
     eps: float = 1e-8,
     bias_correction: bool = False,
-    moments: str = "fp32",
-    **server: Any,
+    moments: Moments = "fp32",
+    **server: Unpack[ServerSettings],
 ) -> Server:
-    """Synchronous mean delta into AMSGrad (Wang et al. 2022, option 1)."""
+    """Synchronous mean delta D into AMSGrad, as FADAS steps (Wang et al. 2022, option 1)."""
     return _synchronous(params, clients_per_round, AMSGrad(lr, betas, eps, bias_correction, moments=moments), server)

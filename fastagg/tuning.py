@@ -1,4 +1,4 @@
-"""What depends on the processor: the settings in use, where they come from, and finding better ones by measuring.
+"""What depends on the processor: the settings in use, and where they come from.
 
 Settings change how fast a step is and never what it computes. Whoever comes first in this list decides:
 
@@ -21,12 +21,9 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from fastagg import _native as native
 from fastagg.errors import ConfigError
@@ -132,86 +129,3 @@ def remember(settings: Mapping[str, int]) -> Path:
     fresh.write_text(json.dumps({**known, processor(): dict(settings)}, indent=1) + "\n")
     fresh.replace(path)
     return path
-
-
-class Choice(NamedTuple):
-    """What was measured for one setting.
-
-    Attributes:
-        setting: its name.
-        seconds: median seconds of the step, by value.
-        usual: the table's value.
-        chosen: the fastest one, if it is faster than the table's by more than the noise; else the table's.
-        step: which step was measured.
-    """
-
-    setting: str
-    seconds: dict[int, float]
-    usual: int
-    chosen: int
-    step: str
-
-
-_SIZE = 3 << 20  # 12 MiB a vector: a step's vectors together are more than most caches hold
-_ROUNDS = 9
-_WORTH = 0.95  # of the table's time: what a value must be below to replace it
-
-
-def measure() -> list[Choice]:
-    """Measure the settings that matter, one after the other, in less than a second.
-
-    The settings in use are those of the table meanwhile, and what they were afterwards.
-    """
-    import torch
-
-    from fastagg import ops
-    from fastagg.storage import memory
-    from fastagg.storage.cache import ClientCache
-
-    x, out, update, acc = (memory.empty(_SIZE).fill_(1e-3) for _ in range(4))
-    part = _SIZE // 4
-
-    def flush(target: Any = None) -> None:
-        ops.step_(x, update, acc=acc, scale=0.5, optimizer="sgd", lr=1e-3, out=target)
-
-    def exchange() -> None:
-        ops.cached_step_(
-            x[:part], update[:part], cache=cache, write=0, read=0, sum=acc[:part], optimizer="sgd", lr=1e-3
-        )
-
-    cache = ClientCache(part, 1, "fp32")
-    cache.data.view(torch.float32).zero_()
-    steps: dict[str, tuple[str, Callable[[], object]]] = {
-        "a flush in place": ("prefetch", flush),
-        "a flush into a new version": ("stream_from", lambda: flush(out)),
-        "an arrival through fp32 rows": ("width", exchange),
-        "a norm": ("places", lambda: ops.inspect(update)),
-    }
-    widest = 512 if native.isa() == "avx512" else 256
-    values = {"prefetch": [0, 256, 512], "stream_from": [0, 1 << 20], "width": [256, widest], "places": [1, 4]}
-    before, usual = current(), dict(native.default_tuning())
-    found, settings = [], dict(usual)
-    try:
-        for step, (setting, run) in steps.items():
-            candidates = sorted({usual[setting], *values[setting]})
-            seconds = _times(setting, candidates, settings, run)
-            best = min(candidates, key=lambda value: seconds[value])
-            chosen = best if seconds[best] < _WORTH * seconds[usual[setting]] else usual[setting]
-            settings[setting] = chosen
-            found.append(Choice(setting, seconds, usual[setting], chosen, step))
-    finally:
-        native.set_tuning(before)
-    return found
-
-
-def _times(setting: str, values: list[int], base: dict[str, int], run: Callable[[], object]) -> dict[int, float]:
-    """Median seconds of ``run`` under each value, interleaved."""
-    samples: dict[int, list[float]] = {value: [] for value in values}
-    for turn in range(_ROUNDS + 1):
-        for value in values if turn % 2 else values[::-1]:
-            native.set_tuning({**base, setting: value})
-            start = time.perf_counter()
-            run()
-            if turn:  # the first one warms up
-                samples[value].append(time.perf_counter() - start)
-    return {value: statistics.median(taken) for value, taken in samples.items()}

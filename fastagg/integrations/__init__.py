@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import cast
 
-from fastagg import presets as algorithms
+from fastagg import _checks, registry
 from fastagg.errors import ConfigError, MissingDependency
 from fastagg.serving.server import Server
 
@@ -33,10 +32,11 @@ def preset(name: object) -> Callable[..., Server]:
     Raises:
         ConfigError: there is none.
     """
-    found = vars(algorithms).get(name) if isinstance(name, str) and not name.startswith("_") else None
-    if getattr(found, "__module__", None) != algorithms.__name__:
-        raise ConfigError(f"algorithm: expected one of fastagg's presets, as 'FADAS', got {name!r}")
-    return cast("Callable[..., Server]", found)
+    known = registry.presets()
+    if not isinstance(name, str) or name not in known:
+        meant = _checks.meant(name, known)
+        raise ConfigError(f"algorithm: expected one of fastagg's presets, as 'FADAS', got {name!r}{meant}")
+    return known[name]
 
 
 def _numbers(release: str) -> tuple[int, ...]:

@@ -139,7 +139,7 @@ class Aggregator(BaseAggregator):
             with suppress(UnknownClient):  # from before a restart
                 self.server.forget(number)
         self._tasks[client] = task = self.server.dispatch(number)
-        return dict(task.params)
+        return dict(task.views)
 
     def _take(self, client: str | int, upload: Any, meta: dict[str, Any]) -> None:
         try:

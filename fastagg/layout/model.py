@@ -8,7 +8,7 @@ moments. Parameters that do not train, and second names of tied ones, are carrie
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from fastagg import ops
 from fastagg.errors import DTypeMismatch, NonFiniteUpdate, ShapeMismatch
+from fastagg.layout.statistics import Bounds, check_statistics
 from fastagg.storage import memory
-from fastagg.storage.pieces import Pieces, as_array, as_tensor
+from fastagg.storage.pieces import Pieces, as_array, as_pieces, as_tensor, plain_pieces
 
 Form = Literal["module", "state_dict", "list", "flat"]
 # alias: a second name of a tied parameter. constant: a parameter that does not train.
@@ -60,10 +61,10 @@ class ModelState(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """Arrays whose layout is known already."""
+    """A model that is known already, and the state of the server that had it."""
 
     layout: Layout
-    arrays: Any
+    state: dict[str, Any]
 
 
 class Layout:
@@ -74,6 +75,7 @@ class Layout:
         entries: every array of the model in its own order.
         size: d, the number of trainable parameters.
         buffer_size: elements of all floating-point buffers.
+        bounds: what clients' buffers must keep.
     """
 
     def __init__(self, form: Form, entries: Sequence[Entry], constants: Sequence[Tensor] = ()) -> None:
@@ -91,6 +93,7 @@ class Layout:
         self.all_fp32 = all(e.dtype == "float32" for e in self._by_role["parameter"])
         self.has_buffers = bool(self._by_role["buffer"] or self._by_role["counter"])
         self.buffer_size = sum(entry.size for entry in self._by_role["buffer"])
+        self.bounds = Bounds.of(self._by_role["buffer"], self._by_role["counter"])
 
     @classmethod
     def of(cls, params: Any) -> Layout:
@@ -108,11 +111,11 @@ class Layout:
                 roles[name] = "parameter" if p.requires_grad else "constant"
                 if p.requires_grad and first[id(p)] != name:
                     roles[name], aliases[name] = "alias", first[id(p)]
-            return cls._build("module", list(params.state_dict().items()), roles, aliases)
+            return cls._build("module", params.state_dict().items(), roles, aliases)
         if isinstance(params, Mapping):
-            return cls._build("state_dict", [(str(k), as_tensor(v)) for k, v in params.items()])
+            return cls._build("state_dict", ((str(k), v) for k, v in params.items()))
         if isinstance(params, (list, tuple)):
-            return cls._build("list", [(str(i), as_tensor(v)) for i, v in enumerate(params)])
+            return cls._build("list", ((str(i), v) for i, v in enumerate(params)))
         vector = as_tensor(params)
         if vector.dim() != 1:
             raise ShapeMismatch(
@@ -127,7 +130,7 @@ class Layout:
     def _build(
         cls,
         form: Form,
-        arrays: Sequence[tuple[str, Tensor]],
+        arrays: Iterable[tuple[str, Any]],
         roles: Mapping[str, Role] | None = None,
         aliases: Mapping[str, str] | None = None,
     ) -> Layout:
@@ -135,9 +138,8 @@ class Layout:
         constants: list[Tensor] = []
         offsets: dict[str, int] = {}  # of parameters, for their aliases
         end = dict.fromkeys(("parameter", "buffer", "counter", "constant"), 0)
-        for name, array in arrays:
-            if array.is_complex() or array.is_quantized or array.layout is not torch.strided:
-                raise DTypeMismatch(f"{name}: expected a dense array of real numbers, got {array.dtype}")
+        for name, value in arrays:
+            array = _dense(name, value)
             role: Role = (roles or {}).get(name, "buffer" if name.endswith(_RUNNING) else "parameter")
             if role in ("parameter", "buffer") and not array.is_floating_point():
                 role = "counter"
@@ -149,7 +151,7 @@ class Layout:
             offsets[name] = end[role]
             end[role] += array.numel() if role in ("parameter", "buffer") else 1
             if role == "constant":
-                constants.append(array.detach().clone())
+                constants.append(array.clone())
         return cls(form, entries, constants)
 
     def spec(self) -> dict[str, Any]:
@@ -177,13 +179,18 @@ class Layout:
         flat, buffers = memory.empty(self.size, device), memory.empty(self.buffer_size, device)
         for target, role in ((flat, "parameter"), (buffers, "buffer")):
             for entry in self._by_role[role]:
-                piece = as_tensor(arrays[entry.name]).detach().reshape(-1)
+                piece = _dense(entry.name, arrays[entry.name]).reshape(-1)
                 target[entry.offset : entry.offset + entry.size].copy_(piece)
         if not ops.inspect(flat).finite:
             bad = [e.name for e in self._by_role["parameter"] if not torch.isfinite(self._cut(flat, e)).all()]
             raise NonFiniteUpdate(f"the model to start from holds NaN or infinity in {_names(bad)}")
-        counters = [as_tensor(arrays[e.name]).detach().clone() for e in self._by_role["counter"]]
+        counters = [_dense(e.name, arrays[e.name]).clone() for e in self._by_role["counter"]]
         return ModelState(flat, buffers, counters)
+
+    def blank(self, device: torch.device) -> tuple[Tensor, list[Tensor]]:
+        """Buffers and counters of this layout's shapes and types: zeros."""
+        counters = [torch.zeros(e.shape, dtype=getattr(torch, e.dtype)) for e in self._by_role["counter"]]
+        return memory.zeros(self.buffer_size, device), counters
 
     def parse(self, update: Any, what: str = "update") -> Parsed:
         """Take an update apart without copying what is contiguous.
@@ -194,33 +201,46 @@ class Layout:
 
         Raises:
             ShapeMismatch: wrong form, names, number of arrays, shape or length.
-            DTypeMismatch: a parameter that is not fp32, fp16 or bf16.
+            DTypeMismatch: a parameter that is not fp32, fp16 or bf16; a counter too large for the model's own type.
+            NonFiniteUpdate: running statistics that are not finite, or too large for their mean to be.
+            ConfigError: a running variance or a count below zero.
         """
+        if type(update) is Tensor and (plain := plain_pieces(update, self.size)) is not None:
+            return Parsed(plain, None, None)
         if not isinstance(update, (nn.Module, Mapping, list, tuple)):
-            vector = as_array(update)
-            if tuple(vector.shape) != (self.size,):
-                raise ShapeMismatch(f"{what}: expected shape [{self.size}], got {list(vector.shape)}")
-            return Parsed(_pieces([(what, vector)]), None, None)
+            try:
+                vector = as_array(update)
+                if tuple(vector.shape) != (self.size,):
+                    raise ShapeMismatch(f"{what}: expected shape [{self.size}], got {list(vector.shape)}")
+                return Parsed(as_pieces(vector), None, None)
+            except DTypeMismatch as error:
+                raise DTypeMismatch(f"{what}: {error}") from None
         arrays = self._arrays(update, what)
         found: dict[str, list[tuple[str, Any]]] = {"parameter": [], "buffer": [], "counter": []}
         for entry in self.entries:
             if entry.name not in arrays or entry.role not in found:
                 continue
             label = f"{what} {entry.name!r}"
-            array = as_array(arrays[entry.name])
+            try:
+                array = as_array(arrays[entry.name])
+            except DTypeMismatch as error:
+                raise DTypeMismatch(f"{label}: {error}") from None
             if tuple(array.shape) != entry.shape:
                 raise ShapeMismatch(f"{label}: expected shape {list(entry.shape)}, got {list(array.shape)}")
             found[entry.role].append((label, array))
         buffers = counters = None
         if found["buffer"]:
             # Statistics may come in any floating-point type: they are averaged, not stepped.
-            buffers = Pieces([_dense(label, array).to(torch.float32) for label, array in found["buffer"]])
+            buffers = _pieces([(label, _fp32(label, array)) for label, array in found["buffer"]])
         if found["counter"]:
             counters = [_dense(label, array) for label, array in found["counter"]]
             for (label, _), counter in zip(found["counter"], counters, strict=True):
                 if counter.is_floating_point():
                     raise DTypeMismatch(f"{label}: expected an integer buffer, got {counter.dtype}")
-        return Parsed(_pieces(found["parameter"]), buffers, counters)
+        parsed = Parsed(_pieces(found["parameter"]), buffers, counters)
+        if buffers is not None or counters is not None:
+            check_statistics(self, parsed, what)
+        return parsed
 
     def _arrays(self, params: Any, what: str = "params") -> Mapping[str, Any]:
         """Arrays by name, their set of names checked."""
@@ -276,6 +296,16 @@ class Layout:
             return arrays
         return list(arrays.values()) if self.form == "list" else arrays[""]
 
+    def copies(self, flat: Tensor, buffers: Tensor, counters: Sequence[Tensor]) -> Any:
+        """:meth:`views` in memory of their own, for whoever may write to them; parameters lie in one new vector."""
+        if any(e.dtype == "float32" for e in self._by_role["parameter"]):  # others are copied as it is
+            flat = flat.clone()
+        made = self.views(flat, buffers.clone(), [counter.clone() for counter in counters])
+        for e in self.entries:
+            if e.role == "constant":
+                made[e.name] = made[e.name].clone()
+        return made
+
     def difference(self, trained: Any, flat: Tensor) -> Any:
         """``trained - flat`` for parameters and the values of ``trained`` for buffers, in this layout's form.
 
@@ -293,16 +323,15 @@ class Layout:
         for e in self.entries:
             if e.name not in arrays or e.role in ("constant", "alias"):
                 continue
-            array = as_tensor(arrays[e.name]).detach()
+            label = f"trained model {e.name!r}"
+            array = _dense(label, arrays[e.name])
             if tuple(array.shape) != e.shape:
-                raise ShapeMismatch(
-                    f"trained model {e.name!r}: expected shape {list(e.shape)}, got {list(array.shape)}"
-                )
+                raise ShapeMismatch(f"{label}: expected shape {list(e.shape)}, got {list(array.shape)}")
             if e.role != "parameter":
                 result[e.name] = array.clone()
                 continue
             if not array.is_floating_point():
-                raise DTypeMismatch(f"trained model {e.name!r}: expected floating-point numbers, got {array.dtype}")
+                raise DTypeMismatch(f"{label}: expected floating-point numbers, got {array.dtype}")
             sent = self._cut(flat, e).view(e.shape)
             cut = self._cut(vector, e)
             result[e.name] = cut.view(e.shape)
@@ -337,12 +366,19 @@ class Layout:
         return vector[entry.offset : entry.offset + entry.size]
 
 
-def _dense(label: str, array: Any) -> Tensor:
-    tensor = as_tensor(array).detach()
+def _dense(label: str, value: Any) -> Tensor:
+    try:
+        tensor = as_tensor(value)
+    except DTypeMismatch as error:
+        raise DTypeMismatch(f"{label}: {error}") from None
     if tensor.is_complex() or tensor.is_quantized or tensor.layout is not torch.strided or tensor.is_meta:
         kind = "meta" if tensor.is_meta else tensor.layout
         raise DTypeMismatch(f"{label}: expected a dense array of real numbers, got {tensor.dtype} ({kind})")
-    return tensor
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _fp32(label: str, array: Any) -> Tensor:
+    return array if array.dtype is torch.float32 else _dense(label, array).to(torch.float32)
 
 
 def _pieces(arrays: list[tuple[str, Any]]) -> Pieces:

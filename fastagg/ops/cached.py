@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from operator import index
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fastagg import reference
+from fastagg import _checks, reference
 from fastagg._build import native
-from fastagg.errors import ConfigError, ShapeMismatch
-from fastagg.ops.checks import GROUP, Update, apart_from, optimizer_call, update_of, vector
+from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
+from fastagg.ops.checks import GROUP, Update, address, apart, apart_from, optimizer_call, update_of, vector
 from fastagg.ops.place import CPU, on_device, place, where
 from fastagg.ops.verdict import check_verdict
-from fastagg.storage.cache import ClientCache
 from fastagg.storage.pieces import as_pieces
+
+if TYPE_CHECKING:  # a cache reads its rows with what is here
+    from fastagg.storage.cache import ClientCache
 
 _REFRESH_EVERY = 8  # steps; a slice is a pass of its own, on a GPU a launch, so not at every step
 _REFRESH_ROUNDS = 4
 _BLOCK = native.block  # elements that are recomputed together
+_SHADOW_BYTES = 8 * _BLOCK  # a block's sum in float64
 _NO_STEP = native.Optimizer()
 
 
@@ -58,7 +62,7 @@ def cached_step_(
       with one ``D = sum_scale*sum + acc_scale*c``, and afterwards ``sum += terms``
 
     The sum is fp32. What its additions round off is spread over arrivals so that it averages out, and
-    :func:`refresh_sum_` takes away what gathers: csrc/math/directions.h, ``sum_dither``.
+    :func:`add_rows_` and :func:`settle_rows_` take away what gathers: csrc/math/directions.h, ``sum_dither``.
 
     Bytes per parameter into SGD: 28 fp32, 24 bf16, 22 int8, 21 int4, plus scales.
 
@@ -207,6 +211,135 @@ def refresh_sum_(sum: Tensor, cache: ClientCache, weights: Tensor, steps: int, c
     first = (steps // _REFRESH_EVERY - origin // _BLOCK) % rounds
     if first < -(-cache.size // _BLOCK):
         recompute_sum_(sum, cache, weights, first, stride=rounds)
+
+
+def add_rows_(
+    shadow: Tensor,
+    cache: ClientCache,
+    jobs: Sequence[tuple[int, int, int, int]],
+    weights: Tensor | None = None,
+    weight: float = 1.0,
+) -> Tensor:
+    """The sum of :func:`recompute_sum_` little by little: for every job ``(block, row, first, last)``, slot after slot
+    of ``first..last-1``, ``shadow[row] += w*deq(row slot)[block]``, the product in fp32, the sum in float64.
+
+    A shadow row that began with zeros and to which all slots were added holds what :func:`recompute_sum_` rounds, to
+    the bit, however they were divided over calls. :func:`settle_rows_` rounds it.
+
+    Args:
+        shadow: [k, 1024] float64, written; of the vector's last block only the elements there are.
+        cache: the rows, on the shadow's device.
+        jobs: a block of 1,024 elements, 0 <= block < ceil(d/1024), a row of ``shadow``, and slots, 0 <= first <= last
+            <= slots. No two jobs have the same row of ``shadow``.
+        weights: w, one fp32 number for each slot, [slots], on the CPU; slots of weight 0 are not added.
+        weight: w of every slot, where there are no ``weights``.
+
+    Raises:
+        ShapeMismatch, DTypeMismatch, ConfigError: an argument is refused; nothing was written.
+    """
+    _check_shadow(shadow, cache.device)
+    if weights is not None:
+        vector("weights", weights, cache.slots, torch.device("cpu"))
+    weight = _checks.number("weight", weight)
+    given = _whole(jobs, 4)
+    blocks, slots, rows = -(-cache.size // _BLOCK), cache.slots, shadow.shape[0]
+    for block, row, first, last in given:
+        if not (0 <= block < blocks and 0 <= row < rows and 0 <= first <= last <= slots):
+            raise ConfigError(
+                f"jobs: expected blocks below {blocks}, rows below {rows} and slots first <= last <= {slots}, got "
+                f"{(block, row, first, last)}"
+            )
+    if len({row for _, row, _, _ in given}) < len(given):
+        raise ConfigError("jobs: expected a row of the shadow for each, got two jobs for the same one")
+    if not given:
+        return shadow
+    on = place(cache.device)
+    if on is None:
+        return reference.add_rows_(shadow, cache, given, weights, weight)
+    start = shadow.data_ptr()
+    native_jobs = [(block, first, last, start + row * _SHADOW_BYTES) for block, row, first, last in given]
+    if on is CPU:
+        held = 0 if weights is None else weights.data_ptr()
+        native.add_rows(cache.native, jobs=native_jobs, weights=held, weight=weight)
+    else:
+        there = None if weights is None else weights.to(cache.device, non_blocking=True)
+        jobs_there = _upload(native_jobs, cache.device)
+        native.cuda.add_rows(
+            cache.native, jobs=jobs_there.data_ptr(), count=len(given), weights=address(there), weight=weight,
+            where=where(on),
+        )  # fmt: skip
+    return shadow
+
+
+def settle_rows_(sum: Tensor, shadow: Tensor, jobs: Sequence[tuple[int, int]]) -> Tensor:
+    """For every job ``(block, row)``: that block of ``sum`` becomes ``shadow[row]``, rounded to fp32.
+
+    Args:
+        sum: [d] fp32, written.
+        shadow: [k, 1024] float64, on the same device.
+        jobs: a block of 1,024 elements, 0 <= block < ceil(d/1024), and a row of ``shadow``. No two jobs have the same
+            block.
+
+    Raises:
+        ShapeMismatch, DTypeMismatch, ConfigError: an argument is refused; nothing was written.
+    """
+    vector("sum", sum, sum.numel(), sum.device)
+    _check_shadow(shadow, sum.device)
+    apart("sum", sum, "shadow", shadow)
+    given = _whole(jobs, 2)
+    blocks, rows = -(-sum.numel() // _BLOCK), shadow.shape[0]
+    for block, row in given:
+        if not (0 <= block < blocks and 0 <= row < rows):
+            raise ConfigError(f"jobs: expected blocks below {blocks} and rows below {rows}, got {(block, row)}")
+    if len({block for block, _ in given}) < len(given):
+        raise ConfigError("jobs: expected a block of the sum for each, got two jobs for the same one")
+    if not given:
+        return sum
+    on = place(sum.device)
+    if on is None:
+        return reference.settle_rows_(sum, shadow, given)
+    start = shadow.data_ptr()
+    held = {"sum": sum.data_ptr(), "size": sum.numel()}
+    if on is CPU:
+        native.settle_rows(jobs=[(block, start + row * _SHADOW_BYTES) for block, row in given], **held)
+    else:
+        there = _upload([(block, 0, 0, start + row * _SHADOW_BYTES) for block, row in given], sum.device)
+        native.cuda.settle_rows(jobs=there.data_ptr(), count=len(given), where=where(on), **held)
+    return sum
+
+
+def _check_shadow(shadow: Tensor, device: torch.device) -> None:
+    """Sums of blocks: contiguous, [k, 1024] float64.
+
+    Raises:
+        DTypeMismatch, ShapeMismatch: it is not.
+    """
+    if shadow.dtype is not torch.float64 or shadow.device != device:
+        raise DTypeMismatch(f"shadow: expected torch.float64 on {device}, got {shadow.dtype} on {shadow.device}")
+    if shadow.dim() != 2 or shadow.shape[1] != _BLOCK or not shadow.is_contiguous():
+        raise ShapeMismatch(f"shadow: expected a contiguous [k, {_BLOCK}], got {list(shadow.shape)}")
+
+
+def _whole(jobs: Sequence[tuple[int, ...]], count: int) -> list[Any]:
+    """Jobs of ``count`` whole numbers each.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    try:
+        found = [tuple(index(number) for number in job) for job in jobs]
+    except TypeError as error:
+        raise ConfigError(f"jobs: expected tuples of {count} whole numbers: {error}") from None
+    if any(len(job) != count for job in found):
+        raise ConfigError(
+            f"jobs: expected tuples of {count} whole numbers, got {next(j for j in found if len(j) != count)}"
+        )
+    return found
+
+
+def _upload(jobs: list[tuple[int, int, int, int]], device: torch.device) -> Tensor:
+    """Jobs as the launches read them (csrc/plan.h, RowJob). Keep the tensor until the launch."""
+    return torch.tensor(jobs, dtype=torch.int64).to(device, non_blocking=True)
 
 
 def read_row(cache: ClientCache, slot: int) -> Tensor:

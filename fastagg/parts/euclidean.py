@@ -12,7 +12,9 @@ from torch import Tensor
 
 from fastagg import _checks, ops
 from fastagg.errors import ConfigError
-from fastagg.parts.staleness import Facts, Staleness, StalenessState
+from fastagg.parts.staleness import Facts, Staleness, StalenessState, Weighed
+
+_MOST_STEPS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -75,102 +77,78 @@ class Euclidean(Staleness):
 
 
 class _EuclideanState(StalenessState):
-    """How many local steps each client takes, and was told to take."""
+    """How many local steps each client takes is the ledger's; what devices have yet to say is kept here."""
 
     policy: Euclidean
+    looks = True
 
     def __init__(self, policy: Euclidean, seed: int) -> None:
         super().__init__(policy)
         self.seed = seed
-        self.steps: dict[int | str, int] = {}
-        self.told: dict[tuple[int | str, int], int] = {}
-        self.pending: dict[int | str, list[tuple[int, Tensor]]] = {}  # K it was told, and what the device will say
+        self.local_steps = policy.local_steps
+        # client -> version, K it was told, and what the device will say
+        self.pending: dict[int | str, list[tuple[int, int, Tensor]]] = {}
 
-    def dispatched(self, client: int | str, version: int) -> int | None:
-        self._settle(client)
-        steps = self.steps.get(client, self.policy.local_steps)
-        self.told[client, version] = steps
-        return steps
-
-    def answered(self, client: int | str, version: int) -> None:
-        del self.told[client, version]
-
-    def weigh(self, facts: Facts) -> float | None:
+    def weigh(self, facts: Facts) -> Weighed:
         norm = facts.norm * facts.gain
         if norm == 0.0:
-            return None
+            return Weighed(None)
         gamma = self._moved(facts) / norm
-        self._adapt(facts.client, self.told[facts.client, facts.version], gamma)
+        steps = self._next(facts.local_steps or self.policy.local_steps, gamma)
         if self.policy.gamma_max is not None and gamma > self.policy.gamma_max:
-            return None
-        return self.policy.lam / (gamma + self.policy.eps)
+            return Weighed(None, steps)
+        return Weighed(self.policy.lam / (gamma + self.policy.eps), steps)
 
-    def _adapt(self, client: int | str, told: int, gamma: float) -> None:
+    def _next(self, told: int, gamma: float) -> int:
         steps = told + math.floor((self.policy.gamma_bar - gamma) * self.policy.kappa)
-        most = steps if self.policy.max_local_steps is None else self.policy.max_local_steps
-        self.steps[client] = max(1, min(steps, most))
+        most = _MOST_STEPS if self.policy.max_local_steps is None else self.policy.max_local_steps
+        return max(1, min(steps, most))
 
     def rules(self) -> dict[str, Any]:
         return {"lam": self.policy.lam, "eps": self.policy.eps, "gamma_max": self.policy.gamma_max}
 
-    def judged(self, client: int | str, version: int, verdict: Tensor) -> None:
-        self.pending.setdefault(client, []).append((self.told[client, version], verdict))
+    def judged(self, facts: Facts, verdict: Tensor) -> None:
+        told = facts.local_steps or self.policy.local_steps
+        self.pending.setdefault(facts.client, []).append((facts.version, told, verdict))
 
-    def _settle(self, client: int | str) -> None:
-        for told, verdict in self.pending.pop(client, ()):
+    def settle(self, client: int | str, ledger: Any) -> None:
+        for version, told, verdict in self.pending.pop(client, ()):
             norm2, moved2, _, gain, _, _ = verdict.tolist()
-            if 0.0 < norm2 < math.inf:
-                self._adapt(client, told, math.sqrt(moved2) / (math.sqrt(norm2) * gain))
+            # An answer that was cut short before it was taken is still owed, and says nothing.
+            if 0.0 < norm2 < math.inf and not ledger.owes(client, version):
+                ledger.tell_next(client, self._next(told, math.sqrt(moved2) / (math.sqrt(norm2) * gain)))
 
     def _moved(self, facts: Facts) -> float:
         assert facts.moved is not None
         return facts.moved
 
-    def state_dict(self) -> dict[str, Any]:
-        for client in list(self.pending):
-            self._settle(client)
-        told = [(client, version, steps) for (client, version), steps in self.told.items()]
-        return {"steps": dict(self.steps), "told": told}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps = dict(state["steps"])
-        self.told = {(client, int(version)): int(steps) for client, version, steps in state["told"]}
-
 
 class _SketchedState(_EuclideanState):
-    """The sketch of the model, less that of the first one, now and at every version in flight."""
+    """The sketch of the model, less that of the first one, now; the ledger keeps it with every version in flight."""
 
     def __init__(self, policy: Euclidean, k: int, seed: int) -> None:
         super().__init__(policy, seed)
         self.now = torch.zeros(k, dtype=torch.float64)
-        self.sent: dict[int, Tensor] = {}
-        self._update: Tensor | None = None
 
-    def dispatched(self, client: int | str, version: int) -> int | None:
-        self.sent.setdefault(version, self.now.to(torch.float32))
-        return super().dispatched(client, version)
-
-    def answered(self, client: int | str, version: int) -> None:
-        super().answered(client, version)
-        if all(held != version for _, held in self.told):
-            del self.sent[version]
+    def keep(self) -> Any:
+        return self.now.to(torch.float32)
 
     def _moved(self, facts: Facts) -> float:
-        moved = (self.now - self.sent[facts.version]).numpy()
+        moved = (self.now - facts.kept).numpy()
         # Added one after the other: torch promises no order, and bits are to be the same on every processor.
         return float(np.sqrt(np.cumsum(np.square(moved))[-1]))
 
-    def stepped(self, facts: Facts, step_size: float) -> None:
+    def moves(self, facts: Facts, step_size: float) -> list[tuple[Any, str, Any]]:
         sketch = ops.sketch(facts.update, len(self.now), self.seed)
-        self.now += (step_size * facts.gain) * sketch.to(torch.float64)
+        return [(self, "now", self.now + (step_size * facts.gain) * sketch.to(torch.float64))]
 
     def nbytes(self) -> int:
-        return sum(sketch.numel() * 4 for sketch in self.sent.values()) + self.now.numel() * 8
+        return self.now.numel() * 8
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "now": self.now, "sent": dict(self.sent)}
+        return {"now": self.now}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
+        if state["now"].shape != self.now.shape or state["now"].dtype != self.now.dtype:
+            raise ValueError("a sketch of another length")
         self.now = state["now"].clone()
-        self.sent = {int(version): sketch.clone() for version, sketch in state["sent"].items()}

@@ -1,13 +1,20 @@
-"""Where an optimizer's moments are kept: fp32, or a byte for each (csrc/math/moments.h)."""
+"""What a running server holds of its optimizer: moments, in fp32 or a byte for each (csrc/math/moments.h)."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fastagg import ops
+from fastagg._build import native
 from fastagg.errors import ConfigError
-from fastagg.ops.checks import MOMENT_BLOCK, OPTIMIZERS, moment_blocks
+from fastagg.ops.checks import MOMENT_BLOCK, OPTIMIZERS, address, moment_blocks
+from fastagg.parts.optimizers import Optimizer
 from fastagg.storage import memory
+
+_SERVER = 2**32 - 1  # keys the rounding of moments apart from that of clients' rows
 
 
 def zeros(optimizer: str, format: str, size: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
@@ -30,17 +37,72 @@ def zeros(optimizer: str, format: str, size: int, device: torch.device | str = "
     return {**held, "units": memory.zeros(rows * blocks, device).view(rows, blocks)}
 
 
-def taken(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of ``theirs`` in memory like that of ``mine``.
+class OptimizerState:
+    """The moments of one optimizer, or what one of a user's own returned from its last step.
 
-    Raises:
-        ValueError: another shape or type.
+    Args:
+        optimizer: the settings.
+        size: d.
+        device: where the moments live.
+        seed: of the rounding of moments in 8 bits.
     """
-    found = {}
-    for name, like in mine.items():
-        given = theirs[name]
-        if given.shape != like.shape or given.dtype != like.dtype:
-            raise ValueError(f"{name}: expected {like.dtype} {list(like.shape)}, got {given.dtype} {list(given.shape)}")
-        fresh = memory.empty_bytes(like.numel() * like.element_size(), like.device)
-        found[name] = fresh.view(like.dtype).view(like.shape).copy_(given)
-    return found
+
+    def __init__(self, optimizer: Optimizer, size: int, device: torch.device, seed: int = 0) -> None:
+        self.optimizer, self.size, self.device, self.seed = optimizer, size, device, seed
+        own = optimizer.has_own_step
+        self.tensors = {} if own else zeros(optimizer.kernel, optimizer.moment_format, size, device)
+
+    def copy(self) -> OptimizerState:
+        """The same in memory of its own."""
+        fresh = OptimizerState.__new__(OptimizerState)
+        fresh.__dict__.update(self.__dict__, tensors={name: tensor.clone() for name, tensor in self.tensors.items()})
+        return fresh
+
+    def struct(self) -> Any:
+        """The moments as kernels take them (csrc/plan.h)."""
+        held = self.tensors
+        if self.optimizer.has_own_step:
+            return native.Moments()
+        m, v, vhat = (address(held.get(name)) for name in ("m", "v", "vhat"))
+        if "units" not in held:
+            return native.Moments(m=m, v=v, vhat=vhat)
+        return native.Moments.coded(
+            m=m, v=v, vhat=vhat, units=held["units"].data_ptr(), blocks=moment_blocks(self.size),
+            key=native.RandomKey(seed=self.seed, step=0, client=_SERVER),
+        )  # fmt: skip
+
+    def bounds(self) -> tuple[float, float]:
+        """The largest magnitudes that elements of ``m`` and of ``v`` can have."""
+        names = {"m": ("m",), "v": ("v", "vhat")}
+        if "units" in self.tensors:
+            # The largest codes stand for less than these multiples of a block's unit (csrc/math/moments.h).
+            units = [float(row.max()) if row.numel() else 0.0 for row in self.tensors["units"]]
+            return 2.0**17 * units[0], 2.0**33 * units[-1]
+        found = [max([ops.inspect(self.tensors[n]).norm for n in group if n in self.tensors], default=0.0)
+                 for group in names.values()]  # fmt: skip
+        return found[0], found[1]
+
+    def finite(self) -> bool:
+        """Whether every number held is."""
+        held = [tensor for tensor in self.tensors.values() if tensor.is_floating_point()]
+        return all(bool(torch.isfinite(tensor).all()) for tensor in held)
+
+    def load(self, theirs: dict[str, Tensor]) -> None:
+        """Take copies of another server's.
+
+        Raises:
+            ValueError: another shape or type.
+        """
+        if self.optimizer.has_own_step:
+            self.tensors = {str(name): tensor.to(self.device, copy=True) for name, tensor in theirs.items()}
+            return
+        found = {}
+        for name, like in self.tensors.items():
+            given = theirs[name]
+            if given.shape != like.shape or given.dtype != like.dtype:
+                raise ValueError(
+                    f"{name}: expected {like.dtype} {list(like.shape)}, got {given.dtype} {list(given.shape)}"
+                )
+            fresh = memory.empty_bytes(like.numel() * like.element_size(), like.device)
+            found[name] = fresh.view(like.dtype).view(like.shape).copy_(given)
+        self.tensors = found

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from fastagg import _checks
 from fastagg.errors import ConfigError
+from fastagg.parts.names import Moments
 
 FORMATS = ("fp32", "8bit")  # of moments: fastagg.parts.moments
 _SMALLEST_EPS = 1.2e-38  # smaller ones are zero or denormal in fp32, and 0/0 would follow where nothing moved
@@ -29,14 +32,48 @@ class Optimizer:
     """
 
     lr: float = 1.0
-    kernel: ClassVar[str] = "sgd"
+    kernel: ClassVar[str] = ""  # csrc/math/optimizers.h; none: `step` is called
 
     def __post_init__(self) -> None:
         _checks.number("lr", self.lr, least=0)
 
-    def arguments(self, round_number: int) -> dict[str, Any]:
-        """Keyword arguments of :func:`fastagg.ops.step_`, but for the learning rate, in round 1, 2, ..."""
-        return {"optimizer": self.kernel}
+    def step(
+        self, x: Tensor, direction: Tensor, state: dict[str, Tensor], lr: float, round: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """A step of an optimizer of one's own, in plain torch. Those of the package have kernels instead.
+
+        Args:
+            x: the model, fp32 [d]; not to be changed.
+            direction: what to step along, fp32 [d]; it is to be added.
+            state: what the last step returned; {} before the first.
+            lr: learning rate of this step.
+            round: 1, 2, ...
+
+        Returns:
+            The new model, fp32 [d], and the new state.
+        """
+        raise NotImplementedError(f"{type(self).__name__} steps in a kernel")
+
+    @property
+    def has_own_step(self) -> bool:
+        """Whether :meth:`step` is called; no kernel is then."""
+        return type(self).step is not Optimizer.step
+
+    def hyper(self) -> dict[str, Any]:
+        """What its kernel is told: ``betas``, ``eps`` and ``bias_correction``."""
+        return {"betas": (0.0, 0.0), "eps": 1.0, "bias_correction": False}
+
+    def check(self) -> None:
+        """Refuse an optimizer that would do nothing of its own.
+
+        Raises:
+            ConfigError: it has neither a kernel nor a step.
+        """
+        if not self.kernel and not self.has_own_step:
+            raise ConfigError(
+                f"optimizer: {type(self).__name__} has no method step(x, direction, state, lr, round); "
+                "see docs/rules.md, or derive it from one of fastagg's optimizers"
+            )
 
     @property
     def moment_format(self) -> str:
@@ -47,6 +84,8 @@ class Optimizer:
 @dataclass(frozen=True)
 class SGD(Optimizer):
     """``x <- x + lr*D``."""
+
+    kernel: ClassVar[str] = "sgd"
 
 
 @dataclass(frozen=True)
@@ -59,7 +98,7 @@ class Momentum(Optimizer):
     """
 
     beta: float = 0.9
-    moments: str = field(default="fp32", kw_only=True)
+    moments: Moments = field(default="fp32", kw_only=True)
     kernel: ClassVar[str] = "momentum"
 
     def __post_init__(self) -> None:
@@ -67,8 +106,8 @@ class Momentum(Optimizer):
         _checks.one_of("moments", self.moments, FORMATS)
         _decay("beta", self.beta)
 
-    def arguments(self, round_number: int) -> dict[str, Any]:
-        return {"optimizer": self.kernel, "betas": (self.beta, 0.0)}
+    def hyper(self) -> dict[str, Any]:
+        return {"betas": (self.beta, 0.0), "eps": 1.0, "bias_correction": False}
 
 
 @dataclass(frozen=True)
@@ -86,7 +125,7 @@ class Adam(Optimizer):
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-8
     bias_correction: bool = False
-    moments: str = field(default="fp32", kw_only=True)
+    moments: Moments = field(default="fp32", kw_only=True)
     kernel: ClassVar[str] = "adam"
 
     def __post_init__(self) -> None:
@@ -99,9 +138,8 @@ class Adam(Optimizer):
             _decay(name, value)
         _checks.number("eps", self.eps, least=_SMALLEST_EPS)
 
-    def arguments(self, round_number: int) -> dict[str, Any]:
-        correction = round_number if self.bias_correction else None
-        return {"optimizer": self.kernel, "betas": self.betas, "eps": self.eps, "correction": correction}
+    def hyper(self) -> dict[str, Any]:
+        return {"betas": self.betas, "eps": self.eps, "bias_correction": self.bias_correction}
 
 
 @dataclass(frozen=True)
@@ -145,7 +183,7 @@ class Adagrad(Optimizer):
     lr: float = 1e-2
     beta: float = 0.0
     eps: float = 1e-8
-    moments: str = field(default="fp32", kw_only=True)
+    moments: Moments = field(default="fp32", kw_only=True)
     kernel: ClassVar[str] = "adagrad"
 
     def __post_init__(self) -> None:
@@ -154,8 +192,8 @@ class Adagrad(Optimizer):
         _decay("beta", self.beta)
         _checks.number("eps", self.eps, least=_SMALLEST_EPS)
 
-    def arguments(self, round_number: int) -> dict[str, Any]:
-        return {"optimizer": self.kernel, "betas": (self.beta, 0.0), "eps": self.eps}
+    def hyper(self) -> dict[str, Any]:
+        return {"betas": (self.beta, 0.0), "eps": self.eps, "bias_correction": False}
 
 
 def _decay(name: str, value: Any) -> None:

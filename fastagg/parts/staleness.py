@@ -14,11 +14,12 @@ from torch import Tensor
 
 from fastagg import _checks
 from fastagg.errors import ConfigError
+from fastagg.parts.names import Rule
 from fastagg.storage.pieces import Pieces
 
 
 class Facts(NamedTuple):
-    """What a policy may look at when an update arrives."""
+    """What a policy, or a direction of a user's own, may look at when an update arrives."""
 
     client: int | str
     version: int  # the version it was trained from
@@ -27,6 +28,16 @@ class Facts(NamedTuple):
     gain: float  # clipping factor still to be applied to the update
     norm: float  # of the update, before clipping
     moved: float | None  # |x_t - x_s|, where the policy measures it
+    local_steps: int | None = None  # what the client was told to take
+    kept: Any = None  # what the policy had kept with that version
+    share: float = 1.0  # the client's number of samples with weighting="samples"
+
+
+class Weighed(NamedTuple):
+    """What a policy makes of one update."""
+
+    weight: float | None  # None: it is dropped
+    local_steps: int = 0  # what its client is told to take next; 0: as it is
 
 
 @dataclass(frozen=True)
@@ -69,31 +80,43 @@ class Staleness:
 
 
 class StalenessState:
-    """What a running server holds of its policy; most policies hold nothing."""
+    """What a running server holds of its policy; most policies hold nothing.
+
+    Nothing changes before the update it belongs to is applied: ``moves`` says what takes which place then.
+
+    Attributes:
+        local_steps: what clients are told to take at first; None where the policy does not say.
+        looks: whether :meth:`weigh` is to be asked for every update, and not the policy's ``weight`` alone.
+    """
+
+    local_steps: int | None = None
+    looks = False
 
     def __init__(self, policy: Staleness) -> None:
         self.policy = policy
 
-    def dispatched(self, client: int | str, version: int) -> int | None:
-        """A model goes out; the number of local steps the client is told to take, if the policy says so."""
+    def keep(self) -> Any:
+        """What is kept with the current version for as long as a client may answer it, beside the model."""
         return None
 
-    def weigh(self, facts: Facts) -> float | None:
-        """The weight of an update; None discards it."""
-        return self.policy.weight(facts.delay)
+    def weigh(self, facts: Facts) -> Weighed:
+        """The weight of an update, where the policy looks at more than its delay."""
+        return Weighed(self.policy.weight(facts.delay))
+
+    def moves(self, facts: Facts, step_size: float) -> list[tuple[Any, str, Any]]:
+        """What takes its place once the model steps by ``step_size`` (negative for gradients) along the clipped update:
+        (object, attribute, value)."""
+        return []
 
     def rules(self) -> dict[str, Any]:
         """For :func:`fastagg.ops.judge`, if the weight is to be found on the device."""
         return {}
 
-    def judged(self, client: int | str, version: int, verdict: Tensor) -> None:
+    def judged(self, facts: Facts, verdict: Tensor) -> None:
         """The device will know what to make of an update; it must not be waited for here."""
 
-    def answered(self, client: int | str, version: int) -> None:
-        """A task was answered or given up."""
-
-    def stepped(self, facts: Facts, step_size: float) -> None:
-        """The model stepped by ``step_size`` (negative for gradients) along the clipped update in ``facts``."""
+    def settle(self, client: int | str, ledger: Any) -> None:
+        """What the device has said of a client's earlier answers counts from now on."""
 
     def nbytes(self) -> int:
         """Bytes of tensors held."""
@@ -172,7 +195,7 @@ class DelayAdaptive(Staleness):
     """
 
     threshold: float = 10
-    rule: str = "scaled"
+    rule: Rule = "scaled"
     lipschitz: float | None = None
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ hold; results are rounded once, when they are written back. State tensors may be
 exception: their bits are specified, so they are made in fp32 as the kernels make them.
 """
 
-from fastagg.reference.cached import cached_step_, read_row, recompute_sum_
+from fastagg.reference.cached import add_rows_, cached_step_, read_row, recompute_sum_, settle_rows_
 from fastagg.reference.distill import distillation, soft_targets
 from fastagg.reference.rows import decode, encode, random_bits
 from fastagg.reference.sketch import sketch
@@ -14,6 +14,7 @@ from fastagg.reference.step import accumulate_, distances, fold, gather, step_, 
 
 __all__ = [
     "accumulate_",
+    "add_rows_",
     "cached_step_",
     "decode",
     "distances",
@@ -24,6 +25,7 @@ __all__ = [
     "random_bits",
     "read_row",
     "recompute_sum_",
+    "settle_rows_",
     "sketch",
     "soft_targets",
     "step_",

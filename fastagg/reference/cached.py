@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fastagg.reference.rows import decode, encode, random_bits
 from fastagg.reference.step import step_
-from fastagg.storage.cache import ClientCache
 from fastagg.storage.pieces import Pieces, as_pieces
+
+if TYPE_CHECKING:
+    from fastagg.storage.cache import ClientCache
 
 _F64 = torch.float64
 
@@ -29,6 +31,32 @@ def recompute_sum_(sum: Tensor, cache: ClientCache, weights: Tensor, first: int,
         for slot in weights.nonzero().flatten().tolist():
             total += (read_row(cache, slot)[part] * weights[slot]).to(_F64)
         sum[part] = total.to(torch.float32)
+    return sum
+
+
+def add_rows_(
+    shadow: Tensor,
+    cache: ClientCache,
+    jobs: Sequence[tuple[int, int, int, int]],
+    weights: Tensor | None = None,
+    weight: float = 1.0,
+) -> Tensor:
+    """See :func:`fastagg.ops.add_rows_`: the product is in fp32, since it is so with the kernels' bits."""
+    factors = torch.full((cache.slots,), weight) if weights is None else weights
+    for block, row, first, last in jobs:
+        part = slice(block * 1024, min((block + 1) * 1024, cache.size))
+        for slot in range(first, last):
+            if factors[slot] != 0:
+                added = (read_row(cache, slot)[part] * factors[slot]).to(_F64)
+                shadow[row, : added.numel()] += added
+    return shadow
+
+
+def settle_rows_(sum: Tensor, shadow: Tensor, jobs: Sequence[tuple[int, int]]) -> Tensor:
+    """See :func:`fastagg.ops.settle_rows_`."""
+    for block, row in jobs:
+        part = sum[block * 1024 : (block + 1) * 1024]
+        part.copy_(shadow[row, : part.numel()])
     return sum
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastagg.storage.cache import SCALE_BLOCK
+from fastagg._build import native
 
+SCALE_BLOCK = native.scale_block  # elements that share one fp32 scale; csrc/math/rows.h
 _CALLS = 128  # Philox calls for a block of 1,024 elements
 _MASK = 0xFFFFFFFF
 _SMALLEST_SCALE = 2.0**-126

@@ -30,14 +30,18 @@ def share(num_samples: Any, weighting: str) -> float:
 
 
 def refuse_non_finite(layout: Layout, parsed: Parsed, finite: bool) -> None:
-    """Refuse an update whose parameters are not ``finite``, or whose buffers turn out not to be.
+    """Refuse an update whose parameters are not ``finite``.
 
     Raises:
         NonFiniteUpdate: naming the first array at fault.
     """
     if not finite:
-        raise NonFiniteUpdate(f"update: NaN or infinity in {_culprits(layout, parsed.parameters)}")
-    refuse_non_finite_buffers(parsed)
+        raise non_finite(layout, parsed)
+
+
+def non_finite(layout: Layout, parsed: Parsed) -> NonFiniteUpdate:
+    """The error for an update whose parameters are not finite: it names the first array at fault."""
+    return NonFiniteUpdate(f"update: NaN or infinity in {_culprits(layout, parsed.parameters)}")
 
 
 def refuse_non_finite_buffers(parsed: Parsed) -> None:

@@ -13,12 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastagg.errors import CheckpointError, ConfigError
+from fastagg.errors import CheckpointError
 from fastagg.layout import Layout
-from fastagg.parts import directions, euclidean, optimizers, staleness
 
-FORMAT = 2
-_MODULES = (directions, optimizers, staleness, euclidean)
+FORMAT = 3
 
 
 def cloned(value: Any) -> Any:
@@ -56,24 +54,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(plain(item) for item in value)
     return value
-
-
-def part(settings: dict[str, Any]) -> Any:
-    """A direction, optimizer or staleness policy from its name and settings.
-
-    Raises:
-        ConfigError: no such part, or not its settings.
-    """
-    settings = dict(settings)
-    name = settings.pop("name", None)
-    for module in _MODULES:
-        kind = getattr(module, str(name), None)
-        if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__"):
-            try:
-                return kind(**settings)
-            except TypeError as error:
-                raise ConfigError(f"{name}: {error}") from error
-    raise ConfigError(f"unknown part {name!r}")
 
 
 def check(state: Any, config: dict[str, Any], layout: Layout, moments: set[str]) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+import math
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -13,7 +12,6 @@ from fastagg.layout import Layout, ModelState
 Client = int | str
 
 
-@dataclass(frozen=True)
 class Dispatch:
     """One client's task: train from this version of the model.
 
@@ -24,27 +22,67 @@ class Dispatch:
         local_steps: how many local steps to take, where the algorithm decides that (AsyncFedED); else None.
     """
 
+    # No dataclass, and nothing worked out ahead: one is made for every task that goes out.
+    __slots__ = ("_layout", "_model", "_params", "_views", "client", "control", "local_steps", "version")
+
     client: Client
     version: int
     local_steps: int | None
-    control: Tensor | None = field(repr=False)
-    _layout: Layout = field(repr=False)
-    _model: ModelState = field(repr=False)
+    control: Tensor | None
 
-    @cached_property
+    def __init__(
+        self,
+        client: Client,
+        version: int,
+        local_steps: int | None,
+        control: Tensor | None,
+        layout: Layout,
+        model: ModelState,
+    ) -> None:
+        self.client = client
+        self.version = version
+        self.local_steps = local_steps
+        self.control = control
+        self._layout = layout
+        self._model = model
+
+    def __repr__(self) -> str:
+        steps = "" if self.local_steps is None else f", local_steps={self.local_steps}"
+        return f"Dispatch(client={self.client!r}, version={self.version}{steps})"
+
+    @property
     def params(self) -> Any:
         """The model in the form the server was given: a dict for ``module.load_state_dict`` (buffers included),
         a list of arrays, or a flat tensor.
 
-        It is the model as it was when dispatched, shared with the server and not copied: read it, do not write to it.
-        It stays as it is while the server goes on, for as long as you hold it.
+        It is the model as it was when dispatched, copied when it is first asked for: yours to write to, or to hand to
+        ``load_state_dict(..., assign=True)``.
         """
-        return self._layout.views(self._model.flat, self._model.buffers, self._model.counters)
+        try:
+            return self._params
+        except AttributeError:
+            self._params: Any = self._layout.copies(*self._model)
+            return self._params
+
+    @property
+    def views(self) -> Any:
+        """:attr:`params`, shared with the server and not copied, for who only reads them or sends them off at once: do
+        not write to them. They stay as they are while the server goes on, for as long as you hold them.
+        """
+        try:
+            return self._views
+        except AttributeError:
+            self._views: Any = self._layout.views(*self._model)
+            return self._views
 
     @property
     def flat(self) -> Tensor:
-        """Its trainable parameters as one fp32 vector, [d]; read it, do not write to it."""
+        """Its trainable parameters as one fp32 vector, [d], shared with the server: read it, do not write to it."""
         return self._model.flat
+
+    def for_client(self, client: Client, local_steps: int | None) -> Dispatch:
+        """The same model as a task of another client."""
+        return Dispatch(client, self.version, local_steps, self.control, self._layout, self._model)
 
     def delta(self, trained: Any) -> Any:
         """The update to send after training: ``x_i^K - x_s`` for parameters, the client's own values for buffers.
@@ -94,9 +132,11 @@ class Dispatch:
         return self._layout.restored(difference, self._model)
 
 
-@dataclass(frozen=True)
 class Receipt:
-    """What became of one update.
+    """What became of one update. Two of the same values are equal.
+
+    With ``validate="deferred"`` the device decides, and nobody waits for it: the first look at ``applied``,
+    ``step_size``, ``update_norm``, ``weight`` or ``kept`` waits for its answer.
 
     Attributes:
         client: who sent it.
@@ -107,8 +147,22 @@ class Receipt:
         update_norm: Euclidean norm of the update as it came, before clipping; NaN where a trained model was folded in
             without taking its difference (``receive_model``).
         weight: the staleness policy's weight s(tau).
-        kept: False only with ``validate="deferred"``: an element was not finite, and the update counted as zero.
+        kept: False only with ``validate="deferred"``: an element was not finite (or the norm zero, or the update too
+            stale, with :class:`fastagg.Euclidean`). It then counted as zero, a client cache kept that client's row, and
+            the version moved on.
     """
+
+    __slots__ = (
+        "_verdict",
+        "applied",
+        "client",
+        "delay",
+        "kept",
+        "step_size",
+        "update_norm",
+        "version",
+        "weight",
+    )
 
     client: Client
     applied: bool
@@ -117,4 +171,80 @@ class Receipt:
     step_size: float | None
     update_norm: float
     weight: float
-    kept: bool = field(default_factory=lambda: True)  # no attribute of the class: deferred receipts have none either
+    kept: bool
+    _verdict: tuple[Tensor, float | None, float, bool] | None
+
+    def __init__(
+        self,
+        client: Client,
+        applied: bool,
+        version: int,
+        delay: int,
+        step_size: float | None,
+        update_norm: float,
+        weight: float,
+        kept: bool = True,
+    ) -> None:
+        self.client = client
+        self.applied = applied
+        self.version = version
+        self.delay = delay
+        self.step_size = step_size
+        self.update_norm = update_norm
+        self.weight = weight
+        self.kept = kept
+
+    @classmethod
+    def deferred(
+        cls, client: Client, version: int, delay: int, lr: float | None, weight: float, scales: bool, verdict: Tensor
+    ) -> Receipt:
+        """A receipt whose numbers are still on their way.
+
+        Args:
+            client, version, delay: as above.
+            lr: the learning rate of the step, before the device has weighed the update; None if there was no step.
+            weight: the staleness policy's weight, as far as the host knows it.
+            scales: whether the step is this update alone, so that its weight scales the rate and its loss undoes it.
+            verdict: the device's, [6] float64: see :func:`fastagg.ops.judge`.
+        """
+        receipt = cls.__new__(cls)
+        receipt.client, receipt.version, receipt.delay = client, version, delay
+        receipt._verdict = (verdict, lr, weight, scales)
+        return receipt
+
+    if not TYPE_CHECKING:  # so that a misspelt attribute is still found
+
+        def __getattr__(self, name: str) -> Any:
+            """Called where a slot is empty: fill in what the device says, once."""
+            if name not in ("applied", "step_size", "update_norm", "weight", "kept"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            if (pending := self._verdict) is not None:
+                verdict, lr, weight, scales = pending
+                norm2, _, _, _, scale, keep = verdict.tolist()
+                self.kept = bool(keep)
+                self.update_norm = math.sqrt(norm2) if norm2 >= 0 else norm2
+                self.weight = scale * weight
+                self.step_size = lr if lr is None or not scales else lr * scale
+                self.applied = lr is not None and (bool(keep) or not scales)
+                self._verdict = None  # the device's memory is free again; another thread finds the numbers
+            return object.__getattribute__(self, name)
+
+    def _values(self) -> tuple[Any, ...]:
+        return (
+            self.client, self.applied, self.version, self.delay, self.step_size, self.update_norm, self.weight,
+            self.kept,
+        )  # fmt: skip
+
+    def __eq__(self, other: object) -> bool:
+        return self._values() == other._values() if isinstance(other, Receipt) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._values())
+
+    def __repr__(self) -> str:
+        names = ("client", "applied", "version", "delay", "step_size", "update_norm", "weight", "kept")
+        shown = ", ".join(f"{name}={value!r}" for name, value in zip(names, self._values(), strict=True))
+        return f"{type(self).__name__}({shown})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._values()  # the numbers, not the device's memory they are read from

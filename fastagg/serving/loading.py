@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from fastagg import registry
 from fastagg.distill import Distillation
-from fastagg.errors import CheckpointError, ConfigError, FastaggError
+from fastagg.errors import CheckpointError, ConfigError, FastaggError, MissingPart
 from fastagg.layout import Layout, Taken
 from fastagg.serving import checkpoint
 from fastagg.serving.server import Server
@@ -27,21 +29,34 @@ def load(
     its settings are the ones that hold from then on.
 
     Raises:
-        CheckpointError: no checkpoint, damaged, or of another format.
+        CheckpointError: no checkpoint, damaged, or of another format; or it has a part that is not registered
+            (:func:`fastagg.register`).
     """
-    state = checkpoint.read(Path(path))
+    try:
+        return server_from(checkpoint.read(Path(path)), device, distill)
+    except CheckpointError as error:
+        raise error if str(path) in str(error) else CheckpointError(f"{path}: {error}") from error
+
+
+def server_from(
+    state: dict[str, Any], device: torch.device | str | None = None, distill: Distillation | None = None
+) -> Server:
+    """The server whose :meth:`Server.state_dict` this is; the rest as in :func:`load`.
+
+    Raises:
+        CheckpointError: as there.
+    """
     try:
         config, layout = dict(state["config"]), Layout.from_spec(state["layout"])
         if "distill" in config["direction"]:
             if distill is None:
                 raise ConfigError("it is FedEcho's: give load() its distill= again, with the same unlabelled data")
             config["direction"] = {**config["direction"], "distill": distill}
-        parts = {key: checkpoint.part(config.pop(key)) for key in ("direction", "optimizer", "staleness")}
-        # Only its shapes: what a model's own type cannot hold, fp32 can, so its values come with the state.
-        start = torch.zeros(layout.size), torch.zeros(layout.buffer_size), state["buffers"]["counters"]
-        arrays = layout.views(*start)
-        server = Server(Taken(layout, arrays), **parts, **config, device=device)
+        parts = {key: registry.part(key, config.pop(key)) for key in ("direction", "optimizer", "staleness")}
+        return Server(Taken(layout, state), **parts, **config, device=device)
+    except CheckpointError:
+        raise
+    except MissingPart as error:
+        raise CheckpointError(str(error)) from error
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, FastaggError) as error:
-        raise CheckpointError(f"{path}: the checkpoint is damaged: {error}") from error
-    server.load_state_dict(state)
-    return server
+        raise CheckpointError(f"the checkpoint is damaged: {error}") from error

@@ -2,62 +2,71 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
-from fastagg.layout import Layout, Parsed
-from fastagg.parts.directions import Arrival
+from fastagg.layout import Parsed
 from fastagg.storage.pieces import Pieces, as_tensor
 
-Entry = tuple[Arrival, Parsed]
+if TYPE_CHECKING:
+    from fastagg.serving.server import Server
 
 
-class Round:
-    """The updates of one round, copied, each in the type it came in."""
+class Entry(NamedTuple):
+    """One update that waits: numbers of its judgement, and ``parsed``, which is its own copy."""
 
-    def __init__(self) -> None:
-        self.entries: list[Entry] = []
+    client: int | str
+    version: int
+    gain: float
+    weight: float
+    share: float
+    norm: float
+    parsed: Parsed
 
-    def keep(self, arrival: Arrival, parsed: Parsed) -> None:
-        """Copy an update, its buffers and counters: the client's memory may be used again."""
-        buffers = None if parsed.buffers is None else _copied(parsed.buffers)
-        counters = None if parsed.counters is None else [counter.clone() for counter in parsed.counters]
-        self.entries.append((arrival._replace(update=_copied(arrival.update)), Parsed(Pieces([]), buffers, counters)))
+    def native(self) -> tuple[Any, ...]:
+        """As the native road takes it."""
+        return (self.parsed.parameters.native, self.version, self.gain, self.weight, self.share, self.norm)
 
-    def in_order(self, *last: Entry) -> list[Entry]:
-        """What is kept, and ``last``, by the clients' ids: whole numbers first, then names."""
-        return sorted([*self.entries, *last], key=lambda entry: (isinstance(entry[0].client, str), entry[0].client))
-
-    def nbytes(self) -> int:
-        """Bytes of the updates kept."""
-        return sum(o.numel() * o.element_size() for arrival, _ in self.entries for o in arrival.update.owners)
-
-    def state_dict(self) -> list[dict[str, Any]]:
+    def state_dict(self) -> dict[str, Any]:
         """Plain data and tensors; tensors are shared."""
-        return [
-            {
-                **{key: getattr(arrival, key) for key in ("client", "gain", "weight", "share")},
-                "update": arrival.update.owners,
-                "buffers": None if parsed.buffers is None else parsed.buffers.owners,
-                "counters": parsed.counters,
-            }
-            for arrival, parsed in self.entries
-        ]
+        numbers = {key: getattr(self, key) for key in ("client", "gain", "weight", "share", "norm")}
+        return {
+            **numbers, "update": self.parsed.parameters.owners,
+            "buffers": None if self.parsed.buffers is None else self.parsed.buffers.owners,
+            "counters": self.parsed.counters,
+        }  # fmt: skip
 
-    def load_state_dict(self, state: list[dict[str, Any]], version: int, layout: Layout, device: torch.device) -> None:
+    @classmethod
+    def loaded(cls, state: dict[str, Any], server: Server, version: int) -> Entry:
         """Inverse of :meth:`state_dict`, in the round of ``version``; tensors are copied.
 
         Raises:
-            ValueError: an update is not of ``layout``'s model.
+            ValueError: an update is not of the server's model.
         """
-        for kept in state:
-            update, buffers = Pieces(kept["update"]), None if kept["buffers"] is None else Pieces(kept["buffers"])
-            if update.size != layout.size or (buffers is not None and buffers.size != layout.buffer_size):
-                raise ValueError("an update that waits for its round is not of this model")
-            numbers = float(kept["gain"]), float(kept["weight"]), float(kept["share"])
-            arrival = Arrival(kept["client"], update.to(device), version, version, *numbers, None, 0.0, None)
-            self.keep(arrival, Parsed(Pieces([]), buffers, kept["counters"]))
+        layout = server.layout
+        update, buffers = Pieces(state["update"]), None if state["buffers"] is None else Pieces(state["buffers"])
+        if update.size != layout.size or (buffers is not None and buffers.size != layout.buffer_size):
+            raise ValueError("an update that waits for its round is not of this model")
+        gain, weight, share, norm = (float(state[key]) for key in ("gain", "weight", "share", "norm"))
+        parsed = kept(Parsed(update.to(server.device), buffers, state["counters"]))
+        return cls(state["client"], version, gain, weight, share, norm, parsed)
+
+
+def kept(parsed: Parsed) -> Parsed:
+    """A copy of an update, its buffers and counters: the client's memory may be used again."""
+    buffers = None if parsed.buffers is None else _copied(parsed.buffers)
+    counters = None if parsed.counters is None else [counter.clone() for counter in parsed.counters]
+    return Parsed(_copied(parsed.parameters), buffers, counters)
+
+
+def in_order(entries: Sequence[Entry]) -> list[Entry]:
+    """By the clients' ids: whole numbers first, then names."""
+    return sorted(entries, key=lambda entry: (isinstance(entry.client, str), entry.client))
+
+
+def nbytes(entries: Sequence[Entry]) -> int:
+    """Bytes of the updates kept."""
+    return sum(o.numel() * o.element_size() for entry in entries for o in entry.parsed.parameters.owners)
 
 
 def _copied(pieces: Pieces) -> Pieces:

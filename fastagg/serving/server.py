@@ -2,49 +2,33 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from functools import partial
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fastagg import _checks, ops
-from fastagg.errors import (
-    CheckpointError,
-    ConfigError,
-    FastaggError,
-)
-from fastagg.layout import Layout, ModelState, Parsed, Taken
-from fastagg.parts import moments
-from fastagg.parts.directions import (
-    Arrival,
-    Buffer,
-    Cohort,
-    Direction,
-    DirectionState,
-    DistillationRecord,
-    Mixing,
-    Single,
-)
-from fastagg.parts.directions.buffer import BufferState
+from fastagg import _checks, _keywords, ops, registry
+from fastagg.errors import CheckpointError, ConfigError, FastaggError, UpdateTooLarge
+from fastagg.layout import Layout, Parsed, Taken
+from fastagg.layout.nearness import nearer_to_model
+from fastagg.parts.directions import Direction, DistillationRecord, Single
+from fastagg.parts.names import Buffers, Kind, Validate, Weighting, words
 from fastagg.parts.optimizers import SGD, Optimizer
-from fastagg.parts.staleness import Constant, Facts, Staleness, StalenessState
-from fastagg.serving import admission, checkpoint, deferred
+from fastagg.parts.staleness import Constant, Staleness
+from fastagg.serving import admission, checkpoint, together
+from fastagg.serving.core import Core
 from fastagg.serving.dispatch import Client, Dispatch, Receipt
-from fastagg.serving.live import LiveModel
-from fastagg.serving.model_buffers import MODES, ModelBuffers
-from fastagg.serving.rounds import Round
-from fastagg.serving.tasks import Tasks
-from fastagg.storage import devices, memory, staging
-from fastagg.storage.pieces import Pieces
+from fastagg.serving.judging import Judging
+from fastagg.serving.statistics import MODES, Statistics
+from fastagg.storage import devices
 
 Answer = tuple[Dispatch, Any, float | None]  # a trained model: receive_model's arguments
+Sent = tuple[Client, Any, int | None, float | None]  # an update: receive's arguments
 Outcome = Receipt | FastaggError
 
 
@@ -58,7 +42,8 @@ class Server:
         direction: how updates become a step; by default each one is a step of its own.
         optimizer: the server optimizer; by default SGD with learning rate 1.
         staleness: what delays change; by default nothing.
-        num_clients: if given, client ids are the whole numbers 0..num_clients-1 and others are refused.
+        num_clients: if given, client ids are the whole numbers 0..num_clients-1 and others are refused. Else they are
+            whole numbers of 64 bits, or text of at most 256 characters.
         clip_norm: scale an update down to this Euclidean norm if it is longer; None for never.
         weighting: ``uniform``, or ``samples``: means are weighted by ``num_samples``.
         buffers: what BatchNorm's statistics become: ``mean`` of the clients in a step, ``latest``, or ``keep``.
@@ -66,20 +51,18 @@ class Server:
             its updates arrive. They are held, in the type they came in, until the round is complete, and then
             folded in the order of the clients' ids: memory for a round's updates instead of for one sum.
         validate: ``sync``: an update that is not finite is refused. ``deferred``, for a CUDA device: nobody waits for
-            it to say so; such an update counts as zero, and the receipt says so when it is read
-            (:class:`DeferredReceipt`). On the CPU the answer is at hand, and both are ``sync``.
+            it to say so; such an update counts as zero, and the receipt says so when it is read. On the CPU the answer
+            is at hand, and both are ``sync``.
         seed: of every random number the server draws.
         origin: where this model begins, if it is a slice of a larger one: a multiple of 65,536. The same rule on a
             slice then gives the bits of the whole, where it needs no norm of the whole update.
         device: where state lives and steps run; by default the CPU, or the model's own CUDA device.
 
-    Attributes:
-        version: ``t``, the number of steps applied so far.
-
     Raises:
         ConfigError, ShapeMismatch, DTypeMismatch, NonFiniteUpdate: a setting or the model is refused.
     """
 
+    @_keywords.checked
     def __init__(
         self,
         params: Any,
@@ -89,10 +72,10 @@ class Server:
         *,
         num_clients: int | None = None,
         clip_norm: float | None = None,
-        weighting: str = "uniform",
-        buffers: str = "mean",
+        weighting: Weighting = "uniform",
+        buffers: Buffers = "mean",
         deterministic: bool = False,
-        validate: str = "sync",
+        validate: Validate = "sync",
         seed: int = 0,
         origin: int = 0,
         device: torch.device | str | None = None,
@@ -101,56 +84,62 @@ class Server:
         self.optimizer = _part("optimizer", optimizer, Optimizer, SGD())
         self.staleness = _part("staleness", staleness, Staleness, Constant())
         if num_clients is not None:
-            _checks.whole("num_clients", num_clients, least=1)
+            _checks.whole("num_clients", num_clients, least=1, most=2**31 - 1)
         if self.direction.clients is not None:
             if num_clients not in (None, self.direction.clients):
                 raise ConfigError(f"num_clients: the direction has {self.direction.clients}, got {num_clients}")
             num_clients = self.direction.clients
         if clip_norm is not None:
             _checks.number("clip_norm", clip_norm, above=0)
-        _checks.one_of("weighting", weighting, ("uniform", "samples"))
+        _checks.one_of("weighting", weighting, words(Weighting))
         _checks.one_of("buffers", buffers, MODES)
+        _checks.one_of("validate", validate, words(Validate))
         _checks.whole("seed", seed, least=0, most=2**64 - 1)
-        self.direction.check(self.staleness, clip_norm, weighting)
-        self.staleness.check(type(self.direction) is Single and type(self.optimizer) is SGD)
         if _checks.whole("origin", origin, least=0) % ops.GROUP:
             raise ConfigError(f"origin: expected a multiple of {ops.GROUP}, got {origin}")
         self.num_clients, self.clip_norm, self.weighting = num_clients, clip_norm, weighting
         self.seed, self.origin = seed, origin
-        if deterministic and type(self.direction) is not Cohort:
-            raise ConfigError(
-                "deterministic: for synchronous rules; where updates are applied as they come, their order is part of "
-                f"the algorithm, got direction {type(self.direction).__name__}"
-            )
-        self.deterministic = bool(deterministic)
-        self._round = Round()  # empty unless deterministic
-
-        _checks.one_of("validate", validate, deferred.MODES)
-        if validate == "deferred":
-            deferred.refuse(self.direction, self.staleness, self.deterministic)
-        self.validate = validate
+        self.deterministic, self.validate = bool(deterministic), validate
+        together.check(self)
 
         self._lock = threading.RLock()
+        self._owner = os.getpid()
         self.device = devices.choose(device, params)
-        self._defers = validate == "deferred" and ops.on_cuda(self.device)
-        if isinstance(params, Taken):  # from a checkpoint
-            self.layout, model = params.layout, params.layout.take(params.arrays, self.device)
+        if isinstance(params, Taken):
+            self.layout = params.layout
+            self._core = self._loaded(params.state, Statistics(buffers, *self.layout.blank(self.device)))
         else:
             self.layout = Layout.of(params)
             model = self.layout.take(params, self.device)
-        self._buffers = ModelBuffers(buffers, model.buffers, model.counters)
-        self._moments = moments.zeros(
-            self.optimizer.kernel, self.optimizer.moment_format, self.layout.size, self.device
+            self._core = Core(self, model.flat, Statistics(buffers, model.buffers, model.counters))
+        self._judging = Judging(self)
+        self._live: Any = None  # made when somebody asks for the model
+        self._warned = False  # that a model came where an update was due
+
+    @property
+    def version(self) -> int:
+        """``t``, the number of steps applied so far."""
+        return int(self._core.ledger.version)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the optimizer: versions less those that moved on without one."""
+        return int(self._core.ledger.steps)
+
+    def __repr__(self) -> str:
+        parts = f"{self.direction!r}, {self.optimizer!r}, {self.staleness!r}"
+        return f"<fastagg.Server of {self.layout.size:,} parameters at version {self.version}: {parts}>"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Server:
+        return type(self)(
+            Taken(self.layout, self.state_dict()), self.direction, self.optimizer, self.staleness,
+            num_clients=self.num_clients, clip_norm=self.clip_norm, weighting=self.weighting,
+            buffers=self._core.statistics.mode, deterministic=self.deterministic, validate=self.validate,
+            seed=self.seed, origin=self.origin, device=self.device,
         )  # fmt: skip
-        self._state = self._start_direction()
-        self._policy = self.staleness.start(self.layout.size, seed)
-        self._measures = self.direction.measures or self.staleness.measures
-        self._tasks = Tasks(num_clients, self.direction.needs_base or self._measures)
-        self.version = 0
-        self.steps = 0  # of the optimizer: versions less those that moved on without one
-        self._flat = model.flat
-        self._live = LiveModel(self.layout, model.flat)
-        self._sent = False  # whether somebody may hold this version, so that it must not change
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a server is not pickled: use server.save(path) and fastagg.load(path), or server.state_dict()")
 
     # -- clients -------------------------------------------------------------------------------------------------
 
@@ -161,15 +150,16 @@ class Server:
         same task.
 
         Raises:
-            UnknownClient: the id is outside 0..num_clients-1, or neither an int nor a str.
+            UnknownClient: the id is outside 0..num_clients-1, or neither a whole number of 64 bits nor a str of at most
+                256 characters.
         """
-        client = self._tasks.identify(client)
-        with self._lock:
-            self._tasks.send(client, self.version, self._flat)
-            self._sent = True
-            local_steps = self._policy.dispatched(client, self.version)
-            model = ModelState(self._flat, self._buffers.values, list(self._buffers.counters))
-            return Dispatch(client, self.version, local_steps, self.control, self.layout, model)
+        with self._locked():
+            core = self._core
+            if core.settles:
+                core.policy.settle(core.ledger.identify(client), core.ledger)
+            client, steps = core.road.send(client, core.usual_steps, core.payload(), None)
+            control = core.state.control if core.has_control else None
+            return Dispatch(client, core.ledger.version, steps or None, control, self.layout, core.model())
 
     def hand_on(self, task: Dispatch, client: Client) -> Dispatch:
         """Give a task that went out, and is not answered yet, to one client more: a relay serves it to whoever asks.
@@ -178,14 +168,15 @@ class Server:
             UnknownClient: the id is refused, or the task's own client is not known.
             UnknownVersion: the task's own client does not hold it any more.
         """
-        client = self._tasks.identify(client)
-        with self._lock:
-            self._tasks.find(task.client, task.version)
-            self._tasks.send(client, task.version, task.flat)
-            return replace(task, client=client, local_steps=self._policy.dispatched(client, task.version))
+        with self._locked():
+            core = self._core
+            core.ledger.find(task.client, task.version)
+            kept = core.ledger.payload(task.version)
+            client, steps = core.road.send(client, core.usual_steps, kept, task.version)
+            return task.for_client(client, steps or None)
 
     @property
-    def update_kind(self) -> str:
+    def update_kind(self) -> Kind:
         """What clients send: ``delta``, ``x_i^K - x_s``, or ``gradient``, on the model they were sent."""
         return self.direction.kind
 
@@ -196,7 +187,7 @@ class Server:
         version: int | None = None,
         num_samples: float | None = None,
         *,
-        kind: str | None = None,
+        kind: Kind | None = None,
         control: Any = None,
     ) -> Receipt:
         """Take ``client``'s update; the model steps if the algorithm says so.
@@ -215,67 +206,36 @@ class Server:
         Raises:
             UnknownClient: this client was never sent a model.
             UnknownVersion: it holds no unanswered task of that version.
-            ShapeMismatch, DTypeMismatch, NonFiniteUpdate: the update is refused.
+            ShapeMismatch, DTypeMismatch, NonFiniteUpdate, UpdateTooLarge: the update is refused.
             ConfigError: ``num_samples`` is missing or not positive, or ``kind`` is not this server's.
         """
-        client = self._tasks.identify(client)
-        self._refuse_other_kind(kind or getattr(update, "kind", None))
-        parsed = self.layout.parse(update)
-        share = admission.share(num_samples, self.weighting)
-        change = None if control is None else self._control(control)
-        pieces = staging.upload(parsed.parameters, self.device)
-        if self._defers:
-            return self._receive_deferred(client, parsed, pieces, version, share)
-        norm, moved, cosine = (0.0, None, 0.0) if self._measures else (self._inspect(parsed, pieces), None, 0.0)
-        with self._lock:
-            start = self._tasks.find(client, version)
-            delay = self.version - start
-            base = self._tasks.base(start)
-            if self._measures and base is not None:
-                norm, moved, cosine = self._measure(parsed, pieces, base)
-            gain = 1.0 if self.clip_norm is None or norm <= self.clip_norm else self.clip_norm / norm
-            facts = Facts(client, start, delay, pieces, gain, norm, moved)
-            weight = self._policy.weigh(facts)
-            step_size: float | None = None
-            if weight is not None:
-                held = base if self.direction.needs_base else None
-                statistics = partial(self._statistics, parsed) if self.direction.runs_models else None
-                arrival = Arrival(
-                    client, pieces, start, self.version, gain, weight, share, held, cosine, change, statistics
-                )  # fmt: skip
-                step_size = self._wait(arrival, parsed) if self.deterministic else self._take(arrival, parsed)
-            applied = self._follow(step_size, facts.version + delay)
-            if step_size is not None:
-                self._policy.stepped(facts, step_size * self.direction.sign)
-            self._answer(client, start)
-            return Receipt(client, applied, self.version, delay, step_size, norm, weight or 0.0)
+        parsed = self._parse(update, kind)
+        share = 1.0 if num_samples is None and self.weighting == "uniform" else self._share(num_samples)
+        with self._locked():
+            more = None
+            if self._judging.asks(parsed, control):
+                more = self._judging.judge(client, version, parsed, share, control)
+            return self._take(client, version, parsed, share, more)
 
-    def _receive_deferred(
-        self, client: Client, parsed: Parsed, pieces: Pieces, version: int | None, share: float
-    ) -> Receipt:
-        """:meth:`receive` where the device decides, and nobody waits for it."""
-        with self._lock:
-            start = self._tasks.find(client, version)
-            before, delay = self.version, self.version - start
-            base = self._tasks.base(start)
-            x, measured = (self._flat, base) if self._measures else (None, None)
-            verdict = ops.judge(pieces, x=x, base=measured, clip_norm=self.clip_norm, **self._policy.rules())
-            if parsed.buffers is not None:
-                statistics = ops.judge(staging.upload(parsed.buffers, self.device))
-                verdict[5:].mul_(statistics[5:])
-            facts = Facts(client, start, delay, pieces, 1.0, math.nan, None)
-            weight = 1.0 if self._measures else self._policy.weigh(facts) or 0.0
-            held = base if self.direction.needs_base else None
-            arrival = Arrival(
-                client, pieces, start, before, 1.0, weight, share, held, 0.0, None, None, verdict
-            )  # fmt: skip
-            step_size = self._state.arrive(arrival, self._apply)
-            self._buffers.arrive(parsed, verdict)
-            self._follow(step_size, before)
-            self._policy.judged(client, start, verdict)
-            self._answer(client, start)
-            scales = isinstance(self.direction, (Single, Mixing))
-            return deferred.DeferredReceipt(client, self.version, delay, step_size, weight, scales, verdict)
+    def receive_many(self, answers: Sequence[Sent]) -> list[Outcome]:
+        """:meth:`receive` of one answer after the other, to the bit, in one call.
+
+        Args:
+            answers: for each ``(client, update, version, num_samples)``, as in :meth:`receive`; the last two may be
+                left out.
+
+        Returns:
+            For each its receipt, or the error with which it was refused.
+        """
+        answers = [_whole(answer) for answer in answers]
+        with self._locked():
+            outcomes: list[Outcome] = []
+            while len(outcomes) < len(answers):
+                taken = self._take_many(answers[len(outcomes) :])
+                outcomes += taken
+                if len(outcomes) < len(answers):  # one that needs more than the road, or is refused
+                    outcomes.append(self._one(*answers[len(outcomes)]))
+            return outcomes
 
     def receive_model(
         self, task: Dispatch, trained: Any, num_samples: float | None = None, *, difference: bool = False
@@ -311,80 +271,24 @@ class Server:
         Returns:
             For each its receipt, or the error with which it was refused.
         """
-        outcomes: list[Outcome] = []
-        with self._lock:
-            while len(outcomes) < len(answers):
-                waiting = answers[len(outcomes) :]
-                if batch := self._foldable(waiting, differences):
-                    outcomes += self._fold_models(batch, waiting, differences)
-                else:
-                    outcomes.append(self._receive_difference(*waiting[0], differences))
-        return outcomes
-
-    def _receive_difference(self, task: Dispatch, trained: Any, num_samples: float | None, is_one: bool) -> Outcome:
-        try:
-            self._refuse_other_kind("delta")
-            return self.receive(task.client, trained if is_one else task.delta(trained), task.version, num_samples)
-        except FastaggError as error:
-            return error
-
-    def _foldable(self, answers: Sequence[Answer], differences: bool) -> list[tuple[Arrival, Parsed]]:
-        """As many of the first answers as one pass can fold in: none, if the first must be received as a difference,
-        for the rule's sake or because something is wrong with it, which will then be found out.
-        """
-        state, found = self._state, dict[Client, tuple[Arrival, Parsed]]()
-        if self.update_kind != "delta" or type(state) is not BufferState or state.capacity == 1:
-            return []
-        if self.deterministic or self._defers or self.clip_norm is not None or type(self._policy) is not StalenessState:
-            return []
-        if not self.layout.all_fp32 or self.device.type != "cpu":
-            return []
-        for task, trained, num_samples in answers[: state.room]:
-            client = task.client
-            if client in found:  # whether it owes this one, too, is known when the first is in
-                break
-            try:
-                start = self._tasks.find(client, task.version)
-                share = admission.share(num_samples, self.weighting)
-                parsed = self.layout.parse(trained, "update" if differences else "trained model")
-                admission.refuse_non_finite_buffers(parsed)
-                pieces, delay = parsed.parameters, self.version - start
-                weight = self._policy.weigh(Facts(client, start, delay, pieces, 1.0, math.nan, None))
-                if weight is None:
-                    break
-                base = None if differences else task.flat
-                arrival = Arrival(client, pieces, start, self.version, 1.0, weight, share, base, 0.0)
-                state.check(arrival)
-            except FastaggError:
-                break
-            found[client] = arrival, parsed
-        return list(found.values())
-
-    def _fold_models(
-        self, batch: list[tuple[Arrival, Parsed]], answers: Sequence[Answer], differences: bool
-    ) -> list[Outcome]:
-        """Fold a batch in; ``answers`` are its own, for those that turn out not to be finite."""
-        before = self.version
-        assert isinstance(self._state, BufferState)
-        finite, step_size = self._state.arrive_models([arrival for arrival, _ in batch], self._apply)
-        taken = [pair for pair, good in zip(batch, finite, strict=True) if good]
-        for _, parsed in taken:
-            self._buffers.arrive(parsed)
-        applied = self._follow(step_size, before)
-        outcomes: list[Outcome] = []
-        for (arrival, _), good, answer in zip(batch, finite, answers, strict=False):
-            if not good:
-                outcomes.append(self._receive_difference(*answer, differences))
-                continue
-            self._answer(arrival.client, arrival.version)
-            steps = step_size is not None and arrival is taken[-1][0]
-            outcomes.append(
-                Receipt(
-                    arrival.client, applied and steps, self.version if steps else before, before - arrival.version,
-                    step_size if steps else None, math.nan, arrival.weight,
-                )
-            )  # fmt: skip
-        return outcomes
+        found: list[Outcome | None] = [None] * len(answers)
+        with self._locked():
+            left = list(range(len(answers)))
+            while left:
+                taken = self._fold([answers[i] for i in left], differences) if self._judging.folds else []
+                if not taken:
+                    found[left[0]] = self._receive_difference(*answers[left[0]], differences)
+                    taken = [True]
+                again = []
+                for i, outcome in zip(left, taken, strict=False):
+                    if outcome is None:  # not finite, or too large: the way it is refused says which
+                        found[i] = self._receive_difference(*answers[i], differences)
+                    elif outcome is False:
+                        again.append(i)
+                    elif outcome is not True:
+                        found[i] = outcome
+                left = again + left[len(taken) :]
+        return [outcome for outcome in found if outcome is not None]
 
     def close_round(self) -> float | None:
         """Step now along the mean of the updates that have come since the last step, when no more will.
@@ -393,61 +297,15 @@ class Server:
         Their tasks stay open until they answer or are forgotten. A half-full buffer (FedBuff, FADAS) steps too.
 
         Returns:
-            The learning rate of the step; None if there was none: nothing had come, or the rule buffers nothing.
+            The learning rate of the step; None if there was none: nothing had come, the rule buffers nothing, or it
+            does more than a sum at every arrival (FedAC, FedEcho).
         """
-        if type(self.direction) not in (Buffer, Cohort):
-            return None
-        with self._lock:
-            before = self.version
-            if self._round.entries:
-                self._fold()
-            assert isinstance(self._state, BufferState)
-            step_size = self._state.flush(self._apply)
-            self._follow(step_size, before)
-            return step_size
-
-    def _take(self, arrival: Arrival, parsed: Parsed) -> float | None:
-        step_size = self._state.arrive(arrival, self._apply)
-        self._buffers.arrive(parsed)
-        return step_size
-
-    def _wait(self, arrival: Arrival, parsed: Parsed) -> float | None:
-        """Keep an update until the round is complete."""
-        assert isinstance(self._state, BufferState)
-        self._state.check(arrival)
-        if len(self._round.entries) + 1 != self.direction.size:
-            self._round.keep(arrival, parsed)
-            return None
-        return self._fold((arrival, parsed))
-
-    def _fold(self, *last: tuple[Arrival, Parsed]) -> float | None:
-        """Take the round's updates in the order of the clients' ids."""
-        step_size = None
-        try:
-            for arrival, parsed in self._round.in_order(*last):
-                step_size = self._take(arrival, parsed)
-        except BaseException:  # no room for the next version: the round is as it was
-            self._state = self._start_direction()
-            self._buffers.discard()
-            raise
-        self._round = Round()
-        return step_size
-
-    def _follow(self, step_size: float | None, before: int) -> bool:
-        """What follows a step: the buffers' mean, the live views. Returns whether the model changed."""
-        # A rate of zero, from a policy that drops stale updates, moves the version but not the model.
-        applied = step_size is not None and (step_size != 0.0 or self.optimizer.lr == 0.0)
-        if applied:
-            self._buffers.step()
-        elif self.version > before:  # the version moved on without a step
-            self._buffers.discard()
-        if step_size is not None:
-            self._live.follow(self._flat, self._buffers)
-        return applied
-
-    def _refuse_other_kind(self, kind: Any) -> None:
-        if isinstance(kind, str) and kind != self.update_kind:
-            raise ConfigError(f"this server takes updates of kind {self.update_kind!r}, got one of kind {kind!r}")
+        with self._locked():
+            if not self.direction.buffered or self._core.state.asks:
+                return None
+            found = self._core.close_round()
+            self._follow()
+            return None if found is None else found[3]
 
     def forget(self, client: Client, version: int | None = None) -> None:
         """Drop the unanswered tasks of a client that will not answer them, and the versions only it held.
@@ -460,142 +318,178 @@ class Server:
             UnknownClient: it was never sent a model.
             UnknownVersion: it holds no unanswered task of that version.
         """
-        client = self._tasks.identify(client)
-        with self._lock:
-            if version is not None:
-                self._answer(client, self._tasks.find(client, version))
-                return
-            for held in list(self._tasks.owed(client)):
-                self._answer(client, held)
-            self._tasks.forget(client)
+        with self._locked():
+            if version is None:
+                self._core.ledger.forget(client)
+            else:
+                self._core.ledger.answer(client, version)
 
-    def _answer(self, client: Client, version: int) -> None:
-        self._tasks.close(client, version)
-        self._policy.answered(client, version)
+    # -- the way of an update ------------------------------------------------------------------------------------
 
-    # -- the step ------------------------------------------------------------------------------------------------
+    def _locked(self) -> threading.RLock:
+        if os.getpid() != self._owner:
+            raise ConfigError("this server belongs to the process that made it: save it there and fastagg.load it here")
+        return self._lock
 
-    def _measure(self, parsed: Parsed, pieces: Pieces, base: Tensor) -> tuple[float, float, float]:
-        """Norm of the update, distance the model moved since, and the cosine between the two, in one read."""
-        seen = ops.distances(pieces, self._flat, base, inner=self.direction.measures)
-        admission.refuse_non_finite(self.layout, parsed, seen.finite)
-        product = seen.moved * seen.norm
-        return seen.norm, seen.moved, seen.inner / product if product > 0.0 else 0.0
+    def _parse(self, update: Any, kind: Any) -> Parsed:
+        if type(update) is Tensor and kind is None:
+            return self.layout.parse(update)
+        self._refuse_other_kind(kind or getattr(update, "kind", None))
+        parsed = self.layout.parse(update)
+        if not self._warned and isinstance(update, (Mapping, list, tuple, torch.nn.Module)):
+            self._warn_of_a_model(parsed)
+        return parsed
 
-    def _inspect(self, parsed: Parsed, pieces: Pieces) -> float:
-        seen = ops.inspect(pieces)
-        admission.refuse_non_finite(self.layout, parsed, seen.finite)
-        return seen.norm
+    def _warn_of_a_model(self, parsed: Parsed) -> None:
+        if nearer_to_model(parsed.parameters, self._core.road.flat):
+            self._warned = True
+            warnings.warn(
+                f"receive takes {self.update_kind}s, and this update is nearly the model itself: for a trained model "
+                "use receive_model(task, trained), or task.delta(trained)",
+                UserWarning,
+                stacklevel=4,
+            )
 
-    def _control(self, control: Any) -> Pieces:
-        if not self.direction.takes_control:
-            raise ConfigError("control: only FedAC takes one")
-        return admission.control(self.layout, control).to(self.device)
+    def _share(self, num_samples: Any) -> float:
+        return admission.share(num_samples, self.weighting)
 
-    def _apply(
-        self,
-        kernel: Callable[..., Any] | None,
-        update: Pieces,
-        versions: Sequence[int],
-        then: Callable[[Tensor], None] | None = None,
-        into: Tensor | None = None,
-        **direction: Any,
-    ) -> float:
-        """Run the optimizer on a direction in one fused pass; the next version replaces this one.
+    def _take(self, client: Client, version: Any, parsed: Parsed, share: float, more: Any) -> Receipt:
+        """Run and commit: one native call."""
+        pieces = parsed.parameters
+        if more is not None:
+            if "receipt" in more:
+                return more["receipt"]()
+            share, pieces = more.get("share", share), more.get("pieces", pieces)
+        found = self._core.road.receive(client, version, pieces.native, share, more)
+        if found is None:
+            raise admission.non_finite(self.layout, parsed)
+        if self._live is not None:
+            self._follow()
+        if type(client) is not int:
+            client = self._core.ledger.identify(client)
+        receipt = Receipt(client, *found)
+        if more is not None and "update_norm" in more:
+            receipt.update_norm = more["update_norm"]
+        return receipt
 
-        A version that nobody was sent is overwritten. One that somebody may hold stays as it is, and the step writes
-        the next one beside it: no copy, and no more memory than the versions that are really held. So does a step
-        with something to do ``then``, which may fail.
-        """
-        if kernel is None:
-            self.version += 1
-            return 0.0
-        lr = self.staleness.rate(self.optimizer.lr, [self.version - start for start in versions])
-        out: Tensor | None = None
-        if self._sent or then:
-            spent = into is not None and self.device.type == "cpu"  # where kernels may write over what they read
-            out = into if spent else memory.empty(self.layout.size, self.device)
-        held = {name: moment.clone() for name, moment in self._moments.items()} if then else self._moments
-        arguments: dict[str, Any] = {**self.optimizer.arguments(self.steps + 1), **held, **direction}
-        arguments["origin"] = self.origin
-        if "units" in held:
-            arguments["rounding"] = (self.seed, self.steps)
-        flat = kernel(self._flat, update, lr=lr, out=out, **arguments)
-        if then is not None:
-            then(flat)
-        self._flat, self._moments = flat, held
-        self._sent = False
-        self.steps += 1
-        self.version += 1
-        return lr
+    def _take_many(self, answers: Sequence[Sent]) -> list[Receipt]:
+        """As many of the first as the road takes by itself."""
+        rows = []
+        for client, update, version, num_samples in answers:
+            try:
+                parsed = self._parse(update, None)
+                share = 1.0 if num_samples is None and self.weighting == "uniform" else self._share(num_samples)
+            except FastaggError:
+                break
+            if self._judging.asks(parsed, None):
+                break
+            rows.append((client, version, parsed.parameters.native, share, parsed))
+        found = self._core.road.receive_many(rows)
+        self._follow()
+        identify = self._core.ledger.identify
+        return [Receipt(identify(row[0]), *one) for row, one in zip(rows, found, strict=False)]
 
-    def _start_direction(self) -> DirectionState:
-        layout = self.layout
-        return self.direction.start(layout.size, self.device, self.seed, layout.buffer_size, self.origin)
+    def _one(self, client: Client, update: Any, version: int | None, num_samples: float | None) -> Outcome:
+        try:
+            return self.receive(client, update, version, num_samples)
+        except FastaggError as error:
+            return error
 
-    def _statistics(self, parsed: Parsed) -> tuple[Tensor, Tensor]:
-        own = self._buffers.values if parsed.buffers is None else parsed.buffers.flat(torch.float32)
-        return own.to(self.device), self._buffers.after(parsed)
+    def _receive_difference(self, task: Dispatch, trained: Any, num_samples: float | None, is_one: bool) -> Outcome:
+        try:
+            self._refuse_other_kind("delta")
+            return self.receive(task.client, trained if is_one else task.delta(trained), task.version, num_samples)
+        except FastaggError as error:
+            return error
+
+    def _fold(self, answers: Sequence[Answer], differences: bool) -> list[Any]:
+        """As many of the first answers as one pass can take: for each its receipt; None where it is not finite, and
+        False for the others then, with nothing changed. None of them, if the first must go another way."""
+        rows, parses = [], []
+        for task, trained, num_samples in answers[: self._core.room()]:
+            try:
+                share = admission.share(num_samples, self.weighting)
+                parsed = self.layout.parse(trained, "update" if differences else "trained model")
+                admission.refuse_non_finite_buffers(parsed)
+            except FastaggError:
+                break
+            base = 0 if differences else task.flat.data_ptr()
+            rows.append((task.client, task.version, parsed.parameters.native, share, base))
+            parses.append(parsed)
+        if not rows:
+            return []
+        try:
+            found = self._core.road.fold(rows, self._core.statistics_of(parses))
+        except UpdateTooLarge:  # one of them: each alone says which
+            return []
+        self._follow()
+        return [Receipt(row[0], *one) if isinstance(one, tuple) else one for row, one in zip(rows, found, strict=False)]
+
+    def _follow(self) -> None:
+        if self._live is not None:
+            self._live.follow(self._core.road.flat, self._core.statistics)
+
+    def _refuse_other_kind(self, kind: Any) -> None:
+        if isinstance(kind, str) and kind != self.update_kind:
+            raise ConfigError(f"this server takes updates of kind {self.update_kind!r}, got one of kind {kind!r}")
+
+    # -- the model -----------------------------------------------------------------------------------------------
+
+    def _model(self) -> Any:
+        from fastagg.serving.live import LiveModel
+
+        if self._live is None:
+            self._live = LiveModel(self.layout, self._core.road.flat, self._core.statistics)
+        self._follow()
+        return self._live
 
     @property
     def distillation(self) -> DistillationRecord | None:
         """What FedEcho's distillation cost and did so far; None for the other algorithms."""
-        return getattr(self._state, "record", None)
+        return getattr(self._core.state, "record", None)
 
     @property
     def control(self) -> Tensor | None:
         """FedAC's control variate C, [d]; None for the other algorithms. Read it, do not write to it."""
-        return getattr(self._state, "control", None)
-
-    # -- the model -----------------------------------------------------------------------------------------------
+        return getattr(self._core.state, "control", None)
 
     @property
     def flat(self) -> Tensor:
         """The model's trainable parameters as one fp32 vector, [d]. Read it; ``receive`` changes it."""
-        return self._live.flat
+        with self._locked():
+            return self._model().flat
 
     def snapshot(self) -> Any:
         """The current model in the form it came in, shared and not copied, which does not change: read it only."""
-        with self._lock:
-            self._sent = True
-            return self.layout.views(self._flat, self._buffers.values, list(self._buffers.counters))
+        with self._locked():
+            core = self._core
+            core.road.sent = True
+            held = core.statistics
+            return self.layout.views(core.road.flat, held.values, list(held.counters))
 
     def parameters(self) -> Any:
         """The model in the form it came in, as views that follow it: a dict (usable with ``load_state_dict``) for a
         module or a state_dict, a list of arrays, or the flat tensor. Arrays whose own dtype is not fp32 are copies.
         """
-        with self._lock:
-            return self._live.views(self._buffers)
+        with self._locked():
+            return self._model().views(self._core.statistics)
 
     def memory(self) -> dict[str, int]:
         """Bytes of server state: ``model``, ``moments``, ``direction`` (buffers, caches; FedEcho's ``logits`` and
-        ``distillation`` apart), ``versions`` kept for clients in flight (or what stands for them), ``buffers`` (running
-        statistics), and their ``total``."""
-        with self._lock:
-            held = self._state.memory()
-            held["direction"] += self._round.nbytes()
-            parts = {
-                "model": self._flat.numel() * 4,
-                "moments": sum(moment.nbytes for moment in self._moments.values()),
-                **held,
-                "versions": self._tasks.versions.nbytes() + self._policy.nbytes(),
-                "buffers": self._buffers.nbytes(),
-            }
+        ``distillation`` apart), ``versions`` kept for clients in flight (or what stands for them), ``clients`` (who was
+        sent what), ``buffers`` (running statistics), and their ``total``."""
+        with self._locked():
+            parts = self._core.memory()
         return {**parts, "total": sum(parts.values())}
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
         """All settings as plain data."""
-        parts: dict[str, tuple[Any, dict[str, Any]]] = {
-            "direction": (self.direction, self.direction.settings()),
-            "optimizer": (self.optimizer, asdict(self.optimizer)),
-            "staleness": (self.staleness, asdict(self.staleness)),
-        }
         settings = {
-            **{key: {"name": type(part).__name__, **fields} for key, (part, fields) in parts.items()},
+            **{key: registry.describe(getattr(self, key)) for key in ("direction", "optimizer", "staleness")},
             "num_clients": self.num_clients, "clip_norm": self.clip_norm, "weighting": self.weighting,
-            "buffers": self._buffers.mode, "deterministic": self.deterministic, "validate": self.validate,
+            "buffers": self._core.statistics.mode, "deterministic": self.deterministic, "validate": self.validate,
             "seed": self.seed, "origin": self.origin,
         }  # fmt: skip
         return checkpoint.plain(settings)
@@ -606,21 +500,11 @@ class Server:
         Args:
             copy: whether tensors are copies. Without, they are the server's own and change with it.
         """
-        with self._lock:
+        with self._locked():
             state = {
-                "format": checkpoint.FORMAT,
-                "config": self.config(),
-                "layout": self.layout.spec(),
-                "version": self.version,
-                "steps": self.steps,
-                "staleness": self._policy.state_dict(),
-                "flat": self._flat,
-                "moments": dict(self._moments),
-                "buffers": self._buffers.state_dict(),
-                "direction": self._state.state_dict(),
-                "round": self._round.state_dict(),
-                **self._tasks.state_dict(),
-            }
+                "format": checkpoint.FORMAT, "config": self.config(), "layout": self.layout.spec(),
+                **self._core.state_dict(),
+            }  # fmt: skip
             return checkpoint.cloned(state) if copy else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -631,35 +515,22 @@ class Server:
         Raises:
             CheckpointError: it belongs to another model or algorithm, or is damaged; nothing was changed.
         """
-        checkpoint.check(state, self.config(), self.layout, set(self._moments))
+        with self._locked():
+            checkpoint.check(state, self.config(), self.layout, set(self._core.moments.tensors))
+            self._core = self._loaded(state, self._core.statistics)
+            self._follow()
+
+    def _loaded(self, state: dict[str, Any], like: Statistics) -> Core:
         if state.get("round") and not self.deterministic:
             raise CheckpointError("the checkpoint holds updates of a deterministic round; this server has none")
-        with self._lock:
-            fresh = self._start_direction()
-            policy = self.staleness.start(self.layout.size, self.seed)
-            buffers = ModelBuffers(self._buffers.mode, self._buffers.values, self._buffers.counters)
-            tasks = Tasks(self.num_clients, self._tasks.keeps_models)
-            try:
-                flat = self._owned(state["flat"])
-                held_moments = moments.taken(self._moments, state["moments"])
-                fresh.load_state_dict(state["direction"])
-                policy.load_state_dict(state["staleness"])
-                buffers.load_state_dict(state["buffers"])
-                tasks.load_state_dict(state, self._owned)
-                version, steps = int(state["version"]), int(state["steps"])
-                round_ = Round()
-                round_.load_state_dict(state.get("round", []), version, self.layout, self.device)
-            except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
-                raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
-            self._flat, self._moments, self._state, self._buffers = flat, held_moments, fresh, buffers
-            self._tasks, self._policy, self._round = tasks, policy, round_
-            self.version, self.steps, self._sent = version, steps, True
-            self._live.follow(self._flat, self._buffers)
-
-    def _owned(self, vector: Tensor) -> Tensor:
-        if vector.shape != (self.layout.size,):
-            raise ValueError(f"expected a vector of {self.layout.size} elements, got {list(vector.shape)}")
-        return memory.empty(self.layout.size, self.device).copy_(vector)
+        try:
+            fresh = Core.loaded(self, state, like)
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
+            raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
+        if not fresh.finite():
+            raise CheckpointError("the checkpoint holds NaN or infinity")
+        fresh.road.sent = True
+        return fresh
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint: the file is either the whole old one or the whole new one.
@@ -667,8 +538,15 @@ class Server:
         Raises:
             CheckpointError: it could not be written; a file that was there is as it was.
         """
-        with self._lock:
+        with self._locked():
             checkpoint.write(self.state_dict(copy=False), Path(path))
+
+
+def _whole(answer: Any) -> Sent:
+    if not isinstance(answer, (tuple, list)) or not 2 <= len(answer) <= 4:
+        raise ConfigError(f"receive_many: expected (client, update, version, num_samples), got {answer!r:.100}")
+    client, update, version, num_samples = [*answer, None, None][:4]
+    return client, update, version, num_samples
 
 
 def _part(name: str, given: Any, kind: type, default: Any) -> Any:

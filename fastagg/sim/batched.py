@@ -124,7 +124,7 @@ class BatchedTrainer:
         group, plans = [jobs[i] for i in order], [plans[i] for i in order]
         start = torch.stack([job.task.flat for job in group])  # [clients, d]
         flat = start.clone()
-        params = [job.task.params for job in group] if self._buffers else []
+        params = [job.task.views for job in group] if self._buffers else []
         buffers = {name: torch.stack([p[name] for p in params]) for name in self._buffers}
         rates = [self._work.lr * self._work.lr_decay**job.number for job in group]
         lr = torch.tensor(rates, device=flat.device).unsqueeze(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from fastagg import _checks, _keywords, registry
 from fastagg.distill import Distillation
 from fastagg.distill.unlabelled import load as load_unlabelled
 from fastagg.errors import ConfigError, DataError
@@ -102,14 +102,6 @@ def build_batched(
     return BatchedTrainer(module, work, config.seed, data.clients, gradients=gradients), None
 
 
-def presets() -> dict[str, Callable[..., Server]]:
-    """Return the algorithms a recipe can name: the public functions of fastagg.presets."""
-    from fastagg import presets as algorithms
-
-    found = inspect.getmembers(algorithms, inspect.isfunction)
-    return {n: f for n, f in found if f.__module__ == algorithms.__name__ and not n.startswith("_")}
-
-
 def split_unlabelled(config: c.Config, data: FederatedData) -> tuple[FederatedData, Tensor | None]:
     """Return the data and the samples that have no labels, None where there are none.
 
@@ -152,34 +144,36 @@ def build_distillation(config: c.Config, module: nn.Module, unlabelled: Tensor |
 
 def distils(algorithm: c.Algorithm) -> bool:
     """Whether the preset takes a Distillation."""
-    return algorithm.name in presets() and "distill" in _keywords(presets()[algorithm.name])[0]
+    preset = registry.presets().get(algorithm.name)
+    return preset is not None and "distill" in _keywords.of(preset).settings
 
 
 def build_server(
     algorithm: c.Algorithm, module: nn.Module, clients: int, seed: int, distill: Distillation | None = None
 ) -> Server:
     """Call the preset. ConfigError when it or one of its keywords is unknown, saying which are known."""
-    known = presets()
-    if algorithm.name not in known:
-        raise ConfigError(f"algorithm {algorithm.name!r} is unknown, known: {', '.join(sorted(known))}")
-    preset = known[algorithm.name]
-    accepted, required = _keywords(preset)
+    name, known = algorithm.name, registry.presets()
+    if name not in known:
+        known_names = ", ".join(sorted(known))
+        raise ConfigError(f"algorithm {name!r} is unknown, known: {known_names}{_checks.meant(name, known)}")
+    preset = known[name]
+    accepted, required, _ = _keywords.of(preset)
     for key in algorithm.keywords:
         if key not in accepted:
-            raise ConfigError(
-                f"algorithm {algorithm.name} has no keyword {key!r}, known: {', '.join(sorted(accepted))}"
-            )
+            known_keys = ", ".join(sorted(accepted))
+            meant = _checks.meant(key, accepted)
+            raise ConfigError(f"algorithm {name} has no keyword {key!r}, known: {known_keys}{meant}")
     keywords: dict[str, Any] = {"num_clients": clients, "seed": seed, **algorithm.keywords}
     if distill is not None:
         keywords["distill"] = distill
     if missing := sorted(required - set(keywords)):
-        raise ConfigError(f"algorithm {algorithm.name} needs the keyword {', '.join(map(repr, missing))}")
+        raise ConfigError(f"algorithm {name} needs the keyword {', '.join(map(repr, missing))}")
     return preset(module, **keywords)
 
 
 def is_synchronous(algorithm: c.Algorithm) -> bool:
     """Whether the preset works in rounds, which every client of the round has to finish."""
-    return "clients_per_round" in _keywords(presets()[algorithm.name])[0]
+    return "clients_per_round" in _keywords.of(registry.presets()[algorithm.name]).settings
 
 
 def check_clients(config: c.Config, server: Server) -> None:
@@ -197,18 +191,6 @@ def check_clients(config: c.Config, server: Server) -> None:
         raise ConfigError(f'algorithm {name} is asynchronous: participation.rule "round" is for synchronous ones')
     if server.update_kind == "gradient" and config.client.steps != 1:
         raise ConfigError(f"algorithm {name} takes gradients on the model that was sent: client.steps must be 1")
-
-
-def _keywords(preset: Callable[..., Server]) -> tuple[set[str], set[str]]:
-    """Names of a preset's keywords, those it passes on to Server included; and of the required ones."""
-    from fastagg.serving.server import Server
-
-    own = inspect.signature(preset).parameters.values()
-    passed_on = inspect.signature(Server).parameters.values()
-    names = {p.name for p in own if p.kind is p.KEYWORD_ONLY}
-    if any(p.kind is p.VAR_KEYWORD for p in own):
-        names |= {p.name for p in passed_on if p.kind is p.KEYWORD_ONLY}
-    return names, {p.name for p in own if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
 
 
 def build_schedule(config: c.Config, server: Server, sizes: Sequence[int]) -> Schedule:

@@ -16,18 +16,15 @@ from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Any, Protocol
 
-import fastagg
-from fastagg._build import usable_cores
+from fastagg._build import set_num_threads, usable_cores
 from fastagg.errors import FastaggError
 from fastagg.sim.config import Config
 from fastagg.sim.interrupt import on_ctrl_c, without_ctrl_c
 from fastagg.sim.metrics import Row
 from fastagg.sim.progress import NoProgress
-from fastagg.sim.result import Result, read
+from fastagg.sim.result import Outcome, Result, read
 from fastagg.sim.run import run
 from fastagg.sim.sweep import Cell
-
-Outcome = Result | str  # what went wrong
 
 # What every cell imports sooner or later; torch's first optimizer imports torch._dynamo.
 PRELOAD = ["fastagg.sim.run", "fastagg.sim.plots", "sklearn.datasets", "torch._dynamo"]
@@ -143,7 +140,7 @@ def _ended(cell: Cell, out: Path, error: str | None) -> Outcome:
 def _work(pipe: Any, stop: Any, config: Config, folder: Path, replace: bool, threads: int) -> None:
     """A cell's process: sends the share that is done now and then, at the end None or what went wrong."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
-    fastagg.set_num_threads(threads)
+    set_num_threads(threads)
     outcome = _attempt(config, folder, _Sending(pipe), replace, stop.is_set)
     with suppress(OSError):
         pipe.send(outcome if isinstance(outcome, str) else None)

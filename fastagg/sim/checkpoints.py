@@ -1,28 +1,33 @@
 """A run's checkpoint: everything it needs to go on, in one file beside its results.
 
 The file is the server's own checkpoint (``fastagg.load`` reads it) with one more key, "run", which holds what the
-simulator remembers. Random draws are keyed (seeds.py), so counters stand for generators. Sizes do not grow with the
-length of a run, the rows of metrics.csv aside.
+simulator remembers. Which that is, the simulation says (``state_dict``). Random draws are keyed (seeds.py), so counters
+stand for generators. Sizes do not grow with the length of a run, the rows of metrics.csv aside.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from dataclasses import asdict, astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from fastagg.errors import CheckpointError, ConfigError, DataError
 from fastagg.serving import checkpoint
 from fastagg.sim import output
-from fastagg.sim.config import Config, differences, load, to_toml
+from fastagg.sim.config import Config, differences, load
 from fastagg.sim.metrics import Row
 
-if TYPE_CHECKING:
-    from fastagg.sim.run import Simulation
-
 FILE = "checkpoint.pt"
+
+
+class Resumable(Protocol):
+    """What can go on from a checkpoint: a simulation."""
+
+    rows: list[Row]
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class Checkpoints:
@@ -36,66 +41,30 @@ class Checkpoints:
     def due(self) -> bool:
         return time.monotonic() - self._written >= self._seconds
 
-    def write(self, simulation: Simulation) -> None:
+    def write(self, simulation: Resumable) -> None:
         try:
             output.write_text(self._out / "metrics.csv", output.metrics_csv(simulation.rows))
         except OSError as error:
             raise DataError(f"cannot write results to {self._out}: {error}") from error
-        checkpoint.write({**simulation.server.state_dict(copy=False), "run": state_of(simulation)}, self._out / FILE)
+        checkpoint.write(simulation.state_dict(), self._out / FILE)
         self._written = time.monotonic()
 
 
-def state_of(simulation: Simulation) -> dict[str, Any]:
-    """Return what the simulator remembers, the server's state aside, as plain data and tensors."""
-    differences = simulation.differences
-    return {
-        "config": to_toml(simulation.config),
-        "rows": [astuple(row) for row in simulation.rows],
-        "uploads": simulation.uploads,
-        "client_uploads": dict(simulation.client_uploads),
-        "largest": simulation.largest,
-        "dropped": simulation.dropped,
-        "delays": {name: part.state_dict() for name, part in simulation.statistics.items()},
-        "differences": None if differences is None else differences.state_dict(),
-        "distillation": None if simulation.server.distillation is None else asdict(simulation.server.distillation),
-        "schedule": simulation.schedule.state_dict(),
-        "ready": [(*key, update) for key, update in simulation.ready.items()],
-        "wall_seconds": simulation.stopwatch.split(),
-    }
-
-
-def restore(simulation: Simulation, out: Path) -> bool:
+def restore(simulation: Resumable, out: Path) -> bool:
     """Let a new ``simulation`` go on from the checkpoint in ``out``; False when there is none to go on from.
 
     CheckpointError when it is damaged or of another config.
     """
     if not (out / FILE).exists():
         return False
-    whole = checkpoint.read(out / FILE)
-    state = whole.pop("run", None)
-    if state is None:
-        return False
-    if state["config"] != to_toml(simulation.config):
-        raise CheckpointError(f"{out / FILE}: the checkpoint is of another run than this config's")
-    output.tidy(out)
-    simulation.server.load_state_dict(whole)
+    state = checkpoint.read(out / FILE)
+    if state.get("run") is None:
+        return False  # a finished run left its server alone
     try:
-        state = checkpoint.on_device(state, simulation.server.device)
-        simulation.rows[:] = [Row(*row) for row in state["rows"]]
-        simulation.uploads, simulation.largest = state["uploads"], state["largest"]
-        simulation.dropped = state["dropped"]
-        simulation.client_uploads = Counter(state["client_uploads"])
-        for name, part in simulation.statistics.items():
-            part.load_state_dict(state["delays"][name])
-        if simulation.differences is not None:
-            simulation.differences.load_state_dict(state["differences"])
-        for name, value in (state["distillation"] or {}).items():
-            setattr(simulation.server.distillation, name, value)
-        simulation.schedule.load_state_dict(state["schedule"])
-        simulation.ready = {(client, number): update for client, number, update in state["ready"]}
-        simulation.stopwatch.restore(state["wall_seconds"])
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{out / FILE}: the checkpoint is damaged: {type(error).__name__}: {error}") from error
+        simulation.load_state_dict(state)
+    except CheckpointError as error:
+        raise CheckpointError(f"{out / FILE}: {error}") from error
+    output.tidy(out)
     return True
 
 

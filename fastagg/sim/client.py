@@ -22,7 +22,7 @@ class Task(Protocol):
     """What ``fastagg.Server.dispatch`` returns, as far as a client needs it."""
 
     @property
-    def params(self) -> Any: ...
+    def views(self) -> Any: ...
 
     @property
     def local_steps(self) -> int | None: ...
@@ -72,9 +72,9 @@ class LocalTrainer:
         self._draws = stacked.refusal(module) is not None
 
     def train(self, task: Task, samples: Samples, client: int, number: int) -> Any:
-        """Train from ``task.params`` on ``samples`` and return the update in the form ``Server.receive`` takes."""
+        """Train from ``task.views`` on ``samples`` and return the update in the form ``Server.receive`` takes."""
         module = self._module
-        module.load_state_dict(task.params)
+        module.load_state_dict(task.views)
         module.train()
         # Momentum belongs to one dispatch: the next client starts without the last one's.
         self._optimizer.state.clear()
@@ -93,12 +93,12 @@ class LocalTrainer:
         return task.delta(module)
 
     def gradient(self, task: Task, samples: Samples, client: int, number: int) -> dict[str, torch.Tensor]:
-        """Return the mini-batch gradient at ``task.params`` (weight decay included), and the buffers of that pass.
+        """Return the mini-batch gradient at ``task.views`` (weight decay included), and the buffers of that pass.
 
         It is what one step of ``train`` from there divides by ``-lr``, without the rounding of the two models.
         """
         module = self._module
-        module.load_state_dict(task.params)
+        module.load_state_dict(task.views)
         module.train()
         rng = generator(self._seed, "batches", client, number)
         x, y = next(batches(samples, self.batches(len(samples), 1, rng), self._seed, client, number))

@@ -13,7 +13,7 @@ from rich.progress import Progress as RichProgress
 from fastagg.sim.metrics import Row
 
 if TYPE_CHECKING:
-    from fastagg.sim.cells import Outcome
+    from fastagg.sim.result import Outcome
     from fastagg.sim.sweep import Cell
 
 

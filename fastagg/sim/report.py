@@ -13,9 +13,9 @@ from rich.table import Table
 from fastagg.sim.metrics import ACTIVITIES, unit_text
 
 if TYPE_CHECKING:
+    from fastagg.measuring import Choice
     from fastagg.sim.result import Result
     from fastagg.sim.sweep import Cell
-    from fastagg.tuning import Choice
 
 COMPARISON_COLUMNS = (
     "algorithm",

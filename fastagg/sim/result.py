@@ -34,6 +34,9 @@ class Result:
         return self.config.label or self.config.name
 
 
+Outcome = Result | str  # of a run among others: what went wrong
+
+
 def read(out: Path, config: Config) -> Result | None:
     """Return the run of ``config`` that ended in ``out``; None when none has. DataError when a file is damaged."""
     summary = output.read_summary(out / "summary.json")

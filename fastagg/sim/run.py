@@ -6,14 +6,15 @@ import platform
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from fastagg.errors import DataError, NonFiniteUpdate
+from fastagg.errors import CheckpointError, DataError, NonFiniteUpdate
 from fastagg.parts.directions import Differences
+from fastagg.serving.checkpoint import on_device
 from fastagg.sim import build, checkpoints, output
 from fastagg.sim.client import DifferenceSender, LocalTrainer, evaluate
 from fastagg.sim.config import Config, to_toml
@@ -134,6 +135,61 @@ class Simulation:
             # What would arrive after the end is never received.
             shares.append(1.0 if self.schedule.next_time() > limits.time else self.schedule.now / limits.time)
         return min(max(shares), 1.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what it takes to go on from here, as plain data and tensors.
+
+        It is the server's state, which ``fastagg.load`` reads, and under "run" what the simulator remembers. Nothing is
+        copied: write it down before the next step.
+        """
+        return {**self.server.state_dict(copy=False), "run": self._remembered()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`, for a simulation of the same config that has not begun.
+
+        CheckpointError when it is damaged or of another config; the simulation is of no more use then, unless it was
+        the config.
+        """
+        server = dict(state)
+        run = server.pop("run")
+        if run["config"] != to_toml(self.config):
+            raise CheckpointError("the checkpoint is of another run than this config's")
+        self.server.load_state_dict(server)
+        try:
+            self._remember(on_device(run, self.server.device))
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
+
+    def _remembered(self) -> dict[str, Any]:
+        distillation = self.server.distillation
+        return {
+            "config": to_toml(self.config),
+            "rows": [astuple(row) for row in self.rows],
+            "uploads": self.uploads,
+            "client_uploads": dict(self.client_uploads),
+            "largest": self.largest,
+            "dropped": self.dropped,
+            "delays": {name: part.state_dict() for name, part in self.statistics.items()},
+            "differences": None if self.differences is None else self.differences.state_dict(),
+            "distillation": None if distillation is None else asdict(distillation),
+            "schedule": self.schedule.state_dict(),
+            "ready": [(*key, update) for key, update in self.ready.items()],
+            "wall_seconds": self.stopwatch.split(),
+        }
+
+    def _remember(self, run: dict[str, Any]) -> None:
+        self.rows[:] = [Row(*row) for row in run["rows"]]
+        self.uploads, self.largest, self.dropped = run["uploads"], run["largest"], run["dropped"]
+        self.client_uploads = Counter(run["client_uploads"])
+        for name, part in self.statistics.items():
+            part.load_state_dict(run["delays"][name])
+        if self.differences is not None:
+            self.differences.load_state_dict(run["differences"])
+        for name, value in (run["distillation"] or {}).items():
+            setattr(self.server.distillation, name, value)
+        self.schedule.load_state_dict(run["schedule"])
+        self.ready = {(client, number): update for client, number, update in run["ready"]}
+        self.stopwatch.restore(run["wall_seconds"])
 
     def _distillation(self) -> dict[str, Any]:
         record = self.server.distillation

@@ -11,6 +11,7 @@ from torch import Tensor
 from fastagg import _checks
 from fastagg._build import native
 from fastagg.errors import ConfigError
+from fastagg.ops.cached import read_row
 from fastagg.storage import memory
 
 SCALE_BLOCK = native.scale_block  # elements that share one fp32 scale; csrc/math/rows.h
@@ -67,9 +68,7 @@ class ClientCache:
 
         Only rows that were written mean anything.
         """
-        from fastagg import ops
-
-        return ops.read_row(self, slot)
+        return read_row(self, slot)
 
     def state_dict(self, slots: list[int]) -> dict[str, Any]:
         """The rows in ``slots``, which are those in use; where that is all of them, not copied."""
@@ -93,6 +92,12 @@ class ClientCache:
         shape = (len(state["slots"]), self.row_bytes)
         if tuple(state["data"].shape) != shape:
             raise ValueError(f"expected rows of shape {list(shape)}, got {list(state['data'].shape)}")
+        numbers = [state["scales"]]
+        if not self.row_scales:  # the rest of a row, up to a whole block, may hold anything
+            dtype = torch.float32 if self.format == "fp32" else torch.bfloat16
+            numbers.append(state["data"].view(dtype)[:, : self.size])
+        if not all(bool(torch.isfinite(part).all()) for part in numbers):
+            raise ValueError("rows hold NaN or infinity")
         index = torch.tensor(state["slots"], dtype=torch.int64, device=self.device)
         self.data.index_copy_(0, index, state["data"].to(self.device))
         self.scales.index_copy_(0, index, state["scales"].to(self.device))

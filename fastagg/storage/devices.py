@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ def choose(device: torch.device | str | None, params: Any) -> torch.device:
 
     Raises:
         ConfigError: there is no such device here, or torch cannot use it.
+        DeviceError: there are no kernels for it, or not in this build.
     """
     if device is None:
         found = params.values() if isinstance(params, dict) else params
@@ -42,13 +42,10 @@ def choose(device: torch.device | str | None, params: Any) -> torch.device:
             raise ConfigError(f"device {str(device)!r}: there are {torch.cuda.device_count()} CUDA devices here")
         _check_kernels(chosen)
         return chosen
-    if chosen.type == "meta":
-        raise ConfigError("device: expected one that holds numbers, got 'meta'")
-    try:
-        torch.empty(1, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {str(device)!r}: torch cannot use it here; use device='cpu'") from error
-    return chosen
+    raise DeviceError(
+        f"device {str(device)!r}: fastagg has kernels for CPUs and CUDA devices alone, so no server can be there; "
+        "use device='cpu'"
+    )
 
 
 def _check_kernels(device: torch.device) -> None:
@@ -58,13 +55,9 @@ def _check_kernels(device: torch.device) -> None:
         DeviceError: and what to do.
     """
     if not native.cuda_architectures:
-        warnings.warn(
-            "this build of fastagg has no CUDA kernels: steps run as plain torch operations, right but slow. "
-            "Install it where nvcc is found.",
-            RuntimeWarning,
-            stacklevel=4,
+        raise DeviceError(
+            f"{device}: this build of fastagg has no CUDA kernels; install it where nvcc is found, or use device='cpu'"
         )
-        return
     if native.cuda_device_count() == 0:
         runtime = f"{native.cuda_version // 1000}.{native.cuda_version % 1000 // 10}"
         raise DeviceError(

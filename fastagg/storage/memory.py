@@ -1,7 +1,7 @@
 """Where state vectors live: huge pages on Linux, handed back for reuse when the last view of them is gone.
 
-A server that sends each version to some client writes the next version to a fresh vector (see server.py). Taking
-that vector from the operating system each time would cost a page fault every 4 KiB, as much as the step itself.
+A server that sends each version to some client writes the next version to a fresh vector (csrc/serving/road.cpp).
+Taking that vector from the operating system each time would cost a page fault every 4 KiB, as much as the step itself.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 from fastagg.errors import DeviceError
 
 _HUGE_PAGE = 2 << 20
+_HOST = ("cpu", torch.device("cpu"))
 _FREE_PER_SIZE = 2  # blocks kept for reuse; the rest goes back to the operating system
 _free: dict[int, list[mmap.mmap]] = {}
 _lock = threading.Lock()
@@ -35,6 +36,8 @@ if hasattr(os, "register_at_fork"):
 
 def empty(size: int, device: torch.device | str = "cpu") -> Tensor:
     """A 1-D fp32 tensor of ``size`` uninitialised elements on ``device``."""
+    if size * 4 < _HUGE_PAGE and device in _HOST:  # what a small model asks for at every arrival
+        return torch.empty(size)
     return empty_bytes(size * 4, device).view(torch.float32)
 
 

@@ -9,29 +9,32 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from fastagg.errors import DTypeMismatch
 
 # Codes of csrc/plan.h, Dtype.
 _TORCH_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-_FLOAT32, _STRIDED = torch.float32, torch.strided
+_FLOAT32 = torch.float32
 _CPU = torch.device("cpu")  # making one takes as long as comparing three
 # By type, native byte order alone: asking a type for its name takes longer than reading a small layer.
 _NUMPY_CODES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1}
+_new = object.__new__
 
 
 class Pieces:
     """Consecutive 1-D pieces of a flat vector on one device, none of them copied if it is contiguous.
 
     Each piece is a torch tensor, a NumPy array or anything with DLPack, of any shape, in fp32, fp16 or bf16;
-    a piece that is not contiguous is copied. The pieces together are the flat vector.
+    a piece that is not contiguous is copied. The pieces together are the flat vector. What a class of the user's own
+    says of its size or address is not asked: addresses and sizes are those of the memory.
 
     Attributes:
         size: elements of all pieces together.
         device: where they are.
 
     Raises:
-        DTypeMismatch: another element type, or pieces on two devices.
+        DTypeMismatch: another element type, pieces on two devices, or a piece without numbers in memory.
     """
 
     __slots__ = ("device", "native", "owners", "size")
@@ -45,6 +48,12 @@ class Pieces:
             self._add(piece)
 
     def _add(self, piece: Any) -> None:
+        if type(piece) is Tensor and (native := _plain(piece)) is not None and self.device is _CPU:
+            self.owners.append(piece)
+            self.native.append(native)
+            self.size += native[1]
+            return
+        piece = as_array(piece)
         if isinstance(piece, np.ndarray):
             code = _NUMPY_CODES.get(piece.dtype)
             if code is None and not (piece.dtype.isnative and piece.dtype.name == "bfloat16"):  # from ml_dtypes
@@ -55,13 +64,12 @@ class Pieces:
                 piece = np.ascontiguousarray(piece)
             self._append(piece, _address(piece), piece.size, code, _CPU)
             return
-        if not isinstance(piece, Tensor):
-            piece = as_array(piece)
         code = _TORCH_CODES.get(piece.dtype)
         if code is None or piece.layout is not torch.strided:
             raise DTypeMismatch(f"expected dense float32, float16 or bfloat16, got {piece.dtype} ({piece.layout})")
         if piece.is_meta:
             raise DTypeMismatch("expected numbers, got a tensor on the meta device, which has none")
+        _refuse_freed(piece)
         # Asked before done: at small d each of these calls costs as much as the kernel.
         if piece.requires_grad:
             piece = piece.detach()
@@ -101,43 +109,124 @@ def _address(array: np.ndarray) -> int:
 
 def as_pieces(update: Tensor | np.ndarray | Sequence[Any] | Pieces) -> Pieces:
     """``update`` as pieces: one array, a sequence of arrays, or pieces already."""
-    if isinstance(update, Pieces):
+    if type(update) is Tensor:
+        if (native := _plain(update)) is not None:
+            found = _new(Pieces)
+            found.owners = [update]
+            found.native = [native]
+            found.size = native[1]
+            found.device = _CPU
+            return found
+    elif isinstance(update, Pieces):
         return update
-    # What most updates are, without asking further: at small d every question costs as much as the kernel.
-    if (
-        type(update) is Tensor
-        and update.dtype is _FLOAT32
-        and update.is_cpu
-        and update.layout is _STRIDED
-        and update.is_contiguous()
-        and not update.requires_grad
-        and not update.is_neg()
-    ):
-        found = Pieces.__new__(Pieces)
-        found.owners = [update]
-        found.size = size = update.numel()
-        found.native = [(update.data_ptr(), size, 0)]
-        found.device = _CPU
-        return found
     return Pieces(update if isinstance(update, (list, tuple)) else [update])
 
 
+def _plain(tensor: Tensor) -> tuple[int, int, int] | None:
+    """Where a tensor of no other class lies, if it is what most are: fp32, on the CPU, one number after the other.
+
+    At small d every question costs as much as the kernel: there are no more than must be.
+    """
+    try:
+        if (
+            tensor.dtype is _FLOAT32
+            and tensor.is_cpu
+            and tensor.is_contiguous()
+            and not (tensor.requires_grad or tensor.is_nested or tensor.is_neg())
+        ):
+            size = tensor.numel()
+            # As in _refuse_freed: an address of 0 would be a faster sign, but of storages that are freed whole alone.
+            if tensor.untyped_storage().nbytes() >= 4 * (tensor.storage_offset() + size) or not size:
+                return tensor.data_ptr(), size, 0
+    except RuntimeError:  # no address: sparse or the like, which Pieces refuses by name
+        pass
+    return None
+
+
+def plain_pieces(tensor: Tensor, size: int) -> Pieces | None:
+    """A tensor of torch's own class as pieces, if it is a plain vector of ``size`` fp32 elements on the CPU: the usual
+    update, with as few questions as there can be."""
+    if tensor.dim() != 1:
+        return None
+    found = _plain(tensor)
+    return _of_one(tensor, found) if found is not None and found[1] == size else None
+
+
+def _of_one(tensor: Tensor, native: tuple[int, int, int]) -> Pieces:
+    found = Pieces.__new__(Pieces)
+    found.owners, found.native, found.size, found.device = [tensor], [native], native[1], _CPU
+    return found
+
+
 def as_array(value: Any) -> Any:
-    """``value`` if it is a torch or NumPy array, else a tensor that shares its memory through DLPack.
+    """``value`` as a plain torch tensor or NumPy array that shares its memory, by DLPack if it is neither.
+
+    An array of a class of its own becomes one of the base class: what its memory holds, whatever the class says.
 
     Raises:
-        DTypeMismatch: it is no array.
+        DTypeMismatch: it is no array, or one without plain numbers in memory: nested, fake, a wrapper, masked.
     """
-    if isinstance(value, (Tensor, np.ndarray)):
+    kind = type(value)
+    if kind is np.ndarray or (kind is Tensor and not value.is_nested):
         return value
+    if isinstance(value, Tensor):
+        return _plain_tensor(value)
+    if isinstance(value, np.ndarray):
+        return _plain_array(value)
     if isinstance(value, np.generic):  # what NumPy's arithmetic makes of 0-dimensional arrays
         return np.asarray(value)
     try:
         return torch.from_dlpack(value)
     except Exception as error:
         raise DTypeMismatch(
-            f"expected a torch tensor, a NumPy array or an array with DLPack, got {type(value).__name__}"
+            f"expected a torch tensor, a NumPy array or an array with DLPack, got {kind.__name__}"
         ) from error
+
+
+def _plain_tensor(value: Tensor) -> Tensor:
+    kind = type(value)
+    if kind is Tensor or kind is Parameter:
+        if value.is_nested:  # and has no shape
+            raise DTypeMismatch("expected one dense array, got a nested tensor")
+        return value
+    # With a dispatch of its own it is a wrapper (fake, distributed, masked, nested): its numbers are elsewhere, if any.
+    if getattr(kind, "__torch_dispatch__", None) is Tensor.__torch_dispatch__:
+        try:
+            with torch._C.DisableTorchFunctionSubclass():  # the class may answer for as_subclass, too
+                return _plain_tensor(Tensor.as_subclass(value, Tensor))
+        except RuntimeError:
+            pass
+    raise DTypeMismatch(f"expected a plain tensor with its numbers in memory, got {kind.__name__}")
+
+
+def _plain_array(value: np.ndarray) -> np.ndarray:
+    if isinstance(value, np.ma.MaskedArray):
+        raise DTypeMismatch("expected an array of numbers, got a masked array: fill in what is masked (filled())")
+    try:
+        return np.ndarray.view(value, np.ndarray)
+    except TypeError:  # it only says that it is an array
+        raise DTypeMismatch(f"expected an array of numbers, got {type(value).__name__}") from None
+
+
+def _refuse_freed(tensor: Tensor) -> None:
+    """Refuse a dense tensor whose storage is smaller than it says: freed by ``untyped_storage().resize_(0)``, say.
+
+    Raises:
+        DTypeMismatch: it is.
+    """
+    try:
+        held = tensor.untyped_storage().nbytes()
+    except RuntimeError as error:  # inside a transform of functions, as torch.vmap
+        raise DTypeMismatch(f"expected a tensor with its numbers in memory: {error}") from None
+    size = tensor.numel()
+    if not size:
+        return
+    if not tensor.is_contiguous():
+        size = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if held < (tensor.storage_offset() + size) * tensor.element_size():
+        raise DTypeMismatch(
+            f"expected {tensor.numel()} numbers, got a tensor whose memory was freed ({held} bytes left)"
+        )
 
 
 def as_tensor(value: Any) -> Tensor:
@@ -148,6 +237,8 @@ def as_tensor(value: Any) -> Tensor:
     """
     array = as_array(value)
     if isinstance(array, Tensor):
+        if array.layout is torch.strided:
+            _refuse_freed(array)
         return array
     if array.dtype.name == "bfloat16":  # from ml_dtypes; torch knows the type only by its bits
         return torch.from_numpy(array.view(np.uint16).copy()).view(torch.bfloat16)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fastagg.errors import ConfigError, FastaggError, ShapeMismatch, UnknownVersion
 from fastagg.integrations.flower.records import read, write
+from fastagg.parts.names import Kind
 from fastagg.serving.dispatch import Dispatch, Receipt
 from fastagg.serving.server import Answer, Outcome, Server
 
@@ -92,7 +93,9 @@ def take(server: Server, arrived: Sequence[Arrived], samples: str) -> list[Recei
                 models[i] = (task, arrays, count)
                 continue
             update, kind = (task.delta(arrays), "delta") if kind == "model" else (arrays, kind)
-            outcomes[i] = server.receive(task.client, update, task.version, count, kind=kind, control=control)
+            outcomes[i] = server.receive(
+                task.client, update, task.version, count, kind=cast(Kind, kind), control=control
+            )
         except FastaggError as error:
             outcomes[i] = error
     for i, outcome in zip(models, server.receive_models(list(models.values())), strict=True):

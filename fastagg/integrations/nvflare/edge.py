@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import suppress
 from typing import Any
 
@@ -93,9 +94,9 @@ class EdgeModelManager(ModelManager):
             data = from_shareable(update.update).data
             count = data.get("count", len(devices))
             mean = {name: np.asarray(value, np.float32) / np.float32(count) for name, value in data["dict"].items()}
-            relay = self.server.hand_on(self._tasks[version], ", ".join(devices))
+            relay = self.server.hand_on(self._tasks[version], _name_of(devices))
             try:
-                self.server.receive(relay.client, mean, relay.version, count)
+                self.server.receive(relay.client, relay.from_difference(mean), relay.version, count)
             finally:
                 with suppress(FastaggError):
                     self.server.forget(relay.client)
@@ -111,3 +112,9 @@ class EdgeModelManager(ModelManager):
         task = self._tasks.pop(version)
         self.server.forget(task.client)
         del self._counted[version]
+
+
+def _name_of(devices: list[str]) -> str:
+    """One id for all of them, no longer than an id may be."""
+    name = ", ".join(devices)
+    return name if len(name) <= 256 else f"{name[:190]}, ... {hashlib.sha256(name.encode()).hexdigest()[:48]}"

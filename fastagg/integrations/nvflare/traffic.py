@@ -95,7 +95,7 @@ class Traffic:
             number = task.version if number is None else number
             self._open[client, number] = task
         meta = {} if task.local_steps is None else {LOCAL_STEPS: task.local_steps}
-        return FLModel(ParamsType.FULL, self._outgoing(task.params), current_round=number, meta=meta)
+        return FLModel(ParamsType.FULL, self._outgoing(task.views), current_round=number, meta=meta)
 
     def take(self, client: str, reply: FLModel) -> Receipt:
         """Fold a reply in. One that is refused changes nothing, and the log says why.

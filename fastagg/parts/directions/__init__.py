@@ -2,7 +2,7 @@
 
 from fastagg.parts.directions.active import ActiveSet
 from fastagg.parts.directions.all_clients import AllClients, Differences
-from fastagg.parts.directions.base import Apply, Arrival, Direction, DirectionState
+from fastagg.parts.directions.base import Arrival, Direction, DirectionState, Material
 from fastagg.parts.directions.buffer import Buffer, Cohort
 from fastagg.parts.directions.calibrated import Calibrated
 from fastagg.parts.directions.cosine import CosineBuffer
@@ -12,7 +12,6 @@ from fastagg.parts.directions.single import Mixing, Single
 __all__ = [
     "ActiveSet",
     "AllClients",
-    "Apply",
     "Arrival",
     "Buffer",
     "Calibrated",
@@ -23,6 +22,7 @@ __all__ = [
     "DirectionState",
     "DistillationRecord",
     "Echo",
+    "Material",
     "Mixing",
     "Single",
 ]

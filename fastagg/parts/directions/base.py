@@ -1,27 +1,54 @@
 """What every direction has in common.
 
-Each direction is a frozen setting and, once a server starts it, a small state. ``arrive`` either keeps the update
-for later or hands one fused kernel call to ``apply``.
+A direction is a frozen setting and, once a server starts it, a small state. What it remembers of arrivals is a book in
+csrc/serving, which plans a step, runs it and commits it in one native call; what Python adds to an update is worked out
+before that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fastagg import _checks
-from fastagg.parts.staleness import Staleness
+from fastagg import _checks, ops
+from fastagg._build import native
+from fastagg.errors import ConfigError, NonFiniteUpdate
+from fastagg.parts.names import Kind, words
+from fastagg.parts.staleness import Facts, Staleness
+from fastagg.storage.cache import ClientCache
 from fastagg.storage.pieces import Pieces
 
-KINDS = ("delta", "gradient")
+KINDS = words(Kind)
+
+
+class Material(NamedTuple):
+    """What a state is made of.
+
+    Attributes:
+        size: d.
+        device: where vectors lie.
+        seed: of every random number.
+        origin: where this slice of the model begins.
+        buffer_size: elements of the model's running statistics.
+        vector: gives a vector [d] with anything in it.
+        spare: gives one that takes no more memory than there is, or None.
+    """
+
+    size: int
+    device: torch.device
+    seed: int
+    origin: int
+    buffer_size: int
+    vector: Callable[[], Tensor]
+    spare: Callable[[], Tensor | None]
 
 
 class Arrival(NamedTuple):
-    """An update that passed every check."""
+    """An update as a direction's Python sees it: everything is known, and nothing has changed."""
 
     client: int | str
     update: Pieces
@@ -34,69 +61,72 @@ class Arrival(NamedTuple):
     cosine: float  # between (x_t - x_s) and the update, where the direction measures it; else 0
     control: Pieces | None = None  # the change of the client's control variate (FedAC)
     # For directions that run models: the client's running statistics, and those the server will have after this update.
-    buffers: Callable[[], tuple[Tensor, Tensor]] | None = None
-    verdict: Tensor | None = None  # what the device decides about the update (fastagg.ops.judge); None: all is decided
+    statistics: Callable[[], tuple[Tensor, Tensor]] | None = None
 
 
-class Apply(Protocol):
-    """Runs the optimizer on a direction with one kernel, and moves to the next version.
+class DirectionState:
+    """What a running server holds of its direction.
 
-    ``kernel`` is :func:`fastagg.ops.step_` or :func:`fastagg.ops.cached_step_` and ``direction`` its keywords;
-    ``versions`` are those of all updates in the step. Returns the learning rate it took. With ``kernel`` None
-    nothing is applied but the version moves on, as the loops of paper 002 do. ``then`` may go on changing the new
-    model [d] before it is anybody's; if it raises, nothing was applied. ``into`` is a vector [d] that the direction
-    gives up: the next version may be written there, even where the step reads it.
+    Attributes:
+        book: the native part.
+        tensors: vectors and rows, which checkpoints hold beside the book's numbers.
     """
 
-    def __call__(
-        self,
-        kernel: Callable[..., Any] | None,
-        update: Pieces,
-        versions: Sequence[int],
-        then: Callable[[Tensor], None] | None = None,
-        into: Tensor | None = None,
-        **direction: Any,
-    ) -> float: ...
+    asks = False  # whether `before` is to be asked for every update
 
+    def __init__(self, book: Any) -> None:
+        self.book = book
 
-class DirectionState(Protocol):
-    """What a running server holds of its direction."""
+    def before(self, arrival: Arrival) -> dict[str, Any]:
+        """What Python adds to an update, for the road: ``share``, ``moves``, ``then`` and so on (serving/judging.py).
 
-    def arrive(self, arrival: Arrival, apply: Apply) -> float | None:
-        """Take one update; the step size if the model changed, else None.
-
-        Errors may be raised only before anything changes.
+        Nothing that anybody sees may change here; it may raise.
         """
+        return {}
 
     def memory(self) -> dict[str, int]:
-        """Bytes of tensors held, by what they are; most have one entry, ``direction``."""
+        """Bytes held, by what they are; most have one entry, ``direction``."""
+        return {"direction": 0}
+
+    def finite(self) -> bool:
+        """Whether all sums are."""
+        return True
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data and tensors; tensors may be shared."""
+        return dict(self.book.state())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`; tensors are copied."""
+        """Inverse of :meth:`state_dict`, into a state that is new; tensors are copied."""
+        self.book.load(state)
 
 
 @dataclass(frozen=True)
 class Direction:
-    """Base of the directions.
+    """Base of the directions. One of a user's own has :meth:`combine`; those of the package are kernels.
 
     Attributes:
         kind: ``delta``, ``x_i^K - x_s``, which is added to the model, or ``gradient``, which is subtracted.
         needs_base: whether updates are combined with the version they were trained from, which is then kept while
-            any client holds it (:class:`fastagg.serving.versions.VersionStore`).
+            any client holds it.
         measures: whether :class:`Arrival` must hold the cosine; versions are then kept as with ``needs_base``.
         takes_control: whether updates come with a change of the client's control variate.
-        runs_models: whether :class:`Arrival` must hold ``buffers``.
+        runs_models: whether :class:`Arrival` must hold ``statistics``.
+        synchronous: whether all updates of a step are of the current version.
+        buffered: whether several updates make a step, so that a round can be closed early.
+        in_kernels: whether its direction is made in the same pass as the step, so that no Python can come between.
         clients: number of clients, where the direction keeps something of each; else None.
     """
 
-    kind: str = field(default="delta", kw_only=True)
+    kind: Kind = field(default="delta", kw_only=True)
     needs_base: ClassVar[bool] = False
     measures: ClassVar[bool] = False
     takes_control: ClassVar[bool] = False
     runs_models: ClassVar[bool] = False
+    synchronous: ClassVar[bool] = False
+    buffered: ClassVar[bool] = False
+    in_kernels: ClassVar[bool] = False
+    single: ClassVar[bool] = False  # whether every step is a multiple of one update
 
     def __post_init__(self) -> None:
         _checks.one_of("kind", self.kind, KINDS)
@@ -121,8 +151,98 @@ class Direction:
         """All settings as plain data, from which a checkpoint makes the direction again."""
         return asdict(self)
 
-    def start(
-        self, size: int, device: torch.device, seed: int, buffer_size: int = 0, origin: int = 0
-    ) -> DirectionState:
-        """The state of a server with ``size`` parameters and ``buffer_size`` running statistics on ``device``."""
+    def combine(
+        self, update: Tensor, facts: Facts, state: dict[str, Tensor]
+    ) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """The vector to step along: one of a user's own, in plain torch. Those of the package have kernels instead.
+
+        Args:
+            update: fp32 [d], clipped and weighted already; not to be changed.
+            facts: who sent it, and how old it is.
+            state: what this method returned last; {} at first.
+
+        Returns:
+            The direction, fp32 [d] in the sign of the updates, or None to wait for more; and the new state.
+        """
         raise NotImplementedError(f"{type(self).__name__} is no direction of its own")
+
+    def start(self, material: Material) -> DirectionState:
+        """The state of a new server.
+
+        Raises:
+            ConfigError: this is neither one of the package's nor one with :meth:`combine`.
+        """
+        if type(self).combine is Direction.combine:
+            raise ConfigError(
+                f"direction: {type(self).__name__} has no method combine(update, facts, state); see docs/rules.md"
+            )
+        return OwnState(self, material)
+
+
+class OwnState(DirectionState):
+    """A user's own direction: a hook in plain torch, whose result is one step's update."""
+
+    asks = True
+
+    def __init__(self, setting: Direction, material: Material) -> None:
+        super().__init__(native.serving.Single(sign=setting.sign))
+        self.setting, self.material = setting, material
+        self.tensors: dict[str, Tensor] = {}
+
+    def before(self, arrival: Arrival) -> dict[str, Any]:
+        update = arrival.update.flat(torch.float32)
+        factor = arrival.gain * arrival.weight
+        facts = Facts(
+            arrival.client, arrival.version, arrival.now - arrival.version, arrival.update, 1.0,
+            ops.inspect(arrival.update).norm, None, share=arrival.share,
+        )  # fmt: skip
+        found, state = self.setting.combine(update if factor == 1.0 else update * factor, facts, dict(self.tensors))
+        more: dict[str, Any] = {"moves": [(self, "tensors", _checked(state, "state"))]}
+        if found is None:
+            return {**more, "waits": True}
+        along = Pieces([_vector(found, self.material, "combine")])
+        seen = ops.inspect(along)
+        if not seen.finite:
+            raise NonFiniteUpdate(f"combine: {type(self.setting).__name__} gave a direction with NaN or infinity")
+        # Clipped and weighted already.
+        return {**more, "pieces": along, "weight": 1.0, "share": 1.0, "unclipped": True, "norm": seen.norm}
+
+    def memory(self) -> dict[str, int]:
+        return {"direction": sum(tensor.nbytes for tensor in self.tensors.values())}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tensors": dict(self.tensors)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.tensors = {str(k): v.to(self.material.device, copy=True) for k, v in state["tensors"].items()}
+
+
+def _vector(found: Any, material: Material, hook: str) -> Tensor:
+    good = isinstance(found, Tensor) and found.dtype is torch.float32 and tuple(found.shape) == (material.size,)
+    if not good or found.device != material.device:
+        raise ConfigError(f"{hook}: expected a float32 vector of {material.size} elements, got {found!r:.200}")
+    return found.detach().contiguous()
+
+
+def _checked(state: Any, what: str) -> dict[str, Tensor]:
+    if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
+        raise ConfigError(f"{what}: expected a dict of tensors, got {state!r:.200}")
+    return state
+
+
+def scrub_of(cache: ClientCache, material: Material) -> Any:
+    """What keeps a sum over the cache's rows from drifting."""
+
+    def grow(arena: Tensor | None, count: int) -> Tensor:
+        fresh = torch.zeros(count, native.block, dtype=torch.float64, device=material.device)
+        if arena is not None:
+            fresh[: len(arena)].copy_(arena)
+        return fresh
+
+    on_host = material.device.type == "cpu"
+    return native.serving.Scrub(cache.native, origin=material.origin, grow=grow, on_host=on_host)
+
+
+def scrub_state(scrub: Any) -> dict[str, Any]:
+    """Plain data and a tensor."""
+    return dict(scrub.state())

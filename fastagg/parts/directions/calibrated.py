@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from fastagg import _checks, ops
-from fastagg.parts.directions.base import Apply, Arrival, Direction, DirectionState
+from fastagg import _checks
+from fastagg._build import native
+from fastagg.parts.directions.base import Direction, DirectionState, Material, scrub_of, scrub_state
+from fastagg.parts.names import Cache, Repeat, words
 from fastagg.storage import memory
-from fastagg.storage.cache import FORMATS, ClientCache
+from fastagg.storage.cache import ClientCache
 
 
 @dataclass(frozen=True)
@@ -31,111 +32,66 @@ class Calibrated(Direction):
 
     num_clients: int
     size: int = 10
-    cache: str = "fp32"
-    repeat: str = "start"
+    cache: Cache = "fp32"
+    repeat: Repeat = "start"
+    in_kernels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _checks.whole("num_clients", self.num_clients, least=1)
+        _checks.whole("num_clients", self.num_clients, least=1, most=2**31 - 1)
         _checks.whole("buffer_size", self.size, least=1)
-        _checks.one_of("cache", self.cache, tuple(FORMATS))
-        _checks.one_of("repeat", self.repeat, ("start", "latest"))
+        _checks.one_of("cache", self.cache, words(Cache))
+        _checks.one_of("repeat", self.repeat, words(Repeat))
 
     @property
     def clients(self) -> int | None:
         return self.num_clients
 
-    def start(
-        self, size: int, device: torch.device, seed: int, buffer_size: int = 0, origin: int = 0
-    ) -> DirectionState:
-        return _CalibratedState(self, size, device, seed, origin)
+    def start(self, material: Material) -> DirectionState:
+        return _CalibratedState(self, material)
 
 
-class _CalibratedState:
-    """Rows of the start of the round stay where they are until the step; rows that arrive in it go to M spare slots,
-    and the step makes them the clients' own without moving anything."""
+class _CalibratedState(DirectionState):
+    """Rows, those of the round that is under way among them, their sum, and the buffer."""
 
-    def __init__(self, setting: Calibrated, size: int, device: torch.device, seed: int, origin: int = 0) -> None:
-        self.setting, self.size, self.device, self.origin = setting, size, device, origin
+    def __init__(self, setting: Calibrated, material: Material) -> None:
         slots = setting.num_clients + min(setting.size, setting.num_clients)
-        self.cache = ClientCache(size, slots, setting.cache, device, seed)
+        size, device = material.size, material.device
+        self.cache = ClientCache(size, slots, setting.cache, device, material.seed)
         self.sum = memory.zeros(size, device)  # over the rows at the start of the round
-        self.slot: dict[int, int] = {}  # client -> its row at the start of the round
-        self.fresh: dict[int, int] = {}  # client -> its row since
-        self.free = list(range(slots - 1, -1, -1))
-        self.shares: dict[int, float] = {}  # of the clients in the round
-        self.total = 0.0  # of all shares in the round
-        self.versions: list[int] = []
-        self.acc: Tensor | None = None
-        self.arrivals = 0
-
-    def arrive(self, arrival: Arrival, apply: Apply) -> float | None:
-        client, first = int(arrival.client), not self.versions
-        against = self.slot.get(client, -1)
-        if self.setting.repeat == "latest":
-            against = self.fresh.get(client, against)
-        if self.acc is None and self.setting.size > 1:
-            self.acc = memory.empty(self.size, self.device)
-        # The buffer is asked for even when M = 1 leaves nothing to keep in it: the sum stands in, never read.
-        acc = self.sum if self.acc is None else self.acc
-        write = self.fresh[client] if client in self.fresh else self.free[-1]
-        shares = {**self.shares, client: arrival.share}
-        versions, total = [*self.versions, arrival.version], self.total + arrival.share
-        what: dict[str, Any] = {
-            "cache": self.cache, "write": write, "read": against, "client": client, "arrival": self.arrivals,
-            "gain": arrival.gain * arrival.weight, "acc": acc, "fresh": first,
-            "weight": arrival.share * self.setting.sign, "verdict": arrival.verdict, "origin": self.origin,
-        }  # fmt: skip
-        lr: float | None = None
-        done = len(versions) == self.setting.size
-        if done:
-            fresh = {**self.fresh, client: write}
-            terms = [(slot, 1.0) for slot in fresh.values()]
-            terms += [(self.slot[c], -1.0) for c in fresh if c in self.slot]
-            divisor = sum(shares.values()) if self.setting.repeat == "start" else total
-            lr = apply(
-                ops.cached_step_, arrival.update, versions, sum=self.sum, terms=terms, acc_scale=1.0 / divisor,
-                sum_scale=self.setting.sign / self.setting.num_clients, **what,
-            )  # fmt: skip
-        else:
-            ops.cached_step_(None, arrival.update, sum=None, **what)
-        self.arrivals += 1
-        if client not in self.fresh:
-            self.fresh[client] = self.free.pop()
-        self.shares, self.versions, self.total = shares, versions, total
-        if done:
-            self._next_round()
-        return lr
-
-    def _next_round(self) -> None:
-        for client, slot in self.fresh.items():
-            if client in self.slot:
-                self.free.append(self.slot[client])
-            self.slot[client] = slot
-        self.fresh, self.shares, self.versions, self.total = {}, {}, [], 0.0
-        weights = torch.zeros(self.cache.slots)
-        weights[list(self.slot.values())] = 1.0
-        steps, n = self.arrivals // self.setting.size, self.setting.num_clients
-        ops.refresh_sum_(self.sum, self.cache, weights, steps, n, self.origin)
+        # A buffer is asked for even when M = 1 leaves nothing to keep in it: the sum stands in, never read.
+        self.acc = memory.empty(size, device) if setting.size > 1 else self.sum
+        self.scrub = scrub_of(self.cache, material)
+        told = native.serving.CalibratedSetting(
+            clients=setting.num_clients, capacity=setting.size, from_start=setting.repeat == "start"
+        )
+        where = (material.seed, self.sum.data_ptr(), self.acc.data_ptr())
+        super().__init__(
+            native.serving.Calibrated(
+                sign=setting.sign, setting=told, rows=self.cache.native, where=where, scrub=self.scrub
+            )
+        )
 
     def memory(self) -> dict[str, int]:
-        held = 0 if self.acc is None else self.acc.numel() * 4
-        return {"direction": self.cache.nbytes() + self.sum.nbytes + held}
+        held = 0 if self.acc is self.sum else self.acc.nbytes
+        return {"direction": self.cache.nbytes() + self.sum.nbytes + held + self.book.nbytes()}
+
+    def finite(self) -> bool:
+        held = [self.sum, *([self.acc] if self.book.state()["versions"] else [])]
+        return all(bool(torch.isfinite(vector).all()) for vector in held)
 
     def state_dict(self) -> dict[str, Any]:
-        used = sorted({*self.slot.values(), *self.fresh.values()})
+        book = self.book.state()
+        used = sorted({*(slot for _, slot in book["slots"]), *(slot for _, slot, _ in book["fresh"])})
         return {
-            "cache": self.cache.state_dict(used), "sum": self.sum, "slot": dict(self.slot),
-            "fresh": dict(self.fresh), "free": list(self.free), "shares": dict(self.shares), "total": self.total,
-            "versions": list(self.versions), "arrivals": self.arrivals, "acc": self.acc if self.versions else None,
+            **book, "cache": self.cache.state_dict(used), "sum": self.sum, "scrub": scrub_state(self.scrub),
+            "acc": self.acc if book["versions"] else None,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.cache.load_state_dict(state["cache"])
         self.sum.copy_(state["sum"])
-        self.slot, self.fresh = dict(state["slot"]), dict(state["fresh"])
-        self.free, self.shares = list(state["free"]), dict(state["shares"])
-        self.versions, self.total = list(state["versions"]), float(state["total"])
-        self.arrivals = int(state["arrivals"])
+        self.scrub.load(state["scrub"])
+        super().load_state_dict(state)
         if state["acc"] is not None:
-            self.acc = memory.empty(self.size, self.device).copy_(state["acc"])
+            self.acc.copy_(state["acc"])

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
+from torch import Tensor
 
 from fastagg import _checks, ops
-from fastagg.parts.directions.base import Apply, Arrival, DirectionState
+from fastagg.errors import UpdateTooLarge
+from fastagg.parts.directions.base import Arrival, DirectionState, Material
 from fastagg.parts.directions.buffer import Buffer, BufferState
 from fastagg.storage import memory
 
@@ -26,7 +27,6 @@ class CosineBuffer(Buffer):
         size: M, updates per step, >= 1.
     """
 
-    needs_base: ClassVar[bool] = False
     measures: ClassVar[bool] = True
     takes_control: ClassVar[bool] = True
 
@@ -34,45 +34,55 @@ class CosineBuffer(Buffer):
         super().__post_init__()
         _checks.whole("buffer_size", self.size, least=1)
 
-    def start(
-        self, size: int, device: torch.device, seed: int, buffer_size: int = 0, origin: int = 0
-    ) -> DirectionState:
-        return _CosineState(self.size, self.sign, size, device)
+    def start(self, material: Material) -> DirectionState:
+        return _CosineState(self, material)
 
 
 class _CosineState(BufferState):
-    """A buffer whose shares are the affinities, and the control variate beside it."""
+    """A buffer whose shares are the affinities, and the control variate beside it.
 
-    def __init__(self, capacity: int | None, sign: float, size: int, device: torch.device) -> None:
-        super().__init__(capacity, sign, size, device)
-        self.control = memory.zeros(size, device)
-        self.change = memory.zeros(size, device)
-        self.changed = False
+    The control variate is replaced and never changed in place: clients in flight may still read the one they were sent.
+    """
 
-    def arrive(self, arrival: Arrival, apply: Apply) -> float | None:
+    asks = True
+
+    def __init__(self, setting: CosineBuffer, material: Material) -> None:
+        super().__init__(setting, material)
+        self.size, self.device = material.size, material.device
+        self.control = memory.zeros(material.size, material.device)
+        self.change: Tensor | None = None  # of the control variate, since the last step
+
+    def before(self, arrival: Arrival) -> dict[str, Any]:
         affinity = 1.0 if arrival.version == arrival.now else max(arrival.cosine, _LEAST)
         share = arrival.share * affinity
-        total = self.total + share
-        lr = super().arrive(arrival._replace(share=share), apply)
+        change = self.change
         if arrival.control is not None:
-            ops.accumulate_(self.change, arrival.control, share, fresh=not self.changed)
-            self.changed = True
-        if lr is not None and self.changed:
-            # Replaced, not changed in place: clients in flight may still read the one they were sent.
-            self.control = self.control + self.change / total
-            self.changed = False
-        return lr
+            fresh = memory.empty(self.size, self.device)
+            if change is not None:
+                fresh.copy_(change)
+            change = ops.accumulate_(fresh, arrival.control, share, fresh=change is None)
+            if not ops.inspect(change).finite:
+                raise UpdateTooLarge("control: the sum of changes would leave the range of float32")
+        moves: list[tuple[Any, str, Any]] = [(self, "change", change)]
+        if self.book.room == 1 and change is not None:
+            control = self.control + change / (self.book.total + share)
+            if not ops.inspect(control).finite:
+                raise UpdateTooLarge("control: the control variate would leave the range of float32")
+            moves = [(self, "control", control), (self, "change", None)]
+        return {"share": share, "moves": moves}
 
     def memory(self) -> dict[str, int]:
-        return {"direction": super().memory()["direction"] + 8 * self.size}
+        change = 0 if self.change is None else self.change.nbytes
+        return {"direction": super().memory()["direction"] + self.control.nbytes + change}
+
+    def finite(self) -> bool:
+        held = [self.control, *([] if self.change is None else [self.change])]
+        return super().finite() and all(ops.inspect(vector).finite for vector in held)
 
     def state_dict(self) -> dict[str, Any]:
-        change = self.change if self.changed else None
-        return {**super().state_dict(), "control": self.control, "change": change}
+        return {**super().state_dict(), "control": self.control, "change": self.change}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.control = state["control"].to(self.device, copy=True)
-        self.changed = state["change"] is not None
-        if self.changed:
-            self.change.copy_(state["change"])
+        self.change = None if state["change"] is None else state["change"].to(self.device, copy=True)

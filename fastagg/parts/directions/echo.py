@@ -14,12 +14,15 @@ from torch import Tensor
 
 from fastagg import _checks, ops
 from fastagg.distill import Distillation, Student, Teachers
+from fastagg.distill.teachers import Put
 from fastagg.distill.unlabelled import Inputs, length, load
 from fastagg.errors import ConfigError, NonFiniteUpdate
-from fastagg.parts.directions.base import Apply, Arrival, DirectionState
+from fastagg.parts.directions.base import Arrival, DirectionState, Material
 from fastagg.parts.directions.buffer import Buffer, BufferState
+from fastagg.parts.moments import OptimizerState
+from fastagg.parts.names import Cache, words
+from fastagg.parts.optimizers import Adam
 from fastagg.storage import memory
-from fastagg.storage.cache import FORMATS
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Echo(Buffer):
 
     num_clients: int = 1
     distill: Distillation | None = field(default=None, repr=False)
-    cache: str = "fp32"
+    cache: Cache = "fp32"
     needs_base: ClassVar[bool] = True
     runs_models: ClassVar[bool] = True
 
@@ -45,7 +48,7 @@ class Echo(Buffer):
         super().__post_init__()
         _checks.whole("buffer_size", self.size, least=1)
         _checks.whole("num_clients", self.num_clients, least=1)
-        _checks.one_of("cache", self.cache, tuple(FORMATS))
+        _checks.one_of("cache", self.cache, words(Cache))
         if not isinstance(self.distill, Distillation):
             raise ConfigError(f"distill: expected a fastagg.Distillation, got {self.distill!r}")
 
@@ -60,10 +63,8 @@ class Echo(Buffer):
             "distill": self.distill.settings(),
         }  # fmt: skip
 
-    def start(
-        self, size: int, device: torch.device, seed: int, buffer_size: int = 0, origin: int = 0
-    ) -> DirectionState:
-        return EchoState(self, size, device, seed, buffer_size)
+    def start(self, material: Material) -> DirectionState:
+        return EchoState(self, material)
 
 
 @dataclass
@@ -85,59 +86,58 @@ class DistillationRecord:
     gradient_norm: float = float("nan")
 
 
-class EchoState:
+class EchoState(BufferState):
     """A buffer, the clients' logits, and Adam's moments; the teacher's model is one vector, used and forgotten."""
 
-    def __init__(self, setting: Echo, size: int, device: torch.device, seed: int, buffer_size: int) -> None:
+    asks = True
+
+    def __init__(self, setting: Echo, material: Material) -> None:
         assert setting.distill is not None
+        super().__init__(setting, material)
         self.setting, self.distill = setting, setting.distill
+        size, device, seed = material.size, material.device, material.seed
         self.size, self.device, self.seed = size, device, seed
-        self.buffer = BufferState(setting.size, setting.sign, size, device)
         inputs = load(self.distill.unlabelled, self.distill.samples, self.distill.shape, seed)
         self.fingerprint = _fingerprint(inputs)
-        self.student = Student(self.distill, inputs, size, buffer_size, device)
+        self.student = Student(self.distill, inputs, size, material.buffer_size, device)
         where = torch.device("cpu") if self.distill.offload else device
         rows, classes = self.student.rows, self.student.classes
         self.teachers = Teachers(setting.num_clients, rows, classes, setting.cache, where, seed)
         self.keep = _rows_that_count(inputs, self.student.rows_per_sample)
-        self.moments: list[Tensor] | None = None  # Adam's, where they live on
+        self.adam = Adam(self.distill.lr, self.distill.betas, self.distill.eps)
+        self.moments: OptimizerState | None = None  # Adam's, where they live on
         self.steps = 0  # of Adam since its moments were zero
         self.record = DistillationRecord()
 
-    def arrive(self, arrival: Arrival, apply: Apply) -> float | None:
-        assert isinstance(arrival.client, int) and arrival.base is not None and arrival.buffers is not None
-        own, after = arrival.buffers()
+    def before(self, arrival: Arrival) -> dict[str, Any]:
+        assert isinstance(arrival.client, int) and arrival.base is not None and arrival.statistics is not None
+        own, after = arrival.statistics()
         started = time.perf_counter()
         # What it was trained to, not what clipping leaves of it: its logits are the client's.
         model = memory.empty(self.size, self.device)
-        sign = self.setting.sign
-        ops.step_(arrival.base, arrival.update, optimizer="sgd", lr=1.0, gain=sign, out=model)
+        ops.step_(arrival.base, arrival.update, optimizer="sgd", lr=1.0, gain=self.setting.sign, out=model)
         self.student.bind(model, own)
         logits = memory.empty(self.teachers.cache.size, self.teachers.cache.device)
-        self.student.infer(logits)  # nothing has changed so far, should it raise
-        self.record.inference_seconds += time.perf_counter() - started
-        flush = len(self.buffer.versions) + 1 == self.setting.size
-        before = self.teachers.snapshot(arrival.client) if flush else None
-        self.teachers.put(arrival.client, logits)
-        if before is None:
-            return self.buffer.arrive(arrival, apply)
-        kept, steps = None if self.moments is None else [moment.clone() for moment in self.moments], self.steps
-        try:
-            return self.buffer.arrive(arrival, partial(apply, then=partial(self._distil, after, arrival.now + 1)))
-        except BaseException:
-            self.teachers.restore(before)
-            self.moments, self.steps = kept, steps
-            raise
+        self.student.infer(logits)
+        put = self.teachers.put(arrival.client, logits)
+        spent = time.perf_counter() - started
+        more: dict[str, Any] = {"moves": [*put.moves, (self.record, "inference_seconds",
+                                                       self.record.inference_seconds + spent)]}  # fmt: skip
+        if self.book.room == 1:
+            more["then"] = partial(self._distil, put, after, arrival.now + 1, more["moves"])
+        return more
 
-    def _distil(self, buffers: Tensor, version: int, flat: Tensor) -> None:
+    def _distil(self, put: Put, buffers: Tensor, version: int, moves: list[tuple[Any, Any, Any]], flat: Tensor) -> None:
         """Q steps on the new model, in place: nobody has seen it yet."""
         started, setting, student = time.perf_counter(), self.distill, self.student
         width = student.rows_per_sample
         out = memory.empty(student.rows * student.classes, self.teachers.cache.device)
-        targets = self.teachers.mean(out.view(student.rows, student.classes))
+        targets = self.teachers.mean(put, out.view(student.rows, student.classes))
         if self.keep is not None:
             targets.labels.masked_fill_(~self.keep.to(targets.labels.device), -100)
-        m, v = self._moments()
+        kept = self.moments is not None and setting.keep_moments
+        adam = self.moments.copy() if kept and self.moments else OptimizerState(self.adam, self.size, self.device)
+        steps, norm = self.steps if kept else 0, float("nan")
         student.bind(flat, buffers)
         losses = []
         for batch in self._batches(version):
@@ -148,29 +148,27 @@ class EchoState:
             seen = ops.inspect(gradients)
             if not seen.finite:
                 raise NonFiniteUpdate("distillation: the loss or its gradient is NaN or infinite")
-            self.steps += 1
+            steps, norm = steps + 1, seen.norm
             limit = setting.clip_norm
-            gain = 1.0 if limit is None or seen.norm <= limit else limit / seen.norm
+            gain = 1.0 if limit is None or norm <= limit else limit / norm
             ops.step_(
-                flat, gradients, optimizer="adam", lr=setting.lr, m=m, v=v, betas=setting.betas, eps=setting.eps,
-                correction=self.steps, gain=-gain,
+                flat, gradients, optimizer="adam", lr=setting.lr, betas=setting.betas, eps=setting.eps,
+                correction=steps, gain=-gain, m=adam.tensors["m"], v=adam.tensors["v"],
             )  # fmt: skip
             if student.copies:
                 student.bind(flat, buffers)
             losses.append(loss.detach())
-            self.record.gradient_norm = seen.norm
-        self.record.loss = float(torch.stack(losses).mean())
-        self.record.flushes += 1
-        self.record.distillation_seconds += time.perf_counter() - started
-
-    def _moments(self) -> list[Tensor]:
-        if self.moments is not None:
-            return self.moments
-        self.steps = 0
-        moments = [memory.zeros(self.size, self.device), memory.zeros(self.size, self.device)]
-        if self.distill.keep_moments:
-            self.moments = moments
-        return moments
+        if not bool(torch.isfinite(flat).all()):
+            raise NonFiniteUpdate("distillation: the model became NaN or infinite")
+        record = DistillationRecord(
+            self.record.flushes + 1, self.record.inference_seconds, self.record.distillation_seconds,
+            float(torch.stack(losses).mean()), norm,
+        )  # fmt: skip
+        record.distillation_seconds += time.perf_counter() - started
+        moves += [
+            (self, "moments", adam if setting.keep_moments else None), (self, "steps", steps),
+            *((self.record, name, value) for name, value in vars(record).items() if name != "inference_seconds"),
+        ]  # fmt: skip
 
     def _batches(self, version: int) -> list[Tensor]:
         """Q batches; every sample once, in another order each time, before any comes again."""
@@ -190,21 +188,25 @@ class EchoState:
         While it distils, the server holds in passing one model copy for a teacher, or Adam's two and the gradients.
         """
         moments = 0 if self.moments is None else 8 * self.size
-        return {**self.buffer.memory(), "logits": self.teachers.nbytes(), "distillation": moments}
+        return {**super().memory(), "logits": self.teachers.nbytes(), "distillation": moments}
+
+    def finite(self) -> bool:
+        return super().finite() and bool(torch.isfinite(self.teachers.sum).all())
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "buffer": self.buffer.state_dict(), "teachers": self.teachers.state_dict(), "steps": self.steps,
-            "moments": self.moments, "unlabelled": self.fingerprint,
+            "buffer": super().state_dict(), "teachers": self.teachers.state_dict(), "steps": self.steps,
+            "moments": None if self.moments is None else dict(self.moments.tensors), "unlabelled": self.fingerprint,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["unlabelled"] != self.fingerprint:
             raise ValueError("its logits are of other unlabelled data")
-        self.buffer.load_state_dict(state["buffer"])
+        super().load_state_dict(state["buffer"])
         self.teachers.load_state_dict(state["teachers"])
         if state["moments"] is not None:
-            self.moments = [memory.empty(self.size, self.device).copy_(moment) for moment in state["moments"]]
+            self.moments = OptimizerState(self.adam, self.size, self.device)
+            self.moments.load(state["moments"])
         self.steps = int(state["steps"])
 
 

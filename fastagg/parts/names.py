@@ -1,0 +1,29 @@
+"""Settings that are words, as types: a type checker finds one that is misspelt; checks at run time know the same."""
+
+from typing import Any, Literal, get_args
+
+# Of the parts.
+Kind = Literal["delta", "gradient"]  # of updates; Direction.kind
+Cache = Literal["fp32", "bf16", "int8", "int4"]  # of a client's row; AllClients.cache, Calibrated.cache, Echo.cache
+Warmup = Literal["full", "partial"]  # AllClients.warmup, Differences.warmup
+Mode = Literal["incremental", "direct"]  # AllClients.mode
+Freshness = Literal["dispatch", "gradient"]  # ActiveSet.freshness
+Repeat = Literal["start", "latest"]  # Calibrated.repeat
+Moments = Literal["fp32", "8bit"]  # Momentum.moments, Adam.moments, Adagrad.moments
+Rule = Literal["scaled", "reciprocal", "threshold", "lipschitz", "drop"]  # DelayAdaptive.rule
+
+# Of the presets alone.
+DelayRule = Literal["scaled", "reciprocal"]  # FADAS: those of its paper
+Stale = Literal["lipschitz", "drop", "scaled"]  # DelayAdaptiveASGD
+Policy = Literal["constant", "hinge", "polynomial"]  # FedAsync
+AceMode = Literal["incremental", "direct", "client"]
+
+# Of the server.
+Weighting = Literal["uniform", "samples"]
+Buffers = Literal["mean", "latest", "keep"]
+Validate = Literal["sync", "deferred"]
+
+
+def words(setting: Any) -> tuple[str, ...]:
+    """What the setting may be: ``words(Kind) == ("delta", "gradient")``."""
+    return get_args(setting)

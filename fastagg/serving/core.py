@@ -1,0 +1,240 @@
+"""What a running server holds: tasks and versions, the direction's and the policy's state, the moments."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastagg import ops
+from fastagg._build import native
+from fastagg.errors import CheckpointError, ConfigError, UpdateTooLarge
+from fastagg.layout import ModelState, Parsed
+from fastagg.parts.directions import Material
+from fastagg.parts.moments import OptimizerState
+from fastagg.parts.optimizers import Optimizer
+from fastagg.parts.staleness import Staleness
+from fastagg.serving import rounds
+from fastagg.serving.runner import runner_for
+from fastagg.serving.statistics import Statistics
+from fastagg.storage import memory
+
+if TYPE_CHECKING:
+    from fastagg.serving.server import Server
+
+
+class Core:
+    """The state of one server.
+
+    ``ledger``, the direction's book and the model are the native road's, which moves them in one call; everything here
+    that an arrival replaces is replaced by that call, too: it is told (object, attribute, value).
+
+    Args:
+        server: whose settings hold.
+        flat: the model, fp32 [d]; it is the core's own from now on.
+        statistics: BatchNorm's.
+    """
+
+    def __init__(self, server: Server, flat: Tensor, statistics: Statistics) -> None:
+        size, device = flat.numel(), server.device
+        direction, staleness, optimizer = server.direction, server.staleness, server.optimizer
+        self.settings = server
+        self.statistics = statistics
+        self.round: tuple[rounds.Entry, ...] = ()  # of a deterministic server: what waits for the others
+        self.policy = staleness.start(size, server.seed)
+        self.keeps_model = direction.needs_base or direction.measures or staleness.measures
+        keeps = self.keeps_model or self.policy.keep() is not None
+        self.ledger = native.serving.Ledger(
+            clients=-1 if server.num_clients is None else server.num_clients, keeps=keeps
+        )
+        self.usual_steps = self.policy.local_steps or 0
+        self.settles = server.validate == "deferred" and bool(self.policy.rules())
+
+        def vector() -> Tensor:
+            return memory.empty(size, device)
+
+        material = Material(
+            size, device, server.seed, server.origin, server.layout.buffer_size, vector,
+            lambda: memory.spare(size, device),
+        )  # fmt: skip
+        self.state = direction.start(material)
+        runner, self.calls = runner_for(device)
+        if self.calls is not None:
+            self.calls.cache = getattr(self.state, "cache", None)
+            self.calls.sum = getattr(self.state, "sum", None)
+            self.calls.scrub = getattr(self.state, "scrub", None)
+        hyper = optimizer.hyper()
+        # Not `self`: what native code holds is invisible to Python's collector, and the server would never be freed.
+        me = weakref.ref(self)
+        hooks = native.serving.Hooks(
+            vector=vector, moments=lambda copies: _alive(me)._moments(copies),
+            weigh=staleness.weight if _overrides(staleness, Staleness, "weight") else None,
+            rate=staleness.rate if _overrides(staleness, Staleness, "rate") else None,
+            step=(lambda *given: _alive(me)._own_step(*given)) if _overrides(optimizer, Optimizer, "step") else None,
+            measure=lambda x, moments: [_largest(x), *moments.bounds()],
+        )  # fmt: skip
+        self._first_moments = OptimizerState(optimizer, size, device, server.seed)
+        self.road = native.serving.Road(
+            book=self.state.book, ledger=self.ledger, runner=runner,
+            stepper=native.serving.Stepper(optimizer.kernel or "sgd", lr=optimizer.lr, **hyper), hooks=hooks,
+        )  # fmt: skip
+        self.road.start(flat, size=size, origin=server.origin)
+        self.road.clip(server.clip_norm or 0.0)
+        self.road.bound_from(_largest(flat), *self.moments.bounds())
+        self.has_control = hasattr(self.state, "control")
+        self._keeps = keeps
+        self._handed_out: tuple[Any, Any, ModelState] | None = None
+
+    @property
+    def moments(self) -> OptimizerState:
+        """The optimizer's state."""
+        return self.road.moments
+
+    def _moments(self, copies: bool) -> tuple[OptimizerState, Any]:
+        held = self.moments.copy() if copies else self._first_moments
+        return held, held.struct()
+
+    def _own_step(self, direction: Tensor, lr: float, round: int) -> tuple[Tensor, list[tuple[Any, str, Any]]]:
+        """A step of an optimizer of a user's own."""
+        held, x = self.moments, self.road.flat
+        flat, state = held.optimizer.step(x, direction, dict(held.tensors), lr, round)
+        good = isinstance(flat, Tensor) and flat.dtype is torch.float32 and flat.shape == x.shape
+        if not good or flat.device != x.device:
+            raise ConfigError(f"step: expected a float32 vector of {x.numel()} elements, got {flat!r:.200}")
+        if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+            raise ConfigError(f"step: expected a dict of tensors as state, got {state!r:.200}")
+        if not ops.inspect(flat).finite:
+            raise UpdateTooLarge(f"step: {type(held.optimizer).__name__} made the model NaN or infinite")
+        # Memory of the server's own: what was returned may be what it was given.
+        return memory.empty(x.numel(), x.device).copy_(flat), [(held, "tensors", state)]
+
+    def payload(self) -> Any:
+        """What is kept with the current version for as long as a client may answer it."""
+        if not self._keeps:
+            return None
+        return self.road.flat if self.keeps_model else self.policy.keep()
+
+    def model(self) -> ModelState:
+        """The current model, to be handed out."""
+        held, flat, statistics = self._handed_out, self.road.flat, self.statistics
+        if held is None or held[0] is not flat or held[1] is not statistics:
+            model = ModelState(flat, statistics.values, statistics.counters)
+            held = self._handed_out = (flat, statistics, model)
+        return held[2]
+
+    def room(self) -> int:
+        """Updates until the next step of a buffer."""
+        return int(self.state.book.room)
+
+    def statistics_of(self, parses: Sequence[Parsed], verdict: Tensor | None = None) -> Callable[..., Any] | None:
+        """What the native call asks before it commits: what the arrivals make of the running statistics."""
+        if not self.statistics.count and all(p.buffers is None and p.counters is None for p in parses):
+            return None
+
+        def ask(count: int, kind: str) -> list[tuple[Any, str, Any]]:
+            found = self.statistics
+            for parsed in parses[:count]:
+                found = found.arrive(parsed, verdict)
+            found = {"step": found.step, "drop": found.discard, "keep": lambda: found}[kind]()
+            return [(self, "statistics", found)]
+
+        return ask
+
+    def close_round(self) -> tuple[Any, ...] | None:
+        """Step with what has come."""
+        entries = rounds.in_order(self.round)
+        asked = self.statistics_of([entry.parsed for entry in entries])
+        ask = None if asked is None else (lambda kind: asked(len(entries), kind))
+        more = {"moves": [(self, "round", ())], "statistics": ask}
+        return self.road.close_round([entry.native() for entry in entries], True, None, None, more)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held, by what they are."""
+        held = self.state.memory()
+        held["direction"] += rounds.nbytes(self.round)
+        kept = {payload.data_ptr(): payload.nbytes for payload in self.ledger.payloads() if payload is not None}
+        return {
+            "model": self.road.flat.numel() * 4,
+            "moments": sum(moment.nbytes for moment in self.moments.tensors.values()),
+            **held,
+            "versions": sum(kept.values()) + self.policy.nbytes(),
+            "clients": self.ledger.nbytes(),
+            "buffers": self.statistics.nbytes(),
+        }
+
+    def finite(self) -> bool:
+        """Whether every number held is."""
+        held = self.state.finite() and self.moments.finite() and self.statistics.finite()
+        kept = [payload for payload in self.ledger.payloads() if payload is not None]
+        policy = [value for value in self.policy.state_dict().values() if isinstance(value, Tensor)]
+        held = held and all(bool(torch.isfinite(tensor).all()) for tensor in policy)
+        return held and all(ops.inspect(vector).finite for vector in (self.road.flat, *kept))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data and tensors, some of them shared."""
+        for client in list(getattr(self.policy, "pending", ())):
+            self.policy.settle(client, self.ledger)
+        return {
+            "version": self.ledger.version, "steps": self.ledger.steps, "tasks": as_tensors(self.ledger.state()),
+            "staleness": self.policy.state_dict(), "flat": self.road.flat, "moments": dict(self.moments.tensors),
+            "buffers": self.statistics.state_dict(), "direction": as_tensors(self.state.state_dict()),
+            "round": [entry.state_dict() for entry in self.round],
+        }  # fmt: skip
+
+    @classmethod
+    def loaded(cls, server: Server, state: dict[str, Any], like: Statistics) -> Core:
+        """A core in the state that :meth:`state_dict` gave; tensors are copied.
+
+        Raises:
+            ValueError and others: it is damaged.
+        """
+
+        def owned(vector: Tensor) -> Tensor:
+            if vector.shape != (server.layout.size,):
+                raise ValueError(f"expected a vector of {server.layout.size} elements, got {list(vector.shape)}")
+            return memory.empty(server.layout.size, server.device).copy_(vector)
+
+        core = cls(server, owned(state["flat"]), like.loaded(state["buffers"]))
+        core.moments.load(state["moments"])
+        core._first_moments = core.moments
+        core.road.start(core.road.flat, size=server.layout.size, origin=server.origin)
+        core.state.load_state_dict(state["direction"])
+        core.policy.load_state_dict(state["staleness"])
+        tasks = dict(state["tasks"])
+        if (tasks["version"], tasks["steps"]) != (state["version"], state["steps"]):
+            raise CheckpointError("the checkpoint is damaged: it has two versions")
+        own = owned if core.keeps_model else torch.Tensor.clone
+        held = {int(version): own(kept) for version, kept in tasks["versions"].items() if kept is not None}
+        core.ledger.load({**tasks, "versions": held})
+        core.round = tuple(rounds.Entry.loaded(entry, server, int(state["version"])) for entry in state["round"])
+        core.road.bound_from(_largest(core.road.flat), *core.moments.bounds())
+        return core
+
+
+def as_tensors(value: Any) -> Any:
+    """Nested plain data with NumPy's arrays as tensors: no checkpoint holds another library's objects."""
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(np.ascontiguousarray(value)) if value.size else torch.empty(0, dtype=torch.int64)
+    if isinstance(value, dict):
+        return {key: as_tensors(item) for key, item in value.items()}
+    return value
+
+
+def _largest(vector: Tensor) -> float:
+    """A bound of a vector's elements: its norm, which is a fast read, or the largest one."""
+    norm = ops.inspect(vector).norm
+    return norm if norm < 1e37 else float(vector.abs().max())
+
+
+def _alive(core: weakref.ref[Core]) -> Core:
+    found = core()
+    assert found is not None
+    return found
+
+
+def _overrides(part: Any, base: type, method: str) -> bool:
+    return getattr(type(part), method) is not getattr(base, method)

@@ -1,0 +1,124 @@
+"""BatchNorm's running statistics and counters on the server: no steps of an optimizer, just plain means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastagg import ops
+from fastagg.layout import Parsed
+from fastagg.parts.names import Buffers, words
+from fastagg.storage import memory
+from fastagg.storage.pieces import Pieces
+
+MODES = words(Buffers)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Floating-point buffers take the mean of the clients' in the step (``mean``), the last arriving client's
+    (``latest``), or stay (``keep``); integer buffers take the largest of the clients' in the step, or stay.
+
+    Nothing changes in place: what an arrival makes of them is another object, and clients that were sent vectors may
+    still read them.
+
+    Attributes:
+        mode: ``mean``, ``latest`` or ``keep``.
+        values: floating-point buffers, fp32, 1-D.
+        counters: integer buffers.
+        sum, most, count: of the clients' since the last step.
+    """
+
+    mode: Buffers
+    values: Tensor
+    counters: list[Tensor]
+    sum: Tensor | None = None
+    most: list[Tensor] | None = None
+    count: int = 0
+
+    def arrive(self, parsed: Parsed, verdict: Tensor | None = None) -> Statistics:
+        """With one client's buffers, if it sent any; the server's own stand for those of an update that is not kept."""
+        if self.mode == "keep" or (parsed.buffers is None and parsed.counters is None):
+            return self
+        total, most = self.sum if self.count else None, self.most if self.count else None
+        if parsed.buffers is not None:
+            theirs = parsed.buffers.to(self.values.device)
+            if verdict is not None:
+                theirs = Pieces([torch.where(verdict[5] > 0, theirs.flat(torch.float32), self.values)])
+            fresh = total is None or self.mode == "latest"
+            out = memory.empty(self.values.numel(), self.values.device)
+            if total is not None and not fresh:
+                out.copy_(total)
+            total = ops.accumulate_(out, theirs, fresh=fresh)
+        if parsed.counters is not None:
+            counters = [
+                new.to(old.device, old.dtype, copy=True)
+                for new, old in zip(parsed.counters, self.counters, strict=True)
+            ]
+            if most is not None:
+                counters = [_larger(new, old) for new, old in zip(counters, most, strict=True)]
+            most = counters
+        return replace(self, sum=total, most=most, count=self.count + 1)
+
+    def after(self, parsed: Parsed) -> Tensor:
+        """The floating-point buffers that a step would leave if this client's were its last."""
+        return self.arrive(parsed).step().values
+
+    def step(self) -> Statistics:
+        """The model stepped: the buffers follow."""
+        if self.count == 0:
+            return self
+        values = self.values
+        if self.sum is not None:
+            values = self.sum / (1 if self.mode == "latest" else self.count)
+        counters = self.counters if self.most is None else self.most
+        return Statistics(self.mode, values, counters)
+
+    def discard(self) -> Statistics:
+        """The step was dropped: so are the buffers that came with it."""
+        return Statistics(self.mode, self.values, self.counters)
+
+    def nbytes(self) -> int:
+        """Bytes of the buffers and of their running sum."""
+        held = [self.values, *self.counters, *([] if self.sum is None else [self.sum])]
+        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+    def finite(self) -> bool:
+        """Whether all numbers are."""
+        held = [self.values, *([] if self.sum is None else [self.sum])]
+        return all(bool(torch.isfinite(tensor).all()) for tensor in held)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors are shared, not copied."""
+        return {
+            "values": self.values, "counters": self.counters, "sum": self.sum, "most": self.most, "count": self.count,
+        }  # fmt: skip
+
+    def loaded(self, state: dict[str, Any]) -> Statistics:
+        """Those of :meth:`state_dict`; tensors are copied.
+
+        Raises:
+            ValueError: they have other shapes than this model's.
+        """
+        total = None if state["sum"] is None else _like(self.values, state["sum"])
+        most = None if state["most"] is None else self._own(state["most"])
+        values, counters = _like(self.values, state["values"]), self._own(state["counters"])
+        return Statistics(self.mode, values, counters, total, most, int(state["count"]))
+
+    def _own(self, counters: list[Tensor]) -> list[Tensor]:
+        return [_like(mine, theirs) for mine, theirs in zip(self.counters, counters, strict=True)]
+
+
+def _like(mine: Tensor, theirs: Tensor) -> Tensor:
+    if theirs.shape != mine.shape:
+        raise ValueError(f"a buffer: expected shape {list(mine.shape)}, got {list(theirs.shape)}")
+    return theirs.to(mine.device, mine.dtype, copy=True)
+
+
+def _larger(a: Tensor, b: Tensor) -> Tensor:
+    if a.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch has no maximum of these
+        return torch.maximum(a.to(torch.int64), b.to(torch.int64)).to(a.dtype)
+    return torch.maximum(a, b)

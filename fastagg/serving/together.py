@@ -1,0 +1,52 @@
+"""What goes together: the one place that says which parts and settings make no sense side by side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastagg.errors import ConfigError
+from fastagg.parts.directions import Direction
+from fastagg.parts.optimizers import SGD
+from fastagg.parts.staleness import Staleness
+
+if TYPE_CHECKING:
+    from fastagg.serving.server import Server
+
+
+def check(server: Server) -> None:
+    """Refuse a server whose parts or settings contradict each other.
+
+    Raises:
+        ConfigError: and why.
+    """
+    direction, optimizer, staleness = server.direction, server.optimizer, server.staleness
+    optimizer.check()
+    direction.check(staleness, server.clip_norm, server.weighting)
+    staleness.check(direction.single and optimizer.kernel == SGD.kernel)
+    if optimizer.has_own_step and direction.in_kernels:
+        raise ConfigError(
+            f"optimizer: {type(optimizer).__name__} has a step in Python, and {type(direction).__name__} makes its "
+            "direction in the same pass as the step; use one of fastagg's optimizers, or another direction"
+        )
+    if server.deterministic and not direction.synchronous:
+        raise ConfigError(
+            "deterministic: for synchronous rules; where updates are applied as they come, their order is part of "
+            f"the algorithm, got direction {type(direction).__name__}"
+        )
+    if server.validate == "deferred" and (reason := _waits(direction, staleness, server.deterministic)):
+        raise ConfigError(f'validate="deferred": not for a server that waits anyway: it {reason}')
+
+
+def _waits(direction: Direction, staleness: Staleness, deterministic: bool) -> str | None:
+    """Why a number is needed on the host before a step."""
+    if direction.measures:
+        return "weighs an update by its direction"
+    if direction.runs_models:
+        return "runs the client's model"
+    if type(direction).combine is not Direction.combine:
+        return "combines updates in Python"
+    if getattr(staleness, "sketch", None) is not None:
+        return f"{type(staleness).__name__}(sketch=...) follows the model by its updates"
+    if deterministic:
+        return "deterministic=True keeps a round's updates until it is complete"
+    return None
