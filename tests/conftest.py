@@ -5,16 +5,24 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
 
 import fastagg
 from fastagg.ops.place import emulated
 
-settings.register_profile("fastagg", deadline=None, print_blob=True)
-settings.register_profile("sanitizer", deadline=None, max_examples=5, derandomize=True)
-settings.load_profile("fastagg")
+if "PYTEST_XDIST_WORKER" in os.environ:  # a process for every core: torch's threads would be in their way
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start
+    torch.set_num_threads(1)
+
+# What `max_examples` says in a test is what a thorough run tries; `examples` says what the others make of it.
+settings.register_profile("quick", deadline=None, print_blob=True)
+settings.register_profile("thorough", settings.get_profile("quick"))
+settings.register_profile("sanitizer", deadline=None, derandomize=True)
+settings.load_profile("quick")
 
 if wanted := os.environ.get("FASTAGG_TEST_EXTENSION"):  # the sanitizer run must not test another build
     assert fastagg._build.native.__file__.startswith(wanted), fastagg._build.native.__file__
@@ -29,16 +37,42 @@ ISAS = [name for name, supported in fastagg.build_info()["cpu_isas"].items() if 
 USES_KERNELS = re.compile(r"\bfastagg\.(ops|reference)\b|\bfrom fastagg import .*\b(ops|reference)\b")
 
 
+def examples(wanted: int, profile: str) -> int:
+    """How many examples a property gets that asks for `wanted`."""
+    if profile == "thorough":
+        return wanted
+    return min(wanted, max(5, wanted // 4) if profile == "quick" else 5)
+
+
+def kept_settings(item: pytest.Item) -> tuple[Any, str] | None:
+    """Where a property's settings are: the object and the name on it. None for a test that is no property."""
+    if isinstance(getattr(getattr(item, "cls", None), "settings", None), settings):
+        return item.cls, "settings"  # a state machine's
+    test, name = getattr(item, "obj", None), "_hypothesis_internal_use_settings"
+    test = getattr(test, "__func__", test)
+    return (test, name) if hasattr(test, name) else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """No module that calls kernels is left out under sanitizers; what is run there takes few examples."""
+    """No module that calls kernels is left out under sanitizers; properties get their profile's number of examples.
+
+    In a thorough run a property that gets more of them than in a quick one is slow, so that `-m slow` runs it.
+    """
     for path in {item.path for item in items if item.get_closest_marker("kernel") is None}:
         if USES_KERNELS.search(path.read_text()):
             raise pytest.UsageError(f"{path.name} uses fastagg.ops or fastagg.reference: it needs pytest.mark.kernel")
-    if settings.get_current_profile_name() == "sanitizer":
-        for item in items:
-            if own := getattr(getattr(item, "obj", None), "_hypothesis_internal_use_settings", None):
-                most = min(own.max_examples, settings.default.max_examples)
-                item.obj._hypothesis_internal_use_settings = settings(own, max_examples=most)
+    profile, seen = settings.get_current_profile_name(), set()
+    for item in items:
+        if (found := kept_settings(item)) is None:
+            continue
+        holder, name = found
+        own = getattr(holder, name)
+        if profile == "thorough" and examples(own.max_examples, "quick") < own.max_examples:
+            item.add_marker(pytest.mark.slow)
+        if id(holder) not in seen:  # parameters of one test share its settings
+            seen.add(id(holder))
+            setattr(holder, name, settings(own, max_examples=examples(own.max_examples, profile)))
 
 
 @pytest.fixture(params=ISAS)

@@ -59,7 +59,9 @@ PRESETS: dict[str, Make] = {
     "ACE, partial, int8, by samples": _of(
         "ACE", lr=0.1, num_clients=CLIENTS, cache="int8", warmup="partial", weighting="samples"
     ),
-    "ACE, of five": _of("ACE", lr=0.1, num_clients=5, warmup="partial"),  # blocks are refreshed in three turns
+    "ACE, of five": _of(
+        "ACE", lr=0.1, num_clients=5, warmup="partial"
+    ),  # every block of the sum has its turn within 20 arrivals
     "ACE, AMSGrad in 8 bits": _of(
         "ACE", lr=0.1, num_clients=CLIENTS, cache="int4", optimizer=fastagg.AMSGrad(0.01, moments="8bit")
     ),

@@ -178,6 +178,9 @@ def test_help_names_every_command_and_needs_no_simulator(tmp_path):
         (["--set", "participation.concurrency=13"], "more than data.clients, 12"),
         (["--set", "algorithm.name=FedMagic"], "algorithm 'FedMagic' is unknown, known:"),
         (["--set", "algorithm.speed=1"], "FedBuff has no keyword 'speed', known:"),
+        (["--set", "algorithm.name=fedbuf"], "; did you mean 'FedBuff'?"),
+        (["--set", "algorithm.learning_rate=1"], "; did you mean 'lr'?"),
+        (["--set", "algorithm.weighting=sample"], "got 'sample'; did you mean 'samples'?"),
         (["--set", "algorithm.lr=-1"], "lr"),
         (["--set", "algorithm.buffer_size=0"], "buffer_size"),
         (["--set", "data.clients=2000", "--set", "data.min_samples=1"], "cannot give each of 2000 clients"),
@@ -242,6 +245,7 @@ def test_bench_without_its_tools_says_what_to_install(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("body", "code"), [("pass", 0), ("assert False", 1)])
 def test_bench_runs_the_checkouts_benchmarks(monkeypatch, tmp_path, body, code):
     pytest.importorskip("pytest_benchmark")
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # beside other processes it refuses to measure
     (tmp_path / "bench").mkdir()
     (tmp_path / "pyproject.toml").write_text("")
     (tmp_path / "bench" / "test_it.py").write_text(

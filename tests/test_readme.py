@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import fastagg
+from fastagg import registry
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -24,9 +25,7 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_every_preset_is_in_the_tables() -> None:
     algorithms = (Path(__file__).parents[1] / "docs" / "algorithms.md").read_text()
-    presets = [name for name in dir(fastagg.presets) if callable(getattr(fastagg.presets, name))]
-    presets = [n for n in presets if getattr(fastagg.presets, n).__module__ == "fastagg.presets" and n[0] != "_"]
-    assert len(presets) >= 17
-    for name in presets:
+    assert len(registry.presets()) >= 17
+    for name in registry.presets():
         assert f"`{name}`" in README, name
         assert f"`{name}`" in algorithms, name

@@ -18,6 +18,8 @@ pytest.importorskip("sklearn")
 
 from federation import APP, Federation
 
+pytestmark = pytest.mark.slow
+
 # The app's server with a journal of what reached it.
 JOURNAL = """
 import itertools

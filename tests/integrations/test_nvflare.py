@@ -257,6 +257,7 @@ def server_log(folder: Path) -> str:
     return next(folder.rglob("server/log.txt")).read_text()
 
 
+@pytest.mark.slow
 def test_fedams_in_flares_rounds(tmp_path: Path) -> None:
     simulate("rounds", tmp_path)
     assert accuracy(weights(tmp_path)) > 0.9
@@ -270,6 +271,7 @@ def test_fedams_in_flares_rounds(tmp_path: Path) -> None:
         assert torch.equal(value, torch.as_tensor(final[name])), name
 
 
+@pytest.mark.slow
 def test_fadas_with_sites_that_misbehave(tmp_path: Path) -> None:
     """One sends NaN, one arrays that the model has not, one stays away for longer than its task lasts, one dies."""
     simulate("asynchronous", tmp_path)
@@ -292,6 +294,7 @@ def test_fadas_with_sites_that_misbehave(tmp_path: Path) -> None:
         assert torch.equal(second.state_dict()["moments"][moment], server.state_dict()["moments"][moment])
 
 
+@pytest.mark.slow
 def test_a_job_whose_server_was_killed_goes_on(tmp_path: Path) -> None:
     """Killed with all its clients in the middle of training, and started again from its checkpoint."""
     first, second = tmp_path / "first", tmp_path / "second"
@@ -321,6 +324,7 @@ def test_a_job_whose_server_was_killed_goes_on(tmp_path: Path) -> None:
     assert torch.equal(again.flat, server.flat)
 
 
+@pytest.mark.slow
 def test_collab(tmp_path: Path) -> None:
     log = simulate("collab", tmp_path)
     assert log.count(": version ") >= 40

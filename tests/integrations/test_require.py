@@ -29,6 +29,14 @@ def test_versions_are_compared_as_numbers(monkeypatch, found: str, least: str, o
             integrations.require("flwr", least, "flower")
 
 
+def test_presets_go_by_name() -> None:
+    for name in ("FADAS", "FedAvg"):
+        assert integrations.preset(name) is getattr(fastagg, name)
+    for name, words in (("fadas", "did you mean 'FADAS'"), ("Server", "got 'Server'"), (3, "got 3"), ([], r"got \[\]")):
+        with pytest.raises(fastagg.ConfigError, match=f"algorithm: expected one of .*{words}"):
+            integrations.preset(name)
+
+
 def test_the_package_imports_no_framework() -> None:
     frameworks = "{'flwr', 'nvflare', 'appfl'}"
     code = f"import sys, fastagg, fastagg.integrations; sys.exit(bool({frameworks} & sys.modules.keys()))"

@@ -59,13 +59,11 @@ class ActiveSet(AllClients):
     """ACED (002 Alg. a.1): u = mean over A(t) of U_i, A(t) = {i : t - t_start_i <= tau_algo}, t as before the
     step.
 
-    freshness="dispatch"  Alg. a.1: t_start_i = 1 for all at the first step; t_start_j = t+1 after j's arrival
-                          at t, so a client that comes back too late is left out of that one step (its date
-                          is reset only on line 10) and counts from the next
+    freshness="dispatch"  t_start_i is the version i was last sent. Alg. a.1 sends the next model, t+1, to all at the
+                          first step and to j after its arrival at t; a driver that does so gets exactly that: a
+                          client that comes back too late is left out of that one step and counts from the next
     freshness="gradient"  Eq. 7's text: t_start_j is the version s its cached gradient was computed on (0 for
                           the first gradients), so a fresh arrival counts at once and a stale one never
-    warmup="partial"      a client's first arrival is dated by the version it was sent; the rest as above
-
     The first step of warmup="full" takes every row (Alg. a.1 line 2).
     """
 
@@ -86,7 +84,7 @@ class ActiveSet(AllClients):
 
     def add(self, server: Composed, arrival: Arrival) -> Vector | Literal["wait", "empty"]:
         t, j = server.t, arrival.client
-        if self.freshness == "gradient" or j not in self.start:
+        if self.freshness == "gradient":
             self.start[j] = arrival.version
         started = self.warmup == "partial" or len(self.rows) == self.num_clients
         self.keep(arrival)
@@ -94,14 +92,14 @@ class ActiveSet(AllClients):
             if len(self.rows) < self.num_clients:
                 return "wait"
             self.active = sorted(self.rows)
-            if self.freshness == "dispatch":
-                self.start = {i: t + 1 for i in self.rows}
             return self.mean_of(self.active)
 
         self.active = [i for i in sorted(self.rows) if t - self.start[i] <= self.tau_algo]
-        if self.freshness == "dispatch":
-            self.start[j] = t + 1
         return self.mean_of(self.active) if self.active else "empty"
+
+    def dispatched(self, client: int, version: int) -> None:
+        if self.freshness == "dispatch":
+            self.start[client] = version
 
 
 class Differences(Direction):

@@ -69,6 +69,9 @@ class Direction:
         """The vector u of this step; "wait": it needs more arrivals; "empty": this iteration has no step."""
         raise NotImplementedError
 
+    def dispatched(self, client: int, version: int) -> None:
+        """A client was sent a version."""
+
 
 class Composed:
     """Any direction with any optimizer and any staleness policy.
@@ -119,6 +122,7 @@ class Composed:
         self.outstanding.add((client, self.t))
         self.last_sent[client] = self.t
         self.policy.dispatched(client, self.t)
+        self.direction.dispatched(client, self.t)
         return self.t
 
     def local_steps(self, client: int) -> int | None:

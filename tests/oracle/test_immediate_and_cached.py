@@ -156,6 +156,8 @@ def test_aced_mass_expiry_at_tau_algo_plus_2() -> None:
     server = ACED([0.0], lr=1.0, num_clients=4, max_delay=2)
     for client in range(4):
         turn(server, client, [float(client)])
+    for client in range(4):
+        server.dispatch(client)
     sizes = {0: len(server.active_set.active)}
     for t in range(1, 6):
         assert server.t == t
@@ -173,8 +175,9 @@ def test_aced_late_client_rejoins_one_step_after_it_returns() -> None:
     turn(server, 0, [0.0])
     turn(server, 0, [0.0])
     assert server.t == 3
-    server.receive(1, [10.0])  # t - 1 = 2 > 1: left out, and so dated 4
+    server.receive(1, [10.0])  # t - 1 = 2 > 1: left out
     assert server.active_set.active == [0] and server.x[0] == 0.0
+    server.dispatch(1)  # and so dated 4
     turn(server, 0, [0.0])
     assert server.active_set.active == [0, 1] and server.x[0] == -5.0
 

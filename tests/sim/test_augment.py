@@ -54,10 +54,10 @@ class Sent:
     local_steps = None
 
     def __init__(self, module):
-        self.params = {name: p.clone() for name, p in module.state_dict().items()}
+        self.views = {name: p.clone() for name, p in module.state_dict().items()}
 
     def delta(self, trained):
-        return {name: p - self.params[name] for name, p in trained.state_dict().items()}
+        return {name: p - self.views[name] for name, p in trained.state_dict().items()}
 
 
 def test_training_sees_the_augmented_batch():

@@ -13,11 +13,11 @@ from fastagg.sim.models import build
 class Sent:
     """What a dispatch is to a client."""
 
-    params: dict
+    views: dict
     local_steps: int | None = None
 
     def delta(self, trained: nn.Module) -> dict:
-        return {name: value - self.params[name] for name, value in trained.state_dict().items()}
+        return {name: value - self.views[name] for name, value in trained.state_dict().items()}
 
 
 @pytest.fixture

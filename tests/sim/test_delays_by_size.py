@@ -129,7 +129,8 @@ def test_after_the_drop_the_others_fill_the_places_and_the_server_forgets_the_ta
         simulation.step()
     flying = [job.client for job in simulation.schedule.in_flight()]
     assert len(flying) == len(set(flying)) == 6  # M_c, and those who are left
-    owed = {client for client, held in simulation.server.state_dict()["in_flight"].items() if held}
+    tasks = simulation.server.state_dict()["tasks"]
+    owed = {int(tasks["clients"][place]) for place in tasks["task_client"]}
     assert owed == set(flying)
 
 

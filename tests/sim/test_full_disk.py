@@ -94,6 +94,7 @@ def test_the_picture_at_the_end(tiny, tmp_path):
     same(tmp_path / "whole", tmp_path / "cut")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_a_comparison(tiny, tmp_path, jobs):
     (tmp_path / "mine.toml").write_text(to_toml(tiny(EVERY)))

@@ -20,8 +20,11 @@ def folder(tmp_path_factory):
 
 
 def worlds():
-    """Return the distinct pairs of data and model over all recipes and tables, each with one that has it."""
-    found = {}
+    """Return the distinct pairs of data and model over all recipes and tables, each with one that has it.
+
+    Slow are those that differ from an earlier one in numbers alone: how many clients, how they split the data.
+    """
+    found, kinds = {}, set()
     for name in recipes.names():
         config = recipes.load(name)
         found.setdefault((config.data, config.model.model_dump_json()), name)
@@ -29,7 +32,12 @@ def worlds():
         for cell in tables.load(name).cells:
             config = from_dict(cell.values, cell.label)
             found.setdefault((config.data, config.model.model_dump_json()), f"{name}: {cell.label}")
-    return [pytest.param(data, model, id=where) for (data, model), where in found.items()]
+    worlds = []
+    for (data, model), where in found.items():
+        kind = (model, *(word for word in data.model_dump().values() if isinstance(word, str)))
+        worlds.append(pytest.param(data, model, id=where, marks=[pytest.mark.slow] if kind in kinds else []))
+        kinds.add(kind)
+    return worlds
 
 
 @pytest.mark.parametrize(("data", "model"), worlds())

@@ -1,5 +1,6 @@
 """A run that was stopped at any point and resumed ends as if it had never stopped."""
 
+import copy
 import gc
 import json
 import signal
@@ -122,6 +123,26 @@ def test_a_checkpoint_written_seldom_costs_repeated_work_and_no_row(tiny, tmp_pa
     assert not (tmp_path / "cut" / "summary.json").exists()
     run(config, tmp_path / "cut", resume="go on")
     same(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_state_is_of_one_config_and_leaves_another_alone(tiny):
+    simulation = Simulation(tiny({**CASES["ACE int8"], "run.uploads": 60}))
+    for _ in range(10):
+        simulation.step()
+    state = simulation.state_dict()
+    other = Simulation(tiny({**CASES["ACE int8"], "run.uploads": 60, "seed": 1}))
+    begun, before = other.uploads, other.server.flat.clone()
+    with pytest.raises(CheckpointError, match="another run"):
+        other.load_state_dict(state)
+    assert other.uploads == begun and torch.equal(other.server.flat, before)
+    again = Simulation(simulation.config)
+    again.load_state_dict(copy.deepcopy(state))
+    for _ in range(10):
+        simulation.step()
+        again.step()
+    assert again.uploads == simulation.uploads == 20
+    assert torch.equal(again.server.flat, simulation.server.flat)
+    assert not torch.equal(again.server.flat, before)
 
 
 def test_killed_by_the_operating_system(tiny, tmp_path):

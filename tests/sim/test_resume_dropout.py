@@ -82,6 +82,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_killed_by_the_operating_system(tiny, drawing_model, tmp_path):
     changes = {**CASES["FADAS"], "run": {"uploads": 250, "evaluate_every": 2, "checkpoint_every": 0.0}}
     config = tiny(changes)

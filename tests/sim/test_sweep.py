@@ -218,6 +218,7 @@ def test_an_unknown_baseline_is_refused_before_anything_runs(recipe, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_there_and_the_same_command_ends_as_if_unbroken(recipe, tmp_path):
     changes = ["--set", "run.uploads=3000", "--set", "run.evaluate_every=250"]
     program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"

@@ -3,8 +3,9 @@
 import pytest
 
 from fastagg.errors import ConfigError, DataError
+from fastagg.registry import presets
 from fastagg.sim import tables
-from fastagg.sim.build import build_distillation, build_server, check_clients, distils, presets
+from fastagg.sim.build import build_distillation, build_server, check_clients, distils
 from fastagg.sim.config import from_dict
 from fastagg.sim.recipes import names as recipe_names
 from fastagg.sim.tables import expand, load, merge

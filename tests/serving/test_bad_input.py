@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from liars import CLAIMED, Impostor, Lying, LyingArray, fake, freed, nested
 from models import Residual
 from torch import Tensor, nn
 
@@ -27,7 +28,7 @@ SERVERS = {
     "FedAC": lambda x, **k: fastagg.FedAC(x, lr=0.1, buffer_size=2, **k),
     "FedAvg": lambda x, **k: fastagg.FedAvg(x, clients_per_round=2, **{"weighting": "uniform", **k}),
 }
-D = 300
+D = CLAIMED
 
 
 def bits(value: Any) -> Any:
@@ -128,6 +129,23 @@ BAD: dict[str, tuple[dict[str, Any], tuple[type[BaseException], ...], str]] = {
     "sparse": ({"update": torch.zeros(D).to_sparse()}, DTYPE, "expected dense.*sparse_coo"),
     "no numbers": ({"update": torch.zeros(D, device="meta")}, DTYPE, "meta"),
     "objects": ({"update": np.array([None] * D)}, DTYPE, "got a object array"),
+    "freed": ({"update": freed(torch.zeros(D))}, DTYPE, "300 numbers.*memory was freed"),
+    "freed parameter": ({"update": freed(nn.Parameter(torch.zeros(D)))}, DTYPE, "memory was freed"),
+    "freed half": ({"update": freed(torch.zeros(D).half())}, DTYPE, "memory was freed"),
+    "freed view": ({"update": freed(torch.zeros(D + 5)[5:])}, DTYPE, "memory was freed"),
+    "freed strided": ({"update": freed(torch.zeros(2 * D)[::2])}, DTYPE, "memory was freed"),
+    "freed behind": ({"update": freed(torch.zeros(D + 5)[5:], 4 * D)}, DTYPE, "memory was freed"),
+    "freed in part": ({"update": [freed(torch.zeros(D), 4 * D - 1)]}, DTYPE, "memory was freed"),
+    "fake": ({"update": fake()}, DTYPE, "numbers in memory, got FakeTensor"),
+    "nested": ({"update": nested(torch.strided)}, DTYPE, "nested tensor"),
+    "jagged": ({"update": nested(torch.jagged)}, DTYPE, "got NestedTensor"),
+    "masked": ({"update": np.ma.masked_array(np.zeros(D, np.float32), [True] * D)}, DTYPE, "masked array"),
+    "lying": ({"update": torch.zeros(3).as_subclass(Lying)}, SHAPE, r"expected shape \[300\], got \[3\]"),
+    "lying array": ({"update": np.zeros(3, np.float32).view(LyingArray)}, SHAPE, r"got \[3\]"),
+    "lying type": ({"update": np.zeros(D).view(LyingArray)}, DTYPE, "got a float64 array"),
+    "impostor": ({"update": Impostor(Tensor)}, DTYPE, "got Impostor"),
+    "NumPy impostor": ({"update": Impostor(np.ndarray)}, DTYPE, "got Impostor"),
+    "opaque": ({"update": torch.zeros(D).to_mkldnn()}, DTYPE, "mkldnn"),
     "text": ({"update": "nonsense"}, DTYPE, "expected a torch tensor.*got str"),
     "None": ({"update": None}, DTYPE, "got NoneType"),
     "NaN first": ({"update": at(0)}, FINITE, "NaN or infinity"),
@@ -203,6 +221,15 @@ IN_FORM: dict[str, tuple[str, Any, tuple[type[BaseException], ...], str]] = {
         "module", put("stem.1.num_batches_tracked", torch.tensor(1, device="meta")), DTYPE, "batches_tracked.*meta"),
     "module: float64": ("module", lambda u: {k: v.double() for k, v in u.items()}, DTYPE, "integer|float64"),
     "module: buffer shape": ("module", put("stem.1.running_var", torch.ones(5)), SHAPE, r"running_var'.*\[4\].*\[5\]"),
+    "module: variance": ("module", put("body.1.running_var", with_one(3, -1e-6)), CONFIG, "1.running_var'.*-1e-06"),
+    "module: mean": ("module", put("stem.1.running_mean", with_one(0, 1e33)), FINITE, r"running_mean'.*mean.*1e\+33"),
+    "module: count": ("module", put("stem.1.num_batches_tracked", torch.tensor(-1)), CONFIG, "tracked'.*count.*-1"),
+    "module: freed": ("module", put("head.bias", freed(torch.zeros(3))), DTYPE, "'head.bias'.*freed"),
+    "module: freed buffer": ("module", put("stem.1.running_var", freed(torch.ones(4))), DTYPE, "var'.*freed"),
+    "module: fake": ("module", put("head.bias", fake()), DTYPE, "'head.bias'.*FakeTensor"),
+    "module: nested buffer": ("module", put("stem.1.running_var", nested(torch.strided)), DTYPE, "var'.*nested"),
+    "dict: masked": ("state_dict", put("w", np.ma.zeros((20, 10), np.float32)), DTYPE, "'w'.*masked"),
+    "dict: lying": ("state_dict", put("w", torch.zeros(3).as_subclass(Lying)), SHAPE, r"'w'.*\[20, 10\].*\[3\]"),
     "dict: half": ("state_dict", put("half", with_one(99, -math.inf)), FINITE, "in 'half'"),
     "dict: buffer": ("state_dict", put("bn.running_mean", with_one(0, math.inf)), FINITE, "buffers"),
     "dict: complex buffer": (

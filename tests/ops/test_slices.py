@@ -132,7 +132,7 @@ def test_the_sum_is_refreshed_where_the_whole_is() -> None:
 
 
 CUTTABLE = [name for name in PRESETS if not name.startswith(OF_THE_WHOLE) and not (EMULATED and uses_8_bits(name))]
-ARRIVALS = 27  # sums are refreshed every eight steps
+ARRIVALS = 27  # with five clients every block of the sum has its turn within 20
 
 
 def servers(name: str, slices: list[tuple[int, int]], at_origins: bool = True) -> list[fastagg.Server]:

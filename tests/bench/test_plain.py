@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).resolve().parents[1] / "bench"
+BENCH = Path(__file__).resolve().parents[2] / "bench"
 # What suite.measure does before it times anything; on a machine in use the timing itself would wait for quiet.
 SCRIPT = """
 import sys

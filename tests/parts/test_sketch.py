@@ -43,7 +43,7 @@ def columns(size: int) -> torch.Tensor:
     return values
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda d: vector(d, 7), columns])
 def test_square_of_the_norm_is_unbiased_with_the_promised_deviation(make: object) -> None:
     size, seeds = 200_000, 400

@@ -112,6 +112,8 @@ def test_bad_buffers_change_nothing() -> None:
         lambda x: fastagg.FADAS(x, eps=1e-60),
         lambda x: fastagg.FADAS(x, delay_threshold=-1),
         lambda x: fastagg.FADAS(x, delay_rule="other"),
+        lambda x: fastagg.FADAS(x, delay_rule="drop"),  # another rule's
+        lambda x: fastagg.FADAS(x, learning_rate=0.1),
         lambda x: fastagg.FedBuff(x, lr="fast"),
         lambda x: fastagg.FedAsync(x, alpha=0.0),
         lambda x: fastagg.FedAsync(x, alpha=1.5),
@@ -130,7 +132,9 @@ def test_bad_buffers_change_nothing() -> None:
         lambda x: fastagg.AsyncFedED(x, lam=0.0, eps=1.0),
         lambda x: fastagg.AsyncFedED(x, lam=1.0, eps=1.0, local_steps=0),
         lambda x: fastagg.AsyncFedED(x, lam=1.0, eps=1.0, sketch=10),
+        lambda x: fastagg.ACE(x, lr=0.1, num_clients=2, mode="clients"),
         lambda x: fastagg.Server(x, optimizer="adam"),
+        lambda x: fastagg.Server(x, learning_rate=0.1),
         lambda x: fastagg.set_num_threads(0),
         lambda x: fastagg.set_isa("mmx"),
     ],
@@ -177,11 +181,11 @@ def test_only_versions_in_flight_are_kept() -> None:
         server.dispatch(client)
         server.dispatch("other")
         server.receive("other", torch.ones(100))
-    assert list(server._tasks.versions) == [0, 1, 2, 3] and server.memory()["versions"] == 4 * 400
+    assert sorted(server._core.ledger.state()["versions"]) == [0, 1, 2, 3] and server.memory()["versions"] == 4 * 400
     server.receive(1, torch.ones(100))
-    assert list(server._tasks.versions) == [0, 2, 3]
+    assert sorted(server._core.ledger.state()["versions"]) == [0, 2, 3]
     server.forget(0)
-    assert list(server._tasks.versions) == [2, 3]
+    assert sorted(server._core.ledger.state()["versions"]) == [2, 3]
     with pytest.raises(errors.UnknownClient):
         server.receive(0, torch.ones(100))
     server.forget(2, version=2)
@@ -193,8 +197,9 @@ def test_memory_is_what_it_says() -> None:
     server = fastagg.ACE(torch.zeros(1000), lr=0.1, num_clients=5, cache="int8", optimizer=fastagg.AMSGrad())
     rows = 5 * (1024 + 4 * 4)
     assert server.memory() == {
-        "model": 4000, "moments": 12000, "direction": rows + 4000 + 8 * 5, "versions": 0, "buffers": 0,
-        "total": 16000 + rows + 4000 + 40,
+        "model": 4000, "moments": 12000, "direction": rows + 4000 + 8 * 5, "versions": 0, "clients": 5 * 16,
+        "buffers": 0,
+        "total": 16000 + rows + 4000 + 40 + 80,
     }  # fmt: skip
 
 
@@ -238,7 +243,7 @@ def test_checkpoints_that_are_damaged_or_of_another_server(tmp_path: Any, monkey
         with pytest.raises(errors.CheckpointError):
             other.load_state_dict(state)
         assert same(other.state_dict(), before)
-    for key in ("flat", "moments", "direction", "versions", "in_flight"):
+    for key in ("flat", "moments", "direction", "tasks", "buffers"):
         broken = {**state, key: None}
         with pytest.raises(errors.CheckpointError):
             server.load_state_dict(broken)

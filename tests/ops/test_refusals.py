@@ -305,6 +305,8 @@ def test_addresses_go_by_name() -> None:
         lambda: native.copy(update, 0, D, 4, at),
         lambda: native.crc32c(update, [4 * D], 0, False),
         lambda: native.recompute_sum(rows().native, at, at, 0, 1, 1),
+        lambda: native.add_rows(rows().native, [(0, 0, 1, at)], at, 1.0),
+        lambda: native.settle_rows([(0, at)], at, D),
         lambda: native.read_row(rows().native, 0, at),
         lambda: native.Update([(at, D, 0)], 0),
         lambda: native.Rows("fp32", D, 1, at, 0),

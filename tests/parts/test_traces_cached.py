@@ -192,28 +192,23 @@ def test_resuming_is_never_having_stopped(case: Case, cut: int, rule: str) -> No
     assert resuming.server.version == whole.version
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["fp32", "int8"])
 @pytest.mark.parametrize("bias", [0.0, 1.0])
 def test_the_mean_does_not_drift_in_a_million_arrivals(format: str, bias: float) -> None:
     """With bias the rows agree, so that the sum is n times a row and a plain fp32 sum would lose tens of ulp."""
     size, n, arrivals = 4, 100, 1_000_000
-    direction = fastagg.AllClients(n, format, warmup="partial")
-    state = direction.start(size, torch.device("cpu"), 1)
+    server = fastagg.ACE(torch.zeros(size), lr=0.0, num_clients=n, cache=format, warmup="partial", seed=1)
     rng = np.random.default_rng(0)
     pool = [torch.from_numpy((rng.standard_normal(size) * 0.1 + bias).astype(np.float32)) for _ in range(997)]
-    pieces = [fastagg.storage.pieces.Pieces([p]) for p in pool]
     for i in range(arrivals):
         client = i * 7919 % n
-        fastagg.ops.cached_step_(
-            None, pieces[i % 997], cache=state.cache, sum=state.sum, write=client, read=client if i >= n else -1,
-            client=client, arrival=i,
-        )  # fmt: skip
-        state.weights[client] = 1.0  # the rest is what arrive() does beside the kernel
-        state.arrivals = i + 1
-        fastagg.ops.refresh_sum_(state.sum, state.cache, state.weights, state.arrivals, n)
+        server.dispatch(client)
+        server.receive(client, pool[i % 997])
+    state = server._core.state
     rows = torch.stack([state.cache.row(slot) for slot in range(n)])
     exact = rows.double().mean(0)
     largest = float(rows.abs().max())
     error = (state.sum.double() / n - exact).abs().max()
-    assert float(error) <= 4 * float(np.spacing(np.float32(largest)))
+    # Added up again every 400 arrivals, and off by up to half an ulp of the sum at each of those since.
+    assert float(error) <= 12 * float(np.spacing(np.float32(largest)))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from liars import Lying, LyingArray, fake, freed
 from models import Residual, Tied
 from torch import Tensor, nn
 
@@ -218,6 +219,8 @@ def _read_only() -> np.ndarray:
         Elsewhere(torch.arange(6.0)),
         [Elsewhere(torch.arange(6.0))],
         (np.arange(6, dtype=np.float32),),
+        torch.arange(6.0).as_subclass(Lying),  # what it holds counts, not what its class says
+        np.arange(6, dtype=np.float32).view(LyingArray),
     ],
 )
 def test_updates_of_many_kinds(update: Any) -> None:
@@ -294,3 +297,21 @@ def test_a_layout_survives_its_spec() -> None:
     again = Layout.from_spec(layout.spec())
     assert again.entries == layout.entries and again.same_as(layout)
     assert not again.same_as(Layout.of(Residual()))
+
+
+def test_models_without_numbers_are_refused_by_name() -> None:
+    module = Residual()
+    freed(module.head.bias)
+    half = {"w": torch.zeros(300), "half": freed(torch.zeros(8).half()[::2])}
+    for params, words in (
+        (module, "head.bias: .*memory was freed"),
+        (half, "half: .*memory was freed"),
+        ([torch.zeros(2), fake(3)], "1: .*FakeTensor"),
+        (np.ma.zeros(3), "masked"),
+        (nn.Linear(2, 2, device="meta"), r"weight: .*\(meta\)"),
+    ):
+        with pytest.raises(fastagg.DTypeMismatch, match=words):
+            fastagg.FedBuff(params)
+    task = fastagg.FedBuff(Residual()).dispatch(0)
+    with pytest.raises(fastagg.DTypeMismatch, match=r"trained model 'head.bias': .*memory was freed"):
+        task.delta(module)

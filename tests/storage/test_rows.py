@@ -53,7 +53,7 @@ def test_rows_are_the_reference_to_the_bit(format: str, isa: str) -> None:
             assert same_bits(cache.row(1), reference.decode(data, scales, format, size))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["bf16", "int8", "int4"])
 def test_rounding_is_unbiased(format: str) -> None:
     size, rounds = 2048, 400

@@ -144,7 +144,7 @@ def test_error_is_below_one_step_of_the_grid(seed: int, step: int, shape: int, s
     assert signed or bool((found >= c / 8).all())
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 def test_rounding_is_unbiased(optimizer: str) -> None:
     """With decay rates of zero m is the update and v its square."""
@@ -331,7 +331,7 @@ def test_memory_is_a_quarter_and_files_go_on_bit_for_bit(name: str, tmp_path: Pa
             which.dispatch(client)
             which.receive(client, vector(size, 10 + client, 1e-2))
         which.close_round()
-    assert torch.equal(loaded.flat, twin.flat) and same(loaded._moments, twin._moments)
+    assert torch.equal(loaded.flat, twin.flat) and same(loaded._core.moments.tensors, twin._core.moments.tensors)
 
 
 def test_a_checkpoint_of_the_other_format_is_refused() -> None:
@@ -406,6 +406,7 @@ def final_loss(optimizer: fastagg.Optimizer, seed: int) -> float:
     return float(loss(server.flat, torch.arange(n)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_convergence_beside_fp32(name: str) -> None:
     """The same final loss within 3% of what was gained, over two seeds."""

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fastagg import cli
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from typing import Any
 
 import pytest
 import torch
@@ -57,10 +58,22 @@ def test_a_card_without_code(gpu: pytest.MonkeyPatch) -> None:
 
 
 @needs_none
-def test_a_build_without_kernels_says_that_it_is_slow(gpu: pytest.MonkeyPatch) -> None:
+def test_a_build_without_kernels(gpu: pytest.MonkeyPatch) -> None:
     gpu.setattr(devices, "native", native(0, (9, 0), built=""))
-    with pytest.warns(RuntimeWarning, match="no CUDA kernels"):
-        assert devices.choose("cuda", torch.zeros(1)) == torch.device("cuda", 0)
+    with pytest.raises(DeviceError, match=r"cuda:0: .*no CUDA kernels; install it where nvcc is found, or use .*'cpu'"):
+        devices.choose("cuda", torch.zeros(1))
+
+
+@pytest.mark.parametrize("device", ["meta", "mps", "xpu:1", torch.device("vulkan")])
+def test_devices_that_nobody_wrote_kernels_for(device: str | torch.device) -> None:
+    with pytest.raises(DeviceError, match=r"kernels for CPUs and CUDA devices alone.*use device='cpu'"):
+        fastagg.FedBuff(torch.zeros(4), device=device)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", 3.5])
+def test_what_is_no_device(device: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^device: "):
+        fastagg.FedBuff(torch.zeros(4), device=device)
 
 
 @pytest.mark.parametrize(

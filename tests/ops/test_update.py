@@ -129,7 +129,7 @@ def test_one_bad_element_anywhere_is_seen(bad: float, dtype: torch.dtype, isa: s
             assert not ops.inspect(update).finite
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_more_than_two_to_the_31_elements() -> None:
     # Untouched zero pages take no memory, so this needs little; 32-bit counts would stop short of the last element.
     size = (1 << 31) + 5

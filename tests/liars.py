@@ -1,0 +1,77 @@
+"""Arrays that are not what they say: freed, fake, nested, or of a class that lies about its size and address."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+
+CLAIMED = 300  # elements
+
+
+class Lying(Tensor):
+    """Whatever it holds, it claims to hold as many numbers as the model, at an address of its own."""
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        return torch.Size([CLAIMED])
+
+    def size(self, *_: Any) -> Any:
+        return torch.Size([CLAIMED])
+
+    def numel(self) -> int:
+        return CLAIMED
+
+    def data_ptr(self) -> int:
+        return 4096
+
+    def is_contiguous(self, *_: Any, **__: Any) -> bool:
+        return True
+
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+        return torch.Size([CLAIMED])
+
+
+class LyingArray(np.ndarray):
+    """The same in NumPy."""
+
+    shape, size, dtype = (CLAIMED,), CLAIMED, np.dtype(np.float32)  # type: ignore[assignment]
+
+    @property
+    def ctypes(self) -> Any:
+        return np.zeros(0).ctypes
+
+
+class Impostor:
+    """No array at all, but ``isinstance`` says that it is one of ``kind``."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return self.kind
+
+
+def freed(tensor: Tensor, left: int = 0) -> Tensor:
+    """``tensor`` with ``left`` bytes of its memory left."""
+    tensor.untyped_storage().resize_(left)
+    return tensor
+
+
+def fake(size: int = CLAIMED) -> Tensor:
+    """A tensor without numbers, which says that it is on the CPU."""
+    with FakeTensorMode():
+        return torch.zeros(size)
+
+
+def nested(layout: torch.layout) -> Tensor:
+    """Two tensors in one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is a prototype, says torch
+        return torch.nested.nested_tensor([torch.zeros(CLAIMED - 1), torch.zeros(1)], layout=layout)

@@ -1,0 +1,97 @@
+"""A million clients cost what a hundred do: a few bytes each, and nothing at an arrival."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from presets import update
+
+import fastagg
+
+pytestmark = [pytest.mark.kernel, pytest.mark.slow]
+
+D, MILLION, ARRIVALS = 64, 10**6, 2000
+Make = Callable[[int], fastagg.Server]
+
+
+def of(name: str, **settings: Any) -> Make:
+    return lambda n: getattr(fastagg, name)(torch.zeros(D), num_clients=n, **settings)
+
+
+NUMBERED: dict[str, Make] = {
+    "FedBuff": of("FedBuff", buffer_size=3),
+    "FADAS": of("FADAS", lr=0.01, buffer_size=2),
+    "FedAsync": of("FedAsync"),
+    "AsyncFedED": of("AsyncFedED", lam=1.0, eps=1.0),
+    "AsyncFedED, sketched": of("AsyncFedED", lam=1.0, eps=1.0, sketch=1024),
+    "ASGD": of("ASGD", lr=0.1),
+    "DelayAdaptiveASGD": of("DelayAdaptiveASGD", lr=0.1, delay_threshold=1, stale="scaled"),
+    "FedAC": of("FedAC", lr=0.01, buffer_size=2),
+    "ACE": of("ACE", lr=0.1, warmup="partial", cache="int8"),
+    "ACE, by clients": of("ACE", lr=0.1, warmup="partial", mode="client"),
+    "ACED": of("ACED", lr=0.1, warmup="partial", cache="int4", max_delay=50),
+    "ACED, gradient": of("ACED", lr=0.1, warmup="partial", cache="int4", max_delay=50, freshness="gradient"),
+    "CA2FL": of("CA2FL", buffer_size=4, cache="int4"),
+}
+OPEN: dict[str, Make] = {
+    name: (lambda n, name=name, how=how: getattr(fastagg, name)(torch.zeros(D), **how))
+    for name, how in {"FedBuff": {"buffer_size": 3}, "FedAsync": {}, "ASGD": {"lr": 0.1}}.items()
+}
+MOST_BYTES = 40  # of a client, in the ledger and the direction's book, beside its row
+
+
+def seconds(server: fastagg.Server, clients: int, first: int) -> float:
+    """The median time of an arrival, tasks in flight all the while."""
+    given, taken = update(0, D), []
+    picks = torch.randint(0, clients, (ARRIVALS,), generator=torch.Generator().manual_seed(first)).tolist()
+    waiting: list[int] = []
+    for client in picks:
+        begun = time.perf_counter()
+        server.dispatch(client)
+        if client not in waiting:
+            waiting.append(client)
+        if len(waiting) > 20:
+            server.receive(waiting.pop(0), given)
+        taken.append(time.perf_counter() - begun)
+    return statistics.median(taken)
+
+
+def rows(server: fastagg.Server) -> int:
+    cache = getattr(server._core.state, "cache", None)
+    return 0 if cache is None else cache.nbytes()
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+def test_numbered(name: str) -> None:
+    """Timings belong to the benchmarks: here only what would be seen if anything grew with the clients."""
+    small, large = NUMBERED[name](100), NUMBERED[name](MILLION)
+    before = large.memory()
+    assert before["clients"] <= 16 * MILLION
+    assert before["clients"] + before["direction"] - rows(large) <= MOST_BYTES * MILLION
+    times = {100: [], MILLION: []}  # type: dict[int, list[float]]
+    for turn in range(3):
+        times[100].append(seconds(small, 100, turn))
+        times[MILLION].append(seconds(large, MILLION, turn))
+    assert statistics.median(times[MILLION]) <= 5 * statistics.median(times[100]) + 2e-5, times
+    assert large.version > 1000
+    after = large.memory()
+    assert after["clients"] - before["clients"] < 2**20 and after["direction"] - before["direction"] < 2**20
+
+
+@pytest.mark.parametrize("text", [False, True])
+@pytest.mark.parametrize("name", OPEN)
+def test_who_is_known_is_found(name: str, text: bool) -> None:
+    """No number of clients said ahead: a hundred thousand come, each answers once."""
+    server, given, count = OPEN[name](0), update(0, D), 100_000
+    for number in range(count):
+        server.dispatch(str(number) if text else number)
+    assert server._core.ledger.known == count
+    assert server.memory()["clients"] <= MOST_BYTES * count + 2**20
+    for number in range(0, count, 50):
+        assert server.receive(str(number) if text else number, given).client == (str(number) if text else number)
+    assert server.version > 500

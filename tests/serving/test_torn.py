@@ -1,0 +1,522 @@
+"""Whatever cuts a call short - Ctrl-C at any line, no memory, Python of a user's own that raises - leaves
+the state of before or the state of after, to the bit."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from models import same
+from presets import PRESETS, SYNCHRONOUS, Call, calls, model, update
+from torch import nn
+
+import fastagg
+from fastagg.errors import NonFiniteUpdate, UnknownVersion
+from fastagg.storage import memory
+
+pytestmark = pytest.mark.kernel
+
+D = 300
+PACKAGE = os.path.dirname(fastagg.__file__) + os.sep
+
+Act = Callable[[fastagg.Server], Any]
+State = dict[str, Any]
+
+
+class Cut:
+    """Raises KeyboardInterrupt before the ``at``-th line that runs in the package; with None it only counts.
+
+    Where a ``with`` is left its line runs once more. Signals do not fall there, between the last call of its body and
+    the release of its lock, and neither do we.
+    """
+
+    def __init__(self, at: int | None) -> None:
+        self.at, self.lines, self.line = at, 0, ""
+        self.open: set[tuple[FrameType, int]] = set()
+
+    def __enter__(self) -> Cut:
+        self.before = sys.gettrace()
+        sys.settrace(self._called)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self.before)
+
+    def _called(self, frame: FrameType, event: str, _: Any) -> Any:
+        return self._line if frame.f_code.co_filename.startswith(PACKAGE) else None
+
+    def _line(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line" and not self._leaves(frame):
+            if self.lines == self.at:
+                self.line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+            self.lines += 1
+        return self._line
+
+    def _leaves(self, frame: FrameType) -> bool:
+        place = (frame, frame.f_lineno)
+        if not linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with "):
+            return False
+        self.open ^= {place}
+        return place not in self.open
+
+
+class Moment:
+    """A server at one moment of a run, and the call that comes next."""
+
+    def __init__(self, server: fastagg.Server, act: Act) -> None:
+        self.server, self.act = server, act
+        self.sent = server._core.road.sent
+        self.old = server.state_dict()
+
+    def restore(self) -> None:
+        self.server.load_state_dict(self.old)
+        self.server._core.road.sent = self.sent  # steps in place are tested where the run would make one
+
+    def play(self) -> State:
+        self.restore()
+        self.act(self.server)
+        return self.server.state_dict()
+
+
+def cut_everywhere(moment: Moment, again: Act | None = None, between: tuple[State, ...] = (), stride: int = 1) -> int:
+    """Interrupt the call at each of its lines, or at every ``stride``-th; returns how many there are.
+
+    Every run ends in the old or the new state (or one of those ``between``); from the old one the call gives the new
+    one, and from the new one ``again`` is refused, if given.
+    """
+    new = moment.play()
+    assert not same(moment.old, new), "this call changes nothing"
+    assert same(moment.play(), new), "this call is not the same twice"
+    moment.restore()
+    with Cut(None) as count:
+        moment.act(moment.server)
+    ends = {"old": 0, "new": 0}
+    for at in range(0, count.lines, stride):
+        moment.restore()
+        with Cut(at) as cut, pytest.raises(KeyboardInterrupt):
+            moment.act(moment.server)
+        assert not moment.server._lock._is_owned(), cut.line  # type: ignore[attr-defined]
+        held = moment.server.state_dict()
+        if same(held, moment.old):
+            ends["old"] += 1
+            moment.act(moment.server)
+            assert same(moment.server.state_dict(), new), cut.line
+        elif same(held, new):
+            ends["new"] += 1
+            if again is not None:
+                with pytest.raises(UnknownVersion):
+                    again(moment.server)
+                assert same(moment.server.state_dict(), new), cut.line
+        else:
+            assert any(same(held, state) for state in between), cut.line
+    assert ends["old"]
+    moment.restore()
+    return count.lines
+
+
+def run_until_a_step(server: fastagg.Server, name: str, size: int, least: int = 4) -> Call:
+    """Some arrivals, so that everything holds something; returns the answer that makes the next step."""
+    tasks: dict[int, list[int]] = {}
+    played = list(calls(name, 12))
+    for i, call in enumerate(played):
+        if call.number is None:
+            tasks.setdefault(call.client, []).append(server.dispatch(call.client).version)
+            continue
+        if call.number >= least:
+            probe = server.state_dict()
+            stepped = server.receive(call.client, update(call.number, size), num_samples=2.0).applied
+            server.load_state_dict(probe)
+            if stepped and i % 2 == 0:
+                server._core.road.sent = False  # as if nobody had been sent this version
+            if stepped:
+                return call
+        server.receive(call.client, update(call.number, size), num_samples=2.0)
+    raise AssertionError("no step in twelve arrivals")
+
+
+def stepping(name: str) -> tuple[fastagg.Server, Act]:
+    """A server and an answer that makes it step."""
+    server = PRESETS[name](model(D))
+    call = run_until_a_step(server, name, D)
+    assert call.number is not None
+    given = update(call.number, D)
+    return server, lambda s: s.receive(call.client, given, num_samples=2.0)
+
+
+def echo(**settings: Any) -> fastagg.Server:
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    data = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    distill = fastagg.Distillation(model=network, unlabelled=data, batch_size=3, steps=2, lr=0.01, eps=1e-3, **settings)
+    return fastagg.FedEcho(network, num_clients=3, buffer_size=2, distill=distill)
+
+
+def echo_stepping(**settings: Any) -> tuple[fastagg.Server, Act]:
+    server = echo(**settings)
+    size = server.layout.size
+    for client in (0, 1, 2):
+        server.dispatch(client)
+    for client in (0, 1, 2):
+        server.receive(client, update(client, size) * 0.1)
+    server.dispatch(0)
+    return server, lambda s: s.receive(0, update(7, size) * 0.1)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_an_interrupt_at_each_line_of_receive(name: str) -> None:
+    server, act = stepping(name)
+    cut_everywhere(Moment(server, act), again=act)
+
+
+@pytest.mark.parametrize("stride", [11, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("keep_moments", [False, True])
+def test_an_interrupt_while_it_distils(keep_moments: bool, stride: int) -> None:
+    """What distilling took, in seconds, is no state."""
+    server, act = echo_stepping(keep_moments=keep_moments)
+    assert cut_everywhere(Moment(server, act), again=act, stride=stride) > 300
+
+
+ONE_OF_EACH = ("FedBuff", "FedAsync, hinge", "AsyncFedED", "ACE, int8", "ACED, fp32", "CA2FL, int8", "FedAC", "FedAvg")
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_an_interrupt_of_several_at_once(name: str) -> None:
+    """The first k of them are in, for some k, and nothing of the others."""
+    server = PRESETS[name](model(D))
+    if name in SYNCHRONOUS:
+        answers = [(client, update(client, D), server.dispatch(client).version, 2.0) for client in range(3)]
+    else:
+        first = run_until_a_step(server, name, D)
+        server.dispatch(first.client)
+        owed = {client: server._core.ledger.owed(client) for client in range(3)}
+        assert all(owed.values())
+        answers = [(client, update(4 + client, D), max(versions), 2.0) for client, versions in owed.items()]
+    moment = Moment(server, lambda s: s.receive_many(answers))
+    between = []
+    for k in (1, 2):
+        moment.restore()
+        for client, given, version, samples in answers[:k]:
+            server.receive(client, given, version, samples)
+        between.append(server.state_dict())
+    cut_everywhere(moment, between=tuple(between))
+    moment.play()
+    assert all(isinstance(outcome, UnknownVersion) for outcome in server.receive_many(answers))
+
+
+@pytest.mark.parametrize("difference", [False, True])
+@pytest.mark.parametrize("name", ["FedBuff", "FedBuff, one", "FedAvg", "FedAMS", "AsyncFedED", "FedAvg, deterministic"])
+def test_an_interrupt_of_a_trained_model(name: str, difference: bool) -> None:
+    server = PRESETS[name](model(D))
+    tasks = [server.dispatch(client) for client in range(3)]
+    deltas = [update(client, D).float() for client in range(3)]
+    room = {"FedBuff, one": 0, "AsyncFedED": 0}.get(name, 2)
+    for task, delta in list(zip(tasks, deltas, strict=True))[:room]:
+        server.receive_model(task, delta if difference else task.flat + delta, 2.0, difference=difference)
+    task, given = tasks[room], deltas[room] if difference else tasks[room].flat + deltas[room]
+
+    def act(server: fastagg.Server) -> None:
+        server.receive_model(task, given, num_samples=2.0, difference=difference)
+
+    cut_everywhere(Moment(server, act), again=act)
+
+
+@pytest.mark.parametrize("name", ["FedBuff", "FedAvg", "FADAS, corrected", "FedAvg, deterministic"])
+def test_an_interrupt_of_a_round_that_ends_early(name: str) -> None:
+    server = PRESETS[name](model(D))
+    for client in range(2):
+        server.dispatch(client)
+    for client in range(2 if "FADAS" not in name else 1):
+        server.receive(client, update(client, D), num_samples=2.0)
+    cut_everywhere(Moment(server, lambda s: s.close_round()))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_an_interrupt_of_a_task_that_goes_out(name: str) -> None:
+    server, act = stepping(name)
+    act(server)
+    moment = Moment(server, lambda s: s.dispatch(2))
+    cut_everywhere(moment)
+    new = moment.play()
+    server.dispatch(2)  # once more is the same task
+    assert same(server.state_dict(), new)
+
+
+def test_an_interrupt_of_handing_on_forgetting_and_loading() -> None:
+    server, act = stepping("FedAsync, hinge")
+    task = server.dispatch(0)
+    cut_everywhere(Moment(server, lambda s: s.hand_on(task, 7)))
+    cut_everywhere(Moment(server, lambda s: s.forget(0)))
+    act(server)
+    other = server.state_dict()
+    server.dispatch(2)
+    cut_everywhere(Moment(server, lambda s: s.load_state_dict(other)))
+
+
+@pytest.mark.parametrize("name", ["FedBuff, one", "ACE, fp32"])
+def test_what_follows_the_model_still_does_after_an_interrupt(name: str) -> None:
+    params = {"w": model(D - 10).reshape(10, -1), "b": model(10)}
+    server = PRESETS[name](params)
+    for client in range(3):
+        server.dispatch(client)
+    for client in range(3):
+        server.receive(client, update(client, D))
+    server.dispatch(0)
+    act: Act = lambda s: s.receive(0, update(5, D))  # noqa: E731
+    moment = Moment(server, act)
+    moment.restore()
+    with Cut(None) as count:
+        act(server)
+    for at in range(count.lines):
+        moment.restore()
+        flat, views = server.flat, server.parameters()
+        with Cut(at), pytest.raises(KeyboardInterrupt):
+            act(server)
+        assert torch.equal(server.flat, server.state_dict()["flat"])
+        assert torch.equal(flat, server.flat)
+        assert server.parameters().keys() == views.keys()
+        assert torch.equal(torch.cat([view.reshape(-1) for view in views.values()]), server.flat)
+
+
+# -- memory that is not there ------------------------------------------------------------------------------------
+
+
+class Allocations:
+    """Counts what asks for memory by name; the ``at``-th gets MemoryError."""
+
+    NAMES = ("empty", "zeros", "empty_bytes")
+
+    def __init__(self, patch: pytest.MonkeyPatch, at: int | None) -> None:
+        self.at, self.count = at, 0
+        for where in (memory, torch):
+            for name in (*self.NAMES, "empty_like", "zeros_like", "from_numpy", "stack", "cat"):
+                if hasattr(where, name):
+                    patch.setattr(where, name, self._counted(getattr(where, name)))
+        for name in ("clone", "double", "new_empty"):
+            patch.setattr(torch.Tensor, name, self._counted(getattr(torch.Tensor, name)))
+
+    def _counted(self, make: Any) -> Any:
+        def counted(*given: Any, **named: Any) -> Any:
+            self.count += 1
+            if self.count - 1 == self.at:
+                raise MemoryError
+            return make(*given, **named)
+
+        return counted
+
+
+def starve_everywhere(moment: Moment) -> int:
+    """The call with an allocation that fails at each place in turn changes nothing; returns how many there are."""
+    new, failed = moment.play(), 0
+    for at in range(10_000):
+        moment.restore()
+        with pytest.MonkeyPatch.context() as patch:
+            allocations = Allocations(patch, at)
+            try:
+                moment.act(moment.server)
+            except MemoryError:
+                failed += 1
+            else:
+                assert allocations.count <= at
+                break
+        assert same(moment.server.state_dict(), moment.old), f"allocation {at}"
+        moment.act(moment.server)
+        assert same(moment.server.state_dict(), new), f"allocation {at}"
+    moment.restore()
+    return failed
+
+
+@pytest.mark.parametrize("sent", [False, True])
+@pytest.mark.parametrize("name", PRESETS)
+def test_an_allocation_that_fails_in_receive(name: str, sent: bool) -> None:
+    server, act = stepping(name)
+    server._core.road.sent = sent
+    failed = starve_everywhere(Moment(server, act))
+    assert failed or not sent  # a version that was sent is not stepped in place
+
+
+@pytest.mark.parametrize("name", ["ACE, fp32", "ACED, int8", "CA2FL, fp32"])
+def test_an_allocation_that_fails_wherever_the_scrub_is(name: str) -> None:
+    """A block whose turn would have come has not begun: over a whole cycle, and with several blocks under way."""
+    size = 5000
+    server, plain = PRESETS[name](model(size)), PRESETS[name](model(size))
+    for client in range(3):
+        server.dispatch(client), plain.dispatch(client)
+    for number in range(30):
+        before = server.state_dict()
+        server._core.road.sent = True
+        with pytest.MonkeyPatch.context() as patch:
+            Allocations(patch, 0)
+            try:
+                server.receive(number % 3, update(number, size))
+            except MemoryError:
+                assert same(server.state_dict(), before), number
+                patch.undo()
+                server.receive(number % 3, update(number, size))
+        plain.receive(number % 3, update(number, size))
+        server.dispatch(number % 3), plain.dispatch(number % 3)
+        assert same(server.state_dict(), plain.state_dict())
+
+
+def test_an_allocation_that_fails_while_it_distils() -> None:
+    for keep_moments in (False, True):
+        server, act = echo_stepping(keep_moments=keep_moments)
+        assert starve_everywhere(Moment(server, act)) > 8
+
+
+@pytest.mark.parametrize("name", ["FedBuff", "FedAvg", "FedAMS", "AsyncFedED", "FedAvg, deterministic"])
+def test_an_allocation_that_fails_with_a_trained_model(name: str) -> None:
+    server = PRESETS[name](model(D))
+    tasks = [server.dispatch(client) for client in range(3)]
+    given = [task.flat + update(task.client, D).float() for task in tasks]
+    room = 0 if name == "AsyncFedED" else 2
+    for task, trained in list(zip(tasks, given, strict=True))[:room]:
+        server.receive_model(task, trained, 2.0)
+    assert starve_everywhere(Moment(server, lambda s: s.receive_model(tasks[room], given[room], 2.0))) > 0
+
+
+@pytest.mark.parametrize("name", ["FedBuff", "FedAvg", "FedAvg, deterministic"])
+def test_an_allocation_that_fails_as_a_round_ends(name: str) -> None:
+    server = PRESETS[name](model(D))
+    for client in range(2):
+        server.dispatch(client)
+        server.receive(client, update(client, D), num_samples=2.0)
+    starve_everywhere(Moment(server, lambda s: s.close_round()))
+
+
+def test_an_allocation_that_fails_with_running_statistics() -> None:
+    params = {"w": model(20), "bn.running_mean": torch.zeros(4), "bn.num_batches_tracked": torch.tensor(2)}
+    server = fastagg.FedBuff(params, buffer_size=2)
+    given = {"w": update(0, 20), "bn.running_mean": torch.ones(4), "bn.num_batches_tracked": torch.tensor(3)}
+    for client in range(2):
+        server.dispatch(client)
+    server.receive(0, given)
+    act: Act = lambda s: s.receive(1, given)  # noqa: E731
+    assert starve_everywhere(Moment(server, act)) > 0
+    cut_everywhere(Moment(server, act), again=act)
+
+
+# -- Python of others that raises --------------------------------------------------------------------------------
+
+
+class Unlucky(Exception):
+    """What a user's own code may raise."""
+
+
+@contextmanager
+def turns(patch: pytest.MonkeyPatch, owner: Any, name: str, at: int) -> Iterator[None]:
+    """The ``at``-th call of ``owner.name`` raises; those before do what they do."""
+    real, count = getattr(owner, name), [0]
+
+    def unlucky(*given: Any, **named: Any) -> Any:
+        count[0] += 1
+        if count[0] > at:
+            raise Unlucky
+        return real(*given, **named)
+
+    with patch.context() as now:
+        now.setattr(owner, name, unlucky)
+        yield
+
+
+@dataclass(frozen=True)
+class Own(fastagg.Optimizer):
+    """Momentum in plain torch."""
+
+    def step(self, x: Any, direction: Any, state: Any, lr: float, round: int) -> Any:
+        m = 0.5 * state["m"] + direction if state else direction
+        return x + lr * m, {"m": m}
+
+
+@dataclass(frozen=True)
+class Pairs(fastagg.Direction):
+    """The sum of two updates."""
+
+    def combine(self, update: Any, facts: Any, state: Any) -> Any:
+        if not state:
+            return None, {"first": update.clone()}
+        return state["first"] + update, {}
+
+
+@dataclass(frozen=True)
+class Late(fastagg.Staleness):
+    """Weighs and slows down."""
+
+    def weight(self, delay: int) -> float:
+        return 1.0 / (1 + delay)
+
+    def rate(self, lr: float, delays: Any) -> float:
+        return lr / (1 + max(delays))
+
+
+OWN: dict[str, Callable[[], fastagg.Server]] = {
+    "optimizer": lambda: fastagg.Server(model(D), fastagg.Buffer(2), Own(0.5)),
+    "direction": lambda: fastagg.Server(model(D), Pairs(), fastagg.AMSGrad(0.1)),
+    "both": lambda: fastagg.Server(model(D), Pairs(), Own(0.5), Late()),
+    "staleness": lambda: fastagg.Server(model(D), fastagg.Buffer(2), fastagg.AMSGrad(0.1), Late()),
+}
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fastagg.registry, "_parts", dict(fastagg.registry._parts))
+    for part in (Own, Pairs, Late):
+        fastagg.register(part)
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("name", OWN)
+def test_rules_of_ones_own_that_raise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = OWN[name]()
+    for turn in range(3):
+        server.dispatch(turn)
+        server.receive(turn, update(turn, D))
+    server.dispatch(5)
+    act: Act = lambda s: s.receive(5, update(5, D))  # noqa: E731
+    moment = Moment(server, act)
+    new = moment.play()
+    cut_everywhere(moment, again=act)
+    starve_everywhere(moment)
+    hooks = {"optimizer": [(Own, "step")], "direction": [(Pairs, "combine")],
+             "both": [(Own, "step"), (Pairs, "combine"), (Late, "weight"), (Late, "rate")],
+             "staleness": [(Late, "weight"), (Late, "rate")]}[name]  # fmt: skip
+    for owner, hook in hooks:
+        with turns(monkeypatch, owner, hook, 0):
+            moment.restore()  # hooks are looked up when a server is made
+            with pytest.raises(Unlucky):
+                act(server)
+        assert same(server.state_dict(), moment.old)
+        assert same(moment.play(), new)
+
+
+def test_distilling_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, act = echo_stepping()
+    moment = Moment(server, act)
+    new = moment.play()
+    student = type(server._core.state.student)
+    places = [(student, "bind", 2), (student, "infer", 1), (student, "logits", 2), (student, "gradients", 2),
+              (fastagg.ops, "distillation_loss", 2), (fastagg.ops, "soft_targets", 1)]  # fmt: skip
+    for owner, name, most in places:
+        for at in range(most):
+            moment.restore()
+            with turns(monkeypatch, owner, name, at), pytest.raises(Unlucky):
+                act(server)
+            assert same(server.state_dict(), moment.old), (name, at)
+            act(server)
+            assert same(server.state_dict(), new)
+
+
+def test_distilling_that_diverges() -> None:
+    server, _ = echo_stepping()
+    before = server.state_dict()
+    with pytest.raises((NonFiniteUpdate, fastagg.errors.UpdateTooLarge)):
+        server.receive(0, torch.full((server.layout.size,), 3e38))
+    assert same(server.state_dict(), before)

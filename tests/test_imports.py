@@ -1,0 +1,175 @@
+"""Who imports whom: no module takes part in a circle, and every room imports what lies below it alone.
+
+Imports inside functions count, those for type checkers alone do not. A module's own packages, which Python imports with
+it, are not counted either.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import fastagg
+
+PACKAGE = Path(fastagg.__file__).parent
+Graph = dict[str, set[str]]
+
+# From the bottom up. What a line names may import what stands on lines before it and on its own; the longest name that
+# fits a module is its place.
+ORDER = (
+    ("errors", "_native"),
+    ("_build", "_checks", "_keywords", "tuning", "parts.names"),
+    ("registry",),
+    # What numbers lie in. The cache reads its rows with an op, so it stands above.
+    ("storage", "clients"),
+    ("reference",),
+    ("ops",),
+    ("storage.cache",),
+    ("measuring", "layout"),
+    ("distill",),
+    ("parts",),
+    ("serving",),
+    ("presets",),
+    ("fastagg",),  # all public names
+    # Frameworks and the command line know the package as its users do. Nothing below imports them.
+    ("sim", "integrations"),
+    ("cli",),
+    ("__main__",),
+)
+
+
+def modules(package: Path) -> dict[str, Path]:
+    """The package's modules by their names, that of the package itself being its folder's."""
+    found = {}
+    for path in sorted([*package.rglob("*.py"), *package.rglob("*.pyi")]):
+        parts = path.relative_to(package.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def _only_for_types(node: ast.AST) -> bool:
+    test = node.test if isinstance(node, ast.If) else None
+    return getattr(test, "id", getattr(test, "attr", None)) == "TYPE_CHECKING"
+
+
+def _statements(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        yield node
+    children = node.orelse if isinstance(node, ast.If) and _only_for_types(node) else ast.iter_child_nodes(node)
+    for child in children:
+        yield from _statements(child)
+
+
+def imported(source: str, known: set[str]) -> set[str]:
+    """Which of the ``known`` modules a source imports; ``from package import module`` means the module."""
+    found = set()
+    for statement in _statements(ast.parse(source)):
+        if isinstance(statement, ast.Import):
+            found |= {alias.name for alias in statement.names}
+        else:
+            assert statement.level == 0, "relative imports are not understood here"
+            for alias in statement.names:
+                inner = f"{statement.module}.{alias.name}"
+                found.add(inner if inner in known else str(statement.module))
+    return found & known
+
+
+def graph_of(package: Path) -> Graph:
+    paths = modules(package)
+    return {name: imported(path.read_text(), set(paths)) - {name} for name, path in paths.items()}
+
+
+def circle(graph: Graph) -> list[str]:
+    """A circle of modules, or none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def height(module: str) -> int:
+    """The line of the table that a module stands on."""
+    heights = {name: line for line, names in enumerate(ORDER) for name in names}
+    place = module.removeprefix("fastagg.")
+    while place not in heights:
+        assert place, f"{module}: no line of the table names its room"
+        place = place.rpartition(".")[0]
+    return heights[place]
+
+
+def upward(graph: Graph) -> list[str]:
+    """What imports something above it."""
+    return [
+        f"{name} imports {other}"
+        for name, others in graph.items()
+        for other in sorted(others)
+        if height(other) > height(name)
+    ]
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    found = graph_of(PACKAGE)
+    # Edges of each kind that is to be seen: plain, of a module by its package, inside a function, of the extension.
+    for module, other in (
+        ("storage.cache", "ops.cached"),
+        ("_build", "tuning"),
+        ("cli", "sim.progress"),
+        ("tuning", "_native"),
+    ):
+        assert f"fastagg.{other}" in found[f"fastagg.{module}"]
+    return found
+
+
+def test_no_circle(graph: Graph) -> None:
+    assert not circle(graph)
+
+
+def test_every_module_stands_in_a_room_and_imports_nothing_above_it(graph: Graph) -> None:
+    assert not upward(graph)
+
+
+def test_the_reference_knows_nothing_of_the_kernels(graph: Graph) -> None:
+    """They are tested against it: of the package it may use the shape of an update and the formats' numbers."""
+    room = f"{PACKAGE.name}.reference"
+    inside = {module for module in graph if module.startswith(room)}
+    outside = set().union(*(graph[module] for module in inside)) - inside
+    assert outside == {"fastagg._build", "fastagg.storage.pieces"}
+
+
+def test_a_circle_through_a_function_is_found_and_one_of_types_is_not(tmp_path: Path) -> None:
+    package = tmp_path / "fastagg"
+    (package / "layout").mkdir(parents=True)
+    for name, text in {
+        "__init__": "from fastagg import layout",
+        "layout/__init__": "from fastagg.layout.model import go",
+        "layout/model": "def go():\n    from fastagg.storage import cache",
+        "storage": "",
+        "errors": "import typing as t\nif t.TYPE_CHECKING:\n    import fastagg.layout\nelse:\n import fastagg._build",
+        "_build": "import os, torch.nn",
+    }.items():
+        (package / f"{name}.py").write_text(text)
+    graph = graph_of(package)
+    assert graph == {
+        "fastagg": {"fastagg.layout"},
+        "fastagg.layout": {"fastagg.layout.model"},
+        "fastagg.layout.model": {"fastagg.storage"},
+        "fastagg.storage": set(),
+        "fastagg.errors": {"fastagg._build"},
+        "fastagg._build": set(),
+    }
+    assert not circle(graph) and upward(graph) == ["fastagg.errors imports fastagg._build"]
+    (package / "storage.py").write_text("class Cache:\n    def row(self):\n        from fastagg import layout")
+    graph = graph_of(package)
+    assert set(circle(graph)) == {"fastagg.layout", "fastagg.layout.model", "fastagg.storage"}
+    assert "fastagg.storage imports fastagg.layout" in upward(graph)
+
+
+def test_a_module_without_a_room_is_said() -> None:
+    with pytest.raises(AssertionError, match=r"fastagg\.attic\.box: no line of the table"):
+        upward({"fastagg.attic.box": {"fastagg.errors"}, "fastagg.errors": set()})

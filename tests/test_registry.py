@@ -1,0 +1,360 @@
+"""The registry: every part and preset by name, users' own beside them, and checkpoints that need them."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import torch
+from models import same
+
+import fastagg
+from fastagg import _checks, _keywords, registry
+from fastagg.errors import CheckpointError, ConfigError, MissingPart, UnknownSetting
+from fastagg.parts import names, optimizers
+from fastagg.parts.directions import all_clients, base
+from fastagg.serving import statistics
+from fastagg.storage.cache import FORMATS
+
+D = 40
+KINDS = {"direction": fastagg.Direction, "optimizer": fastagg.Optimizer, "staleness": fastagg.Staleness}
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test registers is gone after it."""
+    monkeypatch.setattr(registry, "_parts", dict(registry._parts))
+    yield
+
+
+@dataclass(frozen=True)
+class Inverse(fastagg.Staleness):
+    """``s(tau) = 1/(1 + tau)^power``, and nothing at all beyond ``limits[1]``."""
+
+    power: float = 1.0
+    limits: tuple[int, int] = (0, 100)
+    weighs = True
+
+    def weight(self, delay: int) -> float:
+        return 0.0 if delay > self.limits[1] else (1.0 + delay) ** -self.power
+
+
+@dataclass(frozen=True)
+class Labelled(fastagg.SGD):
+    """SGD by another name."""
+
+    label: str = "none"
+
+
+@dataclass(frozen=True)
+class Delayed(fastagg.Buffer):
+    """A buffer by another name."""
+
+    note: str = field(default="none", kw_only=True)
+
+
+def server(**parts: Any) -> fastagg.Server:
+    return fastagg.Server(torch.linspace(-1, 1, D), **parts, seed=3)
+
+
+def play(server: fastagg.Server, turns: range) -> None:
+    for turn in turns:
+        client = turn % 3
+        server.dispatch(client)
+        if turn % 2:
+            server.receive(client, torch.linspace(0, 1 + turn, D))
+
+
+# ── the package's own ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_part_in_the_public_surface_is_registered_and_no_other() -> None:
+    public = [thing for thing in (getattr(fastagg, name) for name in fastagg.__all__) if isinstance(thing, type)]
+    for kind, of in KINDS.items():
+        expected = {part.__name__: part for part in public if issubclass(part, of) and part is not of}
+        assert registry.parts(kind) == expected
+    assert {kind: len(registry.parts(kind)) for kind in KINDS} == {"direction": 10, "optimizer": 7, "staleness": 5}
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        ("direction", fastagg.ActiveSet(3, "int8", max_delay=2)),
+        ("direction", fastagg.Single(kind="gradient")),
+        ("optimizer", fastagg.AMSGrad(0.1, (0.5, 0.6), moments="8bit")),
+        ("staleness", fastagg.DelayAdaptive(3, "lipschitz", 2.5)),
+        ("staleness", fastagg.Euclidean(sketch=1024)),
+    ],
+)
+def test_a_part_is_made_again_from_what_describes_it(kind: str, part: Any) -> None:
+    described = registry.describe(part)
+    assert described["name"] == type(part).__name__
+    again = registry.part(kind, described)
+    assert type(again) is type(part) and again == part
+    assert described["name"] == type(part).__name__  # what was given is as it was
+
+
+def test_settings_of_a_part_that_do_not_fit_are_named() -> None:
+    for kind, settings, words in (
+        ("direction", {"name": "Buffer", "sizes": 3}, "direction Buffer: unknown setting 'sizes'; did you mean 'size'"),
+        ("optimizer", {"name": "Adam", "learning_rate": 1.0}, "unknown setting 'learning_rate'; did you mean 'lr'"),
+        ("optimizer", {"name": "SGD", "colour": 1.0}, "unknown setting 'colour'; known: lr"),
+        ("direction", {"name": "AllClients"}, "direction AllClients: .*num_clients"),
+        ("staleness", {"name": "Hinge", "a": -1.0}, "a: expected"),
+        ("staleness", {"name": 3}, "staleness: expected the name of a part, got 3"),
+        ("staleness", {"name": "a b"}, "expected the name of a part, got 'a b'"),
+        ("staleness", {}, "expected the name of a part, got None"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            registry.part(kind, settings)
+
+
+def test_presets_are_the_public_functions_of_their_module() -> None:
+    public = {n for n, f in vars(fastagg.presets).items() if inspect.isfunction(f) and n[0].isupper()}
+    assert set(registry.presets()) == public and len(public) >= 17
+    assert all(getattr(fastagg, name) is preset for name, preset in registry.presets().items())
+    with pytest.raises(TypeError):
+        registry.presets()["Mine"] = fastagg.FADAS  # type: ignore[index]
+
+
+def test_the_typed_settings_are_the_servers_own() -> None:
+    """Names, types and no more; a preset's own and those it passes on never overlap, and together they are all."""
+    own = get_type_hints(fastagg.Server.__init__)
+    typed = get_type_hints(fastagg.ServerSettings)
+    keywords = [p for p in inspect.signature(fastagg.Server).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    assert {p.name for p in keywords} == set(typed)
+    for name, kind in typed.items():
+        words = get_args(kind)
+        if all(isinstance(word, str) for word in words) and words:
+            assert own[name] in (str, kind), name
+        else:
+            assert own[name] == kind, name
+    for name, preset in registry.presets().items():
+        parameters = inspect.signature(preset).parameters
+        (passed_on,) = get_args(get_type_hints(preset)["server"])
+        assert not set(parameters) & set(passed_on.__annotations__), name
+        assert _keywords.of(preset).settings >= typed.keys() - {"weighting", "num_clients"}, name
+        assert {"weighting", "num_clients"} <= _keywords.of(preset).settings, name
+
+
+def test_words_are_those_of_the_checks() -> None:
+    assert names.words(names.Kind) == base.KINDS
+    assert names.words(names.Cache) == tuple(FORMATS)
+    assert names.words(names.Warmup) == all_clients.WARMUPS
+    assert names.words(names.Moments) == optimizers.FORMATS
+    assert names.words(names.Buffers) == statistics.MODES
+
+
+def test_every_word_is_accepted_and_another_is_not() -> None:
+    x, of = torch.zeros(D), names.words
+    fadas, ace = fastagg.FADAS, fastagg.ACE
+    for setting, words, make in (
+        ("delay_rule", of(names.DelayRule), lambda **k: fadas(x, **k)),
+        ("moments", of(names.Moments), lambda **k: fadas(x, **k)),
+        ("buffers", of(names.Buffers), lambda **k: fadas(x, **k)),
+        ("validate", of(names.Validate), lambda **k: fadas(x, **k)),
+        ("weighting", of(names.Weighting), lambda **k: fastagg.FedAvg(x, clients_per_round=2, **k)),
+        ("policy", of(names.Policy), lambda **k: fastagg.FedAsync(x, **k)),
+        ("stale", of(names.Stale), lambda **k: fastagg.DelayAdaptiveASGD(
+            x, lr=1.0, delay_threshold=1, lipschitz=1.0 if k["stale"] == "lipschitz" else None, **k)),
+        ("cache", of(names.Cache), lambda **k: ace(x, lr=1.0, num_clients=2, **k)),
+        ("warmup", of(names.Warmup), lambda **k: ace(x, lr=1.0, num_clients=2, **k)),
+        ("mode", of(names.AceMode), lambda **k: ace(x, lr=1.0, num_clients=2, **k)),
+        ("freshness", of(names.Freshness), lambda **k: fastagg.ACED(x, lr=1.0, num_clients=2, **k)),
+        ("repeat", of(names.Repeat), lambda **k: fastagg.CA2FL(x, num_clients=2, **k)),
+    ):  # fmt: skip
+        for word in words:
+            assert isinstance(make(**{setting: word}), fastagg.Server)
+            with pytest.raises(ConfigError, match=f"{setting}: .*did you mean '{word}'"):
+                make(**{setting: word + "_"})
+
+
+# ── keywords that are not known ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda x: fastagg.FADAS(x, learning_rate=0.1), r"^FADAS: unknown setting 'learning_rate'; .* 'lr'\?$"),
+        (lambda x: fastagg.FADAS(x, eta=0.1), "did you mean 'lr'"),
+        (lambda x: fastagg.FedAvg(x, clients_per_round=2, clip=1), "did you mean 'clip_norm'"),
+        (lambda x: fastagg.FedProx(x, client_per_round=2), "did you mean 'clients_per_round'"),
+        (lambda x: fastagg.FedAvg(x, clients_per_round=2, wieghting="samples"), "did you mean 'weighting'"),
+        (lambda x: fastagg.ACE(x, lr=1.0, clients=2), "did you mean 'num_clients'"),
+        (lambda x: fastagg.ASGD(x, lr=1.0, BUFFERS="keep"), "did you mean 'buffers'"),
+        (lambda x: fastagg.ASGD(x, lr=1.0, zzz=1), "^ASGD: unknown setting 'zzz'; known: buffers, .*weighting$"),
+        (lambda x: fastagg.Server(x, optimiser=fastagg.SGD()), "^Server: .*did you mean 'optimizer'"),
+        (lambda x: fastagg.Server(x, seeds=1), r"^Server: unknown setting 'seeds'; did you mean 'seed'\?$"),
+    ],
+)  # fmt: skip
+def test_an_unknown_keyword_is_named_with_the_nearest(build: Any, words: str) -> None:
+    for kind in (UnknownSetting, ConfigError, ValueError, TypeError):
+        with pytest.raises(kind, match=words):
+            build(torch.zeros(D))
+
+
+def test_a_keyword_that_is_missing_is_pythons_own_error() -> None:
+    with pytest.raises(TypeError, match="'lr'"):
+        fastagg.ASGD(torch.zeros(D))  # type: ignore[call-arg]
+
+
+def test_what_may_be_given_by_place_may_be_given_by_name() -> None:
+    assert fastagg.FADAS(params=torch.zeros(D)).version == 0
+    assert type(fastagg.Server(params=torch.zeros(D), direction=fastagg.Buffer(2)).direction) is fastagg.Buffer
+
+
+def test_a_preset_keeps_its_name_signature_and_documentation() -> None:
+    assert fastagg.FADAS.__name__ == "FADAS" and fastagg.FADAS.__module__ == "fastagg.presets"
+    assert "AMSGrad" in (fastagg.FADAS.__doc__ or "")
+    parameters = inspect.signature(fastagg.FADAS).parameters
+    assert parameters["lr"].default == 1e-3 and parameters["server"].kind is inspect.Parameter.VAR_KEYWORD
+
+
+def test_what_was_meant() -> None:
+    known = ("scaled", "reciprocal", "FedAMS")
+    for given, expected in {
+        "scald": "scaled", "SCALED": "scaled", "fedams": "FedAMS", "reciprokal": "reciprocal", "other": None, "": None,
+    }.items():  # fmt: skip
+        assert _checks.meant(given, known) == (f"; did you mean {expected!r}?" if expected else "")
+    for strange in (None, 3, ["scaled"], torch.zeros(2)):
+        assert _checks.meant(strange, known) == ""
+    assert _checks.meant("eta", ("beta", "eps")) == "; did you mean 'beta'?"  # where there is no lr
+
+
+# ── users' own ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("mine", "parts"),
+    [
+        (Inverse, {"staleness": Inverse(0.5, (1, 7)), "direction": fastagg.Single()}),
+        (Labelled, {"optimizer": Labelled(0.25, label="mine"), "direction": fastagg.Buffer(2)}),
+        (Inverse, {"staleness": Inverse(2.0), "optimizer": fastagg.AMSGrad(0.1)}),
+    ],
+)
+def test_a_checkpoint_with_ones_own_part_goes_on_to_the_bit(mine: type, parts: dict[str, Any], tmp_path: Path) -> None:
+    running = server(**parts)
+    play(running, range(8))
+    running.save(tmp_path / "s.pt")
+    with pytest.raises(CheckpointError) as caught:
+        fastagg.load(tmp_path / "s.pt")
+    kind = next(kind for kind, part in parts.items() if type(part) is mine)
+    words = f"the checkpoint needs the {kind} {mine.__name__!r}, which is not registered: call fastagg.register("
+    assert str(caught.value).endswith(words + f"{mine.__name__}) before load()")
+    assert "damaged" not in str(caught.value)
+
+    assert fastagg.register(mine) is mine
+    other = fastagg.load(tmp_path / "s.pt")
+    assert {kind: getattr(other, kind) for kind in parts} == parts
+    assert type(getattr(other, kind)) is mine
+    play(running, range(8, 20))
+    play(other, range(8, 20))
+    assert running.version > 0 and same(running.state_dict(), other.state_dict())
+
+
+def test_ones_own_staleness_weighs(tmp_path: Path) -> None:
+    """Two versions late with power 1: a third of the update, before a restart and after it."""
+    fastagg.register(Inverse)
+    running = fastagg.Server(torch.zeros(2), staleness=Inverse())
+    running.dispatch("late")
+    for _ in range(2):
+        running.dispatch("fresh")
+        running.receive("fresh", torch.zeros(2))
+    running.save(tmp_path / "s.pt")
+    for one in (running, fastagg.load(tmp_path / "s.pt")):
+        assert one.receive("late", torch.tensor([3.0, -6.0])).weight == pytest.approx(1 / 3)
+        torch.testing.assert_close(one.flat, torch.tensor([1.0, -2.0]))
+
+
+def test_a_checkpoint_loads_in_another_process_that_registers_the_part(tmp_path: Path) -> None:
+    module = tmp_path / "mine.py"
+    module.write_text(
+        "from dataclasses import dataclass\nimport fastagg\n\n@fastagg.register\n@dataclass(frozen=True)\n"
+        "class Steady(fastagg.Staleness):\n    share: float = 0.5\n    weighs = True\n\n"
+        "    def weight(self, delay):\n        return self.share\n"
+    )
+    make = (
+        "import torch, fastagg, mine; s = fastagg.Server(torch.zeros(3), staleness=mine.Steady(0.25)); s.save('s.pt')"
+    )
+    load = "import fastagg; print(fastagg.load('s.pt').staleness)"
+    run = [sys.executable, "-c"]
+    path = {"PYTHONPATH": f"{tmp_path}:{Path(fastagg.__file__).parents[1]}"}
+    subprocess.run([*run, make], cwd=tmp_path, env=path, check=True)
+    done = subprocess.run([*run, load], cwd=tmp_path, env=path, capture_output=True, text=True, check=False)
+    assert done.returncode and "call fastagg.register(Steady) before load()" in done.stderr
+    done = subprocess.run([*run, "import mine; " + load], cwd=tmp_path, env=path, capture_output=True, text=True)
+    assert "Steady(share=0.25)" in done.stdout, done.stderr
+
+
+def test_a_setting_the_part_does_not_have_any_more_is_named(tmp_path: Path) -> None:
+    fastagg.register(Labelled)
+    server(optimizer=Labelled(label="mine")).save(tmp_path / "s.pt")
+    path = Labelled.__qualname__
+
+    @dataclass(frozen=True)
+    class Labelled_(fastagg.SGD):
+        name_: str = "none"
+
+    Labelled_.__name__, Labelled_.__qualname__ = "Labelled", path  # as if its module had been edited since
+    fastagg.register(Labelled_)
+    with pytest.raises(CheckpointError, match=r"optimizer Labelled: unknown setting 'label'"):
+        fastagg.load(tmp_path / "s.pt")
+
+
+def test_two_classes_under_one_name_are_refused() -> None:
+    fastagg.register(Inverse)
+    assert fastagg.register(Inverse) is Inverse  # the same once more
+
+    def another(name: str, of: type) -> type:
+        return dataclass(frozen=True)(type(name, (of,), {"__qualname__": f"elsewhere.{name}"}))
+
+    for name, of in (("Inverse", fastagg.Staleness), ("Adam", fastagg.SGD), ("Buffer", fastagg.Direction)):
+        with pytest.raises(ConfigError, match=rf"another \w+ '{name}', .*\.{name}: call .*elsewhere\.{name} otherwise"):
+            fastagg.register(another(name, of))
+    assert registry.parts("optimizer")["Adam"] is fastagg.Adam
+    assert registry.parts("staleness")["Inverse"] is Inverse
+    with pytest.raises(ConfigError, match=r"has the name of fastagg\.parts\.optimizers\.SGD"):  # or SGD would come back
+        registry.describe(another("SGD", fastagg.SGD)())
+    other_kind = another("Adam", fastagg.Staleness)  # names are a kind's own
+    assert fastagg.register(other_kind) is other_kind and registry.parts("optimizer")["Adam"] is fastagg.Adam
+
+
+def test_a_class_defined_again_takes_its_place() -> None:
+    def define(share: float) -> type:
+        @dataclass(frozen=True)
+        class Cell(fastagg.Staleness):
+            def weight(self, delay: int) -> float:
+                return share
+
+        return fastagg.register(Cell)
+
+    first, second = define(0.5), define(0.25)
+    assert first is not second and registry.part("staleness", {"name": "Cell"}).weight(0) == 0.25
+
+
+def test_what_is_no_part_is_refused() -> None:
+    class Bare(fastagg.Staleness):
+        pass
+
+    for wrong, words in (
+        (int, "derived from fastagg.Direction or fastagg.Optimizer or fastagg.Staleness, got <class 'int'>"),
+        (Inverse(), "expected a class"),
+        ("Inverse", "expected a class.*got 'Inverse'"),
+        (Bare, "Bare must be a dataclass"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            fastagg.register(wrong)  # type: ignore[arg-type]
+
+
+def test_a_missing_part_is_an_error_of_its_own() -> None:
+    for kind in (MissingPart, ConfigError, LookupError):
+        with pytest.raises(kind, match="needs the direction 'Delayed'"):
+            registry.part("direction", registry.describe(Delayed(3, note="x")))
+    fastagg.register(Delayed)
+    assert registry.part("direction", registry.describe(Delayed(3, note="x"))) == Delayed(3, note="x")
