@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # Flower for real, in an environment of its own: its processes on loopback and its simulation engine run the example app.
+# Takes WORKDIR for its files, and a wheel of this checkout or, without one, builds it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-work=$1
+work=$1 package=${2:-.}
 mkdir -p "$work"
 python3 -m venv "$work/venv"
 # shellcheck disable=SC1091
 . "$work/venv/bin/activate"
 # flwr wants these older than the rest of the package was tested with.
 grep -vE '^(packaging|rich|typer)==' constraints.txt >"$work/constraints.txt"
-pip install -q -c "$work/constraints.txt" ".[flower,test]" "flwr[simulation]==1.41.0"
+pip install -q -c "$work/constraints.txt" "$package[flower,test]" "flwr[simulation]==1.41.0"
 printf 'installed in %ss\n' "$SECONDS"
-pytest -q -ra -p no:cacheprovider --durations=3 tests/integrations/test_require.py \
+pytest -m "" -q -ra -p no:cacheprovider --durations=3 tests/integrations/test_require.py \
   tests/integrations/test_docs.py tests/integrations/test_flower*.py

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Build the extension with AddressSanitizer and UBSan, the CUDA kernels emulated on the CPU with it (csrc/emulation), and
-# run on it every test that is marked `kernel`: the CPU's, and those that compare the two. tests/conftest.py sees to it
-# that the mark is there.
+# run on it every test that is marked `kernel` and not `slow`: the CPU's, and those that compare the two. tests/conftest.py
+# sees to it that the mark is there.
 # Also: no per-instruction-set object may hold a weak symbol, or the linker could keep the AVX-512 copy for everybody.
 set -euo pipefail
 build=$1
@@ -30,4 +30,5 @@ cp "$build"/_native*.so "$build/package/fastagg/"
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 # pytest, not python -m pytest, which would put this folder's unbuilt package first.
 LD_PRELOAD="$(c++ -print-file-name=libasan.so) $(c++ -print-file-name=libubsan.so)" PYTHONPATH="$build/package" \
-  FASTAGG_TEST_EXTENSION="$build/package" pytest -q -p no:cacheprovider -m "kernel and not long" "$here"/tests/test_*.py
+  FASTAGG_TEST_EXTENSION="$build/package" pytest -n auto -q -p no:cacheprovider -m "kernel and not slow" \
+  "$here/tests" --ignore "$here/tests/sim" --ignore "$here/tests/integrations"
