@@ -78,7 +78,7 @@ def _ready(
         server.dispatch(client)
         server.receive(client, update)
 
-    cache = server._state.cache
+    cache = server._core.state.cache
     return receive, lambda: server.flat, cache.nbytes() / cache.slots / size
 
 

@@ -28,9 +28,9 @@ build() {
 
 sanitize() { # racecheck watches shared memory, which only the reductions use
   local common=(--error-exitcode 9 --launch-timeout 120)
-  compute-sanitizer --tool memcheck "${common[@]}" python3 -m pytest -q -p no:cacheprovider tests/test_cuda_agreement.py \
+  compute-sanitizer --tool memcheck "${common[@]}" python3 -m pytest -q -p no:cacheprovider tests/csrc/test_cuda_agreement.py \
     -m cuda --hypothesis-profile sanitizer &&
-    compute-sanitizer --tool racecheck "${common[@]}" python3 -m pytest -q -p no:cacheprovider tests/test_cuda_agreement.py \
+    compute-sanitizer --tool racecheck "${common[@]}" python3 -m pytest -q -p no:cacheprovider tests/csrc/test_cuda_agreement.py \
       -m cuda --hypothesis-profile sanitizer -k "judge or reading"
 }
 

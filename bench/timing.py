@@ -79,7 +79,7 @@ def interleave(
     before: Mapping[str, Run] | None = None,
     least: float = 2e-3,
     patience: float = 0.6,
-    settle: float = SETTLE,
+    settle: float | None = None,
     seed: int = 0,
 ) -> Timings:
     """Time every candidate ``rounds`` times, in a new random order each round.
@@ -94,7 +94,7 @@ def interleave(
             them is, every sample follows an untimed call: what fits into the caches is then there for all candidates,
             and not only for those that are called often.
         patience: candidates slower than this many seconds run in every third round only.
-        settle: seconds of pause before each sample.
+        settle: seconds of pause before each sample; None for ``SETTLE``.
         seed: of the order.
     """
     order, shuffle = list(candidates), random.Random(seed).shuffle
@@ -103,6 +103,43 @@ def interleave(
     calls = {name: 1 if name in prepare else _calls(seconds, least) for name, seconds in warm.items()}
     slow = {name for name, seconds in warm.items() if seconds > patience}
     small = min(warm.values(), default=least) < least
+
+    def sample(name: str, turn: int) -> float | None:
+        if name in slow and turn % 3:
+            return None
+        _stay_awake(SETTLE if settle is None else settle)
+        if small and name not in slow:
+            candidates[name]()
+        if name in prepare:
+            prepare[name]()
+        return _once(candidates[name], calls[name])
+
+    return _in_turns(order, sample, calls, rounds, shuffle)
+
+
+def self_timed(candidates: Mapping[str, Callable[[], float]], *, rounds: int = 15, seed: int = 0) -> Timings:
+    """As :func:`interleave`, for candidates that time a part of what they do themselves.
+
+    Args:
+        candidates: each gives the seconds per call of one sample.
+    """
+
+    def sample(name: str, turn: int) -> float:
+        _stay_awake(SETTLE)
+        return candidates[name]()
+
+    return _in_turns(list(candidates), sample, dict.fromkeys(candidates, 1), rounds, random.Random(seed).shuffle)
+
+
+def _in_turns(
+    order: list[str],
+    sample: Callable[[str, int], float | None],
+    calls: dict[str, int],
+    rounds: int,
+    shuffle: Callable[[list[str]], None],
+) -> Timings:
+    """``sample(name, round)`` of each, in a new order every round; a round that was disturbed is run again."""
+    names = list(order)
     kept: list[dict[str, float]] = []
     shares: list[float] = []
     retries = rounds
@@ -115,14 +152,9 @@ def interleave(
             _wait_for_quiet()
             began, current = _busy(), {}
             for name in order:
-                if name in slow and len(kept) % 3:
-                    continue
-                _stay_awake(settle)
-                if small and name not in slow:
-                    candidates[name]()
-                if name in prepare:
-                    prepare[name]()
-                current[name] = _once(candidates[name], calls[name])
+                seconds = sample(name, len(kept))
+                if seconds is not None:
+                    current[name] = seconds
             share = _others(began, _busy())
             if share is not None and share > DISTURBED and retries > 0:
                 retries -= 1
@@ -132,8 +164,14 @@ def interleave(
     finally:
         if enabled:
             gc.enable()
-    measured = {name: {i: r[name] for i, r in enumerate(kept) if name in r} for name in candidates}
+    measured = {name: {i: r[name] for i, r in enumerate(kept) if name in r} for name in names}
     return Timings(measured, calls, max(shares, default=None), rounds - retries)
+
+
+def do_not_wait() -> None:
+    """Measure on a machine in use, too: for trying a benchmark out."""
+    global DISTURBED, PATIENCE, SETTLE
+    DISTURBED, PATIENCE, SETTLE = 2.0, 0.0, 0.0
 
 
 def _wait_for_quiet() -> None:
