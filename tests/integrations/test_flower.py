@@ -171,7 +171,7 @@ def test_bad_replies_are_dropped_and_named(caplog: pytest.LogCaptureFixture) -> 
             strategy.start(FakeGrid(bad, nodes), flower.write(initial()), num_rounds=2, timeout=0.05)
             runs.append(strategy.server)
     assert torch.equal(runs[0].flat, runs[1].flat) and runs[0].version == 2
-    assert not any(runs[0].state_dict()["in_flight"].values()), "nothing is waited for"
+    assert not len(runs[0].state_dict()["tasks"]["task_client"]), "nothing is waited for"
     for words in (
         "node 4: ShapeMismatch", "node 5: NonFiniteUpdate", "node 6 failed: error 5: it left",
         "node 7: UnknownVersion: it is from version 0, its task was version 1", "node 8 did not answer round 1",
