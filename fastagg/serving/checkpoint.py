@@ -56,6 +56,14 @@ def plain(value: Any) -> Any:
     return value
 
 
+def open_tasks(state: dict[str, Any]) -> list[tuple[int | str, int]]:
+    """Client and version of every task that was out when a server's state was written."""
+    tasks = state["tasks"]
+    clients = [client if isinstance(client, str) else int(client) for client in tasks["clients"]]
+    return [(clients[place], int(version)) for place, version in zip(
+        tasks["task_client"].tolist(), tasks["task_version"].tolist(), strict=True)]  # fmt: skip
+
+
 def check(state: Any, config: dict[str, Any], layout: Layout, moments: set[str]) -> None:
     """Whether ``state`` can be loaded into a server of this configuration and layout.
 

@@ -286,7 +286,7 @@ class _Run:
     def _resume(self, path: Path) -> None:
         state = checkpoint.read(path)
         self.server.load_state_dict(state)
-        out = [(client, version) for client, held in state["in_flight"].items() for version in held]
+        out = checkpoint.open_tasks(state)
         for client, version in out:
             self.server.forget(client, version)
         kept = state.get("flower", {})  # not there in a file of Server.save
