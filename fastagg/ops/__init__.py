@@ -7,7 +7,7 @@ write to their first argument and to the moments they are given. Nothing is writ
 Devices without a kernel run :mod:`fastagg.reference` instead (right, not fast).
 """
 
-from fastagg.ops.cached import add_rows_, cached_step_, read_row, recompute_sum_, refresh_sum_, settle_rows_
+from fastagg.ops.cached import add_rows_, cached_step_, read_row, recompute_sum_, settle_rows_
 from fastagg.ops.checks import GROUP, OPTIMIZERS, Update
 from fastagg.ops.distill import SoftTargets, alpha_bounds, distillation_loss, soft_targets
 from fastagg.ops.place import on_cuda
@@ -52,7 +52,6 @@ __all__ = [
     "on_cuda",
     "read_row",
     "recompute_sum_",
-    "refresh_sum_",
     "settle_rows_",
     "sgd_",
     "sketch",

@@ -12,7 +12,7 @@ from torch import Tensor
 from fastagg import _checks, reference
 from fastagg._build import native
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
-from fastagg.ops.checks import GROUP, Update, address, apart, apart_from, optimizer_call, update_of, vector
+from fastagg.ops.checks import Update, address, apart, apart_from, optimizer_call, update_of, vector
 from fastagg.ops.place import CPU, on_device, place, where
 from fastagg.ops.verdict import check_verdict
 from fastagg.storage.pieces import as_pieces
@@ -20,8 +20,6 @@ from fastagg.storage.pieces import as_pieces
 if TYPE_CHECKING:  # a cache reads its rows with what is here
     from fastagg.storage.cache import ClientCache
 
-_REFRESH_EVERY = 8  # steps; a slice is a pass of its own, on a GPU a launch, so not at every step
-_REFRESH_ROUNDS = 4
 _BLOCK = native.block  # elements that are recomputed together
 _SHADOW_BYTES = 8 * _BLOCK  # a block's sum in float64
 _NO_STEP = native.Optimizer()
@@ -186,31 +184,6 @@ def recompute_sum_(
             cache.native, weights=there.data_ptr(), sum=sum.data_ptr(), blocks=blocks_of, where=where(on)
         )
     return sum
-
-
-def refresh_sum_(sum: Tensor, cache: ClientCache, weights: Tensor, steps: int, clients: int, origin: int = 0) -> None:
-    """Keep a sum that is updated step by step from drifting: call it after every step, and a part of the sum is
-    recomputed exactly now and then, all of it once in four steps per client.
-
-    Which blocks, follows from their places in the whole vector alone, so that a slice is refreshed as the whole is.
-
-    Args:
-        sum: [d]; the rest as in :func:`recompute_sum_`.
-        steps: taken so far, this one included.
-        clients: n, >= 1.
-        origin: where the sum begins in the whole vector, a multiple of 65,536.
-
-    Raises:
-        ConfigError: ``origin`` is refused.
-    """
-    if origin < 0 or origin % GROUP:
-        raise ConfigError(f"origin: expected a multiple of {GROUP}, got {origin}")
-    if steps % _REFRESH_EVERY:
-        return
-    rounds = -(-_REFRESH_ROUNDS * clients // _REFRESH_EVERY)
-    first = (steps // _REFRESH_EVERY - origin // _BLOCK) % rounds
-    if first < -(-cache.size // _BLOCK):
-        recompute_sum_(sum, cache, weights, first, stride=rounds)
 
 
 def add_rows_(

@@ -117,20 +117,6 @@ def test_cached_steps_with_moments_in_8_bits(kind: str, optimizer: str) -> None:
     assert_slices_are_the_whole(cached(kind, "int4", optimizer, True), keyed=True)
 
 
-def test_the_sum_is_refreshed_where_the_whole_is() -> None:
-    """Another block each time, all of them in turn: a slice's are those of the whole that lie in it."""
-
-    def play(begin: int, end: int, origin: int) -> State:
-        cache = ClientCache(end - begin, 1, "fp32")
-        wrong = torch.zeros(end - begin)
-        ops.cached_step_(None, cut(1, begin, end), cache=cache, write=0, sum=torch.zeros(end - begin))
-        for steps in range(1, 17):  # two blocks out of every five
-            ops.refresh_sum_(wrong, cache, torch.ones(1), steps, 10, origin)
-        return {"sum": wrong}
-
-    assert_slices_are_the_whole(play, keyed=True)
-
-
 CUTTABLE = [name for name in PRESETS if not name.startswith(OF_THE_WHOLE) and not (EMULATED and uses_8_bits(name))]
 ARRIVALS = 27  # with five clients every block of the sum has its turn within 20
 
@@ -197,7 +183,6 @@ def test_an_origin_elsewhere_is_refused(origin: int) -> None:
     for call in (
         lambda: ops.step_(x, torch.ones(300), optimizer="sgd", lr=1.0, origin=origin),
         lambda: ops.cached_step_(None, torch.ones(300), cache=cache, write=0, sum=total, origin=origin),
-        lambda: ops.refresh_sum_(total, cache, torch.ones(1), 8, 1, origin),
     ):
         with pytest.raises(ConfigError, match=f"origin: expected a multiple of 65536, got {origin}"):
             call()
