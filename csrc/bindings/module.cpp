@@ -201,6 +201,7 @@ PYBIND11_MODULE(_native, m) {
     }
   });
   bind_structs(m);
+  bind_memory(m);
   bind_serving(m);
 
   m.def("step", &step, arg("update"), arg("direction"), arg("optimizer"));

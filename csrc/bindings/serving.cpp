@@ -34,8 +34,10 @@ std::shared_ptr<Calibrated> make_calibrated(double sign, const Calibrated::Setti
 }
 
 std::shared_ptr<Road> make_road(std::shared_ptr<Book> book, std::shared_ptr<Ledger> ledger,
-                                std::shared_ptr<Runner> runner, const Stepper& stepper, const Hooks& hooks) {
-  return std::make_shared<Road>(std::move(book), std::move(ledger), std::move(runner), stepper, hooks);
+                                std::shared_ptr<Runner> runner, const Stepper& stepper,
+                                std::pair<Hooks, Outside> python) {
+  return std::make_shared<Road>(std::move(book), std::move(ledger), std::move(runner), stepper, std::move(python.first),
+                                std::move(python.second));
 }
 
 Stepper stepper_of(const std::string& kind, double lr, std::pair<double, double> betas, double eps,
@@ -139,20 +141,45 @@ void bind_serving(py::module_& to) {
   py::class_<Stepper>(m, "Stepper")
       .def(py::init(&stepper_of), arg("kind"), by_name, arg("lr"), arg("betas"), arg("eps"), arg("bias_correction"));
   py::class_<Hooks>(m, "Hooks")
-      .def(py::init([](py::function vector, py::function moments, py::object weigh, py::object rate, py::object step,
-                       py::object measure) { return Hooks{vector, weigh, rate, moments, step, measure}; }),
-           by_name, arg("vector"), arg("moments"), arg("weigh"), arg("rate"), arg("step"), arg("measure"));
+      .def(py::init<>())
+      .def_readwrite("vector", &Hooks::vector)
+      .def_readwrite("model", &Hooks::model)
+      .def_readwrite("keep", &Hooks::keep)
+      .def_readwrite("control", &Hooks::control)
+      .def_readwrite("weigh", &Hooks::weigh)
+      .def_readwrite("rate", &Hooks::rate)
+      .def_readwrite("moments", &Hooks::moments)
+      .def_readwrite("step", &Hooks::step)
+      .def_readwrite("measure", &Hooks::measure);
+  py::class_<Outside>(m, "Outside")
+      .def(py::init([](py::type task, py::type receipt, py::object layout, int32_t usual_steps, bool keeps_model,
+                       bool weighs_by_sample, bool plain) {
+             return Outside{
+                 Record(std::move(task), {"client", "version", "local_steps", "control", "_layout", "_model"}),
+                 Record(std::move(receipt),
+                        {"client", "applied", "version", "delay", "step_size", "update_norm", "weight", "kept"}),
+                 std::move(layout),
+                 usual_steps,
+                 keeps_model,
+                 weighs_by_sample,
+                 plain};
+           }),
+           by_name, arg("task"), arg("receipt"), arg("layout"), arg("usual_steps"), arg("keeps_model"),
+           arg("weighs_by_sample"), arg("plain"));
   py::class_<Road, std::shared_ptr<Road>>(m, "Road")
-      .def(py::init(&make_road), by_name, arg("book"), arg("ledger"), arg("runner"), arg("stepper"), arg("hooks"))
+      .def(py::init(&make_road), by_name, arg("book"), arg("ledger"), arg("runner"), arg("stepper"), arg("python"))
       .def("start", &Road::start, arg("flat"), by_name, arg("size"), arg("origin"))
       .def("clip", &Road::set_judge)
       .def("bound_from", &Road::bound_from)
       .def("send", &Road::send)
       .def("receive", &Road::receive)
-      .def("receive_many", &Road::receive_many)
+      .def("hand_on", &Road::hand_on)
+      .def("take", &Road::take)
+      .def("take_many", &Road::take_many)
       .def("fold", &Road::fold)
       .def("check_round", &Road::check_round)
       .def("close_round", &Road::close_round)
+      .def("model", &Road::model)
       .def_property_readonly("flat", &Road::flat)
       .def_property_readonly("moments", &Road::moments)
       .def_readwrite("sent", &Road::sent);

@@ -57,6 +57,7 @@ void check_job(const Rows& rows, const RowJob& job);
 
 void bind_structs(pybind11::module_& m);
 void bind_cuda(pybind11::module_& m);
+void bind_memory(pybind11::module_& m);
 void bind_serving(pybind11::module_& m);
 
 }  // namespace fastagg

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "../memory/tensors.h"
 #include "../plan.h"
 #include "exact.h"
 #include "scrub.h"
@@ -22,14 +23,7 @@
 namespace fastagg::serving {
 
 namespace py = pybind11;
-
-// A vector [d] of Python's, and where it lies.
-struct Vector {
-  py::object owner = py::none();
-  float* data = nullptr;
-
-  explicit operator bool() const { return data != nullptr; }
-};
+using memory::Vector;
 
 // What is known of an arriving update when the plan is made.
 struct Facts {

@@ -196,14 +196,19 @@ void Ledger::open(Record& record, int64_t version, int32_t told, const py::objec
   record.task = place;
 }
 
-Ledger::Sent Ledger::send(py::handle id, int64_t version, int32_t usual, const py::object& payload) {
+int32_t Ledger::told(py::handle id, int32_t usual) const {
+  const int64_t place = place_of(id);
+  const int32_t said = place < 0 ? 0 : records_[static_cast<size_t>(place)].steps;
+  return said > 0 ? said : usual;
+}
+
+int64_t Ledger::send(py::handle id, int64_t version, int32_t told, const py::object& payload) {
   const int64_t place = place_for(id);
   Record& record = records_[static_cast<size_t>(place)];
-  const int32_t told = record.steps > 0 ? record.steps : usual;
   if (task_of(record, version) == nullptr) open(record, version, told, payload);
   known_ += record.last < 0;
   record.last = version;
-  return {place, told};
+  return place;
 }
 
 void Ledger::close(int64_t client, int64_t version) noexcept {

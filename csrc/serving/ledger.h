@@ -49,13 +49,10 @@ class Ledger {
   };
   Found find(py::handle id, py::handle version) const;
 
-  // `id` gets the current version; twice the same is one task. Returns the local steps it is told to take: what was
-  // said for its next task, else `usual`.
-  struct Sent {
-    int64_t client;
-    int32_t told;
-  };
-  Sent send(py::handle id, int64_t version, int32_t usual, const py::object& payload);
+  // The local steps that `id` is told to take with its next task: what was said for it, else `usual`.
+  int32_t told(py::handle id, int32_t usual) const;
+  // `id` gets that version, and is told so many steps; twice the same is one task. Returns the place of its record.
+  int64_t send(py::handle id, int64_t version, int32_t told, const py::object& payload);
 
   void close(int64_t client, int64_t version) noexcept;
   void tell_next(int64_t client, int32_t told) noexcept { records_[static_cast<size_t>(client)].steps = told; }

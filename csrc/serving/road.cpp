@@ -10,8 +10,9 @@
 namespace fastagg::serving {
 namespace {
 
-// The GIL is worth releasing for what takes longer than taking it again.
-constexpr int64_t kWorthReleasing = 4096;
+// Elements from which a pass takes well longer than taking the GIL again.
+constexpr int64_t kWorthReleasing = 32768;
+constexpr double kHeaviest = 1e30;  // weights in a mean that float32 sums bear, and their inverses
 
 class Released {
  public:
@@ -59,12 +60,13 @@ void move_all(const py::object& moves) noexcept {
 }  // namespace
 
 Road::Road(std::shared_ptr<Book> book, std::shared_ptr<Ledger> ledger, std::shared_ptr<Runner> runner, Stepper stepper,
-           Hooks hooks)
+           Hooks hooks, Outside outside)
     : book_(std::move(book)),
       ledger_(std::move(ledger)),
       runner_(std::move(runner)),
       stepper_(std::move(stepper)),
-      hooks_(std::move(hooks)) {}
+      hooks_(std::move(hooks)),
+      outside_(std::move(outside)) {}
 
 void Road::start(py::object flat, int64_t size, int64_t origin) {
   flat_ = vector_of(std::move(flat));
@@ -81,14 +83,37 @@ void Road::bound_from(double model, double m, double v) {
   v_bound_ = v;
 }
 
-py::tuple Road::send(py::handle client, int32_t usual, const py::object& payload, py::handle version) {
+const py::object& Road::model() {
+  if (model_.is_none()) model_ = hooks_.model();
+  return model_;
+}
+
+py::object Road::send(py::handle client) {
   const py::object id = ledger_->identify(client);
-  const int64_t which = version.is_none() ? ledger_->now : py::cast<int64_t>(version);
-  book_->before_sending(which);
-  const Ledger::Sent sent_to = ledger_->send(id, which, usual, payload);
-  book_->sent(sent_to.client, which);
-  sent = sent || version.is_none();
-  return py::make_tuple(id, sent_to.told);
+  const int64_t now = ledger_->now;
+  const int32_t told = ledger_->told(id, outside_.usual_steps);
+  py::object steps = py::none(), control = py::none(), kept = py::none();
+  if (told > 0) steps = py::int_(told);
+  if (!hooks_.control.is_none()) control = hooks_.control();
+  if (outside_.keeps_model) {
+    kept = flat_.owner;
+  } else if (!hooks_.keep.is_none()) {
+    kept = hooks_.keep();
+  }
+  py::object task = outside_.task.make({id, py::int_(now), steps, control, outside_.layout, model()});
+  book_->before_sending(now);
+  book_->sent(ledger_->send(id, now, told, kept), now);
+  sent = true;
+  return task;
+}
+
+py::tuple Road::hand_on(py::handle client, int64_t version) {
+  const py::object id = ledger_->identify(client);
+  const int32_t told = ledger_->told(id, outside_.usual_steps);
+  py::tuple found = py::make_tuple(id, told);
+  book_->before_sending(version);
+  book_->sent(ledger_->send(id, version, told, ledger_->payload(version)), version);
+  return found;
 }
 
 // Whether a piece of an update lies in the model's own memory, elsewhere than where it belongs: a step in place would
@@ -183,6 +208,10 @@ void Road::check_bounds(Step& step) {
   }
 }
 
+Vector Road::fresh_vector() const {
+  return hooks_.vector.is_none() ? memory::new_vector(size_) : vector_of(hooks_.vector());
+}
+
 // What a step needs, none of it visible yet: its learning rate, where the next version goes, the optimizer's struct.
 void Road::plan_step(Step& step, const Vector* into, bool copies, bool overlaps) {
   step.lr = stepper_.lr;
@@ -194,7 +223,7 @@ void Road::plan_step(Step& step, const Vector* into, bool copies, bool overlaps)
   check_bounds(step);
   if (step.outcome != Outcome::kStep) return;
   if (own()) {  // the direction alone, as a vector
-    step.out = vector_of(hooks_.vector());
+    step.out = fresh_vector();
     step.out.owner.attr("zero_")();
     step.optimizer = {place_in<Sgd>(Optimizers{}), {}, {}, step.out.data, step.out.data};
     step.optimizer.hyper.lr = 1.0f;
@@ -208,7 +237,7 @@ void Road::plan_step(Step& step, const Vector* into, bool copies, bool overlaps)
     step.kernel_moments = kernel_moments_;
   }
   step.kernel_moments.key.step = static_cast<uint64_t>(ledger_->steps);
-  if (sent || copies || overlaps) step.out = into != nullptr && *into ? *into : vector_of(hooks_.vector());
+  if (sent || copies || overlaps) step.out = into != nullptr && *into ? *into : fresh_vector();
   double lr = step.lr, root_scale = 1.0;
   if (stepper_.bias_correction) {
     const auto round = static_cast<double>(ledger_->steps + 1);
@@ -243,6 +272,7 @@ void Road::commit(Step& step, const py::object& statistics, const py::object& mo
     sent = false;
     ++ledger_->steps;
   }
+  if (step.outcome == Outcome::kStep || !statistics.is_none()) model_ = py::none();
   if (step.outcome != Outcome::kKept) ++ledger_->now;
   x_bound_ = book_->model_bound = step.x_bound;
   m_bound_ = step.m_bound;
@@ -252,17 +282,73 @@ void Road::commit(Step& step, const py::object& statistics, const py::object& mo
   move_all(statistics);
 }
 
-py::object Road::outcome_of(const Step& step, int64_t delay, double norm, double weight) const {
-  py::object size = py::none();
-  if (step.outcome == Outcome::kStep) size = py::float_(book_->immediate() ? step.lr * weight : step.lr);
-  return py::make_tuple(step.applied(stepper_.lr), ledger_->now, delay, size, norm, weight);
+py::object Road::step_size(const Step& step, double weight) const {
+  if (step.outcome != Outcome::kStep) return py::none();
+  return py::float_(book_->immediate() ? step.lr * weight : step.lr);
+}
+
+bool Road::share_of(py::handle num_samples, double* share) const {
+  *share = 1.0;
+  if (num_samples.is_none()) return !outside_.weighs_by_sample;
+  double count = 0.0;
+  if (PyLong_CheckExact(num_samples.ptr())) {
+    int overflow = 0;
+    count = static_cast<double>(PyLong_AsLongLongAndOverflow(num_samples.ptr(), &overflow));
+  } else if (PyFloat_CheckExact(num_samples.ptr())) {
+    count = PyFloat_AS_DOUBLE(num_samples.ptr());
+  }
+  if (!(count > 1.0 / kHeaviest && count < kHeaviest)) return false;  // refused by name, or of a type of its own
+  if (outside_.weighs_by_sample) *share = count;
+  return true;
+}
+
+py::object Road::take(py::handle client, py::handle update, py::handle version, py::handle num_samples) {
+  double share = 1.0;
+  const float* data = nullptr;
+  if (!outside_.plain || !share_of(num_samples, &share) || !memory::plain_vector(update, size_, &data))
+    return py::none();
+  update_.pieces.clear();
+  update_.size = 0;
+  update_.origin = origin_;
+  update_.add(data, size_, kFloat32);
+  return arrive(client, version, share, py::none());
+}
+
+py::object Road::take_many(const py::list& answers, size_t begin) {
+  const auto parts_of = [](py::handle answer) {
+    const bool is_one = PyTuple_Check(answer.ptr()) || PyList_Check(answer.ptr());
+    const Py_ssize_t size = is_one ? PySequence_Fast_GET_SIZE(answer.ptr()) : 0;
+    return size >= 2 && size <= 4 ? size : 0;
+  };
+  for (size_t i = begin; i < answers.size(); ++i)
+    if (parts_of(answers[i]) == 0) return py::none();
+  py::list receipts;
+  for (size_t i = begin; i < answers.size(); ++i) {
+    const py::object answer = answers[i];
+    py::object given[4] = {py::none(), py::none(), py::none(), py::none()};  // the list is its owner's to change
+    for (Py_ssize_t part = parts_of(answer); part-- > 0;)
+      given[part] = py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(answer.ptr(), part));
+    py::object receipt = py::none();
+    try {
+      receipt = take(given[0], given[1], given[2], given[3]);
+    } catch (const std::runtime_error&) {  // refused: it says so when it comes alone
+      if (PyErr_Occurred() != nullptr) throw;
+    }
+    if (receipt.is_none()) break;
+    receipts.append(std::move(receipt));
+  }
+  return receipts;
 }
 
 py::object Road::receive(py::handle client, py::handle version, const py::list& pieces, double share, py::handle more) {
+  read(pieces, update_);
+  return arrive(client, version, share, more);
+}
+
+py::object Road::arrive(py::handle client, py::handle version, double share, py::handle more) {
   const Ledger::Found task = ledger_->find(client, version);
   const int64_t now = ledger_->now, delay = now - task.version;
   book_->check(client, task.version, now);
-  read(pieces, update_);
   const bool worth = update_.size >= kWorthReleasing;
 
   double norm = 0.0;
@@ -298,6 +384,10 @@ py::object Road::receive(py::handle client, py::handle version, const py::list& 
     statistics = ask(applied ? "step" : step.outcome != Outcome::kKept ? "drop" : "keep");
   }
   const auto next_steps = static_cast<int32_t>(number(more, "next_steps", 0.0));
+  const double weight = counts ? facts.weight : 0.0;
+  py::object receipt = outside_.receipt.make(
+      {ledger_->identify(client), py::bool_(step.applied(stepper_.lr)), py::int_(next_version(step)), py::int_(delay),
+       step_size(step, weight), py::float_(number(more, "update_norm", norm)), py::float_(weight), py::bool_(true)});
 
   if (!waits) {
     const Released released(worth && !runner_->needs_gil());
@@ -309,24 +399,7 @@ py::object Road::receive(py::handle client, py::handle version, const py::list& 
   commit(step, statistics, moves);
   if (next_steps > 0) ledger_->tell_next(task.client, next_steps);
   ledger_->close(task.client, task.version);
-  return outcome_of(step, delay, norm, counts ? facts.weight : 0.0);
-}
-
-py::list Road::receive_many(const py::list& answers) {
-  py::list outcomes;
-  for (const py::handle answer : answers) {
-    const py::tuple parts = py::reinterpret_borrow<py::tuple>(answer);
-    py::object outcome = py::none();
-    try {
-      outcome = receive(parts[0], parts[1], py::reinterpret_borrow<py::list>(parts[2]), py::cast<double>(parts[3]),
-                        py::none());
-    } catch (const std::runtime_error&) {  // refused: it says so when it comes alone
-      if (PyErr_Occurred() != nullptr) throw;
-    }
-    if (outcome.is_none()) break;
-    outcomes.append(std::move(outcome));
-  }
-  return outcomes;
+  return receipt;
 }
 
 py::list Road::fold(const py::list& answers, const py::object& statistics) {
@@ -373,6 +446,15 @@ py::list Road::fold(const py::list& answers, const py::object& statistics) {
     moves = statistics(trained.size(), step.applied(stepper_.lr)        ? "step"
                                        : step.outcome == Outcome::kStep ? "drop"
                                                                         : "keep");
+  py::list receipts;
+  for (size_t i = 0; i < trained.size(); ++i) {
+    const Facts& facts = trained[i].facts;
+    const bool here = step.outcome == Outcome::kStep && i + 1 == trained.size();
+    receipts.append(outside_.receipt.make({ledger_->identify(py::tuple(answers[i])[0]),
+                                           py::bool_(here && step.applied(stepper_.lr)), py::int_(now + here),
+                                           py::int_(now - facts.start), here ? step_size(step, 1.0) : py::none(),
+                                           py::float_(facts.norm), py::float_(facts.weight), py::bool_(true)}));
+  }
   std::vector<bool> finite;
   bool all = true;
   {
@@ -388,13 +470,7 @@ py::list Road::fold(const py::list& answers, const py::object& statistics) {
   buffered->commit_fold(step.outcome == Outcome::kStep && step.out && step.out.data == into.data);
   commit(step, moves, py::none());
   for (const Trained& one : trained) ledger_->close(one.facts.client, one.facts.start);
-  for (const Trained& one : trained) {
-    const bool here = step.outcome == Outcome::kStep && &one == &trained.back();
-    outcomes.append(py::make_tuple(here && step.applied(stepper_.lr), here ? ledger_->now : now, now - one.facts.start,
-                                   here ? py::object(py::float_(step.lr)) : py::object(py::none()), one.facts.norm,
-                                   one.facts.weight));
-  }
-  return outcomes;
+  return receipts;
 }
 
 void Road::check_round(const py::list& entries) {
@@ -449,6 +525,8 @@ py::object Road::close_round(const py::list& entries, bool steps, py::handle cli
   py::object statistics = item(more, "statistics");
   if (!statistics.is_none())
     statistics = statistics(step.applied(stepper_.lr) ? "step" : step.outcome == Outcome::kStep ? "drop" : "keep");
+  const py::tuple found = py::make_tuple(step.applied(stepper_.lr), next_version(step), now - task.version,
+                                         step_size(step, weight), norm, weight);
   {
     const Released released(size_ >= kWorthReleasing && !runner_->needs_gil());
     if (flushes) {
@@ -465,7 +543,7 @@ py::object Road::close_round(const py::list& entries, bool steps, py::handle cli
   }
   commit(step, statistics, item(more, "moves"));
   if (task.client >= 0) ledger_->close(task.client, task.version);
-  return outcome_of(step, now - task.version, norm, weight);
+  return found;
 }
 
 }  // namespace fastagg::serving

@@ -12,6 +12,7 @@
 
 #include "books.h"
 #include "ledger.h"
+#include "record.h"
 
 namespace fastagg::serving {
 
@@ -30,32 +31,54 @@ struct Stepper {
 
 // What Python is asked for, None where there is nothing to ask: all before anything has changed.
 //
-//   vector()              a tensor [d] for the next version
+//   vector()              a tensor [d] for the next version, where it does not lie on the host
+//   model()               what a task that goes out holds of the model
+//   keep()                what is kept with a version for as long as a client may answer it, where it is not the model
+//   control()             a task's control variate
 //   weigh(delay)          the weight of an update that is so old, or None to drop it
 //   rate(lr, delays)      the learning rate of a step that uses updates of these delays
 //   moments(copies)       (what Python keeps the moments in, the kernels' struct), or of copies of them
 //   step(direction, lr, round)  an optimizer without a kernel: the new model, and what to set: [(object, name, value)]
 //   measure(x, moments)   bounds of the elements of x, of first and of second moments
 struct Hooks {
-  py::function vector;
-  py::object weigh, rate, moments, step, measure;
+  py::object vector = py::none(), model = py::none(), keep = py::none(), control = py::none(), weigh = py::none(),
+             rate = py::none(), moments = py::none(), step = py::none(), measure = py::none();
+};
+
+// What Python sees of an arrival and of a task, and how they are told apart from those that need more than the road.
+struct Outside {
+  Record task;            // client, version, local_steps, control, _layout, _model
+  Record receipt;         // client, applied, version, delay, step_size, update_norm, weight, kept
+  py::object layout;      // the server's
+  int32_t usual_steps;    // local steps of a task, where nothing else was said; 0: none are
+  bool keeps_model;       // with every version that a client may answer
+  bool weighs_by_sample;  // an update counts in a mean for as much as its client has samples
+  bool plain;             // whether there are updates that the road takes by itself (`take`)
 };
 
 class Road {
  public:
   Road(std::shared_ptr<Book> book, std::shared_ptr<Ledger> ledger, std::shared_ptr<Runner> runner, Stepper stepper,
-       Hooks hooks);
+       Hooks hooks, Outside outside);
 
   // What the server holds of the model.
   void start(py::object flat, int64_t size, int64_t origin);
   void set_judge(double clip_norm) { clip_norm_ = clip_norm; }
 
-  // (the client's id as it is kept, the local steps it is told to take).
-  py::tuple send(py::handle client, int32_t usual, const py::object& payload, py::handle version);
-  // `more`, None on the usual way: what fastagg/serving/judging.py found out.
+  // The current version goes out: a task.
+  py::object send(py::handle client);
+  // A task that is out goes to one client more: (its id as it is kept, the local steps it is told to take).
+  py::tuple hand_on(py::handle client, int64_t version);
+
+  // An update as it comes: its receipt, or None, with nothing changed, where it needs more than the road (a form other
+  // than one plain tensor, rules that Python must ask) or is not finite.
+  py::object take(py::handle client, py::handle update, py::handle version, py::handle num_samples);
+  // The answers of a list from `begin` on, (client, update, version, num_samples), until one that is not taken: the
+  // receipts of those before it. None if one is no such tuple, with nothing changed.
+  py::object take_many(const py::list& answers, size_t begin);
+  // An update that was taken apart. `more`, None on the usual way: what fastagg/serving/judging.py found out. None if
+  // it is not finite.
   py::object receive(py::handle client, py::handle version, const py::list& pieces, double share, py::handle more);
-  // One after the other, until one is refused: what became of those before it.
-  py::list receive_many(const py::list& answers);
   // Trained models, as many of the first as one pass can fold in.
   // (client, version, pieces, share, base): what became of each; where one is not finite nothing has changed, and it is
   // None there, and False for the others.
@@ -66,6 +89,7 @@ class Road {
   py::object close_round(const py::list& entries, bool steps, py::handle client, py::handle version, py::handle more);
 
   const py::object& flat() const { return flat_.owner; }
+  const py::object& model();
   const py::object& moments() const { return moments_; }
   bool sent = false;  // whether somebody may hold this version, so that it must not change
   void bound_from(double model, double m, double v);
@@ -91,7 +115,11 @@ class Road {
   void check_bounds(Step& step);
   void ask_python(Step& step, const py::object& then);
   void commit(Step& step, const py::object& statistics, const py::object& moves) noexcept;
-  py::object outcome_of(const Step& step, int64_t delay, double norm, double weight) const;
+  py::object arrive(py::handle client, py::handle version, double share, py::handle more);
+  bool share_of(py::handle num_samples, double* share) const;
+  py::object step_size(const Step& step, double weight) const;
+  Vector fresh_vector() const;
+  int64_t next_version(const Step& step) const { return ledger_->now + (step.outcome != Outcome::kKept); }
   bool weigh(int64_t delay, double* weight) const;
   void read(const py::list& pieces, Update& update) const;
   bool own() const { return !hooks_.step.is_none(); }
@@ -101,7 +129,9 @@ class Road {
   std::shared_ptr<Runner> runner_;
   Stepper stepper_;
   Hooks hooks_;
+  Outside outside_;
   Vector flat_;
+  py::object model_ = py::none();  // what `hooks_.model` said of this version; none until it is asked
   py::object moments_ = py::none();
   int64_t size_ = 0, origin_ = 0;
   double clip_norm_ = 0.0;

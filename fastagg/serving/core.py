@@ -19,7 +19,8 @@ from fastagg.parts.moments import OptimizerState
 from fastagg.parts.optimizers import Optimizer
 from fastagg.parts.staleness import Staleness
 from fastagg.serving import rounds
-from fastagg.serving.runner import runner_for
+from fastagg.serving.dispatch import Dispatch, Receipt
+from fastagg.serving.runner import on_host, runner_for
 from fastagg.serving.statistics import Statistics
 from fastagg.storage import memory
 
@@ -51,8 +52,8 @@ class Core:
         self.ledger = native.serving.Ledger(
             clients=-1 if server.num_clients is None else server.num_clients, keeps=keeps
         )
-        self.usual_steps = self.policy.local_steps or 0
         self.settles = server.validate == "deferred" and bool(self.policy.rules())
+        host = on_host(device)
 
         def vector() -> Tensor:
             return memory.empty(size, device)
@@ -62,32 +63,47 @@ class Core:
             lambda: memory.spare(size, device),
         )  # fmt: skip
         self.state = direction.start(material)
+        self.always = (
+            not host or direction.measures or staleness.measures or direction.needs_base or server.deterministic
+            or self.policy.looks or self.state.asks
+        )  # fmt: skip
         runner, self.calls = runner_for(device)
         if self.calls is not None:
             self.calls.cache = getattr(self.state, "cache", None)
             self.calls.sum = getattr(self.state, "sum", None)
             self.calls.scrub = getattr(self.state, "scrub", None)
         hyper = optimizer.hyper()
-        # Not `self`: what native code holds is invisible to Python's collector, and the server would never be freed.
-        me = weakref.ref(self)
-        hooks = native.serving.Hooks(
-            vector=vector, moments=lambda copies: _alive(me)._moments(copies),
-            weigh=staleness.weight if _overrides(staleness, Staleness, "weight") else None,
-            rate=staleness.rate if _overrides(staleness, Staleness, "rate") else None,
-            step=(lambda *given: _alive(me)._own_step(*given)) if _overrides(optimizer, Optimizer, "step") else None,
-            measure=lambda x, moments: [_largest(x), *moments.bounds()],
-        )  # fmt: skip
         self._first_moments = OptimizerState(optimizer, size, device, server.seed)
         self.road = native.serving.Road(
             book=self.state.book, ledger=self.ledger, runner=runner,
-            stepper=native.serving.Stepper(optimizer.kernel or "sgd", lr=optimizer.lr, **hyper), hooks=hooks,
+            stepper=native.serving.Stepper(optimizer.kernel or "sgd", lr=optimizer.lr, **hyper),
+            python=(self._hooks(None if host else vector), native.serving.Outside(
+                task=Dispatch, receipt=Receipt, layout=server.layout, usual_steps=self.policy.local_steps or 0,
+                keeps_model=self.keeps_model, weighs_by_sample=server.weighting == "samples",
+                plain=not self.always and not server.layout.has_buffers,
+            )),
         )  # fmt: skip
         self.road.start(flat, size=size, origin=server.origin)
         self.road.clip(server.clip_norm or 0.0)
         self.road.bound_from(_largest(flat), *self.moments.bounds())
-        self.has_control = hasattr(self.state, "control")
-        self._keeps = keeps
-        self._handed_out: tuple[Any, Any, ModelState] | None = None
+
+    def _hooks(self, vector: Callable[[], Tensor] | None) -> Any:
+        """What the road asks Python (csrc/serving/road.h)."""
+        # Not `self`: what native code holds is invisible to Python's collector, and the server would never be freed.
+        me = weakref.ref(self)
+        state, policy, staleness, optimizer = self.state, self.policy, self.settings.staleness, self.settings.optimizer
+        hooks = native.serving.Hooks()
+        hooks.vector = vector
+        hooks.model = lambda: _alive(me)._model()
+        hooks.keep = None if policy.keep() is None else policy.keep
+        hooks.control = (lambda: state.control) if hasattr(state, "control") else None
+        hooks.moments = lambda copies: _alive(me)._moments(copies)
+        hooks.weigh = staleness.weight if _overrides(staleness, Staleness, "weight") else None
+        hooks.rate = staleness.rate if _overrides(staleness, Staleness, "rate") else None
+        own_step = _overrides(optimizer, Optimizer, "step")
+        hooks.step = (lambda *given: _alive(me)._own_step(*given)) if own_step else None
+        hooks.measure = lambda x, moments: [_largest(x), *moments.bounds()]
+        return hooks
 
     @property
     def moments(self) -> OptimizerState:
@@ -112,19 +128,9 @@ class Core:
         # Memory of the server's own: what was returned may be what it was given.
         return memory.empty(x.numel(), x.device).copy_(flat), [(held, "tensors", state)]
 
-    def payload(self) -> Any:
-        """What is kept with the current version for as long as a client may answer it."""
-        if not self._keeps:
-            return None
-        return self.road.flat if self.keeps_model else self.policy.keep()
-
-    def model(self) -> ModelState:
+    def _model(self) -> ModelState:
         """The current model, to be handed out."""
-        held, flat, statistics = self._handed_out, self.road.flat, self.statistics
-        if held is None or held[0] is not flat or held[1] is not statistics:
-            model = ModelState(flat, statistics.values, statistics.counters)
-            held = self._handed_out = (flat, statistics, model)
-        return held[2]
+        return ModelState(self.road.flat, self.statistics.values, self.statistics.counters)
 
     def room(self) -> int:
         """Updates until the next step of a buffer."""

@@ -44,10 +44,7 @@ class Judging:
         self.measures = core.settings.staleness.measures or direction.measures
         self.host = on_host(server.device)
         self.defers = server.validate == "deferred" and not self.host
-        self.always = (
-            not self.host or self.measures or direction.needs_base or server.deterministic or core.policy.looks
-            or core.state.asks
-        )  # fmt: skip
+        self.always = core.always
         self.folds = (
             self.host and not self.always and direction.buffered and direction.kind == "delta"
             and getattr(direction, "size", None) != 1 and server.clip_norm is None and server.layout.all_fp32
@@ -209,9 +206,10 @@ class Judging:
             finally:
                 core.calls.verdict = None
             self.server._follow()
-            _, now, delay, lr, _, weight = found
             scales = bool(core.state.book.immediate)
-            return Receipt.deferred(facts.client, now, delay, lr, weight, scales, verdict)
+            return Receipt.deferred(
+                facts.client, found.version, found.delay, found.step_size, found.weight, scales, verdict
+            )
 
         return {"receipt": receipt}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from fastagg.serving.statistics import MODES, Statistics
 from fastagg.storage import devices
 
 Answer = tuple[Dispatch, Any, float | None]  # a trained model: receive_model's arguments
-Sent = tuple[Client, Any, int | None, float | None]  # an update: receive's arguments
+Sent = Sequence[Any]  # an update: receive's arguments, (client, update, version, num_samples)
 Outcome = Receipt | FastaggError
 
 
@@ -102,8 +103,8 @@ class Server:
         self.deterministic, self.validate = bool(deterministic), validate
         together.check(self)
 
-        self._lock = threading.RLock()
-        self._owner = os.getpid()
+        self._lock: Any = threading.RLock()
+        _here.add(self)
         self.device = devices.choose(device, params)
         if isinstance(params, Taken):
             self.layout = params.layout
@@ -153,13 +154,12 @@ class Server:
             UnknownClient: the id is outside 0..num_clients-1, or neither a whole number of 64 bits nor a str of at most
                 256 characters.
         """
-        with self._locked():
+        with self._lock:
             core = self._core
             if core.settles:
                 core.policy.settle(core.ledger.identify(client), core.ledger)
-            client, steps = core.road.send(client, core.usual_steps, core.payload(), None)
-            control = core.state.control if core.has_control else None
-            return Dispatch(client, core.ledger.version, steps or None, control, self.layout, core.model())
+            task: Dispatch = core.road.send(client)
+            return task
 
     def hand_on(self, task: Dispatch, client: Client) -> Dispatch:
         """Give a task that went out, and is not answered yet, to one client more: a relay serves it to whoever asks.
@@ -168,11 +168,10 @@ class Server:
             UnknownClient: the id is refused, or the task's own client is not known.
             UnknownVersion: the task's own client does not hold it any more.
         """
-        with self._locked():
+        with self._lock:
             core = self._core
             core.ledger.find(task.client, task.version)
-            kept = core.ledger.payload(task.version)
-            client, steps = core.road.send(client, core.usual_steps, kept, task.version)
+            client, steps = core.road.hand_on(client, task.version)
             return task.for_client(client, steps or None)
 
     @property
@@ -209,9 +208,17 @@ class Server:
             ShapeMismatch, DTypeMismatch, NonFiniteUpdate, UpdateTooLarge: the update is refused.
             ConfigError: ``num_samples`` is missing or not positive, or ``kind`` is not this server's.
         """
+        if kind is None and control is None and type(update) is Tensor:
+            with self._lock:
+                receipt = self._core.road.take(client, update, version, num_samples)
+                if receipt is not None:
+                    if self._live is not None:
+                        self._follow()
+                    taken: Receipt = receipt
+                    return taken
         parsed = self._parse(update, kind)
-        share = 1.0 if num_samples is None and self.weighting == "uniform" else self._share(num_samples)
-        with self._locked():
+        share = admission.share(num_samples, self.weighting)
+        with self._lock:
             more = None
             if self._judging.asks(parsed, control):
                 more = self._judging.judge(client, version, parsed, share, control)
@@ -226,16 +233,22 @@ class Server:
 
         Returns:
             For each its receipt, or the error with which it was refused.
+
+        Raises:
+            ConfigError: one of them is no such tuple; nothing has changed.
         """
-        answers = [_whole(answer) for answer in answers]
-        with self._locked():
-            outcomes: list[Outcome] = []
+        answers = list(answers)
+        outcomes: list[Outcome] = []
+        with self._lock:
             while len(outcomes) < len(answers):
-                taken = self._take_many(answers[len(outcomes) :])
+                taken = self._core.road.take_many(answers, len(outcomes))
+                if taken is None:
+                    raise _not_answers(answers)
                 outcomes += taken
                 if len(outcomes) < len(answers):  # one that needs more than the road, or is refused
                     outcomes.append(self._one(*answers[len(outcomes)]))
-            return outcomes
+            self._follow()
+        return outcomes
 
     def receive_model(
         self, task: Dispatch, trained: Any, num_samples: float | None = None, *, difference: bool = False
@@ -272,7 +285,7 @@ class Server:
             For each its receipt, or the error with which it was refused.
         """
         found: list[Outcome | None] = [None] * len(answers)
-        with self._locked():
+        with self._lock:
             left = list(range(len(answers)))
             while left:
                 taken = self._fold([answers[i] for i in left], differences) if self._judging.folds else []
@@ -300,7 +313,7 @@ class Server:
             The learning rate of the step; None if there was none: nothing had come, the rule buffers nothing, or it
             does more than a sum at every arrival (FedAC, FedEcho).
         """
-        with self._locked():
+        with self._lock:
             if not self.direction.buffered or self._core.state.asks:
                 return None
             found = self._core.close_round()
@@ -318,18 +331,13 @@ class Server:
             UnknownClient: it was never sent a model.
             UnknownVersion: it holds no unanswered task of that version.
         """
-        with self._locked():
+        with self._lock:
             if version is None:
                 self._core.ledger.forget(client)
             else:
                 self._core.ledger.answer(client, version)
 
     # -- the way of an update ------------------------------------------------------------------------------------
-
-    def _locked(self) -> threading.RLock:
-        if os.getpid() != self._owner:
-            raise ConfigError("this server belongs to the process that made it: save it there and fastagg.load it here")
-        return self._lock
 
     def _parse(self, update: Any, kind: Any) -> Parsed:
         if type(update) is Tensor and kind is None:
@@ -350,9 +358,6 @@ class Server:
                 stacklevel=4,
             )
 
-    def _share(self, num_samples: Any) -> float:
-        return admission.share(num_samples, self.weighting)
-
     def _take(self, client: Client, version: Any, parsed: Parsed, share: float, more: Any) -> Receipt:
         """Run and commit: one native call."""
         pieces = parsed.parameters
@@ -360,38 +365,15 @@ class Server:
             if "receipt" in more:
                 return more["receipt"]()
             share, pieces = more.get("share", share), more.get("pieces", pieces)
-        found = self._core.road.receive(client, version, pieces.native, share, more)
-        if found is None:
+        receipt: Receipt | None = self._core.road.receive(client, version, pieces.native, share, more)
+        if receipt is None:
             raise admission.non_finite(self.layout, parsed)
-        if self._live is not None:
-            self._follow()
-        if type(client) is not int:
-            client = self._core.ledger.identify(client)
-        receipt = Receipt(client, *found)
-        if more is not None and "update_norm" in more:
-            receipt.update_norm = more["update_norm"]
+        self._follow()
         return receipt
 
-    def _take_many(self, answers: Sequence[Sent]) -> list[Receipt]:
-        """As many of the first as the road takes by itself."""
-        rows = []
-        for client, update, version, num_samples in answers:
-            try:
-                parsed = self._parse(update, None)
-                share = 1.0 if num_samples is None and self.weighting == "uniform" else self._share(num_samples)
-            except FastaggError:
-                break
-            if self._judging.asks(parsed, None):
-                break
-            rows.append((client, version, parsed.parameters.native, share, parsed))
-        found = self._core.road.receive_many(rows)
-        self._follow()
-        identify = self._core.ledger.identify
-        return [Receipt(identify(row[0]), *one) for row, one in zip(rows, found, strict=False)]
-
-    def _one(self, client: Client, update: Any, version: int | None, num_samples: float | None) -> Outcome:
+    def _one(self, *answer: Any) -> Outcome:
         try:
-            return self.receive(client, update, version, num_samples)
+            return self.receive(*answer)
         except FastaggError as error:
             return error
 
@@ -419,11 +401,11 @@ class Server:
         if not rows:
             return []
         try:
-            found = self._core.road.fold(rows, self._core.statistics_of(parses))
+            found: list[Any] = self._core.road.fold(rows, self._core.statistics_of(parses))
         except UpdateTooLarge:  # one of them: each alone says which
             return []
         self._follow()
-        return [Receipt(row[0], *one) if isinstance(one, tuple) else one for row, one in zip(rows, found, strict=False)]
+        return found
 
     def _follow(self) -> None:
         if self._live is not None:
@@ -456,12 +438,12 @@ class Server:
     @property
     def flat(self) -> Tensor:
         """The model's trainable parameters as one fp32 vector, [d]. Read it; ``receive`` changes it."""
-        with self._locked():
+        with self._lock:
             return self._model().flat
 
     def snapshot(self) -> Any:
         """The current model in the form it came in, shared and not copied, which does not change: read it only."""
-        with self._locked():
+        with self._lock:
             core = self._core
             core.road.sent = True
             held = core.statistics
@@ -471,14 +453,14 @@ class Server:
         """The model in the form it came in, as views that follow it: a dict (usable with ``load_state_dict``) for a
         module or a state_dict, a list of arrays, or the flat tensor. Arrays whose own dtype is not fp32 are copies.
         """
-        with self._locked():
+        with self._lock:
             return self._model().views(self._core.statistics)
 
     def memory(self) -> dict[str, int]:
         """Bytes of server state: ``model``, ``moments``, ``direction`` (buffers, caches; FedEcho's ``logits`` and
         ``distillation`` apart), ``versions`` kept for clients in flight (or what stands for them), ``clients`` (who was
         sent what), ``buffers`` (running statistics), and their ``total``."""
-        with self._locked():
+        with self._lock:
             parts = self._core.memory()
         return {**parts, "total": sum(parts.values())}
 
@@ -500,7 +482,7 @@ class Server:
         Args:
             copy: whether tensors are copies. Without, they are the server's own and change with it.
         """
-        with self._locked():
+        with self._lock:
             state = {
                 "format": checkpoint.FORMAT, "config": self.config(), "layout": self.layout.spec(),
                 **self._core.state_dict(),
@@ -515,7 +497,7 @@ class Server:
         Raises:
             CheckpointError: it belongs to another model or algorithm, or is damaged; nothing was changed.
         """
-        with self._locked():
+        with self._lock:
             checkpoint.check(state, self.config(), self.layout, set(self._core.moments.tensors))
             self._core = self._loaded(state, self._core.statistics)
             self._follow()
@@ -538,15 +520,35 @@ class Server:
         Raises:
             CheckpointError: it could not be written; a file that was there is as it was.
         """
-        with self._locked():
+        with self._lock:
             checkpoint.write(self.state_dict(copy=False), Path(path))
 
 
-def _whole(answer: Any) -> Sent:
-    if not isinstance(answer, (tuple, list)) or not 2 <= len(answer) <= 4:
-        raise ConfigError(f"receive_many: expected (client, update, version, num_samples), got {answer!r:.100}")
-    client, update, version, num_samples = [*answer, None, None][:4]
-    return client, update, version, num_samples
+def _not_answers(answers: list[Any]) -> ConfigError:
+    bad = next((one for one in answers if not isinstance(one, (tuple, list)) or not 2 <= len(one) <= 4), answers)
+    return ConfigError(f"receive_many: expected (client, update, version, num_samples), got {bad!r:.100}")
+
+
+class _Elsewhere:
+    """The lock of a server whose process forked, in the child."""
+
+    def __enter__(self) -> None:
+        raise ConfigError("this server belongs to the process that made it: save it there and fastagg.load it here")
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+_here: weakref.WeakSet[Server] = weakref.WeakSet()  # servers of this process
+
+
+def _forked() -> None:
+    for server in list(_here):
+        server._lock = _Elsewhere()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def _part(name: str, given: Any, kind: type, default: Any) -> Any:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import fastagg
 from fastagg import errors
+from fastagg._build import native
 from fastagg.errors import DTypeMismatch, NonFiniteUpdate, ShapeMismatch
 
 SERVERS = {
@@ -263,14 +264,13 @@ def test_samples_are_needed_where_they_weigh(name: str) -> None:
     refused(name, "flat", CONFIG, 'weighting="samples", got None', num_samples=None, settings={"weighting": "samples"})
 
 
-def test_running_out_of_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_memory_changes_nothing() -> None:
     server = running("FADAS")
     server.receive(1, update_like("flat"))
     before = bits(server.state_dict())
-    monkeypatch.setattr(fastagg.storage.memory, "empty", lambda *_: (_ for _ in ()).throw(MemoryError()))
+    native.memory.fail_after(0)
     with pytest.raises(MemoryError):  # the step goes to a new vector, for which there is no room
         server.receive(2, update_like("flat"))
-    monkeypatch.undo()
     assert bits(server.state_dict()) == before
     assert server.receive(2, update_like("flat")).applied
 

@@ -215,7 +215,7 @@ class Active(RuleBasedStateMachine):
             return
         version = data.draw(st.sampled_from(self.owed[client]))
         server = self.server
-        task = fastagg.Dispatch(client, version, None, None, server.layout, server._core.model())
+        task = fastagg.Dispatch(client, version, None, None, server.layout, server._core.road.model())
         server.hand_on(task, other)
         if version not in self.owed.setdefault(other, []):
             self.owed[other].append(version)

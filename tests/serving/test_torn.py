@@ -19,6 +19,7 @@ from presets import PRESETS, SYNCHRONOUS, Call, calls, model, update
 from torch import nn
 
 import fastagg
+from fastagg._build import native
 from fastagg.errors import NonFiniteUpdate, UnknownVersion
 from fastagg.storage import memory
 
@@ -315,6 +316,37 @@ class Allocations:
 
 def starve_everywhere(moment: Moment) -> int:
     """The call with an allocation that fails at each place in turn changes nothing; returns how many there are."""
+    return _starve_in_python(moment) + _starve_in_native_code(moment)
+
+
+def _starve_in_native_code(moment: Moment) -> int:
+    """Vectors everywhere, and all that C++ asks for in a build that emulates CUDA."""
+    new, failed = moment.play(), 0
+    for at in range(10_000):
+        moment.restore()
+        native.memory.fail_after(at)
+        try:
+            moment.act(moment.server)
+        except MemoryError:
+            failed += 1
+        else:
+            if native.memory.left_to_fail() >= 0:
+                break
+            # What failed was done without (a spare vector): the state is the new one all the same.
+            assert same(moment.server.state_dict(), new), f"native allocation {at}"
+            continue
+        finally:
+            left = native.memory.left_to_fail()
+            native.memory.fail_after(-1)
+        assert left < 0
+        assert same(moment.server.state_dict(), moment.old), f"native allocation {at}"
+        moment.act(moment.server)
+        assert same(moment.server.state_dict(), new), f"native allocation {at}"
+    moment.restore()
+    return failed
+
+
+def _starve_in_python(moment: Moment) -> int:
     new, failed = moment.play(), 0
     for at in range(10_000):
         moment.restore()
@@ -353,14 +385,13 @@ def test_an_allocation_that_fails_wherever_the_scrub_is(name: str) -> None:
     for number in range(30):
         before = server.state_dict()
         server._core.road.sent = True
-        with pytest.MonkeyPatch.context() as patch:
-            Allocations(patch, 0)
-            try:
+        for starve in (lambda patch: Allocations(patch, 0), lambda _: native.memory.fail_after(0)):
+            with pytest.MonkeyPatch.context() as patch, pytest.raises(MemoryError):
+                starve(patch)
                 server.receive(number % 3, update(number, size))
-            except MemoryError:
-                assert same(server.state_dict(), before), number
-                patch.undo()
-                server.receive(number % 3, update(number, size))
+            native.memory.fail_after(-1)
+            assert same(server.state_dict(), before), number
+        server.receive(number % 3, update(number, size))
         plain.receive(number % 3, update(number, size))
         server.dispatch(number % 3), plain.dispatch(number % 3)
         assert same(server.state_dict(), plain.state_dict())

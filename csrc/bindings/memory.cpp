@@ -1,0 +1,21 @@
+// Vectors of the server's own, as torch's tensors: fastagg/storage/memory.py.
+#include "../memory/blocks.h"
+#include "../memory/tensors.h"
+#include "structs.h"
+
+namespace py = pybind11;
+
+namespace fastagg {
+
+void bind_memory(py::module_& to) {
+  py::module_ m = to.def_submodule("memory", "Vectors in huge pages, used again when the last view of them is gone.");
+  m.def("use_torch", &memory::use_torch, py::arg("tensor"), py::arg("exchange"), py::arg("from_dlpack"));
+  m.def("vector", [](int64_t count) { return memory::new_vector(count).owner; });
+  m.def("bytes", &memory::new_bytes, py::arg("count"), py::arg("keep"));
+  m.def("lies_about", &memory::lies_about);
+  m.def("trim", &memory::trim);
+  m.def("fail_after", &memory::fail_after);
+  m.def("left_to_fail", &memory::left_to_fail);
+}
+
+}  // namespace fastagg
