@@ -8,6 +8,7 @@ from fastagg import clients, ops, presets, reference, registry
 from fastagg._build import build_info, get_num_threads, set_isa, set_num_threads
 from fastagg.distill import Distillation
 from fastagg.errors import (
+    Busy,
     CheckpointError,
     ConfigError,
     DataError,
@@ -16,6 +17,7 @@ from fastagg.errors import (
     FastaggError,
     MissingDependency,
     NonFiniteUpdate,
+    OtherLife,
     ShapeMismatch,
     UnknownClient,
     UnknownVersion,
@@ -82,6 +84,7 @@ __all__ = [
     "AllClients",
     "AsyncFedED",
     "Buffer",
+    "Busy",
     "Calibrated",
     "CheckpointError",
     "ClientCache",
@@ -121,6 +124,7 @@ __all__ = [
     "Momentum",
     "NonFiniteUpdate",
     "Optimizer",
+    "OtherLife",
     "Polynomial",
     "Receipt",
     "Server",

@@ -44,6 +44,14 @@ class UnknownVersion(FastaggError, KeyError):
     """The client holds no unanswered model of that version."""
 
 
+class OtherLife(UnknownVersion):
+    """The answer is to a task of another life of this server: a version that a restart has lost."""
+
+
+class Busy(FastaggError, RuntimeError):
+    """A limit is reached (clients, open tasks, waiting answers). Nothing has changed: the same call may do later."""
+
+
 class CheckpointError(FastaggError, ValueError):
     """A checkpoint is damaged, or belongs to another model or algorithm."""
 

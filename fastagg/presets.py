@@ -58,7 +58,7 @@ from fastagg.parts.optimizers import SGD, Adagrad, Adam, AMSGrad, Lookahead, Mom
 from fastagg.parts.staleness import Constant, DelayAdaptive, Hinge, Polynomial, Staleness
 from fastagg.registry import preset
 from fastagg.serving.server import Server
-from fastagg.serving.settings import ClientSettings, ServerSettings, WeightSettings
+from fastagg.serving.settings import ActiveSettings, ClientSettings, ServerSettings, WeightSettings
 
 
 @preset
@@ -206,7 +206,7 @@ def ACED(
     cache: Cache = "fp32",
     freshness: Freshness = "dispatch",
     warmup: Warmup = "full",
-    **server: Unpack[WeightSettings],
+    **server: Unpack[ActiveSettings],
 ) -> Server:
     """ACE over the clients whose information is at most ``max_delay`` versions old.
 

@@ -36,11 +36,13 @@ class Tied(nn.Module):
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two nested states are equal to the bit."""
+    """Whether two nested states are equal to the bit, but for the lives of the servers, which are random numbers."""
     if isinstance(a, Tensor):
         return isinstance(b, Tensor) and a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
     if isinstance(a, dict):
-        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+        if not isinstance(b, dict) or a.keys() != b.keys():
+            return False
+        return all(same(a[k], b[k]) for k in a if k not in ("lives", "incarnation"))
     if isinstance(a, (list, tuple)):
         return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
     return bool(a == b)

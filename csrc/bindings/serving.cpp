@@ -59,6 +59,8 @@ void bind_serving(py::module_& to) {
       raise_as("UnknownClient", error.what());
     } catch (const UnknownVersion& error) {
       raise_as("UnknownVersion", error.what());
+    } catch (const Busy& error) {
+      raise_as("Busy", error.what());
     } catch (const TooLarge& error) {
       raise_as("UpdateTooLarge", error.what());
     }
@@ -70,6 +72,18 @@ void bind_serving(py::module_& to) {
       .def(py::init<int64_t, bool>(), by_name, arg("clients"), arg("keeps"))
       .def_readwrite("version", &Ledger::now)
       .def_readwrite("steps", &Ledger::steps)
+      .def(
+          "limit",
+          [](Ledger& ledger, double lease, int64_t max_delay, int64_t open_per_client, int64_t clients) {
+            ledger.limits = {lease, max_delay, open_per_client, clients};
+          },
+          by_name, arg("lease"), arg("max_delay"), arg("open_per_client"), arg("clients"))
+      .def_readwrite("skew", &Ledger::skew)
+      .def("expire", &Ledger::expire)
+      .def("expire_before", &Ledger::expire_before)
+      .def_property_readonly("expired", &Ledger::expired)
+      .def_property_readonly("open_tasks", &Ledger::open_tasks)
+      .def_property_readonly("oldest_task", &Ledger::oldest_task)
       .def("identify", &Ledger::identify)
       .def("find",
            [](const Ledger& ledger, py::handle id, py::handle version) {
@@ -154,15 +168,15 @@ void bind_serving(py::module_& to) {
   py::class_<Outside>(m, "Outside")
       .def(py::init([](py::type task, py::type receipt, py::object layout, int32_t usual_steps, bool keeps_model,
                        bool weighs_by_sample, bool plain) {
-             return Outside{
-                 Record(std::move(task), {"client", "version", "local_steps", "control", "_layout", "_model"}),
-                 Record(std::move(receipt),
-                        {"client", "applied", "version", "delay", "step_size", "update_norm", "weight", "kept"}),
-                 std::move(layout),
-                 usual_steps,
-                 keeps_model,
-                 weighs_by_sample,
-                 plain};
+             return Outside{Record(std::move(task),
+                                   {"client", "version", "local_steps", "control", "incarnation", "_layout", "_model"}),
+                            Record(std::move(receipt), {"client", "applied", "version", "delay", "step_size",
+                                                        "update_norm", "weight", "kept"}),
+                            std::move(layout),
+                            usual_steps,
+                            keeps_model,
+                            weighs_by_sample,
+                            plain};
            }),
            by_name, arg("task"), arg("receipt"), arg("layout"), arg("usual_steps"), arg("keeps_model"),
            arg("weighs_by_sample"), arg("plain"));
@@ -180,6 +194,9 @@ void bind_serving(py::module_& to) {
       .def("check_round", &Road::check_round)
       .def("close_round", &Road::close_round)
       .def("model", &Road::model)
+      .def("begin_life", &Road::begin_life)
+      .def_property_readonly("lives", &Road::lives)
+      .def("life_of", &Road::life_of)
       .def_property_readonly("flat", &Road::flat)
       .def_property_readonly("moments", &Road::moments)
       .def_readwrite("sent", &Road::sent);

@@ -1,6 +1,7 @@
 #include "ledger.h"
 
 #include <algorithm>
+#include <chrono>
 
 namespace fastagg::serving {
 namespace {
@@ -169,19 +170,26 @@ Ledger::Found Ledger::find(py::handle id, py::handle version) const {
     wanted = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
     if (overflow != 0) wanted = -1;
   }
-  if (const Task* task = task_of(record, wanted)) return {place, wanted, task->told};
+  if (const Task* task = task_of(record, wanted)) {
+    if (due_.empty() || !over(*task, clock())) return {place, wanted, task->told};
+    throw UnknownVersion("client " + shown(id) + ": its task of version " + std::to_string(wanted) +
+                         " has expired: it took longer than the server waits");
+  }
   std::vector<int64_t> held = owed(id);
   std::sort(held.begin(), held.end());
+  constexpr size_t kShown = 8;
   std::string text;
-  for (const int64_t one : held) text += (text.empty() ? "" : ", ") + std::to_string(one);
+  for (size_t i = held.size() > kShown ? held.size() - kShown : 0; i < held.size(); ++i)
+    text += (text.empty() ? "" : ", ") + std::to_string(held[i]);
+  if (held.size() > kShown) text = "..., " + text;
   const std::string asked = version.is_none() ? std::to_string(wanted) : shown(version);
   throw UnknownVersion("client " + shown(id) + ": an update from version " + asked + " came, but " +
                        (held.empty() ? "it has answered everything it was sent" : "it owes versions [" + text + "]"));
 }
 
-void Ledger::open(Record& record, int64_t version, int32_t told, const py::object& payload) {
+void Ledger::open(Record& record, int64_t version, int32_t told, const py::object& payload, double ends) {
   if (free_task_ < 0) {
-    tasks_.push_back({0, 0, -1});
+    tasks_.push_back({0, 0, -1, 0.0});
     free_task_ = static_cast<int32_t>(tasks_.size()) - 1;
   }
   if (keeps_) {
@@ -192,8 +200,9 @@ void Ledger::open(Record& record, int64_t version, int32_t told, const py::objec
   const int32_t place = free_task_;
   Task& task = tasks_[static_cast<size_t>(place)];
   free_task_ = task.next;
-  task = {version, told, record.task};
+  task = {version, told, record.task, ends};
   record.task = place;
+  ++open_;
 }
 
 int32_t Ledger::told(py::handle id, int32_t usual) const {
@@ -202,13 +211,85 @@ int32_t Ledger::told(py::handle id, int32_t usual) const {
   return said > 0 ? said : usual;
 }
 
+// What must hold before `id` gets one more task.
+void Ledger::check_limits(py::handle id, int64_t place) const {
+  const bool is_new = place < 0 || records_[static_cast<size_t>(place)].last < 0;
+  if (is_new && known_ >= limits.clients)
+    throw Busy("client " + shown(id) + " is one more than the " + std::to_string(limits.clients) +
+               " that the server may know at a time (max_clients)");
+  int64_t owes = 0;
+  if (!is_new)
+    for (int32_t t = records_[static_cast<size_t>(place)].task; t >= 0; t = tasks_[static_cast<size_t>(t)].next) ++owes;
+  if (owes >= limits.open_per_client)
+    throw Busy("client " + shown(id) + " has " + std::to_string(owes) +
+               " tasks that it has not answered, and may have no more (max_open_per_client)");
+}
+
 int64_t Ledger::send(py::handle id, int64_t version, int32_t told, const py::object& payload) {
-  const int64_t place = place_for(id);
+  int64_t place = place_of(id);
+  Task* again = nullptr;
+  if (place >= 0) again = const_cast<Task*>(task_of(records_[static_cast<size_t>(place)], version));
+  if (again == nullptr) check_limits(id, place);
+  if (place < 0) place = place_for(id);
   Record& record = records_[static_cast<size_t>(place)];
-  if (task_of(record, version) == nullptr) open(record, version, told, payload);
+  double ends = limits.lease;
+  if (limits.expires()) {
+    ends += clock();
+    due_.push_back({ends, version, place, identify(id)});
+  }
+  if (again == nullptr) {
+    try {
+      open(record, version, told, payload, ends);
+    } catch (...) {
+      if (limits.expires()) due_.pop_back();
+      throw;
+    }
+  } else {
+    again->ends = ends;
+  }
   known_ += record.last < 0;
   record.last = version;
   return place;
+}
+
+double Ledger::clock() const {
+  if (!limits.expires()) return 0.0;  // nobody looks
+  return skew + std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+int64_t Ledger::expire(int64_t most) {
+  const int64_t before = expired_;
+  if (due_.empty()) return 0;
+  const double time = clock();
+  for (int64_t looked = 0; looked != most && !due_.empty(); ++looked) {
+    const Due one = due_.front();
+    if (one.ends > time && one.version >= now - limits.max_delay) break;
+    due_.pop_front();
+    Record& record = records_[static_cast<size_t>(one.place)];
+    if (record.last < 0 || place_of(one.id) != one.place) continue;  // forgotten meanwhile
+    if (const Task* task = task_of(record, one.version); task != nullptr && over(*task, time)) {
+      close(one.place, one.version);
+      ++expired_;
+    }
+    if (numbered_ < 0 && record.task < 0 && record.last == one.version) drop(one.id, one.place);
+  }
+  return expired_ - before;
+}
+
+int64_t Ledger::expire_before(int64_t version) {
+  int64_t ended = 0;
+  for (size_t place = 0; place < records_.size(); ++place) {
+    std::vector<int64_t> old;
+    for (int32_t t = records_[place].task; t >= 0; t = tasks_[static_cast<size_t>(t)].next)
+      if (tasks_[static_cast<size_t>(t)].version < version) old.push_back(tasks_[static_cast<size_t>(t)].version);
+    for (const int64_t one : old) close(static_cast<int64_t>(place), one), ++ended;
+  }
+  expired_ += ended;
+  return ended;
+}
+
+double Ledger::oldest_task() const {
+  return due_.empty() ? 0.0 : std::max(0.0, clock() - (due_.front().ends - limits.lease));
 }
 
 void Ledger::close(int64_t client, int64_t version) noexcept {
@@ -221,6 +302,7 @@ void Ledger::close(int64_t client, int64_t version) noexcept {
   *link = task.next;
   task.next = free_task_;
   free_task_ = place;
+  --open_;
   if (!keeps_) return;
   const auto held = held_.find(version);
   if (held != held_.end() && --held->second.count == 0) held_.erase(held);
@@ -230,7 +312,11 @@ void Ledger::forget(py::handle id) {
   const int64_t place = known_place(id);
   Record& record = records_[static_cast<size_t>(place)];
   while (record.task >= 0) close(place, tasks_[static_cast<size_t>(record.task)].version);
-  record = Record{};
+  drop(id, place);
+}
+
+void Ledger::drop(py::handle id, int64_t place) {
+  records_[static_cast<size_t>(place)] = Record{};
   --known_;
   if (numbered_ >= 0) return;
   const py::object plain = identify(id);
@@ -267,7 +353,8 @@ py::list Ledger::payloads() const {
 }
 
 int64_t Ledger::nbytes() const {
-  return static_cast<int64_t>(records_.size() * sizeof(Record) + tasks_.size() * sizeof(Task));
+  return static_cast<int64_t>(records_.size() * sizeof(Record) + tasks_.size() * sizeof(Task) +
+                              due_.size() * sizeof(Due));
 }
 
 // As columns: a line for each client that is known, and one for each open task.
@@ -341,8 +428,18 @@ void Ledger::load(const py::dict& state) {
     require(told[t] >= 0 && told[t] <= INT32_MAX, "local steps out of range");
     py::object payload = py::none();
     if (keeps_) payload = versions[py::int_(started[t])];
-    open(record, started[t], static_cast<int32_t>(told[t]), payload);
+    open(record, started[t], static_cast<int32_t>(told[t]), payload, clock() + limits.lease);
   }
+  if (!limits.expires()) return;
+  std::vector<Due> due;  // a lease begins anew: nobody could answer while there was no server
+  for (size_t i = 0; i < places.size(); ++i)
+    due.push_back({clock() + limits.lease, last[i], places[i], identify(ids[i])});
+  for (size_t t = 0; t < owner.size(); ++t) {
+    const auto i = static_cast<size_t>(owner[t]);
+    if (started[t] != last[i]) due.push_back({clock() + limits.lease, started[t], places[i], identify(ids[i])});
+  }
+  std::sort(due.begin(), due.end(), [](const Due& a, const Due& b) { return a.version < b.version; });
+  due_.assign(due.begin(), due.end());
 }
 
 }  // namespace fastagg::serving

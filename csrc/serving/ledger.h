@@ -1,5 +1,6 @@
 // Who was sent which version and has not answered it yet, and which versions are kept for that. Everything is O(1) in
-// the number of clients: 16 bytes for each, and 16 for each open task.
+// the number of clients: 16 bytes for each, and 24 for each open task; with a lease some 32 for each that went out
+// within its time.
 //
 // What may fail is done before anything changes; `close` and `tell_next` cannot fail.
 #pragma once
@@ -8,6 +9,8 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <deque>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
@@ -17,7 +20,10 @@ namespace fastagg::serving {
 
 namespace py = pybind11;
 
-// Become fastagg.errors.UnknownClient and UnknownVersion.
+// Become fastagg.errors.UnknownClient, UnknownVersion and Busy.
+class Busy : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 class UnknownClient : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -27,6 +33,15 @@ class UnknownVersion : public std::runtime_error {
 
 constexpr int64_t kLongestName = 256;  // characters of a client's id
 
+// How long a server waits for its clients, and for how many.
+struct Limits {
+  double lease = std::numeric_limits<double>::infinity();         // seconds that a task may take
+  int64_t max_delay = std::numeric_limits<int64_t>::max();        // versions that a task may be old
+  int64_t open_per_client = std::numeric_limits<int64_t>::max();  // unanswered tasks of one client
+  int64_t clients = std::numeric_limits<int64_t>::max();          // that are known at a time
+  bool expires() const { return lease < std::numeric_limits<double>::infinity() || max_delay < INT64_MAX; }
+};
+
 class Ledger {
  public:
   // Clients are the whole numbers 0..clients-1, or any 64-bit number and any name if `clients` is negative. `keeps`:
@@ -34,6 +49,9 @@ class Ledger {
   Ledger(int64_t clients, bool keeps) : numbered_(clients), keeps_(keeps) {
     if (clients > 0) records_.resize(static_cast<size_t>(clients));
   }
+
+  Limits limits;
+  double skew = 0.0;  // seconds by which this ledger's clock is ahead: for tests
 
   int64_t now = 0;    // the version: t, steps of the model so far, with those that left it as it was
   int64_t steps = 0;  // of the optimizer
@@ -55,6 +73,16 @@ class Ledger {
   int64_t send(py::handle id, int64_t version, int32_t told, const py::object& payload);
 
   void close(int64_t client, int64_t version) noexcept;
+
+  // Tasks end whose lease is over or whose version is too old; clients that owe nothing and were not heard of for as
+  // long are forgotten. `most` of them at a time; all, if it is negative. How many tasks ended.
+  int64_t expire(int64_t most);
+  // All tasks of versions below this one end.
+  int64_t expire_before(int64_t version);
+  int64_t expired() const { return expired_; }  // so far
+  int64_t open_tasks() const { return open_; }
+  double oldest_task()
+      const;  // seconds since the oldest task with a lease went out, answered or not; 0 if there is none
   void tell_next(int64_t client, int32_t told) noexcept { records_[static_cast<size_t>(client)].steps = told; }
   void tell_next_to(py::handle id, int32_t told) { tell_next(known_place(id), told); }
   void forget(py::handle id);  // its tasks, and that it was ever known
@@ -79,6 +107,13 @@ class Ledger {
     int64_t version;
     int32_t told;
     int32_t next;
+    double ends;  // when its lease is over
+  };
+  // A task that went out, in the order in which they did.
+  struct Due {
+    double ends;
+    int64_t version, place;
+    py::object id;
   };
   struct Held {
     int64_t count = 0;
@@ -90,7 +125,11 @@ class Ledger {
   int64_t place_for(py::handle id);        // made if it is new
   int64_t known_place(py::handle id) const;
   const Task* task_of(const Record& record, int64_t version) const;
-  void open(Record& record, int64_t version, int32_t told, const py::object& payload);
+  double clock() const;
+  bool over(const Task& task, double time) const { return task.ends <= time || task.version < now - limits.max_delay; }
+  void drop(py::handle id, int64_t place);  // its record; it owes nothing any more
+  void open(Record& record, int64_t version, int32_t told, const py::object& payload, double ends);
+  void check_limits(py::handle id, int64_t place) const;
 
   int64_t numbered_;
   bool keeps_;
@@ -101,7 +140,8 @@ class Ledger {
   std::unordered_map<int64_t, int64_t> numbers_;
   std::unordered_map<std::string, int64_t> names_;
   std::unordered_map<int64_t, Held> held_;
-  int64_t known_ = 0;
+  std::deque<Due> due_;  // empty where nothing expires
+  int64_t known_ = 0, open_ = 0, expired_ = 0;
 };
 
 }  // namespace fastagg::serving

@@ -83,12 +83,27 @@ void Road::bound_from(double model, double m, double v) {
   v_bound_ = v;
 }
 
+void Road::begin_life(int64_t version, uint64_t number) {
+  constexpr size_t kMost = 64;  // of older ones no task is out any more
+  while (!lives_.empty() && lives_.back().first >= version) lives_.pop_back();
+  if (lives_.size() == kMost) lives_.erase(lives_.begin());
+  lives_.emplace_back(version, number);
+}
+
+uint64_t Road::life_of(int64_t version) const {
+  for (size_t i = lives_.size(); i-- > 0;)
+    if (lives_[i].first <= version) return lives_[i].second;
+  return 0;
+}
+
 const py::object& Road::model() {
   if (model_.is_none()) model_ = hooks_.model();
   return model_;
 }
 
 py::object Road::send(py::handle client) {
+  constexpr int64_t kAtATime = 8;  // so that no call waits for many
+  ledger_->expire(kAtATime);
   const py::object id = ledger_->identify(client);
   const int64_t now = ledger_->now;
   const int32_t told = ledger_->told(id, outside_.usual_steps);
@@ -100,7 +115,8 @@ py::object Road::send(py::handle client) {
   } else if (!hooks_.keep.is_none()) {
     kept = hooks_.keep();
   }
-  py::object task = outside_.task.make({id, py::int_(now), steps, control, outside_.layout, model()});
+  py::object task =
+      outside_.task.make({id, py::int_(now), steps, control, py::int_(life_of(now)), outside_.layout, model()});
   book_->before_sending(now);
   book_->sent(ledger_->send(id, now, told, kept), now);
   sent = true;

@@ -47,7 +47,7 @@ struct Hooks {
 
 // What Python sees of an arrival and of a task, and how they are told apart from those that need more than the road.
 struct Outside {
-  Record task;            // client, version, local_steps, control, _layout, _model
+  Record task;            // client, version, local_steps, control, incarnation, _layout, _model
   Record receipt;         // client, applied, version, delay, step_size, update_norm, weight, kept
   py::object layout;      // the server's
   int32_t usual_steps;    // local steps of a task, where nothing else was said; 0: none are
@@ -90,6 +90,11 @@ class Road {
 
   const py::object& flat() const { return flat_.owner; }
   const py::object& model();
+  // From this version on they are of a life of the server that has this number; those below it keep theirs.
+  void begin_life(int64_t version, uint64_t number);
+  // The lives so far: (first version, number).
+  const std::vector<std::pair<int64_t, uint64_t>>& lives() const { return lives_; }
+  uint64_t life_of(int64_t version) const;
   const py::object& moments() const { return moments_; }
   bool sent = false;  // whether somebody may hold this version, so that it must not change
   void bound_from(double model, double m, double v);
@@ -138,6 +143,7 @@ class Road {
   double x_bound_ = 0.0, m_bound_ = 0.0, v_bound_ = 0.0;
   Moments kernel_moments_;
   Update update_;  // kept for its memory
+  std::vector<std::pair<int64_t, uint64_t>> lives_;
 };
 
 }  // namespace fastagg::serving

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -52,6 +54,10 @@ class Core:
         self.ledger = native.serving.Ledger(
             clients=-1 if server.num_clients is None else server.num_clients, keeps=keeps
         )
+        self.ledger.limit(
+            lease=math.inf if server.lease is None else server.lease, max_delay=_or_most(server.max_delay),
+            open_per_client=_or_most(server.max_open_per_client), clients=_or_most(server.max_clients),
+        )  # fmt: skip
         self.settles = server.validate == "deferred" and bool(self.policy.rules())
         host = on_host(device)
 
@@ -85,6 +91,7 @@ class Core:
         )  # fmt: skip
         self.road.start(flat, size=size, origin=server.origin)
         self.road.clip(server.clip_norm or 0.0)
+        self.road.begin_life(0, new_life())
         self.road.bound_from(_largest(flat), *self.moments.bounds())
 
     def _hooks(self, vector: Callable[[], Tensor] | None) -> Any:
@@ -188,7 +195,7 @@ class Core:
             "version": self.ledger.version, "steps": self.ledger.steps, "tasks": as_tensors(self.ledger.state()),
             "staleness": self.policy.state_dict(), "flat": self.road.flat, "moments": dict(self.moments.tensors),
             "buffers": self.statistics.state_dict(), "direction": as_tensors(self.state.state_dict()),
-            "round": [entry.state_dict() for entry in self.round],
+            "round": [entry.state_dict() for entry in self.round], "lives": self.road.lives,
         }  # fmt: skip
 
     @classmethod
@@ -216,9 +223,21 @@ class Core:
         own = owned if core.keeps_model else torch.Tensor.clone
         held = {int(version): own(kept) for version, kept in tasks["versions"].items() if kept is not None}
         core.ledger.load({**tasks, "versions": held})
+        for first, number in state.get("lives", ()):
+            core.road.begin_life(int(first), int(number))
+        core.road.begin_life(int(state["version"]) + 1, new_life())  # what was made after that state is lost
         core.round = tuple(rounds.Entry.loaded(entry, server, int(state["version"])) for entry in state["round"])
         core.road.bound_from(_largest(core.road.flat), *core.moments.bounds())
         return core
+
+
+def new_life() -> int:
+    """A number that no other life of this server, or of another, has."""
+    return int.from_bytes(os.urandom(8), "big") >> 1  # it fits where a signed number is wanted
+
+
+def _or_most(limit: int | None) -> int:
+    return 2**63 - 1 if limit is None else limit
 
 
 def as_tensors(value: Any) -> Any:

@@ -20,15 +20,29 @@ class Dispatch:
         version: the server version it starts from (``s`` in the papers).
         control: the server's control variate, [d] (FedAC), else None; read it, do not write to it.
         local_steps: how many local steps to take, where the algorithm decides that (AsyncFedED); else None.
+        incarnation: the number of the server's life in which this version was made
+            (:attr:`fastagg.Server.incarnation`). A client that sends it back is refused if a restart has lost the
+            version: versions are counted anew from the last one that was saved.
     """
 
     # No dataclass, and nothing worked out ahead: one is made for every task that goes out.
-    __slots__ = ("_layout", "_model", "_params", "_views", "client", "control", "local_steps", "version")
+    __slots__ = (
+        "_layout",
+        "_model",
+        "_params",
+        "_views",
+        "client",
+        "control",
+        "incarnation",
+        "local_steps",
+        "version",
+    )
 
     client: Client
     version: int
     local_steps: int | None
     control: Tensor | None
+    incarnation: int | None
 
     def __init__(
         self,
@@ -38,11 +52,13 @@ class Dispatch:
         control: Tensor | None,
         layout: Layout,
         model: ModelState,
+        incarnation: int | None = None,
     ) -> None:
         self.client = client
         self.version = version
         self.local_steps = local_steps
         self.control = control
+        self.incarnation = incarnation
         self._layout = layout
         self._model = model
 
@@ -82,7 +98,9 @@ class Dispatch:
 
     def for_client(self, client: Client, local_steps: int | None) -> Dispatch:
         """The same model as a task of another client."""
-        return Dispatch(client, self.version, local_steps, self.control, self._layout, self._model)
+        return Dispatch(
+            client, self.version, local_steps, self.control, self._layout, self._model, self.incarnation
+        )  # fmt: skip
 
     def delta(self, trained: Any) -> Any:
         """The update to send after training: ``x_i^K - x_s`` for parameters, the client's own values for buffers.
@@ -108,6 +126,7 @@ class Dispatch:
             "version": self.version,
             "local_steps": self.local_steps,
             "control": self.control,
+            "incarnation": self.incarnation,
             "model": tuple(self._model),
         }
 
@@ -116,7 +135,10 @@ class Dispatch:
         """Inverse of :meth:`state_dict`; ``layout`` is the server's (``server.layout``)."""
         flat, buffers, counters = state["model"]
         model = ModelState(flat, buffers, counters)
-        return cls(state["client"], state["version"], state["local_steps"], state["control"], layout, model)
+        return cls(
+            state["client"], state["version"], state["local_steps"], state["control"], layout, model,
+            state.get("incarnation"),
+        )  # fmt: skip
 
     def from_difference(self, difference: Any) -> Any:
         """The update to hand to ``receive`` where a framework sends *every* array as a difference from ``params``.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fastagg import _checks, _keywords, ops, registry
-from fastagg.errors import CheckpointError, ConfigError, FastaggError, UpdateTooLarge
+from fastagg.errors import Busy, CheckpointError, ConfigError, FastaggError, OtherLife, UpdateTooLarge
 from fastagg.layout import Layout, Parsed, Taken
 from fastagg.layout.nearness import nearer_to_model
 from fastagg.parts.directions import Direction, DistillationRecord, Single
@@ -58,6 +58,14 @@ class Server:
         origin: where this model begins, if it is a slice of a larger one: a multiple of 65,536. The same rule on a
             slice then gives the bits of the whole, where it needs no norm of the whole update.
         device: where state lives and steps run; by default the CPU, or the model's own CUDA device.
+        lease: seconds after which a task ends that nobody has answered: its answer is refused from then on, and a
+            version that only such tasks hold is freed. A client that owes nothing and was sent nothing for as long is
+            forgotten (with ``num_clients`` nobody is). None: tasks never end. After a restart leases begin anew.
+        max_delay: versions after which a task ends in the same way. (ACED has a setting of its own of this name.)
+        max_open_per_client: tasks that one client may owe; ``dispatch`` raises Busy beyond.
+        max_clients: clients that may be known at a time; ``dispatch`` of another one raises Busy.
+        max_waiting: threads whose answers may wait for others' to be taken; ``receive`` of one more raises Busy at
+            once.
 
     Raises:
         ConfigError, ShapeMismatch, DTypeMismatch, NonFiniteUpdate: a setting or the model is refused.
@@ -80,6 +88,11 @@ class Server:
         seed: int = 0,
         origin: int = 0,
         device: torch.device | str | None = None,
+        lease: float | None = None,
+        max_delay: int | None = None,
+        max_open_per_client: int | None = None,
+        max_clients: int | None = None,
+        max_waiting: int | None = None,
     ) -> None:
         self.direction = _part("direction", direction, Direction, Single())
         self.optimizer = _part("optimizer", optimizer, Optimizer, SGD())
@@ -101,9 +114,21 @@ class Server:
         self.num_clients, self.clip_norm, self.weighting = num_clients, clip_norm, weighting
         self.seed, self.origin = seed, origin
         self.deterministic, self.validate = bool(deterministic), validate
+        if lease is not None:
+            _checks.number("lease", lease, above=0)
+        limits = {
+            "max_delay": max_delay, "max_open_per_client": max_open_per_client, "max_clients": max_clients,
+            "max_waiting": max_waiting,
+        }  # fmt: skip
+        for name, limit in limits.items():
+            if limit is not None:
+                _checks.whole(name, limit, least=0 if name == "max_delay" else 1)
+        self.lease, self.max_delay, self.max_open_per_client = lease, max_delay, max_open_per_client
+        self.max_clients, self.max_waiting = max_clients, max_waiting
         together.check(self)
 
         self._lock: Any = threading.RLock()
+        self._turn: Any = self._lock if max_waiting is None else Turn(self._lock, max_waiting)
         _here.add(self)
         self.device = devices.choose(device, params)
         if isinstance(params, Taken):
@@ -136,7 +161,8 @@ class Server:
             Taken(self.layout, self.state_dict()), self.direction, self.optimizer, self.staleness,
             num_clients=self.num_clients, clip_norm=self.clip_norm, weighting=self.weighting,
             buffers=self._core.statistics.mode, deterministic=self.deterministic, validate=self.validate,
-            seed=self.seed, origin=self.origin, device=self.device,
+            seed=self.seed, origin=self.origin, device=self.device, lease=self.lease, max_delay=self.max_delay,
+            max_open_per_client=self.max_open_per_client, max_clients=self.max_clients, max_waiting=self.max_waiting,
         )  # fmt: skip
 
     def __reduce__(self) -> Any:
@@ -188,6 +214,7 @@ class Server:
         *,
         kind: Kind | None = None,
         control: Any = None,
+        incarnation: int | None = None,
     ) -> Receipt:
         """Take ``client``'s update; the model steps if the algorithm says so.
 
@@ -201,15 +228,21 @@ class Server:
             num_samples: the client's number of samples, needed with ``weighting="samples"``.
             control: for FedAC, the change of the client's control variate, ``c_new - c_i``, flat [d].
             kind: ``delta`` or ``gradient``, if the sender says which it is; refused when it is the other one.
+            incarnation: the task's own, if the sender says it: then no answer to a version that a restart has lost is
+                taken for another version of the same number.
 
         Raises:
             UnknownClient: this client was never sent a model.
-            UnknownVersion: it holds no unanswered task of that version.
+            UnknownVersion: it holds no unanswered task of that version, or the task has expired.
+            OtherLife: the task's version was lost in a restart.
+            Busy: ``max_waiting`` answers are waiting already.
             ShapeMismatch, DTypeMismatch, NonFiniteUpdate, UpdateTooLarge: the update is refused.
             ConfigError: ``num_samples`` is missing or not positive, or ``kind`` is not this server's.
         """
         if kind is None and control is None and type(update) is Tensor:
-            with self._lock:
+            with self._turn:
+                if incarnation is not None:
+                    self._check_life(client, version, incarnation)
                 receipt = self._core.road.take(client, update, version, num_samples)
                 if receipt is not None:
                     if self._live is not None:
@@ -218,7 +251,9 @@ class Server:
                     return taken
         parsed = self._parse(update, kind)
         share = admission.share(num_samples, self.weighting)
-        with self._lock:
+        with self._turn:
+            if incarnation is not None:
+                self._check_life(client, version, incarnation)
             more = None
             if self._judging.asks(parsed, control):
                 more = self._judging.judge(client, version, parsed, share, control)
@@ -239,7 +274,7 @@ class Server:
         """
         answers = list(answers)
         outcomes: list[Outcome] = []
-        with self._lock:
+        with self._turn:
             while len(outcomes) < len(answers):
                 taken = self._core.road.take_many(answers, len(outcomes))
                 if taken is None:
@@ -285,7 +320,7 @@ class Server:
             For each its receipt, or the error with which it was refused.
         """
         found: list[Outcome | None] = [None] * len(answers)
-        with self._lock:
+        with self._turn:
             left = list(range(len(answers)))
             while left:
                 taken = self._fold([answers[i] for i in left], differences) if self._judging.folds else []
@@ -337,7 +372,37 @@ class Server:
             else:
                 self._core.ledger.answer(client, version)
 
+    def expire(self, before: int | None = None) -> int:
+        """End the tasks whose lease is over or whose version is too old. ``dispatch`` does it by itself, a few a call.
+
+        Args:
+            before: end all tasks of versions below this one, too.
+
+        Returns:
+            How many tasks ended. Their answers are refused from now on.
+        """
+        with self._lock:
+            ended = int(self._core.ledger.expire(-1))
+            if before is not None:
+                ended += int(self._core.ledger.expire_before(_checks.whole("before", before, least=0)))
+            return ended
+
+    @property
+    def incarnation(self) -> int:
+        """The number of this life of the server, random, of 63 bits. It changes when a state is loaded: what was made
+        after that state is lost, and its version numbers are used again."""
+        return int(self._core.road.lives[-1][1])
+
     # -- the way of an update ------------------------------------------------------------------------------------
+
+    def _check_life(self, client: Client, version: int | None, incarnation: int) -> None:
+        core = self._core
+        start, _ = core.ledger.find(client, version)
+        if core.road.life_of(start) != incarnation:
+            raise OtherLife(
+                f"client {client!r}: its version {start} is of another life of this server: a restart has lost it, and "
+                "the number was given again"
+            )
 
     def _parse(self, update: Any, kind: Any) -> Parsed:
         if type(update) is Tensor and kind is None:
@@ -380,7 +445,8 @@ class Server:
     def _receive_difference(self, task: Dispatch, trained: Any, num_samples: float | None, is_one: bool) -> Outcome:
         try:
             self._refuse_other_kind("delta")
-            return self.receive(task.client, trained if is_one else task.delta(trained), task.version, num_samples)
+            given = trained if is_one else task.delta(trained)
+            return self.receive(task.client, given, task.version, num_samples, incarnation=task.incarnation)
         except FastaggError as error:
             return error
 
@@ -390,6 +456,8 @@ class Server:
         rows, parses = [], []
         for task, trained, num_samples in answers[: self._core.room()]:
             try:
+                if task.incarnation is not None:
+                    self._check_life(task.client, task.version, task.incarnation)
                 share = admission.share(num_samples, self.weighting)
                 parsed = self.layout.parse(trained, "update" if differences else "trained model")
                 admission.refuse_non_finite_buffers(parsed)
@@ -472,7 +540,9 @@ class Server:
             **{key: registry.describe(getattr(self, key)) for key in ("direction", "optimizer", "staleness")},
             "num_clients": self.num_clients, "clip_norm": self.clip_norm, "weighting": self.weighting,
             "buffers": self._core.statistics.mode, "deterministic": self.deterministic, "validate": self.validate,
-            "seed": self.seed, "origin": self.origin,
+            "seed": self.seed, "origin": self.origin, "lease": self.lease, "max_delay": self.max_delay,
+            "max_open_per_client": self.max_open_per_client, "max_clients": self.max_clients,
+            "max_waiting": self.max_waiting,
         }  # fmt: skip
         return checkpoint.plain(settings)
 
@@ -529,6 +599,30 @@ def _not_answers(answers: list[Any]) -> ConfigError:
     return ConfigError(f"receive_many: expected (client, update, version, num_samples), got {bad!r:.100}")
 
 
+class Turn:
+    """A lock for which no more than ``most`` threads may wait."""
+
+    def __init__(self, lock: Any, most: int) -> None:
+        self._lock, self._most = lock, most
+        self._waiting, self._count = 0, threading.Lock()
+
+    def __enter__(self) -> None:
+        if self._lock.acquire(blocking=False):
+            return
+        with self._count:
+            if self._waiting >= self._most:
+                raise Busy(f"{self._waiting} answers are waiting already (max_waiting): send this one later")
+            self._waiting += 1
+        try:
+            self._lock.acquire()
+        finally:
+            with self._count:
+                self._waiting -= 1
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 class _Elsewhere:
     """The lock of a server whose process forked, in the child."""
 
@@ -544,7 +638,7 @@ _here: weakref.WeakSet[Server] = weakref.WeakSet()  # servers of this process
 
 def _forked() -> None:
     for server in list(_here):
-        server._lock = _Elsewhere()
+        server._lock = server._turn = _Elsewhere()
 
 
 if hasattr(os, "register_at_fork"):

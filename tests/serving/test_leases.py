@@ -1,0 +1,295 @@
+"""Tasks that nobody answers end, clients that went away are forgotten, limits refuse by name, and an answer to a
+version that a restart has lost is told from one to the version that has its number now."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from models import same
+
+import fastagg
+from fastagg import Busy, ConfigError, OtherLife, UnknownClient, UnknownVersion
+
+D = 8
+
+
+def later(server: fastagg.Server, seconds: float) -> None:
+    """So many seconds pass on the server's clock."""
+    server._core.ledger.skew += seconds
+
+
+def ones(size: int = D) -> torch.Tensor:
+    return torch.ones(size)
+
+
+def test_a_task_that_nobody_answers_ends_and_frees_its_version() -> None:
+    server = fastagg.FedAsync(torch.zeros(D), lease=60.0)
+    server.dispatch("silent")
+    server.dispatch("busy")
+    server.receive("busy", ones())
+    held = server.memory()["versions"]
+    later(server, 59.0)
+    assert server.expire() == 0 and server.memory()["versions"] == held == 4 * D
+    later(server, 2.0)
+    with pytest.raises(UnknownVersion, match=r"'silent'.*version 0 has expired"):
+        server.receive("silent", ones())
+    assert server.expire() == 1
+    assert server.memory()["versions"] == 0
+    with pytest.raises(UnknownClient, match="'silent' was never sent"):
+        server.receive("silent", ones())
+    assert server.version == 1
+
+
+def test_a_task_that_is_sent_again_has_its_lease_anew() -> None:
+    server = fastagg.FedBuff(torch.zeros(D), buffer_size=2, lease=60.0)
+    server.dispatch("ann")
+    later(server, 40.0)
+    server.dispatch("ann")  # the same version: the same task
+    later(server, 40.0)
+    assert server.expire() == 0
+    assert not server.receive("ann", ones()).applied
+    later(server, 61.0)
+    assert server.expire() == 0  # it was answered
+    with pytest.raises(UnknownClient):
+        server.receive("ann", ones())
+
+
+def test_a_version_that_is_too_old_ends_its_tasks() -> None:
+    server = fastagg.ASGD(torch.zeros(D), lr=0.1, max_delay=2)
+    server.dispatch("slow")
+    for turn in range(2):
+        server.dispatch("quick")
+        server.receive("quick", ones(), turn)
+    probe = fastagg.ASGD(torch.zeros(D), lr=0.1, max_delay=2)
+    probe.load_state_dict(server.state_dict())
+    assert probe.receive("slow", ones()).delay == 2
+    server.dispatch("quick")
+    server.receive("quick", ones())
+    with pytest.raises(UnknownVersion, match="expired"):
+        server.receive("slow", ones())
+
+
+def test_tasks_of_old_versions_end_when_asked() -> None:
+    server = fastagg.ASGD(torch.zeros(D), lr=0.1)
+    for version in range(4):
+        server.dispatch("slow")
+        server.dispatch("quick")
+        server.receive("quick", ones(), version)
+    assert server._core.ledger.open_tasks == 4
+    assert server.expire() == 0
+    assert server.expire(before=3) == 3
+    assert server._core.ledger.owed("slow") == [3]
+    assert server.receive("slow", ones()).delay == 1
+    for bad in (-1, 1.5, "now"):
+        with pytest.raises(ConfigError, match="before"):
+            server.expire(before=bad)  # type: ignore[arg-type]
+
+
+def test_limits_refuse_by_name_and_change_nothing() -> None:
+    server = fastagg.ASGD(torch.zeros(D), lr=0.1, max_open_per_client=2, max_clients=2)
+    server.dispatch("ann")
+    for version in range(2):
+        server.dispatch("bob")
+        server.receive("bob", ones(), version)
+        server.dispatch("ann") if version == 0 else None
+    before = server.state_dict()
+    with pytest.raises(Busy, match=r"'ann' has 2 tasks.*max_open_per_client"):
+        server.dispatch("ann")
+    with pytest.raises(Busy, match=r"'eve' is one more than the 2.*max_clients"):
+        server.dispatch("eve")
+    assert same(server.state_dict(), before)
+    assert server.dispatch("bob").version == 2  # known, and owes nothing
+    server.forget("bob")
+    assert server.dispatch("eve").version == 2
+
+
+@pytest.mark.parametrize("setting", ["lease", "max_delay", "max_open_per_client", "max_clients", "max_waiting"])
+@pytest.mark.parametrize("value", [-1, "soon", float("nan"), True])
+def test_limits_that_are_none(setting: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=setting):
+        fastagg.FedBuff(torch.zeros(D), **{setting: value})
+
+
+def test_clients_that_never_come_back_leave_nothing() -> None:
+    server = fastagg.FedAsync(torch.zeros(D), lease=10.0)
+    size = []
+    for client in range(60_000):
+        server.dispatch(client)
+        if client % 2:
+            server.receive(client, ones())
+        later(server, 0.01)  # a thousand within a lease
+        if client % 10_000 == 9_999:
+            size.append(server.memory()["clients"] + server.memory()["versions"])
+            assert server._core.ledger.known <= 1_001
+    assert max(size[1:]) <= 1.05 * min(size[1:])
+    assert size[-1] < 400_000
+
+
+def test_numbered_clients_are_not_forgotten() -> None:
+    server = fastagg.ACE(torch.zeros(D), lr=0.1, num_clients=2, warmup="partial", lease=5.0)
+    server.dispatch(0)
+    server.receive(0, ones())
+    server.dispatch(1)
+    later(server, 6.0)
+    assert server.expire() == 1
+    with pytest.raises(UnknownVersion, match="answered everything"):
+        server.receive(0, ones())
+    server.dispatch(0)
+    assert server.receive(0, ones()).applied
+
+
+def test_a_lease_begins_anew_with_the_server(tmp_path: Path) -> None:
+    server = fastagg.FedBuff(torch.zeros(D), lease=60.0, max_clients=7, max_waiting=3)
+    server.dispatch("ann")
+    later(server, 50.0)
+    server.save(tmp_path / "state")
+    again = fastagg.load(tmp_path / "state")
+    assert (again.lease, again.max_clients, again.max_waiting) == (60.0, 7, 3)
+    later(again, 50.0)
+    assert again.expire() == 0
+    later(again, 20.0)
+    assert again.expire() == 1
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["send", "answer", "wait", "step", "expire"]), st.integers(0, 3)), max_size=60)
+)
+def test_leases_beside_a_dictionary(acts: list[tuple[str, int]]) -> None:
+    lease, oldest = 10, 3
+    server = fastagg.ASGD(torch.zeros(D), lr=0.1, lease=float(lease), max_delay=oldest)
+    time, version = 0, 0
+    ends: dict[tuple[int, int], int] = {}  # (client, version) -> when its task ends
+    last: dict[int, int] = {}
+
+    def over(task: tuple[int, int]) -> bool:
+        return ends[task] <= time or task[1] < version - oldest
+
+    for act, which in acts:
+        if act == "send":
+            assert server.dispatch(which).version == version
+            ends[which, version], last[which] = time + lease, version
+        elif act == "answer":
+            task = (which, last.get(which, -1))
+            if task in ends and not over(task):
+                assert server.receive(which, ones()).delay == version - task[1]
+                version += 1
+                del ends[task]
+            else:
+                with pytest.raises((UnknownClient, UnknownVersion)):
+                    server.receive(which, ones())
+        elif act == "wait":
+            later(server, 3.0 * which + 0.5)  # never on the dot
+            time += 3 * which
+        elif act == "step":
+            server.dispatch("other")
+            server.receive("other", ones(), version)
+            version += 1
+        else:
+            server.expire()
+            ends = {task: end for task, end in ends.items() if not over(task)}
+    server.expire()
+    left = sorted(task for task in ends if not over(task))
+    found = sorted((client, held) for client in range(4) if client in last for held in _owed(server, client))
+    assert found == left and server._core.ledger.open_tasks == len(left)
+
+
+def _owed(server: fastagg.Server, client: int) -> list[int]:
+    try:
+        return list(server._core.ledger.owed(client))
+    except UnknownClient:
+        return []
+
+
+# -- answers to another life -------------------------------------------------------------------------------------------
+
+
+def test_an_answer_to_a_version_that_a_restart_lost_is_refused(tmp_path: Path) -> None:
+    server = fastagg.FedAsync(torch.zeros(D))
+    kept = server.dispatch("kept")
+    server.dispatch("ann")
+    server.save(tmp_path / "state")
+    server.receive("ann", ones())
+    lost = server.dispatch("bob")  # of version 1, which is in no file
+    again = fastagg.load(tmp_path / "state")
+    assert again.incarnation != server.incarnation
+    again.dispatch("eve")
+    again.receive("eve", -ones())
+    fresh = again.dispatch("bob")
+    assert (lost.version, fresh.version) == (1, 1) and lost.incarnation != fresh.incarnation == again.incarnation
+    before = again.state_dict()
+    with pytest.raises(OtherLife, match="'bob': its version 1 is of another life"):
+        again.receive("bob", ones(), 1, incarnation=lost.incarnation)
+    with pytest.raises(OtherLife):
+        again.receive_model(lost, ones())
+    assert isinstance(again.receive_models([(lost, ones(), None)])[0], OtherLife)
+    assert same(again.state_dict(), before) and again.state_dict()["lives"] == before["lives"]
+    # What was saved is the same version in both lives.
+    assert kept.incarnation == server.incarnation
+    assert again.receive("kept", ones(), 0, incarnation=kept.incarnation).delay == 1
+    assert again.receive("bob", ones(), 1, incarnation=fresh.incarnation).delay == 1
+
+
+def test_a_buffered_server_folds_no_model_of_another_life() -> None:
+    server = fastagg.FedBuff(torch.zeros(D), buffer_size=2)
+    state = server.state_dict()
+    for client in ("ann", "bob"):
+        server.receive(client, ones(), server.dispatch(client).version)
+    lost = server.dispatch("ann")
+    server.load_state_dict(state)
+    for client in ("ann", "bob"):
+        server.receive(client, ones(), server.dispatch(client).version)
+    fresh = [server.dispatch(client) for client in ("ann", "bob")]
+    found = server.receive_models([(lost, lost.flat + 1, None), (fresh[1], fresh[1].flat + 1, None)])
+    assert isinstance(found[0], OtherLife) and isinstance(found[1], fastagg.Receipt)
+    assert server.receive_model(fresh[0], fresh[0].flat + 1).applied
+
+
+def test_lives_are_told_apart_for_many_restarts() -> None:
+    server = fastagg.ASGD(torch.zeros(D), lr=0.1)
+    tasks = {}
+    for restart in range(70):
+        tasks[server.version] = server.dispatch(f"client {restart}")
+        server.receive("other", ones(), server.dispatch("other").version)
+        if restart % 3:
+            server.load_state_dict(server.state_dict())
+    assert len(server.state_dict()["lives"]) <= 64
+    for version in sorted(tasks)[-20:]:
+        task = tasks[version]
+        assert server.receive(task.client, ones(), version, incarnation=task.incarnation).delay > 0
+
+
+# -- answers that wait -------------------------------------------------------------------------------------------------
+
+
+def test_answers_that_would_wait_beyond_the_limit_are_refused_at_once() -> None:
+    server = fastagg.FedBuff(torch.zeros(D), buffer_size=10, max_waiting=1)
+    for client in range(3):
+        server.dispatch(client)
+    done: list[Any] = []
+
+    def answer(client: int) -> None:
+        try:
+            done.append(server.receive(client, ones()))
+        except Busy as error:
+            done.append(error)
+
+    with server._lock:
+        waits = threading.Thread(target=answer, args=(0,))
+        waits.start()
+        while not server._turn._waiting:
+            pass
+        refused = threading.Thread(target=answer, args=(1,))
+        refused.start()
+        refused.join(10.0)
+        assert isinstance(done[0], Busy) and "max_waiting" in str(done[0])
+    waits.join(10.0)
+    assert isinstance(done[1], fastagg.Receipt)
+    assert server.receive(1, ones()).client == 1  # sent again, later
+    with server._turn:  # its own thread does not wait for itself
+        assert server.receive(2, ones()).client == 2
