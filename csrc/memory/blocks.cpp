@@ -1,11 +1,11 @@
 #include "blocks.h"
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <mutex>
 #include <new>
-#include <unordered_map>
-#include <vector>
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
@@ -20,11 +20,28 @@ namespace {
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kWorthKeeping = size_t{1} << 16;  // below it the allocator's own lists are as good
 constexpr size_t kKeptPerSize = 2;                 // the rest goes back to the operating system
+constexpr size_t kSizes = 16;
 constexpr size_t kAlignment = 64;
 
+// Blocks of one size, for reuse.
+struct Shelf {
+  size_t nbytes = 0;
+  std::array<void*, kKeptPerSize> blocks{};
+  size_t count = 0;
+  uint64_t used = 0;
+};
+
+// Of the sizes that were asked for last, so that no number of sizes holds memory for ever.
 struct Free {
   std::mutex mutex;
-  std::unordered_map<size_t, std::vector<void*>> blocks;
+  std::array<Shelf, kSizes> shelves;
+  uint64_t time = 0;
+
+  Shelf* find(size_t nbytes) {
+    for (Shelf& shelf : shelves)
+      if (shelf.nbytes == nbytes) return &shelf;
+    return nullptr;
+  }
 };
 
 // Never destroyed: vectors may outlive everything else at the end of a process.
@@ -78,6 +95,10 @@ void* from_system(size_t nbytes) { return ::operator new(nbytes, std::align_val_
 void to_system(void* block, size_t) noexcept { ::operator delete(block, std::align_val_t{kAlignment}); }
 #endif
 
+void clear(Shelf& shelf) noexcept {
+  while (shelf.count > 0) to_system(shelf.blocks[--shelf.count], shelf.nbytes);
+}
+
 }  // namespace
 
 void* take(size_t nbytes) {
@@ -86,13 +107,15 @@ void* take(size_t nbytes) {
   Free& held = free_blocks();
   {
     const std::lock_guard<std::mutex> lock(held.mutex);
-    std::vector<void*>& blocks = held.blocks[nbytes];
-    blocks.reserve(kKeptPerSize);  // so that giving back cannot fail
-    if (!blocks.empty()) {
-      void* block = blocks.back();
-      blocks.pop_back();
-      return block;
+    Shelf* shelf = held.find(nbytes);
+    if (shelf == nullptr) {
+      shelf = &*std::min_element(held.shelves.begin(), held.shelves.end(),
+                                 [](const Shelf& a, const Shelf& b) { return a.used < b.used; });
+      clear(*shelf);
+      shelf->nbytes = nbytes;
     }
+    shelf->used = ++held.time;
+    if (shelf->count > 0) return shelf->blocks[--shelf->count];
   }
   return from_system(nbytes);
 }
@@ -101,9 +124,9 @@ void give_back(void* block, size_t nbytes, bool keep) noexcept {
   if (keep && nbytes >= kWorthKeeping) {
     Free& held = free_blocks();
     const std::lock_guard<std::mutex> lock(held.mutex);
-    const auto blocks = held.blocks.find(nbytes);
-    if (blocks != held.blocks.end() && blocks->second.size() < kKeptPerSize) {
-      blocks->second.push_back(block);
+    Shelf* shelf = held.find(nbytes);
+    if (shelf != nullptr && shelf->count < kKeptPerSize) {
+      shelf->blocks[shelf->count++] = block;
       return;
     }
   }
@@ -114,17 +137,14 @@ bool lies_about(size_t nbytes) {
   if (nbytes < kHugePage) return true;
   Free& held = free_blocks();
   const std::lock_guard<std::mutex> lock(held.mutex);
-  const auto blocks = held.blocks.find(nbytes);
-  return blocks != held.blocks.end() && !blocks->second.empty();
+  const Shelf* shelf = held.find(nbytes);
+  return shelf != nullptr && shelf->count > 0;
 }
 
 void trim() noexcept {
   Free& held = free_blocks();
   const std::lock_guard<std::mutex> lock(held.mutex);
-  for (auto& [nbytes, blocks] : held.blocks) {
-    for (void* block : blocks) to_system(block, nbytes);
-    blocks.clear();  // which keeps its room, for `give_back`
-  }
+  for (Shelf& shelf : held.shelves) clear(shelf);
 }
 
 void fail_after(int64_t count) noexcept { failing = count; }

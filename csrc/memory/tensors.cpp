@@ -130,6 +130,7 @@ void use_torch(py::type tensor, py::object exchange, py::function from_dlpack) {
   torch.offset = interned("storage_offset");
   torch.tensor = reinterpret_cast<PyTypeObject*>(tensor.release().ptr());
   torch.from_dlpack = from_dlpack.release().ptr();
+  torch.exchange = nullptr;
   if (exchange.is_none()) return;
   auto* found = static_cast<Header*>(PyCapsule_GetPointer(exchange.ptr(), "dlpack_exchange_api"));
   if (found == nullptr) PyErr_Clear();

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import stat
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from fastagg.errors import CheckpointError
 from fastagg.layout import Layout
 
 FORMAT = 3
+_BYTES_PER_CLIENT = 32  # of the ledger and a book, before anybody was heard of
+_ALWAYS = 64 << 20  # bytes that no file needs to account for
 
 
 def cloned(value: Any) -> Any:
@@ -99,6 +103,43 @@ def check(state: Any, config: dict[str, Any], layout: Layout, moments: set[str])
         raise CheckpointError(f"the checkpoint is damaged: it has moments {sorted(theirs_moments)}")
 
 
+def check_claims(state: dict[str, Any], config: dict[str, Any], layout: Layout) -> None:
+    """Whether what a state says of sizes is there, before anything is allocated that it asks for.
+
+    Raises:
+        CheckpointError: a tensor is larger than its bytes, the vectors are not the model's, or there are more clients
+            than a file of this size can have been written for.
+    """
+    held: dict[int, int] = {}
+    for name, tensor in _tensors("", state):
+        storage = tensor.untyped_storage()
+        held[storage.data_ptr()] = storage.nbytes()
+        needed = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+        if tensor.layout is not torch.strided or not tensor.is_contiguous() or needed > storage.nbytes():
+            raise CheckpointError(f"the checkpoint is damaged: {name} claims more than its bytes")
+    values = (state.get("buffers") or {}).get("values")
+    for name, vector, size in (("flat", state.get("flat"), layout.size), ("buffers", values, layout.buffer_size)):
+        if not isinstance(vector, Tensor) or vector.numel() != size:
+            raise CheckpointError(f"the checkpoint is damaged: {name} are not the {size} numbers of its layout")
+    direction = config["direction"]
+    rows = direction.get("num_clients")  # with as many again as a step takes
+    claims = [config.get("num_clients"), rows, direction.get("size") if rows is not None else None]
+    most = max((count for count in claims if isinstance(count, int)), default=0)
+    if most * _BYTES_PER_CLIENT > max(_ALWAYS, 2 * sum(held.values())):
+        raise CheckpointError(f"the checkpoint is damaged: it claims {most} clients, and holds next to nothing of them")
+
+
+def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _tensors(f"{name}.{key}" if name else str(key), item)
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            yield from _tensors(f"{name}[{i}]", item)
+
+
 def _bits(moments: set[str]) -> str:
     return "8bit" if "units" in moments else "fp32"
 
@@ -106,10 +147,15 @@ def _bits(moments: set[str]) -> str:
 def write(state: dict[str, Any], path: Path) -> None:
     """Write ``state`` beside ``path``, flush it to the disk, then take the name over in one step.
 
+    A file that was there keeps its mode; a symbolic link stays, and the file that it names is written.
+
     Raises:
-        CheckpointError: the file system refused; what was at ``path`` is as it was.
+        CheckpointError: the file system refused, or ``path`` is a folder, a device or the like; what was at ``path`` is
+            as it was.
     """
     temporary = None
+    path = path.resolve()
+    mode = _mode(path)
     sums = torch.serialization.get_crc32_options()
     try:
         torch.serialization.set_crc32_options(True)  # `read` checks them
@@ -117,6 +163,7 @@ def write(state: dict[str, Any], path: Path) -> None:
             temporary = f.name
             torch.save(state, f)
             f.flush()
+            os.chmod(temporary, mode)
             os.fsync(f.fileno())
         os.replace(temporary, path)
         temporary = None
@@ -133,10 +180,35 @@ def write(state: dict[str, Any], path: Path) -> None:
             Path(temporary).unlink(missing_ok=True)
 
 
+def _mode(path: Path) -> int:
+    """The mode that the file at ``path`` has, or that a new one would have."""
+    try:
+        found = path.stat().st_mode
+    except OSError:
+        mask = os.umask(0o077)
+        os.umask(mask)
+        return 0o666 & ~mask
+    if not stat.S_ISREG(found):
+        raise CheckpointError(f"{path}: the checkpoint could not be written: it is there, and no regular file")
+    return stat.S_IMODE(found)
+
+
 def _cause(error: BaseException) -> BaseException:
     # What the file system says reaches us, through torch, as an error about positions in its archive.
     said = error.__context__
     return said if isinstance(error, RuntimeError) and isinstance(said, OSError) else error
+
+
+def _check_members(members: list[zipfile.ZipInfo], path: Path) -> None:
+    """Refuse an archive whose members are packed, or lie over each other: they could be larger than the file."""
+    end = 0
+    for member in sorted(members, key=lambda one: one.header_offset):
+        packed = member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size
+        if packed or member.header_offset < end:
+            raise CheckpointError(f"{path}: the checkpoint is damaged: {member.filename!r} claims more than its bytes")
+        end = member.header_offset + member.compress_size
+    if end > path.stat().st_size:
+        raise CheckpointError(f"{path}: the checkpoint is damaged: it ends too early")
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -147,6 +219,7 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         with zipfile.ZipFile(path) as file:
+            _check_members(file.infolist(), path)
             damaged = file.testzip()  # torch does not look at the checksums
         if damaged is not None:
             raise CheckpointError(f"{path}: the checkpoint is damaged: wrong checksum of {damaged!r}")

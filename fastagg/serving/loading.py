@@ -48,6 +48,7 @@ def server_from(
     """
     try:
         config, layout = dict(state["config"]), Layout.from_spec(state["layout"])
+        checkpoint.check_claims(state, config, layout)
         if "distill" in config["direction"]:
             if distill is None:
                 raise ConfigError("it is FedEcho's: give load() its distill= again, with the same unlabelled data")

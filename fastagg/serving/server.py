@@ -569,6 +569,7 @@ class Server:
         """
         with self._lock:
             checkpoint.check(state, self.config(), self.layout, set(self._core.moments.tensors))
+            checkpoint.check_claims(state, state["config"], self.layout)
             self._core = self._loaded(state, self._core.statistics)
             self._follow()
 
