@@ -22,8 +22,14 @@ pytest.importorskip("sklearn")
 
 import numpy as np
 from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.abstract.model import make_model_learnable
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
 from nvflare.edge.mud import ModelUpdate
 from replay import play
 
@@ -88,7 +94,7 @@ BAD: dict[str, tuple[FLModel, type[Exception], str]] = {
     "another round": (reply("b", 7), fastagg.UnknownVersion, r"a reply to task 7 came, but it owes \[0\]"),
     "no round": (reply("b", None), fastagg.UnknownVersion, "task None"),
     "stranger": (reply("z", 0), fastagg.UnknownVersion, "owes none"),
-    "no weight": (reply("b", 0, steps=None), fastagg.ConfigError, "num_samples: needed"),
+    "weight": (reply("b", 0, steps=-1), fastagg.ConfigError, "num_samples: expected .* > 0, got -1"),
     "kind": (reply("b", 0, full=False), fastagg.ConfigError, "kind 'gradient'"),
 }
 BAD["kind"][0].meta["fastagg_kind"] = "gradient"
@@ -117,6 +123,57 @@ def test_metrics_and_torch_tensors_come_back() -> None:
         aggregator.accept_model(answer)
     result = aggregator.aggregate_model()
     assert result.params["w"].dtype == torch.bfloat16 and result.metrics == {"accuracy": 0.5}
+
+
+class Heard(FLComponent):
+    """FLARE's engine as far as events go: it keeps them, and hands them to one component."""
+
+    def __init__(self, component: Aggregator) -> None:
+        self.component, self.events = component, list[str]()
+
+    def fire_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        self.events.append(event_type)
+        self.reason = fl_ctx.get_prop(FLContextKey.EVENT_DATA)
+        self.component.handle_event(event_type, fl_ctx)
+
+
+def loaded(aggregator: Aggregator, weights: dict[str, Any]) -> Heard:
+    """FLARE has loaded its first model."""
+    engine, context = Heard(aggregator), FLContext()
+    context.set_prop(ReservedKey.ENGINE, engine, private=True, sticky=False)
+    context.set_prop(AppConstants.GLOBAL_MODEL, make_model_learnable(weights, {}), private=True, sticky=True)
+    engine.fire_event(AppEventType.INITIAL_MODEL_LOADED, context)
+    return engine
+
+
+def test_a_restarted_job_is_given_the_checkpoints_model(tmp_path: Path) -> None:
+    """Whatever model the job starts from this time: what counts is the one that clients' updates were folded into."""
+    path = str(tmp_path / "server.pt")
+    before = Aggregator("FedAMS", {"lr": 0.1}, checkpoint=path)
+    loaded(before, dict(MODEL))
+    for client in "ab":
+        before.sent(client, FLModel(ParamsType.FULL, MODEL, current_round=0))
+        before.accept_model(reply(client, 0))
+    result = before.aggregate_model().params
+    for way in ("event", "task"):
+        after = Aggregator("FedAMS", {"lr": 0.1}, checkpoint=path)
+        other = {name: np.asarray(value + 7, value.dtype) for name, value in MODEL.items()}
+        if way == "event":
+            assert loaded(after, other).events == [AppEventType.INITIAL_MODEL_LOADED]
+        after.sent("a", FLModel(ParamsType.FULL, other, current_round=0))  # FLARE's own, which it sends to clients
+        assert after._traffic.server.version == 1
+        for name, value in result.items():
+            assert np.array_equal(other[name], value) and other[name].dtype == value.dtype
+
+
+def test_a_checkpoint_of_another_model_ends_the_job(tmp_path: Path) -> None:
+    path = tmp_path / "server.pt"
+    fastagg.FedAMS({"w": np.zeros(5, np.float32)}, clients_per_round=None).save(path)
+    kept = path.read_bytes()
+    engine = loaded(Aggregator("FedAMS", checkpoint=str(path)), dict(MODEL))
+    assert engine.events == [AppEventType.INITIAL_MODEL_LOADED, EventType.FATAL_SYSTEM_ERROR]
+    assert "fastagg: " in engine.reason and "another model" in engine.reason
+    assert path.read_bytes() == kept
 
 
 def test_settings_are_refused_by_name() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.abstract.model import ModelLearnableKey
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.app_common.aggregators.weighted_aggregation_helper import (
     WeightedAggregationHelper,
@@ -30,8 +31,8 @@ class Aggregator(ModelAggregator):
     Args:
         algorithm: a synchronous preset's name.
         settings: its keyword arguments, as plain data; ``clients_per_round`` is FLARE's.
-        checkpoint: a file on the server that its state (moments, version) is saved to after each round, and goes on
-            from. FLARE must then be given that state's model to start from.
+        checkpoint: a file on the server that its state (model, moments, version) is saved to after each round, and goes
+            on from: FLARE is then given that model, whatever it was to start from.
         weight_key: what weighs a reply in its ``meta``, for ``weighting="samples"``.
 
     Raises:
@@ -56,19 +57,36 @@ class Aggregator(ModelAggregator):
         self._metrics = WeightedAggregationHelper()
 
     def handle_event(self, event_type: str, fl_ctx: Any) -> None:
-        """Follow FLARE's run; before a task is sent, note which model its client gets."""
+        """Follow FLARE's run; before a task is sent, note which model its client gets. What is wrong ends the job."""
         super().handle_event(event_type, fl_ctx)
-        if event_type == AppEventType.BEFORE_TRAIN_TASK:
-            self.fl_ctx = fl_ctx
-            shareable = fl_ctx.get_prop(AppConstants.TRAIN_SHAREABLE)
-            self.sent(fl_ctx.get_peer_context().get_identity_name(), FLModelUtils.from_shareable(shareable))
+        if event_type not in (AppEventType.INITIAL_MODEL_LOADED, AppEventType.BEFORE_TRAIN_TASK):
+            return
+        self.fl_ctx = fl_ctx
+        try:
+            if event_type == AppEventType.INITIAL_MODEL_LOADED:
+                self.begin(fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS])
+            else:
+                shareable = fl_ctx.get_prop(AppConstants.TRAIN_SHAREABLE)
+                self.sent(fl_ctx.get_peer_context().get_identity_name(), FLModelUtils.from_shareable(shareable))
+        except FastaggError as error:  # FLARE only logs what an event's handler raises
+            self.system_panic(f"fastagg: {error}", fl_ctx)
+
+    def begin(self, params: dict[str, Any]) -> None:
+        """FLARE's first model, which a checkpoint's takes the place of in FLARE's own dictionary.
+
+        Raises:
+            FastaggError: the model, a setting or the checkpoint is refused.
+        """
+        if self._traffic.start(params):
+            params.update(self._traffic.model())
 
     def sent(self, client: str, model: FLModel) -> None:
-        """FLARE sends ``model`` to ``client``; replies are measured against it."""
-        first = not hasattr(self._traffic, "server")
-        self._traffic.start(model.params)
-        if first and not self._traffic.same_model(model.params):
-            raise ConfigError(f"{self.checkpoint}: its model is not the one FLARE starts from; give FLARE that model")
+        """FLARE sends ``model`` to ``client``; replies are measured against it.
+
+        Raises:
+            FastaggError: the model, a setting or the checkpoint is refused.
+        """
+        self.begin(model.params)
         self._traffic.send(client, model.current_round)
 
     def accept_model(self, model: FLModel) -> None:

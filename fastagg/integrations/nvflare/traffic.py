@@ -9,18 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 import fastagg
 from fastagg.errors import FastaggError, UnknownClient, UnknownVersion
 from fastagg.integrations import preset
+from fastagg.integrations.nvflare.arrays import as_sent, completed, is_numpy
 from fastagg.serving import checkpoint
 from fastagg.serving.dispatch import Dispatch, Receipt
 from fastagg.storage import memory
-from fastagg.storage.pieces import as_tensor
 
 KIND = "fastagg_kind"  # meta of a reply: "gradient" where the rule takes gradients (ACE, ASGD)
 LOCAL_STEPS = "fastagg_local_steps"  # meta of a task, where the rule decides that (AsyncFedED)
@@ -59,30 +57,34 @@ class Traffic:
         self.numpy = False  # whether models travel as NumPy arrays
         self._open: dict[tuple[str, int], Dispatch] = {}  # by client and round: what it has not answered yet
         self._seen: set[str] = set()
+        self._told: set[tuple[str, str]] = set()  # client, and what the log says of it once
         self._lock = threading.Lock()
 
-    def start(self, params: dict[str, Any]) -> None:
+    def start(self, params: dict[str, Any]) -> bool:
         """Build the server from the first global model, then go on from the checkpoint; only the first call counts.
+
+        Returns:
+            Whether the checkpoint's model took the place of ``params`` in this call.
 
         Raises:
             FastaggError: a setting, the model or the checkpoint is refused.
         """
         with self._lock:
             if hasattr(self, "server"):
-                return
-            self.numpy = isinstance(next(iter(params.values())), np.ndarray)
+                return False
+            self.numpy = is_numpy(params)
             fresh = self._make(params, **self.settings)
+            goes_on = False
             if self.checkpoint is not None and self.checkpoint.exists():
+                goes_on = True
                 fresh.load_state_dict(checkpoint.read(self.checkpoint))
                 self.log(f"fastagg: going on from {self.checkpoint}, version {fresh.version}")
+            if fresh.layout.has_buffers and fresh.weighting == "samples":
+                self.log("fastagg: running statistics take the clients' plain mean; FLARE's own weighs them by steps")
             # The sum so far and the next one: replies come one by one, and are checked and added in one pass with both.
             memory.set_aside(fresh.layout.size, 2)
             self.server = fresh
-
-    def same_model(self, params: dict[str, Any]) -> bool:
-        """Whether ``params`` are the server's model, to the bit."""
-        mine = self.server.snapshot()
-        return all(torch.equal(as_tensor(params[name]), value.cpu()) for name, value in mine.items())
+            return goes_on
 
     def send(self, client: str, number: int | None = None) -> FLModel:
         """The next task of ``client``. It is known by ``number``, by default the server's version."""
@@ -95,7 +97,7 @@ class Traffic:
             number = task.version if number is None else number
             self._open[client, number] = task
         meta = {} if task.local_steps is None else {LOCAL_STEPS: task.local_steps}
-        return FLModel(ParamsType.FULL, self._outgoing(task.views), current_round=number, meta=meta)
+        return FLModel(ParamsType.FULL, as_sent(task.views, self.numpy), current_round=number, meta=meta)
 
     def take(self, client: str, reply: FLModel) -> Receipt:
         """Fold a reply in. One that is refused changes nothing, and the log says why.
@@ -109,8 +111,12 @@ class Traffic:
             if task is None:
                 owed = sorted(n for c, n in self._open if c == client)
                 raise UnknownVersion(f"a reply to task {reply.current_round} came, but it owes {owed or 'none'}")
-            kind, weight, update = reply.meta.get(KIND, "delta"), reply.meta.get(self.weight_key), reply.params
-            if reply.params_type == ParamsType.FULL:
+            kind, weight, whole = reply.meta.get(KIND, "delta"), self._weight(client, reply), _is_whole(reply)
+            update, missing = completed(reply.params, task.views, whole)
+            if missing:
+                what = f"{len(missing)} arrays are not in its replies ({missing[0]!r})"
+                self._once(client, f"{what}: they count as they were")
+            if whole:
                 receipt = self.server.receive_model(task, update, weight)
             elif kind == self.server.update_kind == "delta":
                 receipt = self.server.receive_model(task, task.from_difference(update), weight, difference=True)
@@ -135,7 +141,7 @@ class Traffic:
 
     def model(self) -> dict[str, Any]:
         """The current model, in arrays that will not change."""
-        return self._outgoing(self.server.snapshot())
+        return as_sent(self.server.snapshot(), self.numpy)
 
     def save(self) -> None:
         """Write the checkpoint, if there is to be one."""
@@ -151,13 +157,22 @@ class Traffic:
             )
         return list(self.clients).index(client)
 
-    def _outgoing(self, params: dict[str, torch.Tensor]) -> dict[str, Any]:
-        if not self.numpy:
-            return dict(params)
-        arrays = {name: value.cpu().numpy() for name, value in params.items()}
-        for array in arrays.values():
-            array.flags.writeable = False  # it is the server's own memory
-        return arrays
+    def _weight(self, client: str, reply: FLModel) -> Any:
+        """What a reply weighs: where it does not say, 1, as in FLARE's own FedAvg."""
+        weight = reply.meta.get(self.weight_key)
+        if weight is None and self.server.weighting == "samples":
+            self._once(client, f"its replies have no {self.weight_key}: each counts as 1")
+            return 1.0
+        return weight
+
+    def _once(self, client: str, message: str) -> None:
+        if (client, message) not in self._told:
+            self._told.add((client, message))
+            self.log(f"fastagg: client {client}: {message}")
+
+
+def _is_whole(reply: FLModel) -> bool:
+    return bool(reply.params_type == ParamsType.FULL)
 
 
 def is_bad(message: str) -> bool:
