@@ -190,7 +190,7 @@ def test_rules_that_know_their_clients() -> None:
     traffic.start({"w": np.zeros(3, np.float32)})
     task = traffic.send("b")
     gradient = FLModel(ParamsType.DIFF, {"w": np.ones(3, np.float32)}, current_round=task.current_round)
-    with pytest.raises(fastagg.ConfigError, match="'gradient', got one of kind 'delta'"):
+    with pytest.raises(fastagg.ConfigError, match="'gradient', got one of kind 'difference'"):
         traffic.take("b", gradient)  # which of the two it is, is never guessed
     gradient.meta["fastagg_kind"] = "gradient"
     assert traffic.take("b", gradient).client == 1
@@ -293,13 +293,17 @@ def simulate(way: str, folder: Path) -> str:
     return printed
 
 
-def accuracy(params: dict[str, Any]) -> float:
+def digits_model() -> torch.nn.Module:
     sys.path.insert(0, str(EXAMPLE))
     try:
         from model import Digits
     finally:
         sys.path.pop(0)
-    model, test = Digits(), digits.load(4, alpha=10.0, seed=0).test
+    return Digits()
+
+
+def accuracy(params: dict[str, Any]) -> float:
+    model, test = digits_model(), digits.load(4, alpha=10.0, seed=0).test
     model.load_state_dict({name: torch.as_tensor(value) for name, value in params.items()})
     return (model(test.x).argmax(1) == test.y).float().mean().item()
 
@@ -379,6 +383,68 @@ def test_a_job_whose_server_was_killed_goes_on(tmp_path: Path) -> None:
     again.load_state_dict(kept)
     play(again, record["updates"])
     assert torch.equal(again.flat, server.flat)
+
+
+@pytest.mark.slow
+def test_a_goal_is_reached_through_flares_filters(tmp_path: Path) -> None:
+    """The run ends when the clients' accuracy is good; FLARE's selector and ``best`` have a model as good as that."""
+    printed = simulate("goals", tmp_path)
+    log, server = server_log(tmp_path), fastagg.load(tmp_path / "server.pt")
+    assert re.search("it ended because clients/accuracy reached 0.85: it is 0.[89]", log)
+    assert server.version < 400 and "of 400, accuracy before" in printed
+    assert "1 arrays are not in its replies ('hidden.bias'): they count as they were" in log
+    assert "new best validation metric at round" in log
+    best = torch.load(next(tmp_path.rglob("best_FL_global_model.pt")), weights_only=False)["model"]
+    assert accuracy(best) > 0.8 and accuracy(torch.load(tmp_path / "best.pt", weights_only=True)) > 0.8
+    record = torch.load(tmp_path / "record.pt", weights_only=True)
+    first = fastagg.FedBuff(weights(tmp_path), buffer_size=2, weighting="samples")
+    first.load_state_dict(record["first"])
+    assert torch.equal(first.parameters()["hidden.bias"], torch.as_tensor(weights(tmp_path)["hidden.bias"]))
+    play(first, record["updates"])
+    assert torch.equal(first.flat, server.flat)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "way, cause",
+    [
+        ("plain under ACE", "this server takes updates of kind 'gradient', got one of kind 'model'"),
+        ("crashing", "EXECUTION_EXCEPTION"),
+    ],
+)
+def test_what_is_permanent_ends_the_job_with_its_message(way: str, cause: str, tmp_path: Path) -> None:
+    with started(way, tmp_path) as job:
+        printed, _ = job.communicate(timeout=200)
+    (tmp_path / "log.txt").write_text(printed)
+    log = server_log(tmp_path)
+    assert re.search(f"RunFailed: each of the 4 clients .* failed 2 times in a row.*{cause}", log)
+    assert "FATAL" in log.upper() and log.count("refused: ") + log.count("failed: EXECUTION") <= 3 * 4
+    assert fastagg.load(tmp_path / "server.pt").version == 0, "the server's state as it was"
+
+
+@pytest.mark.slow
+def test_fedecho_with_real_unlabelled_data(tmp_path: Path) -> None:
+    simulate("echo", tmp_path)
+    assert accuracy(weights(tmp_path)) > 0.85
+    assert torch.load(tmp_path / "server.pt", weights_only=True)["version"] == 24
+
+
+@pytest.mark.slow
+def test_flares_rounds_go_on_from_a_checkpoint(tmp_path: Path) -> None:
+    """One round more, from a model that FLARE draws anew: it would be lost in one round."""
+    data, model = digits.load(4, alpha=10.0, seed=0), digits_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for part in [*data.clients] * 10:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(part.x), part.y).backward()
+        optimizer.step()
+    before = fastagg.FedAMS(model.state_dict(), clients_per_round=None, lr=0.03)
+    before.save(tmp_path / "server.pt")
+    log = simulate("restarted", tmp_path)
+    sent = [float(value) for value in re.findall("task 0 of 1, accuracy before training ([0-9.]+)", log)]
+    assert len(sent) == 4 and min(sent) > 0.6, "what clients were sent"
+    assert fastagg.load(tmp_path / "server.pt").version == 1
+    assert accuracy(weights(tmp_path)) > 0.7
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fastagg.errors import ConfigError, FastaggError
+from fastagg.errors import ConfigError, FastaggError, RunFailed
 from fastagg.integrations import preset
 from fastagg.integrations.nvflare.traffic import Traffic, is_bad
 
@@ -55,6 +57,7 @@ class Aggregator(ModelAggregator):
         except TypeError as error:
             raise ConfigError(f"algorithm: expected a synchronous preset and its settings: {error}") from None
         self._metrics = WeightedAggregationHelper()
+        self._round: set[str] = set()  # who was sent its model
 
     def handle_event(self, event_type: str, fl_ctx: Any) -> None:
         """Follow FLARE's run; before a task is sent, note which model its client gets. What is wrong ends the job."""
@@ -88,21 +91,37 @@ class Aggregator(ModelAggregator):
         """
         self.begin(model.params)
         self._traffic.send(client, model.current_round)
+        self._round.add(client)
 
     def accept_model(self, model: FLModel) -> None:
-        """Fold one reply in; raises a named error, and changes nothing, if it is refused."""
+        """Fold one reply in; one that is refused changes nothing.
+
+        Raises:
+            RunFailed: it is refused, and it was one too many; FLARE's job ends, too.
+            FastaggError: it is refused.
+        """
         client = model.meta.get("client_name") or model.meta.get(FLMetaKey.SITE_NAME)
-        self._traffic.take(client, model)
+        with self._ending_the_job():
+            self._traffic.take(client, model)
         if model.metrics:
             weight = model.meta.get(self.weight_key, 1.0)
             self._metrics.add(filter_aggregatable_metrics(model.metrics), weight, client, model.current_round)
 
     def aggregate_model(self) -> FLModel:
-        """End the round: the new global model, whole."""
+        """End the round: the new global model, whole.
+
+        Raises:
+            RunFailed: every client of this round has been refused too often; FLARE's job ends, too.
+        """
         traffic = self._traffic
-        traffic.server.close_round()
+        if traffic.server.close_round() is not None:
+            traffic.session.stepped()
+        traffic.session.settle()
         traffic.forget()
         traffic.save()
+        with self._ending_the_job():
+            traffic.session.failures.check(self._round)
+        self._round.clear()
         metrics = self._metrics.get_result() or None
         self.reset_stats()
         return FLModel(ParamsType.FULL, traffic.model(), metrics=metrics)
@@ -117,6 +136,15 @@ class Aggregator(ModelAggregator):
             return super().accept(shareable, fl_ctx)
         except FastaggError:
             return False  # the log has it
+
+    @contextmanager
+    def _ending_the_job(self) -> Iterator[None]:
+        try:
+            yield
+        except RunFailed as error:
+            if self.fl_ctx is not None:  # FLARE only logs what an aggregator raises
+                self.system_panic(f"fastagg: {error}", self.fl_ctx)
+            raise
 
     def _say(self, message: str) -> None:
         self.warning(message) if is_bad(message) else self.info(message)
