@@ -276,7 +276,7 @@ def test_refusals_without_end_end_the_run(caplog: pytest.LogCaptureFixture) -> N
     for turn in range(5):
         for client in "ab":
             if (turn, client) == (4, "b"):
-                with pytest.raises(fastagg.RunFailed, match="each of the 2 clients .* failed 5 times.*NonFiniteUpdate"):
+                with pytest.raises(fastagg.RunFailed, match=r"each of the 2 clients .* failed 5 times.*NonFiniteUpdate"):
                     aggregator.aggregate(client, bad)
             else:
                 aggregator.aggregate(client, bad)
