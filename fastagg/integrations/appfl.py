@@ -171,6 +171,8 @@ class Aggregator(BaseAggregator):
 
     def _take(self, client: str | int, upload: Any, meta: dict[str, Any]) -> None:
         try:
+            if upload.get("type") == "masked_update_flat":
+                raise ConfigError("a masked update of APPFL's secure aggregation: only its own FedAvg reads those")
             task, sample = self._task_of(client), _sample(upload)
             if client in self._last and torch.equal(sample, self._last[client]):
                 raise UnknownVersion("the same upload came before, and was counted then")

@@ -18,7 +18,7 @@ from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.app_opt.pt.job_config.base_fed_job import BaseFedJob
 from nvflare.app_opt.pt.job_config.model import PTModel
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
-from nvflare.client.config import TransferType
+from nvflare.client.config import ExchangeFormat, TransferType
 from nvflare.job_config.defs import FilterType
 from nvflare.job_config.script_runner import ScriptRunner
 from nvflare.recipe import SimEnv
@@ -78,7 +78,8 @@ def echo(workspace: str) -> None:
     settings = {"buffer_size": 2, "num_clients": job.CLIENTS, "distill": "flare_echo:distillation"}
     sites = [f"site-{number}" for number in range(1, job.CLIENTS + 1)]
     flare.to_server(AsyncController("FedEcho", settings, 24, clients=sites, checkpoint=f"{workspace}/server.pt"))
-    flare.to_clients(ScriptRunner(script=str(EXAMPLE / "client.py")))
+    torch_tensors = {"server_expected_format": ExchangeFormat.PYTORCH}
+    flare.to_clients(ScriptRunner(script=str(EXAMPLE / "client.py"), **torch_tensors))
     flare.simulator_run(f"{workspace}/digits", n_clients=job.CLIENTS)
 
 

@@ -23,6 +23,7 @@ def record(traffic: Traffic, path: str) -> None:
         for (task, trained, weight), outcome in zip(answers, outcomes, strict=True):
             if isinstance(outcome, fastagg.Receipt):
                 update = trained if differences else task.delta(trained)
+                update = {name: torch.as_tensor(value).clone() for name, value in update.items()}
                 kept["updates"].append((task.client, task.version, update, weight))
         kept["last"] = server.state_dict()
         torch.save(kept, path)

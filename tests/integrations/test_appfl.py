@@ -18,7 +18,7 @@ import torch
 pytest.importorskip("appfl")
 pytest.importorskip("sklearn")
 
-from appfl.algorithm.aggregator import FedAsyncAggregator, FedBuffAggregator
+from appfl.algorithm.aggregator import FedAsyncAggregator, FedAvgAggregator, FedBuffAggregator
 from appfl.algorithm.scheduler import AsyncScheduler, SyncScheduler
 from appfl.misc.utils import create_instance_from_file
 from omegaconf import OmegaConf
@@ -202,6 +202,37 @@ def test_fedasync_beside_appfls_own(policy: str, kwargs: dict[str, float]) -> No
     assert ours.server.version == theirs.global_step == 10
 
 
+@pytest.mark.parametrize("mode", ["equal", "sample_size"])
+def test_fedavg_beside_appfls_own(mode: str) -> None:
+    """The same parameters after every round; statistics are the clients' plain mean."""
+    torch.manual_seed(0)
+    net, sizes = Net(), {"a": 10, "b": 30}
+    config = OmegaConf.create({"client_weights_mode": mode, "optimize_memory": False})
+    theirs = FedAvgAggregator(copy.deepcopy(net), config, logging.getLogger())
+    weighting = "samples" if mode == "sample_size" else "uniform"
+    ours = SyncAggregator(net, {"algorithm": "FedAvg", "settings": {"weighting": weighting}})
+    draw, names = torch.Generator().manual_seed(1), [name for name, _ in net.named_parameters()]
+    for aggregator in (theirs, ours):
+        for client, size in sizes.items():
+            aggregator.set_client_sample_size(client, size)
+    for _ in range(3):
+        start = ours.get_parameters()
+        uploads = {client: trained(start, draw) for client in sizes}
+        model = theirs.aggregate({client: dict(upload) for client, upload in uploads.items()})
+        mine = ours.aggregate(uploads)
+        assert close({name: mine[name] for name in names}, {name: model[name] for name in names})
+        mean = (uploads["a"]["layers.1.running_mean"] + uploads["b"]["layers.1.running_mean"]) / 2
+        assert torch.allclose(mine["layers.1.running_mean"], mean)
+
+
+def test_secure_aggregation_is_refused_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    aggregator = begun(caplog)
+    before = aggregator.server.state_dict()["flat"]
+    aggregator.aggregate("a", {"type": "masked_update_flat", "flat": torch.ones(9), "shapes": {}, "num_examples": 3})
+    assert "client a: refused: a masked update of APPFL's secure aggregation" in caplog.text
+    assert torch.equal(aggregator.server.state_dict()["flat"], before)
+
+
 def fedbuffs() -> tuple[Any, Aggregator]:
     """APPFL's and ours, K = 2, the same model: a step of half of each client's change."""
     torch.manual_seed(0)
@@ -276,7 +307,9 @@ def test_refusals_without_end_end_the_run(caplog: pytest.LogCaptureFixture) -> N
     for turn in range(5):
         for client in "ab":
             if (turn, client) == (4, "b"):
-                with pytest.raises(fastagg.RunFailed, match=r"each of the 2 clients .* failed 5 times.*NonFiniteUpdate"):
+                with pytest.raises(
+                    fastagg.RunFailed, match=r"each of the 2 clients .* failed 5 times.*NonFiniteUpdate"
+                ):
                     aggregator.aggregate(client, bad)
             else:
                 aggregator.aggregate(client, bad)

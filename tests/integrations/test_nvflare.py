@@ -30,6 +30,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.abstract.model import make_model_learnable
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
+from nvflare.edge.assessors.buff_model_manager import BuffModelManager
 from nvflare.edge.mud import ModelUpdate
 from replay import play
 
@@ -247,6 +248,53 @@ def test_edge_devices_are_averaged_by_their_number() -> None:
     assert np.allclose(manager.server.flat, 4.0)
 
 
+def test_edge_beside_flares_own_fedbuff() -> None:
+    """The same model after every version, of devices that are up to two versions late."""
+    theirs, ours = BuffModelManager(3, global_lr=0.5), EdgeModelManager(3, "FedBuff", {"lr": 0.5})
+    context, draw = FLContext(), np.random.default_rng(0)
+    for manager in (theirs, ours):
+        manager.initialize_model(DXO(DataKind.WEIGHTS, data={"w": [[0.25, -1.0]], "b": [2.0]}), context)
+        manager.generate_new_model(context)
+    reports = [
+        (1, "d1", "d2"),
+        (1, "d3"),
+        (2, "d1", "d3"),
+        (1, "d4"),
+        (3, "d1"),
+        (2, "d5"),
+        (1, "d6"),
+        (4, "d1", "d2", "d3"),
+    ]
+    for version, *devices in reports:
+        sums = {"w": draw.normal(size=(1, 2)), "b": draw.normal(size=1)}
+        for manager in (theirs, ours):
+            data = {"dict": {name: value.tolist() for name, value in sums.items()}, "count": len(devices)}
+            report = ModelUpdate(
+                version, DXO(DataKind.WEIGHT_DIFF, data=data).to_shareable(), dict.fromkeys(devices, 0.0)
+            )
+            assert manager.process_updates({version: report}, context)
+        assert ours.current_model_version == theirs.current_model_version
+        mine, other = (manager.get_current_model(context).data for manager in (ours, theirs))
+        for name in ("w", "b"):
+            assert np.allclose(mine[name], other[name], atol=1e-6)
+    assert ours.current_model_version == 5
+
+
+def test_collabs_fedbuff_is_a_round_of_the_same_rule() -> None:
+    """FLARE's Collab example steps by ``server_lr`` times the mean of model less base over a round's answers."""
+    draw, base = torch.Generator().manual_seed(0), {"w": torch.ones(7)}
+    traffic = Traffic("FedBuff", {"lr": 0.7, "buffer_size": 3})
+    traffic.start(base)
+    for _ in range(3):
+        tasks = {client: traffic.send(client) for client in "abc"}
+        answers = {client: base["w"] + torch.rand(7, generator=draw) for client in "abc"}
+        for client, task in tasks.items():
+            answer = FLModel(ParamsType.FULL, {"w": answers[client]}, current_round=task.current_round)
+            receipt = traffic.take(client, answer)
+        base = {"w": base["w"] + 0.7 * sum(answer - base["w"] for answer in answers.values()) / 3}
+        assert receipt.applied and torch.allclose(traffic.model()["w"], base["w"], atol=1e-6)
+
+
 def test_edge_reports_that_are_refused() -> None:
     manager, context = edge()
     manager.process_updates(edge_report(1, 2.0, "d1"), context)
@@ -322,6 +370,7 @@ def server_log(folder: Path) -> str:
 def test_fedams_in_flares_rounds(tmp_path: Path) -> None:
     simulate("rounds", tmp_path)
     assert accuracy(weights(tmp_path)) > 0.9
+    assert next(tmp_path.rglob("best_FL_global_model.pt"), None) is not None, "FLARE's selector"
     record = torch.load(tmp_path / "record.pt", weights_only=True)
     assert len(record["updates"]) == 40 == server_log(tmp_path).count("taken, delay 0")
     server = fastagg.FedAMS(weights(tmp_path), clients_per_round=None, lr=0.03)

@@ -23,7 +23,7 @@ from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 import fastagg
-from fastagg.integrations.nvflare import Aggregator
+from fastagg.integrations.nvflare import Aggregator, Traffic
 
 SITES = {"a": 10, "b": 30, "c": 7}  # and their steps
 KINDS = {DataKind.WEIGHTS: ParamsType.FULL, DataKind.WEIGHT_DIFF: ParamsType.DIFF}
@@ -101,12 +101,31 @@ class Ours:
         self.params = self.aggregator.aggregate_model().params
 
 
+class Asynchronous:
+    """What AsyncController and AsyncCollab do with replies: FedBuff, with a buffer of as many as there are sites."""
+
+    def __init__(self, model: dict[str, Any]) -> None:
+        self.said: list[str] = []
+        settings = {"buffer_size": len(SITES), "weighting": "samples"}
+        self.traffic, self.params = Traffic("FedBuff", settings, log=self.said.append), model
+        self.traffic.start(model)
+
+    def round(self, number: int, replies: dict[str, dict[str, Any]], kind: str) -> None:
+        for site in replies:
+            self.traffic.send(site)
+        for site, params in replies.items():
+            meta = {"NUM_STEPS_CURRENT_ROUND": SITES[site]}
+            self.traffic.take(site, FLModel(KINDS[kind], params, current_round=number, meta=meta))
+        self.params = self.traffic.model()
+
+
+@pytest.mark.parametrize("make", [Ours, Asynchronous])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", FILTERS)
-def test_the_same_numbers_as_flares_own(name: str, kind: str) -> None:
+def test_the_same_numbers_as_flares_own(name: str, kind: str, make: Callable[..., Any]) -> None:
     np.random.seed(3)  # FLARE's filters draw from NumPy's own
     model, draw = start(), np.random.default_rng(0)
-    flare, ours = Flare(copy.deepcopy(model)), Ours(model)
+    flare, ours = Flare(copy.deepcopy(model)), make(model)
     filters = {site: FILTERS[name]() for site in SITES}
     changed, excluded = False, "ExcludeVars" in name or name == "both"
     for number in range(3):
