@@ -40,6 +40,9 @@ message = SimpleNamespace(content={"fastagg": {"version": 3}})
 gradients, metrics = {"w": Array(np.zeros(2))}, MetricRecord({"num-examples": 3})
 """
 MODEL = "import torch\nnet = torch.nn.Linear(3, 2)\n"
+FLARE = """
+from fastagg.integrations.nvflare import AsyncController
+"""
 PFL = MODEL + "import fastagg\nnet.loss = net.metrics = lambda *_: None  # as pfl asks of a module\n"
 
 # What a block is known by: the framework it needs, what comes before it, and what shows that it worked.
@@ -47,7 +50,8 @@ KNOWN: dict[str, tuple[str, str, str]] = {
     "flower.AsyncStrategy(": ("flwr", FLOWER, "main(FakeGrid(trained, [1, 2, 3]), None); assert max(seen) == 200"),
     '"kind": "gradient"': ("flwr", GRADIENTS, "assert content['fastagg']['version'] == 3 and content['arrays']"),
     "FedAvgRecipe(": ("nvflare", MODEL, "assert recipe.aggregator is not None"),
-    "AsyncController(": ("nvflare", MODEL, "assert job"),
+    "job.to_server(": ("nvflare", MODEL, "assert job"),
+    "controller = AsyncController(": ("nvflare", FLARE, "assert controller.stop['target'] == 0.9"),
     "import Aggregator, SyncAggregator": ("appfl", "", "assert Aggregator and SyncAggregator"),
     "CentralOptimizer(": ("pfl", PFL, "assert model"),
     "ThreadingHTTPServer": ("", "", "http.server_close()"),
