@@ -128,7 +128,7 @@ def replay(events: list[dict]) -> fastagg.Server:
     return server
 
 
-@pytest.mark.parametrize("rule", ["FADAS", "FedAMS"])
+@pytest.mark.parametrize("rule", ["FADAS", "FedAMS", "FedEcho"])
 def test_in_flowers_simulation_engine(start, rule: str) -> None:
     pytest.importorskip("ray")
     federation = start(simulated=4)
