@@ -19,10 +19,11 @@ from fastagg.integrations.flower.models import Make
 from fastagg.integrations.flower.records import NUMPY, from_npy, to_npy
 from fastagg.integrations.flower.settings import say_what_differs
 from fastagg.integrations.flower.tasks import log
+from fastagg.integrations.replies import Reply, take
 from fastagg.layout import Layout
 from fastagg.serving import checkpoint as files
 from fastagg.serving.dispatch import Dispatch
-from fastagg.serving.server import Answer, Server
+from fastagg.serving.server import Server
 from fastagg.storage import memory
 
 
@@ -124,20 +125,26 @@ class ClassicStrategy(FedAvg):
         return self._outgoing(server), average(folded) if average and folded else {}
 
     def _fold(self, server: Server, results: list[tuple[ClientProxy, FitRes]]) -> list[tuple[int, dict[str, Scalar]]]:
-        """Fold all results in, in one pass over memory; the metrics of those that were good."""
-        answers: list[Answer] = []
+        """Fold all results in, in one pass over memory; the metrics of those that were good.
+
+        A result's metrics may say ``fastagg-kind`` and ``fastagg-version``.
+        """
+        answers: list[tuple[Dispatch, Reply]] = []
         known: list[tuple[str, FitRes]] = []
         for proxy, result in results:
             try:
                 if proxy.cid not in self._tasks or any(proxy.cid == client for client, _ in known):
                     raise UnknownClient("it was not asked, or has answered already")
-                answers.append((self._tasks[proxy.cid], _arrays(result.parameters), result.num_examples))
+                arrays = _arrays(result.parameters)
+                answers.append((
+                    self._tasks[proxy.cid], Reply.read(arrays, result.metrics or {}, samples=result.num_examples)
+                ))  # fmt: skip
             except FastaggError as error:
                 _dropped(proxy.cid, error)
             else:
                 known.append((proxy.cid, result))
         folded = []
-        for (client, result), outcome in zip(known, server.receive_models(answers), strict=True):
+        for (client, result), outcome in zip(known, take(server, answers), strict=True):
             if isinstance(outcome, FastaggError):
                 _dropped(client, outcome)
             else:
