@@ -50,7 +50,9 @@ class Reply:
         if f"{prefix}kind" in told:
             more["kind"] = _checks.one_of(f"{prefix}kind", told[f"{prefix}kind"], KINDS)
         if f"{prefix}version" in told:
-            more["version"] = _checks.whole(f"{prefix}version", told[f"{prefix}version"], least=0)
+            more["version"] = version = told[f"{prefix}version"]
+            if isinstance(version, bool) or not isinstance(version, int):
+                raise ConfigError(f"{prefix}version: expected a whole number, got {version!r}")
         return cls(arrays, **more)
 
 

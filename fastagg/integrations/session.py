@@ -12,7 +12,7 @@ from typing import Any
 
 from fastagg import _checks
 from fastagg.errors import FastaggError
-from fastagg.integrations.evaluation import Evaluation, Found
+from fastagg.integrations.evaluation import Ended, Evaluation, Found
 from fastagg.integrations.failures import Failures
 from fastagg.integrations.goals import Best, Stop, Watch
 from fastagg.integrations.replies import Reply, take
@@ -207,6 +207,26 @@ class Session:
         model = self.server.snapshot() if self._looked_at else None
         self._evaluation.add(version, model, last or version % self.settings.evaluate_every == 0)
 
+    def told(self, step: int, found: Found, train: Mapping[str, Any] | None = None, model: Any = None) -> Row:
+        """A version, or a round, that the framework has evaluated itself: all that :meth:`settle` does, at once.
+
+        Args:
+            step: its number.
+            found, train: what its evaluation found, and what clients said of their training.
+            model: its model, for ``best`` and ``on_version``.
+        """
+        metrics = {**self._counts(), **{f"train/{k}": v for k, v in numeric(train or {}).items()}}
+        row = Row(step, found, {**metrics, **numeric(found or {})})
+        self._tell(step, row.metrics, model)
+        self._look_at_the_clock()
+        return row
+
+    def ended_by(self, error: StopIteration, step: int) -> Found:
+        """An evaluation that the framework called raised StopIteration; the metrics that it carried, if any."""
+        ended = Ended(error)
+        self.end(ended.why or f"the evaluation of version {step} said so")
+        return ended.found
+
     def skip(self, version: int) -> None:
         """``version`` was evaluated before a restart."""
         self._evaluation.skip(version)
@@ -222,11 +242,9 @@ class Session:
             metrics = {**self._rows.pop(version), **numeric(found or {})}
             rows.append(Row(version, found, metrics))
             if ended is not None:
-                self._end(ended.why or f"the evaluation of version {version} said so")
+                self.end(ended.why or f"the evaluation of version {version} said so")
             self._tell(version, metrics, model)
-        stop = self.settings.stop
-        if stop is not None and stop.seconds is not None and self.seconds >= stop.seconds:
-            self._end(f"{stop.seconds:g} s are over")
+        self._look_at_the_clock()
         return rows
 
     def clients_found(self, version: int, found: Mapping[str, Any], model: Any = None) -> None:
@@ -234,6 +252,11 @@ class Session:
         metrics = {f"clients/{name}": value for name, value in numeric(found).items()}
         self.trackers.log(metrics, version)
         self._look(version, metrics, model)
+
+    def end(self, why: str) -> None:
+        """The run is to end, with its result; the first reason counts."""
+        if self.over is None:
+            self.over = why
 
     def close(self) -> None:
         """End the evaluation and the trackers."""
@@ -294,7 +317,7 @@ class Session:
             try:
                 self.settings.on_version(version, metrics, model)
             except StopIteration as error:
-                self._end(str(error) or f"on_version said so at version {version}")
+                self.end(str(error) or f"on_version said so at version {version}")
 
     def _look(self, version: int, metrics: Mapping[str, float], model: Any) -> None:
         stop, best = self.settings.stop, self.settings.best
@@ -303,14 +326,15 @@ class Session:
         if self._watch is not None and (stop.target is not None or stop.patience is not None):
             self._watch.see(version, metrics)
             if stop.target is not None and self._watch.reached(stop.target):
-                self._end(f"{stop.metric} reached {stop.target:g}: it is {self._watch.best:.4g} at version {version}")
+                self.end(f"{stop.metric} reached {stop.target:g}: it is {self._watch.best:.4g} at version {version}")
             elif stop.patience is not None and self._watch.since >= stop.patience:
                 since = f"{self._watch.best:.4g} at version {self._watch.version}"
-                self._end(f"{stop.metric} has not been better in {stop.patience} evaluations than {since}")
+                self.end(f"{stop.metric} has not been better in {stop.patience} evaluations than {since}")
 
-    def _end(self, why: str) -> None:
-        if self.over is None:
-            self.over = why
+    def _look_at_the_clock(self) -> None:
+        stop = self.settings.stop
+        if stop is not None and stop.seconds is not None and self.seconds >= stop.seconds:
+            self.end(f"{stop.seconds:g} s are over")
 
     def _counts(self) -> dict[str, float]:
         tally = self.tally

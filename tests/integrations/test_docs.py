@@ -31,12 +31,9 @@ def evaluate(version, arrays):
 """
 GRADIENTS = """
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from types import SimpleNamespace
-
 import numpy as np
 from flwr.app import Array
 
-message = SimpleNamespace(content={"fastagg": {"version": 3}})
 gradients, metrics = {"w": Array(np.zeros(2))}, MetricRecord({"num-examples": 3})
 """
 MODEL = "import torch\nnet = torch.nn.Linear(3, 2)\n"
@@ -48,7 +45,7 @@ PFL = MODEL + "import fastagg\nnet.loss = net.metrics = lambda *_: None  # as pf
 # What a block is known by: the framework it needs, what comes before it, and what shows that it worked.
 KNOWN: dict[str, tuple[str, str, str]] = {
     "flower.AsyncStrategy(": ("flwr", FLOWER, "main(FakeGrid(trained, [1, 2, 3]), None); assert max(seen) == 200"),
-    '"kind": "gradient"': ("flwr", GRADIENTS, "assert content['fastagg']['version'] == 3 and content['arrays']"),
+    '"fastagg-kind": "gradient"': ("flwr", GRADIENTS, "assert content['config'] == note and content['arrays']"),
     "FedAvgRecipe(": ("nvflare", MODEL, "assert recipe.aggregator is not None"),
     "job.to_server(": ("nvflare", MODEL, "assert job"),
     "controller = AsyncController(": ("nvflare", FLARE, "assert controller.stop['target'] == 0.9"),

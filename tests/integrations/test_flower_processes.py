@@ -32,8 +32,8 @@ import fastagg
 receive_models, count = fastagg.Server.receive_models, itertools.count()
 
 
-def recorded(self, answers):
-    outcomes = receive_models(self, answers)
+def recorded(self, answers, **more):
+    outcomes = receive_models(self, answers, **more)
     for (task, trained, samples), outcome in zip(answers, outcomes):
         if isinstance(outcome, fastagg.Receipt):
             update = task.delta(trained)
@@ -128,7 +128,7 @@ def replay(events: list[dict]) -> fastagg.Server:
     return server
 
 
-@pytest.mark.parametrize("rule", ["FADAS", "FedAMS"])
+@pytest.mark.parametrize("rule", ["FADAS", "FedAMS", "FedEcho"])
 def test_in_flowers_simulation_engine(start, rule: str) -> None:
     pytest.importorskip("ray")
     federation = start(simulated=4)
