@@ -167,6 +167,29 @@ def test_a_restarted_job_is_given_the_checkpoints_model(tmp_path: Path) -> None:
             assert np.array_equal(other[name], value) and other[name].dtype == value.dtype
 
 
+def test_a_model_that_flare_changed_between_rounds_is_the_model() -> None:
+    """A controller that decays or prunes what the aggregator returned, as FLARE's own aggregators allow."""
+    aggregator = begun()
+    for client in "abc":
+        aggregator.accept_model(reply(client, 0, 1.0))
+    params = aggregator.aggregate_model().params
+    changed = {name: np.asarray(value * 2, value.dtype) for name, value in params.items()}
+    for client in "ab":
+        aggregator.sent(client, FLModel(ParamsType.FULL, changed, current_round=1))
+    assert sum("somebody has changed it" in line for line in aggregator.said) == 1
+    for client in "ab":
+        aggregator.accept_model(reply(client, 1, 0.5, full=False))
+    result = aggregator.aggregate_model().params
+    assert np.allclose(result["w"], 2 * 1.0 + 0.5) and result["bn.num_batches_tracked"] == 2 * 5
+    aggregator.sent("a", FLModel(ParamsType.FULL, dict(result), current_round=2))  # the same arrays: nothing to say
+    assert sum("somebody has changed it" in line for line in aggregator.said) == 1
+    for wrong in ({"w": np.zeros((9, 9), np.float32)}, {**result, "w": np.full((3, 2), np.nan, np.float32)}):
+        with pytest.raises(fastagg.FastaggError):
+            aggregator.sent("b", FLModel(ParamsType.FULL, wrong, current_round=3))
+        aggregator._number = 2
+        assert np.allclose(aggregator._traffic.model()["w"], result["w"])
+
+
 def test_a_checkpoint_of_another_model_ends_the_job(tmp_path: Path) -> None:
     path = tmp_path / "server.pt"
     fastagg.FedAMS({"w": np.zeros(5, np.float32)}, clients_per_round=None).save(path)

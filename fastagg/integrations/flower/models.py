@@ -10,8 +10,9 @@ from flwr.app import ArrayRecord
 from torch import Tensor
 
 from fastagg import registry
-from fastagg.errors import ConfigError, ShapeMismatch
+from fastagg.errors import ConfigError
 from fastagg.integrations.flower.records import write
+from fastagg.integrations.models import put as put
 from fastagg.parts.directions import Cohort
 from fastagg.serving.server import Server
 
@@ -81,29 +82,6 @@ def formed(server: Server, named: Mapping[str, Tensor]) -> Any:
         return named
     arrays = list(named.values())
     return arrays[0] if form == "flat" and len(arrays) == 1 else arrays
-
-
-def put(server: Server, arrays: Any) -> None:
-    """Make ``arrays``, in the form of the server's model, its model. Moments and the version stay; no task may be out.
-
-    Raises:
-        ShapeMismatch, DTypeMismatch, NonFiniteUpdate: they are no model of this layout; nothing has changed.
-    """
-    mine = server.parameters()
-    for name, own, new in _pairs(mine, arrays):
-        if tuple(own.shape) != tuple(new.shape):
-            raise ShapeMismatch(f"array {name}: expected shape {list(own.shape)}, got {list(new.shape)}")
-    taken = server.layout.take(arrays, server.device)
-    buffers = {"values": taken.buffers, "counters": taken.counters, "sum": None, "most": None, "count": 0}
-    server.load_state_dict({**server.state_dict(copy=False), "flat": taken.flat, "buffers": buffers})
-
-
-def _pairs(mine: Any, theirs: Any) -> Iterable[tuple[str, Tensor, Tensor]]:
-    if isinstance(mine, Tensor):
-        return [("0", mine, theirs)] if isinstance(theirs, Tensor) else []
-    if isinstance(mine, Mapping):
-        return [(repr(name), own, theirs[name]) for name, own in mine.items() if name in theirs]
-    return [(str(i), own, new) for i, (own, new) in enumerate(zip(mine, theirs, strict=False))]
 
 
 class Returned:

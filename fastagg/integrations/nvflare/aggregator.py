@@ -21,7 +21,9 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fastagg.errors import ConfigError, FastaggError, RunFailed
 from fastagg.integrations import preset
+from fastagg.integrations.models import put
 from fastagg.integrations.nvflare.traffic import Traffic, is_bad
+from fastagg.storage.pieces import as_tensor
 
 
 class Aggregator(ModelAggregator):
@@ -58,6 +60,8 @@ class Aggregator(ModelAggregator):
             raise ConfigError(f"algorithm: expected a synchronous preset and its settings: {error}") from None
         self._metrics = WeightedAggregationHelper()
         self._round: set[str] = set()  # who was sent its model
+        self._number: int | None = None
+        self._given: dict[str, Any] | None = None  # what FLARE was given last
 
     def handle_event(self, event_type: str, fl_ctx: Any) -> None:
         """Follow FLARE's run; before a task is sent, note which model its client gets. What is wrong ends the job."""
@@ -90,8 +94,24 @@ class Aggregator(ModelAggregator):
             FastaggError: the model, a setting or the checkpoint is refused.
         """
         self.begin(model.params)
+        if model.current_round != self._number:
+            self._number = model.current_round
+            self._follow(model.params)
         self._traffic.send(client, model.current_round)
         self._round.add(client)
+
+    def _follow(self, params: dict[str, Any]) -> None:
+        """FLARE's model where it is not the one that FLARE was given: somebody has changed it, and it is the model."""
+        traffic = self._traffic
+        if self._given is not None and all(params.get(name) is value for name, value in self._given.items()):
+            return
+        mine, theirs = traffic.server.snapshot(), {name: as_tensor(value) for name, value in params.items()}
+        if mine.keys() == theirs.keys() and all(torch.equal(value.cpu(), theirs[name]) for name, value in mine.items()):
+            return
+        put(traffic.server, theirs)
+        traffic.log(
+            "fastagg: FLARE's model is not the one it was given: somebody has changed it, and it is the model now"
+        )
 
     def accept_model(self, model: FLModel) -> None:
         """Fold one reply in; one that is refused changes nothing.
@@ -124,7 +144,8 @@ class Aggregator(ModelAggregator):
         self._round.clear()
         metrics = self._metrics.get_result() or None
         self.reset_stats()
-        return FLModel(ParamsType.FULL, traffic.model(), metrics=metrics)
+        self._given = traffic.model()
+        return FLModel(ParamsType.FULL, dict(self._given), metrics=metrics)
 
     def reset_stats(self) -> None:
         """Begin a round."""

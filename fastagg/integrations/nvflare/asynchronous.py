@@ -13,7 +13,7 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.model_controller import ModelController
 
-from fastagg.errors import RunFailed
+from fastagg.errors import FastaggError, RunFailed
 from fastagg.integrations.nvflare.arrays import as_sent
 from fastagg.integrations.nvflare.traffic import Traffic, is_bad
 from fastagg.integrations.session import Settings
@@ -92,7 +92,7 @@ class AsyncController(ModelController):
         )  # fmt: skip
         self._busy: dict[str, float] = {}  # client: when its task is given up
         self._ended = False
-        self._broken: RunFailed | None = None
+        self._broken: FastaggError | None = None
         self._came = threading.Event()
         self._taking = threading.RLock()  # FLARE's threads hand replies over; each goes through all of it alone
 
@@ -111,7 +111,7 @@ class AsyncController(ModelController):
                 self._send()
                 self._came.wait(self._task_check_period)
                 self._came.clear()
-        except RunFailed as error:
+        except FastaggError as error:
             self._broken = error
         with self._taking:  # the reply of the last step is still being written down
             self._ended = True
@@ -166,13 +166,13 @@ class AsyncController(ModelController):
         with self._taking:
             super()._process_result(client_task, fl_ctx)
             self._traffic.forget(client)  # nothing, unless it failed or was refused
-            if self._busy.pop(client, None) is not None and code not in (None, ReturnCode.OK):
-                try:
+            try:
+                if self._busy.pop(client, None) is not None and code not in (None, ReturnCode.OK):
                     self._traffic.failed(client, str(code))
-                except RunFailed as error:
-                    self._broken = error
-            if (task := self._traffic.end_window(len(self.engine.get_clients()))) is not None:
-                self._tell_selectors(task, fl_ctx)
+                if (task := self._traffic.end_window(len(self.engine.get_clients()))) is not None:
+                    self._tell_selectors(task, fl_ctx)
+            except FastaggError as error:  # FLARE would only log it
+                self._broken = self._broken or error
         self._came.set()
 
     def _tell_selectors(self, task: Dispatch, fl_ctx: Any) -> None:

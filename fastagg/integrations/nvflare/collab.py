@@ -62,7 +62,7 @@ class AsyncCollab:
         self._traffic = Traffic(
             algorithm, settings, checkpoint, clients, weight_key, run=run, save_every=save_every, versions=versions
         )  # fmt: skip
-        self._broken: RunFailed | None = None
+        self._broken: FastaggError | None = None
 
     @collab.main
     def run(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class AsyncCollab:
                     continue
                 self._ask(site)
                 traffic.end_window(len(everyone))
-        except RunFailed as error:
+        except FastaggError as error:
             self._broken = error
 
     def _ask(self, site: Any) -> None:
