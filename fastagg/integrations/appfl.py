@@ -210,12 +210,16 @@ class Aggregator(BaseAggregator):
         if self.server.update_kind == "gradient":
             return Reply.read(upload, told, kind="gradient", samples=weight)
         if self.config.get("gradient_based"):
-            change = {name: -as_tensor(value) for name, value in upload.items()}
-            return Reply.read(change, told, kind="difference", samples=weight)
+            return Reply.read(self._turned(upload), told, kind="delta", samples=weight)
         if self._mixes:
             change = self.server.layout.difference(upload, self.server.flat)
             return Reply.read(change, told, kind="delta", samples=weight)
         return Reply.read(upload, told, kind="model", samples=weight)
+
+    def _turned(self, upload: Any) -> dict[str, Any]:
+        """APPFL's "gradient" as a change: of parameters it is the opposite, statistics are the client's own anyway."""
+        trained = {entry.name for entry in self.server.layout.entries if entry.role == "parameter"}
+        return {name: -as_tensor(value) if name in trained else value for name, value in upload.items()}
 
     def _refuse(self, client: str | int, error: FastaggError) -> None:
         self.logger.warning(f"fastagg: client {client}: refused: {error}")

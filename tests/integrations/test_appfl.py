@@ -182,19 +182,29 @@ def close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return all(torch.allclose(value.double(), b[name].double(), rtol=1e-5, atol=1e-6) for name, value in a.items())
 
 
+def gradient(start: dict[str, torch.Tensor], new: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What APPFL's trainer uploads with ``send_gradient``: of parameters what they were less what they are."""
+    names = {name for name, _ in Net().named_parameters()}
+    return {name: start[name] - value if name in names else value.clone() for name, value in new.items()}
+
+
+@pytest.mark.parametrize("less", [False, True])
 @pytest.mark.parametrize(
     "policy, kwargs", [("constant", {}), ("polynomial", {"a": 0.5}), ("hinge", {"a": 2.0, "b": 1.0})]
 )
-def test_fedasync_beside_appfls_own(policy: str, kwargs: dict[str, float]) -> None:
+def test_fedasync_beside_appfls_own(policy: str, kwargs: dict[str, float], less: bool) -> None:
     """The same model after every upload, stale ones too; and no version is kept for anyone."""
     torch.manual_seed(0)
     net = Net()
     config = {"alpha": 0.6, "staleness_fn": policy, "staleness_fn_kwargs": kwargs, "optimize_memory": False}
+    config["gradient_based"] = less
     theirs = FedAsyncAggregator(copy.deepcopy(net), OmegaConf.create(config), logging.getLogger())
-    ours = Aggregator(net, {"algorithm": "FedAsync", "settings": {"alpha": 0.6, "policy": policy, **kwargs}})
+    settings = {"alpha": 0.6, "policy": policy, **kwargs}
+    ours = Aggregator(net, {"algorithm": "FedAsync", "settings": settings, "gradient_based": less})
     draw, held = torch.Generator().manual_seed(1), {client: sent(client, theirs, ours) for client in "abc"}
     for client in "abacbaaacb":
         new = trained(held[client], draw)
+        new = gradient(held[client], new) if less else new
         held[client] = theirs.aggregate(client, {name: value.clone() for name, value in new.items()})
         assert close(held[client], ours.aggregate(client, new))
         assert ours.server.memory()["versions"] == 0
@@ -291,7 +301,7 @@ def test_differences_instead_of_models(caplog: pytest.LogCaptureFixture) -> None
         start = {name: value.clone() for name, value in held[client].items()}
         new = trained(start, draw)
         held[client] = whole.aggregate(client, new)
-        mine = less.aggregate(client, {name: value - new[name] for name, value in start.items()})
+        mine = less.aggregate(client, gradient(start, new))
         assert close(held[client], mine)
         assert less.server.memory()["versions"] == 0
         assert all(task.flat.numel() == 0 for task in less._tasks.values())
