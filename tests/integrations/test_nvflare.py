@@ -156,11 +156,12 @@ def test_a_restarted_job_is_given_the_checkpoints_model(tmp_path: Path) -> None:
         before.sent(client, FLModel(ParamsType.FULL, MODEL, current_round=0))
         before.accept_model(reply(client, 0))
     result = before.aggregate_model().params
-    for way in ("event", "task"):
+    for way in ("event", "task", "a copy"):
         after = Aggregator("FedAMS", {"lr": 0.1}, checkpoint=path)
         other = {name: np.asarray(value + 7, value.dtype) for name, value in MODEL.items()}
-        if way == "event":
-            assert loaded(after, other).events == [AppEventType.INITIAL_MODEL_LOADED]
+        if way != "task":
+            first = other if way == "event" else dict(other)
+            assert loaded(after, first).events == [AppEventType.INITIAL_MODEL_LOADED]
         after.sent("a", FLModel(ParamsType.FULL, other, current_round=0))  # FLARE's own, which it sends to clients
         assert after._traffic.server.version == 1
         for name, value in result.items():
@@ -188,6 +189,25 @@ def test_a_model_that_flare_changed_between_rounds_is_the_model() -> None:
             aggregator.sent("b", FLModel(ParamsType.FULL, wrong, current_round=3))
         aggregator._number = 2
         assert np.allclose(aggregator._traffic.model()["w"], result["w"])
+
+
+def test_rounds_in_which_nothing_counts_end_the_job() -> None:
+    aggregator = Aggregator("FedAvg")
+    model = dict(MODEL)
+    engine = loaded(aggregator, model)
+    before = aggregator._traffic.server.state_dict()
+    for number in range(5):
+        for client in "ab":
+            aggregator.sent(client, FLModel(ParamsType.FULL, model, current_round=number))
+        for client in "ab":
+            with pytest.raises(fastagg.NonFiniteUpdate):
+                aggregator.accept_model(reply(client, number, np.nan))
+        if number < 4:
+            assert np.array_equal(aggregator.aggregate_model().params["w"], MODEL["w"])
+    with pytest.raises(fastagg.RunFailed, match=r"each of the 2 clients .* failed 5 times in a row.*NaN"):
+        aggregator.aggregate_model()
+    assert engine.events[-1] == EventType.FATAL_SYSTEM_ERROR and "NaN" in engine.reason
+    assert torch.equal(aggregator._traffic.server.state_dict()["flat"], before["flat"])
 
 
 def test_a_checkpoint_of_another_model_ends_the_job(tmp_path: Path) -> None:

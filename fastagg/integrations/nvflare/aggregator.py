@@ -61,6 +61,7 @@ class Aggregator(ModelAggregator):
         self._metrics = WeightedAggregationHelper()
         self._round: set[str] = set()  # who was sent its model
         self._number: int | None = None
+        self._resumed = False  # from a checkpoint, and FLARE has not been given a model since
         self._given: dict[str, Any] | None = None  # what FLARE was given last
 
     def handle_event(self, event_type: str, fl_ctx: Any) -> None:
@@ -85,6 +86,7 @@ class Aggregator(ModelAggregator):
             FastaggError: the model, a setting or the checkpoint is refused.
         """
         if self._traffic.start(params):
+            self._resumed = True
             params.update(self._traffic.model())
 
     def sent(self, client: str, model: FLModel) -> None:
@@ -107,6 +109,9 @@ class Aggregator(ModelAggregator):
             return
         mine, theirs = traffic.server.snapshot(), {name: as_tensor(value) for name, value in params.items()}
         if mine.keys() == theirs.keys() and all(torch.equal(value.cpu(), theirs[name]) for name, value in mine.items()):
+            return
+        if self._resumed:  # FLARE began with another one
+            params.update(traffic.model())
             return
         put(traffic.server, theirs)
         traffic.log(
@@ -144,7 +149,7 @@ class Aggregator(ModelAggregator):
         self._round.clear()
         metrics = self._metrics.get_result() or None
         self.reset_stats()
-        self._given = traffic.model()
+        self._given, self._resumed = traffic.model(), False
         return FLModel(ParamsType.FULL, dict(self._given), metrics=metrics)
 
     def reset_stats(self) -> None:
