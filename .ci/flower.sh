@@ -8,7 +8,7 @@ mkdir -p "$work"
 python3 -m venv "$work/venv"
 # shellcheck disable=SC1091
 . "$work/venv/bin/activate"
-pip install -q -c constraints.txt "$package[flower,test,tensorboard,mlflow,wandb]" "flwr[simulation]==1.41.0"
+pip install -q -c constraints.txt "$package[flower,test,tensorboard,mlflow,wandb]" "flwr[simulation]==1.41.0" peft
 printf 'installed in %ss\n' "$SECONDS"
 pytest -m "" -q -ra -p no:cacheprovider --durations=3 tests/integrations/test_require.py \
   tests/integrations/test_docs.py tests/integrations/test_trackers.py tests/integrations/test_flower*.py

@@ -8,13 +8,13 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from fastagg import _checks
+from fastagg import _checks, lora
 from fastagg.errors import ConfigError, FastaggError, UnknownVersion
 from fastagg.parts.names import Kind
 from fastagg.serving.dispatch import Dispatch
 from fastagg.serving.server import Answer, Outcome, Server
 
-KINDS = ("model", "difference", "delta", "gradient")
+KINDS = ("model", "difference", "delta", "gradient", "lora")
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,11 @@ class Reply:
         arrays: what it sent, in the form of the server's model.
         kind: ``model``, the trained model; ``difference``, every array as trained minus sent, BatchNorm's statistics
             too; ``delta``, what ``Server.receive`` takes: parameters as differences, statistics as they are;
-            ``gradient``, for ACE, ACED, ASGD.
+            ``gradient``, for ACE, ACED, ASGD; ``lora``, adapters whose products are the delta (:mod:`fastagg.lora`).
         version: the version that the client says it trained from; None where it does not say.
         samples: its number of samples; None where it does not say.
         control: FedAC's change of the control variate, flat [d].
+        scale: of ``lora``: ``lora_alpha / rank``.
     """
 
     arrays: Any
@@ -36,16 +37,18 @@ class Reply:
     version: int | None = None
     samples: float | None = None
     control: Tensor | None = None
+    scale: float = 1.0
 
     @classmethod
     def read(cls, arrays: Any, told: Mapping[str, Any], *, prefix: str = "fastagg-", **more: Any) -> Reply:
-        """A reply whose note ``told`` (a config record, a meta dict) may say ``<prefix>kind`` and ``<prefix>version``.
+        """A reply whose note ``told`` (a config record, a meta dict) may say its kind, version and scale, as in
+        ``<prefix>kind``.
 
         Args:
             more: the other attributes; ``kind`` there is what an unsaid kind means.
 
         Raises:
-            ConfigError: the kind is none of :data:`KINDS`, or the version is no whole number.
+            ConfigError: the kind is none of :data:`KINDS`, the version is no whole number, the scale no number.
         """
         if f"{prefix}kind" in told:
             more["kind"] = _checks.one_of(f"{prefix}kind", told[f"{prefix}kind"], KINDS)
@@ -53,6 +56,8 @@ class Reply:
             more["version"] = version = told[f"{prefix}version"]
             if isinstance(version, bool) or not isinstance(version, int):
                 raise ConfigError(f"{prefix}version: expected a whole number, got {version!r}")
+        if f"{prefix}scale" in told:
+            more["scale"] = _checks.number(f"{prefix}scale", told[f"{prefix}scale"])
         return cls(arrays, **more)
 
 
@@ -89,8 +94,12 @@ def take(server: Server, answers: Sequence[tuple[Dispatch, Reply]]) -> list[Outc
 
 
 def _received(server: Server, task: Dispatch, reply: Reply) -> Outcome:
-    is_model = reply.kind == "model"
-    update, kind = (task.delta(reply.arrays), "delta") if is_model else (reply.arrays, reply.kind)
+    update, kind = reply.arrays, reply.kind
+    if kind == "model":
+        update, kind = task.delta(reply.arrays), "delta"
+    elif kind == "lora":
+        shapes = {entry.name: entry.shape for entry in server.layout.entries}
+        update, kind = lora.products(reply.arrays, shapes, reply.scale), "delta"
     return server.receive(
         task.client, update, task.version, reply.samples, kind=cast(Kind, kind), control=reply.control
     )

@@ -82,6 +82,14 @@ def trained(message: Message, step: float | None = None, samples: int = 10, **no
     return reply(arrays, samples, loss=float(node), **note)
 
 
+def node(message: Message) -> RecordDict:
+    """A node that trains, and evaluates: its score is the mean of the array ``w`` that it was sent."""
+    if message.metadata.message_type == "train":
+        return trained(message)
+    score = float(read(message.content["arrays"])["w"].mean())
+    return RecordDict({"metrics": MetricRecord({"num-examples": 1, "score": score})})
+
+
 def reply(arrays: dict[str, torch.Tensor], samples: int = 10, loss: float = 0.0, **note: str | int) -> RecordDict:
     """Arrays, metrics, and a note if there is something in it."""
     records = {"arrays": write(arrays), "metrics": MetricRecord({"num-examples": samples, "loss": loss})}

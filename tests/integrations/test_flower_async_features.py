@@ -13,8 +13,8 @@ import fastagg
 
 pytest.importorskip("flwr")
 
-from flower_apps import FakeGrid, reply, trained
-from flwr.app import ConfigRecord, Error, MetricRecord, RecordDict
+from flower_apps import FakeGrid, node, reply, trained
+from flwr.app import ConfigRecord, Error, MetricRecord
 
 from fastagg.integrations import Best, Stop, flower
 
@@ -31,14 +31,6 @@ def asynchronous(make=FEDBUFF, **settings) -> flower.AsyncStrategy:
 
 def start(strategy, grid, rounds=6, **more):
     return strategy.start(grid, flower.write(initial()), num_rounds=rounds, **more)
-
-
-def node(message):
-    """Trains, and evaluates: its score is the mean of what it was sent."""
-    if message.metadata.message_type == "train":
-        return trained(message)
-    score = float(flower.read(message.content["arrays"])["w"].mean())
-    return RecordDict({"metrics": MetricRecord({"num-examples": 1, "score": score})})
 
 
 # -- evaluation at clients ---------------------------------------------------------------------------------------

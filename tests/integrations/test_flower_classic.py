@@ -122,6 +122,20 @@ def test_equal_settings_give_flowers_numbers(name: str) -> None:
     same(run(ours(make, **settings)), run(other()))
 
 
+def test_fedadam_says_why_its_numbers_are_not_flowers_and_other_rules_name_their_strategy(caplog) -> None:
+    with caplog.at_level(logging.INFO, "flwr.fastagg"):
+        run(ours(partial(fastagg.FedAdam, lr=0.1)))
+    assert caplog.text.count("not Flower's numbers: its FedAdam multiplies lr by") == 1
+    with pytest.raises(fastagg.ConfigError, match="FADAS, which has none: AsyncStrategy runs it"):
+        run(ours(partial(fastagg.FADAS, lr=0.1)))
+
+
+@pytest.mark.parametrize("mod", [mods.fixedclipping_mod, mods.adaptiveclipping_mod])
+def test_clipping_mods_by_the_users_own_settings(mod) -> None:
+    told = {"on_fit_config_fn": lambda number: {"clipping_norm": 0.5}}
+    same(run(ours(**told), [mod]), run(flowers(**told), [mod]))
+
+
 def dp(kind, **settings):
     return partial(kind, num_sampled_clients=3, **settings)
 

@@ -15,6 +15,7 @@ pytest.importorskip("sklearn")
 from federation import APP
 from flower_apps import FakeGrid, model, reply
 from flwr.app import MetricRecord
+from test_flower_async import Journal
 
 from fastagg.integrations import flower
 
@@ -73,9 +74,15 @@ def test_it_distils_from_all_clients_stragglers_included(task) -> None:
         found[name] = sum(tail) / len(tail)
         if name == "FedEcho":
             assert run.server.distillation.flushes == 40 and not run.session.tally.refused
-    print(found)
     assert found["FedEcho"] > 0.5, found
     assert found["FedEcho"] > found["FedBuff"], found
+
+
+def test_it_steps_as_the_server_alone(task, monkeypatch) -> None:
+    journal, run = Journal(monkeypatch), strategy(make(task))
+    state = task.network().state_dict()
+    run.start(FakeGrid(clients(task), NODES, delay=uneven), flower.write(state), num_rounds=3)
+    assert torch.equal(journal.replay(make(task)(state)).flat, run.server.flat)
 
 
 def test_a_restart_goes_on_with_its_teachers(task, tmp_path) -> None:

@@ -134,3 +134,11 @@ def test_in_flowers_simulation_engine(start, rule: str) -> None:
     federation = start(simulated=4)
     federation.run("run", rule=rule, versions=8)
     assert accuracy(federation.wait("run", "after 8 versions", 240)) > 0.9
+
+
+def test_the_lora_example_in_flowers_simulation_engine(start) -> None:
+    pytest.importorskip("ray")
+    pytest.importorskip("peft")
+    federation = start(simulated=6, app=APP.parent / "flower_lora")
+    federation.run("run", how="padded", versions=3)
+    assert accuracy(federation.wait("run", "after 3 versions", 400)) > 0.5

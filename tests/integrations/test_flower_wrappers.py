@@ -248,10 +248,20 @@ def test_a_model_of_another_shape_is_refused_and_nothing_has_changed() -> None:
     assert torch.equal(strategy.server.flat, before)
 
 
-def fastagg_config():
+def fastagg_config(**settings):
     from flwr.app import ConfigRecord
 
-    return ConfigRecord()
+    return ConfigRecord(settings)
+
+
+def test_flowers_accountant_takes_no_strategy_but_its_own() -> None:
+    accounting = pytest.importorskip("flwr.serverapp.strategy.dp_fixed_clipping")
+    from unittest.mock import Mock
+
+    accountant = Mock()
+    accountant.config.sampling_method = accounting.SamplingMethod.NO_AMPLIFICATION
+    with pytest.raises(ValueError, match=r"requires a strategy using FedAvg.aggregate_train"):
+        theirs.DifferentialPrivacyServerSideFixedClipping(ours(), 0.5, 1.0, 3, accountant=accountant)
 
 
 # -- mods --------------------------------------------------------------------------------------------------------
@@ -266,6 +276,22 @@ MODS = {
 @pytest.mark.parametrize("name", MODS)
 def test_mods_in_rounds(name: str) -> None:
     same(run(ours(), [MODS[name]]), run(flowers(), [MODS[name]]))
+
+
+@pytest.mark.parametrize("mod", [mods.fixedclipping_mod, mods.adaptiveclipping_mod])
+def test_clipping_mods_by_the_users_own_settings(mod) -> None:
+    def clipped(strategy):
+        start_ = strategy.start
+        strategy.start = lambda *args, **more: start_(*args, train_config=fastagg_config(clipping_norm=0.5), **more)
+        return run(strategy, [mod])
+
+    same(clipped(ours()), clipped(flowers()))
+
+
+def test_the_control_variate_is_a_second_record_that_clipping_mods_refuse() -> None:
+    strategy = flower.AsyncStrategy(partial(fastagg.FedAC, lr=0.1, buffer_size=2), poll=0, retry_after=0)
+    with pytest.raises(fastagg.RunFailed, match="fixedclipping_mod expects exactly one ArrayRecord, but found 2"):
+        strategy.start(Grid(NODES, mods.fixedclipping_mod), start(), num_rounds=2)
 
 
 @pytest.mark.parametrize("name", [*MODS, "fixedclipping_mod", "adaptiveclipping_mod"])
