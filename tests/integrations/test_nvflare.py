@@ -36,6 +36,7 @@ from replay import play
 
 import fastagg
 from fastagg.integrations.nvflare import Aggregator, AsyncController, EdgeModelManager, Traffic
+from fastagg.integrations.session import Settings
 from fastagg.sim.data import digits
 
 HERE = Path(__file__).parent
@@ -227,6 +228,45 @@ def test_settings_are_refused_by_name() -> None:
         AsyncController("FedBest")
     with pytest.raises(fastagg.ConfigError, match="lr"):
         Aggregator("FedAdam", {"lr": -1})
+
+
+class Watching(AsyncController):
+    """A controller of a user's own, which evaluates on the server."""
+
+    def evaluate(self, version: int, model: dict[str, torch.Tensor]) -> dict[str, float]:
+        return {"mean": model["w"].mean().item()}
+
+    def on_version(self, version: int, metrics: dict[str, float], model: dict[str, torch.Tensor]) -> None:
+        self.seen = {**getattr(self, "seen", {}), version: metrics["mean"]}
+        if version == 3:
+            raise StopIteration("three are enough")
+
+
+def test_a_controller_that_evaluates_and_ends_the_run() -> None:
+    controller = Watching("FedBuff", {"buffer_size": 1}, versions=50)
+    traffic, said = controller._traffic, list[str]()
+    traffic.log = said.append
+    traffic.start({"w": np.zeros(4, np.float32)})
+    while not traffic.is_over(["a"]):
+        task = traffic.send("a")
+        assert (task.start_round, task.total_rounds) == (0, 50)
+        params = {"w": np.ones(4, np.float32)}
+        traffic.take("a", FLModel(ParamsType.DIFF, params, current_round=task.current_round))
+        assert traffic.session.settle(wait=True)
+    traffic.end()
+    assert controller.seen == {0: 0.0, 1: 1.0, 2: 2.0, 3: 3.0}
+    assert "it ended because three are enough" in said[-1] and traffic.is_done() and traffic.server.version == 3
+
+
+def test_a_goal_that_no_client_reports_is_an_error() -> None:
+    run = Settings(stop={"metric": "clients/accuracy", "target": 0.9})
+    traffic = Traffic("FedBuff", {"buffer_size": 1}, run=run)
+    traffic.start({"w": np.zeros(4, np.float32)})
+    answer = FLModel(ParamsType.DIFF, {"w": np.ones(4, np.float32)}, current_round=0, metrics={"dice": 0.3})
+    traffic.send("a")
+    traffic.take("a", answer)
+    with pytest.raises(fastagg.ConfigError, match=r"expected one of \['clients/dice'\], got 'clients/accuracy'"):
+        traffic.end_window(1)
 
 
 def test_rules_that_know_their_clients() -> None:
