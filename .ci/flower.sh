@@ -8,9 +8,7 @@ mkdir -p "$work"
 python3 -m venv "$work/venv"
 # shellcheck disable=SC1091
 . "$work/venv/bin/activate"
-# flwr wants these older than the rest of the package was tested with.
-grep -vE '^(packaging|rich|typer)==' constraints.txt >"$work/constraints.txt"
-pip install -q -c "$work/constraints.txt" "$package[flower,test]" "flwr[simulation]==1.41.0"
+pip install -q -c constraints.txt "$package[flower,test,tensorboard,mlflow,wandb]" "flwr[simulation]==1.41.0" peft
 printf 'installed in %ss\n' "$SECONDS"
 pytest -m "" -q -ra -p no:cacheprovider --durations=3 tests/integrations/test_require.py \
-  tests/integrations/test_docs.py tests/integrations/test_flower*.py
+  tests/integrations/test_docs.py tests/integrations/test_trackers.py tests/integrations/test_flower*.py

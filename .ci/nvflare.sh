@@ -19,4 +19,4 @@ here=$(pwd)
 cd "$work"
 python -c 'import fastagg, sys; assert "site-packages" in fastagg.__file__, fastagg.__file__'
 pytest -m "" -q -p no:cacheprovider --rootdir "$here" -c "$here/pyproject.toml" "$here/tests/integrations/test_docs.py" \
-  "$here/tests/integrations/test_nvflare.py" -rs
+  "$here"/tests/integrations/test_nvflare*.py -rs

@@ -66,3 +66,7 @@ class MissingDependency(FastaggError, ImportError):
 
 class DeviceError(FastaggError, RuntimeError):
     """A device refused: out of memory, a failed launch, a driver or a build that does not fit the card."""
+
+
+class RunFailed(FastaggError, RuntimeError):
+    """A run cannot go on: its clients fail, or send what is refused, and would again. It carries the last cause."""

@@ -25,7 +25,7 @@ ORDER = (
     ("_build", "_checks", "_keywords", "tuning", "parts.names"),
     ("registry",),
     # What numbers lie in. The cache reads its rows with an op, so it stands above.
-    ("storage", "clients"),
+    ("storage", "clients", "lora"),
     ("reference",),
     ("ops",),
     ("storage.cache",),

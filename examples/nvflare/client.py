@@ -30,7 +30,8 @@ class Trainer:
         self.model.load_state_dict({name: torch.as_tensor(value) for name, value in task.params.items()})
         with torch.no_grad():
             accuracy = (self.model(self.test.x).argmax(1) == self.test.y).float().mean().item()
-        print(f"site-{self.number}: task {task.current_round}, accuracy before training {accuracy:.3f}", flush=True)
+        where = f"site-{self.number}: task {task.current_round} of {task.total_rounds}"
+        print(f"{where}, accuracy before training {accuracy:.3f}", flush=True)
         steps = self.train(epochs=2)
         time.sleep(self.slow)
         meta = {"NUM_STEPS_CURRENT_ROUND": steps}

@@ -19,6 +19,10 @@ from torch import Tensor
 import fastagg
 from fastagg.errors import ConfigError, FastaggError, UnknownClient, UnknownVersion
 from fastagg.integrations import preset, require
+from fastagg.integrations.named import resolved
+from fastagg.integrations.replies import Reply, take
+from fastagg.integrations.session import Session, Settings
+from fastagg.integrations.windows import Window
 from fastagg.serving import checkpoint
 from fastagg.serving.dispatch import Dispatch
 from fastagg.storage.pieces import as_tensor
@@ -28,6 +32,8 @@ require("appfl", "1.12.0", "appfl")
 from appfl.algorithm.aggregator import BaseAggregator
 from appfl.misc.utils import create_instance_from_file
 
+_RUN = ("trackers", "best", "max_failures", "max_in_a_row", "max_seconds")  # of a run's settings
+_NO_METRICS = ("round", "version")  # numbers in a client's metadata that are none
 _SAMPLED = 64  # elements of each array that tell one upload from another
 
 
@@ -42,9 +48,16 @@ class Aggregator(BaseAggregator):
     - ``model_path``, ``model_name``, ``model_kwargs``: where the model is, as in ``model_configs``; APPFL does not hand
       it to an aggregator from a file. Without it the first upload is the first model, and is no update.
     - ``checkpoint``, ``save_every``: a file to go on from, written every so many versions (10).
+    - ``gradient_based``: clients upload the model they were sent less the one they trained, as with APPFL's
+      ``send_gradient: true``. No version is then kept for them.
+    - ``trackers``, ``best``, ``max_failures``, ``max_in_a_row``, ``max_seconds``: see
+      :class:`fastagg.integrations.session.Settings`. Clients' own metrics, the numbers in their metadata, are called
+      ``clients/pre_val_accuracy`` and so on there.
+
+    FedAsync mixes in the models that clients upload as they are, so that no version is kept for them either.
 
     An upload that is refused (shapes, NaN, the same one again, no known base) changes nothing; the log says why, and
-    the client is sent the current model.
+    the client is sent the current model. When every client is refused again and again, ``RunFailed`` ends the run.
 
     Args:
         model: the model, where APPFL or you hand it over.
@@ -72,8 +85,12 @@ class Aggregator(BaseAggregator):
         self._unnamed: list[Dispatch] = []  # the initial model, for clients that have not said who they are
         self._begun = False
         self._last: dict[str | int, Tensor] = {}  # a sample of each client's last upload
+        self._known: set[str | int] = set()  # who was sent a model by name
         self._lock = threading.RLock()
         self._make = preset(self.config.get("algorithm"))
+        chosen = {key: _plain(self.config[key]) for key in _RUN if key in self.config}
+        self._run = Settings(**chosen, retry_after=0.0)
+        self._window = Window()
         if model is None and "model_path" in self.config:
             where = self.config["model_path"], self.config.get("model_name")
             model = create_instance_from_file(*where, **dict(self.config.get("model_kwargs") or {}))
@@ -123,12 +140,21 @@ class Aggregator(BaseAggregator):
             return self._send(client_id)
 
     def _start(self, model: Any) -> None:
-        self._server = server = self._make(model, **self.settings)
-        path = self.config.get("checkpoint")
+        server = self._make(model, **resolved(self.settings))
+        self._mixes = isinstance(server.direction, fastagg.Mixing)
+        if self._mixes:  # a step along what the upload is less the model as it is: FedAsync, and nothing to keep
+            rest = {key: value for key, value in self.settings.items() if key not in ("alpha", "policy", "a", "b")}
+            server = fastagg.Server(model, fastagg.Single(), server.optimizer, server.staleness, **rest)
+        path, kept = self.config.get("checkpoint"), dict[str, Any]()
         if path is not None and Path(path).exists():
-            server.load_state_dict(checkpoint.read(Path(path)))
+            kept = checkpoint.read(Path(path))
+            server.load_state_dict(kept)
             self._say(f"going on from {path}, version {server.version}; uploads in flight were of the server before it")
-        self._saved = server.version
+        self._needs_models = not (self._mixes or self.config.get("gradient_based")) or self._run.best is not None
+        self._saved, self._server = server.version, server
+        self.session = Session(server, self._run, say=self.logger.info)
+        self.session.load_state_dict(kept.get("session", {}))
+        self.session.stepped()
 
     def _send(self, client: str | int) -> dict[str, Tensor]:
         number = self._id(client)
@@ -138,36 +164,73 @@ class Aggregator(BaseAggregator):
         else:
             with suppress(UnknownClient):  # from before a restart
                 self.server.forget(number)
-        self._tasks[client] = task = self.server.dispatch(number)
+        task = self.server.dispatch(number)
+        self._tasks[client] = task if self._needs_models else _without_model(task, self.server)
+        self._known.add(client)
         return dict(task.views)
 
     def _take(self, client: str | int, upload: Any, meta: dict[str, Any]) -> None:
         try:
-            task = self._tasks.get(client) or (self._unnamed.pop() if self._unnamed else None)
-            if task is None:
-                raise UnknownVersion("this server never sent it a model: what it trained from is not known")
-            if meta.get("version", task.version) != task.version:
-                raise UnknownVersion(f"trained from version {meta['version']}, but it was last sent {task.version}")
-            weight = self.client_sample_size.get(client)
-            sample = _sample(upload)
+            if upload.get("type") == "masked_update_flat":
+                raise ConfigError("a masked update of APPFL's secure aggregation: only its own FedAvg reads those")
+            task, sample = self._task_of(client), _sample(upload)
             if client in self._last and torch.equal(sample, self._last[client]):
                 raise UnknownVersion("the same upload came before, and was counted then")
-            if self.server.update_kind == "gradient":
-                receipt = self.server.receive(task.client, upload, task.version, weight)
-            else:
-                receipt = self.server.receive_model(task, upload, weight)
+            reply = self._read(task, upload, meta, self.client_sample_size.get(client))
         except FastaggError as error:
-            self.logger.warning(f"fastagg: client {client}: refused: {error}")
+            self._refuse(client, error)
             return
+        outcome = take(self.server, [(task, reply)])[0]
+        if isinstance(outcome, FastaggError):
+            self._refuse(client, outcome)
+            return
+        self.session.taken(client, outcome)
         self._last[client] = sample
         self._tasks.pop(client, None)
-        step = f"version {receipt.version}" if receipt.applied else "kept for the next step"
-        self._say(f"client {client}: update from version {task.version} taken, delay {receipt.delay}: {step}")
+        self._window.add(task, meta)
+        if outcome.applied:
+            self.session.stepped()
+        if self._window.full(len(self._known)) and self._window.task is not None:
+            found = {name: value for name, value in self._window.means().items() if name not in _NO_METRICS}
+            if found:
+                self.session.clients_found(self._window.task.version, found, self._window.task.views)
+            self._window = Window()
+        self.session.settle()
+        step = f"version {outcome.version}" if outcome.applied else "kept for the next step"
+        self._say(f"client {client}: update from version {task.version} taken, delay {outcome.delay}: {step}")
+
+    def _task_of(self, client: str | int) -> Dispatch:
+        task = self._tasks.get(client) or (self._unnamed.pop() if self._unnamed else None)
+        if task is None:
+            raise UnknownVersion("this server never sent it a model: what it trained from is not known")
+        return task
+
+    def _read(self, task: Dispatch, upload: Any, meta: dict[str, Any], weight: float | None) -> Reply:
+        told = {"fastagg-version": meta["version"]} if "version" in meta else {}
+        if self.server.update_kind == "gradient":
+            return Reply.read(upload, told, kind="gradient", samples=weight)
+        if self.config.get("gradient_based"):
+            return Reply.read(self._turned(upload), told, kind="delta", samples=weight)
+        if self._mixes:
+            change = self.server.layout.difference(upload, self.server.flat)
+            return Reply.read(change, told, kind="delta", samples=weight)
+        return Reply.read(upload, told, kind="model", samples=weight)
+
+    def _turned(self, upload: Any) -> dict[str, Any]:
+        """APPFL's "gradient" as a change: of parameters it is the opposite, statistics are the client's own anyway."""
+        trained = {entry.name for entry in self.server.layout.entries if entry.role == "parameter"}
+        return {name: -as_tensor(value) if name in trained else value for name, value in upload.items()}
+
+    def _refuse(self, client: str | int, error: FastaggError) -> None:
+        self.logger.warning(f"fastagg: client {client}: refused: {error}")
+        self.session.refused(client, error)
+        self.session.failures.check(self._known)
 
     def _save(self) -> None:
         path, every = self.config.get("checkpoint"), int(self.config.get("save_every", 10))
         if path is not None and self.server.version >= self._saved + every:
-            self.server.save(path)
+            state = {**self.server.state_dict(copy=False), "session": self.session.state_dict()}
+            checkpoint.write(state, Path(path))
             self._saved = self.server.version
 
     def _id(self, client: str | int) -> str | int:
@@ -204,7 +267,9 @@ class SyncAggregator(Aggregator):
             for client, upload in local_models.items():
                 self._send(client)
                 self._take(client, upload, {})
-            self.server.close_round()
+            if self.server.close_round() is not None:
+                self.session.stepped()
+                self.session.settle()
             self._save()
             return dict(self.server.snapshot())
 
@@ -213,6 +278,12 @@ def _sample(upload: Any) -> Tensor:
     """Some numbers from all over an upload."""
     vectors = [as_tensor(value).detach().reshape(-1) for value in upload.values()]
     return torch.cat([vector[:: max(1, vector.numel() // _SAMPLED)].double() for vector in vectors])
+
+
+def _without_model(task: Dispatch, server: fastagg.Server) -> Dispatch:
+    """A task for who reads only its version and its statistics: the model is kept by nobody but the client."""
+    flat, *statistics = task.state_dict()["model"]
+    return Dispatch.from_state({**task.state_dict(), "model": (flat[:0].clone(), *statistics)}, server.layout)
 
 
 def _plain(value: Any) -> Any:

@@ -24,6 +24,8 @@ def main() -> None:
         task = flare.receive()
         if task is None:
             break
+        if "--crash" in sys.argv:
+            raise RuntimeError("this site's disk is full")
         reply = trainer.answer(task)
         if site == "site-2" and turn in (1, 2, 3):
             reply.params = {name: value * torch.nan for name, value in reply.params.items()}

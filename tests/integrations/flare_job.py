@@ -13,16 +13,26 @@ sys.path[:0] = [str(HERE), str(EXAMPLE)]
 import job
 from flare_recorded import RecordedAggregator, RecordedController
 from model import Digits
+from nvflare.app_common.filters.exclude_vars import ExcludeVars
+from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.app_opt.pt.job_config.base_fed_job import BaseFedJob
 from nvflare.app_opt.pt.job_config.model import PTModel
+from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
+from nvflare.client.config import ExchangeFormat, TransferType
+from nvflare.job_config.defs import FilterType
 from nvflare.job_config.script_runner import ScriptRunner
+from nvflare.recipe import SimEnv
+
+from fastagg.integrations.nvflare import Aggregator, AsyncController
 
 
 def asynchronous(workspace: str) -> None:
     """Five sites, four of which misbehave (flare_client.py)."""
     flare = BaseFedJob(name="digits")
     flare.to_server(PTModel(Digits()), id="persistor")
-    flare.to_server(RecordedController("FADAS", job.FADAS, versions=48, timeout=8, checkpoint=f"{workspace}/server.pt"))
+    # However slowly the sites start on this machine, nobody is given up for good.
+    patient = {"timeout": 8, "retry_after": 0.5, "max_failures": None, "max_in_a_row": None}
+    flare.to_server(RecordedController("FADAS", job.FADAS, versions=48, checkpoint=f"{workspace}/server.pt", **patient))
     flare.to_clients(ScriptRunner(script=str(HERE / "flare_client.py")))
     flare.simulator_run(f"{workspace}/digits", n_clients=5)
 
@@ -37,6 +47,53 @@ def resumed(workspace: str) -> None:
     flare.simulator_run(f"{workspace}/digits", n_clients=job.CLIENTS)
 
 
+def goals(workspace: str) -> None:
+    """Differences through two of FLARE's filters, until the clients' accuracy is good enough."""
+    flare = BaseFedJob(name="digits", key_metric="accuracy")
+    flare.to_server(PTModel(Digits()), id="persistor")
+    ends = {"stop": {"metric": "clients/accuracy", "target": 0.85}, "best": f"{workspace}/best.pt"}
+    settings = {"buffer_size": 2, "weighting": "samples"}
+    flare.to_server(RecordedController("FedBuff", settings, versions=400, checkpoint=f"{workspace}/server.pt", **ends))
+    flare.to_clients(ScriptRunner(script=str(EXAMPLE / "client.py"), params_transfer_type=TransferType.DIFF))
+    for one in (PercentilePrivacy(percentile=10, gamma=0.05), ExcludeVars(["hidden.bias"])):
+        flare.to_clients(one, tasks=["train"], filter_type=FilterType.TASK_RESULT)
+    flare.simulator_run(f"{workspace}/digits", n_clients=job.CLIENTS)
+
+
+def failing(workspace: str, algorithm: str, *arguments: str) -> None:
+    """Whatever the clients do, it is no use."""
+    flare = BaseFedJob(name="digits")
+    flare.to_server(PTModel(Digits()), id="persistor")
+    sites = [f"site-{number}" for number in range(1, job.CLIENTS + 1)]
+    settings = {"lr": 0.1, "num_clients": job.CLIENTS} if algorithm == "ACE" else {}
+    limits = {"max_failures": 2, "retry_after": 0.2, "checkpoint": f"{workspace}/server.pt"}
+    flare.to_server(AsyncController(algorithm, settings, clients=sites, **limits))
+    flare.to_clients(ScriptRunner(script=str(HERE / "flare_client.py"), script_args=" ".join(arguments)))
+    flare.simulator_run(f"{workspace}/digits", n_clients=job.CLIENTS)
+
+
+def echo(workspace: str) -> None:
+    """FedEcho, with images without labels on the server."""
+    flare = BaseFedJob(name="digits")
+    flare.to_server(PTModel(Digits()), id="persistor")
+    flare.to_server(str(HERE / "flare_echo.py"))
+    settings = {"buffer_size": 2, "num_clients": job.CLIENTS, "distill": "flare_echo:distillation"}
+    sites = [f"site-{number}" for number in range(1, job.CLIENTS + 1)]
+    flare.to_server(AsyncController("FedEcho", settings, 24, clients=sites, checkpoint=f"{workspace}/server.pt"))
+    torch_tensors = {"server_expected_format": ExchangeFormat.PYTORCH}
+    flare.to_clients(ScriptRunner(script=str(EXAMPLE / "client.py"), **torch_tensors))
+    flare.simulator_run(f"{workspace}/digits", n_clients=job.CLIENTS)
+
+
+def restarted(workspace: str) -> None:
+    """FLARE's own rounds go on from a checkpoint, from another model than that."""
+    recipe = FedAvgRecipe(
+        name="digits", model=Digits(), min_clients=job.CLIENTS, num_rounds=1, train_script=str(EXAMPLE / "client.py"),
+        aggregator=Aggregator("FedAMS", {"lr": 0.03}, checkpoint=f"{workspace}/server.pt"),
+    )  # fmt: skip
+    recipe.execute(SimEnv(num_clients=job.CLIENTS, workspace_root=workspace))
+
+
 if __name__ == "__main__":
     way, workspace = sys.argv[1:]
     if way == "rounds":
@@ -45,4 +102,8 @@ if __name__ == "__main__":
     elif way == "collab":
         job.collab(40, workspace)
     else:
-        {"asynchronous": asynchronous, "resumed": resumed}[way](workspace)
+        {
+            "asynchronous": asynchronous, "resumed": resumed, "goals": goals, "echo": echo, "restarted": restarted,
+            "plain under ACE": lambda where: failing(where, "ACE"),
+            "crashing": lambda where: failing(where, "FADAS", "--crash"),
+        }[way](workspace)  # fmt: skip

@@ -9,29 +9,33 @@ import torch
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 
+import fastagg
 from fastagg.integrations.nvflare import Aggregator, AsyncController, Traffic
 
 
 def record(traffic: Traffic, path: str) -> None:
     """Append every update that ``traffic``'s server takes to a file, with the first model and the last."""
-    server, receive_model = traffic.server, traffic.server.receive_model
+    server, receive_models = traffic.server, traffic.server.receive_models
     kept: dict[str, Any] = {"first": server.state_dict(), "updates": []}
 
-    def recording(task: Any, trained: Any, weight: Any, difference: bool = False) -> Any:
-        receipt = receive_model(task, trained, weight, difference=difference)
-        update = trained if difference else task.delta(trained)
-        kept["updates"].append((task.client, task.version, update, weight))
+    def recording(answers: Any, differences: bool = False) -> Any:
+        outcomes = receive_models(answers, differences=differences)
+        for (task, trained, weight), outcome in zip(answers, outcomes, strict=True):
+            if isinstance(outcome, fastagg.Receipt):
+                update = trained if differences else task.delta(trained)
+                update = {name: torch.as_tensor(value).clone() for name, value in update.items()}
+                kept["updates"].append((task.client, task.version, update, weight))
         kept["last"] = server.state_dict()
         torch.save(kept, path)
-        return receipt
+        return outcomes
 
-    server.receive_model = recording  # type: ignore[method-assign]
+    server.receive_models = recording  # type: ignore[method-assign]
 
 
 class RecordedAggregator(Aggregator):
-    def sent(self, client: str, model: Any) -> None:
+    def begin(self, params: dict[str, Any]) -> None:
         first = not hasattr(self._traffic, "server")
-        super().sent(client, model)
+        super().begin(params)
         if first:
             record(self._traffic, os.environ["FASTAGG_TEST_RECORD"])
 

@@ -76,13 +76,22 @@ def model(message: Message) -> dict[str, torch.Tensor]:
 
 def trained(message: Message, step: float | None = None, samples: int = 10, **note: str | int) -> RecordDict:
     """What a Flower client sends back: its parameters moved by a step that depends on the node and the version."""
-    node, version = message.metadata.dst_node_id, message.content["fastagg"]["version"]
+    node, version = message.metadata.dst_node_id, message.content["config"]["fastagg-version"]
     step = 0.1 * node + 0.013 * version if step is None else step
     arrays = {n: a + step if a.is_floating_point() else a + 1 for n, a in model(message).items()}
     return reply(arrays, samples, loss=float(node), **note)
 
 
+def node(message: Message) -> RecordDict:
+    """A node that trains, and evaluates: its score is the mean of the array ``w`` that it was sent."""
+    if message.metadata.message_type == "train":
+        return trained(message)
+    score = float(read(message.content["arrays"])["w"].mean())
+    return RecordDict({"metrics": MetricRecord({"num-examples": 1, "score": score})})
+
+
 def reply(arrays: dict[str, torch.Tensor], samples: int = 10, loss: float = 0.0, **note: str | int) -> RecordDict:
     """Arrays, metrics, and a note if there is something in it."""
     records = {"arrays": write(arrays), "metrics": MetricRecord({"num-examples": samples, "loss": loss})}
-    return RecordDict({**records, "fastagg": ConfigRecord(dict(note))} if note else records)
+    told = ConfigRecord({f"fastagg-{name}": value for name, value in note.items()})
+    return RecordDict({**records, "config": told} if note else records)

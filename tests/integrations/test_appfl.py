@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib.machinery
 import logging
@@ -17,6 +18,7 @@ import torch
 pytest.importorskip("appfl")
 pytest.importorskip("sklearn")
 
+from appfl.algorithm.aggregator import FedAsyncAggregator, FedAvgAggregator, FedBuffAggregator
 from appfl.algorithm.scheduler import AsyncScheduler, SyncScheduler
 from appfl.misc.utils import create_instance_from_file
 from omegaconf import OmegaConf
@@ -93,7 +95,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "shape": (upload(1.0, w=torch.zeros(2, 2)), {}, r"'w'.*expected shape \[3, 2\], got \[2, 2\]"),
     "name": (upload(1.0, more=torch.zeros(2)), {}, "unknown 'more'"),
     "NaN": (upload(float("nan"), **{"bn.num_batches_tracked": torch.tensor(4)}), {}, "NaN"),
-    "old version": (upload(1.0), {"version": 7}, "trained from version 7, but it was last sent 0"),
+    "old version": (upload(1.5), {"version": 7}, "it is from version 7, its task was version 0"),
 }
 
 
@@ -159,6 +161,195 @@ def test_rules_that_know_their_clients_and_take_gradients(caplog: pytest.LogCapt
     for wrong in ({}, {"algorithm": "Server"}, {"algorithm": 3}):
         with pytest.raises(fastagg.ConfigError, match="algorithm: expected one of fastagg's presets"):
             Aggregator(aggregator_configs=wrong)
+
+
+class Net(torch.nn.Module):
+    """Parameters, statistics and a counter, under :data:`MODEL`'s kind of names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+
+
+def trained(start: dict[str, torch.Tensor], draw: torch.Generator) -> dict[str, torch.Tensor]:
+    return {
+        name: value + (torch.rand(value.shape, generator=draw) if value.is_floating_point() else 3)
+        for name, value in start.items()
+    }
+
+
+def close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return all(torch.allclose(value.double(), b[name].double(), rtol=1e-5, atol=1e-6) for name, value in a.items())
+
+
+def gradient(start: dict[str, torch.Tensor], new: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What APPFL's trainer uploads with ``send_gradient``: of parameters what they were less what they are."""
+    names = {name for name, _ in Net().named_parameters()}
+    return {name: start[name] - value if name in names else value.clone() for name, value in new.items()}
+
+
+@pytest.mark.parametrize("less", [False, True])
+@pytest.mark.parametrize(
+    "policy, kwargs", [("constant", {}), ("polynomial", {"a": 0.5}), ("hinge", {"a": 2.0, "b": 1.0})]
+)
+def test_fedasync_beside_appfls_own(policy: str, kwargs: dict[str, float], less: bool) -> None:
+    """The same model after every upload, stale ones too; and no version is kept for anyone."""
+    torch.manual_seed(0)
+    net = Net()
+    config = {"alpha": 0.6, "staleness_fn": policy, "staleness_fn_kwargs": kwargs, "optimize_memory": False}
+    config["gradient_based"] = less
+    theirs = FedAsyncAggregator(copy.deepcopy(net), OmegaConf.create(config), logging.getLogger())
+    settings = {"alpha": 0.6, "policy": policy, **kwargs}
+    ours = Aggregator(net, {"algorithm": "FedAsync", "settings": settings, "gradient_based": less})
+    draw, held = torch.Generator().manual_seed(1), {client: sent(client, theirs, ours) for client in "abc"}
+    for client in "abacbaaacb":
+        new = trained(held[client], draw)
+        new = gradient(held[client], new) if less else new
+        held[client] = theirs.aggregate(client, {name: value.clone() for name, value in new.items()})
+        assert close(held[client], ours.aggregate(client, new))
+        assert ours.server.memory()["versions"] == 0
+        assert all(task.flat.numel() == 0 for task in ours._tasks.values())
+    assert ours.server.version == theirs.global_step == 10
+
+
+@pytest.mark.parametrize("mode", ["equal", "sample_size"])
+def test_fedavg_beside_appfls_own(mode: str) -> None:
+    """The same parameters after every round; statistics are the clients' plain mean."""
+    torch.manual_seed(0)
+    net, sizes = Net(), {"a": 10, "b": 30}
+    config = OmegaConf.create({"client_weights_mode": mode, "optimize_memory": False})
+    theirs = FedAvgAggregator(copy.deepcopy(net), config, logging.getLogger())
+    weighting = "samples" if mode == "sample_size" else "uniform"
+    ours = SyncAggregator(net, {"algorithm": "FedAvg", "settings": {"weighting": weighting}})
+    draw, names = torch.Generator().manual_seed(1), [name for name, _ in net.named_parameters()]
+    for aggregator in (theirs, ours):
+        for client, size in sizes.items():
+            aggregator.set_client_sample_size(client, size)
+    for _ in range(3):
+        start = ours.get_parameters()
+        uploads = {client: trained(start, draw) for client in sizes}
+        model = theirs.aggregate({client: dict(upload) for client, upload in uploads.items()})
+        mine = ours.aggregate(uploads)
+        assert close({name: mine[name] for name in names}, {name: model[name] for name in names})
+        mean = (uploads["a"]["layers.1.running_mean"] + uploads["b"]["layers.1.running_mean"]) / 2
+        assert torch.allclose(mine["layers.1.running_mean"], mean)
+
+
+def test_secure_aggregation_is_refused_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    aggregator = begun(caplog)
+    before = aggregator.server.state_dict()["flat"]
+    aggregator.aggregate("a", {"type": "masked_update_flat", "flat": torch.ones(9), "shapes": {}, "num_examples": 3})
+    assert "client a: refused: a masked update of APPFL's secure aggregation" in caplog.text
+    assert torch.equal(aggregator.server.state_dict()["flat"], before)
+
+
+def fedbuffs() -> tuple[Any, Aggregator]:
+    """APPFL's and ours, K = 2, the same model: a step of half of each client's change."""
+    torch.manual_seed(0)
+    net = Net()
+    config = OmegaConf.create({"alpha": 0.5, "K": 2, "optimize_memory": False})
+    ours = Aggregator(net, {"algorithm": "FedBuff", "settings": {"lr": 1.0, "buffer_size": 2}})  # lr = alpha*K
+    return FedBuffAggregator(copy.deepcopy(net), config, logging.getLogger()), ours
+
+
+def sent(client: str, theirs: Any, ours: Aggregator) -> dict[str, torch.Tensor]:
+    mine, other = ours.get_parameters(client_id=client), theirs.get_parameters(client_id=client)
+    assert close(mine, other)
+    return {name: value.clone() for name, value in other.items()}
+
+
+def test_fedbuff_beside_appfls_own() -> None:
+    """The same model after every step of clients that nobody overtook."""
+    theirs, ours = fedbuffs()
+    draw = torch.Generator().manual_seed(1)
+    for version in range(1, 4):
+        uploads = {client: trained(sent(client, theirs, ours), draw) for client in "ab"}
+        for client, new in uploads.items():
+            model = theirs.aggregate(client, {name: value.clone() for name, value in new.items()})
+            mine = ours.aggregate(client, new)
+        assert close(model, mine) and ours.server.version == theirs.global_step == version
+
+
+def test_fedbuff_of_a_stale_client_is_the_papers() -> None:
+    """APPFL adds its model less the *newest* one, which takes back what others did since; ours what it changed."""
+    theirs, ours = fedbuffs()
+    draw = torch.Generator().manual_seed(1)
+    old = sent("a", theirs, ours)
+    for client in "bc":
+        new = trained(sent(client, theirs, ours), draw)
+        model, mine = theirs.aggregate(client, dict(new)), ours.aggregate(client, new)
+    now, late = sent("d", theirs, ours), trained(old, draw)
+    fresh = trained(now, draw)
+    for client, new in (("a", late), ("d", fresh)):
+        model, mine = theirs.aggregate(client, dict(new)), ours.aggregate(client, new)
+    name = "layers.0.weight"
+    assert torch.allclose(mine[name], now[name] + 0.5 * ((late[name] - old[name]) + (fresh[name] - now[name])))
+    assert torch.allclose(model[name], now[name] + 0.5 * ((late[name] - now[name]) + (fresh[name] - now[name])))
+    assert not torch.allclose(mine[name], model[name], atol=1e-3)
+
+
+def test_differences_instead_of_models(caplog: pytest.LogCaptureFixture) -> None:
+    """APPFL's ``send_gradient``: what was sent less what was trained. The same model, and no version kept."""
+    torch.manual_seed(0)
+    net, draw = Net(), torch.Generator().manual_seed(1)
+    config = {"algorithm": "FedBuff", "settings": {"buffer_size": 2}}
+    whole, less = Aggregator(net, config), Aggregator(net, {**config, "gradient_based": True})
+    held = {client: whole.get_parameters(client_id=client) for client in "abc"}
+    for client in "abc":
+        less.get_parameters(client_id=client)
+    for client in "abacba":
+        start = {name: value.clone() for name, value in held[client].items()}
+        new = trained(start, draw)
+        held[client] = whole.aggregate(client, new)
+        mine = less.aggregate(client, gradient(start, new))
+        assert close(held[client], mine)
+        assert less.server.memory()["versions"] == 0
+        assert all(task.flat.numel() == 0 for task in less._tasks.values())
+    assert whole.server.version == less.server.version == 3
+
+
+def test_refusals_without_end_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    aggregator = begun(caplog)
+    bad = upload(float("nan"), **{"bn.num_batches_tracked": torch.tensor(4)})
+    for client in "ab":
+        aggregator.get_parameters(client_id=client)
+    before = aggregator.server.state_dict()
+    for turn in range(5):
+        for client in "ab":
+            if (turn, client) == (4, "b"):
+                with pytest.raises(
+                    fastagg.RunFailed, match=r"each of the 2 clients .* failed 5 times.*NonFiniteUpdate"
+                ):
+                    aggregator.aggregate(client, bad)
+            else:
+                aggregator.aggregate(client, bad)
+    assert torch.equal(aggregator.server.state_dict()["flat"], before["flat"]) and aggregator.server.version == 0
+
+
+def test_what_clients_say_of_models_is_tracked_and_the_best_is_kept(tmp_path: Path) -> None:
+    rows: list[tuple[int, dict[str, float]]] = []
+
+    class Kept:
+        def log(self, row: Any, step: int) -> None:
+            rows.append((step, dict(row)))
+
+        def close(self) -> None:
+            pass
+
+    best = {"path": str(tmp_path / "best.pt"), "metric": "clients/pre_val_accuracy"}
+    config = {"algorithm": "FedAsync", "settings": {"alpha": 1.0, "policy": "constant"}, "best": best}
+    aggregator = Aggregator(torch.nn.Linear(2, 2), {**config, "trackers": [Kept()]})
+    sent = {client: aggregator.get_parameters(client_id=client) for client in "ab"}
+    for turn, accuracy in enumerate((0.1, 0.5, 0.9, 0.7, 0.2, 0.2)):
+        client = "ab"[turn % 2]
+        new = {name: value + 1 for name, value in sent[client].items()}
+        sent[client] = aggregator.aggregate(client, new, pre_val_accuracy=accuracy, round=turn, note="text")
+    found = [(step, row) for step, row in rows if "clients/pre_val_accuracy" in row]
+    assert found == [(0, {"clients/pre_val_accuracy": 0.3}), (2, {"clients/pre_val_accuracy": 0.8}),
+                     (4, {"clients/pre_val_accuracy": 0.2})]  # fmt: skip
+    assert [step for step, row in rows if "run/updates" in row] == list(range(7))
+    kept = torch.load(tmp_path / "best.pt", weights_only=True)
+    assert list(kept) == ["weight", "bias"] and aggregator.session.tally.updates == 6
 
 
 @pytest.mark.parametrize("own_file", [True, False])
@@ -241,14 +432,15 @@ def test_fadas_in_the_virtual_time_simulator(tmp_path: Path, monkeypatch: pytest
     settings = {"lr": 0.01, "buffer_size": 2, "delay_threshold": 4}
     server, clients, test = federation(tmp_path, algorithm="FADAS", settings=settings)
     ours, events = server.aggregator.server, []
-    start, receive_model = ours.state_dict(), ours.receive_model
+    start, receive_models = ours.state_dict(), ours.receive_models
 
-    def recording(task: Any, trained: Any, weight: Any) -> Any:
-        receipt = receive_model(task, trained, weight)
-        events.append((task.client, task.version, task.delta(trained), weight))
-        return receipt
+    def recording(answers: Any, differences: bool) -> Any:
+        assert not differences
+        outcomes = receive_models(answers, differences=differences)
+        events.extend((task.client, task.version, task.delta(trained), weight) for task, trained, weight in answers)
+        return outcomes
 
-    monkeypatch.setattr(ours, "receive_model", recording)
+    monkeypatch.setattr(ours, "receive_models", recording)
     profiles = {
         client.get_id(): ClientProfile(compute_factor=10.0 if n == 0 else 1.0) for n, client in enumerate(clients)
     }

@@ -29,25 +29,47 @@ seen = []
 def evaluate(version, arrays):
     seen.append(version)
 """
+GOALS = """
+from functools import partial
+
+import fastagg
+from fastagg.integrations import flower
+"""
+PRIVATE = (
+    GOALS
+    + """
+import numpy as np
+from flower_apps import FakeGrid, node
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
+
+arrays, grid = ArrayRecord({"w": Array(np.zeros(3, np.float32))}), FakeGrid(node, [1, 2, 3])
+grid.send_and_receive = lambda messages, timeout=None: grid.pull_messages(grid.push_messages(messages))
+"""
+)
 GRADIENTS = """
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from types import SimpleNamespace
-
 import numpy as np
 from flwr.app import Array
 
-message = SimpleNamespace(content={"fastagg": {"version": 3}})
 gradients, metrics = {"w": Array(np.zeros(2))}, MetricRecord({"num-examples": 3})
 """
 MODEL = "import torch\nnet = torch.nn.Linear(3, 2)\n"
+FLARE = """
+from fastagg.integrations.nvflare import AsyncController
+"""
 PFL = MODEL + "import fastagg\nnet.loss = net.metrics = lambda *_: None  # as pfl asks of a module\n"
 
 # What a block is known by: the framework it needs, what comes before it, and what shows that it worked.
 KNOWN: dict[str, tuple[str, str, str]] = {
-    "flower.AsyncStrategy(": ("flwr", FLOWER, "main(FakeGrid(trained, [1, 2, 3]), None); assert max(seen) == 200"),
-    '"kind": "gradient"': ("flwr", GRADIENTS, "assert content['fastagg']['version'] == 3 and content['arrays']"),
+    "@app.main()": ("flwr", FLOWER, "main(FakeGrid(trained, [1, 2, 3]), None); assert max(seen) == 200"),
+    "evaluate_clients_every=10": ("flwr", GOALS, "assert strategy.settings.best.metric == 'clients/accuracy'"),
+    "DifferentialPrivacy": ("flwr", PRIVATE, "assert strategy.server.version == 50"),
+    "trackers.made(": ("tensorboard", "", "assert len(drawn) == 1"),
+    '"fastagg-kind": "gradient"': ("flwr", GRADIENTS, "assert content['config'] == note and content['arrays']"),
     "FedAvgRecipe(": ("nvflare", MODEL, "assert recipe.aggregator is not None"),
-    "AsyncController(": ("nvflare", MODEL, "assert job"),
+    "job.to_server(": ("nvflare", MODEL, "assert job"),
+    "controller = AsyncController(": ("nvflare", FLARE, "assert controller.stop['target'] == 0.9"),
     "import Aggregator, SyncAggregator": ("appfl", "", "assert Aggregator and SyncAggregator"),
     "CentralOptimizer(": ("pfl", PFL, "assert model"),
     "ThreadingHTTPServer": ("", "", "http.server_close()"),

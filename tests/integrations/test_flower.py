@@ -52,7 +52,7 @@ def test_rounds_are_the_servers(make) -> None:
     strategy = sync(make, deterministic=True)
     result = strategy.start(grid, flower.write(initial()), num_rounds=3)
 
-    server = make(initial(), clients_per_round=1000)
+    server = make(initial(), clients_per_round=1000, weighting="samples")  # as Flower weighs
     for version in range(3):
         for node in (1, 2, 3):
             task, step = server.dispatch(node), 0.1 * node + 0.013 * version
@@ -73,8 +73,8 @@ def aggregated(strategy: FedAvg, arrays: dict[str, torch.Tensor], train, nodes: 
     """One round's aggregation call, for Flower's own strategies as for ours."""
     grid = FakeGrid(train, range(1, nodes + 1))
     messages = list(strategy.configure_train(1, flower.write(arrays), ConfigRecord(), grid))
-    for message in messages:  # Flower's own send no note
-        message.content.setdefault("fastagg", ConfigRecord({"version": 0}))
+    for message in messages:  # Flower's own do not say
+        message.content["config"].setdefault("fastagg-version", 0)
     ids = grid.push_messages(messages)
     return strategy.aggregate_train(1, grid.pull_messages(ids))[0]
 
@@ -155,7 +155,7 @@ def bad(message):
     if node == 6:
         return Error(5, "it left")
     if node == 7:
-        return trained(message, version=message.content["fastagg"]["version"] - 1)
+        return trained(message, version=message.content["config"]["fastagg-version"] - 1)
     if node == 8:
         return None
     if node == 9:
@@ -308,7 +308,8 @@ def test_classic_bad_results(tmp_path, caplog: pytest.LogCaptureFixture) -> None
         parameters, _ = strategy.aggregate_fit(1, [results[2], results[1], results[0], results[0]], [OSError("gone")])
     for words in ("client b: ShapeMismatch", "client a: UnknownClient: it was not asked", "failed in round 1: gone"):
         assert words in caplog.text
-    fresh = fastagg.FedAMS(arrays, lr=0.1, clients_per_round=9)
+    strategy.configure_evaluate(1, parameters, Manager())  # Flower's server calls it after each round
+    fresh = fastagg.FedAMS(arrays, lr=0.1, clients_per_round=9, weighting="samples")
     for cid, n in (("a", 10), ("c", 30)):
         task = fresh.dispatch(cid)
         moved = [a + 0.1 * ord(cid) if a.dtype.kind == "f" else a for a in arrays]

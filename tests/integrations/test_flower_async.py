@@ -41,7 +41,7 @@ def gradient(message) -> RecordDict:
     """A client of a gradient rule: the gradient of |x - node|^2/2, and its note says that it is one."""
     arrays, node = model(message), message.metadata.dst_node_id
     arrays = {name: a - node if a.is_floating_point() else a for name, a in arrays.items()}
-    version = message.content["fastagg"]["version"]
+    version = message.content["config"]["fastagg-version"]
     return reply(arrays, loss=float(node), kind="gradient", version=version)
 
 
@@ -73,7 +73,8 @@ class Journal:
     def _models(self, method):
         """Trained models are written down as the differences that they stand for."""
 
-        def call(server, answers):
+        def call(server, answers, *, differences=False):
+            assert not differences, "clients send models here"
             before = len(self.events)
             outcomes = method(server, answers)
             del self.events[before:]  # calls of the server's own
@@ -154,9 +155,11 @@ def test_what_a_client_is_told() -> None:
     config = ConfigRecord({"lr": 0.1})
     asynchronous(PRESETS["AsyncFedED"]).start(grid, flower.write(initial()), num_rounds=4, train_config=config)
     messages = [message for _, message in grid.log]
-    assert messages[0].content["fastagg"] == {"version": 0, "local-steps": 10}
-    for sent in (message.content for message in messages):
-        assert sent["config"] == {"lr": 0.1, "server-round": sent["fastagg"]["version"] + 1}
+    first = messages[0].content
+    assert sorted(first) == ["arrays", "config"], "mods want one record of each"
+    assert first["config"] == {"lr": 0.1, "server-round": 1, "fastagg-version": 0, "fastagg-local-steps": 10}
+    for told in (message.content["config"] for message in messages):
+        assert told["server-round"] == told["fastagg-version"] + 1
     assert config == {"lr": 0.1}
 
     grid = FakeGrid(controlled, [1, 2])
@@ -181,7 +184,7 @@ def once_bad(kind: str):
         if node == 1:
             count[1] += 1
             if count[1] == 2:
-                arrays, version = model(message), message.content["fastagg"]["version"]
+                arrays, version = model(message), message.content["config"]["fastagg-version"]
                 return {
                     "shape": lambda: reply({**arrays, "w": torch.ones(2)}),
                     "names": lambda: reply({"w": arrays["w"]}),
@@ -293,7 +296,8 @@ def test_a_restart_loses_nothing_and_counts_nothing_twice(name: str, tmp_path, m
 
     grid = FakeGrid(train, [11, 12, 13, 14], delay=uneven)
     with pytest.raises(Crash):
-        asynchronous(make, checkpoint=file).start(grid, flower.write(initial()), num_rounds=9, evaluate_fn=crash_at(5))
+        strategy = asynchronous(make, checkpoint=file, evaluate_aside=False)
+        strategy.start(grid, flower.write(initial()), num_rounds=9, evaluate_fn=crash_at(5))
     kept = fastagg.serving.checkpoint.read(file)
     assert kept["version"] == 4 and len(kept["tasks"]["task_client"])
 

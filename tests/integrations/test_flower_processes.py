@@ -32,8 +32,8 @@ import fastagg
 receive_models, count = fastagg.Server.receive_models, itertools.count()
 
 
-def recorded(self, answers):
-    outcomes = receive_models(self, answers)
+def recorded(self, answers, **more):
+    outcomes = receive_models(self, answers, **more)
     for (task, trained, samples), outcome in zip(answers, outcomes):
         if isinstance(outcome, fastagg.Receipt):
             update = task.delta(trained)
@@ -128,9 +128,17 @@ def replay(events: list[dict]) -> fastagg.Server:
     return server
 
 
-@pytest.mark.parametrize("rule", ["FADAS", "FedAMS"])
+@pytest.mark.parametrize("rule", ["FADAS", "FedAMS", "FedEcho"])
 def test_in_flowers_simulation_engine(start, rule: str) -> None:
     pytest.importorskip("ray")
     federation = start(simulated=4)
     federation.run("run", rule=rule, versions=8)
     assert accuracy(federation.wait("run", "after 8 versions", 240)) > 0.9
+
+
+def test_the_lora_example_in_flowers_simulation_engine(start) -> None:
+    pytest.importorskip("ray")
+    pytest.importorskip("peft")
+    federation = start(simulated=6, app=APP.parent / "flower_lora")
+    federation.run("run", how="padded", versions=3)
+    assert accuracy(federation.wait("run", "after 3 versions", 400)) > 0.5

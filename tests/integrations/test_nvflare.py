@@ -22,13 +22,21 @@ pytest.importorskip("sklearn")
 
 import numpy as np
 from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.abstract.model import make_model_learnable
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
+from nvflare.edge.assessors.buff_model_manager import BuffModelManager
 from nvflare.edge.mud import ModelUpdate
 from replay import play
 
 import fastagg
 from fastagg.integrations.nvflare import Aggregator, AsyncController, EdgeModelManager, Traffic
+from fastagg.integrations.session import Settings
 from fastagg.sim.data import digits
 
 HERE = Path(__file__).parent
@@ -88,7 +96,7 @@ BAD: dict[str, tuple[FLModel, type[Exception], str]] = {
     "another round": (reply("b", 7), fastagg.UnknownVersion, r"a reply to task 7 came, but it owes \[0\]"),
     "no round": (reply("b", None), fastagg.UnknownVersion, "task None"),
     "stranger": (reply("z", 0), fastagg.UnknownVersion, "owes none"),
-    "no weight": (reply("b", 0, steps=None), fastagg.ConfigError, "num_samples: needed"),
+    "weight": (reply("b", 0, steps=-1), fastagg.ConfigError, "num_samples: expected .* > 0, got -1"),
     "kind": (reply("b", 0, full=False), fastagg.ConfigError, "kind 'gradient'"),
 }
 BAD["kind"][0].meta["fastagg_kind"] = "gradient"
@@ -119,6 +127,100 @@ def test_metrics_and_torch_tensors_come_back() -> None:
     assert result.params["w"].dtype == torch.bfloat16 and result.metrics == {"accuracy": 0.5}
 
 
+class Heard(FLComponent):
+    """FLARE's engine as far as events go: it keeps them, and hands them to one component."""
+
+    def __init__(self, component: Aggregator) -> None:
+        self.component, self.events = component, list[str]()
+
+    def fire_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        self.events.append(event_type)
+        self.reason = fl_ctx.get_prop(FLContextKey.EVENT_DATA)
+        self.component.handle_event(event_type, fl_ctx)
+
+
+def loaded(aggregator: Aggregator, weights: dict[str, Any]) -> Heard:
+    """FLARE has loaded its first model."""
+    engine, context = Heard(aggregator), FLContext()
+    context.set_prop(ReservedKey.ENGINE, engine, private=True, sticky=False)
+    context.set_prop(AppConstants.GLOBAL_MODEL, make_model_learnable(weights, {}), private=True, sticky=True)
+    engine.fire_event(AppEventType.INITIAL_MODEL_LOADED, context)
+    return engine
+
+
+def test_a_restarted_job_is_given_the_checkpoints_model(tmp_path: Path) -> None:
+    """Whatever model the job starts from this time: what counts is the one that clients' updates were folded into."""
+    path = str(tmp_path / "server.pt")
+    before = Aggregator("FedAMS", {"lr": 0.1}, checkpoint=path)
+    loaded(before, dict(MODEL))
+    for client in "ab":
+        before.sent(client, FLModel(ParamsType.FULL, MODEL, current_round=0))
+        before.accept_model(reply(client, 0))
+    result = before.aggregate_model().params
+    for way in ("event", "task", "a copy"):
+        after = Aggregator("FedAMS", {"lr": 0.1}, checkpoint=path)
+        other = {name: np.asarray(value + 7, value.dtype) for name, value in MODEL.items()}
+        if way != "task":
+            first = other if way == "event" else dict(other)
+            assert loaded(after, first).events == [AppEventType.INITIAL_MODEL_LOADED]
+        after.sent("a", FLModel(ParamsType.FULL, other, current_round=0))  # FLARE's own, which it sends to clients
+        assert after._traffic.server.version == 1
+        for name, value in result.items():
+            assert np.array_equal(other[name], value) and other[name].dtype == value.dtype
+
+
+def test_a_model_that_flare_changed_between_rounds_is_the_model() -> None:
+    """A controller that decays or prunes what the aggregator returned, as FLARE's own aggregators allow."""
+    aggregator = begun()
+    for client in "abc":
+        aggregator.accept_model(reply(client, 0, 1.0))
+    params = aggregator.aggregate_model().params
+    changed = {name: np.asarray(value * 2, value.dtype) for name, value in params.items()}
+    for client in "ab":
+        aggregator.sent(client, FLModel(ParamsType.FULL, changed, current_round=1))
+    assert sum("somebody has changed it" in line for line in aggregator.said) == 1
+    for client in "ab":
+        aggregator.accept_model(reply(client, 1, 0.5, full=False))
+    result = aggregator.aggregate_model().params
+    assert np.allclose(result["w"], 2 * 1.0 + 0.5) and result["bn.num_batches_tracked"] == 2 * 5
+    aggregator.sent("a", FLModel(ParamsType.FULL, dict(result), current_round=2))  # the same arrays: nothing to say
+    assert sum("somebody has changed it" in line for line in aggregator.said) == 1
+    for wrong in ({"w": np.zeros((9, 9), np.float32)}, {**result, "w": np.full((3, 2), np.nan, np.float32)}):
+        with pytest.raises(fastagg.FastaggError):
+            aggregator.sent("b", FLModel(ParamsType.FULL, wrong, current_round=3))
+        aggregator._number = 2
+        assert np.allclose(aggregator._traffic.model()["w"], result["w"])
+
+
+def test_rounds_in_which_nothing_counts_end_the_job() -> None:
+    aggregator = Aggregator("FedAvg")
+    model = dict(MODEL)
+    engine = loaded(aggregator, model)
+    before = aggregator._traffic.server.state_dict()
+    for number in range(5):
+        for client in "ab":
+            aggregator.sent(client, FLModel(ParamsType.FULL, model, current_round=number))
+        for client in "ab":
+            with pytest.raises(fastagg.NonFiniteUpdate):
+                aggregator.accept_model(reply(client, number, np.nan))
+        if number < 4:
+            assert np.array_equal(aggregator.aggregate_model().params["w"], MODEL["w"])
+    with pytest.raises(fastagg.RunFailed, match=r"each of the 2 clients .* failed 5 times in a row.*NaN"):
+        aggregator.aggregate_model()
+    assert engine.events[-1] == EventType.FATAL_SYSTEM_ERROR and "NaN" in engine.reason
+    assert torch.equal(aggregator._traffic.server.state_dict()["flat"], before["flat"])
+
+
+def test_a_checkpoint_of_another_model_ends_the_job(tmp_path: Path) -> None:
+    path = tmp_path / "server.pt"
+    fastagg.FedAMS({"w": np.zeros(5, np.float32)}, clients_per_round=None).save(path)
+    kept = path.read_bytes()
+    engine = loaded(Aggregator("FedAMS", checkpoint=str(path)), dict(MODEL))
+    assert engine.events == [AppEventType.INITIAL_MODEL_LOADED, EventType.FATAL_SYSTEM_ERROR]
+    assert "fastagg: " in engine.reason and "another model" in engine.reason
+    assert path.read_bytes() == kept
+
+
 def test_settings_are_refused_by_name() -> None:
     with pytest.raises(fastagg.ConfigError, match="synchronous preset"):
         Aggregator("FADAS")
@@ -128,12 +230,51 @@ def test_settings_are_refused_by_name() -> None:
         Aggregator("FedAdam", {"lr": -1})
 
 
+class Watching(AsyncController):
+    """A controller of a user's own, which evaluates on the server."""
+
+    def evaluate(self, version: int, model: dict[str, torch.Tensor]) -> dict[str, float]:
+        return {"mean": model["w"].mean().item()}
+
+    def on_version(self, version: int, metrics: dict[str, float], model: dict[str, torch.Tensor]) -> None:
+        self.seen = {**getattr(self, "seen", {}), version: metrics["mean"]}
+        if version == 3:
+            raise StopIteration("three are enough")
+
+
+def test_a_controller_that_evaluates_and_ends_the_run() -> None:
+    controller = Watching("FedBuff", {"buffer_size": 1}, versions=50)
+    traffic, said = controller._traffic, list[str]()
+    traffic.log = said.append
+    traffic.start({"w": np.zeros(4, np.float32)})
+    while not traffic.is_over(["a"]):
+        task = traffic.send("a")
+        assert (task.start_round, task.total_rounds) == (0, 50)
+        params = {"w": np.ones(4, np.float32)}
+        traffic.take("a", FLModel(ParamsType.DIFF, params, current_round=task.current_round))
+        assert traffic.session.settle(wait=True)
+    traffic.end()
+    assert controller.seen == {0: 0.0, 1: 1.0, 2: 2.0, 3: 3.0}
+    assert "it ended because three are enough" in said[-1] and traffic.is_done() and traffic.server.version == 3
+
+
+def test_a_goal_that_no_client_reports_is_an_error() -> None:
+    run = Settings(stop={"metric": "clients/accuracy", "target": 0.9})
+    traffic = Traffic("FedBuff", {"buffer_size": 1}, run=run)
+    traffic.start({"w": np.zeros(4, np.float32)})
+    answer = FLModel(ParamsType.DIFF, {"w": np.ones(4, np.float32)}, current_round=0, metrics={"dice": 0.3})
+    traffic.send("a")
+    traffic.take("a", answer)
+    with pytest.raises(fastagg.ConfigError, match=r"expected one of \['clients/dice'\], got 'clients/accuracy'"):
+        traffic.end_window(1)
+
+
 def test_rules_that_know_their_clients() -> None:
     traffic = Traffic("ACE", {"lr": 0.5, "num_clients": 2, "warmup": "partial"}, clients=["a", "b"])
     traffic.start({"w": np.zeros(3, np.float32)})
     task = traffic.send("b")
     gradient = FLModel(ParamsType.DIFF, {"w": np.ones(3, np.float32)}, current_round=task.current_round)
-    with pytest.raises(fastagg.ConfigError, match="'gradient', got one of kind 'delta'"):
+    with pytest.raises(fastagg.ConfigError, match="'gradient', got one of kind 'difference'"):
         traffic.take("b", gradient)  # which of the two it is, is never guessed
     gradient.meta["fastagg_kind"] = "gradient"
     assert traffic.take("b", gradient).client == 1
@@ -190,6 +331,53 @@ def test_edge_devices_are_averaged_by_their_number() -> None:
     assert np.allclose(manager.server.flat, 4.0)
 
 
+def test_edge_beside_flares_own_fedbuff() -> None:
+    """The same model after every version, of devices that are up to two versions late."""
+    theirs, ours = BuffModelManager(3, global_lr=0.5), EdgeModelManager(3, "FedBuff", {"lr": 0.5})
+    context, draw = FLContext(), np.random.default_rng(0)
+    for manager in (theirs, ours):
+        manager.initialize_model(DXO(DataKind.WEIGHTS, data={"w": [[0.25, -1.0]], "b": [2.0]}), context)
+        manager.generate_new_model(context)
+    reports = [
+        (1, "d1", "d2"),
+        (1, "d3"),
+        (2, "d1", "d3"),
+        (1, "d4"),
+        (3, "d1"),
+        (2, "d5"),
+        (1, "d6"),
+        (4, "d1", "d2", "d3"),
+    ]
+    for version, *devices in reports:
+        sums = {"w": draw.normal(size=(1, 2)), "b": draw.normal(size=1)}
+        for manager in (theirs, ours):
+            data = {"dict": {name: value.tolist() for name, value in sums.items()}, "count": len(devices)}
+            report = ModelUpdate(
+                version, DXO(DataKind.WEIGHT_DIFF, data=data).to_shareable(), dict.fromkeys(devices, 0.0)
+            )
+            assert manager.process_updates({version: report}, context)
+        assert ours.current_model_version == theirs.current_model_version
+        mine, other = (manager.get_current_model(context).data for manager in (ours, theirs))
+        for name in ("w", "b"):
+            assert np.allclose(mine[name], other[name], atol=1e-6)
+    assert ours.current_model_version == 5
+
+
+def test_collabs_fedbuff_is_a_round_of_the_same_rule() -> None:
+    """FLARE's Collab example steps by ``server_lr`` times the mean of model less base over a round's answers."""
+    draw, base = torch.Generator().manual_seed(0), {"w": torch.ones(7)}
+    traffic = Traffic("FedBuff", {"lr": 0.7, "buffer_size": 3})
+    traffic.start(base)
+    for _ in range(3):
+        tasks = {client: traffic.send(client) for client in "abc"}
+        answers = {client: base["w"] + torch.rand(7, generator=draw) for client in "abc"}
+        for client, task in tasks.items():
+            answer = FLModel(ParamsType.FULL, {"w": answers[client]}, current_round=task.current_round)
+            receipt = traffic.take(client, answer)
+        base = {"w": base["w"] + 0.7 * sum(answer - base["w"] for answer in answers.values()) / 3}
+        assert receipt.applied and torch.allclose(traffic.model()["w"], base["w"], atol=1e-6)
+
+
 def test_edge_reports_that_are_refused() -> None:
     manager, context = edge()
     manager.process_updates(edge_report(1, 2.0, "d1"), context)
@@ -236,13 +424,17 @@ def simulate(way: str, folder: Path) -> str:
     return printed
 
 
-def accuracy(params: dict[str, Any]) -> float:
+def digits_model() -> torch.nn.Module:
     sys.path.insert(0, str(EXAMPLE))
     try:
         from model import Digits
     finally:
         sys.path.pop(0)
-    model, test = Digits(), digits.load(4, alpha=10.0, seed=0).test
+    return Digits()
+
+
+def accuracy(params: dict[str, Any]) -> float:
+    model, test = digits_model(), digits.load(4, alpha=10.0, seed=0).test
     model.load_state_dict({name: torch.as_tensor(value) for name, value in params.items()})
     return (model(test.x).argmax(1) == test.y).float().mean().item()
 
@@ -261,6 +453,7 @@ def server_log(folder: Path) -> str:
 def test_fedams_in_flares_rounds(tmp_path: Path) -> None:
     simulate("rounds", tmp_path)
     assert accuracy(weights(tmp_path)) > 0.9
+    assert next(tmp_path.rglob("best_FL_global_model.pt"), None) is not None, "FLARE's selector"
     record = torch.load(tmp_path / "record.pt", weights_only=True)
     assert len(record["updates"]) == 40 == server_log(tmp_path).count("taken, delay 0")
     server = fastagg.FedAMS(weights(tmp_path), clients_per_round=None, lr=0.03)
@@ -322,6 +515,68 @@ def test_a_job_whose_server_was_killed_goes_on(tmp_path: Path) -> None:
     again.load_state_dict(kept)
     play(again, record["updates"])
     assert torch.equal(again.flat, server.flat)
+
+
+@pytest.mark.slow
+def test_a_goal_is_reached_through_flares_filters(tmp_path: Path) -> None:
+    """The run ends when the clients' accuracy is good; FLARE's selector and ``best`` have a model as good as that."""
+    printed = simulate("goals", tmp_path)
+    log, server = server_log(tmp_path), fastagg.load(tmp_path / "server.pt")
+    assert re.search("it ended because clients/accuracy reached 0.85: it is 0.[89]", log)
+    assert server.version < 400 and "of 400, accuracy before" in printed
+    assert "1 arrays are not in its replies ('hidden.bias'): they count as they were" in log
+    assert "new best validation metric at round" in log
+    best = torch.load(next(tmp_path.rglob("best_FL_global_model.pt")), weights_only=False)["model"]
+    assert accuracy(best) > 0.8 and accuracy(torch.load(tmp_path / "best.pt", weights_only=True)) > 0.8
+    record = torch.load(tmp_path / "record.pt", weights_only=True)
+    first = fastagg.FedBuff(weights(tmp_path), buffer_size=2, weighting="samples")
+    first.load_state_dict(record["first"])
+    assert torch.equal(first.parameters()["hidden.bias"], torch.as_tensor(weights(tmp_path)["hidden.bias"]))
+    play(first, record["updates"])
+    assert torch.equal(first.flat, server.flat)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "way, cause",
+    [
+        ("plain under ACE", "this server takes updates of kind 'gradient', got one of kind 'model'"),
+        ("crashing", "EXECUTION_EXCEPTION"),
+    ],
+)
+def test_what_is_permanent_ends_the_job_with_its_message(way: str, cause: str, tmp_path: Path) -> None:
+    with started(way, tmp_path) as job:
+        printed, _ = job.communicate(timeout=200)
+    (tmp_path / "log.txt").write_text(printed)
+    log = server_log(tmp_path)
+    assert re.search(f"RunFailed: each of the 4 clients .* failed 2 times in a row.*{cause}", log)
+    assert "FATAL" in log.upper() and log.count("refused: ") + log.count("failed: EXECUTION") <= 3 * 4
+    assert fastagg.load(tmp_path / "server.pt").version == 0, "the server's state as it was"
+
+
+@pytest.mark.slow
+def test_fedecho_with_real_unlabelled_data(tmp_path: Path) -> None:
+    simulate("echo", tmp_path)
+    assert accuracy(weights(tmp_path)) > 0.85
+    assert torch.load(tmp_path / "server.pt", weights_only=True)["version"] == 24
+
+
+@pytest.mark.slow
+def test_flares_rounds_go_on_from_a_checkpoint(tmp_path: Path) -> None:
+    """One round more, from a model that FLARE draws anew: it would be lost in one round."""
+    data, model = digits.load(4, alpha=10.0, seed=0), digits_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for part in [*data.clients] * 10:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(part.x), part.y).backward()
+        optimizer.step()
+    before = fastagg.FedAMS(model.state_dict(), clients_per_round=None, lr=0.03)
+    before.save(tmp_path / "server.pt")
+    log = simulate("restarted", tmp_path)
+    sent = [float(value) for value in re.findall("task 0 of 1, accuracy before training ([0-9.]+)", log)]
+    assert len(sent) == 4 and min(sent) > 0.6, "what clients were sent"
+    assert fastagg.load(tmp_path / "server.pt").version == 1
+    assert accuracy(weights(tmp_path)) > 0.7
 
 
 @pytest.mark.slow

@@ -21,12 +21,10 @@ def fit(message: Message, context: Context) -> Message:
     model = network()
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     config, (x, y) = message.content["config"], data(part, parts)
-    note = message.content["fastagg"]
-    steps = note.get("local-steps", config["steps"])  # AsyncFedED decides them itself
+    steps = config.get("fastagg-local-steps", config["steps"])  # AsyncFedED decides them itself
     loss = train(model, x, y, steps=steps, lr=config["lr"], seed=parts * config["server-round"] + part)
     records = {
         "arrays": ArrayRecord(model.state_dict()),
         "metrics": MetricRecord({"num-examples": len(x), "loss": loss}),
-        "fastagg": note,  # optional: the version this was trained from, sent back
     }
     return Message(RecordDict(records), reply_to=message)

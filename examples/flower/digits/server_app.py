@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
 import fastagg
-from digits.task import accuracy, data, network
+from digits.task import accuracy, data, network, unlabelled
 from fastagg.integrations import flower
 
 ASYNCHRONOUS = {
@@ -16,6 +16,12 @@ ASYNCHRONOUS = {
     "FedBuff": partial(fastagg.FedBuff, buffer_size=2),
     "FedAsync": partial(fastagg.FedAsync, alpha=0.6),
     "AsyncFedED": partial(fastagg.AsyncFedED, lam=1.0, eps=1.0, local_steps=100),
+    "FedEcho": partial(
+        fastagg.FedEcho,
+        num_clients=8,
+        buffer_size=2,
+        distill=fastagg.Distillation(network(), unlabelled(), lr=1e-4),
+    ),
 }
 SYNCHRONOUS = {
     "FedAvg": fastagg.FedAvg,

@@ -6,15 +6,26 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-TEST = 360  # of 1,797 images
+TEST, UNLABELLED = 360, 200  # of 1,797 images
 
 
 def data(part: int, parts: int) -> tuple[Tensor, Tensor]:
     """Images [n, 64] in 0..1 and labels [n] of one of ``parts`` clients; ``part=-1`` is the test set."""
+    images, labels = shuffled()
+    clients = slice(part, len(labels) - TEST - UNLABELLED, parts)
+    return (images[-TEST:], labels[-TEST:]) if part < 0 else (images[clients], labels[clients])
+
+
+def unlabelled() -> Tensor:
+    """Images [n, 64] that no client has and nobody is tested on: what FedEcho's server distils with."""
+    return shuffled()[0][-TEST - UNLABELLED : -TEST]
+
+
+def shuffled() -> tuple[Tensor, Tensor]:
+    """All of them, in one order for everybody."""
     images, labels = load_digits(return_X_y=True)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))  # the same for everybody
-    x, y = (torch.tensor(images, dtype=torch.float32) / 16)[order], torch.tensor(labels)[order]
-    return (x[-TEST:], y[-TEST:]) if part < 0 else (x[part:-TEST:parts], y[part:-TEST:parts])
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    return (torch.tensor(images, dtype=torch.float32) / 16)[order], torch.tensor(labels)[order]
 
 
 def network() -> nn.Module:

@@ -7,22 +7,32 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from fastagg import _checks
-from fastagg.errors import ConfigError
-from fastagg.integrations.flower import tasks
-from fastagg.integrations.flower.nodes import Nodes
-from fastagg.integrations.flower.records import read
+from fastagg.errors import ConfigError, RunFailed
+from fastagg.integrations.flower import history, models, tasks
+from fastagg.integrations.flower.evaluating import ClientEvaluation
+from fastagg.integrations.flower.models import Make
+from fastagg.integrations.flower.nodes import Choose, Nodes
+from fastagg.integrations.flower.records import read, write
+from fastagg.integrations.flower.settings import split
 from fastagg.integrations.flower.tasks import log
-from fastagg.parts.directions import Cohort
+from fastagg.integrations.session import Session
 from fastagg.serving import checkpoint
-from fastagg.serving.dispatch import Dispatch
+from fastagg.serving.dispatch import Dispatch, Receipt
 from fastagg.serving.server import Server
+
+_IGNORED = {
+    "fraction_train": "there are no rounds to sample nodes for; concurrency says how many train at a time",
+    "min_train_nodes": "there are no rounds to sample nodes for; min_available_nodes says how many must be online",
+}
+_OF_EVALUATION = ("min_evaluate_nodes", "evaluate_metrics_aggr_fn")
+_ROUNDS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
 
 
 @dataclass(frozen=True)
@@ -41,46 +51,65 @@ class AsyncStrategy(FedAvg):
         server: a preset (``fastagg.FADAS``, ``FedBuff``, ``ACE``, ``AsyncFedED``, ...), with its settings bound by
             :func:`functools.partial`, which is started with ``initial_arrays``; or a Server.
         concurrency: nodes that train at the same time at most; None for all that are online.
-        retry_after: seconds that a node which failed, or did not answer in time, is left alone.
-        evaluate_every: versions between two calls of ``evaluate_fn``.
+        choose: ``choose(free, version)``: those of the free nodes, longest waiting first, that are to be given this
+            version, in this order; by default all.
+        evaluate_clients_every: versions between two evaluations at clients, of a ``fraction_evaluate`` of those online,
+            ``min_evaluate_nodes`` at least; training goes on meanwhile. None for never.
         checkpoint: file the server, the history and the nodes' numbers are saved to.
         checkpoint_every: versions between two savings.
         resume: go on from ``checkpoint`` if it is there. Tasks that were out when it was written are sent again.
         poll: seconds to sleep when nothing has come.
-        flower: settings of ``flwr.serverapp.strategy.FedAvg``; its sampling and client-side evaluation are not used.
+        settings: those of :class:`fastagg.integrations.session.Settings` (``stop``, ``best``, ``on_version``,
+            ``trackers``, ``max_failures``, ``max_in_a_row``, ``max_seconds``, ``retry_after``, ``evaluate_every``,
+            ``evaluate_aside``), and of ``flwr.serverapp.strategy.FedAvg``. ``min_available_nodes`` (1): while fewer are
+            online, nobody is given a task.
 
     Attributes:
         server: the Server, once started.
-        updates: updates folded in so far, those before a resumption included.
+        session: the run's books, once started: ``session.summary()``, ``session.tally``.
 
     Raises:
-        ConfigError: a setting is out of range, or the server is a synchronous one.
+        ConfigError: a setting is out of range, unknown or would be ignored, or the server is a synchronous one.
     """
 
     def __init__(
         self,
-        server: tasks.Make | Server,
+        server: Make | Server,
         *,
         concurrency: int | None = None,
-        retry_after: float = 5.0,
-        evaluate_every: int = 1,
+        choose: Choose | None = None,
+        evaluate_clients_every: int | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1,
         resume: bool = True,
         poll: float = 0.1,
-        **flower: Any,
+        **settings: Any,
     ) -> None:
-        super().__init__(**flower)
-        if concurrency is not None:
-            _checks.whole("concurrency", concurrency, least=1)
-        self.concurrency, self.retry_after = concurrency, _checks.number("retry_after", retry_after, least=0)
+        ignored = dict(_IGNORED)
+        if evaluate_clients_every is None:
+            never = "clients do not evaluate, as evaluate_clients_every is None"
+            ignored |= dict.fromkeys(_OF_EVALUATION, never)
+            if settings.get("fraction_evaluate", 0.0) != 0.0:
+                ignored["fraction_evaluate"] = never
+        self.settings, flower = split(settings, ignored)
+        super().__init__(**{"min_available_nodes": 1, "min_evaluate_nodes": 1, **flower})
+        for name, value in (("concurrency", concurrency), ("evaluate_clients_every", evaluate_clients_every)):
+            if value is not None:
+                _checks.whole(name, value, least=1)
+        if choose is not None and not callable(choose):
+            raise ConfigError(f"choose: expected a function, got {choose!r}")
+        self.concurrency, self.choose, self.evaluate_clients_every = concurrency, choose, evaluate_clients_every
         self.poll = _checks.number("poll", poll, least=0)
-        self.evaluate_every = _checks.whole("evaluate_every", evaluate_every, least=1)
         self.checkpoint_every = _checks.whole("checkpoint_every", checkpoint_every, least=1)
         self.checkpoint, self.resume = None if checkpoint is None else Path(checkpoint), resume
         self._make = server
         self.server: Server | None = server if isinstance(server, Server) else None
-        self.updates = 0
+        self.session: Session | None = None
+
+    @property
+    def updates(self) -> int:
+        """Updates folded in so far, those before a resumption included."""
+        return 0 if self.session is None else self.session.tally.updates
 
     def start(
         self,
@@ -97,31 +126,80 @@ class AsyncStrategy(FedAvg):
         """Train until the model has stepped ``num_rounds`` times, or ``num_updates`` updates have been folded in.
 
         Args:
-            grid, initial_arrays, train_config, evaluate_fn: as in Flower.
+            grid, initial_arrays, train_config: as in Flower.
             num_rounds: versions; None for no limit.
             timeout: seconds a node has for one task.
-            evaluate_config: not used.
+            evaluate_config: for ``evaluate_clients_every``.
+            evaluate_fn: as in Flower, by version. It runs in a thread while replies are received. ``StopIteration``
+                ends the run with its result, and may carry a MetricRecord.
             num_updates: updates; None for no limit.
 
         Returns:
-            Flower's history, by version: metrics of the clients whose updates made it, and ``evaluate_fn``'s.
+            Flower's history, by version: metrics of the clients whose updates made it, of the clients that evaluated
+            it, and ``evaluate_fn``'s.
 
         Raises:
             CheckpointError: ``checkpoint`` is of another model or algorithm, damaged, or cannot be written.
-            ConfigError: there is no limit.
+            ConfigError: there is no limit; something handed over would be ignored.
+            RunFailed: a cause is permanent.
         """
-        if num_rounds is None and num_updates is None:
-            raise ConfigError("num_rounds: expected a limit, here or in num_updates, got None for both")
-        run = _Run(self, grid, train_config or ConfigRecord(), evaluate_fn, timeout, num_rounds, num_updates)
-        self.server = run.begin(initial_arrays)
-        while not run.done():
-            happened = [run.send(), run.receive(), run.expire()]
-            if not any(happened):
-                time.sleep(self.poll)
-        return run.finish()
+        if num_rounds is None and num_updates is None and self.settings.stop is None:
+            raise ConfigError("num_rounds: expected a limit, here, in num_updates or in stop=, got None for all")
+        if evaluate_config is not None and self.evaluate_clients_every is None:
+            raise ConfigError("evaluate_config: clients do not evaluate, as evaluate_clients_every is None")
+        for name in _ROUNDS:
+            if getattr(type(self), name) is not getattr(AsyncStrategy, name) or name in vars(self):
+                raise ConfigError(f"{name}: {_NO_ROUNDS}")
+        run = _Run(self, grid, timeout, num_rounds, num_updates)
+        self.server = run.begin(initial_arrays, train_config, evaluate_config, evaluate_fn)
+        assert self.session is not None
+        try:
+            run.session.stepped()
+            run.settle()
+            while not run.done():
+                happened = [run.send(), run.receive(), run.expire(), run.settle()]
+                if not any(happened):
+                    time.sleep(self.poll)
+            return run.finish()
+        except RunFailed:
+            run.save()  # what was learnt until then
+            raise
+        finally:
+            self.session.close()
 
     def summary(self) -> None:
-        """Nothing: what would be said is not used."""
+        """Log what this is and, once started, how far it is."""
+        rule = models.preset_of(self._make) or type(self._make).__name__
+        log.info("fastagg: %s of %s, concurrency %s", type(self).__name__, rule, self.concurrency or "all online")
+        if self.session is not None:
+            for line in self.session.summary().splitlines():
+                log.info("fastagg: %s", line)
+
+    def configure_train(self, *_: Any, **__: Any) -> NoReturn:
+        """There are no rounds.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(f"configure_train: {_NO_ROUNDS}")
+
+    def aggregate_train(self, *_: Any, **__: Any) -> NoReturn:
+        """As :meth:`configure_train`."""
+        raise ConfigError(f"aggregate_train: {_NO_ROUNDS}")
+
+    def configure_evaluate(self, *_: Any, **__: Any) -> NoReturn:
+        """As :meth:`configure_train`."""
+        raise ConfigError(f"configure_evaluate: {_NO_ROUNDS}")
+
+    def aggregate_evaluate(self, *_: Any, **__: Any) -> NoReturn:
+        """As :meth:`configure_train`."""
+        raise ConfigError(f"aggregate_evaluate: {_NO_ROUNDS}")
+
+
+_NO_ROUNDS = (
+    "AsyncStrategy has no rounds, so that a wrapper or a subclass that works round by round would do nothing, or "
+    "train synchronously. Wrap SyncStrategy; here there are choose=, on_version=, clip_norm= of the server, and mods"
+)
 
 
 @dataclass
@@ -130,8 +208,6 @@ class _Run:
 
     strategy: AsyncStrategy
     grid: Grid
-    config: ConfigRecord
-    evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None
     timeout: float
     num_rounds: int | None
     num_updates: int | None
@@ -139,42 +215,58 @@ class _Run:
     sent: dict[str, _Sent] = field(default_factory=dict)  # by message id
     since: list[RecordDict] = field(default_factory=list)  # metrics of the updates since the last version
 
-    def begin(self, initial: ArrayRecord) -> Server:
+    def begin(
+        self, initial: ArrayRecord, config: ConfigRecord | None, evaluate_config: ConfigRecord | None, evaluate: Any
+    ) -> Server:
         """Make the server, or take it up where a checkpoint left it."""
         strategy = self.strategy
-        if not isinstance(strategy._make, Server):
-            strategy.updates = 0
-        self.server = tasks.made(strategy._make, read(initial))
-        if isinstance(self.server.direction, Cohort):
-            raise ConfigError("server: a synchronous rule; SyncStrategy runs those")
-        self.nodes = Nodes(self.server.num_clients)
+        self.server = models.made(strategy._make, read(initial), rounds=False)
+        self.config, self.online = config or ConfigRecord(), list[int]()
+        self.nodes = Nodes(self.server.num_clients, strategy.choose)
+        self._outgoing = (-1, initial)
+        function = None if evaluate is None else lambda version, model: evaluate(version, self._record(version, model))
+        self.session = Session(self.server, strategy.settings, function, say=log.info, clock=time.monotonic)
+        self.evaluation = ClientEvaluation(
+            strategy, self.grid, evaluate_config or ConfigRecord(), self.timeout, self._clients_found
+        )
         if strategy.checkpoint is not None and strategy.resume and strategy.checkpoint.exists():
             self._resume(strategy.checkpoint)
-        self._arrays, self._of = tasks.model(self.server), self.server.version
-        self._evaluate_once()
+        strategy.session = self.session
+        strategy.summary()
         return self.server
 
     def done(self) -> bool:
         """Whether a limit is reached."""
+        return self.session.over is not None or self._full()
+
+    def _full(self) -> bool:
         rounds, updates = self.num_rounds, self.num_updates
         return (rounds is not None and self.server.version >= rounds) or (
-            updates is not None and self.strategy.updates >= updates
+            updates is not None and self.session.tally.updates >= updates
         )
 
     # -- out -----------------------------------------------------------------------------------------------------
 
     def send(self) -> bool:
-        """Give free nodes the current model; whether any was."""
-        online = list(self.grid.get_node_ids())
+        """Give free nodes the current model; whether any was.
+
+        Raises:
+            RunFailed: nobody can be asked any more.
+        """
+        self.online = online = list(self.grid.get_node_ids())
         busy = {sent.node for sent in self.sent.values()}
+        self.session.failures.check(online)
+        if len(online) < self.strategy.min_available_nodes:
+            return False
         room = (self.strategy.concurrency or len(online)) - len(busy)
-        chosen = self.nodes.free(online, busy, room, time.monotonic())
+        idle = [node for node in set(online) - busy if not self.session.failures.rests(node)]
+        chosen = self.nodes.free(idle, busy.union(online), room, self.server.version)
         messages, going = [], []
         keys = (self.strategy.arrayrecord_key, self.strategy.configrecord_key)
         for node, client in chosen:
             task = self.server.dispatch(client)
-            config = ConfigRecord({**self.config, "server-round": task.version + 1})
-            records = tasks.content(task, self.arrays(), config, keys)
+            told = {**self.config, "server-round": task.version + 1}
+            records = tasks.content(task, self.arrays(), told, keys)
             messages.append(Message(records, node, MessageType.TRAIN, ttl=self.timeout, group_id=str(task.version)))
             going.append(_Sent(node, task, time.monotonic() + self.timeout))
         pushed = list(self.grid.push_messages(messages)) if messages else []
@@ -188,16 +280,21 @@ class _Run:
 
     def arrays(self) -> ArrayRecord:
         """The current model as a record, made once a version."""
-        if self._of != self.server.version:
-            self._arrays, self._of = tasks.model(self.server), self.server.version
-        return self._arrays
+        if self._outgoing[0] != self.server.version:
+            self._outgoing = (self.server.version, models.outgoing(self.server))
+        return self._outgoing[1]
+
+    def _record(self, version: int, model: Any) -> ArrayRecord:
+        """A version as a record, for an evaluation in a thread."""
+        of, arrays = self._outgoing
+        return arrays if of == version else write(model if isinstance(model, (dict, list)) else [model])
 
     # -- in ------------------------------------------------------------------------------------------------------
 
     def receive(self) -> bool:
         """Fold in what has come, up to the limits; whether anything had."""
         heard = False
-        for batch in tasks.pull(self.grid, self.sent, self.server):
+        for batch in tasks.pull(self.grid, [*self.sent, *self.evaluation.waiting], self.server):
             heard = True
             while batch and not self.done():
                 self._take(batch.pop(0))
@@ -206,28 +303,34 @@ class _Run:
         return heard
 
     def _take(self, message: Message) -> None:
-        server = self.server
+        if self.evaluation.take(message):
+            return
+        server, session = self.server, self.session
         sent = self.sent.pop(message.metadata.reply_to_message_id, None)
         if sent is None:
             node = message.metadata.src_node_id
             log.warning("fastagg: dropped a reply of node %d: answered before, or given up", node)
             return
         before = server.version
-        [receipt] = tasks.take(server, [(sent.task, sent.node, message)], self.strategy.weighted_by_key)
-        if receipt is None:
-            self.nodes.rest(sent.node, time.monotonic() + self.strategy.retry_after)
+        [outcome] = tasks.take(server, [(sent.task, sent.node, message)], self.strategy.weighted_by_key)
+        if isinstance(outcome, tasks.Failed):
+            session.failed(sent.node, str(outcome))
             return
-        self.strategy.updates += 1
-        self.since.append(tasks.metrics_of(message.content))
+        if not isinstance(outcome, Receipt):
+            session.refused(sent.node, outcome)
+            return
+        session.taken(sent.node, outcome)
+        self.since.append(tasks.metrics_of(message.content, sent.node, outcome))
         log.info(
             "fastagg: update %d: client %s, from version %d, delay %d, version %d",
-            self.strategy.updates, receipt.client, sent.task.version, receipt.delay, receipt.version,
+            session.tally.updates, outcome.client, sent.task.version, outcome.delay, outcome.version,
         )  # fmt: skip
         if server.version != before:
             self._stepped()
 
     def expire(self) -> bool:
         """Give up the tasks whose time is over; whether there were any."""
+        self.evaluation.expire()
         now = time.monotonic()
         late = [message_id for message_id, sent in self.sent.items() if sent.until < now]
         for message_id in late:
@@ -237,50 +340,74 @@ class _Run:
     def _give_up(self, sent: _Sent, why: str) -> None:
         log.warning("fastagg: gave up version %d at node %d: %s", sent.task.version, sent.node, why)
         self.server.forget(sent.task.client, sent.task.version)
-        self.nodes.rest(sent.node, time.monotonic() + self.strategy.retry_after)
+        self.session.failed(sent.node, why)
 
     def _stepped(self) -> None:
-        version = self.server.version
-        metrics = tasks.averaged(self.strategy.train_metrics_aggr_fn, self.since, self.strategy.weighted_by_key)
+        version, strategy = self.server.version, self.strategy
+        metrics = tasks.averaged(strategy.train_metrics_aggr_fn, self.since, strategy.weighted_by_key)
         self.since.clear()
         if metrics is not None:
             self.result.train_metrics_clientapp[version] = metrics
-        if version % self.strategy.evaluate_every == 0:
-            self._evaluate_once()
-        if version % self.strategy.checkpoint_every == 0:
-            self._save()
+        self.session.stepped(metrics)
+        self.settle()
+        every = strategy.evaluate_clients_every
+        if every is not None and version % every == 0:
+            self._ask_clients()
+        if version % strategy.checkpoint_every == 0:
+            self.save()
 
-    def _evaluate_once(self) -> None:
-        version, history = self.server.version, self.result.evaluate_metrics_serverapp
-        if self.evaluate_fn is None or version in history:
-            return
-        found = self.evaluate_fn(version, self.arrays())
-        if found is not None:
-            log.info("fastagg: version %d: %s", version, dict(found))
-            history[version] = found
+    def settle(self, wait: bool = False) -> bool:
+        """Write down what evaluations have found; whether any had."""
+        rows = self.session.settle(wait)
+        for row in rows:
+            if row.found is not None:
+                self.result.evaluate_metrics_serverapp[row.version] = MetricRecord(dict(row.found))
+        return bool(rows)
 
-    # -- checkpoints ---------------------------------------------------------------------------------------------
+    def _ask_clients(self) -> None:
+        best = self.strategy.settings.best
+        keeps = best is not None and best.metric.startswith("clients/")
+        model = self.server.snapshot() if keeps else None
+        self.evaluation.ask(self.server.version, self.arrays(), self.online, model)
+
+    def _clients_found(self, version: int, metrics: MetricRecord, model: Any) -> None:
+        self.result.evaluate_metrics_clientapp[version] = metrics
+        self.session.clients_found(version, metrics, model)
+
+    # -- the end, and checkpoints --------------------------------------------------------------------------------
 
     def finish(self) -> Result:
         """The history; tasks still out are given up and never counted."""
-        self._evaluate_once()
         for sent in self.sent.values():
             self.server.forget(sent.task.client, sent.task.version)
-        log.info("fastagg: version %d after %d updates", self.server.version, self.strategy.updates)
         if self.sent:
             log.info("fastagg: %d tasks were still out; their answers will not count", len(self.sent))
         self.sent.clear()
-        self._save()
+        if self.session.over is None:
+            self.session.stepped(last=True)
+            if self.strategy.evaluate_clients_every is not None:
+                self._ask_clients()
+        self.settle(wait=True)
+        while self.evaluation.waiting:
+            for batch in tasks.pull(self.grid, self.evaluation.waiting, self.server):
+                for message in batch:
+                    self.evaluation.take(message)
+            self.evaluation.expire()
+            if self.evaluation.waiting:
+                time.sleep(self.strategy.poll)
+        self.strategy.summary()
+        self.save()
         self.result.arrays = self.arrays()
         return self.result
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Write the checkpoint, if there is to be one."""
         if self.strategy.checkpoint is None:
             return
-        history = {
-            name: {version: dict(record) for version, record in getattr(self.result, name).items()} for name in _HISTORY
-        }
-        state = {"updates": self.strategy.updates, "nodes": self.nodes.state_dict(), "history": history}
+        state = {
+            "updates": self.session.tally.updates, "nodes": self.nodes.state_dict(),
+            "session": self.session.state_dict(), **history.kept(self.result),
+        }  # fmt: skip
         checkpoint.write({**self.server.state_dict(copy=False), "flower": state}, self.strategy.checkpoint)
 
     def _resume(self, path: Path) -> None:
@@ -290,14 +417,12 @@ class _Run:
         for client, version in out:
             self.server.forget(client, version)
         kept = state.get("flower", {})  # not there in a file of Server.save
-        self.strategy.updates = kept.get("updates", 0)
         self.nodes.load_state_dict(kept.get("nodes", {}))
-        for name, records in kept.get("history", {}).items():
-            getattr(self.result, name).update({version: MetricRecord(record) for version, record in records.items()})
+        self.session.load_state_dict(kept.get("session", {}))
+        history.restore(self.result, kept)
+        if self.server.version in self.result.evaluate_metrics_serverapp:
+            self.session.skip(self.server.version)
         log.info(
             "fastagg: resumed version %d after %d updates; %d tasks that were out are sent again",
-            self.server.version, self.strategy.updates, len(out),
+            self.server.version, self.session.tally.updates, len(out),
         )  # fmt: skip
-
-
-_HISTORY = ("train_metrics_clientapp", "evaluate_metrics_serverapp")

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
-from flwr.common import FitIns, FitRes, Parameters, Scalar
+from flwr.common import EvaluateIns, FitIns, FitRes, Parameters, Scalar
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
 from torch import Tensor
 
-from fastagg.errors import DTypeMismatch, FastaggError, UnknownClient
+from fastagg import _checks
+from fastagg.errors import ConfigError, DTypeMismatch, FastaggError, UnknownClient
+from fastagg.integrations.flower import models
+from fastagg.integrations.flower.models import Make
 from fastagg.integrations.flower.records import NUMPY, from_npy, to_npy
-from fastagg.integrations.flower.tasks import OPEN, Make, log, made
+from fastagg.integrations.flower.settings import say_what_differs
+from fastagg.integrations.flower.tasks import log
+from fastagg.integrations.replies import Reply, take
+from fastagg.layout import Layout
+from fastagg.serving import checkpoint as files
 from fastagg.serving.dispatch import Dispatch
-from fastagg.serving.server import Answer, Server
+from fastagg.serving.server import Server
 from fastagg.storage import memory
 
 
@@ -23,7 +31,10 @@ class ClassicStrategy(FedAvg):
     """Any synchronous rule of fastagg as a ``flwr.server.strategy.Strategy``; see :class:`SyncStrategy`.
 
     Args:
-        server, deterministic, checkpoint: as there; the model is a list of arrays.
+        server, proximal_mu, deterministic, resume: as there; the model is a list of arrays, and clients are sent
+            ``proximal_mu``, as by Flower's FedProx.
+        checkpoint: file that the server is saved to after every round. If it is there, its model is the one that
+            Flower's server starts from; rounds are then counted anew.
         flower: settings of ``flwr.server.strategy.FedAvg``.
     """
 
@@ -31,24 +42,64 @@ class ClassicStrategy(FedAvg):
         self,
         server: Make | Server,
         *,
+        proximal_mu: float | None = None,
         deterministic: bool = False,
         checkpoint: str | os.PathLike[str] | None = None,
+        resume: bool = True,
         **flower: Any,
     ) -> None:
         super().__init__(**flower)
-        self._make, self.deterministic, self.checkpoint = server, deterministic, checkpoint
+        if proximal_mu is not None:
+            _checks.number("proximal_mu", proximal_mu, least=0)
+        elif models.preset_of(server) == "FedProx":
+            log.warning("fastagg: FedProx without proximal_mu: it is 0, which is FedAvg")
+            proximal_mu = 0.0
+        self._make, self.deterministic, self.proximal_mu = server, deterministic, proximal_mu
+        self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.server: Server | None = server if isinstance(server, Server) else None
+        self._returned = models.Returned()
         self._tasks: dict[str, Dispatch] = {}  # by client id
+        self._saved, self._said = -1, False
+        if self.checkpoint is not None and resume and self.checkpoint.exists():
+            self._resumed: dict[str, Any] | None = files.read(self.checkpoint)
+        else:
+            self._resumed = None
+
+    def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
+        """The checkpoint's model, a Server's own, or ``initial_parameters``."""
+        initial = super().initialize_parameters(client_manager)
+        if self._resumed is not None:
+            if self.server is None:
+                layout, buffers = Layout.from_spec(self._resumed["layout"]), self._resumed["buffers"]
+                held = layout.views(self._resumed["flat"], buffers["values"], buffers["counters"])
+                self._make_server(list(held.values()) if isinstance(held, dict) else held)
+            else:
+                self._go_on(self.server)
+        if self.server is None:
+            return initial
+        return self._outgoing(self.server)
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
         """Sample clients as Flower does, and note what each is sent."""
-        if self.server is None:
-            self.server = made(self._make, _arrays(parameters), clients_per_round=OPEN)
-        chosen = super().configure_fit(server_round, self._parameters(), client_manager)
-        self._tasks = {proxy.cid: self.server.dispatch(proxy.cid) for proxy, _ in chosen}
+        server = self._adopt(parameters)
+        chosen = super().configure_fit(server_round, parameters, client_manager)
+        if self.proximal_mu is not None:
+            told = {"proximal_mu": self.proximal_mu}
+            chosen = [(proxy, FitIns(fit.parameters, {**fit.config, **told})) for proxy, fit in chosen]
+        self._tasks = {proxy.cid: server.dispatch(proxy.cid) for proxy, _ in chosen}
         return chosen
+
+    def configure_evaluate(
+        self, server_round: int, parameters: Parameters, client_manager: ClientManager
+    ) -> list[tuple[ClientProxy, EvaluateIns]]:
+        """As Flower does."""
+        server = self._adopt(parameters)
+        if self.checkpoint is not None and server.version != self._saved:  # a wrapper may have added noise: save that
+            server.save(self.checkpoint)
+            self._saved = server.version
+        return super().configure_evaluate(server_round, parameters, client_manager)
 
     def aggregate_fit(
         self,
@@ -66,32 +117,34 @@ class ClassicStrategy(FedAvg):
         folded = self._fold(server, sorted(results, key=lambda pair: pair[0].cid) if self.deterministic else results)
         server.close_round()
         memory.trim()
-        for task in self._tasks.values():
-            server.forget(task.client, task.version)
-        self._tasks.clear()
+        self._give_up_tasks(server)
         log.info("fastagg: round %d: %d updates, version %d", server_round, len(folded), server.version)
         if server.version == before:
             return None, {}
-        if self.checkpoint is not None:
-            server.save(self.checkpoint)
         average = self.fit_metrics_aggregation_fn
-        return self._parameters(), average(folded) if average and folded else {}
+        return self._outgoing(server), average(folded) if average and folded else {}
 
     def _fold(self, server: Server, results: list[tuple[ClientProxy, FitRes]]) -> list[tuple[int, dict[str, Scalar]]]:
-        """Fold all results in, in one pass over memory; the metrics of those that were good."""
-        answers: list[Answer] = []
+        """Fold all results in, in one pass over memory; the metrics of those that were good.
+
+        A result's metrics may say ``fastagg-kind`` and ``fastagg-version``.
+        """
+        answers: list[tuple[Dispatch, Reply]] = []
         known: list[tuple[str, FitRes]] = []
         for proxy, result in results:
             try:
                 if proxy.cid not in self._tasks or any(proxy.cid == client for client, _ in known):
                     raise UnknownClient("it was not asked, or has answered already")
-                answers.append((self._tasks[proxy.cid], _arrays(result.parameters), result.num_examples))
+                arrays = _arrays(result.parameters)
+                answers.append((
+                    self._tasks[proxy.cid], Reply.read(arrays, result.metrics or {}, samples=result.num_examples)
+                ))  # fmt: skip
             except FastaggError as error:
                 _dropped(proxy.cid, error)
             else:
                 known.append((proxy.cid, result))
         folded = []
-        for (client, result), outcome in zip(known, server.receive_models(answers), strict=True):
+        for (client, result), outcome in zip(known, take(server, answers), strict=True):
             if isinstance(outcome, FastaggError):
                 _dropped(client, outcome)
             else:
@@ -99,17 +152,62 @@ class ClassicStrategy(FedAvg):
                 folded.append((result.num_examples, result.metrics))
         return folded
 
-    def _parameters(self) -> Parameters:
-        assert self.server is not None
-        arrays = self.server.parameters()
+    # -- the model -----------------------------------------------------------------------------------------------
+
+    def _adopt(self, parameters: Parameters) -> Server:
+        """What Flower hands over is the model, whoever changed it on its way."""
+        arrays, server = _arrays(parameters), self.server
+        if self._resumed is not None or (server is not None and not self._returned.knows):
+            raise ConfigError("the server has a model of its own: Flower's must ask initialize_parameters for it")
+        if server is None:
+            server = self._make_server(arrays)
+            self._returned.keep(_bytes(parameters))
+        if not self._returned.is_same(_bytes(parameters)):
+            self._give_up_tasks(server)
+            models.put(server, arrays)
+            self._returned.keep(_bytes(parameters))
+            if not self._said:
+                self._said = True
+                log.info("fastagg: the model came back changed (by a wrapper or a subclass); it is the model now")
+        self._give_up_tasks(server)  # of a round that a wrapper gave up
+        return server
+
+    def _make_server(self, arrays: Any) -> Server:
+        self.server = server = models.made(self._make, list(arrays), rounds=True)
+        self._go_on(server)
+        say_what_differs(server)
+        return server
+
+    def _go_on(self, server: Server) -> None:
+        state, self._resumed = self._resumed, None
+        if state is not None:
+            server.load_state_dict(state)
+            for client, version in files.open_tasks(state):
+                server.forget(client, version)
+            self._saved = server.version
+            log.info("fastagg: resumed version %d", server.version)
+
+    def _outgoing(self, server: Server) -> Parameters:
+        arrays = server.parameters()
         arrays = arrays.values() if isinstance(arrays, dict) else arrays
-        return Parameters(tensors=[to_npy(array)[2] for array in arrays], tensor_type=NUMPY)
+        parameters = Parameters(tensors=[to_npy(array)[2] for array in arrays], tensor_type=NUMPY)
+        self._returned.keep(_bytes(parameters))
+        return parameters
+
+    def _give_up_tasks(self, server: Server) -> None:
+        for task in self._tasks.values():
+            server.forget(task.client, task.version)
+        self._tasks.clear()
 
 
 def _arrays(parameters: Parameters) -> list[Tensor]:
     if parameters.tensor_type != NUMPY:
         raise DTypeMismatch(f"parameters: expected {NUMPY} bytes, got {parameters.tensor_type!r}")
     return [from_npy(data, label=f"array {i}") for i, data in enumerate(parameters.tensors)]
+
+
+def _bytes(parameters: Parameters) -> dict[str, bytes]:
+    return {str(i): data for i, data in enumerate(parameters.tensors)}
 
 
 def _dropped(client: str, error: FastaggError) -> None:

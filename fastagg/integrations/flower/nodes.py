@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
+from fastagg.errors import ConfigError
 from fastagg.integrations.flower.tasks import log
+
+Choose = Callable[[Sequence[int], int], Iterable[int]]
 
 
 class Nodes:
@@ -14,33 +17,46 @@ class Nodes:
     Args:
         num_clients: n, where the rule keeps something of each client: nodes are then the clients 0..n-1, in the order
             they come, and a new one takes the number of one that has left. None: a client is its node's id.
+        choose: ``choose(free, version)``: those of the free nodes, longest waiting first, that are to be given this
+            version, in this order.
     """
 
-    def __init__(self, num_clients: int | None) -> None:
+    def __init__(self, num_clients: int | None, choose: Choose | None = None) -> None:
         self._free = None if num_clients is None else list(range(num_clients))
+        self._choose = choose
         self._client: dict[int, int] = {}  # node -> its number
         self._last: dict[int, int] = {}  # node -> when it was last given a task, counted in tasks
-        self._rest: dict[int, float] = {}  # node -> until when it is left alone
         self._given = 0
+        self._unused: set[int] = set()  # for whom there is no number
 
-    def free(self, online: Iterable[int], busy: Set[int], room: int, now: float) -> list[tuple[int, int]]:
-        """Up to ``room`` pairs (node, client) to send a task to."""
-        here = set(online)
-        idle = [node for node in here - busy if self._rest.get(node, now) <= now]
+    def free(self, idle: Iterable[int], here: Set[int], room: int, version: int) -> list[tuple[int, int]]:
+        """Up to ``room`` pairs (node, client) to send ``version`` to.
+
+        Args:
+            idle: who could be given a task.
+            here: who is online or has a task, whose numbers are not to be given away.
+
+        Raises:
+            ConfigError: ``choose`` returned somebody else.
+        """
+        waiting = sorted(idle, key=lambda node: (self._last.get(node, -1), node))
+        if room <= 0 or not waiting:
+            return []
+        if self._choose is not None:
+            asked, known = list(self._choose(tuple(waiting), version)), set(waiting)
+            if not known.issuperset(asked) or len(set(asked)) != len(asked):
+                raise ConfigError(f"choose: expected some of the free nodes {waiting}, each once, got {asked}")
+            waiting = asked
         chosen: list[tuple[int, int]] = []
-        for node in sorted(idle, key=lambda node: (self._last.get(node, -1), node)):
+        for node in waiting:
             if len(chosen) >= room:
                 break
-            client = self._number(node, here | busy)
+            client = self._number(node, here)
             if client is not None:
                 chosen.append((node, client))
                 self._given += 1
                 self._last[node] = self._given
         return chosen
-
-    def rest(self, node: int, until: float) -> None:
-        """Leave a node alone for a while."""
-        self._rest[node] = until
 
     def _number(self, node: int, here: Set[int]) -> int | None:
         if self._free is None or node in self._client:
@@ -50,6 +66,11 @@ class Nodes:
         elif gone := [other for other in self._client if other not in here]:
             self._client[node] = self._client.pop(gone[0])
             log.info("fastagg: node %d is now client %d, which was node %d", node, self._client[node], gone[0])
+        elif node not in self._unused:
+            self._unused.add(node)
+            log.warning(
+                "fastagg: node %d gets no task: the rule has num_clients=%d, and all are taken", node, len(self._client)
+            )
         return self._client.get(node)
 
     def state_dict(self) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from fastagg.integrations import require
 require("nvflare", "2.9.0", "nvflare")
 
 from fastagg.integrations.nvflare.aggregator import Aggregator  # noqa: E402
-from fastagg.integrations.nvflare.asynchronous import AsyncCollab, AsyncController  # noqa: E402
+from fastagg.integrations.nvflare.asynchronous import AsyncController  # noqa: E402
+from fastagg.integrations.nvflare.collab import AsyncCollab  # noqa: E402
 from fastagg.integrations.nvflare.edge import EdgeModelManager  # noqa: E402
 from fastagg.integrations.nvflare.traffic import Traffic  # noqa: E402
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.abstract.model import ModelLearnableKey
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.app_common.aggregators.weighted_aggregation_helper import (
     WeightedAggregationHelper,
@@ -16,9 +19,11 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fastagg.errors import ConfigError, FastaggError
+from fastagg.errors import ConfigError, FastaggError, RunFailed
 from fastagg.integrations import preset
+from fastagg.integrations.models import put
 from fastagg.integrations.nvflare.traffic import Traffic, is_bad
+from fastagg.storage.pieces import as_tensor
 
 
 class Aggregator(ModelAggregator):
@@ -30,8 +35,8 @@ class Aggregator(ModelAggregator):
     Args:
         algorithm: a synchronous preset's name.
         settings: its keyword arguments, as plain data; ``clients_per_round`` is FLARE's.
-        checkpoint: a file on the server that its state (moments, version) is saved to after each round, and goes on
-            from. FLARE must then be given that state's model to start from.
+        checkpoint: a file on the server that its state (model, moments, version) is saved to after each round, and goes
+            on from: FLARE is then given that model, whatever it was to start from.
         weight_key: what weighs a reply in its ``meta``, for ``weighting="samples"``.
 
     Raises:
@@ -54,40 +59,98 @@ class Aggregator(ModelAggregator):
         except TypeError as error:
             raise ConfigError(f"algorithm: expected a synchronous preset and its settings: {error}") from None
         self._metrics = WeightedAggregationHelper()
+        self._round: set[str] = set()  # who was sent its model
+        self._number: int | None = None
+        self._resumed = False  # from a checkpoint, and FLARE has not been given a model since
+        self._given: dict[str, Any] | None = None  # what FLARE was given last
 
     def handle_event(self, event_type: str, fl_ctx: Any) -> None:
-        """Follow FLARE's run; before a task is sent, note which model its client gets."""
+        """Follow FLARE's run; before a task is sent, note which model its client gets. What is wrong ends the job."""
         super().handle_event(event_type, fl_ctx)
-        if event_type == AppEventType.BEFORE_TRAIN_TASK:
-            self.fl_ctx = fl_ctx
-            shareable = fl_ctx.get_prop(AppConstants.TRAIN_SHAREABLE)
-            self.sent(fl_ctx.get_peer_context().get_identity_name(), FLModelUtils.from_shareable(shareable))
+        if event_type not in (AppEventType.INITIAL_MODEL_LOADED, AppEventType.BEFORE_TRAIN_TASK):
+            return
+        self.fl_ctx = fl_ctx
+        try:
+            if event_type == AppEventType.INITIAL_MODEL_LOADED:
+                self.begin(fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS])
+            else:
+                shareable = fl_ctx.get_prop(AppConstants.TRAIN_SHAREABLE)
+                self.sent(fl_ctx.get_peer_context().get_identity_name(), FLModelUtils.from_shareable(shareable))
+        except FastaggError as error:  # FLARE only logs what an event's handler raises
+            self.system_panic(f"fastagg: {error}", fl_ctx)
+
+    def begin(self, params: dict[str, Any]) -> None:
+        """FLARE's first model, which a checkpoint's takes the place of in FLARE's own dictionary.
+
+        Raises:
+            FastaggError: the model, a setting or the checkpoint is refused.
+        """
+        if self._traffic.start(params):
+            self._resumed = True
+            params.update(self._traffic.model())
 
     def sent(self, client: str, model: FLModel) -> None:
-        """FLARE sends ``model`` to ``client``; replies are measured against it."""
-        first = not hasattr(self._traffic, "server")
-        self._traffic.start(model.params)
-        if first and not self._traffic.same_model(model.params):
-            raise ConfigError(f"{self.checkpoint}: its model is not the one FLARE starts from; give FLARE that model")
+        """FLARE sends ``model`` to ``client``; replies are measured against it.
+
+        Raises:
+            FastaggError: the model, a setting or the checkpoint is refused.
+        """
+        self.begin(model.params)
+        if model.current_round != self._number:
+            self._number = model.current_round
+            self._follow(model.params)
         self._traffic.send(client, model.current_round)
+        self._round.add(client)
+
+    def _follow(self, params: dict[str, Any]) -> None:
+        """FLARE's model where it is not the one that FLARE was given: somebody has changed it, and it is the model."""
+        traffic = self._traffic
+        if self._given is not None and all(params.get(name) is value for name, value in self._given.items()):
+            return
+        mine, theirs = traffic.server.snapshot(), {name: as_tensor(value) for name, value in params.items()}
+        if mine.keys() == theirs.keys() and all(torch.equal(value.cpu(), theirs[name]) for name, value in mine.items()):
+            return
+        if self._resumed:  # FLARE began with another one
+            params.update(traffic.model())
+            return
+        put(traffic.server, theirs)
+        traffic.log(
+            "fastagg: FLARE's model is not the one it was given: somebody has changed it, and it is the model now"
+        )
 
     def accept_model(self, model: FLModel) -> None:
-        """Fold one reply in; raises a named error, and changes nothing, if it is refused."""
+        """Fold one reply in; one that is refused changes nothing.
+
+        Raises:
+            RunFailed: it is refused, and it was one too many; FLARE's job ends, too.
+            FastaggError: it is refused.
+        """
         client = model.meta.get("client_name") or model.meta.get(FLMetaKey.SITE_NAME)
-        self._traffic.take(client, model)
+        with self._ending_the_job():
+            self._traffic.take(client, model)
         if model.metrics:
             weight = model.meta.get(self.weight_key, 1.0)
             self._metrics.add(filter_aggregatable_metrics(model.metrics), weight, client, model.current_round)
 
     def aggregate_model(self) -> FLModel:
-        """End the round: the new global model, whole."""
+        """End the round: the new global model, whole.
+
+        Raises:
+            RunFailed: every client of this round has been refused too often; FLARE's job ends, too.
+        """
         traffic = self._traffic
-        traffic.server.close_round()
+        if traffic.server.close_round() is not None:
+            traffic.session.stepped()
+        traffic.session.settle()
         traffic.forget()
         traffic.save()
+        with self._ending_the_job():
+            traffic.session.failures.check(self._round)
+        self._round.clear()
         metrics = self._metrics.get_result() or None
         self.reset_stats()
-        return FLModel(ParamsType.FULL, traffic.model(), metrics=metrics)
+        self._given, self._resumed = traffic.model(), False
+        return FLModel(ParamsType.FULL, dict(self._given), metrics=metrics)
 
     def reset_stats(self) -> None:
         """Begin a round."""
@@ -99,6 +162,15 @@ class Aggregator(ModelAggregator):
             return super().accept(shareable, fl_ctx)
         except FastaggError:
             return False  # the log has it
+
+    @contextmanager
+    def _ending_the_job(self) -> Iterator[None]:
+        try:
+            yield
+        except RunFailed as error:
+            if self.fl_ctx is not None:  # FLARE only logs what an aggregator raises
+                self.system_panic(f"fastagg: {error}", self.fl_ctx)
+            raise
 
     def _say(self, message: str) -> None:
         self.warning(message) if is_bad(message) else self.info(message)

@@ -1,29 +1,38 @@
-"""Asynchronous training, which FLARE has no workflow for: as a controller of its ordinary clients, and for Collab."""
+"""Asynchronous training, which FLARE has no workflow for, as a controller of its ordinary clients."""
 
 from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import torch
-from nvflare.apis.fl_constant import FLMetaKey
+from nvflare.apis.fl_constant import FLMetaKey, ReturnCode
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.abstract.model import make_model_learnable
 from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.model_controller import ModelController
-from nvflare.collab import collab
-from nvflare.collab.api.exceptions import CollabCallError
 
-from fastagg.errors import FastaggError
+from fastagg.errors import FastaggError, RunFailed
+from fastagg.integrations.nvflare.arrays import as_sent
 from fastagg.integrations.nvflare.traffic import Traffic, is_bad
+from fastagg.integrations.session import Settings
+from fastagg.serving.dispatch import Dispatch
 
 
 class AsyncController(ModelController):
     """Asynchronous training in FLARE: whoever is idle gets the newest model, and every reply is folded in as it comes.
 
-    Clients run FLARE's ordinary executors and scripts. One that fails, vanishes beyond ``timeout``, or sends what is
-    refused gets a new task when it is there again; the others never wait for it.
+    Clients run FLARE's ordinary executors and scripts. One that fails, stays away beyond ``timeout``, or sends what is
+    refused is left alone for a while, longer each time, and then gets a new task; the others never wait for it. A
+    cause that is permanent ends the job with its message.
+
+    Versions are FLARE's rounds. As many replies as there are clients make one round of events (``ROUND_STARTED``,
+    ``BEFORE_AGGREGATION``, ``ROUND_DONE``), so that FLARE's model selectors work: the clients' metrics in it are said
+    of the newest version among those they evaluated, and that is the model which becomes the best one.
+
+    A subclass may have ``evaluate(self, version, model)``, which returns metrics of a version found on the server, and
+    ``on_version(self, version, metrics, model)``. ``StopIteration`` from either ends the job with its result.
 
     Args:
         algorithm: a preset's name.
@@ -36,6 +45,12 @@ class AsyncController(ModelController):
         weight_key: what weighs a reply in its ``meta``, for ``weighting="samples"``.
         task_name: what clients' executors know the task as.
         persistor_id: FLARE's component that has the first model and keeps the last.
+        stop, best, trackers, max_failures, max_in_a_row, retry_after, max_seconds, evaluate_every: see
+            :class:`fastagg.integrations.session.Settings`, as plain data. The clients' own metrics are called
+            ``clients/accuracy`` there.
+
+    Raises:
+        ConfigError: a setting is refused.
     """
 
     def __init__(
@@ -50,117 +65,123 @@ class AsyncController(ModelController):
         weight_key: str = FLMetaKey.NUM_STEPS_CURRENT_ROUND,
         task_name: str = AppConstants.TASK_TRAIN,
         persistor_id: str = AppConstants.DEFAULT_PERSISTOR_ID,
+        stop: dict[str, Any] | None = None,
+        best: str | dict[str, Any] | None = None,
+        trackers: dict[str, Any] | None = None,
+        max_failures: int | None = 5,
+        max_in_a_row: int | None = 50,
+        retry_after: float = 5.0,
+        max_seconds: float | None = None,
+        evaluate_every: int = 1,
     ) -> None:
         super().__init__(persistor_id=persistor_id, ignore_result_error=True, task_check_period=0.05)
         self.algorithm, self.settings, self.versions, self.timeout = algorithm, settings, versions, timeout
         self.checkpoint, self.save_every, self.clients = checkpoint, save_every, clients
         self.weight_key, self.task_name, self.persistor_id = weight_key, task_name, persistor_id
-        self._traffic = Traffic(algorithm, settings, checkpoint, clients, weight_key, self._say)
+        self.stop, self.best, self.trackers, self.evaluate_every = stop, best, trackers, evaluate_every
+        self.max_failures, self.max_in_a_row = max_failures, max_in_a_row
+        self.retry_after, self.max_seconds = retry_after, max_seconds
+        run = Settings(
+            stop=stop, best=best, trackers=trackers, max_failures=max_failures, max_in_a_row=max_in_a_row,
+            retry_after=retry_after, max_seconds=max_seconds, evaluate_every=evaluate_every,
+            on_version=getattr(self, "on_version", None),
+        )  # fmt: skip
+        self._traffic = Traffic(
+            algorithm, settings, checkpoint, clients, weight_key, self._say, run, getattr(self, "evaluate", None),
+            save_every, versions,
+        )  # fmt: skip
         self._busy: dict[str, float] = {}  # client: when its task is given up
+        self._ended = False
+        self._broken: FastaggError | None = None
         self._came = threading.Event()
-        self._taking = threading.Lock()
+        self._taking = threading.RLock()  # FLARE's threads hand replies over; each goes through all of it alone
 
     def run(self) -> None:
-        """FLARE's way in."""
+        """FLARE's way in.
+
+        Raises:
+            RunFailed: what clients fail of is permanent; the model and the checkpoint are saved.
+        """
         traffic = self._traffic
         traffic.start(self.load_model().params)
-        saved = traffic.server.version
-        while traffic.server.version < self.versions and not self.abort_signal.triggered:
-            self._give_up()
-            for client in self.engine.get_clients():
-                if client.name not in self._busy:
-                    self._busy[client.name] = time.monotonic() + (self.timeout or float("inf"))
-                    task = traffic.send(client.name)
-                    self.send_model(self.task_name, task, [client.name], timeout=self.timeout, callback=self._take)
-            self._came.wait(self._task_check_period)
-            self._came.clear()
-            if traffic.server.version >= saved + self.save_every:
-                traffic.save()
-                saved = traffic.server.version
+        self.event(AppEventType.ROUND_STARTED)
+        try:
+            while not self.abort_signal.triggered and not self._is_over():
+                self._give_up()
+                self._send()
+                self._came.wait(self._task_check_period)
+                self._came.clear()
+        except FastaggError as error:
+            self._broken = error
         with self._taking:  # the reply of the last step is still being written down
-            traffic.forget()
+            self._ended = True
         self.cancel_all_tasks(fl_ctx=self.fl_ctx)
-        traffic.save()
+        traffic.end()
         self.save_model(FLModel(ParamsType.FULL, traffic.model(), current_round=traffic.server.version))
+        if self._broken is not None:
+            raise self._broken
+
+    def set_fl_context(self, data: FLModel) -> None:
+        """FLARE notes which round it is in; not while a reply of another one is looked at."""
+        with self._taking:
+            super().set_fl_context(data)
+
+    def _is_over(self) -> bool:
+        with self._taking:
+            if self._broken is not None:
+                raise self._broken
+            return self._traffic.is_over([client.name for client in self.engine.get_clients()])
+
+    def _send(self) -> None:
+        """Whoever is idle, and is not left alone, gets the newest model."""
+        traffic = self._traffic
+        for client in self.engine.get_clients():
+            with self._taking:
+                if client.name in self._busy or traffic.session.failures.rests(client.name):
+                    continue
+                self._busy[client.name] = time.monotonic() + (self.timeout or float("inf"))
+                task = traffic.send(client.name)
+            self.send_model(self.task_name, task, [client.name], timeout=self.timeout, callback=self._take)
 
     def _give_up(self) -> None:
-        late = [client for client, until in self._busy.items() if time.monotonic() > until]
-        for client in late:
-            self._traffic.forget(client)
-            self._busy.pop(client, None)
+        with self._taking:
+            for client in [client for client, until in self._busy.items() if time.monotonic() > until]:
+                self._traffic.forget(client)
+                self._busy.pop(client, None)
+                self._traffic.failed(client, f"no answer in {self.timeout} s")
 
     def _take(self, reply: FLModel) -> bool:
-        with self._taking:
-            if self._traffic.server.version >= self.versions:
-                return False
+        """FLARE hands a reply over: whether it was taken."""
+        if self._ended or self._traffic.is_done():
+            return False
+        try:
             self._traffic.take(reply.meta["client_name"], reply)
-            return True
+        except RunFailed as error:  # FLARE would only log it
+            self._broken = error
+            return False
+        return True
 
     def _process_result(self, client_task: Any, fl_ctx: Any) -> None:
-        client = client_task.client.name
-        super()._process_result(client_task, fl_ctx)
-        self._traffic.forget(client)  # nothing, unless it failed or was refused
-        self._busy.pop(client, None)
+        client, code = client_task.client.name, client_task.result.get_return_code()
+        with self._taking:
+            super()._process_result(client_task, fl_ctx)
+            self._traffic.forget(client)  # nothing, unless it failed or was refused
+            try:
+                if self._busy.pop(client, None) is not None and code not in (None, ReturnCode.OK):
+                    self._traffic.failed(client, str(code))
+                if (task := self._traffic.end_window(len(self.engine.get_clients()))) is not None:
+                    self._tell_selectors(task, fl_ctx)
+            except FastaggError as error:  # FLARE would only log it
+                self._broken = self._broken or error
         self._came.set()
+
+    def _tell_selectors(self, task: Dispatch, fl_ctx: Any) -> None:
+        """One of FLARE's rounds is over: its widgets look at what the clients found of this task's version."""
+        model = make_model_learnable(as_sent(task.views, self._traffic.numpy), {})
+        self._set_ctx_prop_preserving_attrs(fl_ctx, AppConstants.CURRENT_ROUND, task.version)
+        fl_ctx.set_prop(AppConstants.GLOBAL_MODEL, model, private=True, sticky=True)
+        for event in (AppEventType.BEFORE_AGGREGATION, AppEventType.ROUND_DONE, AppEventType.ROUND_STARTED):
+            self.event(event)
 
     def _say(self, message: str) -> None:
         self.warning(message) if is_bad(message) else self.info(message)
-
-
-class AsyncCollab:
-    """The same as a server object for FLARE's Collab API; clients publish ``train(task: FLModel) -> FLModel``.
-
-    Args:
-        model: an nn.Module (FLARE makes it from its class and its constructor's arguments).
-        algorithm, settings, versions, checkpoint, save_every, clients, weight_key: as in :class:`AsyncController`.
-        timeout: seconds after which a call is given up.
-    """
-
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        algorithm: str = "FADAS",
-        settings: dict[str, Any] | None = None,
-        versions: int = 100,
-        timeout: float = 3600.0,
-        checkpoint: str | None = None,
-        save_every: int = 10,
-        clients: list[str] | None = None,
-        weight_key: str = FLMetaKey.NUM_STEPS_CURRENT_ROUND,
-    ) -> None:
-        self.model, self.algorithm, self.settings, self.versions = model, algorithm, settings, versions
-        self.timeout, self.checkpoint, self.save_every = timeout, checkpoint, save_every
-        self.clients, self.weight_key = clients, weight_key
-        self._traffic = Traffic(algorithm, settings, checkpoint, clients, weight_key)
-
-    @collab.main
-    def run(self) -> dict[str, Any]:
-        """FLARE's way in. Returns the final model."""
-        traffic, sites = self._traffic, list(collab.clients)
-        traffic.start(self.model.state_dict())
-        with ThreadPoolExecutor(len(sites)) as pool:
-            for done in [pool.submit(self._drive, site) for site in sites]:
-                done.result()
-        traffic.save()
-        self.model.load_state_dict(traffic.model())
-        return traffic.model()
-
-    def _drive(self, site: Any) -> None:
-        """Keep one client busy."""
-        traffic = self._traffic
-        while traffic.server.version < self.versions:
-            task = traffic.send(site.name)
-            try:
-                reply = site(timeout=self.timeout).train(task)
-                if reply.current_round is None:
-                    reply.current_round = task.current_round  # it is the answer to this very call
-                if traffic.server.version < self.versions and traffic.take(site.name, reply).applied:
-                    self._save()
-            except (CollabCallError, FastaggError) as error:
-                traffic.log(f"fastagg: client {site.name}: {error}")
-                time.sleep(1.0)  # it may be away for a while
-            traffic.forget(site.name)
-
-    def _save(self) -> None:
-        if self._traffic.server.version % self.save_every == 0:
-            self._traffic.save()

@@ -15,6 +15,7 @@ from nvflare.edge.assessors.model_manager import ModelManager
 
 from fastagg.errors import FastaggError, UnknownVersion
 from fastagg.integrations import preset
+from fastagg.integrations.replies import Reply, take
 from fastagg.serving.dispatch import Dispatch
 
 
@@ -95,11 +96,11 @@ class EdgeModelManager(ModelManager):
             count = data.get("count", len(devices))
             mean = {name: np.asarray(value, np.float32) / np.float32(count) for name, value in data["dict"].items()}
             relay = self.server.hand_on(self._tasks[version], _name_of(devices))
-            try:
-                self.server.receive(relay.client, relay.from_difference(mean), relay.version, count)
-            finally:
-                with suppress(FastaggError):
-                    self.server.forget(relay.client)
+            outcome = take(self.server, [(relay, Reply(mean, "difference", samples=count))])[0]
+            with suppress(FastaggError):
+                self.server.forget(relay.client)
+            if isinstance(outcome, FastaggError):
+                raise outcome
         except FastaggError as error:
             self.log_warning(fl_ctx, f"fastagg: devices {devices}: refused: {error}")
             return False

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 import fastagg
 from fastagg.errors import FastaggError, UnknownClient, UnknownVersion
 from fastagg.integrations import preset
+from fastagg.integrations.named import resolved
+from fastagg.integrations.nvflare.arrays import as_sent, completed, is_numpy
+from fastagg.integrations.replies import Reply
+from fastagg.integrations.session import Session, Settings
+from fastagg.integrations.windows import Window
 from fastagg.serving import checkpoint
 from fastagg.serving.dispatch import Dispatch, Receipt
 from fastagg.storage import memory
-from fastagg.storage.pieces import as_tensor
 
-KIND = "fastagg_kind"  # meta of a reply: "gradient" where the rule takes gradients (ACE, ASGD)
+PREFIX = "fastagg_"  # of what a reply's meta says: fastagg_kind is "gradient" where the rule takes those (ACE, ASGD)
 LOCAL_STEPS = "fastagg_local_steps"  # meta of a task, where the rule decides that (AsyncFedED)
 
 
@@ -31,11 +33,15 @@ class Traffic:
 
     Args:
         algorithm: a preset's name, as in ``fastagg.FADAS``.
-        settings: its keyword arguments.
+        settings: its keyword arguments, as :func:`fastagg.integrations.named.resolved` takes them.
         path: of a checkpoint that the server is saved to, and goes on from if it is there.
         clients: names of all clients, for rules that keep something of each of them (ACE, ACED, CA2FL).
         weight_key: what weighs a reply in its ``meta``, for ``weighting="samples"``.
         log: where it says what came of every message.
+        run: what the run may cost and when it ends.
+        evaluate: ``evaluate(version, model)`` on the server, for the run's metrics.
+        save_every: versions between checkpoints.
+        versions: the run ends with this one.
 
     Raises:
         ConfigError: no such preset.
@@ -49,40 +55,55 @@ class Traffic:
         clients: Sequence[str] | None = None,
         weight_key: str = FLMetaKey.NUM_STEPS_CURRENT_ROUND,
         log: Callable[[str], None] | None = None,
+        run: Settings | None = None,
+        evaluate: Callable[[int, Any], Any] | None = None,
+        save_every: int = 1,
+        versions: int | None = None,
     ) -> None:
         self._make = preset(algorithm)
         self.algorithm, self.settings, self.clients = algorithm, dict(settings or {}), clients
         self.weight_key = weight_key
         self.log = log or logging.getLogger(__name__).info
         self.checkpoint = None if path is None else Path(path)
+        self.run, self._evaluate, self.save_every = run, evaluate, save_every
+        self.versions = versions
         self.server: fastagg.Server
+        self.session: Session
         self.numpy = False  # whether models travel as NumPy arrays
         self._open: dict[tuple[str, int], Dispatch] = {}  # by client and round: what it has not answered yet
+        self._window = Window()
         self._seen: set[str] = set()
-        self._lock = threading.Lock()
+        self._told: set[tuple[str, str]] = set()  # client, and what the log says of it once
+        self._lock = threading.RLock()
 
-    def start(self, params: dict[str, Any]) -> None:
+    def start(self, params: dict[str, Any]) -> bool:
         """Build the server from the first global model, then go on from the checkpoint; only the first call counts.
+
+        Returns:
+            Whether the checkpoint's model took the place of ``params`` in this call.
 
         Raises:
             FastaggError: a setting, the model or the checkpoint is refused.
         """
         with self._lock:
             if hasattr(self, "server"):
-                return
-            self.numpy = isinstance(next(iter(params.values())), np.ndarray)
-            fresh = self._make(params, **self.settings)
+                return False
+            self.numpy = is_numpy(params)
+            fresh, kept = self._make(params, **resolved(self.settings)), {}
             if self.checkpoint is not None and self.checkpoint.exists():
-                fresh.load_state_dict(checkpoint.read(self.checkpoint))
+                kept = checkpoint.read(self.checkpoint)
+                fresh.load_state_dict(kept)
                 self.log(f"fastagg: going on from {self.checkpoint}, version {fresh.version}")
+            if fresh.layout.has_buffers and fresh.weighting == "samples":
+                self.log("fastagg: running statistics take the clients' plain mean; FLARE's own weighs them by steps")
             # The sum so far and the next one: replies come one by one, and are checked and added in one pass with both.
             memory.set_aside(fresh.layout.size, 2)
+            self.session = Session(fresh, self.run, self._evaluate, lambda message: self.log(message))
+            self.session.load_state_dict(kept.get("session", {}))
+            self.first = self._saved = fresh.version
             self.server = fresh
-
-    def same_model(self, params: dict[str, Any]) -> bool:
-        """Whether ``params`` are the server's model, to the bit."""
-        mine = self.server.snapshot()
-        return all(torch.equal(as_tensor(params[name]), value.cpu()) for name, value in mine.items())
+            self.session.stepped()
+            return bool(kept)
 
     def send(self, client: str, number: int | None = None) -> FLModel:
         """The next task of ``client``. It is known by ``number``, by default the server's version."""
@@ -94,53 +115,114 @@ class Traffic:
             task = self.server.dispatch(self._id(client))
             number = task.version if number is None else number
             self._open[client, number] = task
+        rounds = {"current_round": number}
+        if self.versions is not None:
+            rounds |= {"start_round": self.first, "total_rounds": self.versions}
         meta = {} if task.local_steps is None else {LOCAL_STEPS: task.local_steps}
-        return FLModel(ParamsType.FULL, self._outgoing(task.views), current_round=number, meta=meta)
+        return FLModel(ParamsType.FULL, as_sent(task.views, self.numpy), meta=meta, **rounds)
 
     def take(self, client: str, reply: FLModel) -> Receipt:
         """Fold a reply in. One that is refused changes nothing, and the log says why.
 
         Raises:
+            RunFailed: it is refused, and it was one too many.
             FastaggError: it is refused.
         """
-        try:
-            number = -1 if reply.current_round is None else reply.current_round
-            task = self._open.get((client, number))
-            if task is None:
-                owed = sorted(n for c, n in self._open if c == client)
-                raise UnknownVersion(f"a reply to task {reply.current_round} came, but it owes {owed or 'none'}")
-            kind, weight, update = reply.meta.get(KIND, "delta"), reply.meta.get(self.weight_key), reply.params
-            if reply.params_type == ParamsType.FULL:
-                receipt = self.server.receive_model(task, update, weight)
-            elif kind == self.server.update_kind == "delta":
-                receipt = self.server.receive_model(task, task.from_difference(update), weight, difference=True)
-            else:
-                receipt = self.server.receive(task.client, update, task.version, weight, kind=kind)
-        except FastaggError as error:
-            self.log(f"fastagg: client {client}: refused: {error}")
-            raise
-        del self._open[client, number]
-        step = f"version {receipt.version}" if receipt.applied else "kept for the next step"
-        self.log(f"fastagg: client {client}: update from version {task.version} taken, delay {receipt.delay}: {step}")
-        return receipt
+        number = -1 if reply.current_round is None else reply.current_round
+        with self._lock:
+            try:
+                task = self._open.get((client, number))
+                if task is None:
+                    owed = sorted(n for c, n in self._open if c == client)
+                    raise UnknownVersion(f"a reply to task {reply.current_round} came, but it owes {owed or 'none'}")
+                read = self._read(client, task, reply)
+            except FastaggError as error:
+                self.log(f"fastagg: client {client}: refused: {error}")
+                self.session.refused(client, error)
+                raise
+            outcome = self.session.take([(client, task, read)])[0]
+            if isinstance(outcome, FastaggError):
+                self.log(f"fastagg: client {client}: refused: {outcome}")
+                raise outcome
+            del self._open[client, number]
+            self._window.add(task, reply.metrics)
+            if outcome.applied:
+                self.session.stepped()
+        step = f"version {outcome.version}" if outcome.applied else "kept for the next step"
+        self.log(f"fastagg: client {client}: update from version {task.version} taken, delay {outcome.delay}: {step}")
+        return outcome
+
+    def end_window(self, clients: int) -> Dispatch | None:
+        """After as many replies as ``clients``: tell the session what they found. The task whose version that is said
+        of; None before."""
+        with self._lock:
+            task = self._window.task
+            if task is None or not self._window.full(clients):
+                return None
+            means, self._window = self._window.means(), Window()
+            if means:
+                self.session.clients_found(task.version, means, task.views)
+            return task
+
+    def is_done(self) -> bool:
+        """Whether what still comes is not counted."""
+        return self.session.over is not None or self.server.version == self.versions
+
+    def is_over(self, clients: Iterable[str]) -> bool:
+        """Whether the run has come to its end, with these ``clients`` there.
+
+        Raises:
+            RunFailed: it cannot go on.
+        """
+        with self._lock:
+            self.session.settle()
+            if self.server.version >= self._saved + self.save_every:
+                self.save()
+            if not self.is_done():
+                self.session.failures.check(clients)
+            return self.is_done()
+
+    def end(self) -> None:
+        """The run is over: nothing more is taken, everything is written down."""
+        with self._lock:
+            self.forget()
+            self.session.stepped(last=True)
+            self.session.settle(wait=True)
+            self.save()
+            self.log(f"fastagg: {self.session.summary()}")
+            self.session.close()
+
+    def failed(self, client: str, cause: str) -> None:
+        """No reply of ``client`` came, or an error.
+
+        Raises:
+            RunFailed: that was one too many.
+        """
+        self.log(f"fastagg: client {client}: failed: {cause}")
+        with self._lock:
+            self.session.failed(client, cause)
 
     def forget(self, client: str | None = None) -> None:
         """Drop the open tasks of ``client``, or of all: they will not be answered, or not be counted."""
-        for name, number in list(self._open):
-            if client in (None, name):
-                task = self._open.pop((name, number))
-                with suppress(FastaggError):
-                    self.server.forget(task.client, task.version)
-                self.log(f"fastagg: client {name}: task {number} was not answered; it is dropped")
+        with self._lock:
+            for name, number in list(self._open):
+                if client in (None, name):
+                    task = self._open.pop((name, number))
+                    with suppress(FastaggError):
+                        self.server.forget(task.client, task.version)
+                    self.log(f"fastagg: client {name}: task {number} was not answered; it is dropped")
 
     def model(self) -> dict[str, Any]:
         """The current model, in arrays that will not change."""
-        return self._outgoing(self.server.snapshot())
+        return as_sent(self.server.snapshot(), self.numpy)
 
     def save(self) -> None:
-        """Write the checkpoint, if there is to be one."""
+        """Write the checkpoint, if there is to be one: the server's, and the run's counts."""
         if self.checkpoint is not None:
-            self.server.save(self.checkpoint)
+            with self._lock:
+                state = {**self.server.state_dict(copy=False), "session": self.session.state_dict()}
+                checkpoint.write(state, self.checkpoint)
+                self._saved = self.server.version
 
     def _id(self, client: str) -> str | int:
         if self.server.num_clients is None:
@@ -151,15 +233,32 @@ class Traffic:
             )
         return list(self.clients).index(client)
 
-    def _outgoing(self, params: dict[str, torch.Tensor]) -> dict[str, Any]:
-        if not self.numpy:
-            return dict(params)
-        arrays = {name: value.cpu().numpy() for name, value in params.items()}
-        for array in arrays.values():
-            array.flags.writeable = False  # it is the server's own memory
-        return arrays
+    def _read(self, client: str, task: Dispatch, reply: FLModel) -> Reply:
+        whole = bool(reply.params_type == ParamsType.FULL)
+        usual = "model" if whole else "difference"
+        read = Reply.read(reply.params, reply.meta, prefix=PREFIX, kind=usual, samples=self._weight(client, reply))
+        if read.kind != usual:  # a gradient, or what receive() takes
+            return read
+        arrays, missing = completed(reply.params, task.views, whole)
+        if missing:
+            what = f"{len(missing)} arrays are not in its replies ({missing[0]!r})"
+            self._once(client, f"{what}: they count as they were")
+        return Reply(arrays, usual, read.version, read.samples)
+
+    def _weight(self, client: str, reply: FLModel) -> Any:
+        """What a reply weighs: where it does not say, 1, as in FLARE's own FedAvg."""
+        weight = reply.meta.get(self.weight_key)
+        if weight is None and self.server.weighting == "samples":
+            self._once(client, f"its replies have no {self.weight_key}: each counts as 1")
+            return 1.0
+        return weight
+
+    def _once(self, client: str, message: str) -> None:
+        if (client, message) not in self._told:
+            self._told.add((client, message))
+            self.log(f"fastagg: client {client}: {message}")
 
 
 def is_bad(message: str) -> bool:
     """Whether a line of :class:`Traffic` tells of something that went wrong."""
-    return ": refused: " in message or "it is dropped" in message
+    return any(words in message for words in (": refused: ", ": failed: ", "it is dropped"))

@@ -1,0 +1,85 @@
+"""Evaluation beside the receiving of updates: in a thread of its own, in the order of the versions."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+Found = Mapping[str, Any] | None
+_WAITING = 2  # models kept for an evaluation that has not begun; then who submits waits for the first one
+
+
+class Ended(Exception):
+    """An evaluation raised StopIteration: the run is to end. ``found`` is what that carried, if it were metrics."""
+
+    def __init__(self, error: StopIteration) -> None:
+        self.found: Found = error.value if isinstance(error.value, Mapping) else None
+        self.why = "" if self.found is not None or not error.args else str(error.args[0])
+        super().__init__(self.why)
+
+
+class Evaluation:
+    """Versions in their order, and what ``evaluate(version, model)`` finds of those that are due.
+
+    Args:
+        evaluate: returns metrics, or None; None: nothing is ever due.
+        aside: in a thread, while the caller goes on; else the caller waits.
+    """
+
+    def __init__(self, evaluate: Callable[[int, Any], Found] | None, aside: bool) -> None:
+        self._evaluate = evaluate
+        self._pool = ThreadPoolExecutor(1, "fastagg-evaluation") if aside and evaluate is not None else None
+        self._running: deque[tuple[int, Any, Future[tuple[Found, Ended | None]]]] = deque()
+        self._last = -1  # the last version that was due
+
+    def knows(self, version: int) -> bool:
+        """Whether ``version`` was due, or nothing ever is."""
+        return self._evaluate is None or version <= self._last
+
+    def skip(self, version: int) -> None:
+        """``version`` was evaluated before a restart."""
+        self._last = max(self._last, version)
+
+    def add(self, version: int, model: Any, due: bool) -> None:
+        """The next version. Its ``model`` must not change. Waits while too many wait to be evaluated."""
+        done: Future[tuple[Found, Ended | None]] = Future()
+        if not due or self.knows(version):
+            done.set_result((None, None))
+        else:
+            self._last = version
+            if self._pool is None:
+                done.set_result(self._once(version, model))
+            else:
+                waiting = [future for *_, future in self._running if not future.done()]
+                if len(waiting) > _WAITING:
+                    waiting[0].exception()  # its end; finished() raises what it raised
+                done = self._pool.submit(self._once, version, model)
+        self._running.append((version, model, done))
+
+    def finished(self, wait: bool = False) -> list[tuple[int, Any, Found, Ended | None]]:
+        """What is done, or with ``wait`` all: version, model, metrics, and whether the run is to end.
+
+        Raises:
+            Exception: whatever ``evaluate`` raised.
+        """
+        found = []
+        while self._running and (wait or self._running[0][2].done()):
+            version, model, future = self._running.popleft()
+            found.append((version, model, *future.result()))
+        return found
+
+    def close(self) -> None:
+        """Drop what has not begun; what runs is waited for."""
+        self._running.clear()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def _once(self, version: int, model: Any) -> tuple[Found, Ended | None]:
+        assert self._evaluate is not None
+        try:
+            return self._evaluate(version, model), None
+        except StopIteration as error:
+            ended = Ended(error)
+            return ended.found, ended

@@ -1,0 +1,113 @@
+"""A server's model as Flower's strategies hold it: records that come and go, and whether somebody changed one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from flwr.app import ArrayRecord
+from torch import Tensor
+
+from fastagg import registry
+from fastagg.errors import ConfigError
+from fastagg.integrations.flower.records import write
+from fastagg.integrations.models import put as put
+from fastagg.parts.directions import Cohort
+from fastagg.serving.server import Server
+
+Make = Callable[..., Server]
+
+# Clients in a synchronous round are Flower's to choose: it ends with its replies, never because it is full.
+OPEN = 2**31 - 1
+
+
+def made(make: Make | Server, model: Any, *, rounds: bool) -> Server:
+    """The server that ``make``, a preset or a :func:`functools.partial` of one, builds for a model.
+
+    Args:
+        rounds: for a strategy of rounds. Presets that can then weigh by examples, as Flower's own do, unless told else.
+
+    Raises:
+        ConfigError: it is neither, lacks a setting, or belongs to the other strategy.
+    """
+    if not isinstance(make, Server):
+        make = _called(make, model, rounds)
+    if isinstance(make.direction, Cohort) != rounds:
+        raise _other(type(make.direction).__name__, rounds)
+    return make
+
+
+def preset_of(make: Any) -> str:
+    """The name of the preset that ``make`` is or binds; empty for a Server or another function."""
+    function = getattr(make, "func", make)
+    return next((name for name, known in registry.presets().items() if known is function), "")
+
+
+def _called(make: Any, model: Any, rounds: bool) -> Server:
+    name, settings = preset_of(make), dict[str, Any]()
+    if rounds:
+        settings["clients_per_round"] = OPEN
+    if name:
+        taken = inspect.signature(getattr(make, "func", make)).parameters
+        if rounds != ("clients_per_round" in taken):
+            raise _other(name, rounds)
+        if rounds and "weighting" not in getattr(make, "keywords", {}):
+            settings["weighting"] = "samples"
+    try:
+        server = make(model, **settings)
+    except TypeError as error:
+        raise ConfigError(f"server: expected a fastagg preset with its settings (functools.partial): {error}") from None
+    if not isinstance(server, Server):
+        raise ConfigError(f"server: expected a fastagg.Server or a preset, got {type(server).__name__}")
+    return server
+
+
+def _other(name: str, rounds: bool) -> ConfigError:
+    if rounds:
+        return ConfigError(f"server: expected a rule with rounds, got {name}, which has none: AsyncStrategy runs it")
+    return ConfigError(f"server: {name} is a synchronous rule; SyncStrategy runs those")
+
+
+def outgoing(server: Server) -> ArrayRecord:
+    """The server's model as it goes out, every array in the dtype it came in."""
+    arrays = server.parameters()
+    return write([arrays] if isinstance(arrays, Tensor) else arrays)
+
+
+def formed(server: Server, named: Mapping[str, Tensor]) -> Any:
+    """Arrays by name in the form of the server's model."""
+    form = server.layout.form
+    if form in ("module", "state_dict"):
+        return named
+    arrays = list(named.values())
+    return arrays[0] if form == "flat" and len(arrays) == 1 else arrays
+
+
+class Returned:
+    """What a strategy last handed to Flower: whether what it is handed back is that."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, bytes] | None = None
+
+    @property
+    def knows(self) -> bool:
+        """Whether anything was handed over yet."""
+        return self._kept is not None
+
+    def keep(self, arrays: Mapping[str, bytes]) -> None:
+        """Remember these bytes by name; they are shared, not copied."""
+        self._kept = dict(arrays)
+
+    def is_same(self, arrays: Mapping[str, bytes]) -> bool:
+        """Whether these are the bytes kept; nothing kept is the same as nothing."""
+        kept = self._kept
+        if kept is None or kept.keys() != arrays.keys():
+            return False
+        return all(
+            mine is theirs or mine == theirs for mine, theirs in zip(kept.values(), _in(kept, arrays), strict=True)
+        )
+
+
+def _in(order: Iterable[str], arrays: Mapping[str, bytes]) -> list[bytes]:
+    return [arrays[name] for name in order]

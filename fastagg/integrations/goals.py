@@ -1,0 +1,135 @@
+"""When a run is over before its limit, and which of its models was the best."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastagg import _checks
+from fastagg.errors import ConfigError
+
+_LESS = ("loss", "error", "perplexity", "ppl", "mse", "mae")  # in a metric's name: less is better
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When to end a run, with its result.
+
+    Args:
+        metric: the one looked at, ``accuracy``; ``train/loss`` is the clients' own, ``clients/accuracy`` what clients
+            found when they evaluated.
+        target: end when it is reached.
+        patience: end after so many evaluations without a better value.
+        seconds: end after so many seconds.
+        mode: ``max`` or ``min``: what is better; by default by the metric's name.
+
+    Raises:
+        ConfigError: a setting is out of range.
+    """
+
+    metric: str = "accuracy"
+    target: float | None = None
+    patience: int | None = None
+    seconds: float | None = None
+    mode: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.target is None and self.patience is None and self.seconds is None:
+            raise ConfigError("stop: expected a target, patience or seconds, got none of them")
+        if self.target is not None:
+            _checks.number("target", self.target)
+        if self.patience is not None:
+            _checks.whole("patience", self.patience, least=1)
+        if self.seconds is not None:
+            _checks.number("seconds", self.seconds, above=0)
+        if self.mode is not None:
+            _checks.one_of("mode", self.mode, ("max", "min"))
+
+    @classmethod
+    def of(cls, given: Any) -> Stop | None:
+        """``given``, or one of these from its settings as plain data."""
+        return given if given is None or isinstance(given, cls) else _made(cls, "stop", given)
+
+
+@dataclass(frozen=True)
+class Best:
+    """A file that the best model so far is written to, as ``torch.load`` reads it.
+
+    Args:
+        path: of the file; it is replaced whole.
+        metric, mode: as in :class:`Stop`.
+    """
+
+    path: str | os.PathLike[str]
+    metric: str = "accuracy"
+    mode: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode is not None:
+            _checks.one_of("mode", self.mode, ("max", "min"))
+        if not Path(self.path).absolute().parent.is_dir():
+            raise ConfigError(f"best: no such folder: {Path(self.path).absolute().parent}")
+
+    @classmethod
+    def of(cls, given: Any, stop: Stop | None) -> Best | None:
+        """``given``, or one of these from a path (with ``stop``'s metric) or settings as plain data."""
+        if isinstance(given, (str, os.PathLike)):
+            return cls(given) if stop is None else cls(given, stop.metric, stop.mode)
+        return given if given is None or isinstance(given, cls) else _made(cls, "best", given)
+
+
+class Watch:
+    """The best value of one metric so far, and how many values came since."""
+
+    def __init__(self, metric: str, mode: str | None) -> None:
+        self.metric, self.sign = metric, 1.0 if (mode or _mode(metric)) == "max" else -1.0
+        self.best: float | None = None
+        self.version: int | None = None  # of the best
+        self.since = 0
+
+    def see(self, version: int, metrics: Mapping[str, float]) -> bool:
+        """Look at a row; whether it is the best so far.
+
+        Raises:
+            ConfigError: there are metrics of its kind, and this one is not among them.
+        """
+        if self.metric not in metrics:
+            kind = self.metric.rpartition("/")[0]
+            others = sorted(name for name in metrics if name.rpartition("/")[0] == kind)
+            if others:
+                raise ConfigError(f"metric: expected one of {others}, got {self.metric!r}")
+            return False
+        value = metrics[self.metric]
+        if self.best is None or self.sign * value > self.sign * self.best:
+            self.best, self.version, self.since = value, version, 0
+            return True
+        self.since += 1
+        return False
+
+    def reached(self, target: float) -> bool:
+        """Whether the best value is at least as good."""
+        return self.best is not None and self.sign * self.best >= self.sign * target
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"best": self.best, "version": self.version, "since": self.since}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`."""
+        self.best, self.version, self.since = state["best"], state["version"], state["since"]
+
+
+def _mode(metric: str) -> str:
+    return "min" if any(word in metric.lower() for word in _LESS) else "max"
+
+
+def _made(kind: type[Any], name: str, given: Any) -> Any:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{name}: expected its settings, got {given!r}")
+    try:
+        return kind(**given)
+    except TypeError as error:
+        raise ConfigError(f"{name}: {error}") from None

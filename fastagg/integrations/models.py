@@ -1,0 +1,34 @@
+"""A model that somebody else put in the place of a server's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from fastagg.errors import ShapeMismatch
+from fastagg.serving.server import Server
+
+
+def put(server: Server, arrays: Any) -> None:
+    """Make ``arrays``, in the form of the server's model, its model. Moments and the version stay; no task may be out.
+
+    Raises:
+        ShapeMismatch, DTypeMismatch, NonFiniteUpdate: they are no model of this layout; nothing has changed.
+    """
+    mine = server.parameters()
+    for name, own, new in _pairs(mine, arrays):
+        if tuple(own.shape) != tuple(new.shape):
+            raise ShapeMismatch(f"array {name}: expected shape {list(own.shape)}, got {list(new.shape)}")
+    taken = server.layout.take(arrays, server.device)
+    buffers = {"values": taken.buffers, "counters": taken.counters, "sum": None, "most": None, "count": 0}
+    server.load_state_dict({**server.state_dict(copy=False), "flat": taken.flat, "buffers": buffers})
+
+
+def _pairs(mine: Any, theirs: Any) -> Iterable[tuple[str, Tensor, Tensor]]:
+    if isinstance(mine, Tensor):
+        return [("0", mine, theirs)] if isinstance(theirs, Tensor) else []
+    if isinstance(mine, Mapping):
+        return [(repr(name), own, theirs[name]) for name, own in mine.items() if name in theirs]
+    return [(str(i), own, new) for i, (own, new) in enumerate(zip(mine, theirs, strict=False))]

@@ -1,0 +1,344 @@
+"""One run of any framework, beside its server: what came of every reply, what every version is worth, when it ends."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastagg import _checks
+from fastagg.errors import FastaggError
+from fastagg.integrations.evaluation import Ended, Evaluation, Found
+from fastagg.integrations.failures import Failures
+from fastagg.integrations.goals import Best, Stop, Watch
+from fastagg.integrations.replies import Reply, take
+from fastagg.integrations.trackers import Trackers, numeric
+from fastagg.serving import checkpoint
+from fastagg.serving.dispatch import Dispatch, Receipt
+from fastagg.serving.server import Outcome, Server
+
+OnVersion = Callable[[int, dict[str, float], Any], Any]
+
+
+@dataclass
+class Settings:
+    """What a user may ask of a run, the same in every framework. A configuration file holds it as plain data.
+
+    Args:
+        stop: a :class:`Stop`, or its settings: end before the limit.
+        best: a file for the best model, or a :class:`Best`.
+        on_version: called as ``on_version(version, metrics, model)`` when a version's metrics are there. The model is
+            the server's own, in the form it came in, and does not change: read it, do not write to it.
+        trackers: see :mod:`fastagg.integrations.trackers`.
+        max_failures, max_in_a_row, retry_after, max_seconds: see :class:`Failures`.
+        evaluate_every: versions between two evaluations.
+        evaluate_aside: evaluate in a thread, while replies are received; else the run waits for each evaluation.
+
+    ``StopIteration`` from an evaluation or from ``on_version`` ends the run with its result.
+
+    Raises:
+        ConfigError: a setting is refused.
+    """
+
+    stop: Any = None
+    best: Any = None
+    on_version: OnVersion | None = None
+    trackers: Any = None
+    max_failures: int | None = 5
+    max_in_a_row: int | None = 50
+    retry_after: float = 5.0
+    max_seconds: float | None = None
+    evaluate_every: int = 1
+    evaluate_aside: bool = True
+
+    def __post_init__(self) -> None:
+        self.stop = Stop.of(self.stop)
+        self.best = Best.of(self.best, self.stop)
+        _checks.whole("evaluate_every", self.evaluate_every, least=1)
+        self.failures()
+
+    def failures(self, clock: Callable[[], float] = time.monotonic) -> Failures:
+        """A book of failures by these settings."""
+        return Failures(self.max_failures, self.max_in_a_row, self.retry_after, self.max_seconds, clock)
+
+
+@dataclass
+class Tally:
+    """Counts since a run began, restarts included."""
+
+    updates: int = 0
+    refused: Counter[str] = field(default_factory=Counter)  # by the error's name
+    failed: int = 0  # answers that were none: crashes, timeouts
+    delays: int = 0  # sum of the updates' delays, in versions
+    longest: int = 0  # of them
+    by_client: Counter[Hashable] = field(default_factory=Counter)  # updates
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "updates": self.updates, "refused": dict(self.refused), "failed": self.failed, "delays": self.delays,
+            "longest": self.longest, "by_client": dict(self.by_client),
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`."""
+        self.updates, self.failed = state["updates"], state["failed"]
+        self.delays, self.longest = state["delays"], state["longest"]
+        self.refused, self.by_client = Counter(state["refused"]), Counter(state["by_client"])
+
+
+@dataclass(frozen=True)
+class Row:
+    """One version, when all that is to be said of it is known.
+
+    Attributes:
+        version: of the model.
+        found: what its evaluation found; None where there was none.
+        metrics: all numbers: the evaluation's under their names, clients' training under ``train/``, clients'
+            evaluation under ``clients/``, and ``updates``, ``delay``, ``refused``, ``failed``, ``seconds`` under
+            ``run/``.
+    """
+
+    version: int
+    found: Found
+    metrics: dict[str, float]
+
+
+class Session:
+    """A run's books.
+
+    The framework's adapter calls :meth:`take` or :meth:`failed` for every reply, :meth:`stepped` for every version and
+    :meth:`settle` every now and then, which returns the versions whose metrics are complete; it ends when :attr:`over`
+    says why. What is permanent raises :class:`fastagg.RunFailed`.
+
+    Args:
+        server: its server.
+        settings: what the user asked for.
+        evaluate: ``evaluate(version, model)``; the model is ``server.snapshot()``.
+        say: where progress goes, a line for each version.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        settings: Settings | None = None,
+        evaluate: Callable[[int, Any], Found] | None = None,
+        say: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.server, self.settings = server, settings or Settings()
+        self.failures = self.settings.failures(clock)
+        self.tally = Tally()
+        self.over: str | None = None  # why the run is to end
+        self.trackers = Trackers(self.settings.trackers)
+        stop, best = self.settings.stop, self.settings.best
+        self._watch = None if stop is None else Watch(stop.metric, stop.mode)
+        self._best = None if best is None else Watch(best.metric, best.mode)
+        self._evaluation = Evaluation(evaluate, self.settings.evaluate_aside)
+        self._looked_at = evaluate is not None or best is not None or self.settings.on_version is not None
+        self._say = say or logging.getLogger("fastagg").info
+        self._clock, self._began, self._before = clock, clock(), 0.0
+        self._rows: dict[int, dict[str, float]] = {}  # by version, without what its evaluation finds
+
+    # -- replies -------------------------------------------------------------------------------------------------
+
+    def take(self, answers: Sequence[tuple[Hashable, Dispatch, Reply]]) -> list[Outcome]:
+        """Fold replies in; for each its receipt, or the error with which it was refused, noted as a failure.
+
+        Args:
+            answers: who sent it (as the framework calls it), its task, the reply.
+
+        Raises:
+            RunFailed: replies are refused again and again.
+        """
+        outcomes = take(self.server, [(task, reply) for _, task, reply in answers])
+        for (client, _, _), outcome in zip(answers, outcomes, strict=True):
+            if isinstance(outcome, Receipt):
+                self.taken(client, outcome)
+        for (client, _, _), outcome in zip(answers, outcomes, strict=True):
+            if isinstance(outcome, FastaggError):
+                self.refused(client, outcome)
+        return outcomes
+
+    def taken(self, client: Hashable, receipt: Receipt) -> None:
+        """An update was folded in."""
+        self.failures.taken(client)
+        self.tally.updates += 1
+        self.tally.by_client[client] += 1
+        self.tally.delays += receipt.delay
+        self.tally.longest = max(self.tally.longest, receipt.delay)
+
+    def refused(self, client: Hashable, error: FastaggError) -> None:
+        """A reply was refused.
+
+        Raises:
+            RunFailed: that was one too many.
+        """
+        self.tally.refused[type(error).__name__] += 1
+        self.failures.failed(client, f"{type(error).__name__}: {error}")
+
+    def failed(self, client: Hashable, cause: str) -> None:
+        """No reply came, or an error.
+
+        Raises:
+            RunFailed: that was one too many.
+        """
+        self.tally.failed += 1
+        self.failures.failed(client, cause)
+
+    # -- versions ------------------------------------------------------------------------------------------------
+
+    def stepped(self, train: Mapping[str, Any] | None = None, last: bool = False) -> None:
+        """The server has a new version, or its first one.
+
+        Args:
+            train: what its clients said of their training, averaged.
+            last: nothing comes after it: evaluate it whatever ``evaluate_every`` says.
+        """
+        version = self.server.version
+        if last and self._evaluation.knows(version):
+            return
+        self._rows[version] = {**self._counts(), **{f"train/{k}": v for k, v in numeric(train or {}).items()}}
+        model = self.server.snapshot() if self._looked_at else None
+        self._evaluation.add(version, model, last or version % self.settings.evaluate_every == 0)
+
+    def told(self, step: int, found: Found, train: Mapping[str, Any] | None = None, model: Any = None) -> Row:
+        """A version, or a round, that the framework has evaluated itself: all that :meth:`settle` does, at once.
+
+        Args:
+            step: its number.
+            found, train: what its evaluation found, and what clients said of their training.
+            model: its model, for ``best`` and ``on_version``.
+        """
+        metrics = {**self._counts(), **{f"train/{k}": v for k, v in numeric(train or {}).items()}}
+        row = Row(step, found, {**metrics, **numeric(found or {})})
+        self._tell(step, row.metrics, model)
+        self._look_at_the_clock()
+        return row
+
+    def ended_by(self, error: StopIteration, step: int) -> Found:
+        """An evaluation that the framework called raised StopIteration; the metrics that it carried, if any."""
+        ended = Ended(error)
+        self.end(ended.why or f"the evaluation of version {step} said so")
+        return ended.found
+
+    def skip(self, version: int) -> None:
+        """``version`` was evaluated before a restart."""
+        self._evaluation.skip(version)
+
+    def settle(self, wait: bool = False) -> list[Row]:
+        """The versions whose metrics are complete since the last call, in their order; with ``wait``, all.
+
+        Raises:
+            Exception: whatever an evaluation or ``on_version`` raised.
+        """
+        rows = []
+        for version, model, found, ended in self._evaluation.finished(wait):
+            metrics = {**self._rows.pop(version), **numeric(found or {})}
+            rows.append(Row(version, found, metrics))
+            if ended is not None:
+                self.end(ended.why or f"the evaluation of version {version} said so")
+            self._tell(version, metrics, model)
+        self._look_at_the_clock()
+        return rows
+
+    def clients_found(self, version: int, found: Mapping[str, Any], model: Any = None) -> None:
+        """What clients found when they evaluated ``version``; ``model``, that version's, is for ``best``."""
+        metrics = {f"clients/{name}": value for name, value in numeric(found).items()}
+        self.trackers.log(metrics, version)
+        self._look(version, metrics, model)
+
+    def end(self, why: str) -> None:
+        """The run is to end, with its result; the first reason counts."""
+        if self.over is None:
+            self.over = why
+
+    def close(self) -> None:
+        """End the evaluation and the trackers."""
+        self._evaluation.close()
+        self.trackers.close()
+
+    def summary(self) -> str:
+        """The run so far, in a few lines."""
+        tally, seconds = self.tally, self.seconds
+        rate = tally.updates / seconds if seconds > 0 else 0.0
+        mean = tally.delays / tally.updates if tally.updates else 0.0
+        lines = [
+            f"version {self.server.version} after {tally.updates} updates of {len(tally.by_client)} clients in "
+            f"{seconds:.1f} s ({rate:.3g} updates a second)",
+            f"delay: {mean:.2f} versions in the mean, {tally.longest} at most",
+        ]
+        if tally.refused or tally.failed:
+            refused = ", ".join(f"{count} {name}" for name, count in tally.refused.most_common())
+            lines.append(f"not counted: {tally.failed} failures; refused: {refused or 'none'}")
+        for watch in filter(None, (self._watch, self._best)):
+            if watch.best is not None:
+                lines.append(f"best {watch.metric}: {watch.best:.4g} at version {watch.version}")
+        if self.over is not None:
+            lines.append(f"it ended because {self.over}")
+        return "\n".join(dict.fromkeys(lines))
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken, restarts included."""
+        return self._before + self._clock() - self._began
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data: what a resumed run needs."""
+        watches = {"stop": self._watch, "best": self._best}
+        kept = {name: watch.state_dict() for name, watch in watches.items() if watch is not None}
+        return {"tally": self.tally.state_dict(), "seconds": self.seconds, "watches": kept}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`."""
+        if state:
+            self.tally.load_state_dict(state["tally"])
+            self._before = state["seconds"]
+            for name, watch in (("stop", self._watch), ("best", self._best)):
+                if watch is not None and name in state["watches"]:
+                    watch.load_state_dict(state["watches"][name])
+
+    # -- what a version sets off ---------------------------------------------------------------------------------
+
+    def _tell(self, version: int, metrics: dict[str, float], model: Any) -> None:
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if not name.startswith("run/"))
+        counts = f"{metrics['run/updates']:.0f} updates, {metrics['run/seconds']:.1f} s"
+        self._say(f"fastagg: version {version}: {shown + ', ' if shown else ''}{counts}")
+        self.trackers.log(metrics, version)
+        self._look(version, metrics, model)
+        if self.settings.on_version is not None:
+            try:
+                self.settings.on_version(version, metrics, model)
+            except StopIteration as error:
+                self.end(str(error) or f"on_version said so at version {version}")
+
+    def _look(self, version: int, metrics: Mapping[str, float], model: Any) -> None:
+        stop, best = self.settings.stop, self.settings.best
+        if self._best is not None and self._best.see(version, metrics):
+            checkpoint.write(model, Path(best.path))
+        if self._watch is not None and (stop.target is not None or stop.patience is not None):
+            self._watch.see(version, metrics)
+            if stop.target is not None and self._watch.reached(stop.target):
+                self.end(f"{stop.metric} reached {stop.target:g}: it is {self._watch.best:.4g} at version {version}")
+            elif stop.patience is not None and self._watch.since >= stop.patience:
+                since = f"{self._watch.best:.4g} at version {self._watch.version}"
+                self.end(f"{stop.metric} has not been better in {stop.patience} evaluations than {since}")
+
+    def _look_at_the_clock(self) -> None:
+        stop = self.settings.stop
+        if stop is not None and stop.seconds is not None and self.seconds >= stop.seconds:
+            self.end(f"{stop.seconds:g} s are over")
+
+    def _counts(self) -> dict[str, float]:
+        tally = self.tally
+        return {
+            "run/updates": float(tally.updates), "run/delay": tally.delays / max(1, tally.updates),
+            "run/refused": float(tally.refused.total()), "run/failed": float(tally.failed), "run/seconds": self.seconds,
+        }  # fmt: skip

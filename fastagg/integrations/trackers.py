@@ -1,0 +1,184 @@
+"""Where metrics are drawn: TensorBoard, MLflow and Weights & Biases, each through its own client.
+
+A tracker is told one row of numbers at a time, ``log({"accuracy": 0.9}, step=3)``, and closed at the end. Every
+integration takes ``trackers=``: trackers, or plain data that a configuration file can hold::
+
+    trackers = {"tensorboard": "runs/fadas", "mlflow": {"experiment": "digits"}, "wandb": {"project": "digits"}}
+"""
+
+from __future__ import annotations
+
+import logging
+import numbers
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from fastagg import _checks
+from fastagg.errors import ConfigError, MissingDependency
+
+_log = logging.getLogger("fastagg")
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Anything that is told rows."""
+
+    def log(self, row: Mapping[str, float], step: int) -> None:
+        """One row of metrics at one step (a version of the model)."""
+
+    def close(self) -> None:
+        """Nothing more will come."""
+
+
+class TensorBoard:
+    """Event files for TensorBoard.
+
+    Args:
+        folder: where they go.
+
+    Raises:
+        MissingDependency: tensorboard is not installed.
+    """
+
+    def __init__(self, folder: str) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise _missing("tensorboard") from None
+        self._writer: Any = SummaryWriter(folder)
+
+    def log(self, row: Mapping[str, float], step: int) -> None:
+        for name, value in row.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()  # a run may be killed
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class MLflow:
+    """A run of MLflow.
+
+    Args:
+        experiment: its name; MLflow's default one without.
+        uri: of the tracking server; MLflow's own setting without.
+        run_name: of this run; MLflow makes one up without.
+        run_id: of a run to go on with.
+
+    Raises:
+        MissingDependency: mlflow is not installed.
+    """
+
+    def __init__(
+        self,
+        experiment: str | None = None,
+        uri: str | None = None,
+        run_name: str | None = None,
+        run_id: str | None = None,
+    ) -> None:
+        try:
+            from mlflow import MlflowClient
+        except ImportError:
+            raise _missing("mlflow") from None
+        self._client: Any = MlflowClient(tracking_uri=uri)
+        if run_id is None:
+            found = self._client.get_experiment_by_name(experiment) if experiment else None
+            number = found.experiment_id if found else self._client.create_experiment(experiment) if experiment else "0"
+            run_id = self._client.create_run(number, run_name=run_name).info.run_id
+        self.run_id: str = run_id
+
+    def log(self, row: Mapping[str, float], step: int) -> None:
+        for name, value in row.items():
+            self._client.log_metric(self.run_id, name, value, step=step)
+
+    def close(self) -> None:
+        self._client.set_terminated(self.run_id)
+
+
+class WandB:
+    """A run of Weights & Biases; the arguments are ``wandb.init``'s: ``project``, ``name``, ``mode``, ``dir``, ...
+
+    Raises:
+        MissingDependency: wandb is not installed.
+    """
+
+    def __init__(self, project: str | None = None, **init: Any) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise _missing("wandb") from None
+        self._run: Any = wandb.init(project=project, **init)
+        # Its own steps may only grow, and what clients find of a version comes after the next version's row.
+        self._run.define_metric("version")
+        self._run.define_metric("*", step_metric="version")
+
+    def log(self, row: Mapping[str, float], step: int) -> None:
+        self._run.log({**row, "version": step})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+_KNOWN: dict[str, Callable[..., Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
+
+
+def made(given: Any) -> list[Tracker]:
+    """Trackers: from one, from several, or from ``{name: settings}``, where settings are a mapping or the first one.
+
+    Raises:
+        ConfigError: it is none of these.
+        MissingDependency: a tracker's package is not installed.
+    """
+    if given is None:
+        return []
+    if isinstance(given, Tracker):
+        return [given]
+    if isinstance(given, Mapping):
+        return [_one(str(name), settings) for name, settings in given.items()]
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        found = list(given)
+        if all(isinstance(one, Tracker) for one in found):
+            return found
+    raise ConfigError(f"trackers: expected trackers, or {{'tensorboard': 'a folder'}} and the like, got {given!r}")
+
+
+def numeric(row: Mapping[str, Any]) -> dict[str, float]:
+    """What of a row can be drawn: its numbers."""
+    return {name: float(value) for name, value in row.items() if isinstance(value, numbers.Real)}
+
+
+class Trackers:
+    """All trackers of a run. One that fails says so once, and the run goes on without it."""
+
+    def __init__(self, given: Any) -> None:
+        self._alive = made(given)
+
+    def log(self, row: Mapping[str, Any], step: int) -> None:
+        """Tell all of them."""
+        self._each(lambda one: one.log(numeric(row), step))
+
+    def close(self) -> None:
+        """Close all of them."""
+        self._each(lambda one: one.close())
+        self._alive = []
+
+    def _each(self, act: Callable[[Tracker], None]) -> None:
+        for one in list(self._alive):
+            try:
+                act(one)
+            except Exception as error:  # whatever a client's network makes it raise is not worth the training
+                self._alive.remove(one)
+                _log.warning("fastagg: %s: no more metrics go there: %r", type(one).__name__, error)
+
+
+def _one(name: str, settings: Any) -> Tracker:
+    if name not in _KNOWN:
+        raise ConfigError("trackers: " + _checks.unknown("tracker", name, _KNOWN))
+    try:
+        return _KNOWN[name](**settings) if isinstance(settings, Mapping) else _KNOWN[name](settings)
+    except TypeError as error:
+        raise ConfigError(f"trackers: {name}: {error}") from None
+
+
+def _missing(package: str) -> MissingDependency:
+    return MissingDependency(f"{package} is not installed: pip install 'fastagg[{package}]'")

@@ -1,0 +1,45 @@
+"""What clients find when they evaluate the models they are sent, gathered until it is worth something."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fastagg.integrations.trackers import numeric
+from fastagg.serving.dispatch import Dispatch
+
+
+class Window:
+    """Replies until there are as many as clients: enough for a mean that no single client's data decides.
+
+    Such a client evaluates the model that it is sent and returns the metrics with its update. In a synchronous round
+    all of them speak of one model. Here they speak of the last few; their mean is said of the newest of these.
+
+    Attributes:
+        task: the newest task among the replies, which has its model.
+    """
+
+    def __init__(self) -> None:
+        self.task: Dispatch | None = None
+        self._count = 0
+        self._rows: list[dict[str, float]] = []
+
+    def add(self, task: Dispatch, metrics: Mapping[str, Any] | None) -> None:
+        """One more reply; metrics that are no finite numbers are left out."""
+        self._count += 1
+        if self.task is None or task.version > self.task.version:
+            self.task = task
+        found = {name: value for name, value in numeric(metrics or {}).items() if math.isfinite(value)}
+        if found:
+            self._rows.append(found)
+
+    def full(self, clients: int) -> bool:
+        """Whether there are as many replies as ``clients``."""
+        return self._count >= max(1, clients)
+
+    def means(self) -> dict[str, float]:
+        """Of each metric the mean over the replies that have it."""
+        names = dict.fromkeys(name for row in self._rows for name in row)
+        values = {name: [row[name] for row in self._rows if name in row] for name in names}
+        return {name: math.fsum(found) / len(found) for name, found in values.items()}

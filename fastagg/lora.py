@@ -1,0 +1,122 @@
+"""LoRA adapters of unequal rank under one server: cut and padded with zeros, or as the products that they stand for.
+
+Adapters are dicts of arrays as ``peft.get_peft_model_state_dict`` gives them: for every adapted layer
+``<layer>.lora_A.weight``, [rank, in], and ``<layer>.lora_B.weight``, [out, rank]; the layer's weight, [out, in], gets
+``scale * B A`` on top, where peft's scale is ``lora_alpha / rank``. A server that is given adapters alone keeps, sends
+and averages adapters alone. Two ways to let clients have ranks of their own:
+
+- **padded** (HetLoRA, Cho et al. 2024): the server's adapters have the largest rank; a client trains the first rows of
+  A and columns of B (:func:`cut`) and fills up with zeros (:func:`padded`). The mean of products is not the product of
+  means, so this is an approximation. The scale must be the same for all: ``lora_alpha = rank``.
+- **stacked** (FLoRA, Wang et al. 2024): what is averaged is the products. ``sum_i p_i B_i A_i`` is the product of the
+  stacks ``[p_1 B_1 ... p_n B_n]`` and ``[A_1; ...; A_n]``, so it is exact for every mixture of ranks. The server has
+  the adapted layers' weights themselves, clients send adapters that began with ``B = 0`` (a reply of kind ``lora``),
+  and :func:`products` is what it adds up, under any rule, asynchronous ones too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastagg import _checks
+from fastagg.errors import ShapeMismatch
+from fastagg.storage.pieces import as_tensor
+
+_A, _B, _PEFT = ".lora_A.weight", ".lora_B.weight", "base_model.model."
+
+
+def cut(adapters: Mapping[str, Any], rank: int) -> dict[str, Tensor]:
+    """The part of the server's adapters that a client of a smaller rank trains: the first rows of A and columns of B.
+
+    Args:
+        adapters: of at least this rank; arrays that are no adapters pass as they are.
+        rank: the client's, >= 1.
+
+    Raises:
+        ShapeMismatch: they have a smaller rank.
+        ConfigError: the rank is out of range.
+    """
+    _checks.whole("rank", rank, least=1)
+    found = {}
+    for name, array in adapters.items():
+        tensor = as_tensor(array)
+        axis = _axis(name, tensor)
+        if axis is not None:
+            if tensor.shape[axis] < rank:
+                raise ShapeMismatch(f"{name!r}: expected a rank of at least {rank}, got {tensor.shape[axis]}")
+            tensor = tensor.narrow(axis, 0, rank).clone()
+        found[name] = tensor
+    return found
+
+
+def padded(adapters: Mapping[str, Any], rank: int) -> dict[str, Tensor]:
+    """A client's adapters at the server's ``rank``: zeros beyond its own, so that the product is the same.
+
+    Raises:
+        ShapeMismatch: they have a larger rank.
+        ConfigError: the rank is out of range.
+    """
+    _checks.whole("rank", rank, least=1)
+    found = {}
+    for name, array in adapters.items():
+        tensor = as_tensor(array)
+        axis = _axis(name, tensor)
+        if axis is not None:
+            more = rank - tensor.shape[axis]
+            if more < 0:
+                raise ShapeMismatch(f"{name!r}: expected a rank of at most {rank}, got {tensor.shape[axis]}")
+            shape = list(tensor.shape)
+            shape[axis] = more
+            tensor = torch.cat([tensor, tensor.new_zeros(shape)], axis)
+        found[name] = tensor
+    return found
+
+
+def products(
+    adapters: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], scale: float = 1.0
+) -> dict[str, Tensor]:
+    """The update that adapters stand for: ``scale * B A`` for every adapted weight, fp32, and zeros for the others.
+
+    Args:
+        adapters: A and B of each adapted layer.
+        shapes: of all parameters by name: ``<layer>.weight``, without peft's ``base_model.model.``.
+        scale: peft's ``lora_alpha / rank``.
+
+    Raises:
+        ShapeMismatch: an array is no adapter, lacks its other half, or belongs to no parameter of this shape.
+    """
+    _checks.number("scale", scale)
+    update = {}
+    for name, first in adapters.items():
+        if name.endswith(_B) and name.removesuffix(_B) + _A in adapters:
+            continue
+        layer = name.removesuffix(_A)
+        if layer == name or layer + _B not in adapters:
+            raise ShapeMismatch(f"{name!r}: expected <layer>{_A} and <layer>{_B} of every layer")
+        a, b = as_tensor(first).float(), as_tensor(adapters[layer + _B]).float()
+        weight = layer.removeprefix(_PEFT) + ".weight"
+        if weight not in shapes:
+            raise ShapeMismatch(f"{name!r}: the model has no {weight!r}")
+        if (
+            a.dim() != 2
+            or b.dim() != 2
+            or a.shape[0] != b.shape[1]
+            or (b.shape[0], a.shape[1]) != tuple(shapes[weight])
+        ):
+            halves = f"A {list(a.shape)} and B {list(b.shape)}"
+            raise ShapeMismatch(f"{layer!r}: {halves} are no adapters of {weight!r}, {list(shapes[weight])}")
+        update[weight] = scale * (b @ a)
+    return {name: update.get(name, torch.zeros(shape)) for name, shape in shapes.items()}
+
+
+def _axis(name: str, tensor: Tensor) -> int | None:
+    """The dimension that is the rank; None for what is no adapter."""
+    if not name.endswith((_A, _B)):
+        return None
+    if tensor.dim() != 2:
+        raise ShapeMismatch(f"{name!r}: expected two dimensions, got {list(tensor.shape)}")
+    return 0 if name.endswith(_A) else 1

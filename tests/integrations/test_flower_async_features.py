@@ -1,0 +1,296 @@
+"""What a user of an asynchronous strategy expects: evaluation, choosing nodes, goals, failures that end, summaries."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from functools import partial
+
+import pytest
+import torch
+
+import fastagg
+
+pytest.importorskip("flwr")
+
+from flower_apps import FakeGrid, node, reply, trained
+from flwr.app import ConfigRecord, Error, MetricRecord
+
+from fastagg.integrations import Best, Stop, flower
+
+FEDBUFF = partial(fastagg.FedBuff, buffer_size=2)
+
+
+def initial() -> dict[str, torch.Tensor]:
+    return {"w": torch.zeros(3, 4), "b": torch.zeros(5)}
+
+
+def asynchronous(make=FEDBUFF, **settings) -> flower.AsyncStrategy:
+    return flower.AsyncStrategy(make, **{"poll": 0, "retry_after": 0, **settings})
+
+
+def start(strategy, grid, rounds=6, **more):
+    return strategy.start(grid, flower.write(initial()), num_rounds=rounds, **more)
+
+
+# -- evaluation at clients ---------------------------------------------------------------------------------------
+
+
+def test_clients_evaluate_at_intervals_and_nobody_waits_for_them() -> None:
+    # Evaluation takes a node ten times as long as training.
+    grid = FakeGrid(node, range(1, 5))
+    slow = {"train": 0, "evaluate": 40}
+    grid.delay = lambda n: slow[grid.log[-1][1].metadata.message_type]
+    models = {}
+    strategy = asynchronous(
+        evaluate_clients_every=3, fraction_evaluate=0.5, min_evaluate_nodes=1,
+        on_version=lambda version, metrics, model: models.update({version: float(model["w"].mean())}),
+    )  # fmt: skip
+    result = start(strategy, grid, 8, evaluate_config=ConfigRecord({"batch": 64}))
+    asked = [(n, message) for n, message in grid.log if message.metadata.message_type == "evaluate"]
+    assert len(asked) == 6, "versions 3, 6 and the last, two of four nodes each"
+    for _, message in asked:
+        version = message.content["config"]["fastagg-version"]
+        assert message.content["config"] == {"batch": 64, "server-round": version, "fastagg-version": version}
+    found = result.evaluate_metrics_clientapp
+    assert sorted(found) == [3, 6, 8]
+    for version, metrics in found.items():
+        assert metrics["score"] == pytest.approx(models[version]), "the version itself, though the server went on"
+    kinds = [message.metadata.message_type for _, message in grid.log]
+    first = kinds.index("evaluate")
+    assert "train" in kinds[first + 2 : first + 6], "training went on"
+
+
+def test_a_client_that_cannot_evaluate_is_left_out_of_the_average(caplog) -> None:
+    def answer(message):
+        if message.metadata.message_type == "evaluate":
+            if message.metadata.dst_node_id == 1:
+                return Error(3, "no test data")
+            if message.metadata.dst_node_id == 2:
+                return None
+        return node(message)
+
+    strategy = asynchronous(evaluate_clients_every=2)
+    result = start(strategy, FakeGrid(answer, [1, 2, 3]), 2, timeout=0.2)
+    assert list(result.evaluate_metrics_clientapp) == [2]
+    assert "node 1 could not evaluate: no test data" in caplog.text
+    assert "node 2 did not evaluate version 2" in caplog.text
+    assert not strategy.session.tally.failed, "it trains as before"
+
+
+def test_clients_own_scores_can_end_a_run_and_pick_the_best(tmp_path) -> None:
+    strategy = asynchronous(
+        evaluate_clients_every=1, stop=Stop("clients/score", target=0.5), best=Best(tmp_path / "b.pt", "clients/score")
+    )
+    result = start(strategy, FakeGrid(node, [1, 2, 3]), None)
+    version, metrics = max(result.evaluate_metrics_clientapp.items())
+    assert metrics["score"] >= 0.5 and "clients/score reached 0.5" in strategy.session.over
+    assert float(torch.load(tmp_path / "b.pt")["w"].mean()) == pytest.approx(metrics["score"])
+    assert version <= strategy.server.version < 20
+
+
+def test_nobody_asks_clients_to_evaluate_unless_told_to() -> None:
+    grid = FakeGrid(node, [1, 2])
+    start(asynchronous(fraction_evaluate=0.0), grid, 3)
+    assert {message.metadata.message_type for _, message in grid.log} == {"train"}
+    with pytest.raises(fastagg.ConfigError, match="evaluate_config: clients do not evaluate"):
+        start(asynchronous(), grid, 3, evaluate_config=ConfigRecord())
+
+
+# -- evaluation at the server ------------------------------------------------------------------------------------
+
+
+def test_updates_are_received_while_a_version_is_evaluated() -> None:
+    """The evaluation of version 1 ends only when version 2 is there: it would wait for ever if it stopped the loop."""
+    later, seen, models = threading.Event(), [], {}
+    strategy = asynchronous(
+        on_version=lambda version, metrics, model: models.update({version: float(model["w"].mean())})
+    )
+
+    def evaluate(version, arrays):
+        if version == 1:
+            assert later.wait(30)
+        seen.append((version, float(flower.read(arrays)["w"].mean())))
+        return MetricRecord({"v": version})
+
+    class Watching(FakeGrid):
+        def push_messages(self, messages):
+            messages = list(messages)
+            if any(message.content["config"]["fastagg-version"] >= 2 for message in messages):
+                later.set()
+            return super().push_messages(messages)
+
+    grid = Watching(node, [1, 2, 3])
+    result = start(strategy, grid, 4, evaluate_fn=evaluate)
+    assert [version for version, _ in seen] == [0, 1, 2, 3, 4] == sorted(result.evaluate_metrics_serverapp)
+    assert dict(seen) == pytest.approx(models) and len(set(models.values())) == 5, "each its own model"
+
+
+def test_stop_iteration_from_an_evaluation_ends_the_run_with_its_result(tmp_path) -> None:
+    def evaluate(version, arrays):
+        if version == 3:
+            raise StopIteration(MetricRecord({"score": 9}))
+        return MetricRecord({"score": version})
+
+    strategy = asynchronous(evaluate_aside=False, checkpoint=tmp_path / "server.pt")
+    result = start(strategy, FakeGrid(node, [1, 2, 3]), 99, evaluate_fn=evaluate)
+    assert {n: row["score"] for n, row in result.evaluate_metrics_serverapp.items()} == {0: 0, 1: 1, 2: 2, 3: 9}
+    assert strategy.server.version == 3 == fastagg.load(tmp_path / "server.pt").version
+    assert flower.read(result.arrays)["w"].mean() > 0
+    assert not len(strategy.server.state_dict()["tasks"]["task_client"])
+
+
+def test_goals_trackers_and_progress(tmp_path, caplog) -> None:
+    rows, models = [], {}
+
+    class Tracker:
+        def log(self, row, step):
+            rows.append((step, dict(row)))
+
+        def close(self):
+            rows.append("closed")
+
+    def evaluate(version, arrays):
+        return MetricRecord({"accuracy": [0.1, 0.5, 0.9, 0.4, 0.3, 0.2][version]})
+
+    strategy = asynchronous(
+        stop=Stop("accuracy", patience=2), best=tmp_path / "best.pt", trackers=[Tracker()], evaluate_aside=False,
+        on_version=lambda version, metrics, model: models.update({version: model["w"].clone()}),
+    )  # fmt: skip
+    grid = FakeGrid(node, [1, 2, 3])
+    with caplog.at_level(logging.INFO, "flwr.fastagg"):
+        start(strategy, grid, 99, evaluate_fn=evaluate)
+    assert strategy.server.version == 4 and "has not been better in 2 evaluations than 0.9" in strategy.session.over
+    assert rows[-1] == "closed" and [step for step, _ in rows[:-1]] == [0, 1, 2, 3, 4]
+    assert rows[2][1]["accuracy"] == 0.9 and rows[2][1]["run/updates"] == 4 and "train/loss" in rows[2][1]
+    assert torch.equal(torch.load(tmp_path / "best.pt")["w"], models[2]) and not torch.equal(models[2], models[4])
+    for words in ("version 2: train/loss", "accuracy 0.9", "best accuracy: 0.9 at version 2"):
+        assert words in caplog.text
+    assert "AsyncStrategy of FedBuff, concurrency all online" in caplog.text
+
+
+def test_a_time_limit_is_no_error() -> None:
+    strategy = asynchronous(stop={"seconds": 0.3})
+    start(strategy, FakeGrid(node, [1, 2]), None)
+    assert "0.3 s are over" in strategy.session.over and strategy.server.version > 0
+
+
+# -- nodes -------------------------------------------------------------------------------------------------------
+
+
+def test_a_hook_chooses_nodes() -> None:
+    def choose(free, version):
+        return [node for node in sorted(free, reverse=True) if node % 2 == version % 2]
+
+    grid = FakeGrid(node, range(1, 7))
+    start(asynchronous(choose=choose, concurrency=2), grid, 6)
+    for n, message in grid.log:
+        assert n % 2 == message.content["config"]["fastagg-version"] % 2
+    assert [n for n, _ in grid.log[:2]] == [6, 4]
+
+
+@pytest.mark.parametrize("bad", [lambda free, version: [99], lambda free, version: [*free, *free]])
+def test_a_hook_that_names_others_is_refused(bad) -> None:
+    with pytest.raises(fastagg.ConfigError, match="choose: expected some of the free nodes"):
+        start(asynchronous(choose=bad), FakeGrid(node, [1, 2]))
+    with pytest.raises(fastagg.ConfigError, match="choose: expected a function"):
+        asynchronous(choose=3)
+
+
+def test_training_waits_for_enough_nodes() -> None:
+    class Grid(FakeGrid):
+        looks = 0
+
+        def get_node_ids(self):
+            self.looks += 1
+            return [1, 2] if self.looks < 50 else [1, 2, 3]
+
+        def push_messages(self, messages):
+            assert self.looks >= 50
+            return super().push_messages(messages)
+
+    strategy = asynchronous(min_available_nodes=3)
+    start(strategy, Grid(node, []), 3)
+    assert strategy.server.version == 3
+
+
+def test_metrics_say_which_node_sent_them() -> None:
+    seen = []
+
+    def average(records, key):
+        seen.append([dict(record["fastagg"]) for record in records])
+        return MetricRecord({"n": len(records)})
+
+    start(asynchronous(train_metrics_aggr_fn=average), FakeGrid(node, [1, 2, 3]), 3)
+    assert [len(row) for row in seen] == [2, 2, 2]
+    assert {told["node-id"] for row in seen for told in row} <= {1, 2, 3}
+    assert [row[-1]["version"] for row in seen] == [1, 2, 3] and all(told["delay"] >= 0 for row in seen for told in row)
+
+
+def test_more_nodes_than_clients_are_named_once(caplog) -> None:
+    def gradient(message):
+        arrays = {n: torch.ones_like(a) for n, a in flower.read(message.content["arrays"]).items()}
+        return reply(arrays, kind="gradient")
+
+    strategy = asynchronous(partial(fastagg.ACE, lr=0.01, num_clients=2))
+    grid = FakeGrid(gradient, [1, 2, 3])
+    start(strategy, grid, 10)
+    assert caplog.text.count("node 3 gets no task: the rule has num_clients=2, and all are taken") == 1
+    assert {n for n, _ in grid.log} == {1, 2}
+
+
+# -- failures ----------------------------------------------------------------------------------------------------
+
+
+def test_plain_clients_under_a_gradient_rule_end_the_run_with_their_cause(tmp_path) -> None:
+    strategy = asynchronous(partial(fastagg.ACE, lr=0.1, num_clients=3), checkpoint=tmp_path / "server.pt")
+    grid = FakeGrid(trained, [1, 2, 3])
+    with pytest.raises(fastagg.RunFailed, match=r"3 clients.*failed 5 times.*takes updates of kind 'gradient'"):
+        start(strategy, grid)
+    assert len(grid.log) == 15 and strategy.server.version == 0
+    assert strategy.session.tally.refused == {"ConfigError": 15}
+
+
+def test_clients_that_all_crash_end_the_run_with_their_message() -> None:
+    strategy = asynchronous(max_failures=None, max_in_a_row=9)
+    grid = FakeGrid(lambda message: Error(2, "CUDA out of memory"), [1, 2, 3])
+    with pytest.raises(fastagg.RunFailed, match=r"9 failures in a row.*CUDA out of memory"):
+        start(strategy, grid)
+    assert torch.equal(strategy.server.flat, torch.zeros(17))
+
+
+def test_one_node_that_always_fails_is_left_out_and_the_rest_go_on() -> None:
+    grid = FakeGrid(lambda m: Error(2, "broken") if m.metadata.dst_node_id == 2 else node(m), [1, 2, 3])
+    strategy = asynchronous(max_failures=4)
+    start(strategy, grid, 20)
+    assert [n for n, _ in grid.log].count(2) == 4 and strategy.server.version == 20
+
+
+def test_a_node_that_fails_is_asked_again_later_and_later() -> None:
+    grid = FakeGrid(lambda m: Error(2, "broken") if m.metadata.dst_node_id == 2 else node(m), [1, 2])
+    strategy = asynchronous(max_failures=None, retry_after=0.02, stop={"seconds": 1.0}, poll=0.002)
+    start(strategy, grid, None)
+    # 0.02 + 0.04 + ... doubles: six or seven tries in a second, where a fixed delay would have fifty.
+    assert 3 <= [n for n, _ in grid.log].count(2) <= 7
+
+
+def test_no_node_for_too_long_ends_the_run() -> None:
+    with pytest.raises(fastagg.RunFailed, match=r"no update was taken in 0.1 s; no client is there"):
+        start(asynchronous(max_seconds=0.1), FakeGrid(node, []))
+
+
+def test_what_a_failed_run_learnt_is_in_its_checkpoint(tmp_path) -> None:
+    count = 0
+
+    def train(message):
+        nonlocal count
+        count += 1
+        return node(message) if count <= 7 else Error(2, "broken")
+
+    file = tmp_path / "server.pt"
+    with pytest.raises(fastagg.RunFailed, match="broken"):
+        start(asynchronous(checkpoint=file, checkpoint_every=100), FakeGrid(train, [1, 2]), 99)
+    assert fastagg.load(file).version == 3
+    again = asynchronous(checkpoint=file)
+    start(again, FakeGrid(node, [1, 2]), 5)
+    assert again.server.version == 5 and again.updates == 10

@@ -1,0 +1,231 @@
+"""SyncStrategy and ClassicStrategy go on from their checkpoints: alone, under wrappers, with noise."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+import fastagg
+
+pytest.importorskip("flwr")
+
+from flower_apps import FakeGrid, trained
+from flwr.app import Error, MetricRecord
+from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.serverapp import strategy as theirs
+
+from fastagg.integrations import flower
+
+MAKE = partial(fastagg.FedAdam, lr=0.1)
+NODES = [1, 2, 3]
+
+
+def initial() -> dict[str, torch.Tensor]:
+    return {"w": torch.linspace(-1, 1, 12).view(3, 4), "b": torch.zeros(5)}
+
+
+class Grid(FakeGrid):
+    def send_and_receive(self, messages, *, timeout=None):
+        return self.pull_messages(self.push_messages(messages))
+
+
+def strategy(file=None, **settings) -> flower.SyncStrategy:
+    return flower.SyncStrategy(MAKE, poll=0, deterministic=True, fraction_evaluate=0.0, checkpoint=file, **settings)
+
+
+def evaluate(number, arrays):
+    return MetricRecord({"sum": float(flower.read(arrays)["w"].sum())})
+
+
+class Crash(Exception):
+    pass
+
+
+def test_a_run_that_was_killed_goes_on_to_the_same_bits_and_history(tmp_path) -> None:
+    whole = strategy()
+    want = whole.start(Grid(trained, NODES), flower.write(initial()), num_rounds=6, evaluate_fn=evaluate)
+
+    def killed(number, arrays):
+        if number == 4:
+            raise Crash
+        return evaluate(number, arrays)
+
+    file = tmp_path / "server.pt"
+    with pytest.raises(Crash):
+        strategy(file).start(Grid(trained, NODES), flower.write(initial()), num_rounds=6, evaluate_fn=killed)
+    assert fastagg.load(file).version == 3, "the round that was not finished is done again"
+    grid, rest = Grid(trained, NODES), strategy(file)
+    got = rest.start(grid, flower.write(initial()), num_rounds=6, evaluate_fn=evaluate)
+    assert [message.content["config"]["server-round"] for _, message in grid.log] == [4] * 3 + [5] * 3 + [6] * 3
+    assert torch.equal(rest.server.flat, whole.server.flat) and rest.server.version == 6
+    assert got.evaluate_metrics_serverapp == want.evaluate_metrics_serverapp
+    assert got.train_metrics_clientapp == want.train_metrics_clientapp
+    assert rest.session.tally.updates == 18
+
+    again = strategy(file)
+    same = again.start(Grid(trained, NODES), flower.write(initial()), num_rounds=6, evaluate_fn=evaluate)
+    assert torch.equal(again.server.flat, whole.server.flat), "nothing is left to do, and nothing is overwritten"
+    assert torch.equal(flower.read(same.arrays)["w"], flower.read(got.arrays)["w"])
+    fresh = strategy(file, resume=False)
+    fresh.start(Grid(trained, NODES), flower.write(initial()), num_rounds=1)
+    assert fresh.server.version == 1
+
+
+def test_a_file_of_the_server_alone_will_do(tmp_path) -> None:
+    file = tmp_path / "server.pt"
+    first = strategy()
+    first.start(Grid(trained, NODES), flower.write(initial()), num_rounds=2)
+    first.server.save(file)
+    rest = strategy(file)
+    rest.start(Grid(trained, NODES), flower.write(initial()), num_rounds=3)
+    assert rest.server.version == 3
+
+
+def test_another_models_checkpoint_is_refused_and_left_alone(tmp_path) -> None:
+    file = tmp_path / "server.pt"
+    fastagg.FedAdam({"other": torch.zeros(3)}, lr=0.1, clients_per_round=None).save(file)
+    before = file.read_bytes()
+    with pytest.raises(fastagg.CheckpointError, match="another model"):
+        strategy(file).start(Grid(trained, NODES), flower.write(initial()), num_rounds=1)
+    assert file.read_bytes() == before
+
+
+def wrapped(inner: flower.SyncStrategy):
+    return theirs.DifferentialPrivacyServerSideFixedClipping(inner, 0.5, 1.0, len(NODES))
+
+
+def test_under_a_wrapper_the_file_holds_the_model_with_its_noise(tmp_path) -> None:
+    file, grid = tmp_path / "server.pt", Grid(trained, NODES)
+    random.seed(0)
+    np.random.seed(0)
+    inner = strategy(file)
+    result = wrapped(inner).start(grid, inner.resumed(flower.write(initial())), num_rounds=3)
+    kept = fastagg.load(file)
+    assert kept.version == 3
+    for name, array in flower.read(result.arrays).items():
+        assert torch.equal(kept.parameters()[name], array), "what is on the disk never lacks the noise"
+
+    again = strategy(file)
+    grid = Grid(trained, NODES)
+    wrapped(again).start(grid, again.resumed(flower.write(initial())), num_rounds=2)
+    first = flower.read(grid.log[0][1].content["arrays"])
+    assert all(torch.equal(first[name], array) for name, array in flower.read(result.arrays).items())
+    assert again.server.version == 5
+
+
+def test_a_wrapper_that_starts_from_another_model_than_the_checkpoints_is_told(tmp_path) -> None:
+    file = tmp_path / "server.pt"
+    strategy(file).start(Grid(trained, NODES), flower.write(initial()), num_rounds=2)
+    before = file.read_bytes()
+    inner = strategy(file)
+    for _ in range(2):
+        with pytest.raises(fastagg.ConfigError, match=r"start from strategy.resumed\(initial_arrays\)"):
+            wrapped(inner).start(Grid(trained, NODES), flower.write(initial()), num_rounds=2)
+    assert file.read_bytes() == before
+
+
+# -- goals and failures in rounds --------------------------------------------------------------------------------
+
+
+def test_goals_trackers_and_stop_iteration_in_rounds(tmp_path) -> None:
+    rows, seen = [], []
+
+    class Tracker:
+        def log(self, row, step):
+            rows.append((step, dict(row)))
+
+        def close(self): ...
+
+    run = strategy(
+        stop={"metric": "score", "target": 3}, best=tmp_path / "best.pt", trackers=[Tracker()],
+        on_version=lambda version, metrics, model: seen.append(version),
+    )  # fmt: skip
+    result = run.start(
+        Grid(trained, NODES), flower.write(initial()), num_rounds=9,
+        evaluate_fn=lambda number, arrays: MetricRecord({"score": number}),
+    )  # fmt: skip
+    assert sorted(result.evaluate_metrics_serverapp) == [0, 1, 2, 3] == seen == [step for step, _ in rows]
+    assert rows[3][1]["score"] == 3 and rows[3][1]["train/loss"] == pytest.approx(2.0)
+    assert torch.equal(torch.load(tmp_path / "best.pt")["w"], run.server.parameters()["w"])
+    assert "score reached 3" in run.session.over
+
+    def enough(number, arrays):
+        if number == 2:
+            raise StopIteration(MetricRecord({"score": 7}))
+
+    result = strategy().start(Grid(trained, NODES), flower.write(initial()), num_rounds=9, evaluate_fn=enough)
+    assert result.evaluate_metrics_serverapp == {2: {"score": 7}} and len(result.train_metrics_clientapp) == 2
+
+
+def test_clients_that_all_crash_end_a_run_of_rounds_with_their_message() -> None:
+    run = strategy(max_in_a_row=7)
+    with pytest.raises(fastagg.RunFailed, match=r"7 failures in a row.*error 2: CUDA out of memory"):
+        run.start(Grid(lambda m: Error(2, "CUDA out of memory"), NODES), flower.write(initial()), num_rounds=100)
+    assert run.server.version == 0 and not len(run.server.state_dict()["tasks"]["task_client"])
+
+
+def test_metrics_say_which_node_sent_them() -> None:
+    seen = []
+
+    def average(records, key):
+        seen.append([(record["fastagg"]["node-id"], record["fastagg"]["delay"]) for record in records])
+        return MetricRecord({"n": len(records)})
+
+    strategy(train_metrics_aggr_fn=average).start(Grid(trained, NODES), flower.write(initial()), num_rounds=2)
+    assert [sorted(row) for row in seen] == [[(1, 0), (2, 0), (3, 0)]] * 2
+
+
+@pytest.mark.parametrize("name", ["max_failures", "retry_after", "evaluate_aside"])
+def test_what_rounds_would_ignore_raises(name: str) -> None:
+    with pytest.raises(fastagg.ConfigError, match=name):
+        strategy(**{name: 1})
+
+
+# -- the earlier API ---------------------------------------------------------------------------------------------
+
+
+class Proxy:
+    def __init__(self, cid: str) -> None:
+        self.cid = cid
+
+
+class Manager:
+    def num_available(self) -> int:
+        return 3
+
+    def sample(self, **settings: int) -> list[Proxy]:
+        return [Proxy(cid) for cid in "abc"]
+
+
+def rounds(run, parameters, count: int):
+    """As Flower's earlier server does, with `parameters` where the strategy has none."""
+    from flwr.common import FitRes, Status
+
+    parameters = run.initialize_parameters(Manager()) or parameters
+    for number in range(1, count + 1):
+        results = []
+        for proxy, fit in run.configure_fit(number, parameters, Manager()):
+            arrays = [a + 0.01 * ord(proxy.cid) for a in parameters_to_ndarrays(fit.parameters)]
+            arrays = [a.astype(np.float32) for a in arrays]
+            results.append((proxy, FitRes(Status(0, ""), ndarrays_to_parameters(arrays), 3, {})))
+        parameters = run.aggregate_fit(number, results, [])[0]
+        run.configure_evaluate(number, parameters, Manager())
+    return parameters_to_ndarrays(parameters)
+
+
+def test_the_earlier_api_goes_on_from_its_checkpoint(tmp_path) -> None:
+    start = ndarrays_to_parameters([np.ones((3, 2), np.float32), np.zeros(4, np.float32)])
+    file = tmp_path / "server.pt"
+    want = rounds(flower.ClassicStrategy(MAKE), start, 4)
+    rounds(flower.ClassicStrategy(MAKE, checkpoint=file), start, 2)
+    rest = flower.ClassicStrategy(MAKE, checkpoint=file)
+    got = rounds(rest, start, 2)
+    assert rest.server.version == 4
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(fastagg.ConfigError, match="initialize_parameters"):
+        flower.ClassicStrategy(MAKE, checkpoint=file).configure_fit(1, start, Manager())

@@ -1,0 +1,345 @@
+"""What every integration shares: replies, failures, goals, evaluation aside, summaries."""
+
+from __future__ import annotations
+
+import math
+import threading
+from functools import partial
+
+import pytest
+import torch
+
+import fastagg
+from fastagg.integrations.evaluation import Evaluation
+from fastagg.integrations.failures import Failures
+from fastagg.integrations.goals import Best, Stop, Watch
+from fastagg.integrations.replies import Reply, take
+from fastagg.integrations.session import Session, Settings
+
+MODEL = {"w": torch.linspace(-1, 1, 12).view(3, 4), "bn.running_mean": torch.zeros(3)}
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+# -- replies -----------------------------------------------------------------------------------------------------
+
+
+def test_a_model_a_difference_and_a_delta_are_the_same_update() -> None:
+    trained = {"w": MODEL["w"] + 0.5, "bn.running_mean": torch.ones(3)}
+    found = []
+    for kind in ("model", "difference", "delta"):
+        server = fastagg.FedBuff(MODEL, buffer_size=1)
+        task = server.dispatch("a")
+        arrays = {
+            "model": trained,
+            "difference": {name: trained[name] - MODEL[name] for name in MODEL},
+            "delta": task.delta(trained),
+        }[kind]
+        [receipt] = take(server, [(task, Reply(arrays, kind))])
+        assert isinstance(receipt, fastagg.Receipt) and receipt.applied
+        found.append(server.parameters())
+    for other in found[1:]:
+        for name in MODEL:
+            assert torch.equal(other[name], found[0][name])
+    torch.testing.assert_close(found[0]["w"], trained["w"])
+    assert torch.equal(found[0]["bn.running_mean"], torch.ones(3))
+
+
+def test_outcomes_stand_in_the_order_of_the_answers() -> None:
+    server = fastagg.FedBuff(MODEL, buffer_size=10)
+    tasks = [server.dispatch(name) for name in "abcde"]
+    nan = {name: array * math.nan for name, array in MODEL.items()}
+    kinds = [
+        Reply(MODEL),
+        Reply(tasks[1].delta(MODEL), "delta"),
+        Reply(nan),
+        Reply(MODEL, version=3),
+        Reply(MODEL, "gradient"),
+    ]
+    outcomes = take(server, list(zip(tasks, kinds, strict=True)))
+    assert [type(outcome) for outcome in outcomes] == [
+        fastagg.Receipt, fastagg.Receipt, fastagg.NonFiniteUpdate, fastagg.UnknownVersion, fastagg.ConfigError
+    ]  # fmt: skip
+    assert [outcome.client for outcome in outcomes[:2]] == ["a", "b"]
+    assert "from version 3, its task was version 0" in str(outcomes[3])
+
+
+def test_a_gradient_rule_refuses_models_of_either_kind() -> None:
+    server = fastagg.ASGD(MODEL, lr=0.1)
+    tasks = [server.dispatch(name) for name in "ab"]
+    outcomes = take(server, [(tasks[0], Reply(MODEL)), (tasks[1], Reply(MODEL, "difference"))])
+    assert all("takes updates of kind 'gradient'" in str(outcome) for outcome in outcomes)
+    assert server.version == 0
+
+
+def test_a_note_is_read_by_its_prefix() -> None:
+    told = {"fastagg-kind": "delta", "fastagg-version": 3, "lr": 0.1}
+    assert Reply.read(MODEL, told, samples=7) == Reply(MODEL, "delta", 3, 7)
+    assert Reply.read(MODEL, {"fastagg_kind": "gradient"}, prefix="fastagg_").kind == "gradient"
+    assert Reply.read(MODEL, {}, kind="difference").kind == "difference"
+    with pytest.raises(fastagg.ConfigError, match=r"fastagg-kind.*'gradient'"):
+        Reply.read(MODEL, {"fastagg-kind": "gradeint"})
+    with pytest.raises(fastagg.ConfigError, match="fastagg-version"):
+        Reply.read(MODEL, {"fastagg-version": "3"})
+
+
+# -- failures ----------------------------------------------------------------------------------------------------
+
+
+def test_a_client_waits_twice_as_long_each_time_and_starts_anew_when_it_succeeds() -> None:
+    clock = Clock()
+    book = Failures(max_failures=None, max_in_a_row=None, retry_after=5, clock=clock)
+    waits = [book.failed("a", "it crashed") for _ in range(9)]
+    assert waits == [5, 10, 20, 40, 80, 160, 300, 300, 300]
+    assert book.rests("a") and not book.rests("b")
+    clock.now = 301.0
+    assert not book.rests("a")
+    book.taken("a")
+    assert book.failed("a", "it crashed") == 5
+
+
+def test_one_bad_client_is_left_out_and_the_others_go_on() -> None:
+    book = Failures(max_failures=2, retry_after=0)
+    book.failed("a", "it crashed")
+    assert not book.is_out("a")
+    assert book.failed("a", "it crashed") == math.inf and book.is_out("a")
+    book.check(["a", "b"])
+    with pytest.raises(
+        fastagg.RunFailed, match=r"each of the 1 clients that are there failed 2 times.*client a: it crashed"
+    ):
+        book.check(["a"])
+
+
+def test_failures_in_a_row_over_all_end_the_run_with_the_commonest_cause() -> None:
+    book = Failures(max_failures=None, max_in_a_row=4, retry_after=0)
+    for client in "abc":
+        book.failed(client, "no such file")
+    book.taken("d")
+    for client in "abc":
+        book.failed(client, "no such file")
+    with pytest.raises(
+        fastagg.RunFailed, match=r"4 failures in a row.*3 of them: no such file; the last: client d: NaN"
+    ):
+        book.failed("d", "NaN")
+
+
+def test_time_without_an_update_ends_the_run() -> None:
+    clock = Clock()
+    book = Failures(max_seconds=10, clock=clock)
+    clock.now = 9.0
+    book.taken("a")
+    clock.now = 18.0
+    book.check(["a"])
+    clock.now = 19.5
+    with pytest.raises(fastagg.RunFailed, match="no update was taken in 10 s; no client is there"):
+        book.check([])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"max_failures": 0}, {"max_in_a_row": -1}, {"retry_after": -1.0}, {"max_seconds": 0}, {"max_failures": 1.5}],
+)
+def test_settings_of_failures_are_checked(settings: dict) -> None:
+    with pytest.raises(fastagg.ConfigError, match=next(iter(settings))):
+        Failures(**settings)
+
+
+# -- goals -------------------------------------------------------------------------------------------------------
+
+
+def test_better_is_by_the_metrics_name() -> None:
+    for metric, better in (("accuracy", 1.0), ("train/loss", -1.0), ("perplexity", -1.0), ("f1", 1.0)):
+        assert Watch(metric, None).sign == better
+    assert Watch("loss", "max").sign == 1.0
+    watch = Watch("loss", None)
+    assert [watch.see(v, {"loss": x}) for v, x in enumerate((3.0, 2.0, 2.5, 1.0))] == [True, True, False, True]
+    assert watch.best == 1.0 and watch.version == 3 and watch.since == 0
+    assert watch.reached(1.5) and not watch.reached(0.5)
+    assert not watch.see(4, {"train/loss": 0.1}), "another kind of metric is not this one"
+    with pytest.raises(fastagg.ConfigError, match=r"expected one of \['accuracy'\], got 'loss'"):
+        watch.see(5, {"accuracy": 0.1})
+
+
+def test_goals_are_read_from_plain_data() -> None:
+    stop = Stop.of({"metric": "loss", "patience": 3})
+    assert stop == Stop("loss", patience=3)
+    assert Best.of("best.pt", stop) == Best("best.pt", "loss")
+    assert Best.of("best.pt", None).metric == "accuracy"
+    for bad, words in (({}, "target, patience or seconds"), ({"target": 1, "x": 2}, "x"), (3, "settings")):
+        with pytest.raises(fastagg.ConfigError, match=words):
+            Stop.of(bad)
+    with pytest.raises(fastagg.ConfigError, match="no such folder"):
+        Best("nowhere/best.pt")
+
+
+# -- a session ---------------------------------------------------------------------------------------------------
+
+
+def run(settings: Settings, values: list[float], clock: Clock | None = None) -> tuple[Session, list]:
+    """A session whose versions have these accuracies, until it says that it is over."""
+    server = fastagg.FedBuff(MODEL, buffer_size=1)
+    session = Session(server, settings, lambda version, model: {"accuracy": values[version]}, clock=clock or Clock())
+    session.stepped()
+    rows = session.settle(wait=True)
+    while session.over is None and server.version + 1 < len(values):
+        task = server.dispatch("a")
+        session.take([("a", task, Reply({n: t + 0.1 for n, t in task.params.items()}))])
+        session.stepped({"loss": 1.0})
+        rows += session.settle(wait=True)
+        if clock is not None:
+            clock.now += 1.0
+    session.close()
+    return session, rows
+
+
+def test_a_target_patience_and_seconds_end_a_run() -> None:
+    session, rows = run(Settings(stop={"target": 0.8}), [0.1, 0.5, 0.85, 0.9, 0.95])
+    assert len(rows) == 3 and "accuracy reached 0.8: it is 0.85 at version 2" in session.over
+    session, rows = run(Settings(stop=Stop(patience=2)), [0.1, 0.5, 0.4, 0.3, 0.9])
+    assert len(rows) == 4 and "not been better in 2 evaluations than 0.5 at version 1" in session.over
+    session, rows = run(Settings(stop={"seconds": 2.5}), [0.1] * 9, Clock())
+    assert len(rows) == 5 and "2.5 s are over" in session.over
+    assert "it ended because 2.5 s" in session.summary()
+
+
+def test_the_best_model_is_in_its_file_though_the_server_went_on(tmp_path) -> None:
+    session, _ = run(Settings(best=tmp_path / "best.pt"), [0.1, 0.5, 0.9, 0.3])
+    kept = torch.load(tmp_path / "best.pt")
+    torch.testing.assert_close(kept["w"], MODEL["w"] + 0.2)
+    torch.testing.assert_close(session.server.parameters()["w"], MODEL["w"] + 0.3)
+    assert "best accuracy: 0.9 at version 2" in session.summary()
+
+
+def test_on_version_is_told_everything_and_may_end_the_run() -> None:
+    seen = []
+
+    def on_version(version, metrics, model):
+        seen.append((version, metrics, model["w"].clone()))
+        if version == 2:
+            raise StopIteration("enough")
+
+    session, rows = run(Settings(on_version=on_version), [0.1, 0.2, 0.3, 0.4])
+    assert session.over == "enough" and [row.version for row in rows] == [0, 1, 2]
+    version, metrics, model = seen[-1]
+    assert version == 2 and metrics["accuracy"] == 0.3 and metrics["train/loss"] == 1.0 and metrics["run/updates"] == 2
+    torch.testing.assert_close(model, MODEL["w"] + 0.2)
+
+
+@pytest.mark.parametrize("aside", [False, True])
+def test_stop_iteration_from_an_evaluation_ends_the_run_with_its_result(aside: bool) -> None:
+    def evaluate(version, model):
+        raise StopIteration({"accuracy": 0.7})
+
+    session = Session(fastagg.FedBuff(MODEL), Settings(evaluate_aside=aside), evaluate)
+    session.stepped()
+    [row] = session.settle(wait=True)
+    session.close()
+    assert row.found == {"accuracy": 0.7} == {"accuracy": row.metrics["accuracy"]}
+    assert session.over == "the evaluation of version 0 said so"
+
+
+def test_an_evaluation_that_fails_is_raised_and_not_hidden() -> None:
+    session = Session(fastagg.FedBuff(MODEL), None, lambda version, model: 1 / 0)
+    session.stepped()
+    with pytest.raises(ZeroDivisionError):
+        session.settle(wait=True)
+    session.close()
+
+
+def test_receiving_goes_on_while_a_version_is_evaluated() -> None:
+    may, began = threading.Event(), threading.Event()
+
+    def evaluate(version, model):
+        began.set()
+        assert may.wait(30)
+        return {"sum": float(model["w"].sum())}
+
+    server = fastagg.FedBuff(MODEL, buffer_size=1)
+    session = Session(server, Settings(evaluate_every=2), evaluate)
+    session.stepped()
+    assert began.wait(30)
+    for _ in range(2):
+        task = server.dispatch("a")
+        session.take([("a", task, Reply({n: t + 1 for n, t in task.params.items()}))])
+        session.stepped()
+        assert session.settle() == [], "version 0 is not done, and rows keep their order"
+    assert server.version == 2
+    may.set()
+    rows = session.settle(wait=True)
+    session.close()
+    assert [row.version for row in rows] == [0, 1, 2]
+    assert [row.found is None for row in rows] == [False, True, False]
+    assert rows[2].found["sum"] == pytest.approx(24.0), "version 2's own model"
+
+
+def test_evaluations_that_wait_are_few() -> None:
+    """Whoever adds waits when models pile up, so that memory does not grow."""
+    may, most, now = threading.Semaphore(0), 0, 0
+    book = Evaluation(lambda version, model: may.acquire(timeout=30) and {}, True)
+
+    def add():
+        nonlocal now
+        for version in range(8):
+            book.add(version, None, True)
+            now = version + 1
+
+    thread = threading.Thread(target=add)
+    thread.start()
+    thread.join(0.3)
+    most = now
+    for _ in range(8):
+        may.release()
+    thread.join(30)
+    assert 2 <= most <= 4 and now == 8
+    assert [version for version, *_ in book.finished(wait=True)] == list(range(8))
+    book.close()
+
+
+def test_counts_and_a_resumption() -> None:
+    server = fastagg.FedBuff(MODEL, buffer_size=1)
+    clock = Clock()
+    make = partial(
+        Session, server, Settings(stop=Stop(patience=3)), lambda version, model: {"accuracy": 0.5}, clock=clock
+    )
+    session = make()
+    tasks = {name: server.dispatch(name) for name in "abc"}
+    good = {n: t + 1 for n, t in MODEL.items()}
+    session.take([("a", tasks["a"], Reply(good)), ("b", tasks["b"], Reply({**good, "w": torch.ones(2)}))])
+    session.take([("c", tasks["c"], Reply(good))])
+    session.failed("b", "it left")
+    session.stepped()
+    session.settle(wait=True)
+    clock.now = 4.0
+    assert session.tally.updates == 2 and session.tally.refused == {"ShapeMismatch": 1} and session.tally.failed == 1
+    assert session.tally.longest == 1 and session.tally.by_client == {"a": 1, "c": 1}
+    for words in (
+        "version 2 after 2 updates of 2 clients in 4.0 s",
+        "0.50 versions in the mean, 1 at most",
+        "1 ShapeMismatch",
+    ):
+        assert words in session.summary()
+    again = make()
+    again.load_state_dict(session.state_dict())
+    assert again.tally == session.tally and again.seconds == 4.0
+    assert again.summary() == session.summary()
+    session.close()
+    again.close()
+
+
+def test_a_permanent_refusal_ends_a_run_and_changes_nothing() -> None:
+    server = fastagg.ACE(MODEL, lr=0.1, num_clients=2)
+    session = Session(server, Settings(max_in_a_row=6, retry_after=0.0, max_failures=None))
+    with pytest.raises(fastagg.RunFailed, match=r"6 failures in a row.*this server takes updates of kind 'gradient'"):
+        for _ in range(10):
+            tasks = [server.dispatch(client) for client in (0, 1)]
+            session.take([(task.client, task, Reply(MODEL)) for task in tasks])
+    assert server.version == 0 and session.tally.refused == {"ConfigError": 6}
+    session.close()
