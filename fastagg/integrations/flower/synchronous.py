@@ -30,6 +30,7 @@ _IGNORED = {
     "retry_after": "Flower samples each round's nodes anew",
     "evaluate_aside": "a round ends with its evaluation, as in Flower",
 }
+_OF_START = ("stop", "best", "on_version", "trackers")  # what start() looks after
 
 
 class SyncStrategy(FedAvg):
@@ -241,6 +242,9 @@ class SyncStrategy(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Sample nodes as Flower does, and note what each is sent."""
+        unused = [name for name in _OF_START if getattr(self.settings, name) is not None]
+        if unused and not self._runs:
+            raise ConfigError(f"{', '.join(unused)}: a wrapper runs the rounds, and would ignore it")
         server = self._adopt(arrays)
         self._give_up_tasks()  # of a round that a wrapper gave up
         set_rate(server, self.lr, server_round)
