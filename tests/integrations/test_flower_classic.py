@@ -122,6 +122,11 @@ def test_equal_settings_give_flowers_numbers(name: str) -> None:
     same(run(ours(make, **settings)), run(other()))
 
 
+def test_fedadam_with_flowers_rate_gives_flowers_numbers() -> None:
+    mine = run(ours(partial(fastagg.FedAdam, lr=0.1), lr=flower.adam_rate(0.1)))
+    same(mine, run(flowers(theirs.FedAdam, eta=0.1, tau=1e-3)))
+
+
 def test_fedadam_says_why_its_numbers_are_not_flowers_and_other_rules_name_their_strategy(caplog) -> None:
     with caplog.at_level(logging.INFO, "flwr.fastagg"):
         run(ours(partial(fastagg.FedAdam, lr=0.1)))

@@ -128,6 +128,12 @@ def test_a_wrapper_that_starts_from_another_model_than_the_checkpoints_is_told(t
     assert file.read_bytes() == before
 
 
+def test_what_a_wrapper_would_ignore_raises(tmp_path) -> None:
+    inner = strategy(best=tmp_path / "best.pt", trackers=[])
+    with pytest.raises(fastagg.ConfigError, match="best, trackers: a wrapper runs the rounds"):
+        wrapped(inner).start(Grid(trained, NODES), flower.write(initial()), num_rounds=2)
+
+
 # -- goals and failures in rounds --------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from fastagg.integrations.flower.evaluating import ClientEvaluation
 from fastagg.integrations.flower.models import Make
 from fastagg.integrations.flower.nodes import Choose, Nodes
 from fastagg.integrations.flower.records import read, write
-from fastagg.integrations.flower.settings import split
+from fastagg.integrations.flower.settings import callable_or_none, split
 from fastagg.integrations.flower.tasks import log
 from fastagg.integrations.session import Session
 from fastagg.serving import checkpoint
@@ -96,9 +96,11 @@ class AsyncStrategy(FedAvg):
         for name, value in (("concurrency", concurrency), ("evaluate_clients_every", evaluate_clients_every)):
             if value is not None:
                 _checks.whole(name, value, least=1)
-        if choose is not None and not callable(choose):
-            raise ConfigError(f"choose: expected a function, got {choose!r}")
-        self.concurrency, self.choose, self.evaluate_clients_every = concurrency, choose, evaluate_clients_every
+        self.concurrency, self.choose, self.evaluate_clients_every = (
+            concurrency,
+            callable_or_none("choose", choose),
+            evaluate_clients_every,
+        )
         self.poll = _checks.number("poll", poll, least=0)
         self.checkpoint_every = _checks.whole("checkpoint_every", checkpoint_every, least=1)
         self.checkpoint, self.resume = None if checkpoint is None else Path(checkpoint), resume

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fastagg.errors import ConfigError, DTypeMismatch, FastaggError, UnknownClie
 from fastagg.integrations.flower import models
 from fastagg.integrations.flower.models import Make
 from fastagg.integrations.flower.records import NUMPY, from_npy, to_npy
-from fastagg.integrations.flower.settings import say_what_differs
+from fastagg.integrations.flower.settings import callable_or_none, say_what_differs, set_rate
 from fastagg.integrations.flower.tasks import log
 from fastagg.integrations.replies import Reply, take
 from fastagg.layout import Layout
@@ -31,7 +32,7 @@ class ClassicStrategy(FedAvg):
     """Any synchronous rule of fastagg as a ``flwr.server.strategy.Strategy``; see :class:`SyncStrategy`.
 
     Args:
-        server, proximal_mu, deterministic, resume: as there; the model is a list of arrays, and clients are sent
+        server, lr, proximal_mu, deterministic, resume: as there; the model is a list of arrays, and clients are sent
             ``proximal_mu``, as by Flower's FedProx.
         checkpoint: file that the server is saved to after every round. If it is there, its model is the one that
             Flower's server starts from; rounds are then counted anew.
@@ -42,6 +43,7 @@ class ClassicStrategy(FedAvg):
         self,
         server: Make | Server,
         *,
+        lr: Callable[[int], float] | None = None,
         proximal_mu: float | None = None,
         deterministic: bool = False,
         checkpoint: str | os.PathLike[str] | None = None,
@@ -55,6 +57,7 @@ class ClassicStrategy(FedAvg):
             log.warning("fastagg: FedProx without proximal_mu: it is 0, which is FedAvg")
             proximal_mu = 0.0
         self._make, self.deterministic, self.proximal_mu = server, deterministic, proximal_mu
+        self.lr = callable_or_none("lr", lr)
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.server: Server | None = server if isinstance(server, Server) else None
         self._returned = models.Returned()
@@ -84,6 +87,7 @@ class ClassicStrategy(FedAvg):
     ) -> list[tuple[ClientProxy, FitIns]]:
         """Sample clients as Flower does, and note what each is sent."""
         server = self._adopt(parameters)
+        set_rate(server, self.lr, server_round)
         chosen = super().configure_fit(server_round, parameters, client_manager)
         if self.proximal_mu is not None:
             told = {"proximal_mu": self.proximal_mu}
@@ -175,7 +179,7 @@ class ClassicStrategy(FedAvg):
     def _make_server(self, arrays: Any) -> Server:
         self.server = server = models.made(self._make, list(arrays), rounds=True)
         self._go_on(server)
-        say_what_differs(server)
+        say_what_differs(server, self.lr is not None)
         return server
 
     def _go_on(self, server: Server) -> None:

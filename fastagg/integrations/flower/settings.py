@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flwr.serverapp.strategy import FedAvg
@@ -44,14 +45,50 @@ def split(
     return Settings(**run), {name: value for name, value in given.items() if name in known}
 
 
-def say_what_differs(server: Server) -> None:
-    """One line for each reason for which equal settings do not give the numbers of Flower's own strategy."""
+def callable_or_none(name: str, given: Any) -> Any:
+    """``given``.
+
+    Raises:
+        ConfigError: it is neither a function nor None.
+    """
+    if given is not None and not callable(given):
+        raise ConfigError(f"{name}: expected a function, got {given!r}")
+    return given
+
+
+def adam_rate(lr: float, betas: tuple[float, float] = (0.9, 0.99)) -> Callable[[int], float]:
+    """The learning rate of Flower's FedAdam by round, t = 1, 2, ...: ``lr * sqrt(1 - b2^(t+1)) / (1 - b1^(t+1))``.
+
+    With it as ``lr=``, FedAdam gives Flower's numbers.
+    """
+    first, second = betas
+    return lambda number: lr * math.sqrt(1 - second ** (number + 1)) / (1 - first ** (number + 1))
+
+
+def set_rate(server: Server, rate: Callable[[int], float] | None, number: int) -> None:
+    """Give the server's optimizer its learning rate of round ``number``, if there is a schedule.
+
+    Raises:
+        ConfigError: it is no learning rate.
+    """
+    lr = server.optimizer.lr if rate is None else rate(number)
+    if lr != server.optimizer.lr:
+        server.optimizer = dataclasses.replace(server.optimizer, lr=lr)
+        server.load_state_dict(server.state_dict(copy=False))  # what runs was told the old one when it was made
+
+
+def say_what_differs(server: Server, scheduled: bool) -> None:
+    """One line for each reason for which equal settings do not give the numbers of Flower's own strategy.
+
+    Args:
+        scheduled: whether the user has a learning rate by round.
+    """
     if server.weighting == "uniform":
         log.info("fastagg: not Flower's numbers: weighting='uniform', where Flower weighs clients by their examples")
-    if type(server.optimizer) is Adam:
+    if type(server.optimizer) is Adam and not scheduled:
         log.info(
             "fastagg: not Flower's numbers: its FedAdam multiplies lr by sqrt(1-b2^(t+1))/(1-b1^(t+1)) in round t; "
-            "here it is by 1, or with bias_correction=True by Adam's own factors, with t where Flower has t+1"
+            "give the strategy lr=flower.adam_rate(lr, betas) for the same"
         )
     roles = {entry.role for entry in server.layout.entries}
     if "buffer" in roles and server.weighting == "samples":

@@ -17,7 +17,7 @@ from fastagg.errors import ConfigError, FastaggError
 from fastagg.integrations.flower import history, models, tasks
 from fastagg.integrations.flower.models import Make
 from fastagg.integrations.flower.records import read
-from fastagg.integrations.flower.settings import say_what_differs, split
+from fastagg.integrations.flower.settings import callable_or_none, say_what_differs, set_rate, split
 from fastagg.integrations.flower.tasks import log
 from fastagg.integrations.session import Session
 from fastagg.serving import checkpoint as files
@@ -30,6 +30,7 @@ _IGNORED = {
     "retry_after": "Flower samples each round's nodes anew",
     "evaluate_aside": "a round ends with its evaluation, as in Flower",
 }
+_OF_START = ("stop", "best", "on_version", "trackers")  # what start() looks after
 
 
 class SyncStrategy(FedAvg):
@@ -42,6 +43,7 @@ class SyncStrategy(FedAvg):
         server: a preset (``fastagg.FedAvg``, ``FedAMS``, ``FedAdam``, ``FedYogi``, ...), with its settings bound by
             :func:`functools.partial`, which is started with ``initial_arrays``; or a Server, from a checkpoint, say.
             Presets weigh clients by ``weighted_by_key``, as Flower does, unless ``weighting`` is bound.
+        lr: ``lr(round)``, the server's learning rate by round, 1, 2, ...; None for the preset's own.
         proximal_mu: sent to clients as ``proximal-mu``, as Flower's FedProx does; FedProx without it sends 0.
         deterministic: fold each round's replies in the order of their node ids, so that results do not depend on who
             was first. The round's replies are then all in memory at once.
@@ -64,6 +66,7 @@ class SyncStrategy(FedAvg):
         self,
         server: Make | Server,
         *,
+        lr: Callable[[int], float] | None = None,
         proximal_mu: float | None = None,
         deterministic: bool = False,
         checkpoint: str | os.PathLike[str] | None = None,
@@ -79,7 +82,7 @@ class SyncStrategy(FedAvg):
         elif models.preset_of(server) == "FedProx":
             log.warning("fastagg: FedProx without proximal_mu: it is 0, which is FedAvg")
             proximal_mu = 0.0
-        self.proximal_mu = proximal_mu
+        self.proximal_mu, self.lr = proximal_mu, callable_or_none("lr", lr)
         self._make, self.deterministic, self.resume = server, deterministic, resume
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.server: Server | None = server if isinstance(server, Server) else None
@@ -200,7 +203,7 @@ class SyncStrategy(FedAvg):
                 server.forget(client, version)
             self._saved = server.version
             log.info("fastagg: resumed version %d after %d rounds", server.version, self._rounds)
-        say_what_differs(server)
+        say_what_differs(server, self.lr is not None)
 
     def _save(self) -> None:
         if self.checkpoint is None or self.server is None or self.session is None:
@@ -239,8 +242,12 @@ class SyncStrategy(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Sample nodes as Flower does, and note what each is sent."""
+        unused = [name for name in _OF_START if getattr(self.settings, name) is not None]
+        if unused and not self._runs:
+            raise ConfigError(f"{', '.join(unused)}: a wrapper runs the rounds, and would ignore it")
         server = self._adopt(arrays)
         self._give_up_tasks()  # of a round that a wrapper gave up
+        set_rate(server, self.lr, server_round)
         told: dict[str, Any] = {**config, tasks.VERSION: server.version}
         if self.proximal_mu is not None:
             told["proximal-mu"] = self.proximal_mu
