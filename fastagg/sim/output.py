@@ -38,7 +38,7 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
 
 def begun(folder: Path) -> str:
     """What run ``folder`` holds, in words: a finished one, an unfinished one, or "" for none."""
-    summary = read_summary(folder / "summary.json")
+    summary = read_summary(folder / "summary.json") if folder.is_dir() else None
     if summary is not None:
         return "an interrupted run" if summary["interrupted"] else "a finished run"
     return "an unfinished run" if (folder / "checkpoint.pt").exists() else ""
