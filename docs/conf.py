@@ -26,6 +26,7 @@ autodoc_typehints = "none"  # signatures have them; docstrings give shapes and u
 autodoc_typehints_format = "short"
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+napoleon_use_ivar = True  # else an attribute of a named tuple is described twice
 # torch's and Python's own names have no pages here, and a site that is built without a network cannot look them up.
 nitpicky = False
 

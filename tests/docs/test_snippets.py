@@ -25,7 +25,7 @@ PAGES = [
 ]
 FENCE = re.compile(r"^```(?:python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 # A page that takes for granted what its reader has.
-BEFORE = {"algorithms.md": "import torch\nimport fastagg\nmodel = torch.nn.Linear(20, 2)\n"}
+BEFORE = {"algorithms.md": "import fastagg, torch\nmodel, images = torch.nn.Linear(784, 2), torch.zeros(4, 784)\n"}
 CONFIG = """
 [mypy]
 strict = true
@@ -57,6 +57,7 @@ def test_there_are_programs() -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    assert fastagg.registry.presets()  # all names are there before they are remembered
     parts = dict(fastagg.registry._parts)
     scope: dict[str, object] = {"__name__": f"snippets of {name}"}
     try:
