@@ -1,5 +1,3 @@
-"""CMake and ninja build the extension; setuptools packages it (metadata is in pyproject.toml)."""
+"""For who types ``python setup.py install``: the package is built by pip, from pyproject.toml and CMakeLists.txt."""
 
-from setuptools import setup
-
-setup(cmake_source_dir=".")
+raise SystemExit("fastagg is built by pip: pip install .")

@@ -12,7 +12,6 @@ python3 -m venv "$work/venv"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 MPLBACKEND=Agg
 # torch first: FLARE asks for none, and this line's version is the one with which the rest was tested.
 pip install -q "$(grep '^torch==' constraints.txt)"
-if test "$package" = .; then rm -rf build; fi # setuptools would install what an earlier checkout left there
 pip install -q -c constraints.txt "$package[nvflare,test]"
 # From another folder: the package that is tested is the one that was installed.
 here=$(pwd)

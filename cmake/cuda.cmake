@@ -7,6 +7,9 @@ if(NOT CMAKE_CUDA_COMPILER)
   return()
 endif()
 
+message(NOTICE "fastagg: nvcc is here, so the CUDA kernels are compiled too. That takes several minutes. "
+  "To skip them: -DFASTAGG_CUDA=OFF, which is pip install --config-settings=cmake.define.FASTAGG_CUDA=OFF .")
+
 # Real code for every architecture named, and PTX of the newest so that later cards can run it too.
 set(CMAKE_CUDA_ARCHITECTURES "")
 foreach(arch IN LISTS FASTAGG_CUDA_ARCHITECTURES)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class GradientDifference:
-    """A client of ACE with client caches (paper 002, Algorithm a.5): it sends ``g_new - g_prev``.
+    """A client of ACE with client caches (the ACE paper, Algorithm a.5): it sends ``g_new - g_prev``.
 
     What it remembers is what the server has been told, rounding included, so that errors never add up.
     """
@@ -76,7 +76,7 @@ class DriftCorrection:
 
 
 def add_proximal_gradient_(module: nn.Module, start: Iterable[Tensor], mu: float) -> None:
-    """FedProx's local term: add ``mu*(x - x_t)`` to the gradients (paper 003, Eq. 39: ``(mu/2)*|x - x_t|^2``).
+    """FedProx's local term: add ``mu*(x - x_t)`` to the gradients (AsyncFedED, Eq. 39: ``(mu/2)*|x - x_t|^2``).
 
     Call it between ``backward()`` and the local optimizer's step.
 

@@ -65,7 +65,7 @@ from fastagg.serving.settings import ActiveSettings, ClientSettings, ServerSetti
 def FedBuff(params: Any, *, lr: float = 1.0, buffer_size: int = 10, **server: Unpack[ServerSettings]) -> Server:
     """Buffered asynchronous aggregation: ``x <- x + lr * mean(Delta_i)`` over every M updates.
 
-    Nguyen et al. 2022, without differential privacy; paper 002, Algorithm a.2.
+    Nguyen et al. 2022, without differential privacy; the ACE paper, Algorithm a.2.
     """
     return Server(params, Buffer(buffer_size), SGD(lr), **server)
 
@@ -87,7 +87,7 @@ def FADAS(
     """Federated adaptive asynchronous optimization: FedBuff's buffer into AMSGrad, with a delay-adaptive step.
 
     ``D = mean(Delta_i)`` over M updates; ``m <- b1*m + (1-b1)*D; v <- b2*v + (1-b2)*D*D; vhat <- max(vhat, v);
-    x <- x + lr_t*m/(sqrt(vhat) + eps)``. Wang et al. 2024, paper 000: Algorithm 1, Eq. 3, Eq. 4 and Eq. 77.
+    x <- x + lr_t*m/(sqrt(vhat) + eps)``. Wang et al. 2024 (FADAS): Algorithm 1, Eq. 3, Eq. 4 and Eq. 77.
 
     Args:
         delay_threshold: tau_c; beyond it the step shrinks with the largest delay in the buffer. None: never.
@@ -113,7 +113,7 @@ def FedAsync(
 ) -> Server:
     """Asynchronous mixing: ``x <- (1-a_t)*x + a_t*x_i^K`` on every arrival, ``a_t = alpha*s(tau)``.
 
-    Xie et al. 2019; paper 003, Eqs. 40 and 41. Clients send deltas, so the version each one started from is kept
+    Xie et al. 2019; AsyncFedED, Eqs. 40 and 41. Clients send deltas, so the version each one started from is kept
     while it is in flight.
 
     Args:
@@ -150,7 +150,7 @@ def DelayAdaptiveASGD(
     lipschitz: float | None = None,
     **server: Unpack[ServerSettings],
 ) -> Server:
-    """Asynchronous SGD whose rate shrinks beyond a delay: ``x <- x - lr(tau)*g_i``. Paper 002, Algorithm a.4.
+    """Asynchronous SGD whose rate shrinks beyond a delay: ``x <- x - lr(tau)*g_i``. The ACE paper, Algorithm a.4.
 
     Args:
         delay_threshold: tau_C, >= 0; the paper's default is the concurrency.
@@ -177,7 +177,7 @@ def ACE(
 ) -> Server:
     """All-client engagement: every arrival steps along the mean of all clients' latest gradients.
 
-    ``U_i <- g_i; x <- x - lr * sum_j U_j / n``. Paper 002: Algorithm 1 (``mode="direct"``), its incremental form with
+    ``U_i <- g_i; x <- x - lr * sum_j U_j / n``. ACE: Algorithm 1 (``mode="direct"``), its incremental form with
     the same result in O(d), and Algorithm a.5 with the rows kept by the clients (``mode="client"``; see
     :class:`fastagg.clients.GradientDifference`); 8-bit rows: F.3.3.
 
@@ -210,7 +210,7 @@ def ACED(
 ) -> Server:
     """ACE over the clients whose information is at most ``max_delay`` versions old.
 
-    ``U_i <- g_i; x <- x - lr * mean over A(t) of U_j``. Paper 002, Algorithm a.1.
+    ``U_i <- g_i; x <- x - lr * mean over A(t) of U_j``. The ACE paper, Algorithm a.1.
 
     Args:
         max_delay: tau_algo, >= 0. From the largest delay on it is exactly ACE.
@@ -236,7 +236,7 @@ def CA2FL(
     """Cached update calibration: FedBuff's buffer, calibrated by every client's last update.
 
     ``x <- x + lr*(mean_j h_j + sum(Delta_i - h_i)/|S|)`` over every M updates, S being their clients, then
-    ``h_i <- Delta_i``. Paper 002, Algorithm a.3.
+    ``h_i <- Delta_i``. The ACE paper, Algorithm a.3.
 
     Args:
         cache: of the rows h_i.
@@ -259,7 +259,7 @@ def AsyncFedED(
     sketch: int | None = None,
     **server: Unpack[ServerSettings],
 ) -> Server:
-    """Steps weighted by Euclidean staleness, and local steps that follow it: paper 003, Algorithm 1.
+    """Steps weighted by Euclidean staleness, and local steps that follow it: the AsyncFedED paper, Algorithm 1.
 
     ``gamma = |x_t - x_s|/|Delta_i|`` (Eq. 6); ``x <- x + lam/(gamma + eps)*Delta_i`` (Eqs. 5, 7);
     ``K_next = K_i + floor((gamma_bar - gamma)*kappa)`` (Eq. 8), which ``dispatch`` tells the client. Only versions in
@@ -285,7 +285,7 @@ def FedEcho(
 ) -> Server:
     """FedBuff, and after every step distillation towards the mean of all clients' latest logits (stragglers included).
 
-    Paper 004, Algorithm 1. Each arrival costs a forward pass of the client's model on the unlabelled data, each step Q
+    FedEcho, Algorithm 1. Each arrival costs a forward pass of the client's model on the unlabelled data, each step Q
     training steps on it. :attr:`fastagg.Server.distillation` says what that took.
 
     Args:
@@ -311,7 +311,7 @@ def FedAC(
     moments: Moments = "fp32",
     **server: Unpack[ServerSettings],
 ) -> Server:
-    """FedAC, a baseline of paper 004. A **reconstruction**: its own paper's equations could not be had.
+    """FedAC, a baseline of the FedEcho paper. A **reconstruction**: its own paper's equations could not be had.
 
     Updates are weighted by ``max(cos(x_t - x_s, Delta_i), 0.1)``, 1 when fresh; their mean D goes into Adam's moments
     and ``x <- x + lr*(b1*m + (1-b1)*D)/(sqrt(v) + eps)``. Clients correct their drift with control variates:
@@ -335,7 +335,7 @@ def FedAvg(
     weighting: Weighting = "samples",
     **server: Unpack[ClientSettings],
 ) -> Server:
-    """Synchronous averaging, ``x <- sum_i p_i x_i^K`` with p_i the share of the samples (paper 003, Eq. 38).
+    """Synchronous averaging, ``x <- sum_i p_i x_i^K`` with p_i the share of the samples (the AsyncFedED paper, Eq. 38).
 
     FedProx (Eq. 39) is this server with :func:`fastagg.clients.add_proximal_gradient_` at the clients.
 

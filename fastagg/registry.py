@@ -26,6 +26,12 @@ Part = TypeVar("Part", bound="Direction | Optimizer | Staleness")
 _bases: dict[str, type] = {}  # kind -> the class that all parts of this kind derive from
 _parts: dict[tuple[str, str], type] = {}  # (kind, name) -> class
 _presets: dict[str, Callable[..., Any]] = {}
+_fill: list[Callable[[], None]] = []  # imports the package's own parts and presets, which register themselves
+
+
+def filled_by(fill: Callable[[], None]) -> None:
+    """Call ``fill`` before anybody lists names: the package's own may not be imported yet."""
+    _fill[:] = [fill]
 
 
 def add_kind(kind: str, base: type) -> None:
@@ -72,6 +78,7 @@ def register(part: type[Part]) -> type[Part]:
 
 def parts(kind: str) -> Mapping[str, type]:
     """Name to class, of all parts of a kind: ``direction``, ``optimizer`` or ``staleness``."""
+    _filled()
     return {name: part for (of, name), part in _parts.items() if of == kind}
 
 
@@ -128,7 +135,13 @@ def preset(function: Callable[P, R]) -> Callable[P, R]:
 
 def presets() -> Mapping[str, Callable[..., Any]]:
     """Name to function, of all algorithms: what recipes and other frameworks' configurations may name."""
+    _filled()
     return MappingProxyType(_presets)
+
+
+def _filled() -> None:
+    for fill in _fill:
+        fill()
 
 
 def _kind(part: Any) -> str:

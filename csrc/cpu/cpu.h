@@ -43,7 +43,7 @@ void read_row(const Rows& rows, int64_t slot, float* out);
 // not finite.
 double sum_squares(const Update& update);
 
-// Both norms of AsyncFedED (paper 003, Eq. 6) in one read, 12 bytes per parameter, and FedAC's inner product.
+// Both norms of AsyncFedED (its Eq. 6) in one read, 12 bytes per parameter, and FedAC's inner product.
 struct Distances {
   double moved;   // |x - base|^2
   double update;  // |update|^2

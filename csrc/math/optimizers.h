@@ -2,7 +2,7 @@
 //
 //   m    <- b1*m + (1-b1)*D
 //   v    <- b2*v + (1-b2)*D*D
-//   vhat <- max(vhat, v)                                   AMSGrad only (FADAS, paper 000, Eq. 3)
+//   vhat <- max(vhat, v)                                   AMSGrad only (FADAS, Eq. 3)
 //   sgd      x <- x + lr*D
 //   momentum m <- b1*m + D ; x <- x + lr*m                 FedAvgM
 //   adam     x <- x + lr*m/(sqrt(v)*root_scale + eps)      FedAdam

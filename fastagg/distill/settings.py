@@ -14,7 +14,7 @@ from fastagg.errors import ConfigError
 
 @dataclass(frozen=True, eq=False)
 class Distillation:
-    """Server-side distillation of paper 004, Algorithm 1, lines 12 to 15, and Eqs. 2 to 4.
+    """Server-side distillation of the FedEcho paper, Algorithm 1, lines 12 to 15, and Eqs. 2 to 4.
 
     The student's and the teachers' models run in eval mode: dropout is off, and BatchNorm uses running statistics,
     the arriving client's for a teacher and the new global model's for the student.

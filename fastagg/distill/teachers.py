@@ -1,4 +1,4 @@
-"""Every client's latest logits on the unlabelled set, and their mean (paper 004, Algorithm 1, lines 5 and 14)."""
+"""Every client's latest logits on the unlabelled set, and their mean (FedEcho, Algorithm 1, lines 5 and 14)."""
 
 from __future__ import annotations
 

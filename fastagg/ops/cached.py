@@ -54,7 +54,7 @@ def cached_step_(
 
     With ``deq`` the dequantised value, and the update multiplied by ``gain`` first:
 
-    - without ``acc`` (ACE, paper 002 Alg. 1; ACED, Alg. a.1): the row is written, then
+    - without ``acc`` (ACE, Alg. 1; ACED, Alg. a.1): the row is written, then
       ``sum += entering*deq(row written) - leaving*deq(row read) + terms``; ``D = sum_scale*sum``
     - with ``acc`` (CA2FL, Alg. a.3): ``c = acc + weight*(update - deq(row read))``; without a step ``acc = c``;
       with one ``D = sum_scale*sum + acc_scale*c``, and afterwards ``sum += terms``

@@ -1,4 +1,4 @@
-"""FedEcho's distillation loss, forward and backward fused (paper 004, Eqs. 3 and 4)."""
+"""FedEcho's distillation loss, forward and backward fused (the FedEcho paper, Eqs. 3 and 4)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SoftTargets(NamedTuple):
 
 
 def soft_targets(logits: Tensor, *, scale: float = 1.0, out: Tensor | None = None) -> SoftTargets:
-    """Softmax, argmax and entropy of the teachers' logits ``y``, in one call (paper 004, Eq. 4).
+    """Softmax, argmax and entropy of the teachers' logits ``y``, in one call (the FedEcho paper, Eq. 4).
 
     Args:
         logits: [R, C] fp32 or fp64, contiguous. They are multiplied by ``scale`` > 0 first (1/n makes a sum a mean).

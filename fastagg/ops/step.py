@@ -154,7 +154,7 @@ def amsgrad_(
     eps: float = 1e-8,
     correction: int | None = None,
 ) -> Tensor:
-    """FADAS's server step, paper 000 Eq. 3 and Algorithm 1 line 16 (36 bytes per parameter).
+    """FADAS's server step, Eq. 3 and Algorithm 1 line 16 (36 bytes per parameter).
 
     ``m = b1*m + (1-b1)*D``; ``v = b2*v + (1-b2)*D*D``; ``vhat = max(vhat, v)``;
     ``x += lr*m/(sqrt(vhat) + eps)``.

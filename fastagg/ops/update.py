@@ -51,7 +51,7 @@ class Distances(NamedTuple):
 
 
 def distances(update: Update, x: Tensor, base: Tensor, *, inner: bool = False) -> Distances:
-    """Both norms of AsyncFedED's staleness (paper 003, Eq. 6) and FedAC's inner product in one read, 12 bytes per
+    """Both norms of AsyncFedED's staleness (its Eq. 6) and FedAC's inner product in one read, 12 bytes per
     parameter, summed in float64 in a fixed order.
 
     Args:
@@ -138,7 +138,7 @@ def accumulate_(
 ) -> Tensor:
     """``acc += weight*update`` (12 bytes per parameter); with ``fresh``, ``acc = weight*update`` (8 bytes).
 
-    FedBuff's and FADAS's buffer (paper 000, Algorithm 1, line 4). ``verdict`` is as in :func:`fastagg.ops.step_`.
+    FedBuff's and FADAS's buffer (the FADAS paper, Algorithm 1, line 4). ``verdict`` is as in :func:`fastagg.ops.step_`.
 
     Raises:
         ShapeMismatch, DTypeMismatch, ConfigError: ``acc`` is refused, or overlaps the update without being all of it;

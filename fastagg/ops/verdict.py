@@ -34,7 +34,7 @@ def judge(
         x, base: the model and the version the update was trained from, [d], where their distance is asked for.
         inner: whether ``(x - base).update`` is wanted as well.
         clip_norm: the largest norm; ``gain = min(1, clip_norm/|update|)``.
-        lam, eps, gamma_max: AsyncFedED (paper 003, Eqs. 6 and 7): ``weight = lam/(gamma + eps)`` with
+        lam, eps, gamma_max: AsyncFedED (its Eqs. 6 and 7): ``weight = lam/(gamma + eps)`` with
             ``gamma = |x - base|/(gain*|update|)``; an update of norm zero, or beyond ``gamma_max``, is not kept.
 
     Returns:

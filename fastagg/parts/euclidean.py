@@ -21,7 +21,7 @@ _MOST_STEPS = 2**31 - 1
 class Euclidean(Staleness):
     """``gamma = |x_t - x_s|/|Delta|``; weight ``lam/(gamma + eps)``; local steps follow gamma.
 
-    AsyncFedED, paper 003: Eqs. 6 to 8. ``K_next = K + floor((gamma_bar - gamma)*kappa)``, from the K the client was
+    AsyncFedED's paper, Eqs. 6 to 8. ``K_next = K + floor((gamma_bar - gamma)*kappa)``, from the K the client was
     told, kept in 1..max_local_steps. An update of norm zero changes nothing.
 
     With ``sketch=k`` a version in flight is remembered by k random projections instead of its d parameters: gamma is

@@ -144,7 +144,7 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class AMSGrad(Adam):
-    """Adam on ``vhat <- max(vhat, v)`` (FADAS, paper 000 Eq. 3; FedAMS option 1).
+    """Adam on ``vhat <- max(vhat, v)`` (FADAS, Eq. 3; FedAMS option 1).
 
     With ``bias_correction`` the maximum is taken before the correction, as FADAS's own program does.
     """

@@ -137,7 +137,7 @@ class Constant(Staleness):
 
 @dataclass(frozen=True)
 class Hinge(Staleness):
-    """``s(tau) = 1 if tau <= b else 1/(a*(tau - b) + 1)`` (FedAsync; paper 003, Eq. 41).
+    """``s(tau) = 1 if tau <= b else 1/(a*(tau - b) + 1)`` (FedAsync; the AsyncFedED paper, Eq. 41).
 
     Args:
         a: how fast the weight falls, > 0.
@@ -158,7 +158,7 @@ class Hinge(Staleness):
 
 @dataclass(frozen=True)
 class Polynomial(Staleness):
-    """``s(tau) = (tau + 1)^-a`` (FedAsync; paper 003, Eq. 41).
+    """``s(tau) = (tau + 1)^-a`` (FedAsync; the AsyncFedED paper, Eq. 41).
 
     Args:
         a: exponent, > 0.
@@ -181,11 +181,11 @@ class DelayAdaptive(Staleness):
     ``lr`` while ``tau_max <= threshold``; beyond it, by ``rule``:
 
     ============== ============================== =====================================================
-    ``scaled``      ``min(lr, lr/tau_max)``        FADAS, paper 000, Eq. 77: what its experiments ran
-    ``reciprocal``  ``min(lr, 1/tau_max)``         FADAS, paper 000, Eq. 4
-    ``threshold``   ``lr*threshold/tau_max``       ASGD as the program of paper 002 runs it
-    ``lipschitz``   ``min(lr, 1/(4*L*tau_max))``   ASGD, paper 002, Algorithm a.4
-    ``drop``        ``0``                          ASGD, paper 002, Algorithm a.4
+    ``scaled``      ``min(lr, lr/tau_max)``        FADAS, Eq. 77: what its experiments ran
+    ``reciprocal``  ``min(lr, 1/tau_max)``         FADAS, Eq. 4
+    ``threshold``   ``lr*threshold/tau_max``       ASGD as the program of the ACE paper runs it
+    ``lipschitz``   ``min(lr, 1/(4*L*tau_max))``   ASGD, the ACE paper's Algorithm a.4
+    ``drop``        ``0``                          ASGD, the ACE paper's Algorithm a.4
     ============== ============================== =====================================================
 
     Args:

@@ -1,4 +1,4 @@
-"""FedEcho's distillation loss in float64, straight from paper 004, Eqs. 3 and 4."""
+"""FedEcho's distillation loss in float64, straight from the FedEcho paper, Eqs. 3 and 4."""
 
 from __future__ import annotations
 

@@ -14,3 +14,7 @@ Rooms, each with one job:
 Nothing below ``fastagg.sim`` (server, ops) imports it. Importing this package imports neither torch nor
 scikit-learn.
 """
+
+from fastagg import _extras
+
+_extras.require("the simulator", "sim", _extras.SIM)

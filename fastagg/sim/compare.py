@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim import output, plots, report, sweep_plots, sweep_tables
+from fastagg.sim import output, pages, plots, report, sweep_plots, sweep_tables
 from fastagg.sim.build import find_folder
 from fastagg.sim.cells import Watcher, run_cells
 from fastagg.sim.groups import Group, grouped
@@ -40,12 +40,14 @@ def compare(
     target: float | None = None,
     baseline: str | None = None,
     replace: bool = False,
+    picture: str = "png",
 ) -> Comparison:
     """Run ``cells`` into ``out``, ``jobs`` at once, then write the tables and pictures of those that ran.
 
-    ``out`` gets comparison.csv (a line per run), table.csv and table.md (a line per group of seeds), accuracy.png,
-    delays.png and, for a grid over one key, lines.png, over two, heatmap.png. What is in ``out`` already of the same
-    config is not run again; what is of another one is replaced with ``replace``, and otherwise fails.
+    ``out`` gets comparison.csv (a line per run), table.csv and table.md (a line per group of seeds), report.html, and
+    pictures in the format ``picture``: accuracy, delays and, for a grid over one key, lines, over two, heatmap. What is
+    in ``out`` already of the same config is not run again; what is of another one is replaced with ``replace``, and
+    otherwise fails.
 
     Before anything runs: ConfigError when two cells share a folder or there is no such ``baseline``, DataError when a
     cell that is not over has no data folder. DataError when ``out`` cannot be written.
@@ -67,24 +69,25 @@ def compare(
             output.write_text(out / "comparison.csv", report.comparison_csv(ran))
             output.write_text(out / "table.csv", sweep_tables.groups_csv(groups, target, baseline))
             output.write_text(out / "table.md", sweep_tables.markdown(groups, target, baseline))
-            pictures = _draw(groups, out, title, target)
+            output.write_text(out / "report.html", pages.comparison_page(groups, title, target, baseline))
+            pictures = _draw(groups, out, title, target, picture)
         except OSError as error:
             raise DataError(f"cannot write results to {out}: {error}") from error
     return Comparison(groups, failed, pictures)
 
 
-def _draw(groups: list[Group], out: Path, title: str, target: float | None) -> list[Path]:
+def _draw(groups: list[Group], out: Path, title: str, target: float | None, picture: str) -> list[Path]:
     figures: dict[str, Figure | None] = {}
     for part, members in sweep_plots.few_lines(groups).items():
         heading = ": ".join(filter(None, (title, part)))
         labels = sweep_plots.line_labels(members)
-        figures[f"accuracy{f',{file_name(part)}' if part else ''}.png"] = sweep_plots.curves(
+        figures[f"accuracy{f',{file_name(part)}' if part else ''}"] = sweep_plots.curves(
             members, labels, heading, target
         )
-    figures["delays.png"] = sweep_plots.delay_histograms(groups)
-    figures["lines.png"] = sweep_plots.lines_over_key(groups)
-    figures["heatmap.png"] = sweep_plots.heat_map(groups)
-    drawn = {out / name: figure for name, figure in figures.items() if figure is not None}
+    figures["delays"] = sweep_plots.delay_tails(groups)
+    figures["lines"] = sweep_plots.lines_over_key(groups)
+    figures["heatmap"] = sweep_plots.heat_map(groups)
+    drawn = {out / f"{name}.{picture}": figure for name, figure in figures.items() if figure is not None}
     for path, figure in drawn.items():
         plots.save(figure, path)
     return list(drawn)

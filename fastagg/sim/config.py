@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
+from fastagg import _checks
 from fastagg.errors import ConfigError
 from fastagg.sim.data.sections import SECTIONS, AnyData
 from fastagg.sim.section import Section
@@ -343,7 +344,8 @@ def _problem(item: Any) -> str:
     # A tagged section puts its tag into the location (data, digits, alpha); the user's key has none.
     where = ".".join(str(part) for part in item["loc"] if part not in _TAGS)
     if item["type"] == "extra_forbidden":
-        return f"unknown key {where} (known here: {', '.join(_known(item['loc']))})"
+        known = _known(item["loc"])
+        return f"unknown key {where} (known here: {', '.join(known)}){_checks.meant(str(item['loc'][-1]), known)}"
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "missing":
         message = "this key is missing"

@@ -36,6 +36,14 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
             temporary.unlink()
 
 
+def begun(folder: Path) -> str:
+    """What run ``folder`` holds, in words: a finished one, an unfinished one, or "" for none."""
+    summary = read_summary(folder / "summary.json") if folder.is_dir() else None
+    if summary is not None:
+        return "an interrupted run" if summary["interrupted"] else "a finished run"
+    return "an unfinished run" if (folder / "checkpoint.pt").exists() else ""
+
+
 def tidy(folder: Path) -> None:
     """Remove what a killed process left half-written in ``folder``."""
     for path in folder.glob("*.partial"):

@@ -1,33 +1,112 @@
-"""Pictures of runs. ``Figure`` without pyplot draws through Agg: no display and no global state."""
+"""How all pictures look, and the picture of a run. ``Figure`` without pyplot: no display and no global state.
+
+The pictures are made for a paper: small type at the size of print, lines that differ in colour, dashes and marker so
+that grey print keeps them apart, bands with an edge that stay readable where they cross, axes that show where the
+methods differ.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
+from fastagg import _checks
+from fastagg.page import COLOURS
 from fastagg.sim.metrics import unit_text
 from fastagg.sim.output import replace_file
 
 if TYPE_CHECKING:
     from fastagg.sim.result import Result
 
-# Okabe and Ito's colours, distinct for colour-blind readers too; dashes tell lines apart in grey print.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DASHES = ("-", "--", "-.", ":")
+FORMATS = ("png", "pdf", "svg")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (5, 1.5, 1, 1.5)), (0, (1, 1.2)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DPI = 200  # of PNG
+TEXT = 9  # points, at the width that the picture has in print
+GREY = "#777777"
 
 
-def accuracy_over_time(results: Sequence[Result], path: Path, title: str = "") -> None:
-    """Write a PNG (1350 x 825 pixels) of test accuracy over virtual time, one line per run."""
-    save(accuracy_figure(results, title), path)
+def check_format(name: str) -> str:
+    """Return ``name`` if pictures can be written as it. ConfigError otherwise."""
+    return _checks.one_of("--format", name, FORMATS)
+
+
+def look(number: int) -> dict[str, Any]:
+    """What tells line ``number`` (from 0) of a picture apart from the others: colour, dashes and marker."""
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "linestyle": DASHES[(number + 2 * (number // len(MARKERS))) % len(DASHES)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "markersize": 3.6,
+        "markeredgewidth": 0.6,
+        "markeredgecolor": "white",
+        "linewidth": 1.3,
+    }
+
+
+def marks(number: int, points: int, lines: int = 1) -> tuple[int, int]:
+    """Which points of a line of ``points`` get a marker: about eight, at other places than its neighbours'."""
+    every = max(1, points // 8)
+    return (number * every // max(1, lines)) % every, every
+
+
+def band(axes: Axes, x: np.ndarray, low: np.ndarray, high: np.ndarray, colour: str) -> None:
+    """Shade between ``low`` and ``high``, with a thin edge: where bands cross, the edges still tell them apart."""
+    axes.fill_between(x, low, high, facecolor=(colour, 0.12), edgecolor=(colour, 0.35), linewidth=0.4)
+
+
+def zoomed(curves: Sequence[np.ndarray], target: float | None = None) -> tuple[float, float]:
+    """Return the ends of a y axis in percent that shows where ``curves`` [points] differ.
+
+    What lies below the lowest curve after the first third of its points, the climb that all methods share, is left out.
+    """
+    late = np.concatenate([curve[len(curve) // 3 :] for curve in curves])
+    low, high = float(late.min()), float(max(curve.max() for curve in curves))
+    if target is not None and low <= target <= 100:
+        high = max(high, target)
+    room = 0.08 * max(high - low, 1.0)
+    low = low - room
+    return (low if low > 15 else 0.0), min(100.5, high + room)
+
+
+def tidy(axes: Axes) -> None:
+    """What all axes have in common."""
+    axes.grid(color="#e2e2e2", linewidth=0.5)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_linewidth(0.6)
+    axes.tick_params(labelsize=TEXT - 1, width=0.6, length=2.5)
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        label.set_fontsize(TEXT)
+
+
+def logarithmic(axes: Axes, which: Literal["x", "y"]) -> None:
+    """Make an axis logarithmic, with its numbers as people write them: 10, not a power of ten."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
+def goal(axes: Axes, target: float) -> None:
+    """Draw the target accuracy, 0 to 1."""
+    axes.axhline(100 * target, color=GREY, linewidth=0.8, linestyle=(0, (2, 3)), label=f"target {100 * target:g}%")
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write ``figure`` as a PNG, whole or not at all."""
-    replace_file(path, lambda temporary: figure.savefig(temporary, format="png"))
+    """Write ``figure`` in the format that the path's suffix names, whole or not at all."""
+    kind = path.suffix[1:]
+    replace_file(path, lambda temporary: figure.savefig(temporary, format=kind, dpi=DPI))
+
+
+def accuracy_over_time(results: Sequence[Result], path: Path, title: str = "") -> None:
+    """Write a picture of test accuracy over virtual time, one line per run (a PNG has 1000 x 640 pixels)."""
+    save(accuracy_figure(results, title), path)
 
 
 def accuracy_figure(results: Sequence[Result], title: str = "") -> Figure:
@@ -37,31 +116,23 @@ def accuracy_figure(results: Sequence[Result], title: str = "") -> Figure:
     """
     units = {result.unit for result in results}
     timed = len(units) == 1
-    figure = Figure(figsize=(9, 5.5), dpi=150, layout="constrained")
+    figure = Figure(figsize=(5, 3.2), layout="constrained")
     axes = figure.add_subplot()
+    shown = []
     for number, result in enumerate(results):
-        axes.plot(
-            [row.time if timed else row.uploads for row in result.rows],
-            [100 * row.accuracy for row in result.rows],
-            label=result.label,
-            color=COLOURS[number % len(COLOURS)],
-            linestyle=DASHES[number // len(COLOURS) % len(DASHES)],
-            linewidth=1.8,
-        )
+        x = [row.time if timed else row.uploads for row in result.rows]
+        shown.append(np.array([100 * row.accuracy for row in result.rows]))
+        axes.plot(x, shown[-1], label=result.label, markevery=marks(number, len(x), len(results)), **look(number))
     targets = {result.config.run.target for result in results}
-    if len(targets) == 1:
-        target = 100 * targets.pop()
-        axes.axhline(target, color="#888888", linewidth=1, linestyle=(0, (2, 3)), label=f"target {target:g}%")
-    x_label = f"virtual time ({unit_text(units.pop())})" if timed else "client updates received"
-    axes.set_xlabel(x_label, fontsize=12)
-    axes.set_ylabel("test accuracy (%)", fontsize=12)
-    axes.set_ylim(0, 101)
+    target = targets.pop() if len(targets) == 1 else None
+    if target is not None:
+        goal(axes, target)
+    axes.set_xlabel(f"virtual time ({unit_text(units.pop())})" if timed else "client updates received")
+    axes.set_ylabel("test accuracy (%)")
+    axes.set_ylim(*zoomed(shown, None if target is None else 100 * target))
     axes.set_xlim(left=0)
-    axes.tick_params(labelsize=11)
-    axes.grid(color="#dddddd", linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(title or (results[0].config.about if len(results) == 1 else ""), fontsize=12, wrap=True)
+    tidy(axes)
+    axes.set_title(title or (results[0].config.about if len(results) == 1 else ""), fontsize=TEXT, wrap=True)
     legend_below(figure, axes)
     return figure
 
@@ -70,5 +141,7 @@ def legend_below(figure: Figure, axes: Axes, letters: int = 60) -> None:
     """Put the legend of ``axes``' lines below all axes, where no curve can run under it; ``letters`` fit in a line."""
     lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]  # matplotlib's own
     longest = max(len(str(line.get_label())) for line in lines)
-    columns = max(1, min(len(lines), letters // (longest + 6)))
-    figure.legend(handles=lines, loc="outside lower center", ncols=columns, fontsize=11, frameon=False)
+    columns = max(1, min(len(lines), letters // (longest + 8)))
+    figure.legend(
+        handles=lines, loc="outside lower center", ncols=columns, fontsize=TEXT - 1, frameon=False, handlelength=3
+    )

@@ -232,13 +232,14 @@ def run(
     *,
     resume: Resume = "never",
     stop: Callable[[], bool] = lambda: False,
+    picture: str = "png",
 ) -> Result:
     """Run ``config`` to its end, to ctrl-C or to divergence; write the folder ``out`` unless it is None.
 
     Same config, same rows, bit for bit (on one machine and torch version). ``resume`` says what becomes of
     a run that ``out`` holds: "never" replaces it; "go on" takes it up at its last checkpoint, to end as if it had never
     stopped, or only reads it if it is over; "replace" does so when it has the same config, and else replaces it.
-    ``stop`` is asked before every update, and stops the run as ctrl-C does.
+    ``stop`` is asked before every update, and stops the run as ctrl-C does. ``picture`` is the format of the plot.
 
     DataError when ``out`` cannot be written, before anything is trained; ConfigError when "go on" finds a run of
     another config there, CheckpointError when a checkpoint is damaged.
@@ -256,7 +257,7 @@ def run(
         unit, delays = simulation.schedule.unit, simulation.delays.state_dict()
         result = Result(config, simulation.rows, simulation.summary(stopped), unit, delays)
         if out is not None:
-            _write(out, result, simulation)
+            _write(out, result, simulation, picture)
     return result
 
 
@@ -297,20 +298,26 @@ def _prepare(out: Path, config: Config) -> None:
         out.mkdir(parents=True, exist_ok=True)
         output.tidy(out)
         # Of an earlier run, the summary first: nobody may take it for this one's.
-        for name in ("summary.json", checkpoints.FILE, "metrics.csv", "delays.csv", "accuracy.png"):
+        for name in ("summary.json", checkpoints.FILE, "metrics.csv", "delays.csv", "report.html"):
             (out / name).unlink(missing_ok=True)
+        for plot in out.glob("accuracy.*"):
+            plot.unlink()
         output.write_text(out / "config.toml", to_toml(config))
     except OSError as error:
         raise DataError(f"cannot write results to {out}: {error}") from error
 
 
-def _write(out: Path, result: Result, simulation: Simulation) -> None:
-    from fastagg.sim import plots
+def _write(out: Path, result: Result, simulation: Simulation, picture: str) -> None:
+    from fastagg.sim import pages, plots
+    from fastagg.sim.groups import grouped
+    from fastagg.sim.sweep import Cell
 
     try:
         output.write_text(out / "metrics.csv", output.metrics_csv(result.rows))
         output.write_text(out / "delays.csv", output.delays_csv(result.delays))
-        plots.accuracy_over_time([result], out / "accuracy.png")
+        plots.accuracy_over_time([result], out / f"accuracy.{picture}")
+        groups = grouped([(Cell(result.config), result)])
+        output.write_text(out / "report.html", pages.comparison_page(groups, result.config.about))
         output.write_text(out / "summary.json", output.summary_json(result.summary))
         if not result.summary["interrupted"]:
             simulation.server.save(out / checkpoints.FILE)  # what is in flight is not needed any more

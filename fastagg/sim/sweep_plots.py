@@ -1,25 +1,22 @@
-"""Pictures of a comparison: curves with a band over seeds, lines over a key, heat maps over two, delay histograms."""
+"""Pictures of a comparison: curves with a band over seeds, lines over a key, heat maps over two, delays."""
 
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fastagg.sim.groups import Group, choice_keys, setting_text
 from fastagg.sim.metrics import Row, unit_text
-from fastagg.sim.plots import COLOURS, DASHES, legend_below
+from fastagg.sim.plots import TEXT, band, goal, legend_below, logarithmic, look, marks, tidy, zoomed
 from fastagg.sim.result import Result
 from fastagg.sim.sweep import SETTING
 
 MOST_LINES = 6  # in one picture
-MOST_PANELS = 12
-PANEL_LETTERS = 54  # that fit above a panel of delays.png
+FAR = 8  # times as long as the shortest curve: from there on time is drawn on a logarithmic axis
 MEASURES = {"last5_accuracy_mean": "test accuracy (%)", "best_accuracy": "best test accuracy (%)"}
 
 
@@ -27,47 +24,54 @@ def curves(groups: Sequence[Group], labels: Sequence[str], title: str = "", targ
     """Draw test accuracy over virtual time, server versions and client updates: the mean and a band over seeds.
 
     The band is one sample deviation to either side. Seeds are evaluated at moments of their own: their curves are
-    joined by straight lines, and the mean ends where the first one ends. Virtual time is left out when the runs have
-    different units of it.
+    joined by straight lines, and a seed that is over keeps its last accuracy. Virtual time is left out when the runs
+    have different units of it.
     """
     units = {result.unit for group in groups for result in group.results}
     panels = [("version", "server versions"), ("uploads", "client updates received")]
     if len(units) == 1:
         panels.insert(0, ("time", f"virtual time ({unit_text(units.pop())})"))
-    figure = Figure(figsize=(5 * len(panels), 5), dpi=150, layout="constrained")
+    figure = Figure(figsize=(3 * len(panels), 3), layout="constrained")
     all_axes: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     targets = {r.config.run.target if target is None else target for g in groups for r in g.results}
+    wanted = next(iter(targets)) if len(targets) == 1 else None
+    shown: list[np.ndarray] = []
     for axes, (field, text) in zip(all_axes, panels, strict=True):
         for number, (group, label) in enumerate(zip(groups, labels, strict=True)):
             x, mean, deviation = mean_curve([result.rows for result in group.results], field)
-            colour = COLOURS[number % len(COLOURS)]
-            dash = DASHES[number // len(COLOURS) % len(DASHES)]
-            axes.plot(x, 100 * mean, label=label, color=colour, linestyle=dash, linewidth=1.6)
+            shown.append(100 * mean)
+            axes.plot(x, shown[-1], label=label, markevery=marks(number, len(x), len(groups)), **look(number))
             if deviation is not None:
-                low, high = 100 * (mean - deviation), 100 * (mean + deviation)
-                axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
-        if len(targets) == 1:
-            goal = 100 * next(iter(targets))
-            axes.axhline(goal, color="#888888", linewidth=1, linestyle=(0, (2, 3)), label=f"target {goal:g}%")
-        axes.set_xlabel(text, fontsize=12)
-        axes.set_xlim(left=0)
-        axes.set_ylim(0, 101)
-        _plain(axes)
-    all_axes[0].set_ylabel("test accuracy (%)", fontsize=12)
+                colour = look(number)["color"]
+                band(axes, x, 100 * (mean - deviation), 100 * (mean + deviation), colour)
+        if wanted is not None:
+            goal(axes, wanted)
+        axes.set_xlabel(text)
+        if far_apart([line.get_xdata() for line in axes.get_lines()[: len(groups)]]):
+            logarithmic(axes, "x")
+        else:
+            axes.set_xlim(left=0)
+        tidy(axes)
+    all_axes[0].set_ylim(*zoomed(shown, None if wanted is None else 100 * wanted))
+    all_axes[0].set_ylabel("test accuracy (%)", fontsize=TEXT)
     seeds = max(len(group.results) for group in groups)
     note = f"mean and one deviation to either side over {seeds} seeds" if seeds > 1 else ""
-    figure.suptitle("\n".join(filter(None, (title, note))), fontsize=12, wrap=True)
-    legend_below(figure, all_axes[0], letters=45 * len(panels))
+    figure.suptitle("\n".join(filter(None, (title, note))), fontsize=TEXT, wrap=True)
+    legend_below(figure, all_axes[0], letters=38 * len(panels))
     return figure
+
+
+def far_apart(xs: Sequence[Any]) -> bool:
+    """Whether some curves end so much sooner than others that only a logarithmic x axis shows both."""
+    ends = [float(x[-1]) for x in xs]
+    return min(ends) > 0 and max(ends) > FAR * min(ends)
 
 
 def mean_curve(runs: Sequence[Sequence[Row]], field: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Return x, the mean accuracy there, and its sample deviation (None for a single run); each [points]."""
     xs = [np.array([getattr(row, field) for row in rows], dtype=float) for rows in runs]
     ys = [np.array([row.accuracy for row in rows]) for rows in runs]
-    end = min(x[-1] for x in xs)
     x = np.unique(np.concatenate(xs))
-    x = x[x <= end]
     y = np.stack([np.interp(x, own_x, own_y) for own_x, own_y in zip(xs, ys, strict=True)])
     return x, y.mean(axis=0), y.std(axis=0, ddof=1) if len(runs) > 1 else None
 
@@ -110,22 +114,21 @@ def lines_over_key(groups: Sequence[Group]) -> Figure | None:
     if None in places or len(set(places)) < 3:
         return None
     (key,) = varied
-    figure = Figure(figsize=(7, 5), dpi=150, layout="constrained")
+    figure = Figure(figsize=(4.5, 3.2), layout="constrained")
     axes: Any = figure.subplots()
     for number, method in enumerate(dict.fromkeys(group.method for group in groups)):
         found = [(place, g.ours()) for place, g in zip(places, groups, strict=True) if g.method == method]
         own = sorted((pair for pair in found if pair[1].mean is not None), key=lambda pair: pair[0] or 0.0)
         x, mean = [place for place, _ in own], [spread.mean for _, spread in own]
-        colour = COLOURS[number % len(COLOURS)]
-        axes.plot(x, mean, label=method, color=colour, linewidth=1.6, marker="o", markersize=4)
+        axes.plot(x, mean, label=method, **look(number))
         bars = [spread.deviation or 0.0 for _, spread in own]
-        axes.errorbar(x, mean, bars, fmt="none", ecolor=colour, elinewidth=0.8, capsize=3)
+        axes.errorbar(x, mean, bars, fmt="none", ecolor=look(number)["color"], elinewidth=0.8, capsize=3)
     measure = groups[0].paper.measure
-    axes.set_xlabel(key, fontsize=12)
-    axes.set_ylabel(MEASURES.get(measure, measure.replace("_", " ")), fontsize=12)
+    axes.set_xlabel(key)
+    axes.set_ylabel(MEASURES.get(measure, measure.replace("_", " ")))
     seeds = max(len(group.results) for group in groups)
-    figure.suptitle(f"mean and one deviation to either side over {seeds} seeds" if seeds > 1 else "", fontsize=12)
-    _plain(axes)
+    figure.suptitle(f"mean and one deviation to either side over {seeds} seeds" if seeds > 1 else "", fontsize=TEXT)
+    tidy(axes)
     legend_below(figure, axes, letters=60)
     return figure
 
@@ -159,7 +162,7 @@ def heat_map(groups: Sequence[Group]) -> Figure | None:
     columns = min(len(methods), 3)
     lines = -(-len(methods) // columns)
     wide, high = max(3.2, 0.75 * len(values[across]) + 1.2), max(2.6, 0.55 * len(values[down]) + 1.2)
-    figure = Figure(figsize=(wide * columns + 1.2, high * lines + 0.4), dpi=150, layout="constrained")
+    figure = Figure(figsize=(wide * columns + 1.2, high * lines + 0.4), layout="constrained")
     all_axes: Any = figure.subplots(lines, columns, squeeze=False)
     lowest = min(float(np.nanmin(table)) for table in tables.values())
     highest = max(float(np.nanmax(table)) for table in tables.values())
@@ -182,46 +185,45 @@ def heat_map(groups: Sequence[Group]) -> Figure | None:
     return figure
 
 
-def delay_histograms(groups: Sequence[Group]) -> Figure:
-    """Draw how the delays of all updates are spread; the bins double in width.
+def delay_tails(groups: Sequence[Group]) -> Figure:
+    """Draw which share of the updates had at least a delay, over that delay (the CCDF), both axes logarithmic.
 
-    Groups whose updates had the very same delays, as methods in one world have, share a panel.
+    Stragglers are few and late: a logarithmic tail shows them where a histogram's last bars vanish. Groups whose
+    updates had the very same delays, as methods in one world have, share a line.
     """
-    panels: dict[tuple[tuple[int, int], ...], list[Group]] = {}
+    worlds: dict[tuple[tuple[int, int], ...], list[Group]] = {}
     for group in groups:
-        panels.setdefault(tuple(sorted(total_delays(group.results).items())), []).append(group)
-    shown = list(panels.values())[:MOST_PANELS]
-    counts = [dict(found) for found in list(panels)[:MOST_PANELS]]
-    bins = max((_bin(delay) for found in counts for delay in found), default=0) + 1
-    columns = min(len(shown), 3)
-    lines = -(-len(shown) // columns)
-    figure = Figure(figsize=(4.6 * columns, 3.0 * lines + 0.3), dpi=150, layout="constrained")
-    all_axes: Any = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
-    for number, (axes, alike, found) in enumerate(zip(all_axes.flat, shown, counts, strict=False)):
-        group = alike[0]
-        shares = np.zeros(bins)
-        for delay, uploads in found.items():
-            shares[_bin(delay)] += uploads
-        axes.bar(range(bins), 100 * shares / max(1, shares.sum()), color=COLOURS[0], width=0.85)
-        facts = ", ".join(
-            f"{name} {value:.{digits}f}"
-            for name, value, digits in (
-                ("mean", group.over("delay_mean").mean or 0.0, 1),
-                ("median", group.over("delay_median").mean or 0.0, 1),
-                ("max", max(result.summary["delay_max"] for result in group.results), 0),
-            )
-        )
-        names = textwrap.fill(_names(alike, len(groups)), PANEL_LETTERS)
-        axes.set_title(f"{names}\n{facts}", fontsize=10)
-        axes.set_xticks(range(bins), [_bin_text(b) for b in range(bins)], rotation=45, ha="right", fontsize=9)
-        axes.tick_params(labelbottom=number + columns >= len(shown))
-        _plain(axes)
-    for axes in list(all_axes.flat)[len(shown) :]:
-        axes.remove()
-    more = f" (the first {MOST_PANELS} of {len(panels)})" if len(panels) > MOST_PANELS else ""
-    figure.supxlabel(f"delay of an update (server versions){more}", fontsize=11)
-    figure.supylabel("updates (%)", fontsize=11)
+        worlds.setdefault(tuple(sorted(total_delays(group.results).items())), []).append(group)
+    shown = list(worlds.items())[:MOST_LINES]
+    figure = Figure(figsize=(5, 3.4), layout="constrained")
+    axes: Any = figure.subplots()
+    for number, (found, alike) in enumerate(shown):
+        delays, shares = tail(dict(found))
+        facts = f"mean {alike[0].over('delay_mean').mean or 0.0:.1f}, max {max(dict(found), default=0)}"
+        names = f"{_names(alike, len(groups))} ({facts})"
+        if len(delays):
+            every = marks(number, len(delays), len(shown))
+            axes.plot(delays, shares, drawstyle="steps-post", label=names, markevery=every, **look(number))
+        else:
+            axes.plot([], [], label=f"{names}: no update was late", **look(number))
+    if any(delay > 0 for found, _ in shown for delay, _ in found):  # rounds have no late updates
+        logarithmic(axes, "x")
+        logarithmic(axes, "y")
+        axes.set_xlim(left=0.9)
+    more = f" (the first {MOST_LINES} of {len(worlds)})" if len(worlds) > MOST_LINES else ""
+    axes.set_xlabel(f"delay of an update (server versions){more}")
+    axes.set_ylabel("share of updates at least as late")
+    tidy(axes)
+    legend_below(figure, axes)
     return figure
+
+
+def tail(delays: dict[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the delays of 1 and more, ascending, and the share of all updates that had at least that delay."""
+    total = sum(delays.values())
+    values = sorted(delay for delay in delays if delay > 0)
+    counts = np.array([delays[value] for value in values], dtype=float)
+    return np.array(values), counts[::-1].cumsum()[::-1] / max(1, total)
 
 
 def _names(alike: Sequence[Group], all_groups: int) -> str:
@@ -238,18 +240,3 @@ def total_delays(results: Sequence[Result]) -> dict[int, int]:
         for delay, uploads in result.delays.items():
             total[delay] = total.get(delay, 0) + uploads
     return total
-
-
-def _bin(delay: int) -> int:
-    return delay.bit_length()  # 0, 1, 2-3, 4-7, 8-15, ...
-
-
-def _bin_text(number: int) -> str:
-    low, high = (1 << number) >> 1, max(0, (1 << number) - 1)
-    return str(low) if low == high else f"{low}–{high}"
-
-
-def _plain(axes: Axes) -> None:
-    axes.grid(color="#dddddd", linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)

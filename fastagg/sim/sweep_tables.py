@@ -106,8 +106,11 @@ def terminal(groups: Sequence[Group], target: float | None = None, baseline: str
 
 def _rich(title: str, headings: list[str], lines: list[list[str]], text: str) -> Table:
     table = empty_table(title, headings[0])
-    for heading in headings[1:]:
-        table.add_column(heading, justify="right")
+    table.columns[0].min_width = max(len(word) for line in lines for word in line[0].split())
+    for place, heading in enumerate(headings[1:], start=1):
+        # rich would cut words to make room where it can break lines.
+        words = [*heading.split(), *(word for line in lines for word in line[place].split())]
+        table.add_column(heading, justify="right", min_width=max(map(len, words)))
     for line in lines:
         table.add_row(*line)
     table.caption, table.caption_justify = text, "left"

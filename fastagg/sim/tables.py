@@ -147,25 +147,43 @@ def expand(name_or_path: str) -> list[tuple[str, dict[str, Any]]]:
     return [(cell.label, deepcopy(cell.values)) for cell in load(name_or_path).cells]
 
 
-def catalogue() -> list[tuple[str, str, str]]:
-    """Return (name, data, what it is) of every recipe and then every table of the package, for `fastagg recipes`.
+@dataclass(frozen=True)
+class Entry:
+    """What `fastagg recipes` says of a recipe or a table.
 
-    Data that is read from files is followed by "(--data-dir)". A table's title names the paper's own.
+    Attributes:
+        name: what `fastagg run` or `fastagg compare` takes.
+        runs: how many runs it is: 1 for a recipe.
+        algorithms, data: the presets and data sets in it.
+        files: whether the data is read from files, so that --data-dir is needed.
+        purpose: one line. A table's names the paper's own table or figure.
     """
-    rows = []
+
+    name: str
+    runs: int
+    algorithms: tuple[str, ...]
+    data: tuple[str, ...]
+    files: bool
+    purpose: str
+
+
+def catalogue() -> list[Entry]:
+    """Every recipe and then every table of the package."""
+    entries = []
     for name in recipes.names():
         recipe = recipes.load(name)
-        rows.append((name, _data([recipe]), recipe.about))
+        entries.append(_entry(name, [recipe], recipe.about))
     for name in names():
         table = load(name)
-        cells = [config.from_dict(cell.values, name) for cell in table.cells]
-        rows.append((name, _data(cells), f"{table.title} ({len(cells)} runs)."))
-    return rows
+        entries.append(_entry(name, [config.from_dict(cell.values, name) for cell in table.cells], table.title))
+    return entries
 
 
-def _data(configs: Sequence[config.Config]) -> str:
-    found = ", ".join(dict.fromkeys(c.data.name for c in configs))
-    return f"{found} (--data-dir)" if any(c.data.needs for c in configs) else found
+def _entry(name: str, configs: Sequence[config.Config], purpose: str) -> Entry:
+    algorithms = tuple(dict.fromkeys(c.algorithm.name for c in configs))
+    data = tuple(dict.fromkeys(c.data.name for c in configs))
+    files = any(c.data.needs for c in configs)
+    return Entry(name, len(configs), algorithms, data, files, purpose.replace("\n", " ").rstrip("."))
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,9 +250,7 @@ def _parse(name_or_path: str) -> dict[str, Any]:
         if name_or_path.endswith(".toml"):
             return tomllib.loads(Path(name_or_path).expanduser().read_text(encoding="utf-8"))
         if name_or_path not in names():
-            raise ConfigError(
-                f"no table {name_or_path!r}: give the path of a .toml file or one of {', '.join(names())}"
-            )
+            raise ConfigError(recipes.unknown(name_or_path, [*recipes.names(), *names()]))
         return tomllib.loads(files(PACKAGE).joinpath(FOLDER, f"{name_or_path}.toml").read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the table {name_or_path}: {error}") from None

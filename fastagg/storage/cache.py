@@ -23,7 +23,7 @@ class ClientCache:
 
     Formats: ``fp32``; ``bf16``; ``int8`` and ``int4`` with one fp32 scale for every 256 elements (1.6% and 3.1% of the
     row). All but fp32 are rounded stochastically and without bias, from a counter-based generator keyed by seed,
-    client, arrival and element (paper 002, F.3.3, for 8 bits). Rows are written by :func:`fastagg.ops.cached_step_`
+    client, arrival and element (the ACE paper, F.3.3, for 8 bits). Rows are written by :func:`fastagg.ops.cached_step_`
     and read with :meth:`row`.
 
     Args:

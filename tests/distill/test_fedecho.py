@@ -1,4 +1,4 @@
-"""FedEcho (paper 004, Algorithm 1) against the transcription, and what distillation must never break."""
+"""FedEcho (its Algorithm 1) against the transcription, and what distillation must never break."""
 
 from __future__ import annotations
 

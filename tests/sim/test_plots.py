@@ -1,9 +1,11 @@
 import struct
 
+import numpy as np
 import pytest
 
+from fastagg.errors import ConfigError
 from fastagg.sim.metrics import Row
-from fastagg.sim.plots import accuracy_figure, accuracy_over_time
+from fastagg.sim.plots import accuracy_figure, accuracy_over_time, check_format, look, marks, zoomed
 from fastagg.sim.result import Result
 
 
@@ -66,12 +68,45 @@ def test_runs_with_different_time_units_are_drawn_over_uploads(results):
 
 def test_many_runs_have_distinct_looks(results):
     figure = accuracy_figure(results * 10)
-    looks = [(line.get_color(), line.get_linestyle()) for line in figure.axes[0].get_lines()[:20]]
-    assert len(set(looks)) == 20
+    lines = figure.axes[0].get_lines()[:20]
+    looks = {(line.get_color(), line.get_marker(), str(line._dash_pattern)) for line in lines}
+    assert len(looks) == 20
 
 
 def test_the_file_is_a_png_of_the_promised_size(results, tmp_path):
     accuracy_over_time(results, tmp_path / "plot.png")
     data = (tmp_path / "plot.png").read_bytes()
     assert data.startswith(b"\x89PNG")
-    assert struct.unpack(">II", data[16:24]) == (1350, 825)
+    assert struct.unpack(">II", data[16:24]) == (1000, 640)
+
+
+@pytest.mark.parametrize(("suffix", "magic"), [("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")])
+def test_the_suffix_says_the_format(results, tmp_path, suffix, magic):
+    accuracy_over_time(results, tmp_path / f"plot.{suffix}")
+    assert (tmp_path / f"plot.{suffix}").read_bytes().startswith(magic)
+
+
+def test_an_unknown_format_is_refused_by_name():
+    assert check_format("pdf") == "pdf"
+    with pytest.raises(ConfigError, match=r"--format.*'jpeg'"):
+        check_format("jpeg")
+
+
+def test_the_axis_shows_where_curves_differ_and_not_the_climb():
+    climb = np.array([10.0, 50.0, 80.0, 90.0, 92.0, 94.0])
+    low, high = zoomed([climb, climb + 2], target=95)
+    assert 70 < low < 80 and 96 < high <= 100.5
+    assert zoomed([np.array([10.0, 12.0, 14.0])])[0] == 0  # a run that learns nothing starts at 0
+    assert zoomed([np.array([90.0, 99.9, 99.9])])[1] <= 100.5
+
+
+def test_lines_differ_in_grey_too():
+    grey = [(str(look(n)["linestyle"]), look(n)["marker"]) for n in range(28)]
+    assert len(set(grey)) == 28
+
+
+def test_neighbours_have_their_markers_at_different_places():
+    places = [marks(n, 80, 4) for n in range(4)]
+    assert len({start for start, _ in places}) == 4
+    assert {every for _, every in places} == {10}
+    assert marks(3, 2, 4) == (0, 1)

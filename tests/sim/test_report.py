@@ -4,9 +4,11 @@ import io
 import pytest
 from rich.console import Console
 
-from fastagg.sim.report import COMPARISON_COLUMNS, accuracy_table, comparison_csv, pairs_table, time_table
+from fastagg.sim.groups import grouped
+from fastagg.sim.report import COMPARISON_COLUMNS, comparison_csv, time_table
 from fastagg.sim.result import Result
 from fastagg.sim.sweep import Cell
+from fastagg.sim.sweep_tables import terminal
 
 
 def text_of(table) -> str:
@@ -42,18 +44,6 @@ def result(tiny):
     return build
 
 
-def test_the_table_of_accuracies(result):
-    text = text_of(accuracy_table([result()]))
-    for cell in ("Tiny", "50.0%", "75.0%", "62.5±1.2", "12.3", "time to 90%", "in units of 10 s"):
-        assert cell in text
-
-
-def test_a_target_never_reached_and_a_run_that_ended_early_are_said(result):
-    text = text_of(accuracy_table([result(time_to_target=None, stopped="diverged")]))
-    assert "never" in text
-    assert "Tiny (diverged)" in text
-
-
 def test_the_table_of_times_has_seconds_and_shares(result):
     text = text_of(time_table([("Tiny", result().summary["wall_seconds"])]))
     for cell in ("2.00 50%", "0.50 12%", "0.25 6%", "0.75 19%", "4.00"):
@@ -73,13 +63,7 @@ def test_the_tables_fit_into_eighty_columns(result):
     console = Console(width=80, record=True, file=io.StringIO())
     summary = result().summary | {"uploads": 2500, "versions": 2500, "delay_mean": 22.8, "delay_max": 1005}
     wide = Result(result().config.model_copy(update={"label": "FedAsync"}), [], summary, "10 s")
-    for table in (accuracy_table([wide]), time_table([("FedAsync", summary["wall_seconds"])])):
+    for table in (terminal(grouped([(Cell(wide.config), wide)])), time_table([("FedAsync", summary["wall_seconds"])])):
         console.print(table)
-    assert "…" not in console.export_text()
-
-
-def test_nested_pairs_become_dotted_names():
-    text = text_of(pairs_table("t", {"a": {"b": True}, "c": [], "d": ["x", "y"]}))
-    assert "a.b" in text
-    assert "none" in text
-    assert "x, y" in text
+    text = console.export_text()
+    assert "…" not in text and "FedAsync" in text and max(map(len, text.splitlines())) <= 80

@@ -106,7 +106,7 @@ def test_all_cells_run_and_leave_what_a_run_leaves(recipe, tmp_path, jobs):
         again = Simulation(cell.config)
         assert result.rows[0] == again.evaluate()
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"tiny", "comparison.csv", "table.csv", "table.md", "accuracy.png", "delays.png"}
+    assert names == {"tiny", "comparison.csv", "table.csv", "table.md", "accuracy.png", "delays.png", "report.html"}
     lines = list(csv.DictReader((tmp_path / "out" / "comparison.csv").open()))
     assert [(line["name"], line["seed"]) for line in lines] == [("tiny", "0"), ("tiny", "1")]
 

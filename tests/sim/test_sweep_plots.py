@@ -9,12 +9,13 @@ from fastagg.sim.result import Result
 from fastagg.sim.sweep_plots import (
     MOST_LINES,
     curves,
-    delay_histograms,
+    delay_tails,
     few_lines,
     heat_map,
     line_labels,
     lines_over_key,
     mean_curve,
+    tail,
 )
 
 
@@ -41,10 +42,10 @@ def group(tiny):
 LINE = rows((0, 0.1), (10, 0.5), (20, 0.9))
 
 
-def test_the_mean_curve_joins_the_seeds_points_and_ends_with_the_first(group):
+def test_the_mean_curve_joins_the_seeds_points_and_keeps_the_last_of_a_seed_that_is_over(group):
     x, mean, deviation = mean_curve([rows((0, 0.0), (10, 1.0), (20, 1.0)), rows((0, 0.0), (5, 1.0), (12, 1.0))], "time")
-    assert list(x) == [0, 5, 10, 12]
-    assert list(mean) == [0.0, 0.75, 1.0, 1.0]
+    assert list(x) == [0, 5, 10, 12, 20]
+    assert list(mean) == [0.0, 0.75, 1.0, 1.0, 1.0]
     assert deviation[1] == pytest.approx(np.std([0.5, 1.0], ddof=1))
     assert mean_curve([LINE], "time")[2] is None
 
@@ -140,28 +141,40 @@ def test_no_heat_map_without_two_keys(group):
     assert heat_map([group("A", LINE, choice=(("setting", a), ("lr", b))) for a in "xy" for b in (1, 2)]) is None
 
 
-def test_delay_histograms_are_shares_in_bins_that_double(group):
-    figure = delay_histograms([group("A", LINE, LINE, delays={0: 1, 2: 1, 3: 1, 9: 1})])
+def test_the_tail_is_the_share_of_updates_at_least_as_late():
+    delays, shares = tail({0: 1, 2: 1, 3: 1, 9: 1})
+    assert list(delays) == [2, 3, 9]
+    assert list(shares) == [0.75, 0.5, 0.25]
+    assert len(tail({0: 5})[0]) == 0
+
+
+def test_delays_are_drawn_as_a_tail_on_two_logarithmic_axes(group):
+    figure = delay_tails([group("A", LINE, LINE, delays={0: 1, 2: 1, 3: 1, 9: 1})])
     (axes,) = figure.axes
-    assert [bar.get_height() for bar in axes.patches] == [25, 0, 50, 0, 25]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "2–3", "4–7", "8–15"]
-    assert "mean 1.0, median 1.0, max 3" in axes.get_title()
-    assert "server versions" in figure.get_supxlabel()
-
-
-def test_long_names_stay_above_their_own_panel(group):
-    worlds = [
-        group(f"{m}, table large, alpha {a}", LINE, delays={n: 9})
-        for n, a in enumerate((0.03, 0.1, 0.3))
-        for m in "ABC"
-    ]
-    figure = delay_histograms(worlds)
+    (line,) = axes.get_lines()
+    assert list(line.get_xdata()) == [2, 3, 9]
+    assert list(line.get_ydata()) == [0.75, 0.5, 0.25]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert line.get_label() == "A (mean 1.0, max 9)"
+    assert "server versions" in axes.get_xlabel()
     figure.draw_without_rendering()
-    boxes = [(axes.title.get_window_extent(), axes.get_window_extent()) for axes in figure.axes]
-    assert all(title.x0 >= panel.x0 - 20 and title.x1 <= panel.x1 + 20 for title, panel in boxes)
 
 
-def test_runs_with_the_same_delays_share_a_panel(group):
+def test_rounds_have_no_late_updates_and_are_drawn_all_the_same(group):
+    figure = delay_tails([group("A", LINE, delays={0: 9})])
+    figure.draw_without_rendering()  # a logarithmic axis without a number would fail here
+    assert figure.axes[0].get_lines()[0].get_label() == "A (mean 1.0, max 0): no update was late"
+
+
+def test_runs_with_the_same_delays_share_a_line(group):
     same = [group(m, LINE) for m in "ABC"]
-    figure = delay_histograms([*same, group("D", LINE, delays={0: 9})])
-    assert [axes.get_title().split("\n")[0] for axes in figure.axes] == ["A; B; 1 more", "D"]
+    figure = delay_tails([*same, group("D", LINE, delays={0: 9})])
+    assert [line.get_label().split(" (")[0] for line in figure.axes[0].get_lines()] == ["A; B; 1 more", "D"]
+
+
+def test_time_is_logarithmic_where_one_method_takes_much_longer(group):
+    slow = rows((0, 0.1), (100, 0.5), (200, 0.9))
+    figure = curves([group("A", LINE), group("B", slow)], ["A", "B"])
+    assert [axes.get_xscale() for axes in figure.axes] == ["log", "log", "log"]
+    figure = curves([group("A", LINE), group("B", LINE)], ["A", "B"])
+    assert [axes.get_xscale() for axes in figure.axes] == ["linear", "linear", "linear"]

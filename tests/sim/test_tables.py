@@ -131,7 +131,7 @@ def test_a_wrong_table_is_one_line_that_names_the_place(tmp_path, change, messag
 
 
 def test_an_unknown_or_unreadable_table_is_a_config_error(tmp_path):
-    with pytest.raises(ConfigError, match=r"no table 'fadas'.*fadas-table2"):
+    with pytest.raises(ConfigError, match=r"no recipe 'fadas'.*fastagg recipes"):
         load("fadas")
     with pytest.raises(ConfigError, match="cannot read the table"):
         load(str(tmp_path / "none.toml"))
@@ -197,13 +197,15 @@ def test_a_table_whose_data_is_absent_says_what_goes_where():
         run(from_dict(cell.values, cell.label))
 
 
-def test_the_catalogue_has_every_recipe_and_table_with_its_data_and_title():
-    rows = {name: (data, what) for name, data, what in tables.catalogue()}
-    assert list(rows) == [*recipe_names(), *tables.names()]
-    assert rows["fadas-digits-large"][0] == "digits"
-    assert rows["fadas-table2"][0] == "cifar10 (--data-dir)"
-    assert rows["fadas-table7"][0] == "cifar10, cifar100, glue (--data-dir)"
-    assert all(load(name).title in rows[name][1] for name in tables.names())
+def test_the_catalogue_has_every_recipe_and_table_in_one_line_each():
+    entries = {entry.name: entry for entry in tables.catalogue()}
+    assert list(entries) == [*recipe_names(), *tables.names()]
+    digits = entries["fadas-digits-large"]
+    assert (digits.runs, digits.data, digits.files, digits.algorithms) == (1, ("digits",), False, ("FADAS",))
+    assert entries["fadas-table2"].files and entries["fadas-table2"].runs == 8
+    assert entries["fadas-table7"].data == ("cifar10", "cifar100", "glue")
+    assert all(load(name).title.rstrip(".") == entries[name].purpose for name in tables.names())
+    assert not any("\n" in entry.purpose for entry in entries.values())
 
 
 def test_running_a_table_as_one_recipe_says_what_to_do():

@@ -13,7 +13,7 @@ from fastagg.parts.names import Freshness, words
 
 @dataclass(frozen=True)
 class ActiveSet(AllClients):
-    """``u = mean over A(t) of U_i`` with ``A(t) = {i : t - t_start_i <= tau_algo}`` (ACED, paper 002, Algorithm a.1).
+    """``u = mean over A(t) of U_i`` with ``A(t) = {i : t - t_start_i <= tau_algo}`` (ACED, Algorithm a.1).
 
     The sum over the active set is kept by adding arrivals and subtracting expiries: O(d) an arrival, amortised. When
     nobody is active nothing is applied and the version moves on. The first step of ``warmup="full"`` takes every row.

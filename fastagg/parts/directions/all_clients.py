@@ -21,7 +21,7 @@ WARMUPS = words(Warmup)
 
 @dataclass(frozen=True)
 class AllClients(Direction):
-    """``u = mean_i U_i`` over every client's latest update; ``D = -u`` for gradients (ACE, paper 002, Algorithm 1).
+    """``u = mean_i U_i`` over every client's latest update; ``D = -u`` for gradients (ACE, Algorithm 1).
 
     An arrival replaces the client's row and the sum follows by the difference of what is *stored*, so the mean is
     always that of the rows; the sum is added up again exactly, a little at every arrival, so it never drifts.
@@ -67,7 +67,7 @@ _MOST_CLIENTS = 2**31 - 1
 
 @dataclass(frozen=True)
 class Differences(Direction):
-    """ACE where every client keeps its own last gradient and sends ``g_new - g_prev`` (paper 002, Algorithm a.5).
+    """ACE where every client keeps its own last gradient and sends ``g_new - g_prev`` (the ACE paper, Algorithm a.5).
 
     The server keeps the sum alone. :class:`fastagg.clients.GradientDifference` is the client's side.
 

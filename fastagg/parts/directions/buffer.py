@@ -14,7 +14,7 @@ from fastagg.parts.directions.base import Direction, DirectionState, Material
 
 @dataclass(frozen=True)
 class Buffer(Direction):
-    """``D = sum(Delta_i)/M`` over every M updates (FedBuff; FADAS, paper 000, Algorithm 1).
+    """``D = sum(Delta_i)/M`` over every M updates (FedBuff; FADAS, Algorithm 1).
 
     Args:
         size: M, updates per step, >= 1. None: however many come until :meth:`fastagg.Server.close_round`.

@@ -19,7 +19,7 @@ from fastagg.storage.cache import ClientCache
 class Calibrated(Direction):
     """``D = h + sum(Delta_i - h_i)/|S|`` over M updates, then ``h_i = Delta_i``, ``h = mean_i h_i``.
 
-    CA2FL, paper 002, Algorithm a.3; S is the set of distinct clients in the buffer.
+    CA2FL, the ACE paper's Algorithm a.3; S is the set of distinct clients in the buffer.
 
     Args:
         num_clients: n, >= 1; client ids are 0..n-1.

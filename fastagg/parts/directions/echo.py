@@ -27,7 +27,7 @@ from fastagg.storage import memory
 
 @dataclass(frozen=True)
 class Echo(Buffer):
-    """``D = sum(Delta_i)/M``, then Q distillation steps before the new version is anybody's (paper 004, Algorithm 1).
+    """``D = sum(Delta_i)/M``, then Q distillation steps before the new version is anybody's (FedEcho, Alg. 1).
 
     At every arrival the client's model, ``x_s + Delta_i``, runs once on the unlabelled data and its logits are kept.
 

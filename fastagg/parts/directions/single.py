@@ -24,7 +24,7 @@ class Single(Direction):
 class Mixing(Direction):
     """A step towards the client's model: ``D = x_i^K - x_t`` with ``x_i^K = x_s + Delta_i``.
 
-    With SGD and ``lr = alpha`` this is FedAsync's ``x <- (1-a_t)*x + a_t*x_i^K`` (paper 003, Eq. 40).
+    With SGD and ``lr = alpha`` this is FedAsync's ``x <- (1-a_t)*x + a_t*x_i^K`` (the AsyncFedED paper, Eq. 40).
     """
 
     needs_base: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""MathInstruct to train on and GSM8K to be tested on: questions, and solutions in words (paper 004, Table 5).
+"""MathInstruct to train on and GSM8K to be tested on: questions, and solutions in words (the FedEcho paper, Table 5).
 
 A sample is the tokens of question and solution, [max_length]; its labels are the next tokens where the solution is to
 be written, and IGNORED elsewhere. The paper gives neither prompt nor lengths: the prompt is the tokenizer's own chat

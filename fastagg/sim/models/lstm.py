@@ -1,4 +1,4 @@
-"""Next character: an embedding, two LSTM layers, a linear layer on the last output (paper 003, B.1)."""
+"""Next character: an embedding, two LSTM layers, a linear layer on the last output (the AsyncFedED paper, B.1)."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from fastagg import _checks
 from fastagg.errors import ConfigError
 from fastagg.sim import config
 
@@ -26,6 +27,13 @@ def load(name_or_path: str, changes: dict[str, Any] | None = None) -> config.Con
     if files(__name__).joinpath("tables", f"{name_or_path}.toml").is_file():
         raise ConfigError(f"{name_or_path!r} is a table of several runs: fastagg compare {name_or_path}")
     if name_or_path not in names():
-        raise ConfigError(f"no recipe {name_or_path!r}: give the path of a .toml file or one of {', '.join(names())}")
+        tables = [entry.name[:-5] for entry in files(__name__).joinpath("tables").iterdir()]
+        raise ConfigError(unknown(name_or_path, [*names(), *tables]))
     text = files(__name__).joinpath(f"{name_or_path}.toml").read_text(encoding="utf-8")
     return config.from_toml(text, name_or_path, changes)
+
+
+def unknown(name: str, known: list[str]) -> str:
+    """What to say when no recipe or table is called ``name``: the nearest ones that are."""
+    near = _checks.meant(name, known) or "; `fastagg recipes` lists them all"
+    return f"no recipe {name!r}{near} (a file's name ends in .toml)"

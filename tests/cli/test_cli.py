@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fastagg import cli
-from fastagg.cli import app
+from fastagg import _extras, cli, quick
+from fastagg.cli import machine
+from fastagg.cli.app import app
 from fastagg.sim import demo as demo_module
+from fastagg.sim import tables
 from fastagg.sim.recipes import names
 
 RECIPE = """
@@ -74,6 +76,7 @@ def test_run_writes_the_folder_and_prints_where_it_is(recipe, tmp_path):
         "config.toml",
         "delays.csv",
         "metrics.csv",
+        "report.html",
         "summary.json",
     }
     assert "Mine" in result.stdout
@@ -122,17 +125,40 @@ def test_runs_with_the_same_label_are_told_apart_by_name(recipe, tmp_path):
     assert "Mine" not in result.stdout
 
 
-def test_demo_quick_compares_the_three_methods(tmp_path, monkeypatch):
+def test_run_refuses_a_folder_that_holds_a_run_and_says_what_to_do(recipe, tmp_path):
+    out = tmp_path / "out"
+    assert invoke("run", recipe, "--out", out).exit_code == 0
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    message = refused("run", recipe, "--out", out, "--seed", 5)
+    assert "holds a finished run" in message
+    assert all(option in message for option in ("--resume", "--replace", "--out"))
+    assert {path: path.read_bytes() for path in out.iterdir()} == before
+    assert invoke("run", recipe, "--out", out, "--seed", 5, "--replace").exit_code == 0
+    assert json.loads((out / "summary.json").read_text())["seed"] == 5
+    (out / "summary.json").unlink()  # as a kill leaves it: a checkpoint and no summary
+    assert "holds an unfinished run" in refused("run", recipe, "--out", out)
+
+
+def test_run_writes_its_picture_in_the_format_asked_for(recipe, tmp_path):
+    assert invoke("run", recipe, "--out", tmp_path / "out", "--format", "svg").exit_code == 0
+    assert (tmp_path / "out" / "accuracy.svg").is_file()
+    assert not (tmp_path / "out" / "accuracy.png").exists()
+    assert "'jpeg'" in refused("run", recipe, "--out", tmp_path / "b", "--format", "jpeg")
+    assert not (tmp_path / "b").exists()
+
+
+def test_demo_quick_compares_the_methods(tmp_path, monkeypatch):
     monkeypatch.setattr(demo_module, "QUICK", 50)
     result = invoke("demo", "--quick", "--seed", 1, "--out", tmp_path / "demo")
     assert result.exit_code == 0, result.output
-    for label in ("FADAS", "FedBuff", "FedAsync"):
+    for label in ("FedAvg", "FADAS", "FedBuff", "FedAsync", "Accuracy at the end:", "The server"):
         assert label in result.stdout
     assert str(tmp_path / "demo" / "accuracy.png") in result.stdout
     assert {p.name for p in (tmp_path / "demo").iterdir()} == {
         "accuracy.png",
         "comparison.csv",
         "delays.png",
+        "report.html",
         "table.csv",
         "table.md",
         *demo_module.RECIPES,
@@ -143,6 +169,28 @@ def test_recipes_lists_every_recipe():
     result = invoke("recipes")
     assert result.exit_code == 0
     assert all(name in result.stdout for name in names())
+
+
+def test_recipes_can_be_filtered():
+    def listed(*arguments):
+        result = invoke("recipes", *arguments)
+        assert result.exit_code == 0, result.output
+        return [line.split()[0] for line in result.stdout.splitlines()[1:]]
+
+    assert len(listed()) == len(tables.catalogue())  # a line each
+    assert set(listed("--kind", "recipes")) == set(names())
+    assert all("ace" in name for name in listed("ace", "table"))
+    assert "fadas-digits-large" in listed("--algorithm", "FADAS", "--no-files", "--data", "digits")
+    assert "fadas-mnist-large" not in listed("--no-files")
+    assert "did you mean 'digits'" in refused("recipes", "--data", "digit")
+    assert "did you mean 'FADAS'" in refused("recipes", "--algorithm", "fadas")
+    assert "lists them all" in refused("recipes", "nothing is like this")
+
+
+def test_info_as_json_says_where_it_was_made():
+    found = json.loads(invoke("info", "--json").stdout)
+    assert {"fastagg", "python", "torch", "system", "processor", "threads", "tuning", "cpu_isas"} <= set(found)
+    assert isinstance(found["tuning"], dict) and found["threads"] >= 1
 
 
 def test_info_prints_what_was_built():
@@ -161,9 +209,11 @@ def test_version_is_printed():
 
 
 def test_help_names_every_command_and_needs_no_simulator(tmp_path):
-    program = "import sys; from fastagg.cli import app; app(['--help'], standalone_mode=False); "
-    program += "assert not {'matplotlib', 'sklearn', 'pydantic', 'fastagg.sim.run'} & set(sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    program = "import sys; from fastagg.cli.app import app; app(['--help'], standalone_mode=False); "
+    program += "assert not {'torch', 'numpy', 'matplotlib', 'sklearn', 'pydantic', 'fastagg.sim'} & set(sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     for command in ("demo", "run", "compare", "recipes", "info", "bench"):
         assert command in done.stdout
@@ -174,6 +224,8 @@ def test_help_names_every_command_and_needs_no_simulator(tmp_path):
     [
         (["--set", "client.lr=-1"], "mine.toml: client.lr: input should be greater than 0, got -1"),
         (["--set", "client.speed=1"], "unknown key client.speed (known here: lr,"),
+        (["--set", "client.learning_rate=1"], "optimizer); did you mean 'lr'?"),
+        (["--set", "clinet.lr=1"], "; did you mean 'client'?"),
         (["--set", "client.lr"], "expected key=value"),
         (["--set", "participation.concurrency=13"], "more than data.clients, 12"),
         (["--set", "algorithm.name=FedMagic"], "algorithm 'FedMagic' is unknown, known:"),
@@ -192,7 +244,9 @@ def test_a_wrong_setting_is_one_line_and_exit_code_2(recipe, arguments, message)
 
 
 def test_missing_files_and_folders_are_one_line_and_exit_code_2(recipe, tmp_path):
-    assert "no recipe 'nothing'" in refused("run", "nothing")
+    assert "no recipe 'nothing'; `fastagg recipes` lists them all" in refused("run", "nothing")
+    assert "did you mean 'fadas-digits-large'?" in refused("run", "fadas-digit-large")
+    assert "did you mean 'fadas-table2" in refused("compare", "fadas-tabel2")
     assert "cannot read the recipe none.toml" in refused("run", "none.toml")
     assert "nowhere does not exist" in refused("run", "fadas-mnist-large", "--data-dir", tmp_path / "nowhere")
     assert "name it with --data-dir (data.dir): cifar-10-batches-py/" in refused("compare", "fadas-table2")
@@ -218,10 +272,10 @@ def test_ctrl_c_ends_with_130_after_writing(recipe, tmp_path):
         "    if self.uploads == 6: signal.raise_signal(signal.SIGINT)\n"
         "    return step(self)\n"
         "r.Simulation.step = interrupted\n"
-        "from fastagg.cli import app; app(sys.argv[1:])"
+        "from fastagg.cli.app import app; app(sys.argv[1:])"
     )
     arguments = ["compare", str(recipe), "fadas-digits-large", "--out", str(tmp_path / "out")]
-    command = [sys.executable, "-c", program, *arguments]
+    command = [sys.executable, "-P", "-c", program, *arguments]
     # Elsewhere: python -c would find the checkout's unbuilt package first.
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 130, done.stderr
@@ -232,12 +286,12 @@ def test_ctrl_c_ends_with_130_after_writing(recipe, tmp_path):
 
 
 def test_bench_outside_a_checkout_says_what_to_do(monkeypatch):
-    monkeypatch.setattr(cli, "_bench_folder", lambda: None)
+    monkeypatch.setattr(machine, "_bench_folder", lambda: None)
     assert "in a checkout of the repository" in refused("bench")
 
 
 def test_bench_without_its_tools_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setattr(cli, "_bench_folder", lambda: tmp_path)
+    monkeypatch.setattr(machine, "_bench_folder", lambda: tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert 'pip install "fastagg[bench]"' in refused("bench")
 
@@ -253,3 +307,22 @@ def test_bench_runs_the_checkouts_benchmarks(monkeypatch, tmp_path, body, code):
     )
     monkeypatch.chdir(tmp_path)
     assert invoke("bench", "-q").exit_code == code
+
+
+def test_quick_writes_a_picture_a_page_and_the_samples(monkeypatch, tmp_path):
+    monkeypatch.setattr(quick, "SIZES", (1000,))
+    monkeypatch.setattr(quick.measure, "__defaults__", ((1000,), 2, lambda: None))
+    result = invoke("bench", "--quick", "--out", tmp_path / "bench", "--format", "pdf")
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in (tmp_path / "bench").iterdir()} == {"ratios.pdf", "report.html", "samples.json"}
+    assert all(case.name in result.stdout for case in quick.cases())
+    samples = json.loads((tmp_path / "bench" / "samples.json").read_text())
+    assert len(samples["measured"][0]["ours"]) == 2 and samples["machine"]["torch"]
+
+
+def test_without_its_extra_the_command_line_names_what_is_missing(monkeypatch, capsys):
+    monkeypatch.setattr(_extras, "find_spec", lambda name: None if name == "typer" else object())
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    advice = 'error: the command line needs typer, which is not installed: pip install "fastagg[cli]"'
+    assert stopped.value.code == advice

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# What a stranger installs: the wheel that was built from the source distribution, in environments of their own.
+# Takes WORKDIR for its files and that wheel. The core alone makes a step; without the command line's packages the command
+# names them; with the oldest versions that pyproject.toml allows, the command line and a run work.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+here=$(pwd) work=$1 wheel=$2
+mkdir -p "$work"
+cd "$work" # from another folder: the package that is tested is the one that was installed
+
+python3 -m venv core
+core/bin/pip install -q -c "$here/constraints.txt" "$wheel"
+core/bin/python "$here/.ci/one_step.py"
+if core/bin/fastagg --help 2>refusal; then
+  echo "fastagg --help worked without typer"
+  exit 1
+fi
+grep -q 'pip install "fastagg\[cli\]"' refusal
+cat refusal
+
+# The floors. torch is the one that is tested everywhere else: its oldest one comes with gigabytes of CUDA packages.
+# .ci/floors.txt names it for who has a mirror of CPU builds: FASTAGG_FLOOR_TORCH=1.
+python3 -m venv floors
+if test -n "${FASTAGG_FLOOR_TORCH:-}"; then
+  cp "$here/.ci/floors.txt" floors.txt
+else
+  { grep -v '^torch==' "$here/.ci/floors.txt"; grep '^torch==' "$here/constraints.txt"; } >floors.txt
+fi
+floors/bin/pip install -q -c floors.txt "$wheel[sim]"
+floors/bin/python "$here/.ci/one_step.py"
+floors/bin/fastagg --help >/dev/null
+floors/bin/fastagg recipes fadas digits
+floors/bin/fastagg info --json >/dev/null
+floors/bin/fastagg demo --quick --out demo
+test -s demo/report.html
+
+# How long help takes, and what `import fastagg` adds to `import torch`.
+core/bin/pip install -q -c "$here/constraints.txt" "$wheel[cli]"
+core/bin/python - <<'PY'
+import subprocess
+import sys
+import time
+from statistics import median
+
+
+def seconds(*command):
+    taken = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        taken.append(time.perf_counter() - start)
+    return median(taken)
+
+
+torch = seconds(sys.executable, "-c", "import torch")
+both = seconds(sys.executable, "-c", "import torch, fastagg; fastagg.FADAS")
+print(f"fastagg --help: {seconds('core/bin/fastagg', '--help'):.2f} s; import torch: {torch:.2f} s; "
+      f"import fastagg and its names beyond torch: {1e3 * (both - torch):.0f} ms")
+PY

@@ -1,0 +1,26 @@
+# What must be here before anything is compiled. Every refusal says what to install or what to use instead.
+if(WIN32)
+  message(FATAL_ERROR "fastagg does not support Windows: its kernels are compiled with GCC or Clang and have never been "
+    "tested with another compiler. Use WSL 2, where the Linux instructions hold.")
+endif()
+
+include(CheckLanguage)
+check_language(CXX)
+if(NOT CMAKE_CXX_COMPILER)
+  message(FATAL_ERROR "fastagg needs a C++17 compiler and found none. Install one: apt-get install g++ (Debian, Ubuntu), "
+    "dnf install gcc-c++ (Fedora, RHEL), or conda install -c conda-forge cxx-compiler. Then run the same command again.")
+endif()
+enable_language(CXX)
+
+if(NOT CMAKE_SIZEOF_VOID_P EQUAL 8)
+  message(FATAL_ERROR "fastagg needs a 64-bit processor and a 64-bit Python.")
+endif()
+if(CMAKE_CXX_BYTE_ORDER STREQUAL "BIG_ENDIAN")
+  message(FATAL_ERROR "fastagg needs a little-endian processor: its checkpoints and hashes are little-endian.")
+endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL "MSVC")
+  message(FATAL_ERROR "fastagg needs GCC or Clang: MSVC has no switch that keeps its floating point the same everywhere.")
+endif()
+if(NOT CMAKE_SYSTEM_NAME STREQUAL "Linux")
+  message(WARNING "fastagg is tested on Linux only. Nobody has tried it on ${CMAKE_SYSTEM_NAME}; run the tests first.")
+endif()

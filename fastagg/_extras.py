@@ -1,0 +1,27 @@
+"""Packages that not everybody needs: each belongs to an extra, and a missing one is named with its extra.
+
+The core needs torch and numpy. The command line and the simulator need what pyproject.toml lists under their extras.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from fastagg.errors import MissingDependency
+
+# The modules that each extra brings, by what they are imported as.
+CLI = ("typer", "rich")
+SIM = (*CLI, "matplotlib", "pydantic", "tomli_w", "sklearn")
+
+
+def require(what: str, extra: str, modules: tuple[str, ...]) -> None:
+    """Check that all ``modules`` are installed, without importing them.
+
+    Raises:
+        MissingDependency: one is not. The message names it, who needs it (``what``) and how to install it.
+    """
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        raise MissingDependency(
+            f'{what} needs {", ".join(missing)}, which is not installed: pip install "fastagg[{extra}]"'
+        )

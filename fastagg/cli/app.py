@@ -1,0 +1,14 @@
+"""The command line, whole: fastagg demo | run | compare | recipes | info | tune | bench.
+
+Each module adds its commands to ``app`` when it is imported. Their order here is their order in the help.
+"""
+
+from fastagg.cli import runs  # noqa: F401
+
+# isort: split
+from fastagg.cli import machine  # noqa: F401
+
+# isort: split
+from fastagg.cli.base import app
+
+__all__ = ["app"]

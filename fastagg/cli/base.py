@@ -1,0 +1,57 @@
+"""What the commands hang on: `fastagg` itself, and how it fails.
+
+Every import beyond typer stands inside a command, so that `fastagg --help` answers at once. Results go to
+stdout, progress and errors to stderr. Exit codes: 0 done, 1 a benchmark failed or became slower, 2 the user's input was
+wrong, 130 ctrl-C.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from fastagg.cli.screen import fail
+
+
+class Commands(TyperGroup):
+    """Turns the package's own errors, and the operating system's, into one line on stderr and exit code 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        from fastagg.errors import FastaggError
+
+        try:
+            return super().invoke(ctx)
+        except FastaggError as error:
+            fail(str(error))
+        except BrokenPipeError:  # `fastagg recipes | head`, which typer ends without a word
+            raise
+        except OSError as error:  # where the disk is full even importing torch fails: it looks for a temporary folder
+            fail(str(error))
+
+
+app = typer.Typer(
+    name="fastagg",
+    cls=Commands,
+    help="The server side of asynchronous federated learning, and a simulator to try it in.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import PackageNotFoundError
+        from importlib.metadata import version as installed
+
+        try:
+            print(f"fastagg {installed('fastagg')}")
+        except PackageNotFoundError:
+            print("fastagg unknown (not installed)")
+        raise typer.Exit

@@ -1,0 +1,111 @@
+"""The commands about this machine: info, tune and bench."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fastagg.cli.base import app
+from fastagg.cli.screen import fail, show
+
+
+@app.command()
+def info(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts and bug reports.")] = False,
+) -> None:
+    """Print what was compiled and what runs here: package, Python, torch, system, processor, threads, tuning."""
+    import json
+
+    from fastagg.cli.tables import pairs_table
+    from fastagg.facts import facts
+
+    found = facts()
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        show(pairs_table("fastagg", found))
+
+
+@app.command()
+def tune(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and print; remember nothing.")] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Forget what was remembered, for all processors.")] = False,
+) -> None:
+    """Measure what suits this processor, in less than a second, print why, and remember it."""
+    import fastagg
+    from fastagg import measuring, tuning
+    from fastagg.cli.tables import tuning_table
+
+    if forget:
+        tuning.memory_file().unlink(missing_ok=True)
+        print(f"Forgotten: {tuning.memory_file()}")
+        return
+    print(f"{tuning.processor()}, {fastagg.get_num_threads()} threads")
+    choices = measuring.measure()
+    show(tuning_table(choices))
+    chosen = {choice.setting: choice.chosen for choice in choices if choice.chosen != choice.usual}
+    if dry_run:
+        print("Chosen: " + (",".join(f"{name}={value}" for name, value in chosen.items()) or "the table's settings"))
+        return
+    path = tuning.remember(chosen)
+    print(f"Remembered in {path}; FASTAGG_TUNE=default goes back to the table for one run, --forget for good.")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(
+    context: typer.Context,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="This machine beside torch, in a minute; needs no checkout.")
+    ] = False,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the results of --quick.")] = Path("runs/bench"),
+    picture: Annotated[str, typer.Option("--format", metavar="png|pdf|svg", help="Format of its picture.")] = "png",
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option("--compare", metavar="OLD NEW", help="Two JSON files: exit code 1 if anything became slower."),
+    ] = None,
+) -> None:
+    """Measure: --quick here and now, or a checkout's benchmarks; further arguments go to pytest."""
+    import subprocess
+    from importlib.util import find_spec
+
+    if quick:
+        _quick(out, picture)
+        return
+    folder = _bench_folder()
+    if folder is None:
+        fail(
+            "there is no bench/ folder here: `fastagg bench --quick` needs none, "
+            "the others run in a checkout of the repository"
+        )
+    if compare is not None:
+        raise typer.Exit(subprocess.run([sys.executable, str(folder / "compare.py"), *compare], check=False).returncode)
+    if find_spec("pytest") is None or find_spec("pytest_benchmark") is None:
+        fail('the benchmarks need pytest-benchmark: pip install "fastagg[bench]"')
+    command = [sys.executable, "-m", "pytest", str(folder), "--benchmark-only", *context.args]
+    raise typer.Exit(1 if subprocess.run(command, check=False).returncode else 0)
+
+
+def _quick(out: Path, picture: str) -> None:
+    from fastagg import quick
+    from fastagg.cli import quick_report  # without its packages it says so before anything is measured
+    from fastagg.cli.tables import quick_table
+    from fastagg.facts import facts
+    from fastagg.sim.plots import check_format
+
+    check_format(picture)
+    with typer.progressbar(length=quick.ROUNDS, label="Measuring", file=sys.stderr) as bar:
+        measured, busy = quick.measure(told=lambda: bar.update(1))
+    show(quick_table(measured, busy))
+    for path in quick_report.write(measured, busy, facts(), out, picture):
+        print(f"Written: {path}")
+
+
+def _bench_folder() -> Path | None:
+    # Beside the package too: an editable install is run from anywhere.
+    for root in (Path.cwd(), Path(__file__).resolve().parents[2]):
+        if (root / "bench").is_dir() and (root / "pyproject.toml").is_file():
+            return root / "bench"
+    return None

@@ -1,0 +1,41 @@
+"""What a bug report or a results page needs to know about where it was made."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+
+def facts() -> dict[str, Any]:
+    """Package, Python, torch, system, processor, threads and tuning, as plain data that JSON can hold."""
+    import torch
+
+    from fastagg._build import build_info, usable_cores
+
+    built = build_info()
+    return {
+        "fastagg": built.pop("version"),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": _installed("numpy"),
+        "system": f"{platform.system()} {platform.release()}",
+        "libc": " ".join(platform.libc_ver()),
+        "machine": platform.machine(),
+        "processor": built.pop("processor"),
+        "cores": os.cpu_count(),
+        "usable_cores": usable_cores(),
+        "threads": built.pop("threads"),
+        "torch_threads": torch.get_num_threads(),
+        "tuning": built.pop("tuning"),
+        "tuned_by": built.pop("tuned_by"),
+        **built,
+    }
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,105 @@
+"""The Python of README and docs runs as it stands there, passes a strict type checker, and shows every public name.
+
+The blocks of a page are one program, from top to bottom. Blocks that need a framework stand in docs/integrations.md,
+which has a test of its own beside the frameworks' (tests/integrations/test_docs.py). What is fenced as ``py`` takes
+something for granted that only the reader has.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import fastagg
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    path
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if path.name != "integrations.md" and "_build" not in path.parts
+]
+FENCE = re.compile(r"^```(?:python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+# A page that takes for granted what its reader has.
+BEFORE = {"algorithms.md": "import fastagg, torch\nmodel, images = torch.nn.Linear(784, 2), torch.zeros(4, 784)\n"}
+CONFIG = """
+[mypy]
+strict = true
+python_version = 3.11
+follow_imports = silent
+[mypy-torch.*,numpy.*]
+follow_imports = skip
+"""
+
+
+def program(page: Path) -> str:
+    """All Python of a page, each block where it stands in it, so that an error's line is the page's."""
+    text, code, line = page.read_text(encoding="utf-8"), [], 0
+    for match in FENCE.finditer(text):
+        start = text[: match.start(1)].count("\n")
+        code.append("\n" * (start - line) + match[1])
+        line = start + match[1].count("\n")
+    return "".join(code)
+
+
+PROGRAMS = {page.relative_to(ROOT).as_posix(): code for page in PAGES if (code := program(page))}
+
+
+def test_there_are_programs() -> None:
+    assert {"README.md", "docs/quickstart.md", "docs/rules.md", "docs/examples.md"} <= set(PROGRAMS)
+    assert sum(name.startswith("docs/tutorials/") for name in PROGRAMS) >= 3
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert fastagg.registry.presets()  # all names are there before they are remembered
+    parts = dict(fastagg.registry._parts)
+    scope: dict[str, object] = {"__name__": f"snippets of {name}"}
+    try:
+        exec(BEFORE.get(Path(name).name, ""), scope)
+        exec(compile(PROGRAMS[name], name, "exec"), scope)
+    finally:  # what a page registers is not for other tests
+        fastagg.registry._parts.clear()
+        fastagg.registry._parts.update(parts)
+
+
+@pytest.mark.skipif(find_spec("mypy") is None, reason="mypy is not installed")
+def test_all_pages_pass_a_strict_type_checker(tmp_path: Path) -> None:
+    (tmp_path / "mypy.ini").write_text(CONFIG)
+    files = {}
+    for name, code in PROGRAMS.items():
+        file = re.sub(r"\W", "_", name.removesuffix(".md")) + ".py"
+        before = BEFORE.get(Path(name).name, "")
+        (tmp_path / file).write_text(before.replace("\n", "; ").rstrip("; ") + code if before else code)
+        files[file] = name
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--cache-dir", "cache", *files],
+        cwd=tmp_path, env={"MYPYPATH": str(Path(fastagg.__file__).parents[1])}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_public_name_has_an_example() -> None:
+    code = "\n".join(PROGRAMS.values())
+    missing = [name for name in fastagg.__all__ if not re.search(rf"\bfastagg\.{name}\b", code)]
+    assert not missing
+
+
+def test_links_inside_the_documentation_lead_somewhere() -> None:
+    lost = []
+    for page in [*PAGES, ROOT / "docs" / "integrations.md", ROOT / "CONTRIBUTING.md"]:
+        for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            if not (page.parent / target).exists():
+                lost.append(f"{page.relative_to(ROOT)}: {target}")
+    assert not lost
+
+
+def test_papers_are_called_by_their_names() -> None:
+    for page in PAGES:
+        assert not re.search(r"\bpaper 0\d\d\b", page.read_text(encoding="utf-8"), re.IGNORECASE), page

