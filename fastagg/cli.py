@@ -102,7 +102,7 @@ def run(
     """Run one recipe and write its folder: config, metrics, summary, plot, checkpoint."""
     from fastagg.sim.progress import ProgressBar
     from fastagg.sim.recipes import load
-    from fastagg.sim.run import run as simulate
+    from fastagg.sim.simulation import run as simulate
 
     if resume and Path(recipe).is_dir():
         out = out or Path(recipe)

@@ -49,6 +49,15 @@ class LocalWork:
     lr_decay: float = 1.0
     optimizer: str = "sgd"
 
+    def steps_of(self, size: int, local_steps: int | None) -> int:
+        """How many mini-batches a client with ``size`` samples takes, told to take ``local_steps`` or nothing."""
+        if local_steps is not None:
+            return local_steps
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return self.epochs * -(-size // min(self.batch_size, size))
+
     def build_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         if self.optimizer == "adamw":
             return torch.optim.AdamW(module.parameters(), lr=self.lr, weight_decay=self.weight_decay)
@@ -131,11 +140,7 @@ class LocalTrainer:
     def batches(self, size: int, local_steps: int | None, rng: np.random.Generator) -> Iterator[torch.Tensor]:
         batch_size = min(self._work.batch_size, size)
         per_epoch = -(-size // batch_size)
-        steps = local_steps if local_steps is not None else self._work.steps
-        if steps is None:
-            assert self._work.epochs is not None
-            steps = self._work.epochs * per_epoch
-        for step in range(steps):
+        for step in range(self._work.steps_of(size, local_steps)):
             start = (step % per_epoch) * batch_size
             if start == 0:
                 order = torch.from_numpy(rng.permutation(size))

@@ -17,7 +17,7 @@ import tomli_w
 from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from fastagg.errors import ConfigError
-from fastagg.sim.data.sections import SECTIONS, AnyData
+from fastagg.sim.data.sections import SECTIONS, AnyData, named_function
 from fastagg.sim.section import Section
 
 
@@ -51,19 +51,26 @@ WIDTHS: dict[str, list[int]] = {
 class Model(Section):
     """``widths``: hidden layers of the mlp, channels of the CNNs, embedding and hidden size of the lstm.
 
-    ``lora_rank`` (transformer and causal-lm) trains and sends low-rank adapters and the classifier, nothing else.
+    ``norm`` is the cnn's. ``lora_rank`` (transformer and causal-lm) trains and sends low-rank adapters and the
+    classifier, nothing else. A network of one's own: name "module:function", called with shape, classes and
+    ``keywords``; it is written down as name "function" and ``call``. "given" is what a program passes to run().
     """
 
     name: Literal[
-        "logistic", "mlp", "cnn", "femnist-cnn", "cifar-cnn", "resnet18", "lstm", "transformer", "causal-lm"
-    ] = "mlp"
+        "logistic", "mlp", "cnn", "femnist-cnn", "cifar-cnn", "resnet18", "lstm", "transformer", "causal-lm",
+        "function", "given",
+    ] = "mlp"  # fmt: skip
     widths: list[PositiveInt] = Field(default=[64])
+    norm: Literal["batch", "group", "none"] = "batch"
+    call: str = ""
+    keywords: dict[str, Any] = Field(default={})
     lora_rank: PositiveInt | None = None
     lora_alpha: PositiveFloat = 8.0
 
     @model_validator(mode="before")
     @classmethod
     def _default_widths(cls, values: Any) -> Any:
+        values = named_function(values)
         if not isinstance(values, dict) or "widths" in values:
             return values
         return {**values, "widths": WIDTHS.get(values.get("name", "mlp"), [])}
@@ -130,8 +137,15 @@ class Distill(Section):
 
 
 class TimedDelay(Section):
-    """What every delay in virtual time can have on top: see delays.Transmission and delays.Suspension."""
+    """What every delay in virtual time can have on top: see delays.PerStep, delays.Transmission, delays.Suspension.
 
+    ``steps``: how many local steps the times are for; a dispatch of K steps then takes K / steps of them. ``counting``
+    "authors" sends the model out when the buffer is flushed, as the FADAS authors' program does, and not at each
+    arrival.
+    """
+
+    steps: PositiveInt | None = None
+    counting: Literal["arrival", "authors"] = "arrival"
     speed: PositiveFloat | None = None  # bytes per unit of virtual time; without it transmission takes none
     jitter: float = Field(0.1, ge=0)  # standard deviation of transmission's coefficient
     suspension: float = Field(0.0, ge=0, lt=1)  # the probability that a client hangs
@@ -143,6 +157,13 @@ class ThreeClassDelay(TimedDelay):
     name: Literal["three-class"]
     table: Literal["large", "mild"] = "large"
     gamma: PositiveFloat = 1.0
+    counts: list[Annotated[int, Field(ge=0)]] | None = None  # of small, medium and large clients, in place of a draw
+
+    @model_validator(mode="after")
+    def _three_counts(self) -> ThreeClassDelay:
+        if self.counts is not None and len(self.counts) != 3:
+            raise ValueError(f"counts are of small, medium and large clients, three numbers, got {self.counts}")
+        return self
 
 
 class SizeTiedDelay(TimedDelay):
@@ -154,8 +175,11 @@ class SizeTiedDelay(TimedDelay):
 
 
 class ExponentialDelay(TimedDelay):
+    """``spread``: deviation of the logarithm of the clients' own means, which ``mean`` is the mean of."""
+
     name: Literal["exponential"]
     mean: PositiveFloat = 5.0
+    spread: float = Field(0.0, ge=0)
 
 
 class VersionDelay(Section):
@@ -242,14 +266,39 @@ class Config(Section):
     distill: Distill = Distill()
     run: Run
 
+    @model_validator(mode="before")
+    @classmethod
+    def _data_by_function(cls, values: Any) -> Any:
+        return (
+            {**values, "data": named_function(values["data"])}
+            if isinstance(values, dict) and "data" in values
+            else values
+        )
+
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
         concurrency = self.participation.concurrency
         if concurrency is not None and concurrency > self.data.clients:
             raise ValueError(f"participation.concurrency is {concurrency}, more than data.clients, {self.data.clients}")
+        counts = self.delay.counts if isinstance(self.delay, ThreeClassDelay) else None
+        if counts is not None and sum(counts) != self.data.clients:
+            raise ValueError(f"delay.counts are {sum(counts)} clients, data.clients is {self.data.clients}")
+        counting = self.delay.counting if isinstance(self.delay, TimedDelay) else "arrival"
+        if counting == "authors" and self.participation.rule != "concurrency":
+            raise ValueError('delay.counting "authors" needs participation.rule "concurrency"')
         if isinstance(self.delay, VersionDelay) and self.participation.rule != "all":
             raise ValueError('delay "version" draws each arriving client from all: participation.rule must be "all"')
         return self
+
+
+def configured(config: Config | str | dict[str, Any], changes: dict[str, Any]) -> Config:
+    """Return a Config, the recipe of a name or path, or one given as a dict, with ``changes`` to dotted keys."""
+    from fastagg.sim import recipes
+
+    if isinstance(config, str):
+        return recipes.load(config, changes)
+    values = config.model_dump() if isinstance(config, Config) else config
+    return from_dict(changed(values, changes), "the config")
 
 
 def from_dict(values: dict[str, Any], source: str) -> Config:

@@ -110,8 +110,47 @@ def _batch_norm(layer: nn.BatchNorm2d, x: Tensor, place: Place) -> tuple[Tensor,
     return y.view(shape), backward
 
 
+def _group_norm(layer: nn.GroupNorm, x: Tensor, place: Place) -> tuple[Tensor, Backward]:
+    """Statistics of each sample's groups of channels; what fills a batch up is a sample like any other."""
+    weights, name, shape = place.weights, place.name, x.shape
+    clients, channels, batch = shape[0], shape[1], shape[-1]
+    grouped = (clients, layer.num_groups, -1, batch)
+    rows = x.reshape(grouped)
+    count = rows.shape[2]
+    mean = rows.mean(dim=2, keepdim=True)
+    centred = torch.sub(rows, mean, out=rows if place.owned else None)
+    inverse = torch.linalg.vector_norm(centred, dim=2, keepdim=True).square_().div_(count).add_(layer.eps).rsqrt_()
+    centred.mul_(inverse)
+    y = centred.view(clients, channels, -1)
+    if layer.affine:
+        scale = weights[f"{name}weight"].unsqueeze(2)
+        y = torch.addcmul(weights[f"{name}bias"].unsqueeze(2), y, scale)
+    else:
+        y = y.clone()
+
+    def backward(dy: Tensor) -> Tensor:
+        flat = dy.reshape(clients, channels, -1)
+        if layer.affine:
+            place.found[f"{name}bias"] = flat.sum(dim=2)
+            place.found[f"{name}weight"] = torch.linalg.vecdot(flat, centred.view(clients, channels, -1))
+            flat = flat.mul_(scale)
+        if not place.asked:
+            return dy
+        dx = flat.reshape(grouped)
+        share = (dx * centred).mean(dim=2, keepdim=True)
+        dx.sub_(dx.mean(dim=2, keepdim=True)).addcmul_(centred, share, value=-1).mul_(inverse)
+        return dx.view(shape)
+
+    return y.view(shape), backward
+
+
 def _pair(value: Any) -> Pair:
     return (value, value) if isinstance(value, int) else value
 
 
-LAYERS: dict[type[nn.Module], Layer] = {nn.Conv2d: _conv2d, nn.BatchNorm2d: _batch_norm, nn.MaxPool2d: _max_pool}
+LAYERS: dict[type[nn.Module], Layer] = {
+    nn.Conv2d: _conv2d,
+    nn.BatchNorm2d: _batch_norm,
+    nn.GroupNorm: _group_norm,
+    nn.MaxPool2d: _max_pool,
+}

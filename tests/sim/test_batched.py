@@ -14,7 +14,7 @@ from fastagg.sim.build import build_work
 from fastagg.sim.client import LocalWork
 from fastagg.sim.config import Config, from_dict
 from fastagg.sim.data.federated import Samples
-from fastagg.sim.run import Simulation, run
+from fastagg.sim.simulation import Simulation, run
 
 FEDBUFF = {"name": "FedBuff", "buffer_size": 3}
 

@@ -7,7 +7,7 @@ from fastagg.errors import ConfigError, DataError
 from fastagg.sim.build import build_data, build_model
 from fastagg.sim.config import Model, from_dict
 from fastagg.sim.data.sections import SECTIONS
-from fastagg.sim.run import run
+from fastagg.sim.simulation import run
 
 from .fake_data import PAIRS, WORDS, save_pretrained, write_mrpc, write_newsgroups, write_rte, write_sst2
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fastagg.errors import ConfigError
 from fastagg.sim.delays import SIZE_TIED_TABLES, Exponential, SizeTied, Suspension, Transmission
-from fastagg.sim.run import Simulation, run
+from fastagg.sim.simulation import Simulation, run
 
 
 class Nothing:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fastagg.sim.delays import ThreeClass
-from fastagg.sim.run import Simulation, run
+from fastagg.sim.simulation import Simulation, run
 
 ALL = {"participation": {"rule": "all"}}
 ONE_STEP = {**ALL, "client": {"lr": 0.1, "batch_size": 16, "steps": 1, "weight_decay": 0.01}}

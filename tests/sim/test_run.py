@@ -12,7 +12,7 @@ from fastagg.sim.config import load
 from fastagg.sim.metrics import Row
 from fastagg.sim.output import metrics_csv
 from fastagg.sim.progress import NoProgress
-from fastagg.sim.run import Simulation, run
+from fastagg.sim.simulation import Simulation, run
 
 FADAS = {"algorithm": {"name": "FADAS", "lr": 0.01, "buffer_size": 3}}
 FEDASYNC = {"algorithm": {"name": "FedAsync", "alpha": 0.5, "policy": "polynomial", "a": 0.5}}

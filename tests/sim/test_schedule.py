@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from fastagg import FedAsync, FedBuff
-from fastagg.sim.run import Simulation, run
 from fastagg.sim.schedule import VersionSchedule
+from fastagg.sim.simulation import Simulation, run
 from fastagg.sim.version_delay import ReplayedVersions, UniformVersions
 
 VERSION = {"participation": {"rule": "all"}, "run": {"uploads": 40}}

@@ -190,7 +190,7 @@ def test_small_twins_need_no_files(name):
 
 
 def test_a_table_whose_data_is_absent_says_what_goes_where():
-    from fastagg.sim.run import run
+    from fastagg.sim.simulation import run
 
     cell = load("fadas-table2").cells[0]
     with pytest.raises(DataError, match=r"--data-dir.*cifar-10-batches-py"):

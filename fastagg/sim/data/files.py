@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fastagg.errors import ConfigError, DataError
 
 
@@ -60,6 +62,27 @@ def read_table(folder: Path, split: str, columns: Sequence[str]) -> dict[str, li
     except (OSError, arrow.ArrowException) as error:
         raise DataError(f"{files[0]} is not a readable parquet file: {error}") from error
     return _columns({name: table[name].to_pylist() for name in table.column_names if name in columns}, columns, folder)
+
+
+def read_images(folder: Path, split: str, size: int) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Return the pictures in SPLIT/CLASS/ as uint8 [N, 3, size, size], their classes [N], and the classes' names.
+
+    DataError when there are none or one cannot be read; ConfigError when the library that reads them is not installed.
+    """
+    if not (folder / split).is_dir():
+        raise DataError(f"the data folder {folder} has no {split}/ with a folder of pictures for each class")
+    try:
+        import datasets
+    except ImportError:
+        raise ConfigError('folders of pictures need datasets and pillow: pip install "fastagg[nlp]" pillow') from None
+    try:
+        found = datasets.load_dataset("imagefolder", data_dir=str(folder / split), split="train")
+        names = list(found.features["label"].names)
+        pixels = [np.asarray(picture.convert("RGB").resize((size, size))) for picture in found["image"]]
+        labels = np.array(found["label"], dtype=np.int64)
+    except (OSError, ValueError, KeyError, AttributeError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(f"{folder / split} cannot be read as a folder of pictures: {error}") from error
+    return np.stack(pixels).transpose(0, 3, 1, 2), labels, names
 
 
 def _saved(folder: Path, split: str) -> Any:
