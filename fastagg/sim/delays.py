@@ -51,8 +51,9 @@ class ThreeClass(Stateless):
 
     Each client is put into a class once: the largest component of a Dirichlet([3g, 2g, g]) draw decides, so a
     smaller ``gamma`` puts more clients into the large class. How many are large is chance: of 50 clients between 1 and
-    10 with seeds 0 to 19; ``counts``, how many are small, medium and large, fixes it, and the seed says which. Each dispatch then takes a
-    uniform time from the class's range in ``table`` ("large" worst-case or "mild"), in units of 10 s.
+    10 with seeds 0 to 19; ``counts``, how many are small, medium and large, fixes it, and the seed says which. Each
+    dispatch then takes a uniform time from the class's range in ``table`` ("large" worst-case or "mild"), in units of
+    10 s.
     """
 
     unit = "10 s"

@@ -41,6 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "rate decays with dispatches": {"client": {"lr": 0.1, "batch_size": 20, "lr_decay": 0.5}},
     "batchnorm": {"model": {"name": "cnn", "widths": [4, 6]}},
+    "groupnorm": {"model": {"name": "cnn", "widths": [8, 16], "norm": "group"}},
     "pooling and biases": {"model": {"name": "femnist-cnn", "widths": [3, 5]}},
     "adaptive steps": {
         "algorithm": {"name": "AsyncFedED", "lam": 1.0, "eps": 1.0, "gamma_bar": 3.0, "kappa": 1.0, "local_steps": 4},
@@ -102,6 +103,12 @@ STACKS: dict[str, tuple[tuple[int, int, int], list[nn.Module]]] = {
     "pooling first": ((2, 6, 6), [nn.MaxPool2d((3, 2)), nn.Conv2d(2, 3, 2)]),
     "batchnorm without weights": ((2, 5, 5), [nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3, affine=False), nn.ReLU()]),
     "batchnorm of what is kept": ((2, 5, 5), [nn.Conv2d(2, 3, 3), nn.Tanh(), nn.BatchNorm2d(3), nn.ReLU()]),
+    "groupnorm": (
+        (2, 5, 5),
+        [nn.Conv2d(2, 6, 3), nn.GroupNorm(3, 6), nn.ReLU(), nn.Conv2d(6, 4, 2), nn.GroupNorm(1, 4)],
+    ),
+    "groupnorm of what is kept": ((2, 5, 5), [nn.Conv2d(2, 4, 3), nn.Tanh(), nn.GroupNorm(2, 4, affine=False)]),
+    "groupnorm of the data": ((2, 5, 5), [nn.GroupNorm(2, 2), nn.Conv2d(2, 3, 3)]),
     "batchnorm of the data": ((2, 5, 5), [nn.BatchNorm2d(2), nn.Conv2d(2, 3, 3)]),
     "kept through an alias": ((2, 4, 4), [nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Identity(), nn.ReLU()]),
 }
