@@ -147,7 +147,8 @@ def compare(
     grid = {key: values for key, values in given.items() if len(values) > 1}
     shared = {key: values[0] for key, values in given.items() if len(values) == 1}
     found = cells(recipes, {**shared, **_changes(seed, data_dir, None)}, grid, seeds)
-    _compare(found, out or Path("runs/compare"), title=title, jobs=jobs, target=target, baseline=baseline)
+    settings = {"title": title, "jobs": jobs, "target": target, "baseline": baseline, "names": recipes}
+    _compare(found, out or Path("runs/compare"), **settings)
 
 
 @app.command()
@@ -243,7 +244,7 @@ def _compare(cells: Sequence[Cell], out: Path, **settings: Any) -> None:
     from fastagg.sim import sweep_tables
     from fastagg.sim.compare import compare as run_all
     from fastagg.sim.progress import CellsBar
-    from fastagg.sim.report import time_table
+    from fastagg.sim.report import claims_table, time_table
 
     with CellsBar(len(cells)) as bar:
         done = run_all(cells, out, bar, **settings)
@@ -251,7 +252,11 @@ def _compare(cells: Sequence[Cell], out: Path, **settings: Any) -> None:
         if (crossed := sweep_tables.terminal_pivot(done.groups)) is not None:
             _print(crossed)
         _print(sweep_tables.terminal(done.groups, settings.get("target"), settings.get("baseline")))
+        if done.claims:
+            _print(claims_table(done.claims))
         _print(time_table([(group.label, group.wall_seconds()) for group in done.groups]))
+        for note in dict.fromkeys(note for result in done.results for note in result.summary.get("notes", [])):
+            print(f"Note: {note}", file=sys.stderr)
         _say_where(out, done.pictures)
     _end_if_interrupted(done.results)
     if done.failed:
@@ -264,6 +269,8 @@ def _show(result: Result, out: Path) -> None:
 
     _print(accuracy_table([result]))
     _print(time_table([(result.label, result.summary["wall_seconds"])]))
+    for note in result.summary.get("notes", []):
+        print(f"Note: {note}", file=sys.stderr)
     _say_where(out, [out / "accuracy.png"])
     _end_if_interrupted([result])
 

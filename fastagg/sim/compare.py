@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim import output, plots, report, sweep_plots, sweep_tables
+from fastagg.sim import claims, claims_plot, output, plots, report, sweep_plots, sweep_tables
 from fastagg.sim.build import find_folder
 from fastagg.sim.cells import Watcher, run_cells
 from fastagg.sim.groups import Group, grouped
@@ -24,6 +24,7 @@ class Comparison:
     groups: list[Group]
     failed: dict[str, str]
     pictures: list[Path]
+    claims: list[claims.Judged]
 
     @property
     def results(self) -> list[Result]:
@@ -40,8 +41,11 @@ def compare(
     target: float | None = None,
     baseline: str | None = None,
     replace: bool = False,
+    names: Sequence[str] = (),
 ) -> Comparison:
     """Run ``cells`` into ``out``, ``jobs`` at once, then write the tables and pictures of those that ran.
+
+    ``names``: what the cells were made of, for the claims of the tables among them (claims.md, claims.png).
 
     ``out`` gets comparison.csv (a line per run), table.csv and table.md (a line per group of seeds), accuracy.png,
     delays.png and, for a grid over one key, lines.png, over two, heatmap.png. What is in ``out`` already of the same
@@ -62,15 +66,20 @@ def compare(
     ran = [(cell, result) for cell in cells if isinstance(result := outcomes.get(cell.name), Result)]
     groups = grouped(ran)
     pictures: list[Path] = []
+    found: list[claims.Judged] = []
     if groups:
         try:
             output.write_text(out / "comparison.csv", report.comparison_csv(ran))
             output.write_text(out / "table.csv", sweep_tables.groups_csv(groups, target, baseline))
             output.write_text(out / "table.md", sweep_tables.markdown(groups, target, baseline))
             pictures = _draw(groups, out, title, target)
+            if found := claims.judged(names, groups):
+                output.write_text(out / "claims.md", claims.markdown(found))
+                plots.save(claims_plot.figure(found, title), out / "claims.png")
+                pictures.append(out / "claims.png")
         except OSError as error:
             raise DataError(f"cannot write results to {out}: {error}") from error
-    return Comparison(groups, failed, pictures)
+    return Comparison(groups, failed, pictures, found)
 
 
 def _draw(groups: list[Group], out: Path, title: str, target: float | None) -> list[Path]:

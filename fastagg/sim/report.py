@@ -14,6 +14,7 @@ from fastagg.sim.metrics import ACTIVITIES, unit_text
 
 if TYPE_CHECKING:
     from fastagg.measuring import Choice
+    from fastagg.sim.claims import Judged
     from fastagg.sim.result import Result
     from fastagg.sim.sweep import Cell
 
@@ -149,3 +150,12 @@ def _flat(pairs: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 def units(results: Sequence[Result]) -> str:
     """Return the units of virtual time of all ``results``, in words."""
     return " or ".join(unit_text(unit) for unit in sorted({result.unit for result in results}))
+
+
+def claims_table(found: Sequence[Judged]) -> Table:
+    table = empty_table("Claims", "claim")
+    for heading in ("difference, 95% interval", "seeds", ""):
+        table.add_column(heading, justify="right")
+    for one in found:
+        table.add_row(one.claim.text, str(one.difference), str(len(one.difference.pairs)), one.difference.verdict)
+    return table

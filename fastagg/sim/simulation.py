@@ -153,15 +153,15 @@ class Simulation:
     def last_versions(self) -> bool:
         """Return whether the run ends within the next ``LAST`` versions, as far as that can be known.
 
-        With a limit of uploads or time it is told from the versions so far, at twice their rate: a version too many is
-        tested rather than one too few.
+        With a limit of uploads or time it is told from the versions so far; with time, which passes unevenly, for twice
+        as many of them: versions too many are tested rather than too few.
         """
         limits, share, version = self.config.run, self.done(), self.server.version
         if limits.versions is not None and limits.versions - version < LAST:
             return True
-        if limits.uploads is None and limits.time is None:
+        if version == 0 or not 0 < share < 1 or (limits.uploads is None and limits.time is None):
             return False
-        return version > 0 and 0 < share < 1 and version * (1 - share) / share <= 2 * LAST
+        return version * (1 - share) / share < (LAST if limits.time is None else 2 * LAST)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what it takes to go on from here, as plain data and tensors.

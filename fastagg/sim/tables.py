@@ -29,6 +29,13 @@ A table is a TOML file, ``NAME.toml`` in recipes/tables or anywhere:
     [paper.values.FADAS]
     "Dir(0.1)" = [72.0, 0.94]          mean, and deviation where it is given
 
+    [[claims]]                         what the table is about; see claims.py
+    text = "FADAS is above FedBuff"
+    better = ["FADAS", "Dir(0.1)"]     method and setting
+    worse = ["FedBuff", "Dir(0.1)"]
+    measure = "time_to_target"         of summary.json; by default the last versions' accuracy
+    less = true                        less of it is better
+
 A cell is base, then the method, then the setting, then the method's ``at``: later ones win key by key, except that a
 section that says its ``name`` (or, for participation, its ``rule``) replaces the one before it. A table without
 settings and grid has one column, whose label is empty.
@@ -67,6 +74,15 @@ class Paper(Section):
     values: dict[str, dict[str, list[float]]] = Field(default={})
 
 
+class _Claim(Section):
+    text: str
+    better: list[str] = Field(min_length=1, max_length=2)
+    worse: list[str] = Field(min_length=1, max_length=2)
+    measure: str = "last5_accuracy_mean"
+    scale: PositiveFloat = 100.0
+    less: bool = False
+
+
 class _File(Section):
     title: str
     source: str
@@ -77,6 +93,20 @@ class _File(Section):
     settings: dict[str, dict[str, Any]] = Field(default={})
     grid: dict[str, list[Any]] = Field(default={})
     paper: Paper = Paper()
+    claims: list[_Claim] = Field(default=[])
+
+
+@dataclass(frozen=True)
+class Claim:
+    """``better`` and ``worse``: a method and a setting each, of which the claim says that the one is better in
+    ``measure`` (an entry of summary.json times ``scale``), which is more of it unless ``less``."""
+
+    text: str
+    better: tuple[str, str]
+    worse: tuple[str, str]
+    measure: str
+    scale: float
+    less: bool
 
 
 @dataclass(frozen=True)
@@ -103,6 +133,7 @@ class Table:
     measure: str
     scale: float
     cells: tuple[Cell, ...]
+    claims: tuple[Claim, ...] = ()
 
     @property
     def methods(self) -> list[str]:
@@ -139,7 +170,19 @@ def load(name_or_path: str) -> Table:
             values |= {"name": _slug(name, method, setting), "label": label, "about": f"{file.title}."}
             config.from_dict(values, f"{name}, {label}")
             cells.append(Cell(method, setting, values, tuple(file.paper.values.get(method, {}).get(setting, ()))))
-    return Table(name, file.title, file.source, file.paper.measure, file.paper.scale, tuple(cells))
+    sides = {(cell.method, cell.setting) for cell in cells}
+    claims = tuple(_claim(claim, sides, name) for claim in file.claims)
+    return Table(name, file.title, file.source, file.paper.measure, file.paper.scale, tuple(cells), claims)
+
+
+def _claim(claim: _Claim, sides: set[tuple[str, str]], where: str) -> Claim:
+    both = [(side[0], side[1] if len(side) > 1 else "") for side in (claim.better, claim.worse)]
+    for side in both:
+        if side not in sides:
+            raise ConfigError(
+                f"{where}: the claim {claim.text!r} is about {', '.join(side)}, which is not in the table"
+            )
+    return Claim(claim.text, both[0], both[1], claim.measure, claim.scale, claim.less)
 
 
 def expand(name_or_path: str) -> list[tuple[str, dict[str, Any]]]:

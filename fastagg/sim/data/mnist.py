@@ -30,7 +30,8 @@ def load(folder: Path, clients: int, alpha: float, seed: int, min_samples: int =
     path, arrays = _arrays(folder)
     _check(path, arrays)
     x_train, x_test = arrays["x_train"][:, None], arrays["x_test"][:, None]
-    return npz.federation(x_train, arrays["y_train"], x_test, arrays["y_test"], clients, alpha, seed, min_samples)
+    train, test = npz.samples(x_train, x_test, arrays["y_train"], arrays["y_test"])
+    return npz.split(train, test, clients, alpha, seed, min_samples)
 
 
 def _arrays(folder: Path) -> tuple[Path, dict[str, np.ndarray]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -26,22 +27,35 @@ def load(
     ``pool`` of their pixels are averaged. Labels are whole numbers from 0 up. DataError when anything is otherwise.
     """
     path = find(folder, file)
+    train, test = _samples(path, path.stat().st_mtime_ns, pool)
+    return split(train, test, clients, alpha, seed, min_samples)
+
+
+@lru_cache(maxsize=1)
+def _samples(path: Path, changed: int, pool: int) -> tuple[Samples, Samples]:
+    """Read the file once for all runs of a comparison, as long as it was not ``changed``."""
     arrays = read(path)
     x_train, x_test = (_pooled(_channels_first(arrays[key]), pool, path) for key in ("x_train", "x_test"))
-    return federation(x_train, arrays["y_train"], x_test, arrays["y_test"], clients, alpha, seed, min_samples)
+    return samples(x_train, x_test, arrays["y_train"], arrays["y_test"])
 
 
-def federation(
-    x_train: np.ndarray, y_train: np.ndarray, x_test: np.ndarray, y_test: np.ndarray,
-    clients: int, alpha: float, seed: int, min_samples: int,
-) -> FederatedData:  # fmt: skip
-    """Standardise the inputs and split the training set by label."""
+def samples(
+    x_train: np.ndarray, x_test: np.ndarray, y_train: np.ndarray, y_test: np.ndarray
+) -> tuple[Samples, Samples]:
+    """Return training and test set, the inputs standardised."""
     train, test = standardise(x_train, x_test)
-    classes = int(y_train.max()) + 1
-    return split_by_label(
+    return (
         Samples(train, torch.from_numpy(y_train.astype(np.int64))),
         Samples(test, torch.from_numpy(y_test.astype(np.int64))),
-        classes=classes,
+    )
+
+
+def split(train: Samples, test: Samples, clients: int, alpha: float, seed: int, min_samples: int) -> FederatedData:
+    """Split the training set by label, of which there are as many classes as it has."""
+    return split_by_label(
+        train,
+        test,
+        classes=int(train.y.max()) + 1,
         clients=clients,
         alpha=alpha,
         min_samples=min_samples,

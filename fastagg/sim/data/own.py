@@ -37,7 +37,7 @@ def load_images(folder: Path, clients: int, alpha: float, seed: int, min_samples
     renamed = y_test.copy()
     for number, name in enumerate(others):
         renamed[y_test == number] = names.index(name)
-    return npz.federation(x_train, y_train, x_test, renamed, clients, alpha, seed, min_samples)
+    return npz.split(*npz.samples(x_train, x_test, y_train, renamed), clients, alpha, seed, min_samples)
 
 
 def check(data: Any, where: str) -> None:
