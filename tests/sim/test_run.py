@@ -274,3 +274,18 @@ def test_counts_must_be_three_and_of_all_clients(tiny):
     for counts, words in (([6, 6], "three numbers"), ([6, 6, 6], "delay.counts are 18 clients, data.clients is 12")):
         with pytest.raises(ConfigError, match=words):
             tiny({"delay.counts": counts})
+
+
+def test_trackers_are_told_every_row_once(tiny, tmp_path):
+    class Keeping:
+        def __init__(self):
+            self.logged = []
+
+        def log(self, metrics, step):
+            self.logged.append((step, metrics))
+
+    one, other = Keeping(), Keeping()
+    result = run(tiny(), trackers=[one, other])
+    assert one.logged == other.logged and [step for step, _ in one.logged] == [row.version for row in result.rows]
+    assert one.logged[-1][1]["accuracy"] == result.rows[-1].accuracy
+    assert set(one.logged[0][1]) == {"time", "uploads", "accuracy", "loss", "delay_mean", "delay_max"}

@@ -115,14 +115,14 @@ class Cifar(FromFolder):
 class Cifar10(Cifar):
     """CIFAR-10, Dirichlet(alpha) over labels."""
 
-    needs: ClassVar[str] = "cifar-10-batches-py/, cifar-10-batches-bin/, or train-*.parquet and test-*.parquet"
+    needs: ClassVar[str] = "train-*.parquet and test-*.parquet, or cifar10.npz; there or in cifar10/"
     name: Literal["cifar10"]
 
 
 class Cifar100(Cifar):
     """CIFAR-100, Dirichlet(alpha) over the 100 fine labels."""
 
-    needs: ClassVar[str] = "cifar-100-python/, cifar-100-binary/, or train-*.parquet and test-*.parquet"
+    needs: ClassVar[str] = "train-*.parquet and test-*.parquet, or cifar100.npz; there or in cifar100/"
     name: Literal["cifar100"]
 
 
