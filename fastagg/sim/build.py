@@ -36,6 +36,7 @@ from fastagg.sim.data import (
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.data.sections import SECTIONS, DataSection, FromFolder, Function, Given
 from fastagg.sim.delays import DelayModel, Exponential, PerStep, SizeTied, Suspension, ThreeClass, Transmission
+from fastagg.sim.devices import Speeds, Trace, read_trace
 from fastagg.sim.participation import AllClients, Concurrency, Participation
 from fastagg.sim.schedule import RoundSchedule, Schedule, TimedSchedule, VersionSchedule
 from fastagg.sim.seeds import generator
@@ -239,8 +240,8 @@ def build_schedule(config: c.Config, server: Server, sizes: Sequence[int]) -> Sc
     """``sizes``: how many samples each client has."""
     delay, clients, seed = config.delay, config.data.clients, config.seed
     if isinstance(delay, c.VersionDelay):
-        return VersionSchedule(server, build_version_delay(delay, clients, seed), clients, seed)
-    delays = build_delays(delay, seed, sizes, server.layout.size)
+        return VersionSchedule(server, build_version_delay(delay, config), clients, seed)
+    delays = build_delays(config, sizes, server.layout.size)
     work = build_work(config.client)
 
     def steps(client: int, task: Dispatch) -> int:
@@ -254,21 +255,36 @@ def build_schedule(config: c.Config, server: Server, sizes: Sequence[int]) -> Sc
     return TimedSchedule(server, delays, participation, steps, at_flush=delay.counting == "authors")
 
 
-def build_delays(delay: c.TimedDelay, seed: int, sizes: Sequence[int], parameters: int) -> DelayModel:
+def build_delays(config: c.Config, sizes: Sequence[int], parameters: int) -> DelayModel:
+    """``sizes``: how many samples each client has."""
+    delay, seed, clients, size = config.delay, config.seed, len(sizes), 4 * parameters  # bytes, fp32
+    assert isinstance(delay, c.TimedDelay)
     if isinstance(delay, c.ThreeClassDelay):
-        delays: DelayModel = ThreeClass(len(sizes), seed, delay.table, delay.gamma, delay.counts)
+        delays: DelayModel = ThreeClass(clients, seed, delay.table, delay.gamma, delay.counts)
     elif isinstance(delay, c.SizeTiedDelay):
         delays = SizeTied(sizes, seed, delay.table, delay.gamma)
+    elif isinstance(delay, c.DeviceDelay):
+        delays = Speeds(clients, seed, delay.mean, delay.law, delay.spread, delay.day, delay.night)
+    elif isinstance(delay, c.TraceDelay):
+        delays = Trace(read_trace(find_file(delay.file, config), clients), size)
     else:
         assert isinstance(delay, c.ExponentialDelay)
-        delays = Exponential(seed, delay.mean, len(sizes), delay.spread)
+        delays = Exponential(seed, delay.mean, clients, delay.spread)
     if delay.steps is not None:
         delays = PerStep(delays, delay.steps)
-    if delay.speed is not None:
-        delays = Transmission(delays, seed, 4 * parameters / delay.speed, delay.jitter)  # fp32
+    if delay.speed is not None or delay.up is not None:
+        down, up = (0.0 if speed is None else size / speed for speed in (delay.speed, delay.up))
+        delays = Transmission(delays, seed, down, delay.jitter, up, clients=clients, spread=delay.bandwidth_spread)
     if delay.suspension:
         delays = Suspension(delays, seed, delay.suspension)
     return delays
+
+
+def find_file(name: str, config: c.Config) -> Path:
+    """Return a file of delays: where ``name`` says, or in the data's folder."""
+    path, folder = Path(name).expanduser(), getattr(config.data, "dir", None)
+    inside = path if folder is None else Path(folder).expanduser() / name
+    return inside if inside.is_file() and not path.is_file() else path
 
 
 def delay_classes(config: c.Config, sizes: Sequence[int]) -> np.ndarray | None:
@@ -291,9 +307,10 @@ def lost_clients(config: c.Config) -> frozenset[int]:
     return frozenset(map(int, generator(config.seed, "dropout").permutation(clients)[:lost]))
 
 
-def build_version_delay(delay: c.VersionDelay, clients: int, seed: int) -> VersionDelay:
+def build_version_delay(delay: c.VersionDelay, config: c.Config) -> VersionDelay:
+    seed = config.seed
     if delay.file is not None:
-        return ReplayedVersions(read_delays(Path(delay.file).expanduser(), clients))
+        return ReplayedVersions(read_delays(find_file(delay.file, config), config.data.clients))
     if delay.mean is not None:
         return ExponentialVersions(seed, delay.mean)
     assert delay.tau_max is not None

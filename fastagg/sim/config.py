@@ -146,8 +146,10 @@ class TimedDelay(Section):
 
     steps: PositiveInt | None = None
     counting: Literal["arrival", "authors"] = "arrival"
-    speed: PositiveFloat | None = None  # bytes per unit of virtual time; without it transmission takes none
+    speed: PositiveFloat | None = None  # bytes sent down per unit of virtual time; without it that takes none
+    up: PositiveFloat | None = None  # and up
     jitter: float = Field(0.1, ge=0)  # standard deviation of transmission's coefficient
+    bandwidth_spread: float = Field(0.0, ge=0)  # of the clients' own speeds: deviation of their logarithm
     suspension: float = Field(0.0, ge=0, lt=1)  # the probability that a client hangs
 
 
@@ -180,6 +182,27 @@ class ExponentialDelay(TimedDelay):
     name: Literal["exponential"]
     mean: PositiveFloat = 5.0
     spread: float = Field(0.0, ge=0)
+
+
+class DeviceDelay(TimedDelay):
+    """Clients with a speed of their own, ``mean`` for a step on average, who may sleep; see devices.Speeds."""
+
+    name: Literal["devices"]
+    mean: PositiveFloat = 1.0
+    law: Literal["lognormal", "zipf", "pareto"] = "lognormal"
+    spread: float = Field(1.0, ge=0)
+    day: PositiveFloat = 24.0
+    night: float = Field(0.0, ge=0, lt=1)
+
+
+class TraceDelay(TimedDelay):
+    """When clients are there, how fast they compute and send, from a CSV ``file``; see devices.Trace."""
+
+    name: Literal["trace"]
+    file: str
+
+
+AnyDelay = ThreeClassDelay | SizeTiedDelay | ExponentialDelay | DeviceDelay | TraceDelay
 
 
 class VersionDelay(Section):
@@ -259,7 +282,7 @@ class Config(Section):
     data: Annotated[AnyData, Field(discriminator="name")]
     model: Model = Model()
     client: Client
-    delay: Annotated[ThreeClassDelay | SizeTiedDelay | ExponentialDelay | VersionDelay, Field(discriminator="name")]
+    delay: Annotated[AnyDelay | VersionDelay, Field(discriminator="name")]
     dropout: Dropout = Dropout()
     participation: Participation = Participation()
     unlabelled: Unlabelled = Unlabelled()
@@ -412,6 +435,8 @@ _TAGGED: dict[str, type[Section]] = {
     "three-class": ThreeClassDelay,
     "size-tied": SizeTiedDelay,
     "exponential": ExponentialDelay,
+    "devices": DeviceDelay,
+    "trace": TraceDelay,
     "version": VersionDelay,
 }
 _TAGS = frozenset(_TAGGED)

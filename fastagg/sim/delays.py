@@ -2,8 +2,8 @@
 
 A delay model has a ``unit`` (the meaning of 1.0 of virtual time, for labels) and
 
-    duration(client, number, steps) -> float     how long the ``number``-th dispatch (from 0) of ``client`` takes, which
-                                                 is of ``steps`` local steps
+    duration(client, number, steps, now) -> float    how long the ``number``-th dispatch (from 0) of ``client`` takes,
+                                                     which is of ``steps`` local steps and begins ``now``
 
 Draws are keyed by (seed, client, number), see seeds.py. A model can wrap another and add to its duration, as
 Suspension does. What a model remembers of earlier dispatches, its ``state_dict`` has, for checkpoints.
@@ -29,7 +29,7 @@ THREE_CLASS_TABLES: dict[str, tuple[tuple[float, float], ...]] = {
 class DelayModel(Protocol):
     unit: str
 
-    def duration(self, client: int, number: int, steps: int = 1) -> float: ...
+    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float: ...
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -74,7 +74,7 @@ class ThreeClass(Stateless):
             order = generator(seed, "delay-order").permutation(clients)
             self.classes[order] = np.repeat([0, 1, 2], counts)
 
-    def duration(self, client: int, number: int, steps: int = 1) -> float:
+    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
         low, high = self._ranges[self.classes[client]]
         return float(generator(self._seed, "delay", client, number).uniform(low, high))
 
@@ -113,7 +113,7 @@ class SizeTied(Stateless):
         self.classes = np.empty(clients, dtype=np.int64)  # [clients], 0 short, 1 medium, 2 long
         self.classes[order] = np.repeat([0, 1, 2], [short, clients - long - short, long])
 
-    def duration(self, client: int, number: int, steps: int = 1) -> float:
+    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
         low, high = self._ranges[self.classes[client]]
         return float(generator(self._seed, "delay", client, number).uniform(low, high))
 
@@ -138,7 +138,7 @@ class Exponential(Stateless):
             drawn = np.exp(spread * generator(seed, "delay-mean").standard_normal(clients))
             self.means = mean * drawn / drawn.mean()
 
-    def duration(self, client: int, number: int, steps: int = 1) -> float:
+    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
         mean = self._mean if self.means is None else float(self.means[client])
         return float(generator(self._seed, "delay", client, number).exponential(mean))
 
@@ -151,8 +151,8 @@ class PerStep:
         self._delays = delays
         self._reference = reference
 
-    def duration(self, client: int, number: int, steps: int = 1) -> float:
-        return self._delays.duration(client, number, steps) * steps / self._reference
+    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
+        return self._delays.duration(client, number, steps, now) * steps / self._reference
 
     def state_dict(self) -> dict[str, Any]:
         return self._delays.state_dict()
@@ -162,24 +162,34 @@ class PerStep:
 
 
 class Transmission:
-    """Sending the model takes ``mean`` (its size over the speed) times a normal coefficient (AsyncFedED, B.2).
+    """Sending the model takes its size over a speed times a normal coefficient (AsyncFedED, B.2); so does the answer.
 
-    On top of ``delays``, in their unit. The paper does not give the coefficient's law beyond normal: here its mean is
-    1, its standard deviation ``jitter``, and what falls below 0 counts as 0.
+    On top of ``delays``, in their unit. ``down`` and ``up`` are what sending takes at the mean speed. The paper does
+    not give the coefficient's law beyond normal: here its mean is 1, its standard deviation ``jitter``, and what falls
+    below 0 counts as 0. ``spread`` above 0 gives each of the ``clients`` a speed of its own, once, both ways: lognormal
+    with that deviation of its logarithm, scaled so that the mean time stays.
     """
 
-    def __init__(self, delays: DelayModel, seed: int, mean: float, jitter: float) -> None:
-        if not (mean >= 0 and jitter >= 0):
-            raise ConfigError(f"transmission time and its deviation must be at least 0, got {mean} and {jitter}")
+    def __init__(
+        self, delays: DelayModel, seed: int, down: float, jitter: float, up: float = 0.0, *, clients: int = 0,
+        spread: float = 0.0,
+    ) -> None:  # fmt: skip
+        if not min(down, up, jitter, spread) >= 0:
+            raise ConfigError(
+                f"transmission times, their jitter and spread must be at least 0, got {down}, {up}, {jitter}, {spread}"
+            )
         self.unit = delays.unit
         self._delays = delays
         self._seed = seed
-        self._mean = mean
+        self._mean = down + up
         self._jitter = jitter
+        drawn = np.exp(spread * generator(seed, "bandwidth").standard_normal(clients)) if spread else np.ones(clients)
+        self._factors = drawn / drawn.mean() if clients else drawn
 
-    def duration(self, client: int, number: int, steps: int = 1) -> float:
+    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
         coefficient = generator(self._seed, "transmission", client, number).normal(1.0, self._jitter)
-        return self._delays.duration(client, number, steps) + self._mean * max(0.0, float(coefficient))
+        mean = self._mean * (float(self._factors[client]) if len(self._factors) else 1.0)
+        return self._delays.duration(client, number, steps, now) + mean * max(0.0, float(coefficient))
 
     def state_dict(self) -> dict[str, Any]:
         return self._delays.state_dict()
@@ -205,10 +215,10 @@ class Suspension:
         self._share = share
         self._longest = 0.0
 
-    def duration(self, client: int, number: int, steps: int = 1) -> float:
+    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
         rng = generator(self._seed, "suspension", client, number)
         hangs, part = rng.random() < self._share, rng.random()
-        training = self._delays.duration(client, number, steps)
+        training = self._delays.duration(client, number, steps, now)
         # Before this one counts: were hangs counted too, they would breed longer ones.
         hang = part * self._longest if hangs else 0.0
         self._longest = max(self._longest, training)

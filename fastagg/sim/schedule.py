@@ -151,7 +151,7 @@ class TimedSchedule:
         number = self._dispatches[client]
         self._dispatches[client] += 1
         task = self._server.dispatch(client)
-        duration = self._delays.duration(client, number, self._steps(client, task))
+        duration = self._delays.duration(client, number, self._steps(client, task), self.now)
         self._clock.schedule(duration, Job(client, number, task))
 
 
@@ -192,7 +192,8 @@ class RoundSchedule:
             number = self._dispatches[client]
             self._dispatches[client] += 1
             task = self._server.dispatch(client)
-            self._end = max(self._end, self.now + self._delays.duration(client, number, self._steps(client, task)))
+            duration = self._delays.duration(client, number, self._steps(client, task), self.now)
+            self._end = max(self._end, self.now + duration)
             self._waiting.append(Job(client, number, task))
 
     def next_time(self) -> float:

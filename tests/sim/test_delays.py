@@ -71,7 +71,7 @@ def test_settings_out_of_range_are_refused():
 class Always:
     unit = "s"
 
-    def duration(self, client: int, number: int, steps: int = 1) -> float:
+    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
         return 1.0
 
 
@@ -120,3 +120,13 @@ def test_suspensions_are_repeatable_and_none_at_all_changes_nothing():
     assert (durations(Suspension(Exponential(4), 4, 0.0), 2, 30) == durations(Exponential(4), 2, 30)).all()
     with pytest.raises(ConfigError, match="suspension"):
         Suspension(Always(), 0, 1.0)
+
+
+def test_bandwidth_may_be_each_client_s_own_up_and_down():
+    def seconds(**settings: float) -> list[float]:
+        model = Transmission(Always(), 0, 3.0, 0.0, 5.0, clients=40, **settings)
+        return [model.duration(client, 0) - 1.0 for client in range(40)]
+
+    assert seconds() == pytest.approx([8.0] * 40)
+    own = seconds(spread=1.0)
+    assert np.mean(own) == pytest.approx(8.0) and max(own) > 4 * min(own)
