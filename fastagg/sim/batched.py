@@ -130,10 +130,12 @@ class BatchedTrainer:
         lr = torch.tensor(rates, device=flat.device).unsqueeze(1)
         with torch.inference_mode():  # autograd's bookkeeping, unused here, is a fifth of a small model's step
             gradient = self._steps(start, flat, buffers, lr, self._batches(plans))
-        sent = {**self._views(gradient.clone() if self._gradients else flat - start), **buffers}
+        vectors = gradient.clone() if self._gradients else flat - start
         updates: list[Any] = [None] * len(jobs)
+        sent = {**self._views(vectors), **buffers} if buffers else {}
         for row, i in enumerate(order):
-            updates[i] = {name: stack[row] for name, stack in sent.items()}
+            # One vector is taken by the server as it is; names are looked up and checked one by one.
+            updates[i] = {name: stack[row] for name, stack in sent.items()} if sent else vectors[row]
         return updates
 
     def _steps(

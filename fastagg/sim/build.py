@@ -126,8 +126,8 @@ def own_model(function: Callable[..., Any], data: FederatedData, seed: int, keyw
     return module
 
 
-def build_work(client: c.Client) -> LocalWork:
-    return LocalWork(**client.model_dump())
+def build_work(config: c.Config) -> LocalWork:
+    return LocalWork(**config.client.model_dump(), autocast=config.run.autocast)
 
 
 def build_batched(
@@ -135,9 +135,10 @@ def build_batched(
 ) -> tuple[BatchedTrainer | None, str | None]:
     """Return what trains clients in batches, or None and the reason why they train one by one."""
     reason = None if config.run.batched else "run.batched is off"
+    reason = reason or ("run.autocast is on" if config.run.autocast else None)
     if isinstance(schedule, VersionSchedule):
         reason = reason or "clients are drawn one at an arrival"
-    work = build_work(config.client)
+    work = build_work(config)
     reason = reason or batched.refusal(module, work, data.clients)
     if reason is not None:
         return None, reason
@@ -242,7 +243,7 @@ def build_schedule(config: c.Config, server: Server, sizes: Sequence[int]) -> Sc
     if isinstance(delay, c.VersionDelay):
         return VersionSchedule(server, build_version_delay(delay, config), clients, seed)
     delays = build_delays(config, sizes, server.layout.size)
-    work = build_work(config.client)
+    work = build_work(config)
 
     def steps(client: int, task: Dispatch) -> int:
         return work.steps_of(sizes[client], task.local_steps)

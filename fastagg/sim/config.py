@@ -251,7 +251,8 @@ class Run(Section):
     evaluation: small models are fastest with one. ``device`` ("cpu", "cuda", "cuda:1") holds data, training
     and server. ``checkpoint_every`` is in wall-clock seconds, 0 for after every client update. ``batched``: clients
     that are in flight together train in one batch where the model allows it (summary.json says, or why not); results
-    are the same but for rounding.
+    are the same but for rounding. ``autocast`` trains in bf16 where torch.autocast does, and ``channels_last`` lays
+    images out as convolutions on a GPU like them: for the papers' own sizes.
     """
 
     versions: PositiveInt | None = None
@@ -263,6 +264,8 @@ class Run(Section):
     device: str = "cpu"
     checkpoint_every: float = Field(60.0, ge=0)
     batched: bool = True
+    autocast: bool = False
+    channels_last: bool = False
 
     @model_validator(mode="after")
     def _some_end(self) -> Run:

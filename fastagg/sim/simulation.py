@@ -49,6 +49,8 @@ class Simulation:
                 self.module = build.build_model(config.model, data, config.seed).to(device)
             else:
                 self.module = build.own_model(model, data, config.seed, {}).to(device)
+            if config.run.channels_last:
+                self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             distill = None
             if build.distils(config.algorithm):
                 distill = build.build_distillation(config, self.module, unlabelled)
@@ -56,7 +58,7 @@ class Simulation:
             self.server = build.build_server(
                 config.algorithm, self.module, len(self.data.clients), config.seed, distill
             )
-            self.trainer = LocalTrainer(self.module, build.build_work(config.client), config.seed)
+            self.trainer = LocalTrainer(self.module, build.build_work(config), config.seed)
             build.check_clients(config, self.server)
             self._work = self.trainer.gradient if self.server.update_kind == "gradient" else self.trainer.train
             self.differences: DifferenceSender | None = None
