@@ -17,6 +17,8 @@ A table is a TOML file, ``NAME.toml`` in recipes/tables or anywhere:
     [methods.FADAS.at."Dir(0.3)"]      changes in one setting only
     client = { lr = 0.03 }
 
+    not_at = ["Dir(0.1)"]              settings that this method has no run in
+
     [settings."Dir(0.1)"]              a column: keys of a recipe that this setting changes
     data = { alpha = 0.1 }
 
@@ -164,7 +166,9 @@ def load(name_or_path: str) -> Table:
     cells = []
     for method, own in file.methods.items():
         for setting, shared in _columns(file).items():
-            changes = {key: value for key, value in own.items() if key != "at"}
+            if setting in own.get("not_at", []):
+                continue
+            changes = {key: value for key, value in own.items() if key not in ("at", "not_at")}
             values = merge(merge(merge(file.base, changes), shared), own.get("at", {}).get(setting, {}))
             label = f"{method}, {setting}" if setting else method
             values |= {"name": _slug(name, method, setting), "label": label, "about": f"{file.title}."}
@@ -250,7 +254,7 @@ def _read(name_or_path: str) -> _File:
     if unknown := [method for method in file.only if method not in file.methods]:
         raise ConfigError(f"{name_or_path}: only names unknown methods: {', '.join(unknown)}")
     for method, own in file.methods.items():
-        if unknown := [label for label in own.get("at", {}) if label not in _columns(file)]:
+        if unknown := [label for label in [*own.get("at", {}), *own.get("not_at", [])] if label not in _columns(file)]:
             raise ConfigError(f"{name_or_path}: {method} has changes at {', '.join(unknown)}, which is no setting")
     return file
 

@@ -108,3 +108,17 @@ def test_a_claim_about_what_is_not_there_is_refused(tmp_path):
     path.write_text(TABLE.replace('better = ["FADAS", "b"]', 'better = ["FADAS", "c"]'))
     with pytest.raises(ConfigError, match="FADAS is sooner"):
         tables.load(str(path))
+
+
+def test_a_method_may_be_left_out_of_a_setting(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(
+        TABLE.partition("[[claims]]")[0].replace(
+            'algorithm = { name = "FedBuff" }', 'algorithm = { name = "FedBuff" }\nnot_at = ["b"]'
+        )
+    )
+    table = tables.load(str(path))
+    assert [(cell.method, cell.setting) for cell in table.cells] == [("FedBuff", "a"), ("FADAS", "a"), ("FADAS", "b")]
+    path.write_text(path.read_text().replace('not_at = ["b"]', 'not_at = ["c"]'))
+    with pytest.raises(ConfigError, match="FedBuff has changes at c"):
+        tables.load(str(path))
