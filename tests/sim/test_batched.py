@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
 from fastagg.sim import batched, stacked
-from fastagg.sim.build import build_work
+from fastagg.sim.build import build_data, build_work
 from fastagg.sim.client import LocalWork
 from fastagg.sim.config import Config, from_dict
 from fastagg.sim.data.federated import Samples
@@ -81,6 +83,25 @@ def test_updates_equal_those_of_one_by_one(case: str) -> None:
             torch.testing.assert_close(
                 update[name], alone[name], rtol=1e-3, atol=2e-6, msg=lambda m, n=name: f"{n}: {m}"
             )
+
+
+def noisy(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    return x + torch.from_numpy(rng.standard_normal(x.shape, dtype=np.float32))
+
+
+def test_augmented_batches_are_those_of_one_by_one() -> None:
+    data = build_data(config().data, 0)
+    data = replace(data, clients=[replace(samples, augment=noisy) for samples in data.clients])
+    simulation = Simulation(config(), data)
+    jobs = simulation.schedule.in_flight()
+    assert simulation.batched is not None
+    for job, update in zip(jobs, simulation.batched.train(jobs), strict=True):
+        alone = simulation.trainer.train(job.task, data.clients[job.client], job.client, job.number)
+        parts = [alone[name].flatten() for name, _ in simulation.module.named_parameters()]
+        torch.testing.assert_close(update, torch.cat(parts), rtol=1e-3, atol=2e-6)
+    mixed = [replace(data.clients[0], augment=None), *data.clients[1:]]
+    reason = batched.refusal(simulation.module, build_work(config()), mixed)
+    assert reason is not None and "augmented" in reason
 
 
 @pytest.mark.parametrize("case", CASES)
