@@ -195,7 +195,7 @@ def test_missing_files_and_folders_are_one_line_and_exit_code_2(recipe, tmp_path
     assert "no recipe 'nothing'" in refused("run", "nothing")
     assert "cannot read the recipe none.toml" in refused("run", "none.toml")
     assert "nowhere does not exist" in refused("run", "fadas-mnist-large", "--data-dir", tmp_path / "nowhere")
-    assert "name it with --data-dir (data.dir): cifar-10-batches-py/" in refused("compare", "fadas-table2")
+    assert "name it with --data-dir (data.dir): train-*.parquet" in refused("compare", "fadas-table2")
     version = 'delay={name="version", file="none.csv"}'
     changes = ["--set", version, "--set", 'participation={rule="all"}']
     assert "cannot read the delay file none.csv" in refused("run", recipe, *changes)
