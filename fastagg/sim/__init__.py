@@ -57,7 +57,7 @@ def run(
         ConfigError, DataError: on input that is not as documented; nothing has been written then.
     """
     from fastagg.sim import simulation
-    from fastagg.sim.config import configured
+    from fastagg.sim.recipes import configured
 
     return simulation.run(
         configured(config, changes or {}), None if out is None else Path(out), data=data, model=model, **settings

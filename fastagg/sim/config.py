@@ -317,16 +317,6 @@ class Config(Section):
         return self
 
 
-def configured(config: Config | str | dict[str, Any], changes: dict[str, Any]) -> Config:
-    """Return a Config, the recipe of a name or path, or one given as a dict, with ``changes`` to dotted keys."""
-    from fastagg.sim import recipes
-
-    if isinstance(config, str):
-        return recipes.load(config, changes)
-    values = config.model_dump() if isinstance(config, Config) else config
-    return from_dict(changed(values, changes), "the config")
-
-
 def from_dict(values: dict[str, Any], source: str) -> Config:
     """Check ``values``. ConfigError on anything wrong: one line that begins with ``source`` and names the key."""
     try:

@@ -77,10 +77,10 @@ def test_damaged_tables_name_the_file(tmp_path):
     whole = path.read_text()
     for content, message in (
         ("", "train.tsv is not a readable table"),
-        ("index\tsentence1\tlabel\n", "lacks the column sentence2"),
+        ("index\tsentence1\tlabel\n0\tyes\t0\n", "lacks the column sentence2"),
         (whole.rsplit("\t", 1)[0], "unknown label"),
         (whole.replace("not_entailment", "maybe"), "unknown label 'maybe'"),
-        (whole.splitlines()[0], "holds no samples"),
+        (whole.splitlines()[0], "train.tsv is not a readable table"),
     ):
         path.write_text(content)
         with pytest.raises(DataError, match=message):

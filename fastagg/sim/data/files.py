@@ -70,7 +70,7 @@ def read_table(folder: Path, split: str, columns: Sequence[str]) -> dict[str, li
             if missing := [name for name in columns if name not in table.column_names]:
                 raise DataError(f"the table in {folder} lacks the column {', '.join(missing)}")
             return {name: list(table[name]) for name in columns}
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, datasets.exceptions.DatasetsError) as error:
         if isinstance(error, DataError):
             raise
         where = folder if saved else found[0]

@@ -40,11 +40,11 @@ def _examples(folder: Path, task: str, split: str) -> Examples | None:
     own, tsv, columns = TASKS[task]
     for place in places(folder, own, task, f"glue/{own}", f"glue/{task}")[1:]:
         # GLUE's own archive has TSV files, whose columns are called otherwise, and calls this split dev.
-        for name, wanted in (("train" if split == "train" else "dev", tsv), (split, columns)):
-            if wanted is tsv and not (place / f"{name}.tsv").is_file():
-                continue
-            if (table := read_table(place, name, wanted)) is not None:
-                return _labelled(table[wanted[-1]], [table[key] for key in wanted[:-1]], str(place))
+        own_name = "train" if split == "train" else "dev"
+        archive = (place / f"{own_name}.tsv").is_file()
+        wanted = tsv if archive else columns
+        if (table := read_table(place, own_name if archive else split, wanted)) is not None:
+            return _labelled(table[wanted[-1]], [table[key] for key in wanted[:-1]], str(place))
     return None
 
 

@@ -29,3 +29,11 @@ def load(name_or_path: str, changes: dict[str, Any] | None = None) -> config.Con
         raise ConfigError(f"no recipe {name_or_path!r}: give the path of a .toml file or one of {', '.join(names())}")
     text = files(__name__).joinpath(f"{name_or_path}.toml").read_text(encoding="utf-8")
     return config.from_toml(text, name_or_path, changes)
+
+
+def configured(given: config.Config | str | dict[str, Any], changes: dict[str, Any]) -> config.Config:
+    """Return a Config, the recipe of a name or path, or one given as a dict, with ``changes`` to dotted keys."""
+    if isinstance(given, str):
+        return load(given, changes)
+    values = given.model_dump() if isinstance(given, config.Config) else given
+    return config.from_dict(config.changed(values, changes), "the config")
