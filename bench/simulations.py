@@ -20,7 +20,7 @@ def simulations(recipe: str, size: int, rounds: int = 15) -> list[Row]:
     The peer trains the loop's last updates once more and hands them to nobody: the least that any simulator takes.
     """
     from fastagg.sim.recipes import load
-    from fastagg.sim.run import Simulation
+    from fastagg.sim.simulation import Simulation
 
     simulation = Simulation(load(recipe, {"run.batched": False}))  # one call of `_work` an update
     work, recorded = simulation._work, deque[tuple[Any, ...]](maxlen=PERIOD)

@@ -18,7 +18,7 @@ import torch
 from timing import interleave
 
 from fastagg.sim.config import from_dict
-from fastagg.sim.run import Simulation
+from fastagg.sim.simulation import Simulation
 
 MODELS = (
     ("mlp, 64", {"name": "mlp", "widths": [64]}),

@@ -67,7 +67,7 @@ def run(
     from fastagg.sim.plots import check_format
     from fastagg.sim.progress import ProgressBar
     from fastagg.sim.recipes import load
-    from fastagg.sim.run import run as simulate
+    from fastagg.sim.simulation import run as simulate
 
     if resume and Path(recipe).is_dir():
         out = out or Path(recipe)
@@ -116,8 +116,9 @@ def compare(
     shared = {key: values[0] for key, values in given.items() if len(values) == 1}
     found = cells(recipes, {**shared, **_changes(seed, data_dir, None)}, grid, seeds)
     _compare(
-        found, out or Path("runs/compare"), title=title, jobs=jobs, target=target, baseline=baseline, picture=picture
-    )
+        found, out or Path("runs/compare"), title=title, jobs=jobs, target=target, baseline=baseline, picture=picture,
+        names=recipes,
+    )  # fmt: skip
 
 
 @app.command()
@@ -180,7 +181,7 @@ def _compare(
     from fastagg.sim.compare import compare as run_all
     from fastagg.sim.plots import check_format
     from fastagg.sim.progress import CellsBar
-    from fastagg.sim.report import time_table
+    from fastagg.sim.report import claims_table, time_table
 
     check_format(settings["picture"])
     with CellsBar(len(cells)) as bar:
@@ -189,7 +190,11 @@ def _compare(
         if (crossed := sweep_tables.terminal_pivot(done.groups)) is not None:
             show(crossed)
         show(sweep_tables.terminal(done.groups, settings.get("target"), settings.get("baseline")))
+        if done.claims:
+            show(claims_table(done.claims))
         show(time_table([(group.label, group.wall_seconds()) for group in done.groups]))
+        for note in dict.fromkeys(note for result in done.results for note in result.summary.get("notes", [])):
+            print(f"Note: {note}", file=sys.stderr)
         for line in story(done.groups) if story else ():
             print(line)
         _say_where(out, done.pictures)
@@ -207,6 +212,8 @@ def _show(result: Result, out: Path, picture: str) -> None:
 
     show(sweep_tables.terminal(grouped([(Cell(result.config), result)])))
     show(time_table([(result.label, result.summary["wall_seconds"])]))
+    for note in result.summary.get("notes", []):
+        print(f"Note: {note}", file=sys.stderr)
     _say_where(out, [out / f"accuracy.{picture}"])
     _end_if_interrupted([result])
 

@@ -1,5 +1,8 @@
 """The simulator: clients, delays and local training around a ``fastagg.Server``, all from one seed.
 
+    result = fastagg.sim.run("fadas-digits-large", {"algorithm.lr": 0.01}, out="runs/mine")
+    result = fastagg.sim.run(config, data=FederatedData(...), model=lambda shape, classes: MyNet(classes))
+
 Rooms, each with one job:
 
     config         a run as TOML           recipes/      the runs that come with the package
@@ -7,7 +10,7 @@ Rooms, each with one job:
     models         small networks           client        local training
     clock          virtual time             delays        how long a client takes
     version_delay  delays given in versions participation who trains next
-    schedule       which update arrives     run           the loop
+    schedule       which update arrives     simulation    the loop
     metrics        what is recorded         output        the run's folder
     plots, report  pictures and tables      demo          ``fastagg demo``
 
@@ -15,6 +18,51 @@ Nothing below ``fastagg.sim`` (server, ops) imports it. Importing this package i
 scikit-learn.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fastagg.sim.config import Config
+    from fastagg.sim.data.federated import FederatedData
+    from fastagg.sim.result import Result
+
 from fastagg import _extras
 
 _extras.require("the simulator", "sim", _extras.SIM)
+
+__all__ = ["run"]
+
+
+def run(
+    config: Config | str | dict[str, Any],
+    changes: dict[str, Any] | None = None,
+    *,
+    data: FederatedData | None = None,
+    model: Callable[..., nn.Module] | None = None,
+    out: str | Path | None = None,
+    **settings: Any,
+) -> Result:
+    """Run a simulation to its end and return its rows and summary.
+
+    Args:
+        config: a Config, a recipe's name or path, or a recipe as a dict.
+        changes: dotted keys ("client.lr") and their values, on top of it.
+        data: the federation, in place of what the config's ``data`` says.
+        model: called with (shape, classes) of the data; returns the network, in place of what ``model`` says.
+        out: the run's folder; None writes nothing.
+        **settings: see :func:`fastagg.sim.simulation.run`.
+
+    Raises:
+        ConfigError, DataError: on input that is not as documented; nothing has been written then.
+    """
+    from fastagg.sim import simulation
+    from fastagg.sim.recipes import configured
+
+    return simulation.run(
+        configured(config, changes or {}), None if out is None else Path(out), data=data, model=model, **settings
+    )

@@ -33,8 +33,8 @@ LARGE = 1_000_000  # parameters above which a step is bound by arithmetic and me
 
 def refusal(module: nn.Module, work: LocalWork, clients: Sequence[Samples]) -> str | None:
     """Why clients cannot train in batches; None if they can."""
-    if any(samples.augment is not None for samples in clients):
-        return "the data is augmented"
+    if any(samples.augment is not clients[0].augment for samples in clients):
+        return "clients' data is augmented in different ways"
     if work.optimizer != "sgd":
         return f"the local optimizer is {work.optimizer}"
     size = sum(p.numel() for p in module.parameters())
@@ -84,6 +84,7 @@ class BatchedTrainer:
         self._sizes = [len(samples) for samples in clients]
         self._starts = torch.tensor([0, *self._sizes]).cumsum(0)[:-1]
         self._places = torch.arange(work.batch_size)
+        self._augment = clients[0].augment  # of the whole training set, as its one form
         self._x = torch.cat([samples.x for samples in clients])
         self._y = torch.cat([samples.y for samples in clients])
         self._shapes = {name: p.shape for name, p in module.named_parameters()}
@@ -129,11 +130,13 @@ class BatchedTrainer:
         rates = [self._work.lr * self._work.lr_decay**job.number for job in group]
         lr = torch.tensor(rates, device=flat.device).unsqueeze(1)
         with torch.inference_mode():  # autograd's bookkeeping, unused here, is a fifth of a small model's step
-            gradient = self._steps(start, flat, buffers, lr, self._batches(plans))
-        sent = {**self._views(gradient.clone() if self._gradients else flat - start), **buffers}
+            gradient = self._steps(start, flat, buffers, lr, self._batches(group, plans))
+        vectors = gradient.clone() if self._gradients else flat - start
         updates: list[Any] = [None] * len(jobs)
+        sent = {**self._views(vectors), **buffers} if buffers else {}
         for row, i in enumerate(order):
-            updates[i] = {name: stack[row] for name, stack in sent.items()}
+            # One vector is taken by the server as it is; names are looked up and checked one by one.
+            updates[i] = {name: stack[row] for name, stack in sent.items()} if sent else vectors[row]
         return updates
 
     def _steps(
@@ -163,16 +166,20 @@ class BatchedTrainer:
         first = self._starts[job.client]
         return [index + first for index in self._trainer.batches(self._sizes[job.client], steps, rng)]
 
-    def _batches(self, plans: list[list[Tensor]]) -> Iterator[Batch]:
+    def _batches(self, group: Sequence[Job], plans: list[list[Tensor]]) -> Iterator[Batch]:
         """Step by step the batches of all that still train, filled up to the longest."""
+        draws = [generator(self._seed, "augment", job.client, job.number) for job in group] if self._augment else []
         steps = [[plan[step] for plan in plans if len(plan) > step] for step in range(len(plans[0]))]
         for batches in steps:
             index = pad_sequence(batches, batch_first=True)
             lengths = torch.tensor([len(batch) for batch in batches])
             keep = (self._places[: index.shape[1]] < lengths.unsqueeze(1)).to(torch.float32)
             rows = index.flatten().to(self._x.device)
-            x, y = self._x.index_select(0, rows), self._y.index_select(0, rows)
-            yield Batch(x.unflatten(0, index.shape), y.view(index.shape), keep.to(self._x.device))
+            x, y = self._x.index_select(0, rows).unflatten(0, index.shape), self._y.index_select(0, rows)
+            if self._augment:
+                for own, batch, rng in zip(x, batches, draws, strict=False):  # as federated.batches does for one
+                    own[: len(batch)] = self._augment(own[: len(batch)], rng)
+            yield Batch(x, y.view(index.shape), keep.to(self._x.device))
 
     def _gradient(self, flat: Tensor, buffers: dict[str, Tensor], batch: Batch) -> Tensor:
         """Gradients of each client's own mean loss on its own batch, like ``flat`` [clients, d]."""

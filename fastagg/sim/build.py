@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,20 +16,34 @@ from fastagg.distill import Distillation
 from fastagg.distill.unlabelled import load as load_unlabelled
 from fastagg.errors import ConfigError, DataError
 from fastagg.ops import alpha_bounds
-from fastagg.sim import batched, models
+from fastagg.sim import batched, functions, models
 from fastagg.sim import config as c
 from fastagg.sim.batched import BatchedTrainer
 from fastagg.sim.client import LocalWork
-from fastagg.sim.data import cifar, digits, glue, leaf, mathinstruct, mnist, newsgroups, shakespeare, synthetic
+from fastagg.sim.data import (
+    cifar,
+    digits,
+    glue,
+    leaf,
+    mathinstruct,
+    mnist,
+    newsgroups,
+    npz,
+    own,
+    shakespeare,
+    synthetic,
+)  # fmt: skip
 from fastagg.sim.data.federated import FederatedData
-from fastagg.sim.data.sections import SECTIONS, DataSection, FromFolder
-from fastagg.sim.delays import DelayModel, Exponential, SizeTied, Suspension, ThreeClass, Transmission
+from fastagg.sim.data.sections import SECTIONS, DataSection, FromFolder, Function, Given
+from fastagg.sim.delays import DelayModel, Exponential, PerStep, SizeTied, Suspension, ThreeClass, Transmission
+from fastagg.sim.devices import Speeds, Trace, read_trace
 from fastagg.sim.participation import AllClients, Concurrency, Participation
 from fastagg.sim.schedule import RoundSchedule, Schedule, TimedSchedule, VersionSchedule
 from fastagg.sim.seeds import generator
 from fastagg.sim.version_delay import ExponentialVersions, ReplayedVersions, UniformVersions, VersionDelay, read_delays
 
 if TYPE_CHECKING:
+    from fastagg.serving.dispatch import Dispatch
     from fastagg.serving.server import Server
 
 
@@ -44,6 +59,8 @@ LOADERS: dict[str, Callable[..., FederatedData]] = {
     "glue": glue.load,
     "newsgroups": newsgroups.load,
     "mathinstruct": mathinstruct.load,
+    "npz": npz.load,
+    "imagefolder": own.load_images,
 }
 
 
@@ -72,6 +89,10 @@ def find_folder(data: DataSection) -> Path | None:
 
 def build_data(data: DataSection, seed: int) -> FederatedData:
     """Load the data set. DataError when its folder is not named or does not hold the files."""
+    if isinstance(data, Given):
+        raise ConfigError('data "given" is what a program passes: fastagg.sim.run(config, data=...)')
+    if isinstance(data, Function):
+        return own.load(data, seed)
     keywords = data.model_dump(exclude={"name", "dir"})
     if (folder := find_folder(data)) is not None:
         keywords["folder"] = folder
@@ -79,12 +100,34 @@ def build_data(data: DataSection, seed: int) -> FederatedData:
 
 
 def build_model(model: c.Model, data: FederatedData, seed: int) -> nn.Module:
-    keywords = model.model_dump(exclude={"name"})
+    if model.name == "given":
+        raise ConfigError('model "given" is what a program passes: fastagg.sim.run(config, model=...)')
+    if model.name == "function":
+        return own_model(functions.find(model.call, "model.name"), data, seed, model.keywords)
+    keywords = model.model_dump(exclude={"name", "call", "keywords"})
     return models.build(model.name, data.shape, data.classes, seed=seed, text=data.text, **keywords)
 
 
-def build_work(client: c.Client) -> LocalWork:
-    return LocalWork(**client.model_dump())
+def own_model(function: Callable[..., Any], data: FederatedData, seed: int, keywords: dict[str, Any]) -> nn.Module:
+    """Call a user's function with the data's shape and classes. ConfigError unless it returns a network for them."""
+    with models.seeded(seed):
+        module = functions.call(function, "model.name", data.shape, data.classes, **keywords)
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"model.name: the function returned a {type(module).__name__}, expected a torch.nn.Module")
+    try:
+        with torch.inference_mode():
+            logits = module.eval()(data.test.x[:2])
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise ConfigError(f"model.name: the network cannot read inputs of shape {data.shape}: {error}") from error
+    expected = (*data.test.y[:2].shape, data.classes)
+    if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
+        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ConfigError(f"model.name: the network returns {found} for two inputs, expected {expected}")
+    return module
+
+
+def build_work(config: c.Config) -> LocalWork:
+    return LocalWork(**config.client.model_dump(), autocast=config.run.autocast)
 
 
 def build_batched(
@@ -92,9 +135,10 @@ def build_batched(
 ) -> tuple[BatchedTrainer | None, str | None]:
     """Return what trains clients in batches, or None and the reason why they train one by one."""
     reason = None if config.run.batched else "run.batched is off"
+    reason = reason or ("run.autocast is on" if config.run.autocast else None)
     if isinstance(schedule, VersionSchedule):
         reason = reason or "clients are drawn one at an arrival"
-    work = build_work(config.client)
+    work = build_work(config)
     reason = reason or batched.refusal(module, work, data.clients)
     if reason is not None:
         return None, reason
@@ -197,29 +241,61 @@ def build_schedule(config: c.Config, server: Server, sizes: Sequence[int]) -> Sc
     """``sizes``: how many samples each client has."""
     delay, clients, seed = config.delay, config.data.clients, config.seed
     if isinstance(delay, c.VersionDelay):
-        return VersionSchedule(server, build_version_delay(delay, clients, seed), clients, seed)
-    delays = build_delays(delay, seed, sizes, server.layout.size)
+        return VersionSchedule(server, build_version_delay(delay, config), clients, seed)
+    delays = build_delays(config, sizes, server.layout.size)
+    work = build_work(config)
+
+    def steps(client: int, task: Dispatch) -> int:
+        return work.steps_of(sizes[client], task.local_steps)
+
     if config.participation.rule == "round":
-        return RoundSchedule(server, delays, clients, config.algorithm.keywords["clients_per_round"], seed)
+        return RoundSchedule(server, delays, clients, config.algorithm.keywords["clients_per_round"], seed, steps)
     participation: Participation = AllClients(clients)
     if config.participation.concurrency is not None:
         participation = Concurrency(clients, config.participation.concurrency, seed)
-    return TimedSchedule(server, delays, participation)
+    return TimedSchedule(server, delays, participation, steps, at_flush=delay.counting == "authors")
 
 
-def build_delays(delay: c.TimedDelay, seed: int, sizes: Sequence[int], parameters: int) -> DelayModel:
+def build_delays(config: c.Config, sizes: Sequence[int], parameters: int) -> DelayModel:
+    """``sizes``: how many samples each client has."""
+    delay, seed, clients, size = config.delay, config.seed, len(sizes), 4 * parameters  # bytes, fp32
+    assert isinstance(delay, c.TimedDelay)
     if isinstance(delay, c.ThreeClassDelay):
-        delays: DelayModel = ThreeClass(len(sizes), seed, delay.table, delay.gamma)
+        delays: DelayModel = ThreeClass(clients, seed, delay.table, delay.gamma, delay.counts)
     elif isinstance(delay, c.SizeTiedDelay):
         delays = SizeTied(sizes, seed, delay.table, delay.gamma)
+    elif isinstance(delay, c.DeviceDelay):
+        delays = Speeds(clients, seed, delay.mean, delay.law, delay.spread, delay.day, delay.night)
+    elif isinstance(delay, c.TraceDelay):
+        delays = Trace(read_trace(find_file(delay.file, config), clients), size)
     else:
         assert isinstance(delay, c.ExponentialDelay)
-        delays = Exponential(seed, delay.mean)
-    if delay.speed is not None:
-        delays = Transmission(delays, seed, 4 * parameters / delay.speed, delay.jitter)  # fp32
+        delays = Exponential(seed, delay.mean, clients, delay.spread)
+    if delay.steps is not None:
+        delays = PerStep(delays, delay.steps)
+    if delay.speed is not None or delay.up is not None:
+        down, up = (0.0 if speed is None else size / speed for speed in (delay.speed, delay.up))
+        delays = Transmission(delays, seed, down, delay.jitter, up, clients=clients, spread=delay.bandwidth_spread)
     if delay.suspension:
         delays = Suspension(delays, seed, delay.suspension)
     return delays
+
+
+def find_file(name: str, config: c.Config) -> Path:
+    """Return a file of delays: where ``name`` says, or in the data's folder."""
+    path, folder = Path(name).expanduser(), getattr(config.data, "dir", None)
+    inside = path if folder is None else Path(folder).expanduser() / name
+    return inside if inside.is_file() and not path.is_file() else path
+
+
+def delay_classes(config: c.Config, sizes: Sequence[int]) -> np.ndarray | None:
+    """Return each client's class, 0 small, 1 medium, 2 large, or None where delays have none."""
+    delay = config.delay
+    if isinstance(delay, c.ThreeClassDelay):
+        return ThreeClass(len(sizes), config.seed, delay.table, delay.gamma, delay.counts).classes
+    if isinstance(delay, c.SizeTiedDelay):
+        return SizeTied(sizes, config.seed, delay.table, delay.gamma).classes
+    return None
 
 
 def lost_clients(config: c.Config) -> frozenset[int]:
@@ -232,9 +308,10 @@ def lost_clients(config: c.Config) -> frozenset[int]:
     return frozenset(map(int, generator(config.seed, "dropout").permutation(clients)[:lost]))
 
 
-def build_version_delay(delay: c.VersionDelay, clients: int, seed: int) -> VersionDelay:
+def build_version_delay(delay: c.VersionDelay, config: c.Config) -> VersionDelay:
+    seed = config.seed
     if delay.file is not None:
-        return ReplayedVersions(read_delays(Path(delay.file).expanduser(), clients))
+        return ReplayedVersions(read_delays(find_file(delay.file, config), config.data.clients))
     if delay.mean is not None:
         return ExponentialVersions(seed, delay.mean)
     assert delay.tau_max is not None

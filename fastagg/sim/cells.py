@@ -23,11 +23,11 @@ from fastagg.sim.interrupt import on_ctrl_c, without_ctrl_c
 from fastagg.sim.metrics import Row
 from fastagg.sim.progress import NoProgress
 from fastagg.sim.result import Outcome, Result, read
-from fastagg.sim.run import run
+from fastagg.sim.simulation import run
 from fastagg.sim.sweep import Cell
 
 # What every cell imports sooner or later; torch's first optimizer imports torch._dynamo.
-PRELOAD = ["fastagg.sim.run", "fastagg.sim.plots", "sklearn.datasets", "torch._dynamo"]
+PRELOAD = ["fastagg.sim.simulation", "fastagg.sim.plots", "sklearn.datasets", "torch._dynamo"]
 
 
 class Watcher(Protocol):

@@ -48,6 +48,16 @@ class LocalWork:
     mu: float = 0.0
     lr_decay: float = 1.0
     optimizer: str = "sgd"
+    autocast: bool = False  # the forward pass in bf16, where torch.autocast does so
+
+    def steps_of(self, size: int, local_steps: int | None) -> int:
+        """How many mini-batches a client with ``size`` samples takes, told to take ``local_steps`` or nothing."""
+        if local_steps is not None:
+            return local_steps
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return self.epochs * -(-size // min(self.batch_size, size))
 
     def build_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         if self.optimizer == "adamw":
@@ -114,7 +124,8 @@ class LocalTrainer:
 
     def _batch_loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         # [batch, classes], or [batch, length, classes] where every token has a label.
-        loss: torch.Tensor = self._loss(self._module(x).flatten(0, -2), y.flatten())
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self._work.autocast):
+            loss: torch.Tensor = self._loss(self._module(x).flatten(0, -2), y.flatten())
         return loss
 
     @contextmanager
@@ -131,11 +142,7 @@ class LocalTrainer:
     def batches(self, size: int, local_steps: int | None, rng: np.random.Generator) -> Iterator[torch.Tensor]:
         batch_size = min(self._work.batch_size, size)
         per_epoch = -(-size // batch_size)
-        steps = local_steps if local_steps is not None else self._work.steps
-        if steps is None:
-            assert self._work.epochs is not None
-            steps = self._work.epochs * per_epoch
-        for step in range(steps):
+        for step in range(self._work.steps_of(size, local_steps)):
             start = (step % per_epoch) * batch_size
             if start == 0:
                 order = torch.from_numpy(rng.permutation(size))
@@ -149,8 +156,10 @@ class DifferenceSender:
         self._names = list(parameters)
         self._clients: defaultdict[int, GradientDifference] = defaultdict(GradientDifference)
 
-    def difference(self, client: int, update: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return ``update`` with every parameter's gradient replaced by its change; buffers stay as they are."""
+    def difference(self, client: int, update: Any) -> Any:
+        """Return ``update``, a dict or a vector, with gradients replaced by their change; buffers stay as they are."""
+        if isinstance(update, torch.Tensor):
+            return self._clients[client].difference(update)
         gradients = [update[name] for name in self._names]
         change = self._clients[client].difference(torch.cat([g.reshape(-1) for g in gradients]))
         pieces = change.split([g.numel() for g in gradients])

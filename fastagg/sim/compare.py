@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim import output, pages, plots, report, sweep_plots, sweep_tables
+from fastagg.sim import claims, claims_plot, output, pages, plots, report, sweep_plots, sweep_tables
 from fastagg.sim.build import find_folder
 from fastagg.sim.cells import Watcher, run_cells
 from fastagg.sim.groups import Group, grouped
@@ -24,6 +24,7 @@ class Comparison:
     groups: list[Group]
     failed: dict[str, str]
     pictures: list[Path]
+    claims: list[claims.Judged]
 
     @property
     def results(self) -> list[Result]:
@@ -41,8 +42,11 @@ def compare(
     baseline: str | None = None,
     replace: bool = False,
     picture: str = "png",
+    names: Sequence[str] = (),
 ) -> Comparison:
     """Run ``cells`` into ``out``, ``jobs`` at once, then write the tables and pictures of those that ran.
+
+    ``names``: what the cells were made of, for the claims of the tables among them (claims.md and a picture).
 
     ``out`` gets comparison.csv (a line per run), table.csv and table.md (a line per group of seeds), report.html, and
     pictures in the format ``picture``: accuracy, delays and, for a grid over one key, lines, over two, heatmap. What is
@@ -64,6 +68,7 @@ def compare(
     ran = [(cell, result) for cell in cells if isinstance(result := outcomes.get(cell.name), Result)]
     groups = grouped(ran)
     pictures: list[Path] = []
+    found: list[claims.Judged] = []
     if groups:
         try:
             output.write_text(out / "comparison.csv", report.comparison_csv(ran))
@@ -71,9 +76,13 @@ def compare(
             output.write_text(out / "table.md", sweep_tables.markdown(groups, target, baseline))
             output.write_text(out / "report.html", pages.comparison_page(groups, title, target, baseline))
             pictures = _draw(groups, out, title, target, picture)
+            if found := claims.judged(names, groups):
+                output.write_text(out / "claims.md", claims.markdown(found))
+                pictures.append(out / f"claims.{picture}")
+                plots.save(claims_plot.figure(found, title), pictures[-1])
         except OSError as error:
             raise DataError(f"cannot write results to {out}: {error}") from error
-    return Comparison(groups, failed, pictures)
+    return Comparison(groups, failed, pictures, found)
 
 
 def _draw(groups: list[Group], out: Path, title: str, target: float | None, picture: str) -> list[Path]:

@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, ValidationEr
 
 from fastagg import _checks
 from fastagg.errors import ConfigError
-from fastagg.sim.data.sections import SECTIONS, AnyData
+from fastagg.sim.data.sections import SECTIONS, AnyData, named_function
 from fastagg.sim.section import Section
 
 
@@ -52,19 +52,26 @@ WIDTHS: dict[str, list[int]] = {
 class Model(Section):
     """``widths``: hidden layers of the mlp, channels of the CNNs, embedding and hidden size of the lstm.
 
-    ``lora_rank`` (transformer and causal-lm) trains and sends low-rank adapters and the classifier, nothing else.
+    ``norm`` is the cnn's. ``lora_rank`` (transformer and causal-lm) trains and sends low-rank adapters and the
+    classifier, nothing else. A network of one's own: name "module:function", called with shape, classes and
+    ``keywords``; it is written down as name "function" and ``call``. "given" is what a program passes to run().
     """
 
     name: Literal[
-        "logistic", "mlp", "cnn", "femnist-cnn", "cifar-cnn", "resnet18", "lstm", "transformer", "causal-lm"
-    ] = "mlp"
+        "logistic", "mlp", "cnn", "femnist-cnn", "cifar-cnn", "resnet18", "lstm", "transformer", "causal-lm",
+        "function", "given",
+    ] = "mlp"  # fmt: skip
     widths: list[PositiveInt] = Field(default=[64])
+    norm: Literal["batch", "group", "none"] = "batch"
+    call: str = ""
+    keywords: dict[str, Any] = Field(default={})
     lora_rank: PositiveInt | None = None
     lora_alpha: PositiveFloat = 8.0
 
     @model_validator(mode="before")
     @classmethod
     def _default_widths(cls, values: Any) -> Any:
+        values = named_function(values)
         if not isinstance(values, dict) or "widths" in values:
             return values
         return {**values, "widths": WIDTHS.get(values.get("name", "mlp"), [])}
@@ -131,10 +138,19 @@ class Distill(Section):
 
 
 class TimedDelay(Section):
-    """What every delay in virtual time can have on top: see delays.Transmission and delays.Suspension."""
+    """What every delay in virtual time can have on top: see delays.PerStep, delays.Transmission, delays.Suspension.
 
-    speed: PositiveFloat | None = None  # bytes per unit of virtual time; without it transmission takes none
+    ``steps``: how many local steps the times are for; a dispatch of K steps then takes K / steps of them. ``counting``
+    "authors" sends the model out when the buffer is flushed, as the FADAS authors' program does, and not at each
+    arrival.
+    """
+
+    steps: PositiveInt | None = None
+    counting: Literal["arrival", "authors"] = "arrival"
+    speed: PositiveFloat | None = None  # bytes sent down per unit of virtual time; without it that takes none
+    up: PositiveFloat | None = None  # and up
     jitter: float = Field(0.1, ge=0)  # standard deviation of transmission's coefficient
+    bandwidth_spread: float = Field(0.0, ge=0)  # of the clients' own speeds: deviation of their logarithm
     suspension: float = Field(0.0, ge=0, lt=1)  # the probability that a client hangs
 
 
@@ -144,6 +160,13 @@ class ThreeClassDelay(TimedDelay):
     name: Literal["three-class"]
     table: Literal["large", "mild"] = "large"
     gamma: PositiveFloat = 1.0
+    counts: list[Annotated[int, Field(ge=0)]] | None = None  # of small, medium and large clients, in place of a draw
+
+    @model_validator(mode="after")
+    def _three_counts(self) -> ThreeClassDelay:
+        if self.counts is not None and len(self.counts) != 3:
+            raise ValueError(f"counts are of small, medium and large clients, three numbers, got {self.counts}")
+        return self
 
 
 class SizeTiedDelay(TimedDelay):
@@ -155,8 +178,32 @@ class SizeTiedDelay(TimedDelay):
 
 
 class ExponentialDelay(TimedDelay):
+    """``spread``: deviation of the logarithm of the clients' own means, which ``mean`` is the mean of."""
+
     name: Literal["exponential"]
     mean: PositiveFloat = 5.0
+    spread: float = Field(0.0, ge=0)
+
+
+class DeviceDelay(TimedDelay):
+    """Clients with a speed of their own, ``mean`` for a step on average, who may sleep; see devices.Speeds."""
+
+    name: Literal["devices"]
+    mean: PositiveFloat = 1.0
+    law: Literal["lognormal", "zipf", "pareto"] = "lognormal"
+    spread: float = Field(1.0, ge=0)
+    day: PositiveFloat = 24.0
+    night: float = Field(0.0, ge=0, lt=1)
+
+
+class TraceDelay(TimedDelay):
+    """When clients are there, how fast they compute and send, from a CSV ``file``; see devices.Trace."""
+
+    name: Literal["trace"]
+    file: str
+
+
+AnyDelay = ThreeClassDelay | SizeTiedDelay | ExponentialDelay | DeviceDelay | TraceDelay
 
 
 class VersionDelay(Section):
@@ -205,7 +252,8 @@ class Run(Section):
     evaluation: small models are fastest with one. ``device`` ("cpu", "cuda", "cuda:1") holds data, training
     and server. ``checkpoint_every`` is in wall-clock seconds, 0 for after every client update. ``batched``: clients
     that are in flight together train in one batch where the model allows it (summary.json says, or why not); results
-    are the same but for rounding.
+    are the same but for rounding. ``autocast`` trains in bf16 where torch.autocast does, and ``channels_last`` lays
+    images out as convolutions on a GPU like them: for the papers' own sizes.
     """
 
     versions: PositiveInt | None = None
@@ -217,6 +265,8 @@ class Run(Section):
     device: str = "cpu"
     checkpoint_every: float = Field(60.0, ge=0)
     batched: bool = True
+    autocast: bool = False
+    channels_last: bool = False
 
     @model_validator(mode="after")
     def _some_end(self) -> Run:
@@ -236,18 +286,33 @@ class Config(Section):
     data: Annotated[AnyData, Field(discriminator="name")]
     model: Model = Model()
     client: Client
-    delay: Annotated[ThreeClassDelay | SizeTiedDelay | ExponentialDelay | VersionDelay, Field(discriminator="name")]
+    delay: Annotated[AnyDelay | VersionDelay, Field(discriminator="name")]
     dropout: Dropout = Dropout()
     participation: Participation = Participation()
     unlabelled: Unlabelled = Unlabelled()
     distill: Distill = Distill()
     run: Run
 
+    @model_validator(mode="before")
+    @classmethod
+    def _data_by_function(cls, values: Any) -> Any:
+        return (
+            {**values, "data": named_function(values["data"])}
+            if isinstance(values, dict) and "data" in values
+            else values
+        )
+
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
         concurrency = self.participation.concurrency
         if concurrency is not None and concurrency > self.data.clients:
             raise ValueError(f"participation.concurrency is {concurrency}, more than data.clients, {self.data.clients}")
+        counts = self.delay.counts if isinstance(self.delay, ThreeClassDelay) else None
+        if counts is not None and sum(counts) != self.data.clients:
+            raise ValueError(f"delay.counts are {sum(counts)} clients, data.clients is {self.data.clients}")
+        counting = self.delay.counting if isinstance(self.delay, TimedDelay) else "arrival"
+        if counting == "authors" and self.participation.rule != "concurrency":
+            raise ValueError('delay.counting "authors" needs participation.rule "concurrency"')
         if isinstance(self.delay, VersionDelay) and self.participation.rule != "all":
             raise ValueError('delay "version" draws each arriving client from all: participation.rule must be "all"')
         return self
@@ -365,6 +430,8 @@ _TAGGED: dict[str, type[Section]] = {
     "three-class": ThreeClassDelay,
     "size-tied": SizeTiedDelay,
     "exponential": ExponentialDelay,
+    "devices": DeviceDelay,
+    "trace": TraceDelay,
     "version": VersionDelay,
 }
 _TAGS = frozenset(_TAGGED)

@@ -2,7 +2,8 @@
 
 A delay model has a ``unit`` (the meaning of 1.0 of virtual time, for labels) and
 
-    duration(client, number) -> float      how long the ``number``-th dispatch (from 0) of ``client`` takes
+    duration(client, number, steps, now) -> float    how long the ``number``-th dispatch (from 0) of ``client`` takes,
+                                                     which is of ``steps`` local steps and begins ``now``
 
 Draws are keyed by (seed, client, number), see seeds.py. A model can wrap another and add to its duration, as
 Suspension does. What a model remembers of earlier dispatches, its ``state_dict`` has, for checkpoints.
@@ -28,7 +29,7 @@ THREE_CLASS_TABLES: dict[str, tuple[tuple[float, float], ...]] = {
 class DelayModel(Protocol):
     unit: str
 
-    def duration(self, client: int, number: int) -> float: ...
+    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float: ...
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -49,13 +50,17 @@ class ThreeClass(Stateless):
     """Small, medium and large clients (FADAS Section 6, Table 1).
 
     Each client is put into a class once: the largest component of a Dirichlet([3g, 2g, g]) draw decides, so a
-    smaller ``gamma`` puts more clients into the large class. Each dispatch then takes a uniform time from the
-    class's range in ``table`` ("large" worst-case or "mild"), in units of 10 s.
+    smaller ``gamma`` puts more clients into the large class. How many are large is chance: of 50 clients between 1 and
+    10 with seeds 0 to 19; ``counts``, how many are small, medium and large, fixes it, and the seed says which. Each
+    dispatch then takes a uniform time from the class's range in ``table`` ("large" worst-case or "mild"), in units of
+    10 s.
     """
 
     unit = "10 s"
 
-    def __init__(self, clients: int, seed: int, table: str = "large", gamma: float = 1.0) -> None:
+    def __init__(
+        self, clients: int, seed: int, table: str = "large", gamma: float = 1.0, counts: Sequence[int] | None = None
+    ) -> None:
         if table not in THREE_CLASS_TABLES:
             raise ConfigError(f"delay table {table!r} is unknown, expected one of {sorted(THREE_CLASS_TABLES)}")
         if not gamma > 0:
@@ -65,8 +70,11 @@ class ThreeClass(Stateless):
         weights = gamma * np.array([3.0, 2.0, 1.0])
         draws = generator(seed, "delay-class").dirichlet(weights, size=clients)
         self.classes: np.ndarray = draws.argmax(axis=1)  # [clients], 0 small, 1 medium, 2 large
+        if counts is not None:
+            order = generator(seed, "delay-order").permutation(clients)
+            self.classes[order] = np.repeat([0, 1, 2], counts)
 
-    def duration(self, client: int, number: int) -> float:
+    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
         low, high = self._ranges[self.classes[client]]
         return float(generator(self._seed, "delay", client, number).uniform(low, high))
 
@@ -105,45 +113,83 @@ class SizeTied(Stateless):
         self.classes = np.empty(clients, dtype=np.int64)  # [clients], 0 short, 1 medium, 2 long
         self.classes[order] = np.repeat([0, 1, 2], [short, clients - long - short, long])
 
-    def duration(self, client: int, number: int) -> float:
+    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
         low, high = self._ranges[self.classes[client]]
         return float(generator(self._seed, "delay", client, number).uniform(low, high))
 
 
 class Exponential(Stateless):
-    """Every dispatch takes an exponential time with mean ``mean`` (the ACE paper's beta: 1, 5, 20 or 30)."""
+    """Every dispatch takes an exponential time with mean ``mean`` (the ACE paper's beta: 1, 5, 20 or 30).
+
+    ``spread`` above 0 gives each of the ``clients`` a mean of its own, once, lognormal with that deviation of its
+    logarithm and scaled so that their mean is ``mean``: fast clients are heard more often. Of one mean for everybody
+    another value is only another unit of time.
+    """
 
     unit = "time unit"
 
-    def __init__(self, seed: int, mean: float = 5.0) -> None:
-        if not mean > 0:
-            raise ConfigError(f"the mean delay must be above 0, got {mean}")
+    def __init__(self, seed: int, mean: float = 5.0, clients: int = 0, spread: float = 0.0) -> None:
+        if not (mean > 0 and spread >= 0):
+            raise ConfigError(f"the mean delay must be above 0 and its spread at least 0, got {mean} and {spread}")
         self._seed = seed
         self._mean = mean
+        self.means: np.ndarray | None = None  # [clients]
+        if spread > 0:
+            drawn = np.exp(spread * generator(seed, "delay-mean").standard_normal(clients))
+            self.means = mean * drawn / drawn.mean()
 
-    def duration(self, client: int, number: int) -> float:
-        return float(generator(self._seed, "delay", client, number).exponential(self._mean))
+    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
+        mean = self._mean if self.means is None else float(self.means[client])
+        return float(generator(self._seed, "delay", client, number).exponential(mean))
+
+
+class PerStep:
+    """The times of ``delays`` are for ``reference`` local steps, and more steps take longer in proportion."""
+
+    def __init__(self, delays: DelayModel, reference: int) -> None:
+        self.unit = delays.unit
+        self._delays = delays
+        self._reference = reference
+
+    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
+        return self._delays.duration(client, number, steps, now) * steps / self._reference
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._delays.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._delays.load_state_dict(state)
 
 
 class Transmission:
-    """Sending the model takes ``mean`` (its size over the speed) times a normal coefficient (AsyncFedED, B.2).
+    """Sending the model takes its size over a speed times a normal coefficient (AsyncFedED, B.2); so does the answer.
 
-    On top of ``delays``, in their unit. The paper does not give the coefficient's law beyond normal: here its mean is
-    1, its standard deviation ``jitter``, and what falls below 0 counts as 0.
+    On top of ``delays``, in their unit. ``down`` and ``up`` are what sending takes at the mean speed. The paper does
+    not give the coefficient's law beyond normal: here its mean is 1, its standard deviation ``jitter``, and what falls
+    below 0 counts as 0. ``spread`` above 0 gives each of the ``clients`` a speed of its own, once, both ways: lognormal
+    with that deviation of its logarithm, scaled so that the mean time stays.
     """
 
-    def __init__(self, delays: DelayModel, seed: int, mean: float, jitter: float) -> None:
-        if not (mean >= 0 and jitter >= 0):
-            raise ConfigError(f"transmission time and its deviation must be at least 0, got {mean} and {jitter}")
+    def __init__(
+        self, delays: DelayModel, seed: int, down: float, jitter: float, up: float = 0.0, *, clients: int = 0,
+        spread: float = 0.0,
+    ) -> None:  # fmt: skip
+        if not min(down, up, jitter, spread) >= 0:
+            raise ConfigError(
+                f"transmission times, their jitter and spread must be at least 0, got {down}, {up}, {jitter}, {spread}"
+            )
         self.unit = delays.unit
         self._delays = delays
         self._seed = seed
-        self._mean = mean
+        self._mean = down + up
         self._jitter = jitter
+        drawn = np.exp(spread * generator(seed, "bandwidth").standard_normal(clients)) if spread else np.ones(clients)
+        self._factors = drawn / drawn.mean() if clients else drawn
 
-    def duration(self, client: int, number: int) -> float:
+    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
         coefficient = generator(self._seed, "transmission", client, number).normal(1.0, self._jitter)
-        return self._delays.duration(client, number) + self._mean * max(0.0, float(coefficient))
+        mean = self._mean * (float(self._factors[client]) if len(self._factors) else 1.0)
+        return self._delays.duration(client, number, steps, now) + mean * max(0.0, float(coefficient))
 
     def state_dict(self) -> dict[str, Any]:
         return self._delays.state_dict()
@@ -155,9 +201,9 @@ class Transmission:
 class Suspension:
     """With probability ``share`` a client hangs before it trains (AsyncFedED, B.2), on top of ``delays``.
 
-    It hangs for a time drawn uniformly from 0 to the longest duration returned so far, hangs included; the paper
-    does not give the law, and the uniform one is this package's choice. So durations depend on the order of the
-    dispatches, which is the same for the same run.
+    It hangs for a time drawn uniformly from 0 to the longest training so far, its own hang not counted ("its maximum
+    hang time is the longest local training time"); the paper does not give the law, and the uniform one is this
+    package's choice. So durations depend on the order of the dispatches, which is the same for the same run.
     """
 
     def __init__(self, delays: DelayModel, seed: int, share: float) -> None:
@@ -169,12 +215,14 @@ class Suspension:
         self._share = share
         self._longest = 0.0
 
-    def duration(self, client: int, number: int) -> float:
+    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
         rng = generator(self._seed, "suspension", client, number)
         hangs, part = rng.random() < self._share, rng.random()
-        duration = self._delays.duration(client, number) + (part * self._longest if hangs else 0.0)
-        self._longest = max(self._longest, duration)
-        return duration
+        training = self._delays.duration(client, number, steps, now)
+        # Before this one counts: were hangs counted too, they would breed longer ones.
+        hang = part * self._longest if hangs else 0.0
+        self._longest = max(self._longest, training)
+        return training + hang
 
     def state_dict(self) -> dict[str, Any]:
         return {"longest": self._longest, "delays": self._delays.state_dict()}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
@@ -29,6 +31,28 @@ class NoProgress:
 
     def evaluated(self, row: Row) -> None:
         """Called with every new row."""
+
+
+class Tracker(Protocol):
+    """Whatever keeps numbers: TensorBoard, MLflow, W&B (fastagg.integrations.trackers), or something of one's own."""
+
+    def log(self, metrics: dict[str, float], step: int) -> None: ...
+
+
+class Tracking:
+    """Tells trackers of every row, and ``progress`` of everything. Closing them is their owner's."""
+
+    def __init__(self, progress: Progress, trackers: Sequence[Tracker]) -> None:
+        self._progress, self._trackers = progress, trackers
+
+    def advanced(self, share: float) -> None:
+        self._progress.advanced(share)
+
+    def evaluated(self, row: Row) -> None:
+        self._progress.evaluated(row)
+        metrics = {key: float(value) for key, value in asdict(row).items() if key != "version"}
+        for tracker in self._trackers:
+            tracker.log(metrics, step=row.version)
 
 
 class ProgressBar:

@@ -13,6 +13,7 @@ from rich.table import Table
 from fastagg.sim.metrics import ACTIVITIES, unit_text
 
 if TYPE_CHECKING:
+    from fastagg.sim.claims import Judged
     from fastagg.sim.result import Result
     from fastagg.sim.sweep import Cell
 
@@ -73,3 +74,12 @@ def empty_table(title: str, first: str) -> Table:
 def units(results: Sequence[Result]) -> str:
     """Return the units of virtual time of all ``results``, in words."""
     return " or ".join(unit_text(unit) for unit in sorted({result.unit for result in results}))
+
+
+def claims_table(found: Sequence[Judged]) -> Table:
+    table = empty_table("Claims", "claim")
+    for heading in ("difference, 95% interval", "seeds", ""):
+        table.add_column(heading, justify="right")
+    for one in found:
+        table.add_row(one.claim.text, str(one.difference), str(len(one.difference.pairs)), one.difference.verdict)
+    return table

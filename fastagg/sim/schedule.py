@@ -20,7 +20,7 @@ dispatch and its arrival; the loop trains it on arrival, or with another that is
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,6 +33,10 @@ from fastagg.sim.version_delay import VersionDelay
 
 if TYPE_CHECKING:
     from fastagg.serving.server import Server
+
+
+# How many local steps a client takes for what it was sent.
+Steps = Callable[[int, Dispatch], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +75,21 @@ class Schedule(Protocol):
 
 
 class TimedSchedule:
-    """Clients take virtual time: the delay model says how long, the participation rule says who is next."""
+    """Clients take virtual time: the delay model says how long, the participation rule says who is next.
 
-    def __init__(self, server: Server, delays: DelayModel, participation: Participation) -> None:
+    With ``at_flush`` nobody is sent the model before its version changes; then as many are as have arrived since it
+    last did. Who is sent the model at once works on a version older by one, for all but the arrival that flushes the
+    buffer, so their delays count one more.
+    """
+
+    def __init__(
+        self, server: Server, delays: DelayModel, participation: Participation, steps: Steps, *, at_flush: bool = False
+    ) -> None:
         self.unit = delays.unit
+        self._steps = steps
+        self._at_flush = at_flush
+        self._owed: list[int] = []  # clients that arrived since the version changed, with ``at_flush``
+        self._sent = server.version
         self._server = server
         self._delays = delays
         self._participation = participation
@@ -100,7 +115,13 @@ class TimedSchedule:
         return self._clock.advance()
 
     def arrived(self, job: Job) -> None:
-        self._dispatch(self._participation.next(job.client))
+        self._owed.append(job.client)
+        if self._at_flush and self._server.version == self._sent and len(self._clock):
+            return
+        self._sent = self._server.version
+        for client in self._owed:
+            self._dispatch(self._participation.next(client))
+        self._owed.clear()
 
     def drop(self, clients: Collection[int]) -> None:
         lost = self._clock.remove(lambda job: job.client in clients)
@@ -112,6 +133,8 @@ class TimedSchedule:
     def state_dict(self) -> dict[str, Any]:
         return {
             "clock": self._clock.state_dict(Job.state_dict),
+            "owed": list(self._owed),
+            "sent": self._sent,
             "dispatches": dict(self._dispatches),
             "delays": self._delays.state_dict(),
             "participation": self._participation.state_dict(),
@@ -119,6 +142,7 @@ class TimedSchedule:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._clock.load_state_dict(state["clock"], lambda job: _job(job, self._server))
+        self._owed, self._sent = list(state["owed"]), state["sent"]
         self._dispatches = Counter(state["dispatches"])
         self._delays.load_state_dict(state["delays"])
         self._participation.load_state_dict(state["participation"])
@@ -126,8 +150,9 @@ class TimedSchedule:
     def _dispatch(self, client: int) -> None:
         number = self._dispatches[client]
         self._dispatches[client] += 1
-        job = Job(client, number, self._server.dispatch(client))
-        self._clock.schedule(self._delays.duration(client, number), job)
+        task = self._server.dispatch(client)
+        duration = self._delays.duration(client, number, self._steps(client, task), self.now)
+        self._clock.schedule(duration, Job(client, number, task))
 
 
 class RoundSchedule:
@@ -137,8 +162,11 @@ class RoundSchedule:
     client, number), so virtual times compare with an asynchronous run's.
     """
 
-    def __init__(self, server: Server, delays: DelayModel, clients: int, per_round: int, seed: int) -> None:
+    def __init__(
+        self, server: Server, delays: DelayModel, clients: int, per_round: int, seed: int, steps: Steps
+    ) -> None:
         self.unit = delays.unit
+        self._steps = steps
         self.now = 0.0
         self._server = server
         self._delays = delays
@@ -163,8 +191,10 @@ class RoundSchedule:
         for client in drawn:
             number = self._dispatches[client]
             self._dispatches[client] += 1
-            self._end = max(self._end, self.now + self._delays.duration(client, number))
-            self._waiting.append(Job(client, number, self._server.dispatch(client)))
+            task = self._server.dispatch(client)
+            duration = self._delays.duration(client, number, self._steps(client, task), self.now)
+            self._end = max(self._end, self.now + duration)
+            self._waiting.append(Job(client, number, task))
 
     def next_time(self) -> float:
         return self._end

@@ -110,8 +110,49 @@ def _batch_norm(layer: nn.BatchNorm2d, x: Tensor, place: Place) -> tuple[Tensor,
     return y.view(shape), backward
 
 
+def _group_norm(layer: nn.GroupNorm, x: Tensor, place: Place) -> tuple[Tensor, Backward]:
+    """Statistics of each sample's groups of channels; what fills a batch up is a sample like any other."""
+    weights, name, shape = place.weights, place.name, x.shape
+    clients, channels, batch = shape[0], shape[1], shape[-1]
+    # [clients, groups, numbers, batch], and the same memory by channels.
+    grouped, single = (clients, layer.num_groups, -1, batch), (clients, channels, -1, batch)
+    by_channel = (clients, layer.num_groups, channels // layer.num_groups, batch)
+    rows = x.reshape(grouped)
+    centred = torch.sub(rows, rows.mean(dim=2, keepdim=True), out=rows if place.owned else None)
+    # Squares and a mean: vector_norm along a dimension that is not the last is several times slower.
+    inverse = (centred * centred).mean(dim=2, keepdim=True).add_(layer.eps).rsqrt_()
+    scale = inverse.expand(by_channel)
+    if layer.affine:
+        scale = scale * weights[f"{name}weight"].view(by_channel[:3]).unsqueeze(3)
+    scale = scale.reshape(clients, channels, 1, batch)
+    y = centred.view(single) * scale
+    if layer.affine:
+        y.add_(weights[f"{name}bias"][:, :, None, None])
+
+    def backward(dy: Tensor) -> Tensor:
+        dy = dy.reshape(single)
+        beta, gamma = dy.sum(dim=2), (dy * centred.view(single)).sum(dim=2)  # [clients, channels, batch]
+        if layer.affine:
+            place.found[f"{name}bias"] = beta.sum(dim=2)
+            place.found[f"{name}weight"] = (gamma.view(by_channel) * inverse).sum(dim=3).flatten(1)
+        if not place.asked:
+            return dy.view(shape)
+        share = scale.squeeze(2) / centred.shape[2]
+        shift = (beta * share).view(by_channel).sum(dim=2, keepdim=True)
+        slope = (gamma * share).view(by_channel).sum(dim=2, keepdim=True).mul_(inverse.square())
+        dx = dy.mul_(scale).view(centred.shape)
+        return dx.sub_(centred.mul_(slope)).sub_(shift).view(shape)
+
+    return y.view(shape), backward
+
+
 def _pair(value: Any) -> Pair:
     return (value, value) if isinstance(value, int) else value
 
 
-LAYERS: dict[type[nn.Module], Layer] = {nn.Conv2d: _conv2d, nn.BatchNorm2d: _batch_norm, nn.MaxPool2d: _max_pool}
+LAYERS: dict[type[nn.Module], Layer] = {
+    nn.Conv2d: _conv2d,
+    nn.BatchNorm2d: _batch_norm,
+    nn.GroupNorm: _group_norm,
+    nn.MaxPool2d: _max_pool,
+}

@@ -17,6 +17,8 @@ A table is a TOML file, ``NAME.toml`` in recipes/tables or anywhere:
     [methods.FADAS.at."Dir(0.3)"]      changes in one setting only
     client = { lr = 0.03 }
 
+    not_at = ["Dir(0.1)"]              settings that this method has no run in
+
     [settings."Dir(0.1)"]              a column: keys of a recipe that this setting changes
     data = { alpha = 0.1 }
 
@@ -28,6 +30,13 @@ A table is a TOML file, ``NAME.toml`` in recipes/tables or anywhere:
     scale = 100                        its numbers are that entry times this
     [paper.values.FADAS]
     "Dir(0.1)" = [72.0, 0.94]          mean, and deviation where it is given
+
+    [[claims]]                         what the table is about; see claims.py
+    text = "FADAS is above FedBuff"
+    better = ["FADAS", "Dir(0.1)"]     method and setting
+    worse = ["FedBuff", "Dir(0.1)"]
+    measure = "time_to_target"         of summary.json; by default the last versions' accuracy
+    less = true                        less of it is better
 
 A cell is base, then the method, then the setting, then the method's ``at``: later ones win key by key, except that a
 section that says its ``name`` (or, for participation, its ``rule``) replaces the one before it. A table without
@@ -67,6 +76,15 @@ class Paper(Section):
     values: dict[str, dict[str, list[float]]] = Field(default={})
 
 
+class _Claim(Section):
+    text: str
+    better: list[str] = Field(min_length=1, max_length=2)
+    worse: list[str] = Field(min_length=1, max_length=2)
+    measure: str = "last5_accuracy_mean"
+    scale: PositiveFloat = 100.0
+    less: bool = False
+
+
 class _File(Section):
     title: str
     source: str
@@ -77,6 +95,20 @@ class _File(Section):
     settings: dict[str, dict[str, Any]] = Field(default={})
     grid: dict[str, list[Any]] = Field(default={})
     paper: Paper = Paper()
+    claims: list[_Claim] = Field(default=[])
+
+
+@dataclass(frozen=True)
+class Claim:
+    """``better`` and ``worse``: a method and a setting each, of which the claim says that the one is better in
+    ``measure`` (an entry of summary.json times ``scale``), which is more of it unless ``less``."""
+
+    text: str
+    better: tuple[str, str]
+    worse: tuple[str, str]
+    measure: str
+    scale: float
+    less: bool
 
 
 @dataclass(frozen=True)
@@ -103,6 +135,7 @@ class Table:
     measure: str
     scale: float
     cells: tuple[Cell, ...]
+    claims: tuple[Claim, ...] = ()
 
     @property
     def methods(self) -> list[str]:
@@ -133,13 +166,27 @@ def load(name_or_path: str) -> Table:
     cells = []
     for method, own in file.methods.items():
         for setting, shared in _columns(file).items():
-            changes = {key: value for key, value in own.items() if key != "at"}
+            if setting in own.get("not_at", []):
+                continue
+            changes = {key: value for key, value in own.items() if key not in ("at", "not_at")}
             values = merge(merge(merge(file.base, changes), shared), own.get("at", {}).get(setting, {}))
             label = f"{method}, {setting}" if setting else method
             values |= {"name": _slug(name, method, setting), "label": label, "about": f"{file.title}."}
             config.from_dict(values, f"{name}, {label}")
             cells.append(Cell(method, setting, values, tuple(file.paper.values.get(method, {}).get(setting, ()))))
-    return Table(name, file.title, file.source, file.paper.measure, file.paper.scale, tuple(cells))
+    sides = {(cell.method, cell.setting) for cell in cells}
+    claims = tuple(_claim(claim, sides, name) for claim in file.claims)
+    return Table(name, file.title, file.source, file.paper.measure, file.paper.scale, tuple(cells), claims)
+
+
+def _claim(claim: _Claim, sides: set[tuple[str, str]], where: str) -> Claim:
+    both = [(side[0], side[1] if len(side) > 1 else "") for side in (claim.better, claim.worse)]
+    for side in both:
+        if side not in sides:
+            raise ConfigError(
+                f"{where}: the claim {claim.text!r} is about {', '.join(side)}, which is not in the table"
+            )
+    return Claim(claim.text, both[0], both[1], claim.measure, claim.scale, claim.less)
 
 
 def expand(name_or_path: str) -> list[tuple[str, dict[str, Any]]]:
@@ -225,7 +272,7 @@ def _read(name_or_path: str) -> _File:
     if unknown := [method for method in file.only if method not in file.methods]:
         raise ConfigError(f"{name_or_path}: only names unknown methods: {', '.join(unknown)}")
     for method, own in file.methods.items():
-        if unknown := [label for label in own.get("at", {}) if label not in _columns(file)]:
+        if unknown := [label for label in [*own.get("at", {}), *own.get("not_at", [])] if label not in _columns(file)]:
             raise ConfigError(f"{name_or_path}: {method} has changes at {', '.join(unknown)}, which is no setting")
     return file
 

@@ -249,7 +249,7 @@ def test_missing_files_and_folders_are_one_line_and_exit_code_2(recipe, tmp_path
     assert "did you mean 'fadas-table2" in refused("compare", "fadas-tabel2")
     assert "cannot read the recipe none.toml" in refused("run", "none.toml")
     assert "nowhere does not exist" in refused("run", "fadas-mnist-large", "--data-dir", tmp_path / "nowhere")
-    assert "name it with --data-dir (data.dir): cifar-10-batches-py/" in refused("compare", "fadas-table2")
+    assert "name it with --data-dir (data.dir): train-*.parquet" in refused("compare", "fadas-table2")
     version = 'delay={name="version", file="none.csv"}'
     changes = ["--set", version, "--set", 'participation={rule="all"}']
     assert "cannot read the delay file none.csv" in refused("run", recipe, *changes)
@@ -267,7 +267,7 @@ def test_a_long_message_stays_on_one_line(recipe):
 
 def test_ctrl_c_ends_with_130_after_writing(recipe, tmp_path):
     program = (
-        "import signal, sys; from fastagg.sim import run as r; step = r.Simulation.step\n"
+        "import signal, sys; from fastagg.sim import simulation as r; step = r.Simulation.step\n"
         "def interrupted(self):\n"
         "    if self.uploads == 6: signal.raise_signal(signal.SIGINT)\n"
         "    return step(self)\n"

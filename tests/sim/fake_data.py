@@ -2,7 +2,6 @@
 
 import io
 import json
-import pickle
 import struct
 
 import numpy as np
@@ -16,29 +15,10 @@ TRAIN = 250
 IMAGES = RNG.integers(0, 256, (TRAIN + 10, 3, 32, 32)).astype(np.uint8)  # the last 10 are the test set
 
 
-def write_python(folder, kind, labels):
-    place = folder / kind.folders[0]
-    place.mkdir(parents=True)
-    parts = np.split(np.arange(TRAIN), len(kind.python["train"]))
-    for name, part in [
-        *zip(kind.python["train"], parts, strict=True),
-        (kind.python["test"][0], np.arange(TRAIN, TRAIN + 10)),
-    ]:
-        batch = {b"data": IMAGES[part].reshape(len(part), -1), kind.label: [int(labels[i]) for i in part]}
-        (place / name).write_bytes(pickle.dumps(batch, protocol=2))
-
-
-def write_binary(folder, kind, labels):
-    place = folder / kind.folders[1]
-    place.mkdir(parents=True)
-    parts = np.split(np.arange(TRAIN), len(kind.binary["train"]))
-    for name, part in [
-        *zip(kind.binary["train"], parts, strict=True),
-        (kind.binary["test"][0], np.arange(TRAIN, TRAIN + 10)),
-    ]:
-        coarse = np.zeros((len(part), kind.label_bytes - 1), np.uint8)
-        records = np.hstack([coarse, labels[part, None].astype(np.uint8), IMAGES[part].reshape(len(part), -1)])
-        (place / name).write_bytes(records.tobytes())
+def write_arrays(folder, kind, labels):
+    x, y = IMAGES.transpose(0, 2, 3, 1), labels
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / kind.file, x_train=x[:TRAIN], y_train=y[:TRAIN], x_test=x[TRAIN:], y_test=y[TRAIN:])
 
 
 def write_parquet(folder, kind, labels):
@@ -176,8 +156,11 @@ def save_writer(folder):
 
 def write_everything(folder):
     """Write one form of every data set that is read from files, for up to 100 clients, and the pretrained models."""
-    write_python(folder, cifar.CIFAR10, np.arange(TRAIN + 10) % 10)
-    write_python(folder, cifar.CIFAR100, np.arange(TRAIN + 10) % 100)
+    write_arrays(folder, cifar.CIFAR10, np.arange(TRAIN + 10) % 10)
+    write_arrays(folder, cifar.CIFAR100, np.arange(TRAIN + 10) % 100)
+    images = RNG.integers(0, 256, (600, 16, 16, 3)).astype(np.uint8)
+    y = np.arange(600) % 10
+    np.savez(folder / "cifar10_16x16.npz", x_train=images, y_train=y, x_test=images[:20], y_test=y[:20])
     images, labels = RNG.integers(0, 256, (TRAIN, 28, 28)).astype(np.uint8), np.arange(TRAIN, dtype=np.uint8) % 10
     arrays = {"x_train": images, "y_train": labels, "x_test": images[:10], "y_test": labels[:10]}
     np.savez(folder / "mnist.npz", **arrays)

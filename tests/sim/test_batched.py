@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
 from fastagg.sim import batched, stacked
-from fastagg.sim.build import build_work
+from fastagg.sim.build import build_data, build_work
 from fastagg.sim.client import LocalWork
 from fastagg.sim.config import Config, from_dict
 from fastagg.sim.data.federated import Samples
-from fastagg.sim.run import Simulation, run
+from fastagg.sim.simulation import Simulation, run
 
 FEDBUFF = {"name": "FedBuff", "buffer_size": 3}
 
@@ -41,6 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "rate decays with dispatches": {"client": {"lr": 0.1, "batch_size": 20, "lr_decay": 0.5}},
     "batchnorm": {"model": {"name": "cnn", "widths": [4, 6]}},
+    "groupnorm": {"model": {"name": "cnn", "widths": [8, 16], "norm": "group"}},
     "pooling and biases": {"model": {"name": "femnist-cnn", "widths": [3, 5]}},
     "adaptive steps": {
         "algorithm": {"name": "AsyncFedED", "lam": 1.0, "eps": 1.0, "gamma_bar": 3.0, "kappa": 1.0, "local_steps": 4},
@@ -72,11 +75,33 @@ def test_updates_equal_those_of_one_by_one(case: str) -> None:
     together = simulation.batched.train(jobs)
     for job, update in zip(jobs, together, strict=True):
         alone = simulation._work(job.task, simulation.data.clients[job.client], job.client, job.number)
+        if isinstance(update, torch.Tensor):  # a model without buffers: its parameters, one after the other
+            alone = {"all": torch.cat([alone[name].flatten() for name, _ in simulation.module.named_parameters()])}
+            update = {"all": update}
         assert update.keys() == alone.keys()
         for name in alone:
             torch.testing.assert_close(
                 update[name], alone[name], rtol=1e-3, atol=2e-6, msg=lambda m, n=name: f"{n}: {m}"
             )
+
+
+def noisy(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    return x + torch.from_numpy(rng.standard_normal(x.shape, dtype=np.float32))
+
+
+def test_augmented_batches_are_those_of_one_by_one() -> None:
+    data = build_data(config().data, 0)
+    data = replace(data, clients=[replace(samples, augment=noisy) for samples in data.clients])
+    simulation = Simulation(config(), data)
+    jobs = simulation.schedule.in_flight()
+    assert simulation.batched is not None
+    for job, update in zip(jobs, simulation.batched.train(jobs), strict=True):
+        alone = simulation.trainer.train(job.task, data.clients[job.client], job.client, job.number)
+        parts = [alone[name].flatten() for name, _ in simulation.module.named_parameters()]
+        torch.testing.assert_close(update, torch.cat(parts), rtol=1e-3, atol=2e-6)
+    mixed = [replace(data.clients[0], augment=None), *data.clients[1:]]
+    reason = batched.refusal(simulation.module, build_work(config()), mixed)
+    assert reason is not None and "augmented" in reason
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -102,6 +127,12 @@ STACKS: dict[str, tuple[tuple[int, int, int], list[nn.Module]]] = {
     "pooling first": ((2, 6, 6), [nn.MaxPool2d((3, 2)), nn.Conv2d(2, 3, 2)]),
     "batchnorm without weights": ((2, 5, 5), [nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3, affine=False), nn.ReLU()]),
     "batchnorm of what is kept": ((2, 5, 5), [nn.Conv2d(2, 3, 3), nn.Tanh(), nn.BatchNorm2d(3), nn.ReLU()]),
+    "groupnorm": (
+        (2, 5, 5),
+        [nn.Conv2d(2, 6, 3), nn.GroupNorm(3, 6), nn.ReLU(), nn.Conv2d(6, 4, 2), nn.GroupNorm(1, 4)],
+    ),
+    "groupnorm of what is kept": ((2, 5, 5), [nn.Conv2d(2, 4, 3), nn.Tanh(), nn.GroupNorm(2, 4, affine=False)]),
+    "groupnorm of the data": ((2, 5, 5), [nn.GroupNorm(2, 2), nn.Conv2d(2, 3, 3)]),
     "batchnorm of the data": ((2, 5, 5), [nn.BatchNorm2d(2), nn.Conv2d(2, 3, 3)]),
     "kept through an alias": ((2, 4, 4), [nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Identity(), nn.ReLU()]),
 }
@@ -165,7 +196,7 @@ def test_stacks_fit_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_where_it_does_not_apply_the_reason_is_said() -> None:
-    work = build_work(config().client)
+    work = build_work(config())
     for module, word in (
         (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), "Dropout"),
         (nn.LSTM(2, 2), "LSTM"),

@@ -44,7 +44,9 @@ def test_written_toml_holds_every_default(tiny):
         "name": "three-class",
         "table": "large",
         "gamma": 1.0,
+        "counting": "arrival",
         "jitter": 0.1,
+        "bandwidth_spread": 0.0,
         "suspension": 0.0,
     }
 

@@ -7,7 +7,7 @@ from fastagg.errors import ConfigError, DataError
 from fastagg.sim.build import build_data, build_model
 from fastagg.sim.config import Model, from_dict
 from fastagg.sim.data.sections import SECTIONS
-from fastagg.sim.run import run
+from fastagg.sim.simulation import run
 
 from .fake_data import PAIRS, WORDS, save_pretrained, write_mrpc, write_newsgroups, write_rte, write_sst2
 
@@ -76,10 +76,11 @@ def test_damaged_tables_name_the_file(tmp_path):
     path = tmp_path / "RTE" / "train.tsv"
     whole = path.read_text()
     for content, message in (
-        ("", "lacks the column sentence1"),
-        (whole.rsplit("\t", 1)[0], "line 17: 3 columns, expected 4"),
+        ("", "train.tsv is not a readable table"),
+        ("index\tsentence1\tlabel\n0\tyes\t0\n", "lacks the column sentence2"),
+        (whole.rsplit("\t", 1)[0], "unknown label"),
         (whole.replace("not_entailment", "maybe"), "unknown label 'maybe'"),
-        (whole.splitlines()[0], "holds no samples"),
+        (whole.splitlines()[0], "train.tsv is not a readable table"),
     ):
         path.write_text(content)
         with pytest.raises(DataError, match=message):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fastagg.errors import ConfigError
-from fastagg.sim.delays import THREE_CLASS_TABLES, Exponential, Suspension, ThreeClass
+from fastagg.sim.delays import THREE_CLASS_TABLES, Exponential, PerStep, Suspension, ThreeClass, Transmission
 
 
 def durations(model, client: int, count: int) -> np.ndarray:
@@ -71,20 +71,47 @@ def test_settings_out_of_range_are_refused():
 class Always:
     unit = "s"
 
-    def duration(self, client: int, number: int) -> float:
+    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
         return 1.0
 
 
-def test_a_suspended_client_hangs_for_up_to_the_longest_duration_so_far():
+def test_a_suspended_client_hangs_for_up_to_the_longest_training_so_far():
+    """Hangs do not breed longer hangs: with a training time of 1 nothing ever takes more than 2."""
     model = Suspension(Always(), seed=0, share=0.3)
     assert model.unit == "s"
     drawn = durations(model, 0, 2000)
     hung = drawn > 1.0
+    assert not hung[0]
     assert abs(hung[1:].mean() - 0.3) < 5 * np.sqrt(0.3 * 0.7 / 2000)
-    longest = np.maximum.accumulate(drawn)
-    assert (drawn[1:] <= 1.0 + longest[:-1]).all()
-    parts = ((drawn[1:] - 1.0) / longest[:-1])[hung[1:]]
+    assert drawn.max() <= 2.0
+    parts = drawn[hung] - 1.0
     assert abs(parts.mean() - 0.5) < 5 / np.sqrt(12 * len(parts))
+
+
+def test_counts_put_exactly_so_many_clients_into_each_class():
+    classes = [ThreeClass(50, seed, counts=[29, 14, 7]).classes for seed in range(3)]
+    assert all(np.bincount(c).tolist() == [29, 14, 7] for c in classes)
+    assert not (classes[0] == classes[1]).all()  # the seed says which
+    drawn = [np.bincount(ThreeClass(50, seed).classes, minlength=3)[2] for seed in range(30)]
+    assert len(set(drawn)) > 3  # without counts it is chance
+
+
+def test_clients_have_rates_of_their_own_where_they_are_asked_for():
+    model = Exponential(seed=1, mean=5.0, clients=40, spread=1.0)
+    assert model.means is not None and model.means.mean() == pytest.approx(5.0)
+    assert model.means.max() > 4 * model.means.min()
+    for client in (int(model.means.argmin()), int(model.means.argmax())):
+        drawn = durations(model, client, 2000)
+        assert drawn.mean() == pytest.approx(model.means[client], rel=0.12)
+
+
+def test_time_per_step_grows_with_the_steps():
+    base, model = Exponential(seed=2, mean=3.0), PerStep(Exponential(seed=2, mean=3.0), 10)
+    assert model.unit == base.unit
+    assert model.duration(4, 0, 10) == pytest.approx(base.duration(4, 0))
+    assert model.duration(4, 0, 25) == pytest.approx(2.5 * base.duration(4, 0))
+    sent = Transmission(PerStep(Exponential(seed=2, mean=3.0), 10), 2, 7.0, 0.0)
+    assert sent.duration(4, 0, 20) == pytest.approx(2 * base.duration(4, 0) + 7.0)  # the model is not sent twice
 
 
 def test_suspensions_are_repeatable_and_none_at_all_changes_nothing():
@@ -93,3 +120,13 @@ def test_suspensions_are_repeatable_and_none_at_all_changes_nothing():
     assert (durations(Suspension(Exponential(4), 4, 0.0), 2, 30) == durations(Exponential(4), 2, 30)).all()
     with pytest.raises(ConfigError, match="suspension"):
         Suspension(Always(), 0, 1.0)
+
+
+def test_bandwidth_may_be_each_client_s_own_up_and_down():
+    def seconds(**settings: float) -> list[float]:
+        model = Transmission(Always(), 0, 3.0, 0.0, 5.0, clients=40, **settings)
+        return [model.duration(client, 0) - 1.0 for client in range(40)]
+
+    assert seconds() == pytest.approx([8.0] * 40)
+    own = seconds(spread=1.0)
+    assert np.mean(own) == pytest.approx(8.0) and max(own) > 4 * min(own)

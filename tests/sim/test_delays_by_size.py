@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fastagg.errors import ConfigError
 from fastagg.sim.delays import SIZE_TIED_TABLES, Exponential, SizeTied, Suspension, Transmission
-from fastagg.sim.run import Simulation, run
+from fastagg.sim.simulation import Simulation, run
 
 
 class Nothing:
@@ -15,7 +15,7 @@ class Nothing:
 
     unit = "s"
 
-    def duration(self, client, number):
+    def duration(self, client, number, steps=1, now=0.0):
         return 0.0
 
 
@@ -55,7 +55,7 @@ def test_size_tied_durations_are_uniform_over_the_range_of_the_class(table):
 
 
 def test_transmission_is_size_over_speed_times_a_normal_coefficient():
-    delays = Transmission(Nothing(), seed=0, mean=3.0, jitter=0.2)
+    delays = Transmission(Nothing(), seed=0, down=3.0, jitter=0.2)
     draws = np.array([delays.duration(0, n) for n in range(4000)])
     assert draws.mean() == pytest.approx(3.0, abs=5 * 0.6 / np.sqrt(4000))
     assert draws.std() == pytest.approx(0.6, rel=0.06)
@@ -65,10 +65,10 @@ def test_transmission_is_size_over_speed_times_a_normal_coefficient():
 
 
 def test_transmission_never_takes_negative_time_and_adds_to_training():
-    wild = Transmission(Nothing(), seed=0, mean=1.0, jitter=5.0)
+    wild = Transmission(Nothing(), seed=0, down=1.0, jitter=5.0)
     assert min(wild.duration(0, n) for n in range(200)) == 0.0
     base = Exponential(seed=0, mean=2.0)
-    sure = Transmission(base, seed=0, mean=3.0, jitter=0.0)
+    sure = Transmission(base, seed=0, down=3.0, jitter=0.0)
     assert [sure.duration(1, n) - base.duration(1, n) for n in range(5)] == pytest.approx([3.0] * 5)
 
 

@@ -12,7 +12,7 @@ import torch
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim import build
 from fastagg.sim.config import Config, from_dict
-from fastagg.sim.run import Simulation, run
+from fastagg.sim.simulation import Simulation, run
 
 
 def config(**changes: Any) -> Config:

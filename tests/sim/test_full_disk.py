@@ -12,7 +12,7 @@ import pytest
 
 from fastagg.serving import checkpoint
 from fastagg.sim.config import to_toml
-from fastagg.sim.run import run
+from fastagg.sim.simulation import run
 
 from .test_resume import EVERY, Killed, KilledAt, same
 

@@ -9,7 +9,7 @@ from fastagg.sim.config import Model, from_dict
 from fastagg.sim.data.federated import Samples
 from fastagg.sim.data.sections import SECTIONS
 from fastagg.sim.generation import IGNORED, FinalNumbers, same_number
-from fastagg.sim.run import run
+from fastagg.sim.simulation import run
 
 from .fake_data import save_writer, write_math, write_rte
 from .test_resume import Killed, KilledAt, same

@@ -19,7 +19,7 @@ from fastagg.sim import output
 from fastagg.sim.checkpoints import Checkpoints
 from fastagg.sim.config import to_toml
 from fastagg.sim.progress import NoProgress
-from fastagg.sim.run import Simulation, run
+from fastagg.sim.simulation import Simulation, run
 
 EVERY = {"run.checkpoint_every": 0.0}
 ALL = {"participation": {"rule": "all"}}

@@ -13,7 +13,7 @@ from torch import nn
 
 from fastagg.sim import models
 from fastagg.sim.config import to_toml
-from fastagg.sim.run import run
+from fastagg.sim.simulation import run
 
 from .fake_data import save_pretrained, write_rte
 from .test_resume import EVERY, GRADIENTS, Killed, KilledAt, same

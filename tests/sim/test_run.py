@@ -12,7 +12,7 @@ from fastagg.sim.config import load
 from fastagg.sim.metrics import Row
 from fastagg.sim.output import metrics_csv
 from fastagg.sim.progress import NoProgress
-from fastagg.sim.run import Simulation, run
+from fastagg.sim.simulation import Simulation, run
 
 FADAS = {"algorithm": {"name": "FADAS", "lr": 0.01, "buffer_size": 3}}
 FEDASYNC = {"algorithm": {"name": "FedAsync", "alpha": 0.5, "policy": "polynomial", "a": 0.5}}
@@ -43,8 +43,8 @@ def test_the_folder_holds_everything(tiny, tmp_path):
     assert sorted(p.name for p in folder.iterdir()) == names
     assert load(folder / "config.toml") == config
     lines = list(csv.DictReader((folder / "metrics.csv").open()))
-    assert [int(line["version"]) for line in lines] == [0, 4, 8, 12, 16, 20]
-    assert [int(line["uploads"]) for line in lines] == [0, 12, 24, 36, 48, 60]
+    assert [int(line["version"]) for line in lines] == [0, 4, 8, 12, 16, 17, 18, 19, 20]
+    assert [int(line["uploads"]) for line in lines] == [0, 12, 24, 36, 48, 51, 54, 57, 60]
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["interrupted"] is False
     assert summary["final_accuracy"] == float(lines[-1]["accuracy"]) == result.rows[-1].accuracy
@@ -55,9 +55,14 @@ def test_the_folder_holds_everything(tiny, tmp_path):
 
 
 def test_the_checkpoint_is_the_server_at_the_end(tiny, tmp_path):
-    simulation = Simulation(tiny())
-    while simulation.done() < 1:
-        simulation.step()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a run: products of matrices may round otherwise with more
+    try:
+        simulation = Simulation(tiny())
+        while simulation.done() < 1:
+            simulation.step()
+    finally:
+        torch.set_num_threads(threads)
     run(tiny(), tmp_path)
     restored = fastagg.load(tmp_path / "checkpoint.pt")
     assert restored.version == simulation.server.version == 10
@@ -235,3 +240,52 @@ def test_missing_scikit_learn_says_what_to_install(tiny, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
     with pytest.raises(ConfigError, match=r'pip install "fastagg\[sim\]"'):
         run(tiny())
+
+
+@pytest.mark.parametrize("end", [{"run.versions": 13}, {"run.uploads": 39}])
+def test_the_last_five_versions_are_tested_one_by_one(end, tiny):
+    ends = {"run.uploads": None, **end, "run.evaluate_every": 50}
+    config = tiny({key: value for key, value in ends.items() if value is not None})
+    if "run.versions" in end:
+        config = config.model_copy(update={"run": config.run.model_copy(update={"uploads": None})})
+    result = run(config)
+    assert [row.version for row in result.rows[-5:]] == [9, 10, 11, 12, 13]
+    assert result.summary["last5_versions"] == 5
+    assert result.summary["last5_accuracy_mean"] == pytest.approx(sum(row.accuracy for row in result.rows[-5:]) / 5)
+
+
+def test_a_run_says_how_many_clients_are_slow_and_that_none_is(tiny):
+    notes = run(tiny({"delay.counts": [6, 4, 2]})).summary["notes"]
+    assert "delays: 6 small, 4 medium and 2 large clients" in notes
+    notes = run(tiny({"delay.counts": [8, 4, 0]})).summary["notes"]
+    assert any("no client is in the class of large delays" in note for note in notes)
+
+
+def test_the_updates_of_a_full_warm_up_are_reported(tiny):
+    ace = {"algorithm": {"name": "ACE", "lr": 0.1}, "client.steps": 1, "participation": {"rule": "all"}}
+    full = run(tiny({**ace, "run.uploads": 200})).summary
+    assert full["warm_up_share"] > 0.05 and full["versions"] == full["uploads"] - round(full["warm_up_share"] * 200)
+    ace["algorithm"] = {"name": "ACE", "lr": 0.1, "warmup": "partial"}
+    partial = run(tiny({**ace, "run.uploads": 200})).summary
+    assert partial["warm_up_share"] == 0 and partial["versions"] == 200
+
+
+def test_counts_must_be_three_and_of_all_clients(tiny):
+    for counts, words in (([6, 6], "three numbers"), ([6, 6, 6], "delay.counts are 18 clients, data.clients is 12")):
+        with pytest.raises(ConfigError, match=words):
+            tiny({"delay.counts": counts})
+
+
+def test_trackers_are_told_every_row_once(tiny, tmp_path):
+    class Keeping:
+        def __init__(self):
+            self.logged = []
+
+        def log(self, metrics, step):
+            self.logged.append((step, metrics))
+
+    one, other = Keeping(), Keeping()
+    result = run(tiny(), trackers=[one, other])
+    assert one.logged == other.logged and [step for step, _ in one.logged] == [row.version for row in result.rows]
+    assert one.logged[-1][1]["accuracy"] == result.rows[-1].accuracy
+    assert set(one.logged[0][1]) == {"time", "uploads", "accuracy", "loss", "delay_mean", "delay_max"}

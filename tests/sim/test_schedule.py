@@ -3,8 +3,9 @@ import pytest
 import torch
 
 from fastagg import FedAsync, FedBuff
-from fastagg.sim.run import Simulation, run
+from fastagg.errors import ConfigError
 from fastagg.sim.schedule import VersionSchedule
+from fastagg.sim.simulation import Simulation, run
 from fastagg.sim.version_delay import ReplayedVersions, UniformVersions
 
 VERSION = {"participation": {"rule": "all"}, "run": {"uploads": 40}}
@@ -112,3 +113,40 @@ def test_a_run_with_delays_in_versions_has_them_in_its_rows(tiny, tmp_path):
         replayed.step()
     assert replayed.delays.maximum == 2
     assert replayed.delays.median == 2
+
+
+AUTHORS = {"delay.counting": "authors"}
+
+
+def test_with_the_authors_counting_nobody_is_sent_a_model_that_is_about_to_change(tiny):
+    """What goes out goes out at the flush, as many as have arrived since: so a delay misses what a buffer waits for."""
+    usual, theirs = Simulation(tiny()), Simulation(tiny(AUTHORS))
+    flying = []
+    for simulation in (usual, theirs):
+        sizes = set()
+        for _ in range(60):
+            simulation.step()
+            sizes.add(len(simulation.schedule.in_flight()))
+        flying.append(sizes)
+    assert flying[0] == {6} and flying[1] == {4, 5, 6}  # a buffer of 3
+    assert theirs.delays.mean < usual.delays.mean
+    assert {job.task.version for job in theirs.schedule.in_flight()} <= set(range(theirs.server.version + 1))
+
+
+def test_with_the_authors_counting_a_run_resumes(tiny):
+    config = tiny(AUTHORS)
+    whole, first = Simulation(config), Simulation(config)
+    for _ in range(25):
+        whole.step()
+    for _ in range(10):
+        first.step()
+    rest = Simulation(config)
+    rest.load_state_dict(first.state_dict())
+    for _ in range(15):
+        rest.step()
+    assert torch.equal(rest.server.flat, whole.server.flat) and rest.schedule.now == whole.schedule.now
+
+
+def test_the_authors_counting_is_for_concurrency(tiny):
+    with pytest.raises(ConfigError, match="authors"):
+        tiny({**AUTHORS, "participation": {"rule": "all"}})

@@ -14,7 +14,7 @@ from fastagg.sim import cells as cells_module
 from fastagg.sim.cells import run_cells
 from fastagg.sim.compare import compare
 from fastagg.sim.config import parse_choices
-from fastagg.sim.run import Simulation
+from fastagg.sim.simulation import Simulation
 from fastagg.sim.sweep import Cell, cells
 
 

@@ -179,8 +179,9 @@ def test_the_papers_numbers_belong_to_cells(name):
 
 @pytest.mark.parametrize("name", [n for n in tables.names() if not n.endswith("-small") and "fedecho" not in n])
 def test_every_table_has_a_small_twin_that_needs_no_files(name):
-    if not any("dir" in from_dict(cell.values, name).data.model_dump() for cell in load(name).cells):
-        return  # its own data is always there
+    data = [from_dict(cell.values, name).data for cell in load(name).cells]
+    if not any("dir" in one.model_dump() for one in data) or {one.name for one in data} == {"npz"}:
+        return  # its own data is always there, or it is of the size of a desk itself
     assert f"{name}-small" in tables.names()
 
 
@@ -190,10 +191,10 @@ def test_small_twins_need_no_files(name):
 
 
 def test_a_table_whose_data_is_absent_says_what_goes_where():
-    from fastagg.sim.run import run
+    from fastagg.sim.simulation import run
 
     cell = load("fadas-table2").cells[0]
-    with pytest.raises(DataError, match=r"--data-dir.*cifar-10-batches-py"):
+    with pytest.raises(DataError, match=r"--data-dir.*train-.*parquet"):
         run(from_dict(cell.values, cell.label))
 
 

@@ -13,14 +13,20 @@ def test_uniform_delays_cover_zero_to_tau_max_evenly():
     assert ((counts - 1_000) ** 2 / 1_000).sum() < 30
 
 
-def test_exponential_delays_have_the_law_of_their_mean():
-    model = ExponentialVersions(seed=0, mean=6.0)
-    draws = np.array([model.tau(client=0, arrival=k) for k in range(5_000)])
-    assert model.longest == 30
-    assert draws.max() == 30
-    for tau in (0, 3, 10):
-        expected = np.exp(-(tau + 1) / 6)  # rounded down: above tau means at least tau + 1
-        assert abs((draws > tau).mean() - expected) < 5 * np.sqrt(expected * (1 - expected) / 5_000)
+@pytest.mark.parametrize("mean", [1.0, 5.0, 20.0])
+def test_exponential_delays_have_the_mean_that_is_asked_for(mean):
+    model = ExponentialVersions(seed=0, mean=mean)
+    draws = np.array([model.tau(client=0, arrival=k) for k in range(20_000)])
+    assert abs(draws.mean() - mean) < 5 * (mean + 0.5) / np.sqrt(20_000)  # rounding down alone is off by half a version
+    assert draws.max() <= model.longest and (draws > 4 * mean).any()
+    scale = mean / (1 - np.exp(-5))
+    tau = round(2 * mean)
+    # At least tau + 1 after rounding at random: the law's tail, averaged over the last half step on either side.
+    expected = scale * (np.exp(-tau / scale) - np.exp(-(tau + 1) / scale))
+    assert abs((draws > tau).mean() - expected) < 5 * np.sqrt(expected * (1 - expected) / 20_000)
+
+
+def test_a_mean_of_nothing_is_refused():
     with pytest.raises(ConfigError, match="above 0"):
         ExponentialVersions(seed=0, mean=0.0)
 

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from a folder, in any of three forms: python batches, binary batches, parquet.
+"""CIFAR-10 and CIFAR-100 from a folder: parquet files as they are distributed, or arrays in an .npz file.
 
 Inputs are normalised by the channels' usual mean and deviation (0..1 scale), the same for both data sets as in the
 FADAS program. Training batches are cropped at random from the image padded by 4 black pixels, and flipped.
@@ -7,8 +7,6 @@ FADAS program. Training batches are cropped at random from the image padded by 4
 from __future__ import annotations
 
 import io
-import pickle
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastagg.errors import ConfigError, DataError
+from fastagg.errors import DataError
+from fastagg.sim.data import npz
 from fastagg.sim.data.federated import FederatedData, Samples, split_by_label
-from fastagg.sim.data.files import labels_in_range, places, read_bytes, read_table
+from fastagg.sim.data.files import labels_in_range, places, read_table
 
 MEAN = (0.4914, 0.4822, 0.4465)
 DEVIATION = (0.2023, 0.1994, 0.2010)
 PADDING = 4
-PIXELS = 3 * 32 * 32
 
 Arrays = tuple[np.ndarray, np.ndarray]  # uint8 images [N, 3, 32, 32], int64 labels [N]
 
@@ -33,31 +31,14 @@ class Kind:
     """Where one of the two data sets lies, and what its labels are called."""
 
     classes: int
+    file: str
     folders: tuple[str, ...]
-    python: dict[str, tuple[str, ...]]
-    binary: dict[str, tuple[str, ...]]
-    label: bytes  # in python batches
-    label_bytes: int  # labels before each image of a binary batch, the last one counts
     columns: tuple[tuple[str, str], ...]  # image and label of a table, as different exports call them
 
 
-CIFAR10 = Kind(
-    classes=10,
-    folders=("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10", "cifar10/plain_text"),
-    python={"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)},
-    binary={"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test": ("test_batch.bin",)},
-    label=b"labels",
-    label_bytes=1,
-    columns=(("img", "label"), ("image", "label")),
-)
+CIFAR10 = Kind(10, "cifar10.npz", ("cifar10", "cifar10/plain_text"), (("img", "label"), ("image", "label")))
 CIFAR100 = Kind(
-    classes=100,
-    folders=("cifar-100-python", "cifar-100-binary", "cifar100", "cifar100/cifar100"),
-    python={"train": ("train",), "test": ("test",)},
-    binary={"train": ("train.bin",), "test": ("test.bin",)},
-    label=b"fine_labels",
-    label_bytes=2,
-    columns=(("img", "fine_label"), ("image", "fine_label")),
+    100, "cifar100.npz", ("cifar100", "cifar100/cifar100"), (("img", "fine_label"), ("image", "fine_label"))
 )
 
 
@@ -115,53 +96,26 @@ def _normalise(x: torch.Tensor) -> torch.Tensor:
 def _find(kind: Kind, folder: Path) -> tuple[Arrays, Arrays]:
     """Return training and test arrays in the first form that is found."""
     for place in places(folder, *kind.folders):
-        for read, names in ((_python, kind.python), (_binary, kind.binary)):
-            if (place / names["test"][0]).is_file():
-                return _files(kind, place, read, names["train"]), _files(kind, place, read, names["test"])
+        if (place / kind.file).is_file():
+            return _arrays(kind, place / kind.file)
         if (train := _table(kind, place, "train")) and (test := _table(kind, place, "test")):
             return train, test
     raise DataError(
-        f"no CIFAR-{kind.classes} in {folder}: expected {kind.folders[0]}/ with {kind.python['test'][0]}, "
-        f"{kind.folders[1]}/ with {kind.binary['test'][0]}, or train-*.parquet and test-*.parquet"
+        f"no CIFAR-{kind.classes} in {folder}: expected train-*.parquet and test-*.parquet, or {kind.file} with "
+        f"{', '.join(npz.KEYS)}; there or in {kind.folders[0]}/"
     )
 
 
-def _files(kind: Kind, place: Path, read: Any, names: Sequence[str]) -> Arrays:
-    parts = [read(kind, place / name) for name in names]
-    for name, (_, labels) in zip(names, parts, strict=True):
-        labels_in_range(labels, kind.classes, place / name)
-    return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
-
-
-class _ArraysOnly(pickle.Unpickler):
-    """Builds NumPy arrays and plain containers, and refuses every other class: a pickle can run code."""
-
-    ALLOWED = frozenset({"_reconstruct", "ndarray", "dtype", "encode", "scalar"})
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module.partition(".")[0] in ("numpy", "_codecs") and name in self.ALLOWED:
-            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-        raise pickle.UnpicklingError(f"{module}.{name} has no place in a batch of images")
-
-
-def _python(kind: Kind, path: Path) -> Arrays:
-    try:
-        batch = _ArraysOnly(io.BytesIO(read_bytes(path)), encoding="bytes").load()
-        images, labels = np.asarray(batch[b"data"]), np.asarray(batch[kind.label])
-    except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise DataError(f"{path} is not a CIFAR-{kind.classes} batch: {error!r}") from error
-    if images.dtype != np.uint8 or images.shape != (len(labels), PIXELS):
-        raise DataError(f"{path}: data {images.dtype} {images.shape}, expected uint8 ({len(labels)}, {PIXELS})")
-    return images.reshape(-1, 3, 32, 32), labels.astype(np.int64)
-
-
-def _binary(kind: Kind, path: Path) -> Arrays:
-    data = np.frombuffer(read_bytes(path), np.uint8)
-    record = kind.label_bytes + PIXELS
-    if len(data) == 0 or len(data) % record:
-        raise DataError(f"{path} has {len(data)} bytes, expected a multiple of {record}")
-    data = data.reshape(-1, record)
-    return data[:, kind.label_bytes :].reshape(-1, 3, 32, 32), data[:, kind.label_bytes - 1].astype(np.int64)
+def _arrays(kind: Kind, path: Path) -> tuple[Arrays, Arrays]:
+    arrays = npz.read(path)
+    pairs = []
+    for part in ("train", "test"):
+        x, y = arrays[f"x_{part}"], arrays[f"y_{part}"].astype(np.int64)
+        if x.dtype != np.uint8 or x.shape[1:] != (32, 32, 3):
+            raise DataError(f"{path}: x_{part} {x.dtype} {x.shape}, expected uint8 [N, 32, 32, 3]")
+        labels_in_range(y, kind.classes, path)
+        pairs.append((x.transpose(0, 3, 1, 2), y))
+    return pairs[0], pairs[1]
 
 
 def _table(kind: Kind, place: Path, split: str) -> Arrays | None:
@@ -180,14 +134,12 @@ def _table(kind: Kind, place: Path, split: str) -> Arrays | None:
 
 
 def _decode(cell: Any, place: Path) -> np.ndarray:
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise ConfigError("images in parquet files need Pillow: pip install pillow") from None
+    from PIL import Image  # matplotlib, which the simulator needs, needs it
+
     try:
         picture = Image.open(io.BytesIO(cell["bytes"])) if isinstance(cell, dict) else cell
         pixels = np.asarray(picture.convert("RGB"))
-    except (UnidentifiedImageError, OSError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, KeyError, TypeError, AttributeError) as error:  # Pillow's own are OSErrors
         raise DataError(f"the table in {place} holds an image that cannot be read: {error}") from error
     if pixels.shape != (32, 32, 3):
         raise DataError(f"the table in {place} holds an image of shape {pixels.shape}, expected (32, 32, 3)")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fastagg.errors import ConfigError, DataError
 
@@ -38,47 +42,84 @@ def labels_in_range(labels: Any, classes: int, path: Path) -> None:
         raise DataError(f"{path}: labels must be 0..{classes - 1}, got {min(labels)} to {max(labels)}")
 
 
+# What a split's file may end in, and what ``datasets`` calls the form.
+FORMS = {"parquet": "parquet", "json": "json", "jsonl": "json", "tsv": "csv", "csv": "csv"}
+
+
 def read_table(folder: Path, split: str, columns: Sequence[str]) -> dict[str, list[Any]] | None:
     """Return ``columns`` of one split as lists; None when the folder has no such table.
 
-    Two layouts: what ``datasets`` saves with save_to_disk (dataset_dict.json), and parquet files SPLIT-*.parquet,
-    in ``folder`` or its data/. DataError when a file is damaged or lacks a column, ConfigError when the library that
-    reads it is not installed.
+    What ``datasets`` reads: what it saved itself (dataset_dict.json), and SPLIT-*.parquet, SPLIT.tsv, SPLIT.json and
+    the like in ``folder`` or its data/. DataError when a file is damaged or lacks a column, ConfigError when the
+    library is not installed.
     """
-    if (folder / "dataset_dict.json").is_file():
-        return _columns(_saved(folder, split), columns, folder)
-    files = sorted(folder.glob(f"{split}-*.parquet")) or sorted((folder / "data").glob(f"{split}-*.parquet"))
-    if not files:
+    saved = (folder / "dataset_dict.json").is_file()
+    found = [] if saved else _files(folder, split)
+    if not saved and not found:
         return None
+    datasets = _datasets()
     try:
-        import pyarrow as arrow
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise ConfigError('parquet files need pyarrow: pip install "fastagg[nlp]"') from None
-    try:
-        table = arrow.concat_tables([parquet.read_table(file) for file in files])
-    except (OSError, arrow.ArrowException) as error:
-        raise DataError(f"{files[0]} is not a readable parquet file: {error}") from error
-    return _columns({name: table[name].to_pylist() for name in table.column_names if name in columns}, columns, folder)
+        with tempfile.TemporaryDirectory() as cache:
+            if saved:
+                whole = datasets.load_from_disk(str(folder))
+                if split not in whole:
+                    raise DataError(f"{folder} has no split {split!r}, only {', '.join(whole)}")
+                table = whole[split]
+            else:
+                table = _loaded(datasets, found, cache)
+            if missing := [name for name in columns if name not in table.column_names]:
+                raise DataError(f"the table in {folder} lacks the column {', '.join(missing)}")
+            return {name: list(table[name]) for name in columns}
+    except (OSError, ValueError, KeyError, TypeError, datasets.exceptions.DatasetsError) as error:
+        if isinstance(error, DataError):
+            raise
+        where = folder if saved else found[0]
+        raise DataError(f"{where} is not a readable table: {' '.join(str(error).split())}") from error
 
 
-def _saved(folder: Path, split: str) -> Any:
+def _files(folder: Path, split: str) -> list[Path]:
+    for place in (folder, folder / "data"):
+        for ending in FORMS:
+            if found := [*sorted(place.glob(f"{split}-*.{ending}")), *place.glob(f"{split}.{ending}")]:
+                return found
+    return []
+
+
+def _loaded(datasets: Any, files: Sequence[Path], cache: str) -> Any:
+    ending = files[0].suffix[1:]
+    # In a TSV of GLUE's quotes are text, and one file begins with a byte-order mark.
+    tabs = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig"} if ending == "tsv" else {}
+    names = [str(file) for file in files]
+    return datasets.load_dataset(
+        FORMS[ending], data_files=names, split="train", cache_dir=cache, keep_in_memory=True, **tabs
+    )
+
+
+def _datasets() -> Any:
     try:
         import datasets
     except ImportError:
-        raise ConfigError('a data set saved by datasets needs it: pip install "fastagg[nlp]"') from None
+        raise ConfigError('such files are read by datasets: pip install "fastagg[nlp]"') from None
+    datasets.disable_progress_bars()
+    return datasets
+
+
+def read_images(folder: Path, split: str, size: int) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Return the pictures in SPLIT/CLASS/ as uint8 [N, 3, size, size], their classes [N], and the classes' names.
+
+    DataError when there are none or one cannot be read; ConfigError when the library that reads them is not installed.
+    """
+    if not (folder / split).is_dir():
+        raise DataError(f"the data folder {folder} has no {split}/ with a folder of pictures for each class")
+    datasets = _datasets()
     try:
-        saved = datasets.load_from_disk(str(folder))
-        if split not in saved:
-            raise DataError(f"{folder} has no split {split!r}, only {', '.join(saved)}")
-        return saved[split].to_dict()
-    except (OSError, ValueError, KeyError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{folder} is not a readable saved data set: {error}") from error
-
-
-def _columns(table: dict[str, list[Any]], columns: Sequence[str], folder: Path) -> dict[str, list[Any]]:
-    if missing := [name for name in columns if name not in table]:
-        raise DataError(f"the table in {folder} lacks the column {', '.join(missing)}")
-    return {name: table[name] for name in columns}
+        with tempfile.TemporaryDirectory() as cache:
+            found = datasets.load_dataset(
+                "imagefolder", data_dir=str(folder / split), split="train", cache_dir=cache, keep_in_memory=True
+            )
+        names = list(found.features["label"].names)
+        pixels = [np.asarray(picture.convert("RGB").resize((size, size))) for picture in found["image"]]
+        labels = np.array(found["label"], dtype=np.int64)
+    except (OSError, ValueError, KeyError, AttributeError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(f"{folder / split} cannot be read as a folder of pictures: {error}") from error
+    return np.stack(pixels).transpose(0, 3, 1, 2), labels, names

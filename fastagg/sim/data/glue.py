@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
+from typing import Any
 
 from fastagg.errors import DataError
 from fastagg.sim.data.federated import FederatedData
-from fastagg.sim.data.files import places, read_table, read_text
+from fastagg.sim.data.files import places, read_table
 from fastagg.sim.data.tokens import Examples, split_texts
 
 # Folder in GLUE's own archive, the columns of its TSV (texts, then the label) and those of exported tables.
@@ -39,34 +38,22 @@ def load(
 
 def _examples(folder: Path, task: str, split: str) -> Examples | None:
     own, tsv, columns = TASKS[task]
-    for place in places(folder, own, task, f"glue/{own}", f"glue/{task}"):
-        path = place / {"train": "train.tsv", "validation": "dev.tsv"}[split]
-        if path.is_file() and place != folder:
-            return _from_tsv(path, tsv)
-        if place != folder and (table := read_table(place, split, columns)) is not None:
-            return _labelled(table[columns[-1]], [table[name] for name in columns[:-1]], str(place))
+    for place in places(folder, own, task, f"glue/{own}", f"glue/{task}")[1:]:
+        # GLUE's own archive has TSV files, whose columns are called otherwise, and calls this split dev.
+        own_name = "train" if split == "train" else "dev"
+        archive = (place / f"{own_name}.tsv").is_file()
+        wanted = tsv if archive else columns
+        if (table := read_table(place, own_name if archive else split, wanted)) is not None:
+            return _labelled(table[wanted[-1]], [table[key] for key in wanted[:-1]], str(place))
     return None
 
 
-def _from_tsv(path: Path, columns: tuple[str, ...]) -> Examples:
-    # utf-8-sig: MRPC's own files begin with a byte-order mark. Quotes are text there.
-    lines = csv.reader(io.StringIO(read_text(path, "utf-8-sig")), delimiter="\t", quoting=csv.QUOTE_NONE)
-    try:
-        rows = [row for row in lines if row]
-    except csv.Error as error:
-        raise DataError(f"{path} is not a TSV file: {error}") from None
-    header = rows[0] if rows else []
-    if missing := [name for name in columns if name not in header]:
-        raise DataError(f"{path} lacks the column {', '.join(missing)}")
-    for number, row in enumerate(rows[1:], start=2):
-        if len(row) != len(header):
-            raise DataError(f"{path}, line {number}: {len(row)} columns, expected {len(header)}")
-    taken = [[row[header.index(name)] for row in rows[1:]] for name in columns]
-    return _labelled(taken[-1], taken[:-1], str(path))
-
-
-def _labelled(labels: list, texts: list[list[str]], where: str) -> Examples:
+def _labelled(labels: list[Any], texts: list[list[Any]], where: str) -> Examples:
     for label in labels:
         if label not in LABELS:
             raise DataError(f"{where}: unknown label {label!r}")
+    for column in texts:
+        for number, text in enumerate(column, start=1):
+            if not isinstance(text, str):
+                raise DataError(f"{where}: sample {number} has {text!r} for a text")
     return Examples(texts, [LABELS[label] for label in labels], where)

@@ -7,7 +7,6 @@ template where it has one.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 
 from fastagg.errors import DataError
 from fastagg.sim.data.federated import FederatedData, Samples, Text
-from fastagg.sim.data.files import places, read_table, read_text
+from fastagg.sim.data.files import places, read_table
 from fastagg.sim.data.tokens import find_pretrained, load_tokenizer
 from fastagg.sim.generation import IGNORED, FinalNumbers
 from fastagg.sim.partition import dirichlet_split
@@ -72,13 +71,9 @@ def load(
 
 def _mathinstruct(folder: Path) -> Solutions:
     for place in places(folder, "MathInstruct", "mathinstruct")[1:]:  # a JSON in the folder itself is LEAF's
-        if (place / "MathInstruct.json").is_file():
-            table = _rows(place / "MathInstruct.json", TRAIN, json.loads)
-        elif (found := read_table(place, "train", TRAIN)) is not None:
-            table = found
-        else:
-            continue
-        return Solutions(table["instruction"], table["output"], table["source"], str(place))
+        for split in ("MathInstruct", "train"):
+            if (table := read_table(place, split, TRAIN)) is not None:
+                return Solutions(table["instruction"], table["output"], table["source"], str(place))
     raise DataError(
         f"no MathInstruct in {folder}: expected MathInstruct/ with MathInstruct.json, as saved by datasets, or with "
         "train-*.parquet"
@@ -87,24 +82,11 @@ def _mathinstruct(folder: Path) -> Solutions:
 
 def _gsm8k(folder: Path) -> Solutions:
     for place in places(folder, "gsm8k", "gsm8k/main")[1:]:
-        if (place / "test.jsonl").is_file():
-            table = _rows(place / "test.jsonl", TEST, lambda text: [json.loads(x) for x in text.splitlines() if x])
-        elif (found := read_table(place, "test", TEST)) is not None:
-            table = found
-        else:
-            continue
-        return Solutions(table["question"], table["answer"], [""] * len(table["answer"]), str(place))
+        if (table := read_table(place, "test", TEST)) is not None:
+            return Solutions(table["question"], table["answer"], [""] * len(table["answer"]), str(place))
     raise DataError(
         f"no GSM8K in {folder}: expected gsm8k/ with test.jsonl, as saved by datasets, or with test-*.parquet"
     )
-
-
-def _rows(path: Path, columns: tuple[str, ...], parse: Any) -> dict[str, list[str]]:
-    try:
-        rows = parse(read_text(path))
-        return {name: [str(row[name]) for row in rows] for name in columns}
-    except (ValueError, LookupError, TypeError) as error:
-        raise DataError(f"{path} is not JSON with {', '.join(columns)} in each entry: {error!r}") from None
 
 
 def _queries(

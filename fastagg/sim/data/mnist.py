@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from fastagg.errors import DataError
-from fastagg.sim.data import idx
-from fastagg.sim.data.federated import FederatedData, Samples, split_by_label, standardise
+from fastagg.sim.data import idx, npz
+from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.data.files import places
 
 FILE = "mnist.npz"
@@ -20,7 +18,6 @@ IDX = {
     "x_test": "t10k-images-idx3-ubyte",
     "y_test": "t10k-labels-idx1-ubyte",
 }
-KEYS = tuple(IDX)
 
 
 def load(folder: Path, clients: int, alpha: float, seed: int, min_samples: int = 2) -> FederatedData:
@@ -32,25 +29,18 @@ def load(folder: Path, clients: int, alpha: float, seed: int, min_samples: int =
     """
     path, arrays = _arrays(folder)
     _check(path, arrays)
-    x_train, x_test = standardise(arrays["x_train"][:, None], arrays["x_test"][:, None])
-    return split_by_label(
-        Samples(x_train, torch.from_numpy(arrays["y_train"].astype(np.int64))),
-        Samples(x_test, torch.from_numpy(arrays["y_test"].astype(np.int64))),
-        classes=10,
-        clients=clients,
-        alpha=alpha,
-        min_samples=min_samples,
-        seed=seed,
-    )
+    x_train, x_test = arrays["x_train"][:, None], arrays["x_test"][:, None]
+    train, test = npz.samples(x_train, x_test, arrays["y_train"], arrays["y_test"])
+    return npz.split(train, test, clients, alpha, seed, min_samples)
 
 
 def _arrays(folder: Path) -> tuple[Path, dict[str, np.ndarray]]:
-    """Find the files of either kind; return where they are and their arrays by KEYS."""
+    """Find the files of either kind; return where they are and their arrays by npz.KEYS."""
     if not folder.is_dir():
         raise DataError(f"the data folder {folder} does not exist: expected a folder with {FILE} or IDX files")
     for place in places(folder, "mnist", "MNIST/raw"):
         if (place / FILE).is_file():
-            return place / FILE, _read(place / FILE)
+            return place / FILE, npz.read(place / FILE)
         if idx.find(place, IDX["x_train"]) is not None:
             return place, {key: idx.read(_one(place, name)) for key, name in IDX.items()}
     raise DataError(f"the data folder {folder} has neither {FILE} nor mnist/{FILE} nor the IDX file {IDX['x_train']}")
@@ -61,20 +51,6 @@ def _one(place: Path, name: str) -> Path:
     if path is None:
         raise DataError(f"{place} lacks the IDX file {name}")
     return path
-
-
-def _read(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            missing = [key for key in KEYS if key not in file]
-            if missing:
-                raise DataError(f"{path} lacks {', '.join(missing)}: expected the arrays {', '.join(KEYS)}")
-            arrays = {key: file[key] for key in KEYS}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path} is not a readable npz file: {error}") from error
-    return arrays
 
 
 def _check(path: Path, arrays: dict[str, np.ndarray]) -> None:

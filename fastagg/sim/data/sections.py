@@ -6,7 +6,7 @@ which files lie where in the folder ``dir`` (--data-dir), and is empty for data 
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -64,6 +64,47 @@ class Mnist(FromFolder):
     min_samples: PositiveInt = 2
 
 
+class Npz(FromFolder):
+    """Arrays of one's own, Dirichlet(alpha) over labels; ``pool`` x ``pool`` pixels are averaged."""
+
+    needs: ClassVar[str] = "an .npz file (data.file) with x_train, y_train, x_test and y_test"
+    name: Literal["npz"]
+    file: str = "data.npz"
+    clients: PositiveInt = 50
+    alpha: PositiveFloat = 0.3
+    min_samples: PositiveInt = 2
+    pool: PositiveInt = 1
+
+
+class ImageFolder(FromFolder):
+    """Pictures of one's own in train/CLASS/ and test/CLASS/, Dirichlet(alpha) over the classes."""
+
+    needs: ClassVar[str] = "train/CLASS/*.png and test/CLASS/*.png (or jpg, ...)"
+    name: Literal["imagefolder"]
+    clients: PositiveInt = 50
+    alpha: PositiveFloat = 0.3
+    min_samples: PositiveInt = 2
+    size: PositiveInt = 32
+
+
+class Function(DataSection):
+    """A federation of one's own: ``call`` is "module:function", called with clients, seed, dir where there is one, and
+    ``keywords``; it returns a FederatedData. In a recipe: name = "module:function"."""
+
+    name: Literal["function"]
+    clients: PositiveInt = 50
+    call: str
+    dir: str | None = None
+    keywords: dict[str, Any] = Field(default={})
+
+
+class Given(DataSection):
+    """What a program passes as ``fastagg.sim.run(config, data=...)``."""
+
+    name: Literal["given"]
+    clients: PositiveInt
+
+
 class Cifar(FromFolder):
     clients: PositiveInt = 50
     alpha: PositiveFloat = 0.3
@@ -74,14 +115,14 @@ class Cifar(FromFolder):
 class Cifar10(Cifar):
     """CIFAR-10, Dirichlet(alpha) over labels."""
 
-    needs: ClassVar[str] = "cifar-10-batches-py/, cifar-10-batches-bin/, or train-*.parquet and test-*.parquet"
+    needs: ClassVar[str] = "train-*.parquet and test-*.parquet, or cifar10.npz; there or in cifar10/"
     name: Literal["cifar10"]
 
 
 class Cifar100(Cifar):
     """CIFAR-100, Dirichlet(alpha) over the 100 fine labels."""
 
-    needs: ClassVar[str] = "cifar-100-python/, cifar-100-binary/, or train-*.parquet and test-*.parquet"
+    needs: ClassVar[str] = "train-*.parquet and test-*.parquet, or cifar100.npz; there or in cifar100/"
     name: Literal["cifar100"]
 
 
@@ -170,9 +211,19 @@ SECTIONS: dict[str, type[DataSection]] = {
     "glue": Glue,
     "newsgroups": Newsgroups,
     "mathinstruct": MathInstruct,
+    "npz": Npz,
+    "imagefolder": ImageFolder,
+    "function": Function,
+    "given": Given,
 }
 # The same for pydantic and mypy, which want the classes spelt out.
 AnyData = (
     Digits | Synthetic | SyntheticLeaf | Mnist | Cifar10 | Cifar100
-    | Femnist | Shakespeare | Glue | Newsgroups | MathInstruct
+    | Femnist | Shakespeare | Glue | Newsgroups | MathInstruct | Npz | ImageFolder | Function | Given
 )  # fmt: skip
+
+
+def named_function(values: Any) -> Any:
+    """Write a section's name "module:function" as name "function" with the key ``call``."""
+    name = values.get("name") if isinstance(values, dict) else None
+    return {**values, "name": "function", "call": name} if isinstance(name, str) and ":" in name else values

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -27,6 +28,14 @@ PLAIN: dict[str, Callable[[Sequence[int], int, Sequence[int]], nn.Module]] = {
 PRETRAINED = ("transformer", "causal-lm")
 
 
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Let torch draw weights from ``seed``, its generator left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(integer(seed, "model"))
+        yield
+
+
 def build(
     name: str,
     shape: Sequence[int],
@@ -37,6 +46,7 @@ def build(
     text: Text | None = None,
     lora_rank: int | None = None,
     lora_alpha: float = 8.0,
+    norm: str = "batch",
 ) -> nn.Module:
     """Return model ``name`` with weights from ``seed``, torch's generator left alone.
 
@@ -45,14 +55,15 @@ def build(
     latter two.
     ConfigError on another name, or where the model does not go with the data.
     """
+    if norm != "batch" and name != "cnn":
+        raise ConfigError(f"model.norm is for the model cnn, got {name!r}")
     if lora_rank is not None and name not in PRETRAINED:
         raise ConfigError(f"lora_rank is for the models {' and '.join(PRETRAINED)}, got {name!r}")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(integer(seed, "model"))
+    with seeded(seed):
         if name in PLAIN:
             if text is not None:
                 raise ConfigError(f'model {name!r} cannot read text, expected "lstm" or "transformer"')
-            return PLAIN[name](shape, classes, widths)
+            return cnn(shape, classes, widths, norm) if name == "cnn" else PLAIN[name](shape, classes, widths)
         if name not in ("lstm", *PRETRAINED):
             raise ConfigError(f"model {name!r} is unknown, expected {', '.join((*PLAIN, 'lstm', *PRETRAINED))}")
         if text is None:

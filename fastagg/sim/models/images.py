@@ -20,20 +20,29 @@ def mlp(shape: Sequence[int], classes: int, hidden: Sequence[int] = (64,)) -> nn
     return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
 
 
-def cnn(shape: Sequence[int], classes: int, channels: Sequence[int] = (16, 32)) -> nn.Module:
-    """3x3 convolutions with BatchNorm and ReLU, each after the first halving the image; a linear layer."""
+def cnn(shape: Sequence[int], classes: int, channels: Sequence[int] = (16, 32), norm: str = "batch") -> nn.Module:
+    """3x3 convolutions, normalised, with ReLU, each after the first halving the image; a linear layer.
+
+    norm: ``batch``, ``group`` (groups of eight channels) or ``none``.
+    """
     depth, height, width = image_shape("cnn", shape)
     layers: list[nn.Module] = []
     for number, after in enumerate(channels):
         stride = 1 if number == 0 else 2
         layers += [
-            nn.Conv2d(depth, after, 3, stride, padding=1, bias=False),
-            nn.BatchNorm2d(after),
+            nn.Conv2d(depth, after, 3, stride, padding=1, bias=norm == "none"),
+            *_norm(norm, after),
             nn.ReLU(),
         ]
         height, width = -(-height // stride), -(-width // stride)
         depth = after
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(depth * height * width, classes))
+
+
+def _norm(norm: str, channels: int) -> list[nn.Module]:
+    if norm == "group":
+        return [nn.GroupNorm(max(1, math.gcd(channels, channels // 8)), channels)]
+    return [nn.BatchNorm2d(channels)] if norm == "batch" else []
 
 
 def femnist_cnn(shape: Sequence[int], classes: int, channels: Sequence[int] = (32, 64)) -> nn.Module:

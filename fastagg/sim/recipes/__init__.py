@@ -37,3 +37,11 @@ def unknown(name: str, known: list[str]) -> str:
     """What to say when no recipe or table is called ``name``: the nearest ones that are."""
     near = _checks.meant(name, known) or "; `fastagg recipes` lists them all"
     return f"no recipe {name!r}{near} (a file's name ends in .toml)"
+
+
+def configured(given: config.Config | str | dict[str, Any], changes: dict[str, Any]) -> config.Config:
+    """Return a Config, the recipe of a name or path, or one given as a dict, with ``changes`` to dotted keys."""
+    if isinstance(given, str):
+        return load(given, changes)
+    values = given.model_dump() if isinstance(given, config.Config) else given
+    return config.from_dict(config.changed(values, changes), "the config")

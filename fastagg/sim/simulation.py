@@ -4,42 +4,53 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from torch import nn
 
 from fastagg.errors import CheckpointError, DataError, NonFiniteUpdate
-from fastagg.parts.directions import Differences
+from fastagg.parts.directions import ActiveSet, AllClients, Differences
 from fastagg.serving.checkpoint import on_device
 from fastagg.sim import build, checkpoints, output
 from fastagg.sim.client import DifferenceSender, LocalTrainer, evaluate
-from fastagg.sim.config import Config, to_toml
-from fastagg.sim.data.federated import Samples
+from fastagg.sim.config import Config, changed, from_dict, to_toml
+from fastagg.sim.data import own
+from fastagg.sim.data.federated import FederatedData, Samples
 from fastagg.sim.interrupt import on_ctrl_c
-from fastagg.sim.metrics import DelayStatistics, Row, Stopwatch, participation, summarise
-from fastagg.sim.progress import NoProgress, Progress
+from fastagg.sim.metrics import LAST, DelayStatistics, Row, Stopwatch, participation, summarise
+from fastagg.sim.progress import NoProgress, Progress, Tracker, Tracking
 from fastagg.sim.result import Result, read
 from fastagg.sim.schedule import Job
 
 Resume = Literal["never", "go on", "replace"]
+Factory = Callable[..., nn.Module]  # called with the shape of an input and the number of classes
 
 
 class Simulation:
     """All parts of one run, advanced one client update at a time."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, data: FederatedData | None = None, model: Factory | None = None) -> None:
+        """``data`` and ``model`` take the place of what ``config`` says: see :func:`given`."""
         self.config = config
         self.stopwatch = Stopwatch()
         with self.stopwatch.timing("setup"):
             device = build.build_device(config.run.device)
-            data = build.build_data(config.data, config.seed)
+            if data is None:
+                data = build.build_data(config.data, config.seed)
             data, unlabelled = build.split_unlabelled(config, data)
             self.data = data.to(device)
-            self.module = build.build_model(config.model, data, config.seed).to(device)
+            if model is None:
+                self.module = build.build_model(config.model, data, config.seed).to(device)
+            else:
+                self.module = build.own_model(model, data, config.seed, {}).to(device)
+            if config.run.channels_last:
+                self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             distill = None
             if build.distils(config.algorithm):
                 distill = build.build_distillation(config, self.module, unlabelled)
@@ -47,7 +58,7 @@ class Simulation:
             self.server = build.build_server(
                 config.algorithm, self.module, len(self.data.clients), config.seed, distill
             )
-            self.trainer = LocalTrainer(self.module, build.build_work(config.client), config.seed)
+            self.trainer = LocalTrainer(self.module, build.build_work(config), config.seed)
             build.check_clients(config, self.server)
             self._work = self.trainer.gradient if self.server.update_kind == "gradient" else self.trainer.train
             self.differences: DifferenceSender | None = None
@@ -55,6 +66,9 @@ class Simulation:
                 self.differences = DifferenceSender(name for name, _ in self.module.named_parameters())
             self.schedule = build.build_schedule(config, self.server, [len(samples) for samples in self.data.clients])
             self._lost = build.lost_clients(config)
+            classes = build.delay_classes(config, [len(samples) for samples in self.data.clients])
+            self.classes = None if classes is None else np.bincount(classes, minlength=3).tolist()
+            self.slow = [] if classes is None else np.flatnonzero(classes == 2).tolist()
             self.batched, self.one_by_one = build.build_batched(
                 config, self.module, self.data, self.server, self.schedule
             )
@@ -68,6 +82,7 @@ class Simulation:
         self.largest = 0  # delay since the version changed
         self.dropped = False
         self.client_uploads: Counter[int] = Counter()
+        self.warm_up = 0  # updates received before the first step, which they are not part of
         with self.stopwatch.timing("server"):
             self.schedule.start()
 
@@ -89,6 +104,7 @@ class Simulation:
         self.uploads += 1
         self.client_uploads[job.client] += 1
         self.largest = max(self.largest, receipt.delay)
+        self.warm_up += receipt.version == 0
         if receipt.version != before:
             self.rounds.add(self.largest)
             self.largest = 0
@@ -136,6 +152,19 @@ class Simulation:
             shares.append(1.0 if self.schedule.next_time() > limits.time else self.schedule.now / limits.time)
         return min(max(shares), 1.0)
 
+    def last_versions(self) -> bool:
+        """Return whether the run ends within the next ``LAST`` versions, as far as that can be known.
+
+        With a limit of uploads or time it is told from the versions so far; with time, which passes unevenly, for twice
+        as many of them: versions too many are tested rather than too few.
+        """
+        limits, share, version = self.config.run, self.done(), self.server.version
+        if limits.versions is not None and limits.versions - version < LAST:
+            return True
+        if version == 0 or not 0 < share < 1 or (limits.uploads is None and limits.time is None):
+            return False
+        return version * (1 - share) / share < (LAST if limits.time is None else 2 * LAST)
+
     def state_dict(self) -> dict[str, Any]:
         """Return what it takes to go on from here, as plain data and tensors.
 
@@ -168,6 +197,7 @@ class Simulation:
             "uploads": self.uploads,
             "client_uploads": dict(self.client_uploads),
             "largest": self.largest,
+            "warm_up": self.warm_up,
             "dropped": self.dropped,
             "delays": {name: part.state_dict() for name, part in self.statistics.items()},
             "differences": None if self.differences is None else self.differences.state_dict(),
@@ -180,6 +210,7 @@ class Simulation:
     def _remember(self, run: dict[str, Any]) -> None:
         self.rows[:] = [Row(*row) for row in run["rows"]]
         self.uploads, self.largest, self.dropped = run["uploads"], run["largest"], run["dropped"]
+        self.warm_up = run["warm_up"]
         self.client_uploads = Counter(run["client_uploads"])
         for name, part in self.statistics.items():
             part.load_state_dict(run["delays"][name])
@@ -196,6 +227,25 @@ class Simulation:
         if record is None:
             return {}
         return {"distillation": {k: round(v, 6) for k, v in asdict(record).items() if v == v}}
+
+    def notes(self) -> list[str]:
+        """Return what whoever reads the result should know of the run, one line each."""
+        notes = []
+        if self.classes is not None:
+            notes.append("delays: {} small, {} medium and {} large clients".format(*self.classes))
+            if not self.classes[2]:
+                notes.append("no client is in the class of large delays: set delay.counts to have some")
+            elif self.schedule.now and self.uploads and self.config.delay.name != "version":
+                late = [n for n in self.slow if self.client_uploads[n] == 0]
+                if late:
+                    notes.append(f"{len(late)} of {len(self.slow)} clients of large delays never answered in this run")
+        share = self.warm_up / max(1, self.uploads)
+        if isinstance(self.server.direction, AllClients | ActiveSet) and share > 0.1:
+            notes.append(
+                f'{share:.0%} of the updates came before the first step: algorithm.warmup = "partial" steps from the '
+                "first on"
+            )
+        return notes
 
     def summary(self, stopped: str) -> dict[str, Any]:
         config, wall = self.config, self.stopwatch.split()
@@ -214,7 +264,10 @@ class Simulation:
             "tau_median": self.rounds.median,
             "tau_max": self.rounds.maximum,
             **participation(self.client_uploads, len(self.data.clients)),
+            "warm_up_share": round(self.warm_up / max(1, self.uploads), 6),
             "clients": len(self.data.clients),
+            "delay_classes": self.classes,
+            "notes": self.notes(),
             "parameters": sum(p.numel() for p in self.module.parameters()),
             **self._distillation(),
             "batched": self.one_by_one or True,
@@ -230,6 +283,9 @@ def run(
     out: Path | None = None,
     progress: Progress | None = None,
     *,
+    data: FederatedData | None = None,
+    model: Factory | None = None,
+    trackers: Sequence[Tracker] = (),
     resume: Resume = "never",
     stop: Callable[[], bool] = lambda: False,
     picture: str = "png",
@@ -240,16 +296,19 @@ def run(
     a run that ``out`` holds: "never" replaces it; "go on" takes it up at its last checkpoint, to end as if it had never
     stopped, or only reads it if it is over; "replace" does so when it has the same config, and else replaces it.
     ``stop`` is asked before every update, and stops the run as ctrl-C does. ``picture`` is the format of the plot.
+    ``data`` and ``model`` take the place of what ``config`` says, and have to be given again to resume. ``trackers``:
+    each has ``log(metrics, step=version)`` called with every new row.
 
     DataError when ``out`` cannot be written, before anything is trained; ConfigError when "go on" finds a run of
     another config there, CheckpointError when a checkpoint is damaged.
     """
-    progress = progress or NoProgress()
+    progress = Tracking(progress or NoProgress(), trackers)
+    config = given(config, data, model)
     begun = out is not None and resume != "never" and checkpoints.same_run(out, config, strict=resume == "go on")
     if begun and out is not None and (result := read(out, config)) is not None and not result.summary["interrupted"]:
         return result
     with _torch_threads(config.run.torch_threads), on_ctrl_c() as asked:
-        simulation = Simulation(config)
+        simulation = Simulation(config, data, model)
         if out is not None and not (begun and checkpoints.restore(simulation, out)):
             _prepare(out, config)
         keeper = None if out is None else checkpoints.Checkpoints(out, config.run.checkpoint_every)
@@ -259,6 +318,20 @@ def run(
         if out is not None:
             _write(out, result, simulation, picture)
     return result
+
+
+def given(config: Config, data: FederatedData | None, model: Factory | None) -> Config:
+    """Return ``config`` as it is written down where a program passes data or model: both have the name "given" there.
+
+    DataError when the data cannot be trained on.
+    """
+    changes: dict[str, Any] = {}
+    if data is not None:
+        own.check(data, "data")
+        changes["data"] = {"name": "given", "clients": len(data.clients)}
+    if model is not None:
+        changes["model"] = {"name": "given"}
+    return from_dict(changed(config.model_dump(), changes), "the config") if changes else config
 
 
 def _loop(
@@ -277,11 +350,11 @@ def _loop(
                 keeper.write(simulation)  # before the evaluation below, which an unbroken run has not
             break
         try:
-            changed = simulation.step()
+            stepped = simulation.step()
         except NonFiniteUpdate:
             stopped = "diverged"
             break
-        if changed and simulation.server.version % every == 0:
+        if stepped and (simulation.server.version % every == 0 or simulation.last_versions()):
             progress.evaluated(simulation.evaluate())
         if keeper is not None and keeper.due():
             keeper.write(simulation)

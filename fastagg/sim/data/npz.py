@@ -1,0 +1,119 @@
+"""Data of one's own as arrays: an ``.npz`` file with ``x_train``, ``y_train``, ``x_test`` and ``y_test``."""
+
+from __future__ import annotations
+
+import zipfile
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fastagg.errors import DataError
+from fastagg.sim.data.federated import FederatedData, Samples, split_by_label, standardise
+from fastagg.sim.data.files import places
+
+KEYS = ("x_train", "y_train", "x_test", "y_test")
+Arrays = dict[str, np.ndarray]
+
+
+def load(
+    folder: Path, clients: int, alpha: float, seed: int, min_samples: int = 2, file: str = "data.npz", pool: int = 1
+) -> FederatedData:
+    """Return the file's samples, split over ``clients`` by Dirichlet(alpha) on the labels.
+
+    ``file`` lies in ``folder``, or in the folder there that has its name without the ending. Inputs [N, ...] are
+    standardised, all numbers together; images are [N, height, width] or [N, height, width, channels], and ``pool`` x
+    ``pool`` of their pixels are averaged. Labels are whole numbers from 0 up. DataError when anything is otherwise.
+    """
+    path = find(folder, file)
+    train, test = _samples(path, path.stat().st_mtime_ns, pool)
+    return split(train, test, clients, alpha, seed, min_samples)
+
+
+@lru_cache(maxsize=1)
+def _samples(path: Path, changed: int, pool: int) -> tuple[Samples, Samples]:
+    """Read the file once for all runs of a comparison, as long as it was not ``changed``."""
+    arrays = read(path)
+    x_train, x_test = (_pooled(_channels_first(arrays[key]), pool, path) for key in ("x_train", "x_test"))
+    return samples(x_train, x_test, arrays["y_train"], arrays["y_test"])
+
+
+def samples(
+    x_train: np.ndarray, x_test: np.ndarray, y_train: np.ndarray, y_test: np.ndarray
+) -> tuple[Samples, Samples]:
+    """Return training and test set, the inputs standardised."""
+    train, test = standardise(x_train, x_test)
+    return (
+        Samples(train, torch.from_numpy(y_train.astype(np.int64))),
+        Samples(test, torch.from_numpy(y_test.astype(np.int64))),
+    )
+
+
+def split(train: Samples, test: Samples, clients: int, alpha: float, seed: int, min_samples: int) -> FederatedData:
+    """Split the training set by label, of which there are as many classes as it has."""
+    return split_by_label(
+        train,
+        test,
+        classes=int(train.y.max()) + 1,
+        clients=clients,
+        alpha=alpha,
+        min_samples=min_samples,
+        seed=seed,
+    )
+
+
+def find(folder: Path, file: str) -> Path:
+    """Return where ``file`` lies. DataError when it is not there."""
+    for place in places(folder, Path(file).stem):
+        if (place / file).is_file():
+            return place / file
+    raise DataError(f"the data folder {folder} has neither {file} nor {Path(file).stem}/{file}")
+
+
+def read(path: Path) -> Arrays:
+    """Return the file's arrays by KEYS, checked. DataError naming the file and the array."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if missing := [key for key in KEYS if key not in file]:
+                raise DataError(f"{path} lacks {', '.join(missing)}: expected the arrays {', '.join(KEYS)}")
+            arrays = {key: file[key] for key in KEYS}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path} is not a readable npz file: {error}") from error
+    _check(path, arrays)
+    return arrays
+
+
+def _check(path: Path, arrays: Arrays) -> None:
+    for part in ("train", "test"):
+        x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
+        if x.ndim < 2 or y.shape != x.shape[:1] or len(y) == 0:
+            raise DataError(f"{path}: x_{part} {x.shape} and y_{part} {y.shape}, expected [N, ...] and [N]")
+        if x.dtype.kind not in "uif" or not np.isfinite(x).all():
+            raise DataError(f"{path}: x_{part} must be finite numbers, got {x.dtype}")
+        classes = int(arrays["y_train"].max()) + 1 if arrays["y_train"].dtype.kind in "iu" else 0
+        if y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= classes:
+            raise DataError(
+                f"{path}: y_{part} must be labels 0..{classes - 1}, those of y_train, got {y.dtype} up to {y.max()}"
+            )
+    shapes = arrays["x_train"].shape[1:], arrays["x_test"].shape[1:]
+    if shapes[0] != shapes[1]:
+        raise DataError(f"{path}: a sample of x_train is {shapes[0]}, one of x_test {shapes[1]}")
+
+
+def _channels_first(x: np.ndarray) -> np.ndarray:
+    if x.ndim == 3:
+        return x[:, None]
+    return x.transpose(0, 3, 1, 2) if x.ndim == 4 and x.shape[-1] in (1, 3, 4) else x
+
+
+def _pooled(x: np.ndarray, pool: int, path: Path) -> np.ndarray:
+    if pool == 1:
+        return x
+    if x.ndim != 4 or x.shape[2] % pool or x.shape[3] % pool:
+        raise DataError(f"{path}: samples of shape {x.shape[1:]} cannot be pooled {pool} by {pool}")
+    count, channels, height, width = x.shape
+    blocks = x.reshape(count, channels, height // pool, pool, width // pool, pool)
+    return blocks.mean(axis=(3, 5), dtype=np.float32)

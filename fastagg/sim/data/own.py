@@ -1,0 +1,75 @@
+"""Data of one's own: what a function returns or a program passes, checked; and folders of pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastagg.errors import DataError
+from fastagg.sim import functions
+from fastagg.sim.data import npz
+from fastagg.sim.data.federated import FederatedData, Samples
+from fastagg.sim.data.files import read_images
+from fastagg.sim.data.sections import Function
+
+
+def load(data: Function, seed: int) -> FederatedData:
+    """Call the function that ``data`` names. ConfigError if there is none, DataError unless it returns a federation."""
+    function = functions.find(data.call, "data.name")
+    keywords = {**data.keywords, **({} if data.dir is None else {"dir": data.dir})}
+    found = functions.call(function, "data.name", clients=data.clients, seed=seed, **keywords)
+    check(found, f"the data function {data.call}")
+    if len(found.clients) != data.clients:
+        raise DataError(
+            f"the data function {data.call} returned {len(found.clients)} clients, data.clients is {data.clients}"
+        )
+    return found
+
+
+def load_images(folder: Path, clients: int, alpha: float, seed: int, min_samples: int, size: int) -> FederatedData:
+    """Return the pictures in train/CLASS/ and test/CLASS/, fp32 [3, size, size], split by Dirichlet(alpha)."""
+    x_train, y_train, names = read_images(folder, "train", size)
+    x_test, y_test, others = read_images(folder, "test", size)
+    if unknown := sorted(set(others) - set(names)):
+        raise DataError(f"{folder / 'test'} has the class {unknown[0]!r}, which {folder / 'train'} has not")
+    renamed = y_test.copy()
+    for number, name in enumerate(others):
+        renamed[y_test == number] = names.index(name)
+    return npz.split(*npz.samples(x_train, x_test, y_train, renamed), clients, alpha, seed, min_samples)
+
+
+def check(data: Any, where: str) -> None:
+    """Raise DataError, beginning with ``where``, unless ``data`` is a federation that can be trained on.
+
+    One shape and type of inputs, fp32 or tokens, all finite; as many labels as inputs, int64 from 0 to classes - 1.
+    """
+    if not isinstance(data, FederatedData):
+        raise DataError(f"{where}: expected a FederatedData, got a {type(data).__name__}")
+    if data.classes < 1:
+        raise DataError(f"{where}: classes must be at least 1, got {data.classes}")
+    parts = [(f"client {number}", samples) for number, samples in enumerate(data.clients)]
+    for name, samples in [("the test set", data.test), *parts]:
+        if problem := _problem(samples, data):
+            raise DataError(f"{where}: {name} has {problem}")
+
+
+def _problem(samples: Samples, data: FederatedData) -> str | None:
+    x, y = samples.x, samples.y
+    if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
+        return f"x {type(x).__name__} and y {type(y).__name__}, expected tensors"
+    if x.ndim < 2 or len(x) != len(y):
+        return f"inputs {tuple(x.shape)} and labels {tuple(y.shape)}, expected [N, ...] and [N]"
+    if tuple(x.shape[1:]) != data.shape or x.dtype != data.test.x.dtype:
+        return f"inputs {x.dtype} {tuple(x.shape[1:])}, the test set has {data.test.x.dtype} {data.shape}"
+    if y.dtype != torch.int64:
+        return f"labels {y.dtype}, expected int64"
+    if x.is_floating_point() and (x.dtype != torch.float32 or not bool(torch.isfinite(x).all())):
+        return f"inputs {x.dtype} that are not all finite fp32 numbers"
+    if data.text is None:
+        if y.ndim != 1:
+            return f"labels {tuple(y.shape)}, expected [N]"
+        if int(y.min()) < 0 or int(y.max()) >= data.classes:
+            return f"labels from {int(y.min())} to {int(y.max())}, expected 0..{data.classes - 1}"
+    return None

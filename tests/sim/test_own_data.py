@@ -1,0 +1,254 @@
+"""Data and models of one's own: from Python, from an .npz file, from a function that a recipe names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fastagg.sim
+from fastagg.errors import ConfigError, DataError
+from fastagg.sim.config import from_toml, to_toml
+from fastagg.sim.data import npz
+from fastagg.sim.data.federated import FederatedData, Samples
+from fastagg.sim.simulation import Simulation
+
+
+def federation(clients: int = 12, seed: int = 0) -> FederatedData:
+    rng = torch.Generator().manual_seed(seed)
+
+    def samples(count: int) -> Samples:
+        x = torch.randn(count, 5, generator=rng)
+        return Samples(x, (x.sum(dim=1) > 0).long())
+
+    return FederatedData([samples(20) for _ in range(clients)], samples(50), 2)
+
+
+def linear(shape, classes, hidden=4):
+    return nn.Sequential(nn.Linear(shape[0], hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+
+def test_a_program_s_data_and_model_are_trained_and_batched(tiny, tmp_path):
+    result = fastagg.sim.run(tiny(), data=federation(), model=linear, out=tmp_path / "run")
+    assert result.summary["batched"] is True and result.summary["parameters"] == 5 * 4 + 4 + 4 * 2 + 2
+    assert result.rows[-1].loss < result.rows[0].loss
+    assert result.config.data.name == "given" and result.config.model.name == "given"
+    again = fastagg.sim.run(tiny(), data=federation(), model=linear)
+    assert again.rows == result.rows
+    with pytest.raises(ConfigError, match="given"):  # the folder's recipe cannot know them
+        fastagg.sim.run(str(tmp_path / "run" / "config.toml"))
+
+
+def test_a_model_that_is_not_run_in_stacks_says_why(tiny):
+    result = fastagg.sim.run(
+        tiny(),
+        data=federation(),
+        model=lambda shape, classes: nn.Sequential(nn.Linear(5, 4), nn.GELU(), nn.Linear(4, 2)),
+    )
+    assert "GELU" in result.summary["batched"]
+
+
+def test_recipes_by_name_and_dict(tiny):
+    changes = {"run.uploads": 10, "data.clients": 12, "participation.concurrency": 6, "seed": 3}
+    result = fastagg.sim.run("fedbuff-digits-large", changes)
+    assert result.summary["uploads"] == 10 and result.config.seed == 3
+    assert fastagg.sim.run(tiny().model_dump(), {"run.uploads": 5}).summary["uploads"] == 5
+
+
+BAD = {
+    "labels out of range": (lambda d: replace(d, classes=1), "labels from 0 to 1, expected 0..0"),
+    "labels of another type": (
+        lambda d: replace(d, test=Samples(d.test.x, d.test.y.float())),
+        "float32, expected int64",
+    ),
+    "other shapes": (lambda d: replace(d, clients=[Samples(torch.zeros(3, 4), torch.zeros(3).long())]), "client 0"),
+    "lengths differ": (lambda d: replace(d, test=Samples(d.test.x[:-1], d.test.y)), "the test set has inputs"),
+    "not finite": (lambda d: replace(d, test=Samples(d.test.x * float("nan"), d.test.y)), "finite"),
+    "no tensors": (lambda d: replace(d, test=Samples(d.test.x.numpy(), d.test.y)), "tensors"),
+    "not a federation": (lambda d: d.test, "expected a FederatedData, got a Samples"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_data_is_refused_in_one_line_and_nothing_is_written(case, tiny, tmp_path):
+    change, words = BAD[case]
+    with pytest.raises(DataError) as error:
+        fastagg.sim.run(tiny(), data=change(federation()), out=tmp_path / "run")
+    assert words in str(error.value) and "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (lambda shape, classes: "a network", "returned a str"),
+        (lambda shape, classes: nn.Linear(7, classes), "cannot read inputs of shape"),
+        (lambda shape, classes: nn.Linear(5, 9), r"returns \(2, 9\) for two inputs, expected \(2, 2\)"),
+        (lambda shape: nn.Linear(5, 2), "does not take"),
+    ],
+)
+def test_a_factory_that_makes_no_fitting_network_is_refused(model, words, tiny, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        fastagg.sim.run(tiny(), data=federation(), model=model, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+MODULE = """
+import torch
+from torch import nn
+from fastagg.sim.data.federated import FederatedData, Samples
+
+def data(clients, seed, samples=10):
+    rng = torch.Generator().manual_seed(seed)
+    make = lambda n: Samples(torch.randn(n, 3, generator=rng), torch.arange(n) % 2)
+    return FederatedData([make(samples) for _ in range(clients)], make(8), 2)
+
+def few(clients, seed):
+    return data(clients - 1, seed)
+
+def model(shape, classes, hidden=3):
+    return nn.Sequential(nn.Linear(shape[0], hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+number = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module in the current folder, one of its own in every test: imports are remembered."""
+    name = f"own_{abs(hash(str(tmp_path))) % 10**9}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+def by_function(tiny_toml: str, module: str, **changes: object):
+    return from_toml(
+        tiny_toml,
+        "tiny",
+        {
+            "data": {"name": f"{module}:data", "clients": 12, "keywords": {"samples": 6}},
+            "model": {"name": f"{module}:model", "keywords": {"hidden": 5}},
+            **changes,
+        },
+    )
+
+
+def test_a_recipe_names_functions(tiny_toml, module):
+    config = by_function(tiny_toml, module)
+    assert from_toml(to_toml(config), "again") == config
+    simulation = Simulation(config)
+    assert [len(samples) for samples in simulation.data.clients] == [6] * 12
+    assert simulation.module[0].out_features == 5 and simulation.batched is not None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error", "words"),
+    [
+        ("data.call", "nowhere:data", ConfigError, "data.name: 'nowhere:data' cannot be found"),
+        ("data.call", "{}:number", ConfigError, "is a int, expected a function"),
+        ("data.call", "{}:few", ConfigError, "does not take"),
+        ("data.keywords", {}, None, ""),
+        ("model.call", "{}:missing", ConfigError, "model.name: .* cannot be found"),
+        ("model.keywords", {"depth": 3}, ConfigError, "model.name: the function does not take"),
+    ],
+)
+def test_functions_that_do_not_fit_are_refused(tiny_toml, module, key, value, error, words):
+    value = value.format(module) if isinstance(value, str) else value
+    config = from_toml(to_toml(by_function(tiny_toml, module)), "tiny", {key: value})
+    if error is None:
+        Simulation(config)
+        return
+    with pytest.raises(error, match=words):
+        Simulation(config)
+
+
+def test_a_function_must_return_as_many_clients_as_the_recipe_says(tiny_toml, module):
+    config = by_function(tiny_toml, module, data={"name": f"{module}:few", "clients": 12})
+    with pytest.raises(DataError, match=r"returned 11 clients, data\.clients is 12"):
+        Simulation(config)
+
+
+def arrays(**changes: np.ndarray) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    found = {
+        "x_train": rng.integers(0, 256, (60, 8, 8, 3), dtype=np.uint8),
+        "y_train": np.arange(60) % 4,
+        "x_test": rng.integers(0, 256, (20, 8, 8, 3), dtype=np.uint8),
+        "y_test": np.arange(20) % 4,
+    }
+    return {**found, **changes}
+
+
+def test_arrays_are_standardised_pooled_and_split(tmp_path):
+    (tmp_path / "mine").mkdir()
+    np.savez(tmp_path / "mine" / "mine.npz", **arrays())
+    data = npz.load(tmp_path, clients=5, alpha=0.5, seed=0, file="mine.npz", pool=2)
+    assert data.shape == (3, 4, 4) and data.classes == 4 and sum(map(len, data.clients)) == 60
+    x = torch.cat([samples.x for samples in data.clients])
+    assert abs(float(x.mean())) < 1e-5 and float(x.std()) == pytest.approx(1, abs=1e-3)
+    # What pooling does to one pixel, by another route.
+    raw = arrays()
+    pooled = raw["x_train"].astype(np.float64).reshape(60, 4, 2, 4, 2, 3).mean(axis=(2, 4))
+    test = raw["x_test"].astype(np.float64).reshape(20, 4, 2, 4, 2, 3).mean(axis=(2, 4)).transpose(0, 3, 1, 2)
+    expected = (test - pooled.mean()) / pooled.std()
+    np.testing.assert_allclose(data.test.x.numpy(), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"y_test": np.full(20, 4)}, "y_test must be labels 0..3"),
+        ({"y_train": np.arange(60) - 1}, "y_train must be labels"),
+        ({"y_train": np.zeros(60)}, "y_train must be labels"),
+        ({"x_train": np.zeros((59, 8, 8, 3))}, r"x_train \(59, 8, 8, 3\) and y_train \(60,\)"),
+        ({"x_test": np.zeros((20, 9, 9, 3))}, "one of x_test"),
+        ({"x_test": np.full((20, 8, 8, 3), np.nan)}, "finite"),
+        ({"x_train": np.zeros((60, 8, 8, 3))}, "nothing to learn"),
+    ],
+)
+def test_arrays_of_other_kinds_are_refused(tmp_path, changes, words):
+    np.savez(tmp_path / "data.npz", **arrays(**changes))
+    with pytest.raises(DataError, match=words):
+        npz.load(tmp_path, clients=5, alpha=0.5, seed=0)
+
+
+def test_what_is_no_npz_or_cannot_be_pooled_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"neither data\.npz nor data/data\.npz"):
+        npz.load(tmp_path, clients=5, alpha=0.5, seed=0)
+    (tmp_path / "data.npz").write_bytes(b"PK\x03\x04 cut off")
+    with pytest.raises(DataError, match="not a readable npz"):
+        npz.load(tmp_path, clients=5, alpha=0.5, seed=0)
+    np.savez(tmp_path / "data.npz", x_train=np.zeros((2, 3)))
+    with pytest.raises(DataError, match="lacks y_train"):
+        npz.load(tmp_path, clients=5, alpha=0.5, seed=0)
+    np.savez(tmp_path / "data.npz", **arrays())
+    with pytest.raises(DataError, match="cannot be pooled 3 by 3"):
+        npz.load(tmp_path, clients=5, alpha=0.5, seed=0, pool=3)
+
+
+def test_pictures_in_folders(tmp_path):
+    pytest.importorskip("datasets")
+    image = pytest.importorskip("PIL.Image")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 6), ("test", 2)):
+        for name in ("cat", "dog"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = rng.integers(0, 256, (9, 11, 3), dtype=np.uint8)
+                image.fromarray(pixels).save(tmp_path / split / name / f"{number}.png")
+    from fastagg.sim.data.own import load_images
+
+    data = load_images(tmp_path, clients=3, alpha=1.0, seed=0, min_samples=2, size=8)
+    assert data.shape == (3, 8, 8) and data.classes == 2 and sum(map(len, data.clients)) == 12
+    assert data.test.y.tolist() == [0, 0, 1, 1]
+    (tmp_path / "test" / "bird").mkdir()
+    image.fromarray(pixels).save(tmp_path / "test" / "bird" / "0.png")
+    with pytest.raises(DataError, match="bird"):
+        load_images(tmp_path, clients=3, alpha=1.0, seed=0, min_samples=2, size=8)
+    with pytest.raises(DataError, match="no train/"):
+        load_images(tmp_path / "test", clients=3, alpha=1.0, seed=0, min_samples=2, size=8)
