@@ -7,5 +7,6 @@ if(FASTAGG_DEVELOPER)
   target_compile_options(fastagg_emulated PRIVATE -Wall -Wextra -Werror -Wno-unknown-pragmas)
 endif()
 target_sources(_native PRIVATE csrc/bindings/cuda.cpp $<TARGET_OBJECTS:fastagg_emulated>)
-target_compile_definitions(_native PRIVATE FASTAGG_CUDA FASTAGG_CUDA_EMULATED FASTAGG_CUDA_ARCHITECTURES="emulated")
+target_compile_definitions(_native PRIVATE FASTAGG_CUDA FASTAGG_CUDA_EMULATED FASTAGG_CUDA_ARCHITECTURES="emulated"
+  FASTAGG_CUDA_PTX="")
 set(FASTAGG_EMULATED fastagg_emulated)
