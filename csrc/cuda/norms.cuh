@@ -23,7 +23,7 @@ constexpr int kPartThreads = kPartStrands * static_cast<int>(kQuads);
 
 static_assert(kLanes == kQuads * kFour, "four lanes for every thread");
 static_assert(kPartThreads % kWarp == 0 && kGroupStrands % kParts == 0, "whole warps, whole parts");
-static_assert(kSlots % kPartThreads == 0, "as many slots for every thread");
+static_assert(kSlots % (2 * kPartThreads) == 0, "as many slots for every thread, in both halves");
 
 FASTAGG_FN int64_t groups_of(int64_t size) { return size > 0 ? (size + kGroup - 1) / kGroup : 1; }
 
@@ -99,9 +99,8 @@ __device__ __forceinline__ double total_of(const double* groups_sums, int64_t gr
   for (int slot = static_cast<int>(threadIdx.x); slot < kSlots; slot += kPartThreads) {
     double sum = 0.0;
     for (int64_t g = slot; g < groups; g += kSlots) sum += __ldcg(groups_sums + g);
-    slots[slot] = sum;
+    slots[slot] = sum;  // read by this thread alone while halves are whole rounds of the block
   }
-  __syncthreads();
   for (int half = kSlots / 2; half > 0; half /= 2) {
     for (int slot = static_cast<int>(threadIdx.x); slot < half; slot += kPartThreads) slots[slot] += slots[slot + half];
     __syncthreads();
