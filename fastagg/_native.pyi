@@ -18,7 +18,7 @@ cuda_emulated: bool
 cuda_version: int  # this and what follows: in builds with CUDA
 
 def cuda_device_count() -> int: ...
-def cuda_answer() -> tuple[int, int, str, str]: ...  # devices, driver's CUDA, error's name and words
+def cuda_answer() -> tuple[int, int, str]: ...  # devices, driver's CUDA, why none answers
 
 # What a step is told (csrc/plan.h).
 

@@ -144,7 +144,7 @@ void bind_cuda(py::module_& m) {
   m.def("cuda_device_count", &cuda::device_count);
   m.def("cuda_answer", [] {
     const cuda::Answer found = cuda::answer();
-    return std::make_tuple(found.devices, found.driver, found.error, found.words);
+    return std::make_tuple(found.devices, found.driver, found.words);
   });
 #if defined(FASTAGG_CUDA_EMULATED)
   m.attr("cuda_emulated") = true;  // csrc/emulation: for tests

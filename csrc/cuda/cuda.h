@@ -40,7 +40,7 @@ int device_count();  // 0 where no driver or no device answers
 struct Answer {
   int devices = 0;
   int driver = 0;            // the newest CUDA that it supports, as 12040 for 12.4; 0 without a driver
-  std::string error, words;  // the runtime's own, where no device answers
+  std::string words;  // where no device answers: why, and what to do
 };
 Answer answer();
 void compute_capability(int device, int* major, int* minor);

@@ -11,8 +11,8 @@
 namespace fastagg::cuda {
 namespace {
 
-// A block's reductions have shared memory of their own each, and one barrier: between two calls of the same one there is
-// another's, after which its memory is free again.
+// A block's reductions have shared memory of their own each, and one barrier: between two calls of the same one there
+// is another's, after which its memory is free again.
 struct Pair {
   double a, b;
 };

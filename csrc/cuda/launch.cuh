@@ -10,18 +10,13 @@
 
 namespace fastagg::cuda {
 
+// The runtime's own words, and what to do about it where that is known.
+std::string words_for(cudaError_t status);
+
 inline void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
   (void)cudaGetLastError();  // clear it: the next call must not report this one's failure
-  std::string advice;
-  if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorUnsupportedPtxVersion)
-    advice =
-        "; this build has no code for this card: build it with CMAKE_ARGS=-DFASTAGG_CUDA_ARCHITECTURES=<its compute "
-        "capability>";
-  if (status == cudaErrorInsufficientDriver)
-    advice = "; the driver is older than the CUDA runtime of this build: update the driver";
-  throw Error(std::string("CUDA, ") + what + ": " + cudaGetErrorName(status) + " (" + cudaGetErrorString(status) + ")" +
-              advice);
+  throw Error(std::string("CUDA, ") + what + ": " + words_for(status));
 }
 
 class DeviceGuard {

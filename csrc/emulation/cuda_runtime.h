@@ -117,7 +117,10 @@ enum cudaError_t {
   cudaSuccess,
   cudaErrorNoKernelImageForDevice,
   cudaErrorUnsupportedPtxVersion,
-  cudaErrorInsufficientDriver
+  cudaErrorInsufficientDriver,
+  cudaErrorNoDevice,
+  cudaErrorSystemDriverMismatch,
+  cudaErrorInitializationError
 };
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount,
