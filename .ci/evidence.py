@@ -1,4 +1,4 @@
-"""What the assembler made of the CUDA kernels, and the bandwidth that allows: python .ci/evidence.py OBJECT... [--write]
+"""What the assembler made of the CUDA kernels, and the bandwidth it allows: python .ci/evidence.py OBJECT... [--write]
 
 For every kernel that streams vectors, on every architecture: registers, local memory, and of its hot loop the 128-bit
 accesses, instructions per element, double-precision instructions per element, and the bytes that a thread has asked for
@@ -43,10 +43,12 @@ CARDS = {
 
 
 class Kernel(NamedTuple):
-    """One that is shown: its name's beginning, elements of a thread in one turn of its loop, threads of a block."""
+    """One that is shown: its name's beginning; bytes per element that must move (bench/README.md); elements of a thread
+    in one turn of its loop; threads of a block."""
 
     name: str
-    elements: int
+    bytes: float
+    elements: int = 8
     threads: int = 256
 
 
@@ -55,18 +57,18 @@ def _cached(format: str, coded: bool) -> str:
 
 
 SHOWN = {
-    "SGD": Kernel(f"step_kernel<fastagg::Sgd, {SINGLE}, fastagg::cuda::Flat>", 8),
-    "AMSGrad": Kernel(f"step_kernel<fastagg::Amsgrad, {SINGLE}, fastagg::cuda::Flat>", 8),
-    "FADAS flush": Kernel(f"step_kernel<fastagg::Amsgrad, {FLUSH}, fastagg::cuda::Flat>", 8),
-    "AMSGrad in 8 bits": Kernel(f"coded_kernel<{SINGLE}, fastagg::cuda::Flat>", 8),
-    "buffer": Kernel("accumulate_kernel<fastagg::cuda::Flat>", 8),
-    "ACE fp32, AMSGrad": Kernel(_cached("Float32", False), 8),
-    "ACE int8, AMSGrad": Kernel(_cached("Int8", False), 8),
-    "ACE int4, AMSGrad": Kernel(_cached("Int4", False), 8),
-    "ACE int8, AMSGrad in 8 bits": Kernel(_cached("Int8", True), 8),
-    "norm": Kernel("norms_kernel<false, false, fastagg::cuda::Flat", 32, 64),
-    "distances": Kernel("norms_kernel<true, false, fastagg::cuda::Flat", 16, 64),
-    "distances, inner product": Kernel("norms_kernel<true, true, fastagg::cuda::Flat", 16, 64),
+    "SGD": Kernel(f"step_kernel<fastagg::Sgd, {SINGLE}, fastagg::cuda::Flat>", 12),
+    "AMSGrad": Kernel(f"step_kernel<fastagg::Amsgrad, {SINGLE}, fastagg::cuda::Flat>", 36),
+    "FADAS flush": Kernel(f"step_kernel<fastagg::Amsgrad, {FLUSH}, fastagg::cuda::Flat>", 40),
+    "AMSGrad in 8 bits": Kernel(f"coded_kernel<{SINGLE}, fastagg::cuda::Flat>", 18),
+    "buffer": Kernel("accumulate_kernel<fastagg::cuda::Flat>", 12),
+    "ACE fp32, AMSGrad": Kernel(_cached("Float32", False), 52),
+    "ACE int8, AMSGrad": Kernel(_cached("Int8", False), 46),
+    "ACE int4, AMSGrad": Kernel(_cached("Int4", False), 45),
+    "ACE int8, AMSGrad in 8 bits": Kernel(_cached("Int8", True), 28),
+    "norm": Kernel("norms_kernel<false, false, fastagg::cuda::Flat", 4, 32, 64),
+    "distances": Kernel("norms_kernel<true, false, fastagg::cuda::Flat", 12, 16, 64),
+    "distances, inner product": Kernel("norms_kernel<true, true, fastagg::cuda::Flat", 12, 16, 64),
 }
 
 Instruction = tuple[int, str]  # address, text
@@ -213,7 +215,7 @@ def table(found: dict[str, dict[str, Seen]]) -> str:
     for label, by_architecture in found.items():
         for architecture, seen in sorted(by_architecture.items()):
             lines.append(
-                f"| {label} | {architecture} | {seen.registers} | {seen.local} | {seen.wide} | {seen.bytes:.1f} | "
+                f"| {label} | {architecture} | {seen.registers} | {seen.local} | {seen.wide} | {seen.bytes:.0f} | "
                 f"{seen.instructions:.1f} | {seen.doubles:.1f} | {seen.flight} |"
             )
     cards = [name for name, card in CARDS.items() if any(card.architecture in by for by in found.values())]
@@ -251,10 +253,9 @@ def main(arguments: list[str]) -> int:
                     continue
                 path_of = hot_path(code)
                 registers, local = used.get((architecture, name), (0, 0))
-                moved = sum(width(text) for text in path_of)
                 doubles = sum(bool(re.search(r"\b(DADD|DMUL|DFMA|DSETP|F2F\.F64\.F32)\b", text)) for text in path_of)
                 found[label][architecture] = Seen(
-                    registers, local, sum(width(text) == 16 for text in path_of), moved / kernel.elements,
+                    registers, local, sum(width(text) == 16 for text in path_of), kernel.bytes,
                     len(path_of) / kernel.elements, doubles / kernel.elements, in_flight(path_of),
                 )  # fmt: skip
     missing = [label for label, by in found.items() if not by]
