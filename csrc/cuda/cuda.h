@@ -39,7 +39,7 @@ int device_count();  // 0 where no driver or no device answers
 // What the driver says, as it is: nothing is raised.
 struct Answer {
   int devices = 0;
-  int driver = 0;            // the newest CUDA that it supports, as 12040 for 12.4; 0 without a driver
+  int driver = 0;     // the newest CUDA that it supports, as 12040 for 12.4; 0 without a driver
   std::string words;  // where no device answers: why, and what to do
 };
 Answer answer();
