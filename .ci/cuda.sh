@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compile the CUDA kernels for every architecture and read the compiler's own report: no kernel may spill registers or
-# use local memory.
+# use local memory. Then what the assembler made of them, an older assembler, and what a user reads of a driver.
 set -euo pipefail
 build=$1
 cmake -S . -B "$build" -G Ninja -DFASTAGG_DEVELOPER=ON -DPython_EXECUTABLE="$(command -v python)" \
@@ -14,15 +14,56 @@ report = open(sys.argv[1]).read()
 kernels = re.findall(r"Compiling entry function '(\S+)' for '(sm_\d+)'", report)
 frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", report)
 architectures = sorted({arch for _, arch in kernels})
-assert {"sm_80", "sm_90", "sm_100"} <= set(architectures), f"compiled for {architectures} only"
+assert {"sm_80", "sm_90"} <= set(architectures), f"compiled for {architectures} only"
 assert kernels and len(frames) >= len(kernels), f"{len(kernels)} kernels, {len(frames)} reports"
 bad = [frame for frame in frames if frame != ("0", "0", "0")]
 assert not bad, f"{len(bad)} kernels spill or use local memory: {bad}"
 print(f"{len(kernels)} kernels for {', '.join(architectures)}: no spills, no local memory")
 PY
 
-# What the assembler made of them: 128-bit accesses in the kernels that stream vectors.
+# What the assembler made of them: 128-bit accesses in the kernels that stream vectors, and what bandwidth they allow.
 pip install -q nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm -c constraints.txt
-tools=$(dirname "$(find "$(python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')" -name nvdisasm | head -n 1)")
-find "$build" -name '*.cu.o' -print0 | PATH="$tools:$PATH" xargs -0 python .ci/sass.py >"$build.sass" || { grep -B1 FAULT "$build.sass"; exit 1; }
+packages=$(python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+tools=$(dirname "$(find "$packages" -name nvdisasm | head -n 1)")
+mapfile -t objects < <(find "$build" -name '*.cu.o')
+PATH="$tools:$PATH" python .ci/sass.py "${objects[@]}" >"$build.sass" || { grep -B1 FAULT "$build.sass"; exit 1; }
 tail -n 1 "$build.sass"
+PATH="$tools:$PATH" python .ci/evidence.py "${objects[@]}" || exit 1
+
+# An older assembler: CUDA 12.4's, from the package index, on the same code with the version that it knows at its head.
+# For sm_75 as well, which no default build has.
+pip download -q --no-deps -d "$build/older" nvidia-cuda-nvcc-cu12==12.4.131
+(cd "$build/older" && python -m zipfile -e ./*.whl .)
+older=$(find "$build/older" -name ptxas)
+chmod +x "$older"
+for kernel in csrc/cuda/*.cu; do
+  for virtual in 75 80; do
+    code=$build/older/$(basename "$kernel" .cu)-$virtual.ptx
+    nvcc -std=c++17 -fmad=false -ptx -arch="compute_$virtual" "$kernel" -o "$code"
+    sed -i 's/^\.version .*/.version 8.4/' "$code"
+    test "$virtual" = 75 && real=75 || real="80 89 90"
+    for architecture in $real; do
+      "$older" -arch="sm_$architecture" -v "$code" -o /dev/null 2>&1 | tee -a "$build.older" |
+        { ! grep -E 'error|[1-9][0-9]* bytes (stack|spill)'; } || { echo "$kernel, sm_$architecture"; exit 1; }
+    done
+  done
+done
+grep "Compiling entry" "$build.older" | wc -l | sed 's/$/ kernels from the assembler of CUDA 12.4/'
+
+# What a user reads of a driver, from the real runtime over a driver's library that answers so (tests/native).
+mkdir -p "$build/driver"
+gcc -shared -fPIC -o "$build/driver/libcuda.so.1" tests/native/fake_driver.c
+nvcc -std=c++17 -cudart static -o "$build/driver/answer" tests/native/driver.cpp csrc/cuda/device.cu
+says() { # VERSION RESULT EXPECTED
+  local said
+  said=$(LD_LIBRARY_PATH="$build/driver" FAKE_DRIVER_VERSION=$1 FAKE_DRIVER_RESULT=$2 "$build/driver/answer")
+  grep -q "0 devices" <<<"$said" || { echo "$said"; exit 1; }
+  test "$(grep -c "$3" <<<"$said")" = 2 || { printf 'driver %s, result %s: expected "%s", got\n%s\n' "$1" "$2" "$3" "$said"; exit 1; }
+}
+says 0 0 "there is no NVIDIA driver here"
+says 11040 0 "the driver supports CUDA 11.4 and this build needs"
+says 99000 100 "the driver sees no card: .*CUDA_VISIBLE_DEVICES.*MIG"
+says 99000 803 "restart the machine"
+says 99000 3 "forked after its parent used CUDA"
+says 99000 999 "cudaErrorUnknown"
+echo "six answers of a driver"

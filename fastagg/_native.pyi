@@ -13,10 +13,12 @@ block: int
 group: int
 
 cuda_architectures: str
+cuda_ptx: str  # of which there is PTX; in builds with CUDA
 cuda_emulated: bool
 cuda_version: int  # this and what follows: in builds with CUDA
 
 def cuda_device_count() -> int: ...
+def cuda_answer() -> tuple[int, int, str]: ...  # devices, driver's CUDA, why none answers
 
 # What a step is told (csrc/plan.h).
 
@@ -144,9 +146,6 @@ class cuda:  # a module, which a stub can write as a class alone
     class Rules:
         def __init__(self, *, clip_norm: float, lam: float, eps: float, gamma_max: float) -> None: ...
 
-    class Scratch:
-        def __init__(self, *, partial: int, counter: int) -> None: ...
-
     class Blocks:
         def __init__(self, *, first: int, last: int, stride: int) -> None: ...
 
@@ -162,9 +161,9 @@ class cuda:  # a module, which a stub can write as a class alone
     @staticmethod
     def accumulate(update: Update, *, acc: int, weight: float, out: int, where: Where) -> None: ...
     @staticmethod
-    def judge(
-        update: Update, against: Against, rules: Rules, scratch: Scratch, *, verdict: int, where: Where
-    ) -> None: ...
+    def judge_scratch(size: int, /) -> int: ...
+    @staticmethod
+    def judge(update: Update, against: Against, rules: Rules, *, scratch: int, verdict: int, where: Where) -> None: ...
     @staticmethod
     def sketch(update: Update, *, k: int, seed: int, partial: int, out: int, where: Where) -> None: ...
     @staticmethod

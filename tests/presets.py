@@ -84,11 +84,6 @@ SYNCHRONOUS = ("FedAvg", "FedProx", "FedAdam", "FedYogi", "FedAdagrad", "FedAMS"
 OF_THE_WHOLE = ("AsyncFedED", "FedAC", "FedBuff, clipped")  # those whose steps follow norms of whole updates
 
 
-def uses_8_bits(name: str) -> bool:
-    """Whether a preset has moments in 8 bits, for which there is no CUDA kernel."""
-    return "8 bits" in name
-
-
 @lru_cache(maxsize=256)
 def numbers(seed: int, size: int, shift: int) -> Tensor:
     """Whole numbers of up to 24 bits over a power of two from 2^shift to 2^(shift + 7): exact in fp32."""

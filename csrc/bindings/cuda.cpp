@@ -20,7 +20,6 @@ void check(const Update& update) {
 void step(const Update& update, const Direction& direction, const Optimizer& optimizer, const cuda::Where& where) {
   check(update);
   check_step(update, direction, optimizer);
-  if (optimizer.moments.coded()) throw Refused("moments in 8 bits: there is no CUDA kernel");
   cuda::step(update, direction, optimizer, where);
 }
 
@@ -48,11 +47,11 @@ void read_row(const Rows& rows, int64_t slot, Address out, const cuda::Where& wh
   cuda::read_row(rows, slot, at(out), where);
 }
 
-void judge(const Update& update, const cuda::Against& against, const cuda::Rules& rules, const cuda::Scratch& scratch,
+void judge(const Update& update, const cuda::Against& against, const cuda::Rules& rules, Address scratch,
            Address verdict, const cuda::Where& where) {
   check(update);
   if ((against.x == nullptr) != (against.base == nullptr)) throw Refused("judge: x and base belong together");
-  cuda::judge(update, against, rules, scratch, at<cuda::Verdict>(verdict), where);
+  cuda::judge(update, against, rules, at<double>(scratch), at<cuda::Verdict>(verdict), where);
 }
 
 void sketch(const Update& update, int64_t k, uint64_t seed, Address partial, Address out, const cuda::Where& where) {
@@ -98,11 +97,6 @@ void bind_device_structs(py::module_& m) {
   py::class_<cuda::Against>(m, "Against")
       .def(py::init([](Address x, Address base, bool inner) { return cuda::Against{at(x), at(base), inner}; }), by_name,
            arg("x") = 0, arg("base") = 0, arg("inner") = false);
-  py::class_<cuda::Scratch>(m, "Scratch")
-      .def(py::init([](Address partial, Address counter) {
-             return cuda::Scratch{at<double>(partial), at<unsigned>(counter)};
-           }),
-           by_name, arg("partial"), arg("counter"));
   py::class_<cuda::Loss>(m, "Loss").def(py::init(&loss_of), by_name, arg("which"), arg("alpha"), arg("scratch"),
                                         arg("loss"), arg("gradient"));
 }
@@ -123,7 +117,9 @@ void bind_functions(py::module_& m) {
         arg("where"), nogil);
   m.def("settle_rows", &settle_rows, by_name, arg("jobs"), arg("count"), arg("sum"), arg("size"), arg("where"), nogil);
   m.def("read_row", &read_row, arg("rows"), by_name, arg("slot"), arg("out"), arg("where"), nogil);
-  m.def("judge", &judge, arg("update"), arg("against"), arg("rules"), arg("scratch"), by_name, arg("verdict"),
+  m.def("judge_scratch", &cuda::judge_scratch, arg("size"),
+        "Numbers of 8 bytes that a judge of so many elements needs.");
+  m.def("judge", &judge, arg("update"), arg("against"), arg("rules"), by_name, arg("scratch"), arg("verdict"),
         arg("where"), nogil);
   m.def("sketch", &sketch, arg("update"), by_name, arg("k"), arg("seed"), arg("partial"), arg("out"), arg("where"),
         nogil);
@@ -143,8 +139,13 @@ void bind_cuda(py::module_& m) {
     }
   });
   m.attr("cuda_architectures") = FASTAGG_CUDA_ARCHITECTURES;
+  m.attr("cuda_ptx") = FASTAGG_CUDA_PTX;
   m.attr("cuda_version") = cuda::runtime_version();
   m.def("cuda_device_count", &cuda::device_count);
+  m.def("cuda_answer", [] {
+    const cuda::Answer found = cuda::answer();
+    return std::make_tuple(found.devices, found.driver, found.words);
+  });
 #if defined(FASTAGG_CUDA_EMULATED)
   m.attr("cuda_emulated") = true;  // csrc/emulation: for tests
 #else

@@ -1,4 +1,5 @@
 // Directions through rows, mean and calibrated: the client's row, the sum over clients and the model in one pass.
+#include "moments.cuh"
 #include "optimizer.cuh"
 #include "rows.cuh"
 #include "source.cuh"
@@ -28,23 +29,30 @@ struct Along {
   float weight, acc_scale;
 };
 
+// A thread's moments of a scale block, in fp32.
+struct PlainMoments {
+  Held half[2];
+};
+
 template <bool Whole>
-__device__ __forceinline__ void optimize_halves(const Optimizer& optimizer, int64_t begin, int64_t size,
-                                                const Halves& d, const Halves& x) {
+__device__ __forceinline__ PlainMoments load_plain(const Moments& from, int64_t begin, int64_t size) {
+  PlainMoments found;
+  each_half(begin, size, [&](int h, int64_t at, int64_t left) { found.half[h] = load_moments<Whole>(from, at, left); });
+  return found;
+}
+
+template <bool Whole>
+__device__ __forceinline__ void optimize_plain(const Optimizer& optimizer, const PlainMoments& held, int64_t begin,
+                                               int64_t size, const Halves& d, const Halves& x) {
   visit_at(optimizer.kind, Optimizers{}, [&](auto one) {
-    using Kind = decltype(one);
-    Held held[2];
     each_half(begin, size, [&](int h, int64_t at, int64_t left) {
-      held[h] = load_moments<Kind, Whole>(optimizer.moments, at, left);
-    });
-    each_half(begin, size, [&](int h, int64_t at, int64_t left) {
-      optimize<Kind, Whole>(optimizer, at, left, d.half[h], x.half[h], held[h]);
+      optimize<decltype(one), Whole>(optimizer, at, left, d.half[h], x.half[h], held.half[h]);
     });
   });
 }
 
 // One scale block, the j-th of its block, by one warp.
-template <typename Format, bool Whole, typename Reader>
+template <typename Format, bool Coded, bool Whole, typename Reader>
 __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, int64_t size, int64_t begin, int j,
                                              const Along& c, const Terms& terms, const Optimizer& optimizer, float gain,
                                              bool keep) {
@@ -52,7 +60,14 @@ __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, i
   const bool reads = c.read.data != nullptr, steps = optimizer.kind >= 0;
   // Everything is asked for before anything is computed: what is in flight is what fills the memory.
   Halves given{}, old{}, x{}, acc{}, sum{};
-  if (steps) x = load_halves<Whole>(optimizer.x, begin, size);
+  std::conditional_t<Coded, CodedMoments, PlainMoments> held{};
+  if (steps) {
+    x = load_halves<Whole>(optimizer.x, begin, size);
+    if constexpr (Coded)
+      held = load_coded<Whole>(optimizer.moments, begin);
+    else
+      held = load_plain<Whole>(optimizer.moments, begin, size);
+  }
   if (c.sum != nullptr) sum = load_halves<Whole>(c.sum, begin, size);
   if (c.acc != nullptr) acc = load_halves<Whole>(c.acc, begin, size);
   if (reads) old = decode<Format>(c.read, index);
@@ -99,37 +114,37 @@ __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, i
     if (!steps) store_halves<Whole>(c.out, begin, size, d);
     if (terms.count > 0) finish_sum();
   }
-  if (steps) optimize_halves<Whole>(optimizer, begin, size, d, x);
+  if (!steps) return;
+  if constexpr (Coded)
+    optimize_coded<Whole>(optimizer, held, begin, size, c.first_block * kScaleBlocks + index, d, x);
+  else
+    optimize_plain<Whole>(optimizer, held, begin, size, d, x);
 }
 
-template <typename Format, typename Reader>
+template <typename Format, bool Coded, typename Reader>
 __global__ void __launch_bounds__(kThreads, 2)
-    cached_kernel(const __grid_constant__ Source source, bool aligned, Along c, const __grid_constant__ Terms terms,
-                  Optimizer optimizer, const Verdict* verdict) {
+    cached_kernel(const __grid_constant__ typename Reader::From source, bool aligned, Along c,
+                  const __grid_constant__ Terms terms, Optimizer optimizer, const Verdict* verdict) {
   const bool keep = kept(verdict);
   const float gain = judged(c.gain, verdict);
-  for (int64_t block = warp_of_grid(); block * kBlock < source.size; block += warps_of_grid()) {
-    Reader reader(source, block * kBlock);
-    Dice dice{};
+  Dice dice{};
+  const auto rolled = [&](int64_t block) {
     if (Format::kRandom && c.write.data != nullptr) dice = roll(c.key, c.first_block + block);
-#pragma unroll 1
-    for (int j = 0; j < kScaleBlocks; ++j) {
-      const int64_t begin = block * kBlock + j * kScaleBlock;
-      if (begin >= source.size) break;  // the same for the whole warp
-      if (aligned && begin + kScaleBlock <= source.size)
-        cached_block<Format, true>(reader, dice, source.size, begin, j, c, terms, optimizer, gain, keep);
-      else
-        cached_block<Format, false>(reader, dice, source.size, begin, j, c, terms, optimizer, gain, keep);
-    }
-  }
+  };
+  for_each_scale_block<Reader>(source, aligned, rolled, [&](auto whole, Reader& reader, int64_t begin, int j) {
+    cached_block<Format, Coded, decltype(whole)::value>(reader, dice, source.size, begin, j, c, terms, optimizer, gain,
+                                                        keep);
+  });
 }
 
-using CachedKernel = void (*)(Source, bool, Along, Terms, Optimizer, const Verdict*);
+template <typename Reader>
+using CachedKernel = void (*)(typename Reader::From, bool, Along, Terms, Optimizer, const Verdict*);
 
 template <typename Reader, typename... Each>
-CachedKernel cached_kernel_for(List<Each...>, int format) {
-  constexpr CachedKernel kKernels[] = {cached_kernel<Each, Reader>...};
-  return kKernels[format];
+CachedKernel<Reader> cached_kernel_for(List<Each...>, int format, bool coded) {
+  constexpr CachedKernel<Reader> kKernels[][2] = {
+      {cached_kernel<Each, false, Reader>, cached_kernel<Each, true, Reader>}...};
+  return kKernels[format][coded];
 }
 
 }  // namespace
@@ -139,7 +154,6 @@ void cached_step(const Update& update, const Direction& direction, const Optimiz
   const Exchange& row = direction.row;
   const Sum& sum = direction.sum;
   const Buffer& buffer = direction.buffer;
-  const Moments& moments = optimizer.moments;
   Along along{};
   along.kind = direction.kind;
   along.takes_update = true;
@@ -157,11 +171,9 @@ void cached_step(const Update& update, const Direction& direction, const Optimiz
   along.out = buffer.out;
   along.weight = static_cast<float>(direction.weight);
   along.acc_scale = buffer.scale;
-  const bool aligned =
-      all_aligned(sum.values, buffer.acc, buffer.out, optimizer.x, optimizer.x_out, moments.m, moments.v, moments.vhat);
-  const Source source = source_of(update);
-  const CachedKernel kernel = source.flat != nullptr ? cached_kernel_for<Flat>(RowFormats{}, row.format)
-                                                     : cached_kernel_for<Cursor>(RowFormats{}, row.format);
+  const bool aligned = all_aligned(sum.values, buffer.acc, buffer.out, optimizer.x, optimizer.x_out) &&
+                       moments_aligned(optimizer.moments);
+  const unsigned blocks = warps(blocks_of(update.size), where.device);
   Optimizer none;
   // A kernel takes so many terms. More of them (ACED, when hundreds of clients expire at once) take further launches;
   // a mean steps in the last one, a calibrated direction, whose terms follow the step, in the first.
@@ -171,8 +183,12 @@ void cached_step(const Update& update, const Direction& direction, const Optimiz
     Terms terms{};
     for (; next < sum.terms.size() && terms.count < kMostTerms; ++next) terms.term[terms.count++] = sum.terms[next];
     const bool steps = steps_first || (direction.kind == kMean && next == sum.terms.size());
-    launch("cached step", where, warps(blocks_of(update.size), where.device), kernel, source, aligned, along, terms,
-           steps ? optimizer : none, where.verdict);
+    read_with(update, [&](auto with, const auto& source) {
+      using Reader = typename decltype(with)::Reader;
+      launch("cached step", where, blocks,
+             cached_kernel_for<Reader>(RowFormats{}, row.format, steps && optimizer.moments.coded()), source, aligned,
+             along, terms, steps ? optimizer : none, where.verdict);
+    });
     along.kind = kMean;  // the terms that are left
     along.takes_update = steps_first = false;
     along.read = along.write = {};

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <stdexcept>
+#include <string>
 
 #include "../plan.h"
 
@@ -34,12 +35,20 @@ struct Where {
 
 int runtime_version();
 int device_count();  // 0 where no driver or no device answers
+
+// What the driver says, as it is: nothing is raised.
+struct Answer {
+  int devices = 0;
+  int driver = 0;     // the newest CUDA that it supports, as 12040 for 12.4; 0 without a driver
+  std::string words;  // where no device answers: why, and what to do
+};
+Answer answer();
 void compute_capability(int device, int* major, int* minor);
 
 // More pieces than this an update cannot have: kernels take their arguments by value, 32 KB at most.
 constexpr int kMostPieces = 512;
 
-// All five directions; moments are fp32. No optimizer: only with the mean and the calibrated one.
+// All five directions. No optimizer: only with the mean and the calibrated one.
 void step(const Update& update, const Direction& direction, const Optimizer& optimizer, const Where& where);
 
 // out = acc + weight*update; acc null starts a new sum.
@@ -75,14 +84,11 @@ struct Against {
   bool inner = false;  // whether (x - base).update is wanted
 };
 
-// Where a reduction keeps what its blocks of threads tell each other.
-struct Scratch {
-  double* partial = nullptr;    // three sums of every group (math/reduce.h)
-  unsigned* counter = nullptr;  // zero before and after
-};
-
-// Norms in one read of all vectors, in reduce.h's fixed shape, and the verdict that follows.
-void judge(const Update& update, const Against& against, const Rules& rules, const Scratch& scratch, Verdict* verdict,
+// Norms in one read of all vectors, in reduce.h's fixed shape, and the verdict that follows. `scratch` has room for
+// judge_scratch(update.size) numbers, whatever they are: what the launch's blocks of threads tell each other belongs to
+// this launch alone, so that launches on any streams, and graphs of them, have nothing in common.
+int64_t judge_scratch(int64_t size);
+void judge(const Update& update, const Against& against, const Rules& rules, double* scratch, Verdict* verdict,
            const Where& where);
 
 // `partial` has room for min(32, blocks)*(k + 1024) floats.

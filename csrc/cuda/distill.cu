@@ -11,6 +11,8 @@
 namespace fastagg::cuda {
 namespace {
 
+// A block's reductions have shared memory of their own each, and one barrier: between two calls of the same one there
+// is another's, after which its memory is free again.
 struct Pair {
   double a, b;
 };
@@ -21,7 +23,6 @@ __device__ __forceinline__ Pair sum_of_block(Pair value) {
     value.a += __shfl_down_sync(kAll, value.a, half);
     value.b += __shfl_down_sync(kAll, value.b, half);
   }
-  __syncthreads();  // the last call's readers are done with `partial`
   if (threadIdx.x % kWarp == 0) partial[threadIdx.x / kWarp] = value;
   __syncthreads();
   Pair total{0.0, 0.0};
@@ -46,7 +47,6 @@ __device__ __forceinline__ Most most_of_block(Most value) {
   __shared__ Most partial[kWarps];
   for (int half = kWarp / 2; half > 0; half /= 2)
     value = larger(value, {__shfl_down_sync(kAll, value.value, half), __shfl_down_sync(kAll, value.at, half)});
-  __syncthreads();
   if (threadIdx.x % kWarp == 0) partial[threadIdx.x / kWarp] = value;
   __syncthreads();
   Most total = partial[0];
@@ -65,7 +65,6 @@ __device__ __forceinline__ float largest_of_row(const float* logits, int64_t cla
   float most = -CUDART_INF_F;
   for (int64_t i = threadIdx.x; i < classes; i += kThreads) most = fmaxf(most, logits[i]);
   for (int half = kWarp / 2; half > 0; half /= 2) most = fmaxf(most, __shfl_down_sync(kAll, most, half));
-  __syncthreads();
   if (threadIdx.x % kWarp == 0) partial[threadIdx.x / kWarp] = most;
   __syncthreads();
   most = partial[0];

@@ -26,7 +26,12 @@ struct Decide {
 
 }  // namespace
 
-void judge(const Update& update, const Against& against, const Rules& rules, const Scratch& scratch, Verdict* verdict,
+int64_t judge_scratch(int64_t size) {
+  const int64_t groups = groups_of(size);
+  return sums_of(groups) + (counters_of(groups) + 1) / 2;
+}
+
+void judge(const Update& update, const Against& against, const Rules& rules, double* scratch, Verdict* verdict,
            const Where& where) {
   reduce(update, against, scratch, Decide{rules, verdict}, where);
 }

@@ -10,32 +10,32 @@
 
 namespace fastagg::cuda {
 
+// The runtime's own words, and what to do about it where that is known.
+std::string words_for(cudaError_t status);
+
 inline void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
   (void)cudaGetLastError();  // clear it: the next call must not report this one's failure
-  std::string advice;
-  if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorUnsupportedPtxVersion)
-    advice =
-        "; this build has no code for this card: build it with CMAKE_ARGS=-DFASTAGG_CUDA_ARCHITECTURES=<its compute "
-        "capability>";
-  if (status == cudaErrorInsufficientDriver)
-    advice = "; the driver is older than the CUDA runtime of this build: update the driver";
-  throw Error(std::string("CUDA, ") + what + ": " + cudaGetErrorName(status) + " (" + cudaGetErrorString(status) + ")" +
-              advice);
+  throw Error(std::string("CUDA, ") + what + ": " + words_for(status));
 }
 
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device) {
     check(cudaGetDevice(&before_), "current device");
-    if (device != before_) check(cudaSetDevice(device), "select device");
+    changed_ = device != before_;
+    if (changed_) check(cudaSetDevice(device), "select device");
   }
-  ~DeviceGuard() { (void)cudaSetDevice(before_); }
+  // Selecting a device makes a context on it: what was not changed is not set.
+  ~DeviceGuard() {
+    if (changed_) (void)cudaSetDevice(before_);
+  }
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
   int before_ = 0;
+  bool changed_ = false;
 };
 
 constexpr int kThreads = 256;
@@ -44,21 +44,26 @@ constexpr int kWarps = kThreads / kWarp;
 constexpr unsigned kAll = 0xFFFFFFFFu;
 
 // Enough blocks of threads to fill every multiprocessor several times; the kernels stride over the rest.
-inline unsigned grid(int64_t wanted, int device) {
+inline unsigned grid(int64_t wanted, int device, int64_t each = 16) {
   int processors = 1;
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "multiprocessor count");
-  return static_cast<unsigned>(std::clamp<int64_t>(wanted, 1, static_cast<int64_t>(processors) * 16));
+  return static_cast<unsigned>(std::clamp<int64_t>(wanted, 1, processors * each));
 }
 
 // One warp for each of `items`.
 inline unsigned warps(int64_t items, int device) { return grid((items + kWarps - 1) / kWarps, device); }
 
+struct Shape {
+  Shape(unsigned blocks_, unsigned threads_ = kThreads) : blocks(blocks_), threads(threads_) {}
+  unsigned blocks, threads;
+};
+
 // kernel(arguments...) on `where`; a launch that fails is an exception with the launch's name.
 template <typename... Expected, typename... Given>
-void launch(const char* what, const Where& where, unsigned blocks, void (*kernel)(Expected...), Given&&... arguments) {
+void launch(const char* what, const Where& where, Shape shape, void (*kernel)(Expected...), Given&&... arguments) {
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(kThreads);
+  config.gridDim = dim3(shape.blocks);
+  config.blockDim = dim3(shape.threads);
   config.stream = static_cast<cudaStream_t>(where.stream);
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Given>(arguments)...), what);
 }

@@ -1,6 +1,10 @@
 // Sums of squares and products of an update in math/reduce.h's fixed shape, the CPU's bits: eight threads take a
-// strand, thread t of them lanes 4t..4t+3, so that a warp reads four strands at once; a block of threads takes a group,
-// and the last to finish adds up all groups and says what follows.
+// strand, thread t of them lanes 4t..4t+3, so that a warp reads four strands at once. A block of threads takes a
+// quarter of a group; the last of a group's four adds its strands in order, and the last of all groups adds those and
+// says what follows. Small blocks, so that an update of some ten million parameters fills the card, and evenly.
+//
+// Squares and products are of numbers that were fp32: exact in double, so that adding one in the same instruction
+// changes no bit. It halves the work of the double-precision unit, which consumer cards have little of.
 #pragma once
 
 #include "source.cuh"
@@ -13,7 +17,29 @@ struct Sums {
   double of[kSums];
 };
 
-FASTAGG_FN int64_t groups_of(int64_t size) { return (size + kGroup - 1) / kGroup; }
+constexpr int kParts = 4;  // of a group
+constexpr int kPartStrands = static_cast<int>(kGroupStrands) / kParts;
+constexpr int kPartThreads = kPartStrands * static_cast<int>(kQuads);
+
+static_assert(kLanes == kQuads * kFour, "four lanes for every thread");
+static_assert(kPartThreads % kWarp == 0 && kGroupStrands % kParts == 0, "whole warps, whole parts");
+static_assert(kSlots % (2 * kPartThreads) == 0, "as many slots for every thread, in both halves");
+
+FASTAGG_FN int64_t groups_of(int64_t size) { return size > 0 ? (size + kGroup - 1) / kGroup : 1; }
+
+// What the blocks of threads of one launch tell each other.
+struct Scratch {
+  double* strand;      // kSums of every strand, group after group
+  double* group;       // kSums of every group
+  unsigned* finished;  // groups; then of every group its parts
+
+  __device__ __forceinline__ double* strands(int sum, int64_t group_, int64_t groups) const {
+    return strand + (sum * groups + group_) * kGroupStrands;
+  }
+};
+
+FASTAGG_FN int64_t counters_of(int64_t groups) { return 1 + groups; }
+FASTAGG_FN int64_t sums_of(int64_t groups) { return groups * kSums * (kGroupStrands + 1); }
 
 // A thread's sums: those of the lanes 4t..4t+3.
 struct Lanes {
@@ -39,11 +65,11 @@ __device__ __forceinline__ void add_rows(Reader& reader, const float* x, const f
 #pragma unroll
     for (int e = 0; e < kFour; ++e) {
       const double u = static_cast<double>(given[r].v[e]);
-      lanes.of[0][e] += u * u;
+      lanes.of[0][e] = __fma_rn(u, u, lanes.of[0][e]);
       if constexpr (Moves) {
         const double moved = static_cast<double>(now[r].v[e] - then[r].v[e]);
-        lanes.of[1][e] += moved * moved;
-        if constexpr (Inner) lanes.of[2][e] += moved * u;
+        lanes.of[1][e] = __fma_rn(moved, moved, lanes.of[1][e]);
+        if constexpr (Inner) lanes.of[2][e] = __fma_rn(moved, u, lanes.of[2][e]);
       }
     }
 }
@@ -54,21 +80,47 @@ __device__ __forceinline__ double fold(double quad) {
   return quad;
 }
 
-static_assert(kGroupStrands * kQuads == kThreads, "eight threads for every strand of a group");
-static_assert(kLanes == kQuads * kFour, "four lanes for every thread");
-static_assert(kSlots == kThreads, "a thread for every slot");
+// Whether this block of threads is the last of `all` to count here. It then sees what the others wrote before.
+__device__ __forceinline__ bool last_to_come(unsigned* counter, int64_t all) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();  // what this block wrote, before the count
+    last = atomicAdd(counter, 1u) == static_cast<unsigned>(all - 1);
+    __threadfence();  // and the count before what others wrote
+  }
+  __syncthreads();
+  return last;
+}
+
+// The total of all groups, for every thread of the block.
+__device__ __forceinline__ double total_of(const double* groups_sums, int64_t groups) {
+  __shared__ double slots[kSlots];
+  for (int slot = static_cast<int>(threadIdx.x); slot < kSlots; slot += kPartThreads) {
+    double sum = 0.0;
+    for (int64_t g = slot; g < groups; g += kSlots) sum += __ldcg(groups_sums + g);
+    slots[slot] = sum;  // read by this thread alone while halves are whole rounds of the block
+  }
+  for (int half = kSlots / 2; half > 0; half /= 2) {
+    for (int slot = static_cast<int>(threadIdx.x); slot < half; slot += kPartThreads) slots[slot] += slots[slot + half];
+    __syncthreads();
+  }
+  const double total = slots[0];
+  __syncthreads();
+  return total;
+}
 
 // then(sums) by one thread, when all groups are done.
 template <bool Moves, bool Inner, typename Reader, typename Then>
-__global__ void __launch_bounds__(kThreads, 2)
-    norms_kernel(const __grid_constant__ Source source, bool aligned, const float* x, const float* base,
+__global__ void __launch_bounds__(kPartThreads, 8)
+    norms_kernel(const __grid_constant__ typename Reader::From source, bool aligned, const float* x, const float* base,
                  Scratch scratch, Then then) {
   constexpr int kUsed = Inner ? 3 : Moves ? 2 : 1, kBatch = Moves ? 4 : 8;
-  __shared__ double of_strand[kSums][kGroupStrands];
   const int strand = static_cast<int>(threadIdx.x / kQuads), quad = static_cast<int>(threadIdx.x % kQuads);
   const int64_t groups = groups_of(source.size);
-  for (int64_t group = blockIdx.x; group < groups; group += gridDim.x) {
-    const int64_t begin = group * kGroup + strand * kStrand;
+  for (int64_t part = blockIdx.x; part < groups * kParts; part += gridDim.x) {
+    const int64_t group = part / kParts, of_group = part % kParts * kPartStrands + strand;
+    const int64_t begin = group * kGroup + of_group * kStrand;
     const int64_t end = begin + kStrand < source.size ? begin + kStrand : source.size;
     Lanes lanes{};
     if (begin < end) {
@@ -85,57 +137,47 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
     for (int s = 0; s < kUsed; ++s) {
       const double sum = fold(fold_quad(lanes.of[s][0], lanes.of[s][1], lanes.of[s][2], lanes.of[s][3]));
-      if (quad == 0) of_strand[s][strand] = sum;
+      if (quad == 0) scratch.strands(s, group, groups)[of_group] = sum;
     }
-    __syncthreads();
+    if (!last_to_come(scratch.finished + 1 + group, kParts)) continue;
     if (threadIdx.x < kUsed) {
+      const double* strands = scratch.strands(static_cast<int>(threadIdx.x), group, groups);
       double sum = 0.0;
-      for (int i = 0; i < kGroupStrands; ++i) sum += of_strand[threadIdx.x][i];
-      scratch.partial[threadIdx.x * groups + group] = sum;
+#pragma unroll
+      for (int i = 0; i < kGroupStrands; ++i) sum += __ldcg(strands + i);
+      scratch.group[threadIdx.x * groups + group] = sum;
     }
-    __syncthreads();
-  }
-
-  __shared__ bool is_last;
-  if (threadIdx.x < kUsed) __threadfence();  // the sums above, before the count below
-  __syncthreads();
-  if (threadIdx.x == 0) is_last = atomicAdd(scratch.counter, 1u) == gridDim.x - 1;
-  __syncthreads();
-  if (!is_last) return;
-  __threadfence();
-  __shared__ double slots[kSlots];
-  Sums total{};
-  for (int s = 0; s < kUsed; ++s) {
-    double sum = 0.0;
-    for (int64_t g = threadIdx.x; g < groups; g += kSlots) sum += __ldcg(scratch.partial + s * groups + g);
-    slots[threadIdx.x] = sum;
-    __syncthreads();
-    for (int half = kSlots / 2; half > 0; half /= 2) {
-      if (static_cast<int>(threadIdx.x) < half) slots[threadIdx.x] += slots[threadIdx.x + half];
-      __syncthreads();
-    }
-    total.of[s] = slots[0];
-    __syncthreads();
-  }
-  if (threadIdx.x == 0) {
-    *scratch.counter = 0;
-    then(total);
+    if (!last_to_come(scratch.finished, groups)) continue;
+    Sums total{};
+    for (int s = 0; s < kUsed; ++s) total.of[s] = total_of(scratch.group + s * groups, groups);
+    if (threadIdx.x == 0) then(total);
   }
 }
 
 // Without x, |update|^2 alone.
 template <typename Then>
-void reduce(const Update& update, const Against& against, const Scratch& scratch, const Then& then,
-            const Where& where) {
+void reduce(const Update& update, const Against& against, double* memory, const Then& then, const Where& where) {
   const DeviceGuard guard(where.device);
-  using Kernel = void (*)(Source, bool, const float*, const float*, Scratch, Then);
-  constexpr Kernel kKernels[3][2] = {{norms_kernel<false, false, Cursor>, norms_kernel<false, false, Flat>},
-                                     {norms_kernel<true, false, Cursor>, norms_kernel<true, false, Flat>},
-                                     {norms_kernel<true, true, Cursor>, norms_kernel<true, true, Flat>}};
-  const Source source = source_of(update);
-  const int wanted = against.x == nullptr ? 0 : against.inner ? 2 : 1;
-  launch("norms", where, grid(groups_of(update.size), where.device), kKernels[wanted][source.flat != nullptr], source,
-         all_aligned(against.x, against.base), against.x, against.base, scratch, then);
+  const int64_t groups = groups_of(update.size);
+  const Scratch scratch{memory, memory + groups * kSums * kGroupStrands,
+                        reinterpret_cast<unsigned*>(memory + sums_of(groups))};
+  check(cudaMemsetAsync(scratch.finished, 0, static_cast<size_t>(counters_of(groups)) * sizeof(unsigned),
+                        static_cast<cudaStream_t>(where.stream)),
+        "norms");
+  const Shape shape(grid(groups * kParts, where.device, 32), kPartThreads);
+  read_with(update, [&](auto with, const auto& source) {
+    const auto run = [&](auto kernel) {
+      launch("norms", where, shape, kernel, source, all_aligned(against.x, against.base), against.x, against.base,
+             scratch, then);
+    };
+    using Reader = typename decltype(with)::Reader;
+    if (against.x == nullptr)
+      run(norms_kernel<false, false, Reader, Then>);
+    else if (against.inner)
+      run(norms_kernel<true, true, Reader, Then>);
+    else
+      run(norms_kernel<true, false, Reader, Then>);
+  });
 }
 
 }  // namespace fastagg::cuda

@@ -27,6 +27,20 @@ __device__ __forceinline__ Held load_moments(const Moments& from, int64_t at, in
   return found;
 }
 
+// Whichever there are.
+template <bool Whole>
+__device__ __forceinline__ Held load_moments(const Moments& from, int64_t at, int64_t left) {
+  Held found{};
+  if (from.m != nullptr) found.m = load<Whole>(from.m + at, left);
+  if (from.v != nullptr) found.v = load<Whole>(from.v + at, left);
+  if (from.vhat != nullptr) found.vhat = load<Whole>(from.vhat + at, left);
+  return found;
+}
+
+inline bool moments_aligned(const Moments& moments) {
+  return all_aligned(moments.m, moments.v, moments.vhat, moments.coded_m, moments.coded_v, moments.coded_vhat);
+}
+
 // Writes the new x and the new moments.
 template <typename Kind, bool Whole>
 __device__ __forceinline__ void optimize(const Optimizer& o, int64_t at, int64_t left, const Four& d, const Four& x,

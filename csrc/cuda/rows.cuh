@@ -5,48 +5,9 @@
 #include <type_traits>
 
 #include "../math/philox.h"
-#include "vector.cuh"
+#include "halves.cuh"
 
 namespace fastagg::cuda {
-
-// The first and the second elements of a thread's pairs.
-struct Halves {
-  Four half[2];
-};
-
-constexpr int kScaleBlocks = static_cast<int>(kBlock / kScaleBlock);
-
-// visit(h, e) for every element of this thread's.
-template <typename Visit>
-__device__ __forceinline__ void each(Visit visit) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h)
-#pragma unroll
-    for (int e = 0; e < kFour; ++e) visit(h, e);
-}
-
-// visit(h, at, left) for this thread's four elements of both halves, in a vector of `size` elements that has the scale
-// block at `begin`.
-template <typename Visit>
-__device__ __forceinline__ void each_half(int64_t begin, int64_t size, Visit visit) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int64_t at = begin + h * kHalf + lane() * kFour;
-    visit(h, at, size - at);
-  }
-}
-
-template <bool Whole>
-__device__ __forceinline__ Halves load_halves(const float* in, int64_t begin, int64_t size) {
-  Halves out;
-  each_half(begin, size, [&](int h, int64_t at, int64_t left) { out.half[h] = load<Whole>(in + at, left); });
-  return out;
-}
-
-template <bool Whole>
-__device__ __forceinline__ void store_halves(float* out, int64_t begin, int64_t size, const Halves& x) {
-  each_half(begin, size, [&](int h, int64_t at, int64_t left) { store<Whole>(out + at, left, x.half[h]); });
-}
 
 // A thread's four calls.
 struct Dice {
@@ -74,7 +35,7 @@ __device__ __forceinline__ float absmax(const Halves& x) {
     const unsigned magnitude = bits_of(x.half[h].v[e]) & 0x7fffffffu;
     most = magnitude > most ? magnitude : most;
   });
-  return float_from_bits(__reduce_max_sync(kAll, most));
+  return float_from_bits(warp_max(most));
 }
 
 // A thread's codes of a scale block, four of each plane, which move in one access.
@@ -133,7 +94,7 @@ __device__ __forceinline__ Halves encode(const Row& row, int64_t index, const Ha
   if constexpr (Format::kLevels > 0) {
     scale = scale_of(absmax(x), static_cast<float>(Format::kLevels));
     inverse = 1.0f / scale;
-    // The reduction above has every lane past its reading of an old scale in this place.
+    // Who may read an old scale in this place has passed a barrier.
     if (lane() == 0) row.scales[index] = scale;
   }
   Codes<Format> codes;

@@ -1,5 +1,10 @@
 // Sketches: a random linear map to k numbers, the CPU's bits. A sketch is of a whole update, so its random numbers are
 // keyed by the update's own blocks, whatever its origin.
+//
+// Every block of 1,024 elements is added, with random signs, to 1,024 neighbouring buckets that begin at a random
+// place, block after block within a part. What must come in order is what falls into one bucket: so a thread has
+// buckets of its own, in registers, and goes over all blocks of a part to take from each what falls there. Every
+// element is read once.
 #include "../math/philox.h"
 #include "source.cuh"
 
@@ -9,37 +14,91 @@ namespace {
 // CPU and GPU alike cut an update into this many parts, each added in order.
 constexpr int64_t kParts = 32;
 
-__global__ void __launch_bounds__(kThreads, 2)
-    sketch_kernel(const __grid_constant__ Source source, int64_t parts, int64_t k, RandomKey key, float* partial) {
-  __shared__ uint32_t signs[kBlock / kWarp];
-  __shared__ uint64_t place;
+constexpr int kBuckets = 2;  // of a thread, kWarp apart
+constexpr int64_t kWarpBuckets = kBuckets * kWarp, kThreadsBuckets = kWarps * kWarpBuckets;
+constexpr int kTogether = 4;   // blocks whose elements are asked for before one is added
+constexpr int kSignCalls = 8;  // calls of a block that give its signs; the next one gives its place
+static_assert(kTogether * kSignCalls == kWarp, "a call of four blocks for every lane");
+
+// Up to four blocks, in order; `count` of them are there.
+struct Few {
+  int count = 0;
+  int64_t block[kTogether] = {};
+  int64_t place[kTogether] = {};
+};
+
+template <typename Reader>
+__device__ __forceinline__ void add_blocks(const Few& few, Reader (&reader)[kBuckets], int64_t size, int64_t first,
+                                           const RandomKey& key, float (&sum)[kBuckets]) {
+  const int mine = lane() / kSignCalls;
+  int64_t block_of_mine = 0;
+#pragma unroll
+  for (int n = 0; n < kTogether; ++n) block_of_mine = mine == n ? few.block[n] : block_of_mine;
+  const Philox made = random_call(key, block_of_mine, static_cast<uint32_t>(lane() % kSignCalls));
+  float value[kTogether][kBuckets];
+  bool there[kTogether][kBuckets];
+#pragma unroll
+  for (int n = 0; n < kTogether; ++n)
+#pragma unroll
+    for (int b = 0; b < kBuckets; ++b) {
+      const int64_t i = first + b * kWarp + lane() - few.place[n], at = few.block[n] * kBlock + i;
+      there[n][b] = n < few.count && i >= 0 && i < kBlock && at < size;
+      value[n][b] = there[n][b] ? reader[b].one(at) : 0.0f;
+    }
+#pragma unroll
+  for (int n = 0; n < kTogether; ++n)
+#pragma unroll
+    for (int b = 0; b < kBuckets; ++b) {
+      const int i = static_cast<int>(first + b * kWarp + lane() - few.place[n]) & static_cast<int>(kBlock - 1);
+      const int from = n * kSignCalls + i / 128, word = i / 32 % 4;
+      const uint32_t c0 = __shfl_sync(kAll, made.a, from), c1 = __shfl_sync(kAll, made.b, from);
+      const uint32_t c2 = __shfl_sync(kAll, made.c, from), c3 = __shfl_sync(kAll, made.d, from);
+      const uint32_t signs = word == 0 ? c0 : word == 1 ? c1 : word == 2 ? c2 : c3;
+      const uint32_t sign = (signs >> (i % 32)) << 31;
+      if (there[n][b]) sum[b] += float_from_bits(bits_of(value[n][b]) ^ sign);
+    }
+}
+
+template <typename Reader>
+__global__ void __launch_bounds__(kThreads, 2) sketch_kernel(const __grid_constant__ typename Reader::From source,
+                                                             int64_t parts, int64_t k, RandomKey key, float* partial) {
+  __shared__ int64_t places[kThreads];
   const int64_t blocks = blocks_of(source.size), length = k + kBlock;
-  for (int64_t part = blockIdx.x; part < parts; part += gridDim.x) {
-    float* buckets = partial + part * length;
-    for (int64_t block = blocks * part / parts; block < blocks * (part + 1) / parts; ++block) {
-      if (threadIdx.x < 9) {
-        const Philox r = random_call(key, block, threadIdx.x);
-        if (threadIdx.x < 8) {
-          signs[4 * threadIdx.x] = r.a;
-          signs[4 * threadIdx.x + 1] = r.b;
-          signs[4 * threadIdx.x + 2] = r.c;
-          signs[4 * threadIdx.x + 3] = r.d;
-        } else {
-          place = (r.a * static_cast<uint64_t>(k)) >> 32;
+  const int64_t across = (length + kThreadsBuckets - 1) / kThreadsBuckets;
+  for (int64_t item = blockIdx.x; item < parts * across; item += gridDim.x) {
+    const int64_t part = item / across;
+    const int64_t first = item % across * kThreadsBuckets + threadIdx.x / kWarp * kWarpBuckets;
+    const int64_t begin = blocks * part / parts, end = blocks * (part + 1) / parts;
+    Reader reader[kBuckets] = {Reader(source, begin * kBlock), Reader(source, begin * kBlock)};
+    float sum[kBuckets] = {};
+    for (int64_t some = begin; some < end; some += kThreads) {
+      const int64_t own = some + threadIdx.x;
+      __syncthreads();  // the last places have been read
+      places[threadIdx.x] =
+          static_cast<int64_t>((random_call(key, own, kSignCalls).a * static_cast<uint64_t>(k)) >> 32);
+      __syncthreads();
+      for (int from = 0; from < kThreads && some + from < end; from += kWarp) {
+        const int64_t place = places[from + lane()];
+        const bool meets = some + from + lane() < end && place < first + kWarpBuckets && place + kBlock > first;
+        for (unsigned left = __ballot_sync(kAll, meets); left != 0;) {
+          Few few;
+#pragma unroll
+          for (int n = 0; n < kTogether; ++n) {
+            if (left == 0) continue;
+            const int which = __ffs(static_cast<int>(left)) - 1;
+            left &= left - 1;
+            few.block[n] = some + from + which;
+            few.place[n] = places[from + which];
+            few.count = n + 1;
+          }
+          add_blocks(few, reader, source.size, first, key, sum);
         }
       }
-      __syncthreads();
-      const int at = static_cast<int>(threadIdx.x) * kFour;
-      const int64_t left = source.size - (block * kBlock + at);
-      Cursor reader(source, block * kBlock + (left > 0 ? at : 0));
-      const Four g = reader.read<false>(block * kBlock + at, left);
+    }
 #pragma unroll
-      for (int e = 0; e < kFour; ++e) {
-        const int i = at + e;
-        const uint32_t sign = (signs[i / 32] >> (i % 32)) << 31;
-        if (e < left) buckets[place + i] += float_from_bits(bits_of(g.v[e]) ^ sign);
-      }
-      __syncthreads();
+    for (int b = 0; b < kBuckets; ++b) {
+      const int64_t bucket = first + b * kWarp + lane();
+      if (bucket < length) partial[part * length + bucket] = sum[b];
     }
   }
 }
@@ -63,13 +122,13 @@ __global__ void __launch_bounds__(kThreads)
 void sketch(const Update& update, int64_t k, uint64_t seed, float* partial, float* out, const Where& where) {
   const DeviceGuard guard(where.device);
   const int64_t parts = std::min(kParts, blocks_of(update.size));
+  const int64_t across = (k + kBlock + kThreadsBuckets - 1) / kThreadsBuckets;
   const RandomKey key{seed, 0, 0xFFFFFFFFu};
-  if (parts > 0) {
-    check(cudaMemsetAsync(partial, 0, static_cast<size_t>(parts * (k + kBlock)) * sizeof(float),
-                          static_cast<cudaStream_t>(where.stream)),
-          "sketch");
-    launch("sketch", where, static_cast<unsigned>(parts), sketch_kernel, source_of(update), parts, k, key, partial);
-  }
+  if (parts > 0)
+    read_with(update, [&](auto with, const auto& source) {
+      launch("sketch", where, grid(parts * across, where.device), sketch_kernel<typename decltype(with)::Reader>,
+             source, parts, k, key, partial);
+    });
   launch("sketch", where, grid((k + kThreads - 1) / kThreads, where.device), fold_sketch_kernel, parts, k, partial,
          out);
 }

@@ -1,4 +1,5 @@
-// An arriving update on the device: pieces of the flat vector in their own types, read where they lie.
+// An arriving update on the device: pieces of the flat vector in their own types, read where they lie. A kernel is made
+// for each of two readers; an update that is one aligned fp32 vector, which most are, is passed as an address alone.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +9,13 @@
 
 namespace fastagg::cuda {
 
-// Passed to kernels by value. `flat` is the whole update where it is one aligned fp32 vector, which most are.
+// Passed to kernels by value.
+struct WholeVector {
+  const float* data;
+  int64_t size;
+};
+
 struct Source {
-  const float* flat;
   int64_t size;
   int count;
   const void* data[kMostPieces];
@@ -28,8 +33,6 @@ inline Source source_of(const Update& update) {
     source.data[source.count] = piece.data;
     source.end[source.count++] = (piece.begin + piece.size) * 4 + piece.dtype;
   }
-  if (source.count == 1 && update.pieces[0].dtype == kFloat32 && all_aligned(source.data[0]))
-    source.flat = static_cast<const float*>(source.data[0]);
   return source;
 }
 
@@ -41,13 +44,15 @@ __device__ __forceinline__ float widen(int dtype, uint32_t half) {
 // Reads an update that is one aligned fp32 vector.
 class Flat {
  public:
-  __device__ __forceinline__ Flat(const Source& source, int64_t) : data_(source.flat) {}
+  using From = WholeVector;
+  __device__ __forceinline__ Flat(const From& source, int64_t) : data_(source.data) {}
 
   // Elements at..at+3; where they are not `Whole`, there are `left` of them and the others are 0.
   template <bool Whole>
   __device__ __forceinline__ Four read(int64_t at, int64_t left) {
     return load<Whole>(data_ + at, left);
   }
+  __device__ __forceinline__ float one(int64_t at) { return data_[at]; }
 
  private:
   const float* data_;
@@ -56,6 +61,7 @@ class Flat {
 // Reads any update, in increasing order.
 class Cursor {
  public:
+  using From = Source;
   __device__ __forceinline__ Cursor(const Source& source, int64_t position) : source_(source), piece_(0) {
     for (int low = 0, high = source.count - 1; low < high;) {
       const int middle = (low + high) / 2;
@@ -92,7 +98,6 @@ class Cursor {
     return out;
   }
 
- private:
   __device__ __forceinline__ float one(int64_t at) {
     while (at >= source_.end_of(piece_)) ++piece_;
     const int64_t offset = at - source_.begin_of(piece_);
@@ -101,8 +106,25 @@ class Cursor {
     return widen(dtype, static_cast<const uint16_t*>(source_.data[piece_])[offset]);
   }
 
+ private:
   const Source& source_;
   int piece_;
 };
+
+// Says which reader.
+template <typename One>
+struct With {
+  using Reader = One;
+};
+
+// launch(With<reader>, source): with the reader that suits the update.
+template <typename Launch>
+void read_with(const Update& update, Launch launch) {
+  const bool one = update.pieces.size() == 1 && update.pieces[0].dtype == kFloat32;
+  if (one && all_aligned(update.pieces[0].data))
+    launch(With<Flat>{}, WholeVector{static_cast<const float*>(update.pieces[0].data), update.size});
+  else
+    launch(With<Cursor>{}, source_of(update));
+}
 
 }  // namespace fastagg::cuda

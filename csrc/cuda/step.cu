@@ -1,6 +1,7 @@
 // Direction and optimizer in one pass. Element math is csrc/math, the CPU's own, compiled without contraction.
 #include <type_traits>
 
+#include "moments.cuh"
 #include "optimizer.cuh"
 #include "source.cuh"
 
@@ -10,7 +11,7 @@ namespace {
 // visit<rows>(reader, at, left) for a thread's part of all rows of 128 elements. Where the vectors are aligned and the
 // block is full it is two rows at a time, so that both are asked for before either is computed, and without a tail.
 template <typename Reader, typename Visit>
-__device__ __forceinline__ void for_each_row(const Source& source, bool aligned, Visit visit) {
+__device__ __forceinline__ void for_each_row(const typename Reader::From& source, bool aligned, Visit visit) {
   for (int64_t block = warp_of_grid(); block * kBlock < source.size; block += warps_of_grid()) {
     Reader reader(source, block * kBlock);
     const int64_t begin = block * kBlock + lane() * kFour;
@@ -37,6 +38,21 @@ struct Factors {
   float gain, weight, both;
 };
 
+__device__ __forceinline__ Factors factors_of(const Along& along, const Verdict* verdict) {
+  const float gain = static_cast<float>(verdict == nullptr ? along.gain : along.gain * verdict->gain);
+  const float weight = static_cast<float>(verdict == nullptr ? along.weight : along.weight * verdict->weight);
+  return {gain, weight, gain * weight};
+}
+
+// One element of D, from the update's, the model's, and that of the buffer or the base.
+template <DirectionKind Direct>
+__device__ __forceinline__ float direction_of(float u, float x, float other, const Factors& by, float scale,
+                                              bool keep) {
+  if constexpr (Direct == kSingle) return by.both * u;
+  if constexpr (Direct == kFlush) return keep ? flush_of(other, u, by.both, scale) : other * scale;
+  if constexpr (Direct == kBlend) return keep ? blend_of(other, x, u, by.gain, by.weight) : 0.0f;
+}
+
 // `N` rows: two of a full block, or one that may end early.
 template <typename Kind, DirectionKind Direct, int N, typename Reader>
 __device__ __forceinline__ void step_rows(Reader& reader, int64_t at, int64_t left, const Along& along,
@@ -56,27 +72,52 @@ __device__ __forceinline__ void step_rows(Reader& reader, int64_t at, int64_t le
 #pragma unroll
   for (int r = 0; r < N; ++r) {
 #pragma unroll
-    for (int e = 0; e < kFour; ++e) {
-      float& u = d[r].v[e];
-      if constexpr (Direct == kSingle) u = by.both * u;
-      if constexpr (Direct == kFlush)
-        u = keep ? flush_of(other[r].v[e], u, by.both, along.scale) : other[r].v[e] * along.scale;
-      if constexpr (Direct == kBlend) u = keep ? blend_of(other[r].v[e], x[r].v[e], u, by.gain, by.weight) : 0.0f;
-    }
+    for (int e = 0; e < kFour; ++e)
+      d[r].v[e] = direction_of<Direct>(d[r].v[e], x[r].v[e], other[r].v[e], by, along.scale, keep);
     optimize<Kind, kWhole>(optimizer, at + r * kRow, left, d[r], x[r], held[r]);
   }
 }
 
 template <typename Kind, DirectionKind Direct, typename Reader>
-__global__ void __launch_bounds__(kThreads, 2) step_kernel(const __grid_constant__ Source source, bool aligned,
-                                                           Along along, Optimizer optimizer, const Verdict* verdict) {
+__global__ void __launch_bounds__(kThreads, 2)
+    step_kernel(const __grid_constant__ typename Reader::From source, bool aligned, Along along, Optimizer optimizer,
+                const Verdict* verdict) {
   const bool keep = kept(verdict);
-  const float gain = static_cast<float>(verdict == nullptr ? along.gain : along.gain * verdict->gain);
-  const float weight = static_cast<float>(verdict == nullptr ? along.weight : along.weight * verdict->weight);
-  const Factors by{gain, weight, gain * weight};
+  const Factors by = factors_of(along, verdict);
   for_each_row<Reader>(source, aligned, [&](auto rows, Reader& reader, int64_t at, int64_t left) {
     step_rows<Kind, Direct, decltype(rows)::value>(reader, at, left, along, by, optimizer, keep);
   });
+}
+
+// The same with moments in 8 bits, of which a scale block shares a unit.
+template <DirectionKind Direct, bool Whole, typename Reader>
+__device__ __forceinline__ void coded_rows(Reader& reader, int64_t begin, int64_t size, const Along& along,
+                                           const Factors& by, const Optimizer& optimizer, int64_t index, bool keep) {
+  const CodedMoments held = load_coded<Whole>(optimizer.moments, begin);
+  const Halves x = load_halves<Whole>(optimizer.x, begin, size);
+  Halves d{}, other{};
+  if constexpr (Direct == kFlush) other = load_halves<Whole>(along.acc, begin, size);
+  if constexpr (Direct == kBlend) other = load_halves<Whole>(along.base, begin, size);
+  if (keep)
+    each_half(begin, size, [&](int h, int64_t at, int64_t left) { d.half[h] = reader.template read<Whole>(at, left); });
+  each([&](int h, int e) {
+    d.half[h].v[e] = direction_of<Direct>(d.half[h].v[e], x.half[h].v[e], other.half[h].v[e], by, along.scale, keep);
+  });
+  optimize_coded<Whole>(optimizer, held, begin, size, index, d, x);
+}
+
+template <DirectionKind Direct, typename Reader>
+__global__ void __launch_bounds__(kThreads, 2)
+    coded_kernel(const __grid_constant__ typename Reader::From source, bool aligned, Along along, Optimizer optimizer,
+                 int64_t first_index, const Verdict* verdict) {
+  const bool keep = kept(verdict);
+  const Factors by = factors_of(along, verdict);
+  for_each_scale_block<Reader>(
+      source, aligned, [](int64_t) {},
+      [&](auto whole, Reader& reader, int64_t begin, int) {
+        coded_rows<Direct, decltype(whole)::value>(reader, begin, source.size, along, by, optimizer,
+                                                   first_index + begin / kScaleBlock, keep);
+      });
 }
 
 template <int N, typename Reader>
@@ -102,8 +143,8 @@ __device__ __forceinline__ void accumulate_rows(Reader& reader, int64_t at, int6
 
 template <typename Reader>
 __global__ void __launch_bounds__(kThreads, 2)
-    accumulate_kernel(const __grid_constant__ Source source, bool aligned, const float* acc, double weight,
-                      float* acc_out, const Verdict* verdict) {
+    accumulate_kernel(const __grid_constant__ typename Reader::From source, bool aligned, const float* acc,
+                      double weight, float* acc_out, const Verdict* verdict) {
   const bool keep = kept(verdict);
   if (!keep && acc == acc_out) return;
   const float by = judged(weight, verdict);
@@ -112,13 +153,23 @@ __global__ void __launch_bounds__(kThreads, 2)
   });
 }
 
-using StepKernel = void (*)(Source, bool, Along, Optimizer, const Verdict*);
+template <typename Reader>
+using StepKernel = void (*)(typename Reader::From, bool, Along, Optimizer, const Verdict*);
+template <typename Reader>
+using CodedKernel = void (*)(typename Reader::From, bool, Along, Optimizer, int64_t, const Verdict*);
 
 template <typename Reader, typename... Kinds>
-StepKernel step_kernel_for(List<Kinds...>, int kind, DirectionKind direct) {
-  constexpr StepKernel kKernels[][3] = {
+StepKernel<Reader> step_kernel_for(List<Kinds...>, int kind, DirectionKind direct) {
+  constexpr StepKernel<Reader> kKernels[][3] = {
       {step_kernel<Kinds, kSingle, Reader>, step_kernel<Kinds, kFlush, Reader>, step_kernel<Kinds, kBlend, Reader>}...};
   return kKernels[kind][direct];
+}
+
+template <typename Reader>
+CodedKernel<Reader> coded_kernel_for(DirectionKind direct) {
+  constexpr CodedKernel<Reader> kKernels[] = {coded_kernel<kSingle, Reader>, coded_kernel<kFlush, Reader>,
+                                              coded_kernel<kBlend, Reader>};
+  return kKernels[direct];
 }
 
 }  // namespace
@@ -127,23 +178,27 @@ void step(const Update& update, const Direction& direction, const Optimizer& opt
   if (direction.kind == kMean || direction.kind == kCalibrated) return cached_step(update, direction, optimizer, where);
   const DeviceGuard guard(where.device);
   const Along along{direction.buffer.acc, direction.base, direction.gain, direction.weight, direction.buffer.scale};
-  const Moments& moments = optimizer.moments;
   const bool aligned =
-      all_aligned(along.acc, along.base, optimizer.x, optimizer.x_out, moments.m, moments.v, moments.vhat);
-  const Source source = source_of(update);
-  const StepKernel kernel = source.flat != nullptr
-                                ? step_kernel_for<Flat>(Optimizers{}, optimizer.kind, direction.kind)
-                                : step_kernel_for<Cursor>(Optimizers{}, optimizer.kind, direction.kind);
-  launch("server step", where, warps(blocks_of(update.size), where.device), kernel, source, aligned, along, optimizer,
-         where.verdict);
+      all_aligned(along.acc, along.base, optimizer.x, optimizer.x_out) && moments_aligned(optimizer.moments);
+  const unsigned blocks = warps(blocks_of(update.size), where.device);
+  read_with(update, [&](auto with, const auto& source) {
+    using Reader = typename decltype(with)::Reader;
+    if (optimizer.moments.coded())
+      launch("server step", where, blocks, coded_kernel_for<Reader>(direction.kind), source, aligned, along, optimizer,
+             update.origin / kScaleBlock, where.verdict);
+    else
+      launch("server step", where, blocks, step_kernel_for<Reader>(Optimizers{}, optimizer.kind, direction.kind),
+             source, aligned, along, optimizer, where.verdict);
+  });
 }
 
 void accumulate(const Update& update, const float* acc, double weight, float* acc_out, const Where& where) {
   const DeviceGuard guard(where.device);
-  const Source source = source_of(update);
-  launch("accumulate", where, warps(blocks_of(update.size), where.device),
-         source.flat != nullptr ? accumulate_kernel<Flat> : accumulate_kernel<Cursor>, source,
-         all_aligned(acc, acc_out), acc, weight, acc_out, where.verdict);
+  read_with(update, [&](auto with, const auto& source) {
+    launch("accumulate", where, warps(blocks_of(update.size), where.device),
+           accumulate_kernel<typename decltype(with)::Reader>, source, all_aligned(acc, acc_out), acc, weight, acc_out,
+           where.verdict);
+  });
 }
 
 }  // namespace fastagg::cuda

@@ -54,6 +54,16 @@ __device__ __forceinline__ int64_t warp_of_grid() {
 }
 __device__ __forceinline__ int64_t warps_of_grid() { return static_cast<int64_t>(gridDim.x) * kWarps; }
 
+// The warp's largest value, which all its threads get.
+__device__ __forceinline__ unsigned warp_max(unsigned value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  for (int half = kWarp / 2; half > 0; half /= 2) value = max(value, __shfl_xor_sync(kAll, value, half));
+  return value;
+#else
+  return __reduce_max_sync(kAll, value);
+#endif
+}
+
 FASTAGG_FN int64_t blocks_of(int64_t size) { return (size + kBlock - 1) / kBlock; }
 
 template <typename... Addressed>

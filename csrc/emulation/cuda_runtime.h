@@ -1,13 +1,20 @@
 // CUDA on a CPU, for tests: just enough of the language and the runtime that the files in csrc/cuda compile as C++ and
-// run, one block of threads after the other, every thread a fiber that stops at barriers and shuffles. Nothing here is
-// fast, and nothing here is in the package: it shows on a machine without a GPU that a kernel computes what the CPU
-// does, and lets AddressSanitizer watch it.
+// run, every thread a fiber that stops at barriers and shuffles. Nothing here is fast, and nothing here is in the
+// package: it shows on a machine without a GPU that a kernel computes what the CPU does, and lets sanitizers watch it.
+//
+// Blocks of threads run in a random order, with shared memory that holds NaN at first. A shuffle whose mask is not the
+// whole warp, or that not all of the warp come to, ends the process; so does a barrier that not all threads come to.
+//
+// With FASTAGG_RACES blocks run at the same time, each with shared memory of its own, and ThreadSanitizer is told what
+// orders one thread's memory accesses with another's (race_detector.h).
 #pragma once
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
+#include <algorithm>
+#include <cmath>
 #include <functional>
 #include <utility>
 
@@ -17,10 +24,17 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __grid_constant__
-#define __shared__ static
+#if defined(FASTAGG_RACES)
+#define FASTAGG_PER_BLOCK thread_local
+#define __shared__ static thread_local
+#else
+#define FASTAGG_PER_BLOCK
+#define __shared__ static __attribute__((section("fastagg_shared")))
+#endif
 #define CUDART_VERSION 13000
 
 using std::isfinite;
+using std::max;
 
 struct dim3 {
   unsigned x, y, z;
@@ -37,11 +51,34 @@ struct alignas(16) uint4 {
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
-extern dim3 threadIdx, blockIdx, blockDim, gridDim;
+extern FASTAGG_PER_BLOCK dim3 threadIdx, blockIdx, blockDim, gridDim;
 
-void __syncthreads();
-void __syncwarp();
-inline void __threadfence() {}
+namespace emulation {
+// Where a barrier or a fence stands.
+struct Place {
+  const char* file;
+  int line;
+};
+// Every lane of the warp leaves `bytes` bytes and then takes those of lane `from`.
+void exchange(unsigned mask, void* value, size_t bytes, int from);
+int lane();
+void run(unsigned blocks, unsigned threads, const std::function<void()>& kernel);
+void sync_block(Place place);
+void sync_warp(Place place);
+void fence(Place place);
+unsigned add(unsigned* address, unsigned value);
+
+template <typename T>
+T from_lane(unsigned mask, T value, int from) {
+  exchange(mask, &value, sizeof value, from >= 0 && from < 32 ? from : lane());
+  return value;
+}
+}  // namespace emulation
+
+#define __syncthreads() emulation::sync_block({__FILE__, __LINE__})
+#define __syncwarp() emulation::sync_warp({__FILE__, __LINE__})
+#define __threadfence() emulation::fence({__FILE__, __LINE__})
+
 template <typename T>
 T __ldcg(const T* address) {
   return *address;
@@ -50,35 +87,40 @@ template <typename T>
 void __stwb(T* address, T value) {
   *address = value;
 }
-inline unsigned atomicAdd(unsigned* address, unsigned value) { return std::exchange(*address, *address + value); }
-
-namespace emulation {
-// Every lane of the warp leaves `bytes` bytes and then takes those of lane `from`.
-void exchange(void* value, size_t bytes, int from);
-int lane();
-void run(unsigned blocks, unsigned threads, const std::function<void()>& kernel);
-}  // namespace emulation
+inline unsigned atomicAdd(unsigned* address, unsigned value) { return emulation::add(address, value); }
+inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
 
 template <typename T>
-T __shfl_down_sync(unsigned, T value, int delta) {
-  const int from = emulation::lane() + delta;
-  emulation::exchange(&value, sizeof value, from < 32 ? from : emulation::lane());
+T __shfl_down_sync(unsigned mask, T value, int delta) {
+  return emulation::from_lane(mask, value, emulation::lane() + delta);
+}
+template <typename T>
+T __shfl_xor_sync(unsigned mask, T value, int bits) {
+  return emulation::from_lane(mask, value, emulation::lane() ^ bits);
+}
+template <typename T>
+T __shfl_sync(unsigned mask, T value, int from) {
+  return emulation::from_lane(mask, value, from);
+}
+inline unsigned __reduce_max_sync(unsigned mask, unsigned value) {
+  for (int half = 16; half > 0; half /= 2) value = max(value, __shfl_xor_sync(mask, value, half));
   return value;
 }
-inline unsigned __reduce_max_sync(unsigned, unsigned value) {
-  for (int half = 16; half > 0; half /= 2) {
-    unsigned other = value;
-    emulation::exchange(&other, sizeof other, emulation::lane() ^ half);
-    value = other > value ? other : value;
-  }
-  return value;
+inline unsigned __ballot_sync(unsigned mask, bool holds) {
+  unsigned found = holds ? 1u << emulation::lane() : 0u;
+  for (int half = 16; half > 0; half /= 2) found |= __shfl_xor_sync(mask, found, half);
+  return found;
 }
 
 enum cudaError_t {
   cudaSuccess,
   cudaErrorNoKernelImageForDevice,
   cudaErrorUnsupportedPtxVersion,
-  cudaErrorInsufficientDriver
+  cudaErrorInsufficientDriver,
+  cudaErrorNoDevice,
+  cudaErrorSystemDriverMismatch,
+  cudaErrorInitializationError
 };
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount,
@@ -95,6 +137,7 @@ inline const char* cudaGetErrorName(cudaError_t) { return "cudaSuccess"; }
 inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+inline cudaError_t cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
 inline cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr what, int) {
   *value = what == cudaDevAttrMultiProcessorCount ? 1 : 9;

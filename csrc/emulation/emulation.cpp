@@ -1,117 +1,260 @@
 #include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <ucontext.h>
 
 #include <memory>
 #include <mutex>
+#include <numeric>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "cuda_runtime.h"
+#include "race_detector.h"
 
-dim3 threadIdx, blockIdx, blockDim, gridDim;
+FASTAGG_PER_BLOCK dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+#if !defined(FASTAGG_RACES)
+// Where the kernels' shared variables lie (cuda_runtime.h).
+extern char __start_fastagg_shared[] __attribute__((weak, visibility("hidden")));
+extern char __stop_fastagg_shared[] __attribute__((weak, visibility("hidden")));
+#endif
 
 namespace emulation {
 namespace {
 
 constexpr size_t kStack = size_t{128} << 10;
 constexpr unsigned kWarp = 32;
+constexpr unsigned kAll = 0xffffffffu;
+constexpr unsigned kMostThreads = 1024;
 
-// Fibers are made once and serve every launch. They are entered by their context the first time and by jumps from then
-// on: a context switch of the C library's asks the kernel about signals, which takes longer than what a thread does
-// between two barriers.
+[[noreturn]] void fault(const char* what) {
+  fprintf(stderr, "emulation: block %u, thread %u: %s\n", blockIdx.x, threadIdx.x, what);
+  abort();
+}
+
 struct Fiber {
-  ucontext_t start;
+  ucontext_t context;
   jmp_buf here;
   std::unique_ptr<char[]> stack = std::make_unique<char[]>(kStack);
   bool entered = false, done = true;
+  races::Thread races;
 };
 
 // The last of `size` fibers to come moves the generation on; the others wait until it has moved.
 struct Barrier {
   unsigned waiting = 0, generation = 0;
+  races::Meeting races;
 };
 
-std::mutex mutex;  // one launch at a time: the shared memory of a kernel is a static variable
-jmp_buf scheduler;
-std::vector<Fiber> fibers;
-std::vector<Barrier> warps;
-Barrier block;
-unsigned current;
-const std::function<void()>* body;
-alignas(16) char slots[1024][16];
-
-void yield() {
-  if (_setjmp(fibers[current].here) == 0) _longjmp(scheduler, 1);
-}
-
-void wait(Barrier& barrier, unsigned size) {
-  const unsigned generation = barrier.generation;
-  if (++barrier.waiting == size) {
-    barrier.waiting = 0;
-    ++barrier.generation;
-    return;
+// The threads of one block, each a fiber that stops at barriers and shuffles.
+class Block {
+ public:
+  explicit Block(unsigned threads) : fibers_(threads), warps_(threads / kWarp) {
+    if (threads % kWarp != 0 || threads > kMostThreads) fault("a block of threads is no whole number of warps");
   }
-  while (barrier.generation == generation) yield();
-}
 
-void fiber() {
+  size_t threads() const { return fibers_.size(); }
+
+  void run(const std::function<void()>& kernel) {
+    body_ = &kernel;
+    warps_.assign(warps_.size(), {});
+    whole_ = {};
+    for (Fiber& each : fibers_) {
+      each.done = false;
+      each.races.begin();
+    }
+    for (bool left = true; left;) {
+      left = false;
+      moved_ = false;
+      for (current_ = 0; current_ < fibers_.size(); ++current_) {
+        if (fibers_[current_].done) continue;
+        threadIdx.x = current_;
+        resume();
+        left = left || !fibers_[current_].done;
+      }
+      if (left && !moved_) fault("waits at a barrier or in a shuffle that others never come to");
+    }
+    for (Fiber& each : fibers_) each.races.end();
+  }
+
+  unsigned current() const { return current_; }
+  Fiber& fiber() { return fibers_[current_]; }
+  Barrier& whole() { return whole_; }
+  Barrier& warp() { return warps_[current_ / kWarp]; }
+  char* slot(unsigned thread) { return slots_[thread]; }
+
+  void wait(Barrier& barrier, unsigned size) {
+    const unsigned generation = barrier.generation;
+    moved_ = true;
+    if (++barrier.waiting == size) {
+      barrier.waiting = 0;
+      ++barrier.generation;
+      return;
+    }
+    while (barrier.generation == generation) leave();
+  }
+
+ private:
+#if defined(FASTAGG_RACES)
+  void leave() {
+    Fiber& mine = fiber();
+    races::enter(scheduler_races_);
+    swapcontext(&mine.context, &scheduler_);
+  }
+  void resume() {
+    Fiber& next = fiber();
+    if (!next.entered) {
+      next.entered = true;
+      make(next);
+    }
+    scheduler_races_ = races::here();
+    races::enter(next.races.fiber);
+    swapcontext(&scheduler_, &next.context);
+  }
+  ucontext_t scheduler_;
+  void* scheduler_races_ = nullptr;
+#else
+  // Fibers are entered by their context the first time and by jumps from then on: a context switch of the C library's
+  // asks the kernel about signals, which takes longer than what a thread does between two barriers.
+  void leave() {
+    if (_setjmp(fiber().here) == 0) _longjmp(scheduler_, 1);
+  }
+  void resume() {
+    if (_setjmp(scheduler_) != 0) return;
+    Fiber& next = fiber();
+    if (next.entered) _longjmp(next.here, 1);
+    next.entered = true;
+    make(next);
+    setcontext(&next.context);
+  }
+  jmp_buf scheduler_;
+#endif
+
+  void make(Fiber& next) {
+    getcontext(&next.context);
+    next.context.uc_stack.ss_sp = next.stack.get();
+    next.context.uc_stack.ss_size = kStack;
+    next.context.uc_link = nullptr;
+    makecontext(&next.context, start, 0);
+  }
+  static void start();
+
+  std::vector<Fiber> fibers_;
+  std::vector<Barrier> warps_;
+  Barrier whole_;
+  unsigned current_ = 0;
+  bool moved_ = false;
+  const std::function<void()>* body_ = nullptr;
+  alignas(16) char slots_[kMostThreads][16];
+};
+
+thread_local Block* block;
+
+void Block::start() {
   for (;;) {
-    (*body)();
-    fibers[current].done = true;
-    yield();
+    (*block->body_)();
+    block->moved_ = true;
+    block->fiber().done = true;
+    block->leave();
   }
 }
 
-void resume() {
-  if (_setjmp(scheduler) != 0) return;
-  Fiber& next = fibers[current];
-  if (next.entered) _longjmp(next.here, 1);
-  next.entered = true;
-  getcontext(&next.start);
-  next.start.uc_stack.ss_sp = next.stack.get();
-  next.start.uc_stack.ss_size = kStack;
-  next.start.uc_link = nullptr;
-  makecontext(&next.start, fiber, 0);
-  setcontext(&next.start);
+// Not memcpy, of which ThreadSanitizer takes notice.
+void copy(volatile char* to, const char* from, size_t bytes) {
+  for (size_t i = 0; i < bytes; ++i) to[i] = from[i];
 }
+
+std::mutex mutex;  // one launch at a time
+
+// In another order at every launch, which no result may depend on; the same orders in every process.
+std::vector<unsigned> shuffled(unsigned blocks) {
+  static uint64_t state =
+      getenv("FASTAGG_EMULATION_SEED") != nullptr ? strtoull(getenv("FASTAGG_EMULATION_SEED"), nullptr, 10) : 1;
+  std::vector<unsigned> order(blocks);
+  std::iota(order.begin(), order.end(), 0u);
+  for (unsigned i = blocks; i > 1; --i) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    std::swap(order[i - 1], order[(state >> 33) % i]);
+  }
+  return order;
+}
+
+#if !defined(FASTAGG_RACES)
+// Shared memory holds anything when a block begins: here NaN, -1, and true.
+__attribute__((no_sanitize_address)) void poison_shared_memory() {
+  for (volatile char* at = __start_fastagg_shared; at < __stop_fastagg_shared; ++at) *at = static_cast<char>(0xff);
+}
+#endif
 
 }  // namespace
 
-int lane() { return static_cast<int>(current % kWarp); }
+int lane() { return static_cast<int>(block->current() % kWarp); }
 
-void exchange(void* value, size_t bytes, int from) {
-  Barrier& warp = warps[current / kWarp];
-  memcpy(slots[current], value, bytes);
-  wait(warp, kWarp);
-  memcpy(value, slots[current / kWarp * kWarp + static_cast<unsigned>(from)], bytes);
-  wait(warp, kWarp);  // nobody writes before all have read
+void exchange(unsigned mask, void* value, size_t bytes, int from) {
+  if (mask != kAll) fault("a shuffle whose mask does not name the whole warp");
+  Block& mine = *block;
+  copy(mine.slot(mine.current()), static_cast<const char*>(value), bytes);
+  mine.wait(mine.warp(), kWarp);
+  copy(static_cast<char*>(value), mine.slot(mine.current() / kWarp * kWarp + static_cast<unsigned>(from)), bytes);
+  mine.wait(mine.warp(), kWarp);  // nobody writes before all have read
 }
 
 void run(unsigned blocks, unsigned threads, const std::function<void()>& kernel) {
   const std::lock_guard<std::mutex> lock(mutex);
-  body = &kernel;
-  if (fibers.size() != threads) fibers = std::vector<Fiber>(threads);
+  const std::vector<unsigned> order = shuffled(blocks);
+#if defined(FASTAGG_RACES)
+  // A thread for every block, which know nothing of each other: whatever one reads of another's must be ordered by
+  // fences.
+  std::vector<std::thread> running;
+  for (const unsigned which : order)
+    running.emplace_back([=, &kernel] {
+      Block own(threads);
+      block = &own;
+      blockIdx = dim3(which);
+      blockDim = dim3(threads);
+      gridDim = dim3(blocks);
+      own.run(kernel);
+    });
+  for (std::thread& each : running) each.join();
+#else
+  static std::unique_ptr<Block> own;  // made once: it serves every launch
+  if (own == nullptr || own->threads() != threads) own = std::make_unique<Block>(threads);
+  block = own.get();
   blockDim = dim3(threads);
   gridDim = dim3(blocks);
-  for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
-    warps.assign(threads / kWarp, {});
-    block = {};
-    for (Fiber& each : fibers) each.done = false;
-    for (bool left = true; left;) {
-      left = false;
-      for (current = 0; current < threads; ++current) {
-        if (fibers[current].done) continue;
-        threadIdx.x = current;
-        resume();
-        left = left || !fibers[current].done;
-      }
-    }
+  for (const unsigned which : order) {
+    blockIdx = dim3(which);
+    poison_shared_memory();
+    own->run(kernel);
   }
+#endif
 }
 
-void sync_block() { wait(block, blockDim.x); }
-void sync_warp() { wait(warps[current / kWarp], kWarp); }
+void sync_block(Place place) {
+  Block& mine = *block;
+  mine.fiber().races.arrive(mine.whole().races, mine.whole().generation, place);
+  const unsigned generation = mine.whole().generation;
+  mine.wait(mine.whole(), static_cast<unsigned>(mine.threads()));
+  mine.fiber().races.pass(mine.whole().races, generation, place);
+}
+
+void sync_warp(Place place) {
+  Block& mine = *block;
+  const unsigned generation = mine.warp().generation;
+  mine.fiber().races.arrive(mine.warp().races, generation, place);
+  mine.wait(mine.warp(), kWarp);
+  mine.fiber().races.pass(mine.warp().races, generation, place);
+}
+
+void fence(Place place) { block->fiber().races.fence(place); }
+
+unsigned add(unsigned* address, unsigned value) {
+  block->fiber().races.before_atomic(address);
+  const unsigned before = __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+  block->fiber().races.after_atomic(address);
+  return before;
+}
 
 }  // namespace emulation
-
-void __syncthreads() { emulation::sync_block(); }
-void __syncwarp() { emulation::sync_warp(); }

@@ -16,6 +16,7 @@ from fastagg.ops.checks import Update, address, apart, apart_from, optimizer_cal
 from fastagg.ops.place import CPU, on_device, place, where
 from fastagg.ops.verdict import check_verdict
 from fastagg.storage.pieces import as_pieces
+from fastagg.storage.staging import send
 
 if TYPE_CHECKING:  # a cache reads its rows with what is here
     from fastagg.storage.cache import ClientCache
@@ -178,7 +179,7 @@ def recompute_sum_(
     if on is CPU:
         native.recompute_sum(cache.native, weights=weights.data_ptr(), **given)
     else:
-        there = weights.to(cache.device, non_blocking=True)
+        there = send(weights, cache.device)
         blocks_of = native.cuda.Blocks(first=first, last=end, stride=stride)
         native.cuda.recompute_sum(
             cache.native, weights=there.data_ptr(), sum=sum.data_ptr(), blocks=blocks_of, where=where(on)
@@ -235,7 +236,7 @@ def add_rows_(
         held = 0 if weights is None else weights.data_ptr()
         native.add_rows(cache.native, jobs=native_jobs, weights=held, weight=weight)
     else:
-        there = None if weights is None else weights.to(cache.device, non_blocking=True)
+        there = None if weights is None else send(weights, cache.device)
         jobs_there = _upload(native_jobs, cache.device)
         native.cuda.add_rows(
             cache.native, jobs=jobs_there.data_ptr(), count=len(given), weights=address(there), weight=weight,
@@ -312,7 +313,7 @@ def _whole(jobs: Sequence[tuple[int, ...]], count: int) -> list[Any]:
 
 def _upload(jobs: list[tuple[int, int, int, int]], device: torch.device) -> Tensor:
     """Jobs as the launches read them (csrc/plan.h, RowJob). Keep the tensor until the launch."""
-    return torch.tensor(jobs, dtype=torch.int64).to(device, non_blocking=True)
+    return send(torch.tensor(jobs, dtype=torch.int64), device)
 
 
 def read_row(cache: ClientCache, slot: int) -> Tensor:

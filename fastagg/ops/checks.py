@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fastagg._build import native
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
-from fastagg.ops.place import on_cuda
 from fastagg.storage.pieces import Pieces
 
 OPTIMIZERS: dict[str, tuple[str, ...]] = native.optimizers  # name -> the moments it owns; csrc/math/optimizers.h
@@ -169,8 +168,6 @@ def _coded(optimizer: str, units: Tensor, blocks: int, device: torch.device) -> 
     Raises:
         ConfigError, ShapeMismatch, DTypeMismatch: it is refused.
     """
-    if device.type == "cuda" or on_cuda(device):
-        raise ConfigError("moments in 8 bits: there is no CUDA kernel; use fp32 moments, or device='cpu'")
     rows = 2 if "v" in OPTIMIZERS[optimizer] else 1
     if not OPTIMIZERS[optimizer]:
         raise ConfigError(f"{optimizer} has no moments")

@@ -68,14 +68,3 @@ def on_device(pieces: Pieces) -> Pieces:
     Keep what it returns until the launch: the update that the kernels take holds addresses alone.
     """
     return pieces if len(pieces.native) <= _MOST_PIECES else Pieces([pieces.flat(torch.float32)])
-
-
-_counters: dict[Cuda, Tensor] = {}
-
-
-def counter(on: Cuda, device: torch.device) -> Tensor:
-    """One unsigned number that is zero between launches on this stream, which wait for each other."""
-    found = _counters.get(on)
-    if found is None:
-        found = _counters[on] = torch.zeros(1, dtype=torch.int32, device=device)
-    return found

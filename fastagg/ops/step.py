@@ -55,7 +55,7 @@ def step_(
         m, v, vhat: moments, [d], updated in place; with ``units`` in 8 bits, uint8, d rounded up
             to whole blocks of 256.
         units: of moments in 8 bits, [1, blocks] fp32 for ``m``, and a second row for ``v`` and ``vhat``. Zeros, like
-            the moments, before the first step (:func:`fastagg.parts.moments.zeros`). Not on CUDA devices.
+            the moments, before the first step (:func:`fastagg.parts.moments.zeros`).
         rounding: seed and number of this step: they key the rounding of moments in 8 bits.
         betas, eps: decay rates (``betas[0]`` is momentum's) and the term outside the square root.
         correction: Adam's bias correction at this round (1 for the first), or None for none.

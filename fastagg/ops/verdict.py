@@ -8,10 +8,10 @@ from torch import Tensor
 from fastagg._build import native
 from fastagg.errors import ConfigError, DTypeMismatch
 from fastagg.ops.checks import Update, address, update_of, vector
-from fastagg.ops.place import CPU, counter, on_device, place, where
+from fastagg.ops.place import CPU, on_device, place, where
 from fastagg.storage.pieces import as_pieces
 
-_GROUP = 65536  # csrc/math/reduce.h, kGroup
+_NUMBERS = 6  # of a verdict
 
 
 def judge(
@@ -55,14 +55,14 @@ def judge(
             vector(name, given, pieces.size, device)
     if (x is None) != (base is None) or (lam is not None and x is None):
         raise ConfigError("judge: x and base belong together, and lam needs them")
-    groups = -(-pieces.size // _GROUP)
-    found = torch.empty(6 + 3 * groups, dtype=torch.float64, device=device)
-    verdict, partial = found[:6], found[6:]
+    found = torch.empty(_NUMBERS + native.cuda.judge_scratch(pieces.size), dtype=torch.float64, device=device)
+    verdict, scratch = found[:_NUMBERS], found[_NUMBERS:]
     rules = native.cuda.Rules(clip_norm=clip_norm or 0.0, lam=lam or 0.0, eps=eps, gamma_max=gamma_max or 0.0)
     against = native.cuda.Against(x=address(x), base=address(base), inner=inner)
-    scratch = native.cuda.Scratch(partial=partial.data_ptr(), counter=counter(on, device).data_ptr())
     there = on_device(pieces)
-    native.cuda.judge(update_of(there), against, rules, scratch, verdict=verdict.data_ptr(), where=where(on))
+    native.cuda.judge(
+        update_of(there), against, rules, scratch=scratch.data_ptr(), verdict=verdict.data_ptr(), where=where(on)
+    )
     return verdict
 
 
@@ -77,5 +77,7 @@ def check_verdict(verdict: Tensor | None, device: torch.device) -> None:
     on = place(device)
     if on is CPU or on is None:
         raise ConfigError(f"verdict: obeyed by CUDA kernels, the update is on {device}")
-    if verdict.dtype is not torch.float64 or verdict.shape != (6,) or verdict.device != device:
-        raise DTypeMismatch(f"verdict: expected 6 float64 numbers on {device}, got {verdict.dtype} on {verdict.device}")
+    if verdict.dtype is not torch.float64 or verdict.shape != (_NUMBERS,) or verdict.device != device:
+        raise DTypeMismatch(
+            f"verdict: expected {_NUMBERS} float64 numbers on {device}, got {verdict.dtype} on {verdict.device}"
+        )

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fastagg import _checks, ops
 from fastagg.errors import ConfigError
 from fastagg.parts.staleness import Facts, Staleness, StalenessState, Weighed
+from fastagg.storage.later import Later
 
 _MOST_STEPS = 2**31 - 1
 
@@ -87,7 +87,7 @@ class _EuclideanState(StalenessState):
         self.seed = seed
         self.local_steps = policy.local_steps
         # client -> version, K it was told, and what the device will say
-        self.pending: dict[int | str, list[tuple[int, int, Tensor]]] = {}
+        self.pending: dict[int | str, list[tuple[int, int, Later]]] = {}
 
     def weigh(self, facts: Facts) -> Weighed:
         norm = facts.norm * facts.gain
@@ -107,7 +107,7 @@ class _EuclideanState(StalenessState):
     def rules(self) -> dict[str, Any]:
         return {"lam": self.policy.lam, "eps": self.policy.eps, "gamma_max": self.policy.gamma_max}
 
-    def judged(self, facts: Facts, verdict: Tensor) -> None:
+    def judged(self, facts: Facts, verdict: Later) -> None:
         told = facts.local_steps or self.policy.local_steps
         self.pending.setdefault(facts.client, []).append((facts.version, told, verdict))
 

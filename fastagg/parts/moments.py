@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fastagg import ops
 from fastagg._build import native
-from fastagg.errors import ConfigError
 from fastagg.ops.checks import MOMENT_BLOCK, OPTIMIZERS, address, moment_blocks
 from fastagg.parts.optimizers import Optimizer
 from fastagg.storage import memory
@@ -23,15 +22,10 @@ def zeros(optimizer: str, format: str, size: int, device: torch.device | str = "
 
     With ``8bit`` each is uint8, padded to whole blocks of 256, and ``units`` [1 or 2, blocks] holds the blocks' scales:
     of ``m``, and of ``v`` and ``vhat`` together.
-
-    Raises:
-        ConfigError: 8 bits on a CUDA device, where there is no kernel for them.
     """
     device, names = torch.device(device), OPTIMIZERS[optimizer]
     if format == "fp32" or not names:
         return {name: memory.zeros(size, device) for name in names}
-    if device.type == "cuda":
-        raise ConfigError('moments="8bit": there is no CUDA kernel for them; use moments="fp32", or device="cpu"')
     blocks, rows = moment_blocks(size), 2 if "v" in names else 1
     held = {name: memory.empty_bytes(blocks * MOMENT_BLOCK, device).zero_() for name in names}
     return {**held, "units": memory.zeros(rows * blocks, device).view(rows, blocks)}

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from torch import Tensor
-
 from fastagg import _checks
 from fastagg.errors import ConfigError
 from fastagg.parts.names import Rule
+from fastagg.storage.later import Later
 from fastagg.storage.pieces import Pieces
 
 
@@ -112,7 +111,7 @@ class StalenessState:
         """For :func:`fastagg.ops.judge`, if the weight is to be found on the device."""
         return {}
 
-    def judged(self, facts: Facts, verdict: Tensor) -> None:
+    def judged(self, facts: Facts, verdict: Later) -> None:
         """The device will know what to make of an update; it must not be waited for here."""
 
     def settle(self, client: int | str, ledger: Any) -> None:

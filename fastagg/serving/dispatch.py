@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fastagg.layout import Layout, ModelState
+from fastagg.storage.later import Later
 
 Client = int | str
 
@@ -194,7 +195,7 @@ class Receipt:
     update_norm: float
     weight: float
     kept: bool
-    _verdict: tuple[Tensor, float | None, float, bool] | None
+    _verdict: tuple[Later, float | None, float, bool] | None
 
     def __init__(
         self,
@@ -218,7 +219,7 @@ class Receipt:
 
     @classmethod
     def deferred(
-        cls, client: Client, version: int, delay: int, lr: float | None, weight: float, scales: bool, verdict: Tensor
+        cls, client: Client, version: int, delay: int, lr: float | None, weight: float, scales: bool, verdict: Later
     ) -> Receipt:
         """A receipt whose numbers are still on their way.
 

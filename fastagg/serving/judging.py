@@ -23,6 +23,7 @@ from fastagg.serving import admission, rounds
 from fastagg.serving.dispatch import Receipt
 from fastagg.serving.runner import on_host
 from fastagg.storage import staging
+from fastagg.storage.later import Later
 from fastagg.storage.pieces import Pieces
 
 if TYPE_CHECKING:
@@ -187,8 +188,10 @@ class Judging:
         x, measured = (core.road.flat, base) if self.measures else (None, None)
         verdict = ops.judge(facts.update, x=x, base=measured, clip_norm=server.clip_norm, **core.policy.rules())
         if parsed.buffers is not None:
-            statistics = ops.judge(staging.upload(parsed.buffers, server.device))
+            there = staging.upload(parsed.buffers, server.device)
+            parsed, statistics = parsed._replace(buffers=there), ops.judge(there)
             verdict[5:].mul_(statistics[5:])
+        answer = Later(verdict)
         asked = core.statistics_of([parsed], verdict)
         more |= {
             "judged": True, "norm": math.nan,
@@ -199,7 +202,7 @@ class Judging:
 
         def receipt() -> Receipt:
             assert core.calls is not None
-            core.policy.judged(facts, verdict)
+            core.policy.judged(facts, answer)
             core.calls.verdict = verdict
             try:
                 found = core.road.receive(facts.client, facts.version, pieces.native, share, more)
@@ -208,7 +211,7 @@ class Judging:
             self.server._follow()
             scales = bool(core.state.book.immediate)
             return Receipt.deferred(
-                facts.client, found.version, found.delay, found.step_size, found.weight, scales, verdict
+                facts.client, found.version, found.delay, found.step_size, found.weight, scales, answer
             )
 
         return {"receipt": receipt}

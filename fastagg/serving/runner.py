@@ -11,6 +11,7 @@ from fastagg import ops
 from fastagg._build import native
 from fastagg.ops.place import CPU, place, where
 from fastagg.storage.cache import ClientCache
+from fastagg.storage.staging import send
 
 
 def on_host(device: torch.device) -> bool:
@@ -57,7 +58,7 @@ class Calls:
 
     def _recompute_sum(self, weights: Any, sum: int) -> None:
         assert self.cache is not None
-        there = torch.from_numpy(weights).to(self.device)
+        there = send(torch.from_numpy(weights), self.device)
         blocks = native.cuda.Blocks(first=0, last=-(-self.cache.size // native.block), stride=1)
         native.cuda.recompute_sum(
             self.cache.native, weights=there.data_ptr(), sum=sum, blocks=blocks, where=self._where()

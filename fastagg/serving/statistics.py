@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from fastagg import ops
 from fastagg.layout import Parsed
 from fastagg.parts.names import Buffers, words
-from fastagg.storage import memory
+from fastagg.storage import memory, staging
 from fastagg.storage.pieces import Pieces
 
 MODES = words(Buffers)
@@ -45,7 +46,7 @@ class Statistics:
             return self
         total, most = self.sum if self.count else None, self.most if self.count else None
         if parsed.buffers is not None:
-            theirs = parsed.buffers.to(self.values.device)
+            theirs = staging.upload(parsed.buffers, self.values.device)
             if verdict is not None:
                 theirs = Pieces([torch.where(verdict[5] > 0, theirs.flat(torch.float32), self.values)])
             fresh = total is None or self.mode == "latest"
@@ -54,10 +55,7 @@ class Statistics:
                 out.copy_(total)
             total = ops.accumulate_(out, theirs, fresh=fresh)
         if parsed.counters is not None:
-            counters = [
-                new.to(old.device, old.dtype, copy=True)
-                for new, old in zip(parsed.counters, self.counters, strict=True)
-            ]
+            counters = _brought(parsed.counters, self.counters)
             if most is not None:
                 counters = [_larger(new, old) for new, old in zip(counters, most, strict=True)]
             most = counters
@@ -116,6 +114,17 @@ def _like(mine: Tensor, theirs: Tensor) -> Tensor:
     if theirs.shape != mine.shape:
         raise ValueError(f"a buffer: expected shape {list(mine.shape)}, got {list(theirs.shape)}")
     return theirs.to(mine.device, mine.dtype, copy=True)
+
+
+def _brought(counters: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
+    """Copies with the devices and types of ``like``; those that lie on a GPU come in one transfer."""
+    away = [i for i, new in enumerate(counters) if new.is_cuda and like[i].device.type == "cpu"]
+    found = dict(enumerate(counters))
+    if len(away) > 1:
+        together = torch.cat([counters[i].reshape(-1).to(torch.int64) for i in away]).cpu()
+        parts = together.split([counters[i].numel() for i in away])
+        found |= {i: part.view(counters[i].shape) for i, part in zip(away, parts, strict=True)}
+    return [found[i].to(old.device, old.dtype, copy=True) for i, old in enumerate(like)]
 
 
 def _larger(a: Tensor, b: Tensor) -> Tensor:

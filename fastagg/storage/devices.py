@@ -34,7 +34,7 @@ def choose(device: torch.device | str | None, params: Any) -> torch.device:
         return torch.device("cpu")  # "cpu:0" is the same one, but not equal to it
     if chosen.type == "cuda":
         if not torch.cuda.is_available():
-            cause = "this torch is built without CUDA" if torch.version.cuda is None else "no GPU, or too old a driver"
+            cause = "this torch is built without CUDA" if torch.version.cuda is None else _why_none()
             raise ConfigError(f"device {str(device)!r}: torch finds no CUDA device here ({cause}); use device='cpu'")
         if chosen.index is None:
             chosen = torch.device("cuda", torch.cuda.current_device())
@@ -58,21 +58,29 @@ def _check_kernels(device: torch.device) -> None:
         raise DeviceError(
             f"{device}: this build of fastagg has no CUDA kernels; install it where nvcc is found, or use device='cpu'"
         )
-    if native.cuda_device_count() == 0:
-        runtime = f"{native.cuda_version // 1000}.{native.cuda_version % 1000 // 10}"
-        raise DeviceError(
-            f"{device}: the driver is older than this build's CUDA {runtime}; update it, or install fastagg where an "
-            "older nvcc is found"
-        )
+    devices, _, words = native.cuda_answer()
+    if devices == 0:
+        raise DeviceError(f"{device}: torch finds it, fastagg's own CUDA runtime does not: {words}")
     major, minor = native.cuda.compute_capability(device.index)
-    if not _has_code(major, minor, [int(arch) for arch in native.cuda_architectures.split(",")]):
+    if not _has_code(major, minor, native.cuda_architectures.split(","), native.cuda_ptx):
         raise DeviceError(
             f"{device}: compute capability {major}.{minor}, and this build has code for {native.cuda_architectures}; "
             f"build it with CMAKE_ARGS=-DFASTAGG_CUDA_ARCHITECTURES={major}{minor}"
         )
 
 
-def _has_code(major: int, minor: int, built: list[int]) -> bool:
-    """Whether a card runs one of these: code of its own major version and no later minor one, or the newest's PTX."""
+def _why_none() -> str:
+    """Why no CUDA device answers, as far as this build can tell."""
+    words = native.cuda_answer()[2] if native.cuda_architectures else ""
+    return words or "no GPU, or too old a driver"
+
+
+def _has_code(major: int, minor: int, built: list[str], ptx: str) -> bool:
+    """Whether a card runs one of these: code of its own major version and no later minor one, or PTX that is not newer.
+
+    Code with a letter is for one card alone (90a), or for the cards of its family (100f).
+    """
     card = 10 * major + minor
-    return any(arch // 10 == major and arch <= card for arch in built) or card >= built[-1]
+    numbers = [(int(arch.rstrip("af")), arch.endswith("a")) for arch in built]
+    own = any(card == number if alone else number // 10 == major and number <= card for number, alone in numbers)
+    return own or (bool(ptx) and card >= int(ptx))

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fastagg.errors import DTypeMismatch
+from fastagg.storage.later import Lease
 
 # Codes of csrc/plan.h, Dtype.
 _TORCH_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -37,7 +38,7 @@ class Pieces:
         DTypeMismatch: another element type, pieces on two devices, or a piece without numbers in memory.
     """
 
-    __slots__ = ("device", "native", "owners", "size")
+    __slots__ = ("device", "leases", "native", "owners", "size")
 
     def __init__(self, pieces: Iterable[Any]) -> None:
         self.owners: list[Any] = []  # keeps the memory alive
@@ -71,6 +72,8 @@ class Pieces:
             raise DTypeMismatch("expected numbers, got a tensor on the meta device, which has none")
         _refuse_freed(piece)
         # Asked before done: at small d each of these calls costs as much as the kernel.
+        if piece.is_cuda:
+            self._hold(piece)
         if piece.requires_grad:
             piece = piece.detach()
         if piece.is_neg():  # the imaginary part of a conjugate: the numbers with the other sign
@@ -78,6 +81,13 @@ class Pieces:
         if not piece.is_contiguous():
             piece = piece.contiguous()
         self._append(piece, piece.data_ptr(), piece.numel(), code, piece.device)
+
+    def _hold(self, piece: Tensor) -> None:
+        # Whoever made it may have done so on another stream, and frees it while this one still reads.
+        piece.record_stream(torch.cuda.current_stream(piece.device))
+        if getattr(piece, "_of_another_library", False):  # which torch's allocator knows nothing of
+            leases = getattr(self, "leases", [])
+            self.leases = [*leases, Lease(piece, piece.device)]
 
     def _append(self, owner: Any, address: int, size: int, code: int, device: torch.device) -> None:
         if self.owners and device != self.device:
@@ -176,7 +186,10 @@ def as_array(value: Any) -> Any:
     if isinstance(value, np.generic):  # what NumPy's arithmetic makes of 0-dimensional arrays
         return np.asarray(value)
     try:
-        return torch.from_dlpack(value)
+        found = torch.from_dlpack(value)
+        if found.is_cuda:
+            found._of_another_library = True  # type: ignore[attr-defined]
+        return found
     except Exception as error:
         raise DTypeMismatch(
             f"expected a torch tensor, a NumPy array or an array with DLPack, got {kind.__name__}"

@@ -19,6 +19,7 @@ from fastagg._build import native
 from fastagg.errors import ConfigError
 from fastagg.ops.checks import update_of
 from fastagg.ops.place import emulated, place, where
+from fastagg.parts import moments
 from fastagg.storage import memory
 from fastagg.storage.cache import FORMATS, ClientCache
 from fastagg.storage.pieces import as_pieces
@@ -103,15 +104,44 @@ def test_step(sides: tuple[Side, Side], size: int, optimizer: str, kind: str, se
     for side in sides:
         with side.on():
             here = {name: offset(side.put(tensor), shift) for name, tensor in state.items()}
-            moments = {name: here[name] for name in ops.OPTIMIZERS[optimizer]}
+            held = {name: here[name] for name in ops.OPTIMIZERS[optimizer]}
             out = torch.empty_like(here["x"]) if seed % 2 else None
             extra = {} if kind == "single" else {kind: here[kind]}
             given_pieces = [offset(side.put(piece), shift) for piece in pieces]
             ops.step_(
                 here["x"], given_pieces, optimizer=optimizer, lr=0.1, gain=gain, weight=weight, scale=scale, out=out,
-                correction=3 if seed % 3 == 0 else None, **moments, **extra,
+                correction=3 if seed % 3 == 0 else None, **held, **extra,
             )  # fmt: skip
-            results.append([here["x"], out if out is not None else here["x"], moments])
+            results.append([here["x"], out if out is not None else here["x"], held])
+    same(*results)
+
+
+ADAPTIVE = [name for name in ops.OPTIMIZERS if name != "sgd"]
+
+
+@given(SIZES, st.sampled_from(ADAPTIVE), st.sampled_from(["single", "acc", "base"]), ORIGINS, st.integers(0, 2**31))
+def test_step_with_moments_in_8_bits(
+    sides: tuple[Side, Side], size: int, optimizer: str, kind: str, origin: int, seed: int
+) -> None:
+    """Several steps, since units change; one of them a jump by many powers of two, some of zero, one that overflows."""
+    rng = np.random.default_rng(seed)
+    start = {name: numbers(rng, size) for name in ("x", "acc", "base")}
+    updates = [numbers(rng, size) * float(factor) for factor in (1.0, 1e-3, 0.0, 1e12, 1.0, 1e19)]
+    shift, by_bytes = int(rng.integers(0, 3)), int(rng.integers(0, 3))
+    results = []
+    for side in sides:
+        with side.on():
+            here = {name: offset(side.put(tensor), shift) for name, tensor in start.items()}
+            held = moments.zeros(optimizer, "8bit", size, side.device)
+            held = {name: tensor if name == "units" else offset(tensor, by_bytes) for name, tensor in held.items()}
+            extra = {} if kind == "single" else {kind: here[kind]}
+            for step, update in enumerate(updates):
+                given_pieces = offset(side.put(update), shift)
+                ops.step_(
+                    here["x"], given_pieces, optimizer=optimizer, lr=0.1, gain=0.9, weight=0.7, scale=0.3,
+                    origin=origin, rounding=(seed, step), **held, **extra,
+                )  # fmt: skip
+            results.append([here["x"], held])
     same(*results)
 
 
@@ -140,7 +170,7 @@ def test_reading(sides: tuple[Side, Side], size: int, seed: int) -> None:
     SIZES,
     st.sampled_from(list(FORMATS)),
     st.booleans(),
-    st.sampled_from(["sgd", "amsgrad", None]),
+    st.sampled_from(["sgd", "amsgrad", "amsgrad in 8 bits", "yogi in 8 bits", None]),
     ORIGINS,
     st.integers(0, 2**31),
 )
@@ -166,11 +196,16 @@ def test_cached_step(
                 each.data.fill_(1)  # not zero: what follows a row must be written as the CPU writes it
                 each.scales.fill_(1e-3)
             here = {name: side.put(tensor.abs() if name != "x" else tensor) for name, tensor in start.items()}
-            moments = {name: here[name] for name in ops.OPTIMIZERS.get(optimizer or "", ())}
+            kind, eight = (optimizer or "").removesuffix(" in 8 bits"), bool(optimizer) and optimizer.endswith("bits")
+            held = {name: here[name] for name in ops.OPTIMIZERS.get(kind, ())}
+            if eight:
+                held = moments.zeros(kind, "8bit", size, side.device)
             for i, update in enumerate(updates):
                 write, read, client = plan[i]
                 gain, entering, leaving, scale = (float(f) for f in factors[i])
-                steps_with = {"optimizer": optimizer, "lr": 0.1, **moments} if optimizer else {}
+                steps_with = {"optimizer": kind, "lr": 0.1, **held} if optimizer else {}
+                if eight:
+                    steps_with["rounding"] = (seed, i)
                 other = (
                     {"acc": here["acc"], "fresh": i == 0, "weight": entering, "acc_scale": leaving}
                     if calibrated
@@ -184,7 +219,7 @@ def test_cached_step(
                 )  # fmt: skip
             rows = [ops.read_row(each, slot) for each in caches for slot in range(slots)]
             stored = [(each.data, each.scales) for each in caches]
-            results.append([here["x"], here["acc"], moments, total, stored, rows])
+            results.append([here["x"], here["acc"], held, total, stored, rows])
     same(*results)
 
 
@@ -375,6 +410,10 @@ PRESETS: dict[str, Callable[..., fastagg.Server]] = {
     ),
     "CA2FL": lambda p, **k: fastagg.CA2FL(p, lr=0.1, num_clients=N, buffer_size=3, cache="int8", **k),
     "AsyncFedED": lambda p, **k: fastagg.AsyncFedED(p, lam=1.0, eps=1.0, **k),
+    "FADAS in 8 bits": lambda p, **k: fastagg.FADAS(p, buffer_size=3, moments="8bit", **k),
+    "ACE with AMSGrad in 8 bits": lambda p, **k: fastagg.Server(
+        p, fastagg.AllClients(N, "int8", warmup="partial"), fastagg.AMSGrad(0.01, moments="8bit"), **k
+    ),
     "ACE with AMSGrad": lambda p, **k: fastagg.Server(
         p, fastagg.AllClients(N, "int8", warmup="partial"), fastagg.AMSGrad(0.01), **k
     ),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from presets import OF_THE_WHOLE, PRESETS, Call, calls, model, numbers, tensors, update, uses_8_bits
+from presets import OF_THE_WHOLE, PRESETS, Call, calls, model, numbers, tensors, update
 
 import fastagg
 from fastagg import ops
@@ -21,7 +21,6 @@ D = 3 * ops.GROUP + 1000
 WHOLE = [(0, D)]
 SLICES = [(0, ops.GROUP), (ops.GROUP, 3 * ops.GROUP), (3 * ops.GROUP, D)]
 ADAPTIVE = [name for name in ops.OPTIMIZERS if name != "sgd"]
-EMULATED = ops.on_cuda(torch.device("cpu"))  # no kernels for moments in 8 bits
 
 State = dict[str, torch.Tensor]
 
@@ -53,7 +52,7 @@ def cut(seed: int, begin: int, end: int, shift: int = 23) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["single", "flush", "blend"])
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "amsgrad", "yogi"])
 def test_steps(optimizer: str, kind: str, format: str) -> None:
-    if format == "8bit" and (EMULATED or optimizer == "sgd"):
+    if format == "8bit" and optimizer == "sgd":
         return
 
     def play(begin: int, end: int, origin: int) -> State:
@@ -110,14 +109,13 @@ def test_cached_steps(format: str, kind: str) -> None:
     assert_slices_are_the_whole(cached(kind, format, "sgd", False), keyed=format != "fp32")
 
 
-@pytest.mark.skipif(EMULATED, reason="no CUDA kernel for moments in 8 bits")
 @pytest.mark.parametrize("optimizer", ADAPTIVE)
 @pytest.mark.parametrize("kind", ["mean, terms", "calibrated"])
 def test_cached_steps_with_moments_in_8_bits(kind: str, optimizer: str) -> None:
     assert_slices_are_the_whole(cached(kind, "int4", optimizer, True), keyed=True)
 
 
-CUTTABLE = [name for name in PRESETS if not name.startswith(OF_THE_WHOLE) and not (EMULATED and uses_8_bits(name))]
+CUTTABLE = [name for name in PRESETS if not name.startswith(OF_THE_WHOLE)]
 ARRIVALS = 27  # with five clients every block of the sum has its turn within 20
 
 

@@ -24,10 +24,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def native(count: int, capability: tuple[int, int], built: str = "80,90,100") -> types.SimpleNamespace:
+def native(words: str, capability: tuple[int, int], built: str = "80,90,100") -> types.SimpleNamespace:
+    """A build for some cards, on a machine whose driver says no, or nothing against it."""
     cuda = types.SimpleNamespace(compute_capability=lambda device: capability)
     return types.SimpleNamespace(
-        cuda_architectures=built, cuda_version=13000, cuda_device_count=lambda: count, cuda=cuda
+        cuda_architectures=built, cuda_ptx="100", cuda_answer=lambda: (int(not words), 13000, words), cuda=cuda
     )
 
 
@@ -45,23 +46,51 @@ def test_an_index_that_is_not_there(gpu: pytest.MonkeyPatch) -> None:
 
 @needs_none
 def test_an_old_driver(gpu: pytest.MonkeyPatch) -> None:
-    gpu.setattr(devices, "native", native(0, (9, 0)))
-    with pytest.raises(DeviceError, match=r"the driver is older than this build's CUDA 13\.0; update it"):
+    gpu.setattr(devices, "native", native("the driver supports CUDA 12.4 and this build needs 13.0", (9, 0)))
+    with pytest.raises(DeviceError, match=r"cuda:0: torch finds it.*supports CUDA 12\.4 and this build needs 13\.0"):
         devices.choose("cuda", torch.zeros(1))
 
 
 @needs_none
 def test_a_card_without_code(gpu: pytest.MonkeyPatch) -> None:
-    gpu.setattr(devices, "native", native(1, (7, 5)))
+    gpu.setattr(devices, "native", native("", (7, 5)))
     with pytest.raises(DeviceError, match=r"compute capability 7\.5.*FASTAGG_CUDA_ARCHITECTURES=75"):
         devices.choose("cuda", torch.zeros(1))
 
 
 @needs_none
 def test_a_build_without_kernels(gpu: pytest.MonkeyPatch) -> None:
-    gpu.setattr(devices, "native", native(0, (9, 0), built=""))
+    gpu.setattr(devices, "native", native("", (9, 0), built=""))
     with pytest.raises(DeviceError, match=r"cuda:0: .*no CUDA kernels; install it where nvcc is found, or use .*'cpu'"):
         devices.choose("cuda", torch.zeros(1))
+
+
+@needs_none
+def test_why_torch_finds_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch says no, fastagg's own runtime why."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(devices, "native", native("there is no NVIDIA driver here: install one", (9, 0)))
+    with pytest.raises(ConfigError, match=r"no CUDA device here \(there is no NVIDIA driver here: install one\)"):
+        devices.choose("cuda", torch.zeros(1))
+    monkeypatch.setattr(devices, "native", types.SimpleNamespace(cuda_architectures=""))
+    with pytest.raises(ConfigError, match=r"\(no GPU, or too old a driver\)"):
+        devices.choose("cuda", torch.zeros(1))
+
+
+@pytest.mark.parametrize(
+    "built, ptx, runs",
+    [
+        ("80", "", [80, 86, 87, 89]),
+        ("86,90", "", [86, 87, 89, 90]),
+        ("90a", "", [90]),
+        ("80,90a", "80", [80, 86, 87, 89, 90, 100, 103, 120]),
+        ("100f", "", [100, 103]),
+        ("80,86,89,90,100,120", "120", [80, 86, 87, 89, 90, 100, 103, 120]),
+    ],
+)
+def test_which_cards_a_build_has_code_for(built: str, ptx: str, runs: list[int]) -> None:
+    cards = (75, 80, 86, 87, 89, 90, 100, 103, 120)
+    assert [card for card in cards if devices._has_code(card // 10, card % 10, built.split(","), ptx)] == runs
 
 
 @pytest.mark.parametrize("device", ["meta", "mps", "xpu:1", torch.device("vulkan")])
@@ -74,14 +103,6 @@ def test_devices_that_nobody_wrote_kernels_for(device: str | torch.device) -> No
 def test_what_is_no_device(device: Any) -> None:
     with pytest.raises(ConfigError, match=r"^device: "):
         fastagg.FedBuff(torch.zeros(4), device=device)
-
-
-@pytest.mark.parametrize(
-    ("card", "runs"),
-    [((7, 5), False), ((8, 0), True), ((8, 9), True), ((9, 0), True), ((10, 0), True), ((12, 0), True)],
-)
-def test_which_cards_have_code(card: tuple[int, int], runs: bool) -> None:
-    assert devices._has_code(*card, [80, 90, 100]) is runs
 
 
 def test_out_of_memory_is_a_named_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,70 @@
+// One scale block (256 elements) of a vector, by one warp: a thread has elements 4t..4t+3 of both halves.
+#pragma once
+
+#include <type_traits>
+
+#include "../math/rows.h"
+#include "vector.cuh"
+
+namespace fastagg::cuda {
+
+// The first and the second elements of a thread's pairs.
+struct Halves {
+  Four half[2];
+};
+
+constexpr int kScaleBlocks = static_cast<int>(kBlock / kScaleBlock);
+
+// visit(h, e) for every element of this thread's.
+template <typename Visit>
+__device__ __forceinline__ void each(Visit visit) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h)
+#pragma unroll
+    for (int e = 0; e < kFour; ++e) visit(h, e);
+}
+
+// visit(h, at, left) for this thread's four elements of both halves, in a vector of `size` elements that has the scale
+// block at `begin`.
+template <typename Visit>
+__device__ __forceinline__ void each_half(int64_t begin, int64_t size, Visit visit) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int64_t at = begin + h * kHalf + lane() * kFour;
+    visit(h, at, size - at);
+  }
+}
+
+template <bool Whole>
+__device__ __forceinline__ Halves load_halves(const float* in, int64_t begin, int64_t size) {
+  Halves out;
+  each_half(begin, size, [&](int h, int64_t at, int64_t left) { out.half[h] = load<Whole>(in + at, left); });
+  return out;
+}
+
+template <bool Whole>
+__device__ __forceinline__ void store_halves(float* out, int64_t begin, int64_t size, const Halves& x) {
+  each_half(begin, size, [&](int h, int64_t at, int64_t left) { store<Whole>(out + at, left, x.half[h]); });
+}
+
+// visit(whole, reader, begin, j) for every scale block of this warp's, the j-th of its block of 1,024; `whole` says
+// whether 16-byte accesses reach its end. before(block) comes first in every block.
+template <typename Reader, typename Before, typename Visit>
+__device__ __forceinline__ void for_each_scale_block(const typename Reader::From& source, bool aligned, Before before,
+                                                     Visit visit) {
+  for (int64_t block = warp_of_grid(); block * kBlock < source.size; block += warps_of_grid()) {
+    Reader reader(source, block * kBlock);
+    before(block);
+#pragma unroll 1
+    for (int j = 0; j < kScaleBlocks; ++j) {
+      const int64_t begin = block * kBlock + j * kScaleBlock;
+      if (begin >= source.size) break;  // the same for the whole warp
+      if (aligned && begin + kScaleBlock <= source.size)
+        visit(std::true_type{}, reader, begin, j);
+      else
+        visit(std::false_type{}, reader, begin, j);
+    }
+  }
+}
+
+}  // namespace fastagg::cuda

@@ -1,0 +1,194 @@
+// Moments in 8 bits (csrc/math/moments.h) of one scale block, by one warp that has the block's vectors as halves.cuh
+// says: lanes t and t+16 share words 4t..4t+3, and have the even and the odd quarters of the elements in them.
+#pragma once
+
+#include "../math/moments.h"
+#include "../math/philox.h"
+#include "halves.cuh"
+
+namespace fastagg::cuda {
+
+constexpr int kHalfWarp = kWarp / 2;
+
+struct Words {
+  uint32_t of[kFour];
+};
+
+// A scale block's moments as they are stored.
+struct CodedMoments {
+  Words m, v, vhat;
+  float unit_m, unit_v;
+};
+
+template <bool Whole>
+__device__ __forceinline__ Words load_words(const uint8_t* codes, int64_t begin) {
+  const uint8_t* from = codes + begin + lane() % kHalfWarp * static_cast<int>(sizeof(Words));
+  Words out;
+  if constexpr (Whole) {
+    const uint4 q = *reinterpret_cast<const uint4*>(from);
+    out = {{q.x, q.y, q.z, q.w}};
+  } else {
+#pragma unroll
+    for (int e = 0; e < kFour; ++e)
+      out.of[e] =
+          from[4 * e] | from[4 * e + 1] << 8 | from[4 * e + 2] << 16 | static_cast<uint32_t>(from[4 * e + 3]) << 24;
+  }
+  return out;
+}
+
+// Each of two lanes that share words has half of their codes; the others are zero.
+template <bool Whole>
+__device__ __forceinline__ void store_words(uint8_t* codes, int64_t begin, Words words) {
+#pragma unroll
+  for (int e = 0; e < kFour; ++e) words.of[e] |= __shfl_xor_sync(kAll, words.of[e], kHalfWarp);
+  if (lane() >= kHalfWarp) return;
+  uint8_t* to = codes + begin + lane() * static_cast<int>(sizeof(Words));
+  if constexpr (Whole) {
+    __stwb(reinterpret_cast<uint4*>(to), uint4{words.of[0], words.of[1], words.of[2], words.of[3]});
+  } else {
+#pragma unroll
+    for (int byte = 0; byte < kFour * 4; ++byte) to[byte] = static_cast<uint8_t>(words.of[byte / 4] >> (byte % 4 * 8));
+  }
+}
+
+template <bool Whole>
+__device__ __forceinline__ CodedMoments load_coded(const Moments& from, int64_t begin) {
+  CodedMoments found{};
+  found.m = load_words<Whole>(from.coded_m, begin);
+  found.unit_m = from.units_m[begin / kScaleBlock];
+  if (from.coded_v != nullptr) {
+    found.v = load_words<Whole>(from.coded_v, begin);
+    found.unit_v = from.units_v[begin / kScaleBlock];
+  }
+  if (from.coded_vhat != nullptr) found.vhat = load_words<Whole>(from.coded_vhat, begin);
+  return found;
+}
+
+// The random words of this lane's four: words of calls that the lanes make between them.
+__device__ __forceinline__ Words random_words(const RandomKey& key, int64_t index) {
+  const int group = lane() % kHalfWarp / kFour;
+  const Philox made = random_call(key, index, static_cast<uint32_t>(lane() % kHalfWarp));
+  Words out;
+#pragma unroll
+  for (int e = 0; e < kFour; ++e) {
+    const int from = lane() % kFour * kFour + e;
+    const uint32_t a = __shfl_sync(kAll, made.a, from), b = __shfl_sync(kAll, made.b, from);
+    const uint32_t c = __shfl_sync(kAll, made.c, from), d = __shfl_sync(kAll, made.d, from);
+    out.of[e] = group == 0 ? a : group == 1 ? b : group == 2 ? c : d;
+  }
+  return out;
+}
+
+__device__ __forceinline__ uint32_t rotated(uint32_t word, int right) {
+  return word >> right | word << ((32 - right) & 31);
+}
+
+// A code without its unit: a value over c*2^span.
+__device__ __forceinline__ float relative(uint32_t code, uint32_t span) {
+  const uint32_t base = (127u - span) << 23;
+  return float_from_bits(code << kCut | base) - float_from_bits(base);
+}
+__device__ __forceinline__ float decoded_m(uint32_t code) {
+  return float_from_bits((code & 0x80u) << 24 | bits_of(relative(code & 0x7fu, kSpanM)));
+}
+__device__ __forceinline__ float decoded_v(uint32_t code) { return relative(code & 0xffu, kSpanV); }
+
+__device__ __forceinline__ uint32_t above(float magnitude, uint32_t random, uint32_t unit) {
+  const uint32_t sum = bits_of(magnitude + float_from_bits(unit));
+  return (sum + ((random & kCutMask) | (0u - unit))) >> kCut;
+}
+__device__ __forceinline__ uint32_t encoded_m(float value, uint32_t random, uint32_t unit) {
+  const uint32_t given = bits_of(value);
+  return (given >> 24 & 0x80u) | (above(float_from_bits(given & 0x7fffffffu), random, unit) & 0x7fu);
+}
+__device__ __forceinline__ uint32_t encoded_v(float value, uint32_t random, uint32_t unit) {
+  const float least = 0.125f * float_from_bits(unit);
+  return above(value > least ? value : least, random, unit) & 0xffu;
+}
+
+// Anything larger counts as the largest, so that one overflow does not become a block of NaN.
+__device__ __forceinline__ float kept_finite(float value) {
+  const float largest = float_from_bits(kLargest);
+  value = value < largest ? value : largest;
+  return value > -largest ? value : -largest;
+}
+
+// A step of one scale block along d: writes the new x, codes and units. `index`: the block's in the whole model.
+template <typename Kind, bool Whole>
+__device__ __forceinline__ void optimize_coded(const Optimizer& o, const CodedMoments& held, int64_t begin,
+                                               int64_t size, int64_t index, const Halves& d, const Halves& x) {
+  const int odd = lane() / kHalfWarp;
+  const auto place = [odd](int h) { return 16 * h + 8 * odd; };  // of a code in its word
+  const float full_m = full_of(held.unit_m, kSpanM), full_v = full_of(held.unit_v, kSpanV);
+  const float decay1 = o.hyper.beta1 * full_m, decay2 = o.hyper.beta2 * full_v;
+  MomentsOf<float> now[2][kFour] = {};
+  float largest_m = 0.0f, largest_v = 0.0f;
+  each([&](int h, int e) {
+    MomentsOf<float>& one = now[h][e];
+    one.m = decoded_m(held.m.of[e] >> place(h));
+    if constexpr (Kind::kV) one.v = decoded_v(held.v.of[e] >> place(h));
+    if constexpr (Kind::kScalesV) one.v = one.v * full_v;
+    if constexpr (Kind::kVhat) one.vhat = decoded_v(held.vhat.of[e] >> place(h)) * full_v;
+    // Past the vector's end nothing moves.
+    const bool is = Whole || begin + h * kHalf + lane() * kFour + e < size;
+    Kind::template advance<Scalar>(is ? d.half[h].v[e] : 0.0f, one, o.hyper, decay1, decay2);
+    largest_m = fmaxf(largest_m, fabsf(one.m));
+    if constexpr (Kind::kV) largest_v = fmaxf(largest_v, Kind::kVhat ? one.vhat : one.v);
+  });
+  const float limit = float_from_bits(kLargest);
+  float most_m = float_from_bits(warp_max(bits_of(largest_m))), most_v = 0.0f;
+  if constexpr (Kind::kV) most_v = float_from_bits(warp_max(bits_of(largest_v)));
+  if (most_m > limit || most_v > limit) {
+    each([&](int h, int e) {
+      MomentsOf<float>& one = now[h][e];
+      one.m = kept_finite(one.m);
+      if constexpr (Kind::kV) one.v = kept_finite(one.v);
+      if constexpr (Kind::kVhat) one.vhat = kept_finite(one.vhat);
+    });
+    most_m = most_m < limit ? most_m : limit;
+    most_v = most_v < limit ? most_v : limit;
+  }
+  const uint32_t unit_m = unit_bits(bits_of(most_m), kSpanM), unit_v = unit_bits(bits_of(most_v), kSpanV);
+  const bool same_unit = bits_of(held.unit_v) == unit_v;
+  const Words random = random_words(o.moments.key, index);
+  Words m{}, v{}, vhat{};
+  Halves out;
+  each([&](int h, int e) {
+    const MomentsOf<float>& one = now[h][e];
+    out.half[h].v[e] = Kind::template moved<Scalar>(d.half[h].v[e], x.half[h].v[e], one, o.hyper);
+    m.of[e] |= encoded_m(one.m, rotated(random.of[e], place(h)), unit_m) << place(h);
+    if constexpr (Kind::kV) {
+      // Another element's bits, so that an element's two errors have nothing to do with each other.
+      const uint32_t bits = rotated(random.of[e], place(1 - h));
+      const uint32_t code = encoded_v(one.v, bits, unit_v);
+      v.of[e] |= code << place(h);
+      if constexpr (Kind::kVhat) {
+        // vhat = max(vhat, v), as codes: rounding with the same bits keeps order. In another unit it is rounded anew.
+        uint32_t before = held.vhat.of[e] >> place(h) & 0xffu;
+        if (!same_unit) before = encoded_v(decoded_v(before) * full_v, bits, unit_v);
+        vhat.of[e] |= (before > code ? before : code) << place(h);
+      }
+    }
+  });
+  __syncwarp();  // every lane has read the codes and units that are written now
+  store_halves<Whole>(o.x_out, begin, size, out);
+  store_words<Whole>(o.moments.coded_m, begin, m);
+  if constexpr (Kind::kV) store_words<Whole>(o.moments.coded_v, begin, v);
+  if constexpr (Kind::kVhat) store_words<Whole>(o.moments.coded_vhat, begin, vhat);
+  if (lane() == 0) {
+    o.moments.units_m[begin / kScaleBlock] = float_from_bits(unit_m);
+    if constexpr (Kind::kV) o.moments.units_v[begin / kScaleBlock] = float_from_bits(unit_v);
+  }
+}
+
+// Of whatever kind the optimizer is.
+template <bool Whole>
+__device__ __forceinline__ void optimize_coded(const Optimizer& o, const CodedMoments& held, int64_t begin,
+                                               int64_t size, int64_t index, const Halves& d, const Halves& x) {
+  visit_at(o.kind, Optimizers{}, [&](auto one) {
+    using Kind = decltype(one);
+    if constexpr (Kind::kM) optimize_coded<Kind, Whole>(o, held, begin, size, index, d, x);
+  });
+}
+
+}  // namespace fastagg::cuda
