@@ -184,6 +184,7 @@ void bind_serving(py::module_& to) {
       .def(py::init(&make_road), by_name, arg("book"), arg("ledger"), arg("runner"), arg("stepper"), arg("python"))
       .def("start", &Road::start, arg("flat"), by_name, arg("size"), arg("origin"))
       .def("clip", &Road::set_judge)
+      .def("set_rate", &Road::set_rate)
       .def("bound_from", &Road::bound_from)
       .def("send", &Road::send)
       .def("receive", &Road::receive)

@@ -64,6 +64,7 @@ class Road {
   // What the server holds of the model.
   void start(py::object flat, int64_t size, int64_t origin);
   void set_judge(double clip_norm) { clip_norm_ = clip_norm; }
+  void set_rate(double lr) { stepper_.lr = lr; }
 
   // The current version goes out: a task.
   py::object send(py::handle client);

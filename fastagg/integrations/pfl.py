@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ class CentralOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """One server step along the mean difference."""
-        self.server.optimizer = replace(self.server.optimizer, lr=self.param_groups[0]["lr"])
+        self.server.lr = self.param_groups[0]["lr"]
         task = self.server.dispatch("cohort")
         mean = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self._trained.items()}
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 import warnings
@@ -146,6 +147,21 @@ class Server:
     def version(self) -> int:
         """``t``, the number of steps applied so far."""
         return int(self._core.ledger.version)
+
+    @property
+    def lr(self) -> float:
+        """The optimizer's learning rate. Set it to follow a schedule: it holds from the next step on.
+
+        Raises:
+            ConfigError: when it is set to what is no learning rate.
+        """
+        return self.optimizer.lr
+
+    @lr.setter
+    def lr(self, rate: float) -> None:
+        with self._lock:
+            self.optimizer = dataclasses.replace(self.optimizer, lr=rate)
+            self._core.road.set_rate(rate)
 
     @property
     def steps(self) -> int:
