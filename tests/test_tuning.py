@@ -13,8 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 import fastagg
-from fastagg import cli, tuning
+from fastagg import tuning
 from fastagg._build import native
+from fastagg.cli.app import app
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ def test_the_table_knows_what_it_says_and_info_shows_it() -> None:
     info = fastagg.build_info()
     assert info["tuning"] == tuning.current() and set(info["tuning"]) == set(native.default_tuning())
     assert info["processor"] == tuning.processor()
-    assert "tuning.prefetch" in CliRunner().invoke(cli.app, ["info"]).stdout
+    assert "tuning.prefetch" in CliRunner().invoke(app, ["info"]).stdout
 
 
 def test_unknown_processors_get_nothing_clever() -> None:
@@ -49,7 +50,10 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_environment_comes_before_what_was_remembered(tmp_path: Path) -> None:
     tuning.remember({"prefetch": 256})
-    code = "from fastagg import tuning; c = tuning.current(); print(c['prefetch'], c['stream_from'], tuning.source())"
+    code = (
+        "import fastagg; from fastagg import tuning; fastagg.build_info(); c = tuning.current(); "
+        "print(c['prefetch'], c['stream_from'], tuning.source())"
+    )
     shared = {"XDG_CONFIG_HOME": str(tmp_path)}
     assert run(code, **shared).stdout.split()[:2] == ["256", str(native.default_tuning()["stream_from"])]
     assert run(code, FASTAGG_TUNE="prefetch=64,stream_from=never", **shared).stdout.split() == [
@@ -100,13 +104,13 @@ def test_what_is_out_of_range_is_refused_and_changes_nothing(settings: dict[str,
 
 def test_tune_measures_prints_and_remembers() -> None:
     before = tuning.current()
-    shown = CliRunner().invoke(cli.app, ["tune"])
+    shown = CliRunner().invoke(app, ["tune"])
     assert shown.exit_code == 0, shown.output
     for setting in ("prefetch", "stream_from", "width", "places"):
         assert setting in shown.stdout
     assert tuning.current() == before  # of this process
     assert tuning.recall() is not None
-    assert CliRunner().invoke(cli.app, ["tune", "--forget"]).exit_code == 0
+    assert CliRunner().invoke(app, ["tune", "--forget"]).exit_code == 0
     assert tuning.recall() is None
-    assert CliRunner().invoke(cli.app, ["tune", "--dry-run"]).exit_code == 0
+    assert CliRunner().invoke(app, ["tune", "--dry-run"]).exit_code == 0
     assert tuning.recall() is None

@@ -166,20 +166,20 @@ void bind_serving(py::module_& to) {
       .def_readwrite("step", &Hooks::step)
       .def_readwrite("measure", &Hooks::measure);
   py::class_<Outside>(m, "Outside")
-      .def(py::init([](py::type task, py::type receipt, py::object layout, int32_t usual_steps, bool keeps_model,
+      .def(py::init([](std::pair<py::type, py::type> records, py::object layout, int32_t usual_steps, bool keeps_model,
                        bool weighs_by_sample, bool plain) {
-             return Outside{Record(std::move(task),
+             return Outside{Record(std::move(records.first),
                                    {"client", "version", "local_steps", "control", "incarnation", "_layout", "_model"}),
-                            Record(std::move(receipt), {"client", "applied", "version", "delay", "step_size",
-                                                        "update_norm", "weight", "kept"}),
+                            Record(std::move(records.second), {"client", "applied", "version", "delay", "step_size",
+                                                               "update_norm", "weight", "kept"}),
                             std::move(layout),
                             usual_steps,
                             keeps_model,
                             weighs_by_sample,
                             plain};
            }),
-           by_name, arg("task"), arg("receipt"), arg("layout"), arg("usual_steps"), arg("keeps_model"),
-           arg("weighs_by_sample"), arg("plain"));
+           by_name, arg("records"), arg("layout"), arg("usual_steps"), arg("keeps_model"), arg("weighs_by_sample"),
+           arg("plain"));
   py::class_<Road, std::shared_ptr<Road>>(m, "Road")
       .def(py::init(&make_road), by_name, arg("book"), arg("ledger"), arg("runner"), arg("stepper"), arg("python"))
       .def("start", &Road::start, arg("flat"), by_name, arg("size"), arg("origin"))

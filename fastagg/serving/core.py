@@ -84,7 +84,7 @@ class Core:
             book=self.state.book, ledger=self.ledger, runner=runner,
             stepper=native.serving.Stepper(optimizer.kernel or "sgd", lr=optimizer.lr, **hyper),
             python=(self._hooks(None if host else vector), native.serving.Outside(
-                task=Dispatch, receipt=Receipt, layout=server.layout, usual_steps=self.policy.local_steps or 0,
+                records=(Dispatch, Receipt), layout=server.layout, usual_steps=self.policy.local_steps or 0,
                 keeps_model=self.keeps_model, weighs_by_sample=server.weighting == "samples",
                 plain=not self.always and not server.layout.has_buffers,
             )),

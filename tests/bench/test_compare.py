@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fastagg import cli
+from fastagg.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -86,4 +86,4 @@ def test_other_files_are_refused_in_one_line(compare, content):
 def test_the_command_line_hands_on_the_exit_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     missing = [str(tmp_path / "old.json"), str(tmp_path / "new.json")]
-    assert CliRunner().invoke(cli.app, ["bench", "--compare", *missing]).exit_code == 2
+    assert CliRunner().invoke(app, ["bench", "--compare", *missing]).exit_code == 2

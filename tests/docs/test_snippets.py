@@ -12,6 +12,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -59,10 +60,11 @@ def test_a_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     assert fastagg.registry.presets()  # all names are there before they are remembered
     parts = dict(fastagg.registry._parts)
-    scope: dict[str, object] = {"__name__": f"snippets of {name}"}
+    module = ModuleType(f"snippets of {name}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look there
     try:
-        exec(BEFORE.get(Path(name).name, ""), scope)
-        exec(compile(PROGRAMS[name], name, "exec"), scope)
+        exec(compile(BEFORE.get(Path(name).name, ""), name, "exec", dont_inherit=True), vars(module))
+        exec(compile(PROGRAMS[name], name, "exec", dont_inherit=True), vars(module))
     finally:  # what a page registers is not for other tests
         fastagg.registry._parts.clear()
         fastagg.registry._parts.update(parts)
