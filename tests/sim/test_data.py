@@ -135,7 +135,10 @@ def test_mnist_is_read_from_a_folder(tmp_path, inside):
     ("changes", "message"),
     [
         ({"y_test": None}, "lacks y_test"),
-        ({"x_train": np.zeros((60, 784), dtype=np.uint8)}, r"x_train \(60, 784\)"),
+        (
+            {"x_train": np.zeros((60, 784), dtype=np.uint8)},
+            r"a sample of x_train is \(784,\), one of x_test \(28, 28\)",
+        ),
         ({"y_train": np.zeros(59, dtype=np.uint8)}, r"y_train \(59,\)"),
         ({"y_test": np.full(20, 10, dtype=np.uint8)}, "labels 0..9"),
         ({"y_test": np.zeros(20)}, "labels 0..9"),

@@ -148,13 +148,13 @@ def test_data_and_models_that_do_not_go_together_are_refused(folder):
         (lambda f: (f / "gsm8k" / "test.jsonl").unlink(), "no GSM8K in .*expected gsm8k/ with test.jsonl"),
         (
             lambda f: (f / "MathInstruct" / "MathInstruct.json").write_text('[{"source": "a"'),
-            "Instruct.json is not JSON with",
+            "Instruct.json is not a readable table",
         ),
         (
             lambda f: (f / "MathInstruct" / "MathInstruct.json").write_text('[{"source": "a"}]'),
-            "Instruct.json is not JSON with",
+            "the table in .*MathInstruct lacks the column instruction, output",
         ),
-        (lambda f: (f / "gsm8k" / "test.jsonl").write_text("{}\n"), "test.jsonl is not JSON with question, answer"),
+        (lambda f: (f / "gsm8k" / "test.jsonl").write_text("{}\n"), "test.jsonl is not a readable table"),
         (lambda f: (f / "tiny" / "config.json").unlink(), "no pretrained model 'tiny'"),
     ],
 )

@@ -27,19 +27,21 @@ def test_changes_reach_a_recipe_by_name_and_by_path(tmp_path):
     assert load(str(path), changes) == by_name
 
 
-def test_an_unknown_recipe_lists_the_known_ones(tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match=r"no recipe 'fadas'.*fadas-digits-large"):
+def test_an_unknown_recipe_is_named_with_the_nearest_one(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"no recipe 'fadas'; `fastagg recipes` lists them all"):
         load("fadas")
+    with pytest.raises(ConfigError, match=r"no recipe 'fadas-digit-large'; did you mean 'fadas-digits-large'"):
+        load("fadas-digit-large")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"cannot read the recipe none\.toml"):
         load("none.toml")
 
 
-def test_the_demo_compares_three_methods_in_the_same_world():
+def test_the_demo_compares_methods_in_the_same_world():
     configs = demo.configs(seed=3)
-    assert [c.algorithm.name for c in configs] == ["FADAS", "FedBuff", "FedAsync"]
-    assert {c.seed for c in configs} == {3}
-    for section in ("data", "model", "delay", "participation"):
+    methods = ["FedAvg", "FedBuff", "FADAS", "FedAsync"]
+    assert [(c.algorithm.name, c.seed) for c in configs] == [(name, seed) for name in methods for seed in (3, 4, 5)]
+    for section in ("data", "model", "delay"):
         assert len({getattr(c, section).model_dump_json() for c in configs}) == 1
     assert len({c.run.uploads for c in configs}) == 1
     assert (configs[0].data.alpha, configs[0].delay.table) == (0.3, "large")

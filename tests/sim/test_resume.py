@@ -112,8 +112,8 @@ def test_a_checkpoint_written_seldom_costs_repeated_work_and_no_row(tiny, tmp_pa
     simulation = []
     begin = Simulation.__init__
 
-    def kept(self, config):
-        begin(self, config)
+    def kept(self, *given):
+        begin(self, *given)
         simulation.append(self)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -39,7 +39,7 @@ def test_the_folder_holds_everything(tiny, tmp_path):
     config = tiny({"run.uploads": 60, "client.epochs": 5})
     result = run(config, tmp_path / "new" / "folder")
     folder = tmp_path / "new" / "folder"
-    names = ["accuracy.png", "checkpoint.pt", "config.toml", "delays.csv", "metrics.csv", "summary.json"]
+    names = ["accuracy.png", "checkpoint.pt", "config.toml", "delays.csv", "metrics.csv", "report.html", "summary.json"]
     assert sorted(p.name for p in folder.iterdir()) == names
     assert load(folder / "config.toml") == config
     lines = list(csv.DictReader((folder / "metrics.csv").open()))
