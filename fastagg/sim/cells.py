@@ -7,11 +7,12 @@ others. After ctrl-C the cells at hand stop at their next update and write what 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import time
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Any, Protocol
@@ -78,13 +79,29 @@ class _Telling(NoProgress):
         self._watcher.advanced(self._cell, share)
 
 
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Processes that start meanwhile do not look for packages in the current folder, which may be a checkout of this
+    one whose extension was never built."""
+    name = "PYTHONSAFEPATH"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
 def _side_by_side(cells: Sequence[Cell], out: Path, jobs: int, watcher: Watcher, replace: bool) -> dict[str, Outcome]:
     # A server that has imported torch once forks the cells, each with its own crash and its own memory.
     server = "forkserver" in multiprocessing.get_all_start_methods()
     context: Any = multiprocessing.get_context("forkserver" if server else "spawn")
     if server:
         context.set_forkserver_preload(PRELOAD)
-        with without_ctrl_c():  # else a ctrl-C while the server imports would end it, and with it all cells
+        with without_ctrl_c(), _safe_path():  # else a ctrl-C while the server imports would end it, and all cells
             forkserver.ensure_running()
     stop = context.Event()
     threads = max(1, usable_cores() // jobs)

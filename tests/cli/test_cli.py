@@ -326,3 +326,16 @@ def test_without_its_extra_the_command_line_names_what_is_missing(monkeypatch, c
         cli.main()
     advice = 'error: the command line needs typer, which is not installed: pip install "fastagg[cli]"'
     assert stopped.value.code == advice
+
+
+def test_runs_side_by_side_take_the_package_that_is_installed(recipe, tmp_path):
+    """And not the checkout in whose root they are started, whose extension was never built."""
+    (tmp_path / "fastagg").mkdir()
+    (tmp_path / "fastagg" / "__init__.py").write_text("")
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin" / "fastagg"  # as pip writes it: not its folder's parent is looked into, but its folder
+    script.write_text("from fastagg.cli import main\n\nif __name__ == '__main__':\n    main()\n")
+    command = [sys.executable, str(script), "compare", str(recipe), "--seeds", "2", "-j", "2", "--out", "out"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "table.csv").is_file()
