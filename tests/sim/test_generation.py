@@ -159,6 +159,7 @@ def test_data_and_models_that_do_not_go_together_are_refused(folder):
     ],
 )
 def test_missing_and_damaged_files_are_named(tmp_path, change, message):
+    pytest.importorskip("datasets")
     if "pretrained" in message:
         (tmp_path / "tiny").mkdir()
         (tmp_path / "tiny" / "config.json").write_text("{}")
