@@ -25,7 +25,7 @@ class Optimizer:
     Attributes:
         moments: how the moments are kept: ``fp32``, or ``8bit``: a byte for each and 0.03 to 0.05 for scales, rounded
             stochastically and without bias (csrc/math/moments.h). The step itself is fp32 from what they stand for.
-            Not on CUDA devices. SGD has none.
+            SGD has none.
 
     Raises:
         ConfigError: a setting is out of range.
