@@ -79,6 +79,13 @@ inline const Kernels& loops_for(int64_t bytes) {
   return bytes <= tuning().wide_below ? kernels() : streaming_kernels();
 }
 
+inline bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 64 == 0; }
+
+template <typename T>
+T* shifted(T* pointer, int64_t by) {
+  return pointer == nullptr ? nullptr : pointer + by;
+}
+
 inline bool streams(int64_t size) { return tuning().stream_from > 0 && size >= tuning().stream_from; }
 
 // Elements that a thread takes at a time: a few turns for every thread, whole blocks, and not more than fits the

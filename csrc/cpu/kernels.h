@@ -71,6 +71,15 @@ struct RowChange {
   const float* ask;  // what the next stage reads in a block from now
 };
 
+// out = acc + weight*(in - base). acc null: of nothing; base null: of in. `out` may be acc, not if it is streamed.
+struct Fold {
+  const float *in, *base, *acc;
+  float* out;
+  float weight;
+  int64_t n, ahead;
+  bool stream_out;  // past the caches; aligned to 64 bytes
+};
+
 // A row of the distillation loss (distill.h).
 template <typename T>
 struct RowLoss {
@@ -89,9 +98,7 @@ struct Kernels {
   void (*coded[Optimizers::kCount])(const CodedBlock& block, const Hyper& hyper, const RandomKey& key, int64_t first);
   void (*widen_f16)(const uint16_t* in, float* out, int64_t n);
   void (*widen_bf16)(const uint16_t* in, float* out, int64_t n);
-  // acc_out = acc + weight*(in - base); the bits of the largest magnitude of in - base. acc null: of nothing; base
-  // null: of in
-  int32_t (*fold)(const float* in, const float* base, float weight, const float* acc, float* acc_out, int64_t n);
+  int32_t (*fold)(const Fold& run);  // the bits of the largest magnitude of in - base
   // The random words of a whole block, 4 times 128 of them (rows.inl says which element has which). This stage only
   // computes, so it asks meanwhile for a block that a later one reads (`ask`, any address; null: it does not).
   void (*random_words)(const RandomKey& key, int64_t block, uint32_t* words, const float* ask);

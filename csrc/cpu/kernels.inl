@@ -22,6 +22,7 @@ namespace {
 #include "simd.h"
 #include "fused.inl"
 #if !defined(FASTAGG_LOOPS_ONLY)
+#include "fold.inl"
 #include "rows.inl"
 #include "moments.inl"
 #include "sums.inl"
@@ -39,30 +40,6 @@ void widen_f16_block(const uint16_t* in, float* out, int64_t n) {
 void widen_bf16_block(const uint16_t* in, float* out, int64_t n) {
   FASTAGG_NO_CARRY
   for (int64_t i = 0; i < n; ++i) out[i] = widen_bf16(in[i]);
-}
-
-// Based: differences from a base; else the update is one. Fresh: there is no sum yet.
-template <bool Based, bool Fresh>
-FASTAGG_FN int32_t fold_of(const float* in, const float* base, float weight, const float* acc, float* acc_out,
-                           int64_t n) {
-  // The largest magnitude, as an integer: of infinity and NaN the bits are larger than any number's.
-  int32_t most = 0;
-  FASTAGG_NO_CARRY
-  for (int64_t i = 0; i < n; ++i) {
-    const float difference = Based ? in[i] - base[i] : in[i];
-    const int32_t magnitude = static_cast<int32_t>(bits_of(difference) & 0x7fffffffu);
-    most = magnitude > most ? magnitude : most;
-    acc_out[i] = (Fresh ? 0.0f : acc[i]) + weight * difference;
-  }
-  return most;
-}
-
-int32_t fold_block(const float* in, const float* base, float weight, const float* acc, float* acc_out, int64_t n) {
-  if (base == nullptr)
-    return acc == nullptr ? fold_of<false, true>(in, base, weight, acc, acc_out, n)
-                          : fold_of<false, false>(in, base, weight, acc, acc_out, n);
-  return acc == nullptr ? fold_of<true, true>(in, base, weight, acc, acc_out, n)
-                        : fold_of<true, false>(in, base, weight, acc, acc_out, n);
 }
 
 template <typename Opt>

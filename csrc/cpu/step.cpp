@@ -5,13 +5,6 @@
 namespace fastagg::cpu {
 namespace {
 
-bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 64 == 0; }
-
-template <typename T>
-T* shifted(T* pointer, int64_t by) {
-  return pointer == nullptr ? nullptr : pointer + by;
-}
-
 // Everything of a step but its place, which `at` fills in.
 class Step {
  public:

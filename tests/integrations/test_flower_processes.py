@@ -140,6 +140,6 @@ def test_the_lora_example_in_flowers_simulation_engine(start) -> None:
     pytest.importorskip("ray")
     pytest.importorskip("peft")
     federation = start(simulated=6, app=APP.parent / "flower_lora")
-    federation.run("run", how="padded", versions=3, timeout=300.0)
+    federation.run("run", how="padded", versions=8, timeout=300.0)
     # That it is learnt is test_flower_lora.py's; here it is the app that runs. The base alone has .178.
-    assert accuracy(federation.wait("run", "after 3 versions", 400)) > 0.2
+    assert accuracy(federation.wait("run", "after 8 versions", 400)) > 0.4

@@ -161,14 +161,14 @@ def test_a_lease_begins_anew_with_the_server(tmp_path: Path) -> None:
     st.lists(st.tuples(st.sampled_from(["send", "answer", "wait", "step", "expire"]), st.integers(0, 3)), max_size=60)
 )
 def test_leases_beside_a_dictionary(acts: list[tuple[str, int]]) -> None:
-    lease, oldest = 10, 3
-    server = fastagg.ASGD(torch.zeros(D), lr=0.1, lease=float(lease), max_delay=oldest)
+    lease, oldest = 10, 3  # a lease of 10.5 s ends between two of the dictionary's whole seconds, however long this takes
+    server = fastagg.ASGD(torch.zeros(D), lr=0.1, lease=lease + 0.5, max_delay=oldest)
     time, version = 0, 0
     ends: dict[tuple[int, int], int] = {}  # (client, version) -> when its task ends
     last: dict[int, int] = {}
 
     def over(task: tuple[int, int]) -> bool:
-        return ends[task] <= time or task[1] < version - oldest
+        return ends[task] < time or task[1] < version - oldest
 
     for act, which in acts:
         if act == "send":
@@ -184,7 +184,7 @@ def test_leases_beside_a_dictionary(acts: list[tuple[str, int]]) -> None:
                 with pytest.raises((UnknownClient, UnknownVersion)):
                     server.receive(which, ones())
         elif act == "wait":
-            later(server, 3.0 * which + 0.5)  # never on the dot
+            later(server, 3.0 * which)
             time += 3 * which
         elif act == "step":
             server.dispatch("other")

@@ -159,10 +159,12 @@ def test_a_version_that_a_client_holds_is_not_written_over() -> None:
     assert all(same(task.params, kept) for task, kept in held)
 
 
+@pytest.mark.parametrize("stream_from", [0, 1], ids=["cached", "streamed"])
 @pytest.mark.parametrize("spare", [True, False])
-def test_one_by_one_with_and_without_a_spare_vector(spare: bool) -> None:
+def test_one_by_one_with_and_without_a_spare_vector(spare: bool, stream_from: int, tuning, isa) -> None:
     """A sum is made beside the last one, or in its place: with the same bits, and no model that is refused in it."""
-    size = 600_000
+    tuning(stream_from=stream_from)
+    size = 600_037
     servers = [fastagg.FedAvg(torch.zeros(size), clients_per_round=4, weighting="uniform") for _ in range(2)]
     good = [torch.randn(size, generator=torch.Generator().manual_seed(k)) for k in range(4)]
     bad = good[0].clone()
