@@ -161,7 +161,7 @@ def test_a_lease_begins_anew_with_the_server(tmp_path: Path) -> None:
     st.lists(st.tuples(st.sampled_from(["send", "answer", "wait", "step", "expire"]), st.integers(0, 3)), max_size=60)
 )
 def test_leases_beside_a_dictionary(acts: list[tuple[str, int]]) -> None:
-    lease, oldest = 10, 3  # a lease of 10.5 s ends between two of the dictionary's whole seconds, however long this takes
+    lease, oldest = 10, 3  # the server's is 10.5 s: it ends between two whole seconds, however long this takes
     server = fastagg.ASGD(torch.zeros(D), lr=0.1, lease=lease + 0.5, max_delay=oldest)
     time, version = 0, 0
     ends: dict[tuple[int, int], int] = {}  # (client, version) -> when its task ends
