@@ -60,9 +60,18 @@ def run(
         bool, typer.Option("--resume", help="Go on from the checkpoint in the folder, if there is one.")
     ] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Delete the run that is in the folder already.")] = False,
+    tracker: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tracker",
+            metavar="NAME=SETTING",
+            help="Where metrics are drawn, too: tensorboard=FOLDER, mlflow=EXPERIMENT, wandb=PROJECT; repeatable.",
+        ),
+    ] = None,
     picture: Format = "png",
 ) -> None:
     """Run one recipe and write its folder: config, metrics, summary, plot, report, checkpoint."""
+    from fastagg.integrations.trackers import parse
     from fastagg.sim.output import begun
     from fastagg.sim.plots import check_format
     from fastagg.sim.progress import ProgressBar
@@ -76,8 +85,12 @@ def run(
     out = out or Path("runs") / f"{config.name}-seed{config.seed}"
     if not (resume or replace) and (there := begun(out)):
         fail(f"{out} holds {there}: --resume goes on with it, --replace deletes it, --out takes another folder")
+    settings: dict[str, Any] = {
+        "resume": "go on" if resume else "never", "picture": check_format(picture),
+        "trackers": dict(parse(text) for text in tracker or ()),
+    }  # fmt: skip
     with ProgressBar(config.label or config.name) as bar:
-        result = simulate(config, out, bar, resume="go on" if resume else "never", picture=check_format(picture))
+        result = simulate(config, out, bar, **settings)
     _show(result, out, picture)
 
 

@@ -1,7 +1,7 @@
 """Where metrics are drawn: TensorBoard, MLflow and Weights & Biases, each through its own client.
 
 A tracker is told one row of numbers at a time, ``log({"accuracy": 0.9}, step=3)``, and closed at the end. Every
-integration takes ``trackers=``: trackers, or plain data that a configuration file can hold::
+integration and ``fastagg.sim.run`` take ``trackers=``: trackers, or plain data that a configuration file can hold::
 
     trackers = {"tensorboard": "runs/fadas", "mlflow": {"experiment": "digits"}, "wandb": {"project": "digits"}}
 """
@@ -140,6 +140,19 @@ def made(given: Any) -> list[Tracker]:
         if all(isinstance(one, Tracker) for one in found):
             return found
     raise ConfigError(f"trackers: expected trackers, or {{'tensorboard': 'a folder'}} and the like, got {given!r}")
+
+
+def parse(text: str) -> tuple[str, str]:
+    """A tracker as the command line names it, ``NAME=SETTING``: the name, and its first setting.
+
+    Raises:
+        ConfigError: it is not of that form.
+    """
+    name, equals, setting = text.partition("=")
+    if not equals or not setting:
+        raise ConfigError(f"--tracker: expected NAME=SETTING, such as tensorboard=runs/a, got {text!r}")
+    _checks.one_of("--tracker", name, tuple(_KNOWN))
+    return name, setting
 
 
 def numeric(row: Mapping[str, Any]) -> dict[str, float]:

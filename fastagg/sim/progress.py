@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
+from fastagg.integrations.trackers import Trackers
 from fastagg.sim.metrics import Row
 
 if TYPE_CHECKING:
@@ -33,26 +33,24 @@ class NoProgress:
         """Called with every new row."""
 
 
-class Tracker(Protocol):
-    """Whatever keeps numbers: TensorBoard, MLflow, W&B (fastagg.integrations.trackers), or something of one's own."""
-
-    def log(self, metrics: dict[str, float], step: int) -> None: ...
-
-
 class Tracking:
-    """Tells trackers of every row, and ``progress`` of everything. Closing them is their owner's."""
+    """Tells trackers of every row, and ``progress`` of everything; as a context it closes the trackers at its end."""
 
-    def __init__(self, progress: Progress, trackers: Sequence[Tracker]) -> None:
-        self._progress, self._trackers = progress, trackers
+    def __init__(self, progress: Progress, trackers: Any) -> None:
+        self._progress, self._trackers = progress, Trackers(trackers)
+
+    def __enter__(self) -> Tracking:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._trackers.close()
 
     def advanced(self, share: float) -> None:
         self._progress.advanced(share)
 
     def evaluated(self, row: Row) -> None:
         self._progress.evaluated(row)
-        metrics = {key: float(value) for key, value in asdict(row).items() if key != "version"}
-        for tracker in self._trackers:
-            tracker.log(metrics, step=row.version)
+        self._trackers.log({key: value for key, value in asdict(row).items() if key != "version"}, row.version)
 
 
 class ProgressBar:

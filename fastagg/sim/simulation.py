@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, astuple
 from pathlib import Path
@@ -24,7 +24,7 @@ from fastagg.sim.data import own
 from fastagg.sim.data.federated import FederatedData, Samples
 from fastagg.sim.interrupt import on_ctrl_c
 from fastagg.sim.metrics import LAST, DelayStatistics, Row, Stopwatch, participation, summarise
-from fastagg.sim.progress import NoProgress, Progress, Tracker, Tracking
+from fastagg.sim.progress import NoProgress, Progress, Tracking
 from fastagg.sim.result import Result, read
 from fastagg.sim.schedule import Job
 
@@ -285,7 +285,7 @@ def run(
     *,
     data: FederatedData | None = None,
     model: Factory | None = None,
-    trackers: Sequence[Tracker] = (),
+    trackers: Any = None,
     resume: Resume = "never",
     stop: Callable[[], bool] = lambda: False,
     picture: str = "png",
@@ -296,23 +296,26 @@ def run(
     a run that ``out`` holds: "never" replaces it; "go on" takes it up at its last checkpoint, to end as if it had never
     stopped, or only reads it if it is over; "replace" does so when it has the same config, and else replaces it.
     ``stop`` is asked before every update, and stops the run as ctrl-C does. ``picture`` is the format of the plot.
-    ``data`` and ``model`` take the place of what ``config`` says, and have to be given again to resume. ``trackers``:
-    each has ``log(metrics, step=version)`` called with every new row.
+    ``data`` and ``model`` take the place of what ``config`` says, and have to be given again to resume. ``trackers``,
+    as in :mod:`fastagg.integrations.trackers`, are told every new row, and closed at the end.
 
     DataError when ``out`` cannot be written, before anything is trained; ConfigError when "go on" finds a run of
     another config there, CheckpointError when a checkpoint is damaged.
     """
-    progress = Tracking(progress or NoProgress(), trackers)
     config = given(config, data, model)
     begun = out is not None and resume != "never" and checkpoints.same_run(out, config, strict=resume == "go on")
     if begun and out is not None and (result := read(out, config)) is not None and not result.summary["interrupted"]:
         return result
-    with _torch_threads(config.run.torch_threads), on_ctrl_c() as asked:
+    with (
+        Tracking(progress or NoProgress(), trackers) as told,
+        _torch_threads(config.run.torch_threads),
+        on_ctrl_c() as asked,
+    ):
         simulation = Simulation(config, data, model)
         if out is not None and not (begun and checkpoints.restore(simulation, out)):
             _prepare(out, config)
         keeper = None if out is None else checkpoints.Checkpoints(out, config.run.checkpoint_every)
-        stopped = _loop(simulation, lambda: bool(asked) or stop(), progress, keeper)
+        stopped = _loop(simulation, lambda: bool(asked) or stop(), told, keeper)
         unit, delays = simulation.schedule.unit, simulation.delays.state_dict()
         result = Result(config, simulation.rows, simulation.summary(stopped), unit, delays)
         if out is not None:

@@ -339,3 +339,11 @@ def test_runs_side_by_side_take_the_package_that_is_installed(recipe, tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "table.csv").is_file()
+
+
+def test_a_tracker_of_the_command_line(recipe, tmp_path):
+    assert "expected NAME=SETTING" in refused("run", recipe, "--out", tmp_path / "out", "--tracker", "tensorboard")
+    assert not (tmp_path / "out").exists()
+    pytest.importorskip("tensorboard")
+    done = invoke("run", recipe, "--out", tmp_path / "out", "--tracker", f"tensorboard={tmp_path / 'events'}")
+    assert done.exit_code == 0 and list((tmp_path / "events").glob("events.out.tfevents.*"))

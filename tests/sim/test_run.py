@@ -279,13 +279,28 @@ def test_counts_must_be_three_and_of_all_clients(tiny):
 def test_trackers_are_told_every_row_once(tiny, tmp_path):
     class Keeping:
         def __init__(self):
-            self.logged = []
+            self.logged, self.closed = [], 0
 
         def log(self, metrics, step):
             self.logged.append((step, metrics))
 
+        def close(self):
+            self.closed += 1
+
     one, other = Keeping(), Keeping()
     result = run(tiny(), trackers=[one, other])
     assert one.logged == other.logged and [step for step, _ in one.logged] == [row.version for row in result.rows]
-    assert one.logged[-1][1]["accuracy"] == result.rows[-1].accuracy
+    assert one.logged[-1][1]["accuracy"] == result.rows[-1].accuracy and one.closed == other.closed == 1
     assert set(one.logged[0][1]) == {"time", "uploads", "accuracy", "loss", "delay_mean", "delay_max"}
+
+
+def test_trackers_from_plain_data(tiny, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    result = run(tiny(), trackers={"tensorboard": str(tmp_path / "events")})
+    written = EventAccumulator(str(tmp_path / "events")).Reload().Scalars("accuracy")
+    assert [event.step for event in written] == [row.version for row in result.rows]
+    with pytest.raises(ConfigError, match="did you mean 'tensorboard'"):
+        run(tiny(), tmp_path / "none", trackers={"tensorbord": "x"})
+    assert not (tmp_path / "none").exists(), "nothing was begun"
