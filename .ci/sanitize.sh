@@ -28,7 +28,11 @@ cp -r fastagg "$build/package/fastagg"
 cp "$build"/_native*.so "$build/package/fastagg/"
 # Torch leaks by design at exit, and its own allocations are not what is tested here.
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
+export LD_PRELOAD="$(c++ -print-file-name=libasan.so) $(c++ -print-file-name=libubsan.so)" PYTHONPATH="$build/package"
+export FASTAGG_TEST_EXTENSION="$build/package"
 # pytest, not python -m pytest, which would put this folder's unbuilt package first.
-LD_PRELOAD="$(c++ -print-file-name=libasan.so) $(c++ -print-file-name=libubsan.so)" PYTHONPATH="$build/package" \
-  FASTAGG_TEST_EXTENSION="$build/package" pytest -n auto -q -p no:cacheprovider -m "kernel and not slow" \
+pytest -n auto -q -p no:cacheprovider -m "kernel and not slow" \
   "$here/tests" --ignore "$here/tests/sim" --ignore "$here/tests/integrations"
+# An arrival on a device that is cut at any line has happened or has not: its launches are one native call.
+FASTAGG_TEST_EMULATED=1 pytest -n auto -q -p no:cacheprovider "$here/tests/serving/test_torn.py" \
+  -k "each_line_of_receive and (FADAS or ACE and direct or ACED and int8 or CA2FL and int8)"

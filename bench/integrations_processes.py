@@ -66,24 +66,34 @@ def report(rounds: int) -> str:
     return "\n".join(lines)
 
 
-def straggling(rounds: int, seconds: float = 100.0, slow: float = 10.0) -> str:
+def straggling(runs: int, seconds: float = 120.0, slow: float = 30.0) -> str:
     """Digits at four SuperNodes, one of which sleeps ``slow`` seconds before it trains; a Markdown table."""
     uploads = {"FedAvg": 4, "FedAMS": 4, "FedBuff": 2, "FADAS": 2}  # per version
-    seen = {rule: _accuracies(rule, seconds, slow) for rule in uploads}
-    at = max(seconds / 2, 1)
-    fewest = min(max(version for version, _, _ in rows) * uploads[rule] for rule, rows in seen.items())
+    seen: dict[str, list[list[tuple[int, float, float]]]] = {rule: [] for rule in uploads}
+    for _ in range(runs):
+        for rule, found in seen.items():
+            found.append(_accuracies(rule, seconds, slow))
+    counts = {rule: [rows[-1][0] * uploads[rule] for rows in found] for rule, found in seen.items()}
+    fewest = min(min(found) for found in counts.values())
     lines = [
-        f"Digits, four SuperNodes, one {slow:g} s slower than the others; {seconds:g} s each.",
+        f"Digits, four SuperNodes, one {slow:g} s slower than the others; {seconds:g} s each, {runs} runs: median "
+        "(least to most).",
         "",
-        f"| rule | uploads in {seconds:g} s | accuracy after {fewest} uploads | after {at:g} s | after {seconds:g} s |",
+        f"| rule | uploads in {seconds:g} s | accuracy after {fewest} uploads | after {seconds / 2:g} s "
+        f"| after {seconds:g} s |",
         "|---|---|---|---|---|",
     ]
-    for rule, rows in seen.items():
-        equal = [found for version, _, found in rows if version * uploads[rule] <= fewest][-1]
-        half = [found for _, when, found in rows if when <= at][-1]
-        count = rows[-1][0] * uploads[rule]
-        lines.append(f"| {rule} | {count} | {equal:.3f} | {half:.3f} | {rows[-1][2]:.3f} |")
+    for rule, found in seen.items():
+        equal = [[a for version, _, a in rows if version * uploads[rule] <= fewest][-1] for rows in found]
+        half = [[a for _, when, a in rows if when <= seconds / 2][-1] for rows in found]
+        cells = [_spread(counts[rule], "{:.0f}"), *map(_spread, (equal, half, [rows[-1][2] for rows in found]))]
+        lines.append(f"| {rule} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _spread(values: list[float] | list[int], form: str = "{:.3f}") -> str:
+    middle, least, most = (form.format(f(values)) for f in (statistics.median, min, max))
+    return f"{middle} ({least} to {most})"
 
 
 def _accuracies(rule: str, seconds: float, slow: float) -> list[tuple[int, float, float]]:

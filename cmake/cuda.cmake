@@ -48,10 +48,11 @@ target_compile_options(fastagg_cuda PRIVATE -fmad=false -Xptxas=-v,-warn-spills)
 if(FASTAGG_DEVELOPER)
   target_compile_options(fastagg_cuda PRIVATE -Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Werror)
 endif()
-target_sources(_native PRIVATE csrc/bindings/cuda.cpp $<TARGET_OBJECTS:fastagg_cuda>)
+target_sources(_native PRIVATE csrc/bindings/cuda.cpp csrc/serving/on_cuda.cpp $<TARGET_OBJECTS:fastagg_cuda>)
 string(REPLACE ";" "," architectures "${architectures}")
 target_compile_definitions(_native PRIVATE FASTAGG_CUDA FASTAGG_CUDA_ARCHITECTURES="${architectures}"
   FASTAGG_CUDA_PTX="${ptx}")
-set_target_properties(_native PROPERTIES CUDA_RUNTIME_LIBRARY Static LINKER_LANGUAGE CXX)
+# The module itself has no CUDA source; without a word on its architectures newer versions of CMake call that an error.
+set_target_properties(_native PROPERTIES CUDA_ARCHITECTURES OFF CUDA_RUNTIME_LIBRARY Static LINKER_LANGUAGE CXX)
 find_package(CUDAToolkit REQUIRED)
 target_link_libraries(_native PRIVATE CUDA::cudart_static)

@@ -1,8 +1,11 @@
 // The server's road, its ledger and the directions' books, as fastagg/serving and fastagg/parts build them.
 #include <pybind11/numpy.h>
 
+#include "../serving/on_cpu.h"
 #include "../serving/road.h"
-#include "../serving/runners.h"
+#if defined(FASTAGG_CUDA)
+#include "../serving/on_cuda.h"
+#endif
 #include "structs.h"
 
 namespace py = pybind11;
@@ -109,7 +112,6 @@ void bind_serving(py::module_& to) {
   py::class_<Scrub, std::shared_ptr<Scrub>>(m, "Scrub")
       .def(py::init(&make_scrub), arg("rows"), by_name, arg("origin"), arg("grow"), arg("on_host"),
            py::keep_alive<1, 2>())
-      .def_property_readonly("arena", &Scrub::arena)
       .def("nbytes", &Scrub::nbytes)
       .def("state", &Scrub::state)
       .def("load", &Scrub::load);
@@ -150,7 +152,9 @@ void bind_serving(py::module_& to) {
 
   py::class_<Runner, std::shared_ptr<Runner>>(m, "Runner");
   py::class_<OnCpu, Runner, std::shared_ptr<OnCpu>>(m, "OnCpu").def(py::init<>());
-  py::class_<InPython, Runner, std::shared_ptr<InPython>>(m, "InPython").def(py::init<py::function>());
+#if defined(FASTAGG_CUDA)
+  py::class_<OnCuda, Runner, std::shared_ptr<OnCuda>>(m, "OnCuda").def(py::init<py::function>());
+#endif
 
   py::class_<Stepper>(m, "Stepper")
       .def(py::init(&stepper_of), arg("kind"), by_name, arg("lr"), arg("betas"), arg("eps"), arg("bias_correction"));

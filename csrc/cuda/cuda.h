@@ -68,6 +68,8 @@ void add_rows(const Rows& rows, const RowJob* jobs, int64_t count, const float* 
               const Where& where);
 void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size, const Where& where);
 
+void zero(float* vector, int64_t count, const Where& where);
+
 // out = row(slot), decoded.
 void read_row(const Rows& rows, int64_t slot, float* out, const Where& where);
 

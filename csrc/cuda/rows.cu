@@ -148,6 +148,12 @@ void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size, co
   launch("settle rows", where, grid(count, where.device), settle_kernel, jobs, count, sum, size);
 }
 
+void zero(float* vector, int64_t count, const Where& where) {
+  const DeviceGuard guard(where.device);
+  check(cudaMemsetAsync(vector, 0, static_cast<size_t>(count) * sizeof(float), static_cast<cudaStream_t>(where.stream)),
+        "zero");
+}
+
 void read_row(const Rows& rows, int64_t slot, float* out, const Where& where) {
   const DeviceGuard guard(where.device);
   launch("read row", where, warps(padded(rows.size) / kScaleBlock, where.device),

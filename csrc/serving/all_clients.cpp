@@ -91,7 +91,8 @@ Outcome AllClients::plan(const Facts& facts) {
   facts_ = facts;
   const auto c = static_cast<size_t>(facts.client);
   share_ = rows_ ? static_cast<float>(facts.share) : 1.0f;  // as the kernel will multiply by it
-  leaving_ = rows_ ? weights_[c] : 0.0f;
+  weighed_ = weights_[c];
+  leaving_ = rows_ ? weighed_ : 0.0f;
   entering_ = share_;
   terms_.clear();
   expired_next_ = expired_;
@@ -176,6 +177,12 @@ void AllClients::commit() noexcept {
     if (entering_ > 0.0f && facts_.start >= expired_) due_[facts_.start].push_back(facts_.client);
   }
   if (scrub_ != nullptr) scrub_->commit();
+}
+
+void AllClients::cancel() noexcept {
+  for (const auto& [slot, weight] : terms_) weights_[static_cast<size_t>(slot)] = weight > 0 ? 0.0f : -weight;
+  weights_[static_cast<size_t>(facts_.client)] = weighed_;
+  if (scrub_ != nullptr) scrub_->cancel();
 }
 
 int64_t AllClients::nbytes() const {

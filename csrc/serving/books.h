@@ -2,7 +2,7 @@
 //
 // An arrival goes through three calls. `plan` may refuse and reserves whatever is needed; nothing that anybody can see
 // has changed. `run` calls kernels, which cannot fail. `commit` moves what was planned into place and cannot fail
-// either.
+// either. Where kernels are not called at once they may still come to nothing: `cancel` takes `run` back.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -44,7 +44,8 @@ enum class Outcome { kKept, kStep, kIdle };  // waits; the model steps; the vers
 constexpr int32_t kLargestElementBits = 0x5d800000;  // of 2^60 in fp32
 constexpr double kLargestElement = 0x1p60, kLargestSum = 0x1p120, kLargestMoment = 0x1p126, kLargestModel = 3.4028e38;
 
-// Where kernels run. They are called without the GIL, or with it where they are Python's.
+// Where kernels run: at once, or written down until `launch`. In between `prepare` gets ready what they need. It may
+// fail, and then nothing has been done and `forget` drops what was asked for.
 class Runner {
  public:
   virtual ~Runner() = default;
@@ -54,8 +55,10 @@ class Runner {
   virtual void add_rows(const Rows& rows, const std::vector<RowJob>& jobs, const float* weights, float weight) = 0;
   virtual void settle_rows(const std::vector<RowJob>& jobs, float* sum, int64_t size) = 0;
   virtual void zero(float* vector, int64_t count) = 0;
-  virtual bool needs_gil() const { return false; }
-  virtual bool may_overwrite() const { return true; }  // a step may write over what it reads
+  virtual bool at_once() const { return true; }  // then they are called without the GIL
+  virtual void prepare() {}
+  virtual void launch() {}
+  virtual void forget() noexcept {}
 };
 
 // A bound that a checkpoint holds.
@@ -76,6 +79,7 @@ class Book {
   // `optimizer` steps exactly if `plan` said so.
   virtual void run(Runner& runner, const Update& update, const Optimizer& optimizer) = 0;
   virtual void commit() noexcept = 0;
+  virtual void cancel() noexcept {}
   // A client is about to be sent a version, which may fail, and was sent it.
   virtual void before_sending(int64_t) {}
   virtual void sent(int64_t, int64_t) noexcept {}
@@ -201,6 +205,7 @@ class AllClients : public Book {
   Outcome plan(const Facts& facts) override;
   void run(Runner& runner, const Update& update, const Optimizer& optimizer) override;
   void commit() noexcept override;
+  void cancel() noexcept override;
   void before_sending(int64_t version) override;
   void sent(int64_t client, int64_t version) noexcept override;
   py::dict state() const override;
@@ -228,7 +233,7 @@ class AllClients : public Book {
   // Planned:
   Facts facts_;
   Outcome outcome_ = Outcome::kKept;
-  float entering_ = 0.0f, leaving_ = 0.0f, share_ = 0.0f;
+  float entering_ = 0.0f, leaving_ = 0.0f, share_ = 0.0f, weighed_ = 0.0f;
   Update mean_;
   std::vector<std::pair<int64_t, float>> terms_;
   ExactSum total_next_;
@@ -250,6 +255,7 @@ class Calibrated : public Book {
   Outcome plan(const Facts& facts) override;
   void run(Runner& runner, const Update& update, const Optimizer& optimizer) override;
   void commit() noexcept override;
+  void cancel() noexcept override;
   py::dict state() const override;
   void load(const py::dict& state) override;
   int64_t nbytes() const override;

@@ -112,6 +112,11 @@ void Calibrated::commit() noexcept {
   total_ = 0.0;
 }
 
+void Calibrated::cancel() noexcept {
+  for (const auto& [slot, weight] : terms_) weights_[static_cast<size_t>(slot)] = weight > 0 ? 0.0f : 1.0f;
+  scrub_->cancel();
+}
+
 int64_t Calibrated::nbytes() const {
   return static_cast<int64_t>(slots_.size() * sizeof(int32_t) + weights_.size() * sizeof(float)) + scrub_->nbytes();
 }

@@ -270,6 +270,26 @@ void Road::plan_step(Step& step, const Vector* into, bool copies, bool overlaps)
   step.optimizer = {stepper_.place, hyper, step.kernel_moments, flat_.data, step.out ? step.out.data : flat_.data};
 }
 
+// `act` asks the runner for what was planned. Until all that it needs is there, nothing has changed.
+template <typename Act>
+void Road::carry_out(bool worth, Act act) {
+  if (runner_->at_once()) {
+    const Released released(worth);
+    act();
+    return;
+  }
+  try {
+    act();
+    runner_->prepare();
+  } catch (...) {
+    runner_->forget();
+    book_->cancel();
+    throw;
+  }
+  const Released released(worth);
+  runner_->launch();
+}
+
 // What Python adds to a step: on a vector that nobody holds, so that it may fail.
 void Road::ask_python(Step& step, const py::object& then) {
   if (step.outcome != Outcome::kStep) return;
@@ -405,10 +425,7 @@ py::object Road::arrive(py::handle client, py::handle version, double share, py:
       {ledger_->identify(client), py::bool_(step.applied(stepper_.lr)), py::int_(next_version(step)), py::int_(delay),
        step_size(step, weight), py::float_(number(more, "update_norm", norm)), py::float_(weight), py::bool_(true)});
 
-  if (!waits) {
-    const Released released(worth && !runner_->needs_gil());
-    book_->run(*runner_, update_, step.optimizer);
-  }
+  if (!waits) carry_out(worth, [&] { book_->run(*runner_, update_, step.optimizer); });
   ask_python(step, then);
 
   if (!waits) book_->commit();
@@ -537,20 +554,19 @@ py::object Road::close_round(const py::list& entries, bool steps, py::handle cli
   const bool flushes = facts.empty();
   const Vector into = flushes ? buffered->acc() : Vector{};
   const py::object then = item(more, "then");
-  plan_step(step, flushes && runner_->may_overwrite() ? &into : nullptr, !then.is_none());
+  plan_step(step, flushes && runner_->at_once() ? &into : nullptr, !then.is_none());
   py::object statistics = item(more, "statistics");
   if (!statistics.is_none())
     statistics = statistics(step.applied(stepper_.lr) ? "step" : step.outcome == Outcome::kStep ? "drop" : "keep");
   const py::tuple found = py::make_tuple(step.applied(stepper_.lr), next_version(step), now - task.version,
                                          step_size(step, weight), norm, weight);
-  {
-    const Released released(size_ >= kWorthReleasing && !runner_->needs_gil());
+  carry_out(size_ >= kWorthReleasing, [&] {
     if (flushes) {
       buffered->run_flush(*runner_, sum, step.optimizer);
     } else {
       buffered->run_round(*runner_, updates, step.optimizer);
     }
-  }
+  });
   ask_python(step, then);
   if (flushes) {
     buffered->commit_fold(step.out && step.out.data == into.data);

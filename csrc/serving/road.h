@@ -119,6 +119,8 @@ class Road {
   void plan_step(Step& step, const Vector* into, bool copies, bool overlaps = false);
   bool overlaps_model(const Update& update) const;
   void check_bounds(Step& step);
+  template <typename Act>
+  void carry_out(bool worth, Act act);
   void ask_python(Step& step, const py::object& then);
   void commit(Step& step, const py::object& statistics, const py::object& moves) noexcept;
   py::object arrive(py::handle client, py::handle version, double share, py::handle more);

@@ -46,7 +46,7 @@ void Scrub::plan(int64_t arrival) {
   for (int64_t block = 0; block < blocks_; ++block) {
     if (!begins(block, arrival)) continue;
     if (free_.empty()) make_room(capacity_ + 1);
-    flights_.push_back({block, 0, free_.back()});
+    flights_.push_back({block, 0, free_.back(), 0});
     free_.pop_back();
     const Flight& flight = flights_.back();
     if (on_host_) {
@@ -95,6 +95,7 @@ void Scrub::commit() noexcept {
   };
   flights_.erase(std::remove_if(flights_.begin(), flights_.end(), ended), flights_.end());
   before_ = flights_.size();
+  for (Flight& flight : flights_) flight.held = flight.done;
 }
 
 // An arrival that was planned and did not come about is taken back by the next plan: nothing else has changed.
@@ -103,6 +104,7 @@ void Scrub::cancel() noexcept {
     free_.push_back(flights_.back().shadow);
     flights_.pop_back();
   }
+  for (Flight& flight : flights_) flight.done = flight.held;
 }
 
 py::dict Scrub::state() const {
@@ -130,7 +132,7 @@ void Scrub::load(const py::dict& state) {
     const int64_t place = free_.back();
     free_.pop_back();
     arena_.attr("__getitem__")(place).attr("copy_")(state["shadows"].attr("__getitem__")(i));
-    flights_.push_back({blocks[i], done[i], place});
+    flights_.push_back({blocks[i], done[i], place, done[i]});
   }
   before_ = flights_.size();
 }

@@ -41,8 +41,6 @@ class Scrub {
   void cancel() noexcept;
 
   int64_t nbytes() const { return capacity_ * kBlock * static_cast<int64_t>(sizeof(double)); }
-  py::object arena() const { return arena_; }
-  int64_t place_of(const double* shadow) const { return (shadow - shadows_) / kBlock; }
 
   py::dict state() const;
   void load(const py::dict& state);
@@ -51,6 +49,7 @@ class Scrub {
   struct Flight {
     int64_t block, done;  // rows below `done` are in the shadow
     int64_t shadow;
+    int64_t held;  // `done` before this arrival
   };
   void follow(Runner& runner, int64_t slot, float weight);
   bool begins(int64_t block, int64_t arrival) const;

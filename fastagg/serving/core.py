@@ -73,11 +73,7 @@ class Core:
             not host or direction.measures or staleness.measures or direction.needs_base or server.deterministic
             or self.policy.looks or self.state.asks
         )  # fmt: skip
-        runner, self.calls = runner_for(device)
-        if self.calls is not None:
-            self.calls.cache = getattr(self.state, "cache", None)
-            self.calls.sum = getattr(self.state, "sum", None)
-            self.calls.scrub = getattr(self.state, "scrub", None)
+        runner, self.there = runner_for(device)
         hyper = optimizer.hyper()
         self._first_moments = OptimizerState(optimizer, size, device, server.seed)
         self.road = native.serving.Road(

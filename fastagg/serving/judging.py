@@ -201,13 +201,13 @@ class Judging:
         pieces, share = more["pieces"], more["share"]
 
         def receipt() -> Receipt:
-            assert core.calls is not None
+            assert core.there is not None
             core.policy.judged(facts, answer)
-            core.calls.verdict = verdict
+            core.there.verdict = verdict
             try:
                 found = core.road.receive(facts.client, facts.version, pieces.native, share, more)
             finally:
-                core.calls.verdict = None
+                core.there.verdict = None
             self.server._follow()
             scales = bool(core.state.book.immediate)
             return Receipt.deferred(

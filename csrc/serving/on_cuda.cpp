@@ -1,0 +1,96 @@
+#include "on_cuda.h"
+
+#include <pybind11/numpy.h>
+
+#include <cstring>
+
+namespace fastagg::serving {
+namespace {
+
+constexpr size_t kApart = 16;  // bytes: every vector begins at a multiple
+
+template <typename T>
+const T* at(const char* bytes, size_t place) {
+  return reinterpret_cast<const T*>(bytes + place);
+}
+
+}  // namespace
+
+// Where the values begin among the bytes.
+template <typename T>
+size_t OnCuda::pack(const T* values, size_t count) {
+  const size_t place = (bytes_.size() + kApart - 1) / kApart * kApart;
+  bytes_.resize(place + count * sizeof(T));
+  std::memcpy(bytes_.data() + place, values, count * sizeof(T));
+  return place;
+}
+
+void OnCuda::step(const Update& update, const Direction& direction, const Optimizer& optimizer) {
+  launches_.push_back([&update, direction, optimizer](const cuda::Where& where, const char*) {
+    cuda::step(update, direction, optimizer, where);
+  });
+}
+
+void OnCuda::accumulate(const Update& update, const float* acc, double weight, float* out) {
+  launches_.push_back([&update, acc, weight, out](const cuda::Where& where, const char*) {
+    cuda::accumulate(update, acc, weight, out, where);
+  });
+}
+
+void OnCuda::recompute_sum(const Rows& rows, const float* weights, float* sum) {
+  const size_t place = pack(weights, static_cast<size_t>(rows.slots));
+  launches_.push_back([rows, place, sum](const cuda::Where& where, const char* bytes) {
+    const cuda::Blocks blocks{0, (rows.size + kBlock - 1) / kBlock, 1};
+    cuda::recompute_sum(rows, at<float>(bytes, place), sum, blocks, where);
+  });
+}
+
+void OnCuda::add_rows(const Rows& rows, const std::vector<RowJob>& jobs, const float* weights, float weight) {
+  const size_t place = pack(jobs.data(), jobs.size());
+  const bool has = weights != nullptr;
+  const size_t weighed = has ? pack(weights, static_cast<size_t>(rows.slots)) : 0;
+  const auto count = static_cast<int64_t>(jobs.size());
+  launches_.push_back([=](const cuda::Where& where, const char* bytes) {
+    const float* all = has ? at<float>(bytes, weighed) : nullptr;
+    cuda::add_rows(rows, at<RowJob>(bytes, place), count, all, weight, where);
+  });
+}
+
+void OnCuda::settle_rows(const std::vector<RowJob>& jobs, float* sum, int64_t size) {
+  const size_t place = pack(jobs.data(), jobs.size());
+  const auto count = static_cast<int64_t>(jobs.size());
+  launches_.push_back([=](const cuda::Where& where, const char* bytes) {
+    cuda::settle_rows(at<RowJob>(bytes, place), count, sum, size, where);
+  });
+}
+
+void OnCuda::zero(float* vector, int64_t count) {
+  launches_.push_back([=](const cuda::Where& where, const char*) { cuda::zero(vector, count, where); });
+}
+
+void OnCuda::prepare() {
+  py::object bytes = py::none();
+  if (!bytes_.empty())
+    bytes =
+        py::array_t<uint8_t>(static_cast<py::ssize_t>(bytes_.size()), reinterpret_cast<const uint8_t*>(bytes_.data()));
+  const py::tuple found = there_(bytes);
+  const auto address = [&](size_t i) { return py::cast<uintptr_t>(found[i]); };
+  where_ = {py::cast<int>(found[0]), reinterpret_cast<void*>(address(1)),
+            reinterpret_cast<const cuda::Verdict*>(address(2))};
+  on_device_ = reinterpret_cast<const char*>(address(3));
+}
+
+void OnCuda::launch() {
+  struct Forgets {
+    ~Forgets() { mine.forget(); }
+    OnCuda& mine;
+  } const forgets{*this};
+  for (const Launch& one : launches_) one(where_, on_device_);
+}
+
+void OnCuda::forget() noexcept {
+  launches_.clear();
+  bytes_.clear();
+}
+
+}  // namespace fastagg::serving

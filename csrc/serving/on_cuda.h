@@ -1,0 +1,44 @@
+// A server's kernels on a CUDA device: launched one after the other in one call, when everything that they need is
+// there.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <functional>
+#include <vector>
+
+#include "../cuda/cuda.h"
+#include "books.h"
+
+namespace fastagg::serving {
+
+class OnCuda : public Runner {
+ public:
+  // `there(bytes)`: the device, the stream that is current on it, the address of the verdict to obey (0: none), and
+  // where on the device the bytes are, a NumPy array, or None if there are none. They stay there until the next call.
+  explicit OnCuda(py::function there) : there_(std::move(there)) {}
+
+  void step(const Update& update, const Direction& direction, const Optimizer& optimizer) override;
+  void accumulate(const Update& update, const float* acc, double weight, float* out) override;
+  void recompute_sum(const Rows& rows, const float* weights, float* sum) override;
+  void add_rows(const Rows& rows, const std::vector<RowJob>& jobs, const float* weights, float weight) override;
+  void settle_rows(const std::vector<RowJob>& jobs, float* sum, int64_t size) override;
+  void zero(float* vector, int64_t count) override;
+  bool at_once() const override { return false; }
+  void prepare() override;
+  void launch() override;
+  void forget() noexcept override;
+
+ private:
+  using Launch = std::function<void(const cuda::Where& where, const char* bytes)>;
+  template <typename T>
+  size_t pack(const T* values, size_t count);
+
+  py::function there_;
+  std::vector<Launch> launches_;
+  std::vector<char> bytes_;  // what the launches read on the device
+  cuda::Where where_{};
+  const char* on_device_ = nullptr;
+};
+
+}  // namespace fastagg::serving
