@@ -1,4 +1,4 @@
-"""A device's own clock: CUDA events around launches that wait on the device already, so that no host time is in them."""
+"""A device's own clock: CUDA events around launches that wait on the device already, without the host's time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured rows: one JSON object a line, one file a processor. Needs nothing but Python, so that any machine reads them.
+"""Measured rows: one JSON object a line, one file a processor. It needs nothing but Python: any machine reads them.
 
 A row replaces the one before it of the same case, candidate, size and threads; git has what was there. No samples are
 kept, and nothing of a tree that was changed since its commit.

@@ -13,7 +13,6 @@ import machine
 import peers.arrivals as eager
 import torch
 from problem import Built, Candidate, Case, Problem
-from torch import Tensor
 
 import fastagg
 
@@ -78,9 +77,9 @@ def _candidates(make: Make, peers: dict[str, Peer], rows: bool = False) -> list[
     return [
         Candidate("fastagg", partial(_ours, make=make, rows=rows), vectors),
         *(
-            Candidate(f"{name}{', a version kept' if keeps else ''}", partial(_peer, make=peer, rows=rows, keeps=keeps), vectors)
+            Candidate(f"{name}{words}", partial(_peer, make=peer, rows=rows, keeps=bool(words)), vectors)
             for name, peer in peers.items()
-            for keeps in (False, True)
+            for words in ("", ", a version kept")
         ),
     ]  # fmt: skip
 

@@ -8,13 +8,13 @@ from functools import partial
 
 import machine
 import torch
-from cases.ace import ROW_BYTES
-from cases.arrival import arrival, in_turn
 from peers import grid, whole
 from peers.arrivals import Model, ace
 from problem import Built, Candidate, Case, Problem, Skip
 
 import fastagg
+from cases.ace import ROW_BYTES
+from cases.arrival import arrival, in_turn
 
 LR = 0.1
 PEER = "torch eager, fp32 rows"

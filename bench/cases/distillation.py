@@ -10,8 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from problem import Skip
-from problem import Built, Candidate, Case, Problem
+from problem import Built, Candidate, Case, Problem, Skip
 from torch import Tensor
 from torch.nn import functional
 

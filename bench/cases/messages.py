@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from cases.arrival import LOOK
 from problem import Built, Candidate, Case, Problem, Skip, resnet18_shapes
 
 import fastagg
+from cases.arrival import LOOK
 
 M = Problem(0).buffer_size
 Arrays = list[np.ndarray]

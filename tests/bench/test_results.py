@@ -54,9 +54,9 @@ def test_a_changed_tree_leaves_nothing(results, monkeypatch, tmp_path, commit):
 def test_other_files_are_refused(results, tmp_path, content):
     path = tmp_path / "old.jsonl"
     path.write_text(content)
-    with pytest.raises(ValueError, match="old.jsonl: no results of this suite"):
+    with pytest.raises(ValueError, match=r"old\.jsonl: no results of this suite"):
         results.load(path)
-    with pytest.raises(ValueError, match="none.jsonl: No such file"):
+    with pytest.raises(ValueError, match=r"none\.jsonl: No such file"):
         results.load(tmp_path / "none.jsonl")
 
 
