@@ -7,7 +7,7 @@ is kept they write the next one beside it, as a server must whose client still h
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import machine
 import peers.arrivals as eager
@@ -22,9 +22,10 @@ Make = Callable[..., fastagg.Server]  # (start, **keywords)
 Peer = Callable[[eager.Model, int], eager.Receive]
 
 
-def heard(problem: Problem, of: int = CLIENTS) -> int:
+@cache  # the first candidate's rows leave less room, and the second must hear as many
+def heard(size: int, device: torch.device) -> int:
     """Clients that take part: as many of them as have room for an fp32 row, here and at the peer."""
-    return max(2, min(of, int(MOST * machine.available_bytes(problem.device) / (4 * problem.size))))
+    return max(2, min(CLIENTS, int(MOST * machine.available_bytes(device) / (4 * size))))
 
 
 def in_turn(receive: Callable[[int], object], clients: int, period: int = 1) -> Callable[[], None]:
@@ -59,14 +60,14 @@ def served(problem: Problem, make: Make) -> fastagg.Server:
 
 def _ours(problem: Problem, make: Make, rows: bool) -> Built:
     server = served(problem, make)
-    clients = heard(problem) if rows else 1
+    clients = heard(problem.size, problem.device) if rows else 1
     run = in_turn(arrival(server, problem.update), clients)
     return Built(run, lambda: server.flat, warm=max(2 * clients, 20))
 
 
 def _peer(problem: Problem, make: Peer, rows: bool, keeps: bool) -> Built:
     model = eager.Model(problem.zeros(), keeps)
-    clients = heard(problem) if rows else 1
+    clients = heard(problem.size, problem.device) if rows else 1
     receive = make(model, clients)
     run = in_turn(lambda client: receive(client, problem.update), clients)
     return Built(run, lambda: model.x, warm=max(2 * clients, 20))

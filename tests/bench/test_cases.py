@@ -121,3 +121,18 @@ def test_what_needs_more_memory_than_there_is_is_skipped(monkeypatch):
     found = measure.measure(CASES["amsgrad"], 100_000)
     assert found.rows == []
     assert "GiB" in found.skipped["fastagg"]
+
+
+def test_both_sides_of_an_arrival_hear_as_many_clients_however_little_memory_is_left(monkeypatch):
+    import machine
+    import measure
+    from cases import arrival
+    from problem import Problem
+
+    arrival.heard.cache_clear()
+    left = iter(range(3_000_000, 0, -200_000))
+    monkeypatch.setattr(machine, "available_bytes", lambda device=None: next(left))
+    case = CASES["arrival ACE fp32"]
+    built, _ = measure.build(case, replace(Problem(10_007), lr=case.lr), case.candidates())
+    assert len(built) == 3
+    arrival.heard.cache_clear()
