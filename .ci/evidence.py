@@ -43,7 +43,7 @@ CARDS = {
 
 
 class Kernel(NamedTuple):
-    """One that is shown: its name's beginning; bytes per element that must move (bench/README.md); elements of a thread
+    """One that is shown: its name's beginning; bytes per element that must move (bench/cases); elements of a thread
     in one turn of its loop; threads of a block."""
 
     name: str

@@ -1,95 +1,94 @@
-"""Which of fastagg's own figures became worse: python bench/compare.py old.json new.json
+"""Which of fastagg's own figures became worse: python bench/compare.py OLD NEW
 
-Times of two runs are compared relative to the in-place streams that each run measured beside them, so that a machine
-that is slower today is not blamed on the code; without streams, and below a million parameters, as they are. A change
-counts when the two spreads (p20 to p80) do not overlap and the medians differ by more than 3%.
+OLD and NEW are files of rows, JSON of pytest-benchmark, or commits, whose bench/results/ is read. Times from a million
+parameters on are compared relative to the streams that were measured beside them, so that a machine that is slower
+today is not blamed on the code; shorter ones as they are. A change counts when the two spreads (p20 to p80) do not
+overlap and the medians differ by more than 3%.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from records import Record, Row, load
+import results
+from results import Row
 
 LEAST = 0.03
 STREAMING = 1_000_000  # below this many parameters the streams show what a call costs, not what memory gives
-Key = tuple[str, str, int, int, int]
+OURS = "fastagg"
 
 
 @dataclass(frozen=True)
 class Change:
-    """One row in both files: new time over old at the medians, and whether that is beyond noise."""
+    """One row of both: new time over old at the medians, and whether that is beyond noise."""
 
-    key: Key
-    old: float
-    new: float
+    old: Row
+    new: Row
     ratio: float
     verdict: str  # slower | faster | ""
 
 
-def changes(old: Record, new: Record) -> list[Change]:
-    """Every row of fastagg's that both files have."""
-    before, after = _own(old), _own(new)
-    return [_change(key, before[key], after[key]) for key in after if key in before]
+def changes(old: Sequence[Row], new: Sequence[Row]) -> list[Change]:
+    """Every row of fastagg's that both have and that was measured anew."""
+    before = {row.key: row for row in old if row.candidate.startswith(OURS) and row.unit == "s"}
+    return [_change(before[row.key], row) for row in new if row.key in before and before[row.key] != row]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print a table; 1 when something became slower, 2 when a file cannot be read or nothing can be compared."""
+    """Print a table; 1 when something became slower, 2 when nothing can be compared."""
     parser = argparse.ArgumentParser(prog="fastagg bench --compare", description=__doc__)
-    parser.add_argument("old", type=Path)
-    parser.add_argument("new", type=Path)
+    parser.add_argument("old", help="a file or a commit")
+    parser.add_argument("new", help="a file or a commit")
     given = parser.parse_args(arguments)
     try:
-        old, new = load(given.old), load(given.new)
+        old, new = _rows(given.old), _rows(given.new)
     except ValueError as error:
         return _fail(str(error))
     found = changes(old, new)
     if not found:
-        return _fail("the two files have no row of fastagg's in common")
-    _print(found, old, new)
+        common = {row.key for row in old if row.candidate.startswith(OURS)} & {row.key for row in new}
+        if common:
+            print(f"The same {len(common)} rows of fastagg's in both: nothing was measured in between.")
+            return 0
+        processors = " and ".join(", ".join(sorted({row.processor for row in rows})) for rows in (old, new))
+        return _fail(f"no case, size, thread count and processor of fastagg's is in both (processors: {processors})")
+    _print(found)
     return 1 if any(change.verdict == "slower" for change in found) else 0
 
 
-def _own(record: Record) -> dict[Key, Row]:
-    return {
-        (row.operation, row.candidate, row.size, row.threads, row.clients): row
-        for row in record.rows
-        if row.candidate.startswith("fastagg") and row.seconds is not None
-    }
+def _rows(given: str) -> list[Row]:
+    return results.load(Path(given)) if Path(given).is_file() else results.load_commit(given)
 
 
-def _change(key: Key, old: Row, new: Row) -> Change:
-    assert old.seconds is not None and new.seconds is not None
-    raw = new.seconds[1] / old.seconds[1]
-    machine = 1.0  # how much slower the streams ran in the new file
-    if key[2] >= STREAMING and old.of_in_place and new.of_in_place:
-        machine = raw * new.of_in_place / old.of_in_place
-    p20, p50, p80 = (seconds / machine for seconds in new.seconds)
-    ratio = p50 / old.seconds[1]
+def _change(old: Row, new: Row) -> Change:
+    raw = new.median / old.median
+    machine = 1.0  # how much slower the streams ran in the new run
+    if new.size >= STREAMING and old.share and new.share:
+        machine = raw * new.share / old.share
+    ratio = raw / machine
     verdict = ""
-    if ratio > 1 + LEAST and p20 > old.seconds[2]:
+    if ratio > 1 + LEAST and new.p20 / machine > old.p80:
         verdict = "slower"
-    elif ratio < 1 - LEAST and p80 < old.seconds[0]:
+    elif ratio < 1 - LEAST and new.p80 / machine < old.p20:
         verdict = "faster"
-    return Change(key, old.seconds[1], new.seconds[1], ratio, verdict)
+    return Change(old, new, ratio, verdict)
 
 
-def _print(found: list[Change], old: Record, new: Record) -> None:
-    for name, record in (("old", old), ("new", new)):
-        about = record.machine
-        print(f"{name}: {about.get('commit')}, {about.get('device')}, {about.get('date')}")
-    if old.machine.get("device") != new.machine.get("device"):
-        print("The devices differ: the streams' speed is taken out, nothing else is.")
-    print("\n| operation | candidate | d | threads | clients | old, ms | new, ms | new / old | |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for change in sorted(found, key=lambda c: -c.ratio):
-        operation, candidate, size, threads, clients = change.key
+def _print(found: list[Change]) -> None:
+    for name, rows in (("old", [change.old for change in found]), ("new", [change.new for change in found])):
+        commits = ", ".join(sorted({f"{row.commit} ({row.date[:10]})" for row in rows}))
+        print(f"{name}: {commits}, on {', '.join(sorted({row.processor for row in rows}))}")
+    print("\n| case | candidate | d | threads | old, ms | new, ms | new / old | |")
+    print("|---|---|---|---|---|---|---|---|")
+    for change in sorted(found, key=lambda change: -change.ratio):
+        row = change.new
         print(
-            f"| {operation} | {candidate} | {size:,} | {threads} | {clients or ''} | {1e3 * change.old:.4g} | "
-            f"{1e3 * change.new:.4g} | {change.ratio:.2f} | {change.verdict} |"
+            f"| {row.case} | {row.candidate} | {row.size:,} | {row.threads} | {1e3 * change.old.median:.4g} | "
+            f"{1e3 * row.median:.4g} | {change.ratio:.2f} | {change.verdict} |"
         )
     counts = {verdict: sum(c.verdict == verdict for c in found) for verdict in ("slower", "faster", "")}
     print(f"\n{counts['slower']} slower, {counts['faster']} faster, {counts['']} within noise.")

@@ -1,4 +1,8 @@
-"""Other frameworks' aggregation beside fastagg's, fed the same replies: python bench/integrations.py nvflare"""
+"""Other frameworks' servers beside fastagg's, fed the same replies: python bench/integrations.py nvflare
+
+Prints rows and keeps them, updates a second and memory, as bench/run.py keeps its own. Each framework may have an
+environment of its own; what it needs is said when it is missing.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,11 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout that was not installed
 
-# Each is a function `(rounds: int) -> str` of a module, which imports its framework.
+import results
+import tables
+import timing
+
+# Each is a function `(rounds: int)` of a module, which imports its framework; it gives rows, or what is to be printed.
 REPORTS = {
     "flower": "integrations_flower:report",
     "flower-processes": "integrations_processes:report",
@@ -20,15 +28,37 @@ REPORTS = {
 }
 
 
-def main() -> None:
-    """The command line: prints Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: list[str] | None = None) -> int:
+    """The command line: prints Markdown; 2 when nothing may be kept or the framework is not here."""
+    parser = argparse.ArgumentParser(prog="bench/integrations.py", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("report", choices=REPORTS)
     parser.add_argument("--rounds", type=int, default=15, help="samples of each candidate")
-    given = parser.parse_args()
+    parser.add_argument("--impatient", action="store_true", help="do not wait for a quiet machine, and keep nothing")
+    parser.add_argument("--out", type=Path, help="a file for the rows (default: the processor's, in results/)")
+    given = parser.parse_args(arguments)
+    if given.impatient:
+        timing.do_not_wait()
+    elif given.out is None and not (name := results.commit()).isalnum():
+        print(f"error: this tree is {name}: results of a changed tree are not kept. Commit first, or name another "
+              "file with --out", file=sys.stderr)  # fmt: skip
+        return 2
     module, function = REPORTS[given.report].split(":")
-    print(getattr(import_module(module), function)(given.rounds))
+    try:
+        found = getattr(import_module(module), function)(given.rounds)
+    except ModuleNotFoundError as error:
+        print(f"error: {given.report} needs {error.name}, which is not installed here", file=sys.stderr)
+        return 2
+    if isinstance(found, str):
+        print(found)
+        return 0
+    print("| server | | parameters | median | p20 to p80 |\n|---|---|---:|---:|---|")
+    for row in found:
+        spread = "" if row.unit == "B" else f"{row.p20:.3g} to {row.p80:.3g}"
+        print(f"| {row.case} | {row.candidate} | {row.size:,} | {tables.value(row)} | {spread} |")
+    if not given.impatient:
+        results.save(found, given.out)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -16,6 +16,7 @@ import torch
 from appfl.algorithm.aggregator import FedAsyncAggregator, FedBuffAggregator
 from integrations_common import CLIENTS, compare, model, peak_of, peaks
 from omegaconf import OmegaConf
+from results import Row
 
 from fastagg.integrations.appfl import Aggregator
 
@@ -76,10 +77,13 @@ CANDIDATES = {
 }
 
 
-def report(rounds: int) -> str:
-    """The comparison, in Markdown."""
+def report(rounds: int) -> list[Row]:
+    """The comparison."""
     memory = peaks(__file__, list(CANDIDATES))
-    return compare({name: make() for name, make in CANDIDATES.items()}, CLIENTS, rounds, memory)
+    runs = {name: make() for name, make in CANDIDATES.items()}
+    for run in runs.values():
+        run()
+    return compare("APPFL", runs, rounds, memory)
 
 
 if __name__ == "__main__":  # one candidate's memory, in a process of its own

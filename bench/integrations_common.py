@@ -8,10 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
+import machine
+import timing
 import torch
-from timing import Quantiles, interleave
+from results import Row
 
 SHAPES = [(700, 800)] * 20  # 11.2 M parameters
 CLIENTS = 10
@@ -24,26 +27,37 @@ def model(seed: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
 
 
 def compare(
-    candidates: Mapping[str, Callable[[], object]], updates: int, rounds: int, peaks: Mapping[str, float]
-) -> str:
-    """A Markdown table; each candidate handles ``updates`` updates per call, the first is the yardstick."""
-    for run in candidates.values():
-        run()
-    timings = interleave(candidates, rounds=rounds)
-    first = next(iter(candidates))
-    lines = [
-        "| | ms per update (p20, p80) | time of the first / this | peak memory beyond model and reply, in models |"
-    ]
-    lines.append("|---|---|---|---|")
+    framework: str,
+    candidates: Mapping[str, Callable[[], object]],
+    rounds: int,
+    peaks: Mapping[str, float],
+    *,
+    before: Mapping[str, Callable[[], object]] | None = None,
+    size: int | None = None,
+) -> list[Row]:
+    """Two rows a candidate: updates a second, and bytes in memory at most, beyond model and replies.
+
+    Args:
+        candidates: each handles ``CLIENTS`` updates a call, and has done so once.
+        peaks: of each, in models.
+        before: what comes before a call and is not timed.
+        size: of the model, in parameters; by default this module's.
+    """
+    found = timing.interleave(candidates, rounds=rounds, before=before, patience=60)
+    d = size or sum(a * b for a, b in SHAPES)
+    rows = []
     for name in candidates:
-        q, ratio = timings.seconds(name), timings.ratio(first, name)
-        spread = f"{_ms(q, 'p50', updates)} ({_ms(q, 'p20', updates)}, {_ms(q, 'p80', updates)})"
-        lines.append(f"| {name} | {spread} | {ratio.p50:.2f} ({ratio.p20:.2f}, {ratio.p80:.2f}) | {peaks[name]:.2f} |")
-    return "\n".join(lines)
+        p20, p50, p80 = (CLIENTS / seconds for seconds in reversed(found.seconds(name)))
+        rate = Row(f"server, {framework}", name, d, torch.get_num_threads(), p50, p20, p80, "1/s")
+        grown = 4 * d * peaks[name]
+        rows += [rate, replace(rate, median=grown, p20=grown, p80=grown, unit="B")]
+    return stamped(rows)
 
 
-def _ms(quantiles: Quantiles, which: str, updates: int) -> str:
-    return f"{getattr(quantiles, which) / updates * 1e3:.1f}"
+def stamped(rows: list[Row]) -> list[Row]:
+    """With processor, versions, commit and date."""
+    stamp = machine.stamp(torch.device("cpu"))
+    return [replace(row, **stamp) for row in rows]
 
 
 def peaks(file: str, names: list[str]) -> dict[str, float]:

@@ -17,12 +17,11 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as theirs
 from flwr.supercore.task_identity import TaskIdentity
-from timing import interleave
+from integrations_common import CLIENTS, compare
+from results import Row
 
 import fastagg
 from fastagg.integrations.flower import SyncStrategy, read, write
-
-CLIENTS = 10
 
 STRATEGIES: dict[str, Callable[[], Any]] = {
     "Flower FedAvg": theirs.FedAvg,
@@ -170,10 +169,13 @@ def errors(dtype: torch.dtype, clients: int = 100) -> list[str]:
     return found
 
 
-def report(rounds: int) -> str:
-    """Measure; a Markdown table."""
+def report(rounds: int) -> list[Row]:
+    """The comparison; errors of the mean in low precision are printed first."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    held = {name: alone(name) for name in STRATEGIES}
+    for dtype in (torch.float16, torch.bfloat16):
+        theirs_, ours = errors(dtype)
+        print(f"{dtype}: error of the mean of 100 clients in units of the last place: Flower {theirs_}, fastagg {ours}")
+    peaks = {name: alone(name)[1] for name in STRATEGIES}
     arrays = start()
     record, given = write(arrays), replies(arrays, CLIENTS)
     running = {name: Rounds(make, record, given) for name, make in STRATEGIES.items()}
@@ -184,33 +186,11 @@ def report(rounds: int) -> str:
     ours, own = (read(running[f"{whose} FedAvg"].result or record) for whose in ("fastagg", "Flower"))
     for name in ours:
         torch.testing.assert_close(ours[name], own[name].to(torch.float32))
-    timed = interleave(
+    return compare(
+        "Flower",
         {name: one.aggregate for name, one in running.items()},
+        rounds,
+        peaks,
         before={name: one.prepare for name, one in running.items()},
-        rounds=rounds,
-        patience=60,
+        size=size(),
     )
-    lines = [
-        f"{size():,} parameters in {len(shapes())} arrays, {CLIENTS} clients, {rounds} interleaved rounds, "
-        f"{timed.discarded} more thrown away. Memory is in models of {4 * size() / 1e6:.1f} MB.",
-        "",
-        "| strategy | s per update | least | Flower's / fastagg's | of the least | held between rounds | at the peak |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name in STRATEGIES:
-        whose, rule = name.split()
-        own = f"Flower {rule}"
-        seconds, least = timed.seconds(name).p50, min(timed.samples(name))
-        ratio = timed.ratio(own, name)
-        times = f"{ratio.p50:.1f} ({ratio.p20:.1f} to {ratio.p80:.1f}) | {min(timed.samples(own)) / least:.1f}"
-        cells = [name, f"{seconds / CLIENTS:.4f}", f"{least / CLIENTS:.4f}", times if whose == "fastagg" else " | "]
-        lines.append(f"| {' | '.join(cells)} | {held[name][0]:.2f} | {held[name][1]:.2f} |")
-    lines += [
-        "",
-        "| error of the mean of 100 clients, units in the last place | Flower FedAvg | fastagg FedAvg |",
-        "|---|---|---|",
-    ]
-    lines += [
-        f"| {str(d).removeprefix('torch.')} | " + " | ".join(errors(d)) + " |" for d in (torch.float16, torch.bfloat16)
-    ]
-    return "\n".join(lines)

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import http.client
 import multiprocessing
-import os
 import re
-import statistics
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from integrations_common import stamped
+from results import Row
+from timing import Quantiles
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "integrations.md"
 CLIENTS = 4
 SECONDS = 10.0
-SIZES = {"a linear layer, 650 parameters": (64, 10), "11.2 M parameters": (1400, 8000)}
+SIZES = ((64, 10), (1400, 8000))  # of a linear layer: 650 and 11.2 M parameters
 LINE = "server = fastagg.FedBuff(torch.nn.Linear(64, 10), buffer_size=2)"
 
 
@@ -69,17 +71,11 @@ def rate(rule: str, shape: tuple[int, int]) -> float:
         server.join()
 
 
-def report(rounds: int) -> str:
-    """A Markdown table."""
-    lines = [
-        f"{CLIENTS} client processes and a server process over loopback HTTP, {os.cpu_count()} cores. The model goes "
-        f"out in fp32, updates come in fp16. Medians of {rounds} runs of {SECONDS:g} s.",
-        "",
-        "| model | rule | updates a second |",
-        "|---|---|---|",
-    ]
-    for model, shape in SIZES.items():
-        for rule in ("FedBuff", "FADAS"):
-            rates = [rate(rule, shape) for _ in range(rounds)]
-            lines.append(f"| {model} | {rule} | {statistics.median(rates):.1f} |")
-    return "\n".join(lines)
+def report(rounds: int) -> list[Row]:
+    """Updates a second; the model goes out in fp32, updates come in fp16."""
+    rows = []
+    for (rows_, columns), rule in product(SIZES, ("FedBuff", "FADAS")):
+        found = Quantiles.of([rate(rule, (rows_, columns)) for _ in range(rounds)])
+        size = rows_ * columns + columns
+        rows.append(Row(f"server, HTTP, {CLIENTS} processes", rule, size, 0, found.p50, found.p20, found.p80, "1/s"))
+    return stamped(rows)

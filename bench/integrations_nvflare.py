@@ -15,6 +15,7 @@ from integrations_common import CLIENTS, compare, model, peak_of, peaks
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from results import Row
 
 from fastagg.integrations.nvflare import Aggregator
 
@@ -67,10 +68,13 @@ CANDIDATES = {
 }
 
 
-def report(rounds: int) -> str:
-    """The comparison, in Markdown."""
+def report(rounds: int) -> list[Row]:
+    """The comparison."""
     memory = peaks(__file__, list(CANDIDATES))
-    return compare({name: make() for name, make in CANDIDATES.items()}, CLIENTS, rounds, memory)
+    runs = {name: make() for name, make in CANDIDATES.items()}
+    for run in runs.values():
+        run()
+    return compare("FLARE", runs, rounds, memory)
 
 
 if __name__ == "__main__":  # one candidate's memory, in a process of its own

@@ -1,45 +1,72 @@
-"""What a result was measured on and with: processor, memory, software, commit."""
+"""What a row was measured on and with, and how a processor is called: vendor, name, and microarchitecture where
+/proc/cpuinfo lets one know."""
 
 from __future__ import annotations
 
 import os
 import platform
 import re
-import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import results
 import torch
 
 import fastagg
 
-_ROOT = Path(__file__).resolve().parents[1]
+# (vendor, family, model): the microarchitecture, and a core's L2 cache, which must fit: a virtual machine may give the
+# number of a processor that it is not (as a Xeon with Rocket Lake's number and four times Rocket Lake's cache).
+KNOWN = {
+    ("AuthenticAMD", 23, 49): ("Zen 2", "512K"),
+    ("AuthenticAMD", 25, 1): ("Zen 3", "512K"),
+    ("AuthenticAMD", 25, 17): ("Zen 4", "1024K"),
+    ("AuthenticAMD", 25, 160): ("Zen 4c", "1024K"),
+    ("AuthenticAMD", 26, 2): ("Zen 5", "1024K"),
+    ("AuthenticAMD", 26, 17): ("Zen 5c", "1024K"),
+    ("GenuineIntel", 6, 106): ("Ice Lake", "1280K"),
+    ("GenuineIntel", 6, 143): ("Sapphire Rapids", "2048K"),
+    ("GenuineIntel", 6, 167): ("Rocket Lake", "512K"),
+    ("GenuineIntel", 6, 173): ("Granite Rapids", "2048K"),
+    ("GenuineIntel", 6, 207): ("Emerald Rapids", "2048K"),
+}
 
 
-def describe() -> dict[str, Any]:
-    """Plain data for the report and the JSON."""
-    info = fastagg.build_info()
+def stamp(device: torch.device) -> dict[str, str]:
+    """Processor, versions, commit and date, as every row has them."""
+    processor = label(about()) if device.type == "cpu" else torch.cuda.get_device_properties(device).name
+    cuda = "" if device.type == "cpu" else f", CUDA {torch.version.cuda}"
+    versions = (
+        f"fastagg {fastagg.__version__} ({fastagg.build_info()['isa']}), torch {torch.__version__}{cuda}, "
+        f"Python {platform.python_version()}, NumPy {np.__version__}"
+    )
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"processor": processor, "versions": versions, "commit": results.commit(), "date": date}
+
+
+def about() -> dict[str, Any]:
+    """The processor, its caches, and how the system hands out memory."""
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
         "device": device(),
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "caches": _caches(),
-        "memory_bytes": _meminfo("MemTotal"),
         "huge_pages": _chosen("/sys/kernel/mm/transparent_hugepage/enabled"),
-        "load": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
         "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "fastagg": fastagg.__version__,
-        "isa": info["isa"],
-        "threads": info["threads"],
-        "torch_threads": torch.get_num_threads(),
     }
+
+
+def label(about: Mapping[str, Any]) -> str:
+    """The processor's name in the report."""
+    said = about.get("processor") or {}
+    key = (said.get("vendor"), said.get("family"), said.get("model"))
+    name = re.sub(r"\((R|TM|model \d+)\)|\bCPU\b|@.*$", "", about["device"])
+    name = re.sub(r"(?<=\w) Processor$", "", " ".join(name.split()))
+    if key in KNOWN and about["caches"].get("L2", KNOWN[key][1]) == KNOWN[key][1]:
+        return f"{name} ({KNOWN[key][0]})"
+    return f"{name} (model {key[2]})" if key[2] is not None else name
 
 
 def device() -> str:
@@ -54,7 +81,7 @@ def device() -> str:
 
 
 def processor() -> dict[str, Any]:
-    """Vendor, family and model as /proc/cpuinfo has them, from which processors.py tells the microarchitecture."""
+    """Vendor, family and model as /proc/cpuinfo has them, from which :func:`label` tells the microarchitecture."""
     cpuinfo = _read("/proc/cpuinfo")
     found = {
         key: re.search(rf"^{name}\s*:\s*(\S+)$", cpuinfo, re.MULTILINE)
@@ -64,18 +91,10 @@ def processor() -> dict[str, Any]:
     return {key: int(value) if value.isdigit() else value for key, value in said.items()}
 
 
-def commit() -> str:
-    """The checkout's commit, with ``-dirty`` if it was changed since; ``unknown`` outside a checkout."""
-    command = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--exclude", "*"]
-    try:
-        done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return done.stdout.strip()
-
-
-def available_bytes() -> int:
-    """Memory that can be taken without swapping."""
+def available_bytes(device: torch.device | None = None) -> int:
+    """Memory that can be taken without swapping, here or on a device."""
+    if device is not None and device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
     return _meminfo("MemAvailable") or 8 << 30
 
 

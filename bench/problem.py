@@ -1,9 +1,9 @@
-"""One benchmark problem: a size, an update and the state to step; and what a candidate is."""
+"""One benchmark problem: a size, a device, an update and the state to step; what a candidate is, and what a case is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import machine
@@ -12,7 +12,11 @@ from torch import Tensor
 
 from fastagg.storage import memory
 
-Allocate = Callable[[int], Tensor]
+CPU = torch.device("cpu")
+OURS = "fastagg"
+ROUNDING = 2e-6  # relative difference between two right results of one step
+SIZES = (1_000, 100_000, 10_000_000, 100_000_000)  # parameters: what the report's first page shows
+Allocate = Callable[[int, torch.device], Tensor]
 
 
 class Skip(Exception):
@@ -21,11 +25,21 @@ class Skip(Exception):
 
 @dataclass(frozen=True)
 class Built:
-    """A candidate ready to run: ``run`` makes one step, ``result`` is the vector to compare with the others'."""
+    """A candidate ready to run.
+
+    Attributes:
+        run: makes one step, or as many as the case's ``period`` says.
+        result: the vector to compare with the others'; None for a floor, which does less than they by intent.
+        before: what must be done before each run, and is not timed.
+        warm: runs before results are compared.
+        kept: bytes per parameter that it keeps for each client, where the case is about that.
+    """
 
     run: Callable[[], object]
-    result: Callable[[], Tensor]
+    result: Callable[[], Tensor] | None
     before: Callable[[], object] | None = None
+    warm: int = 1
+    kept: float | None = None
 
 
 @dataclass(frozen=True)
@@ -33,11 +47,12 @@ class Candidate:
     """One way to do an operation.
 
     Attributes:
-        name: as in the report; `fastagg` is ours.
+        name: as in the report; names that begin with `fastagg` are ours, the first one is what the others stand beside.
         build: allocates the state and compiles; raises :class:`Skip` where it cannot run.
         vectors: vectors of length d it holds at its peak, temporaries included.
         corrected: whether it applies Adam's bias correction, as torch.optim always does.
         note: what a reader must know.
+        devices: where it runs.
     """
 
     name: str
@@ -45,16 +60,56 @@ class Candidate:
     vectors: float
     corrected: bool = False
     note: str = ""
+    devices: tuple[str, ...] = ("cpu", "cuda")
 
 
-def plain(size: int) -> Tensor:
+@dataclass(frozen=True)
+class Case:
+    """One thing that a server does: a file of ``cases/`` makes a few that belong together.
+
+    Attributes:
+        bytes: read and written per parameter, each once, by what the rule needs and whatever a kernel really moves; 0
+            where the work is not counted in bytes. This is the only place that says so.
+        candidates: ours first; the first one's result is what the others' must equal.
+        group: ``arrival`` (a whole one, dispatch to receipt), ``kernel`` (one pass) or ``path`` (anything else).
+        sizes: parameters that it is measured at; of one element where the case has its own size.
+        corrected: our result with Adam's bias correction, for peers that always apply it.
+        exact: the result in float64; ours must equal it within rounding, peers within ``rounding``.
+        lr: learning rate.
+        rounding: relative difference of elements that rounding may make.
+        apart: instead, the relative difference of norms that is allowed.
+        reads: it writes nothing, so that what memory gives is what it gives to reading.
+        period: calls or arrivals that one run makes; figures are of one.
+        least: seconds that a sample takes at least.
+        devices: where its own candidate runs.
+        host: it is timed by the host's clock on any device.
+    """
+
+    name: str
+    bytes: float
+    candidates: Callable[[], Sequence[Candidate]]
+    group: str = "kernel"
+    sizes: tuple[int, ...] = SIZES
+    corrected: Callable[[Problem], Tensor] | None = None
+    exact: Callable[[Problem], Tensor] | None = None
+    lr: float = 1e-3
+    rounding: float = ROUNDING
+    apart: float | None = None
+    reads: bool = False
+    period: int = 1
+    least: float = 2e-3
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    host: bool = False
+
+
+def plain(size: int, device: torch.device = CPU) -> Tensor:
     """Memory as a user of torch gets it."""
-    return torch.empty(size)
+    return torch.empty(size, device=device)
 
 
-def huge(size: int) -> Tensor:
+def huge(size: int, device: torch.device = CPU) -> Tensor:
     """Memory as a fastagg Server keeps its state: huge pages, where the system has them."""
-    return memory.empty(size)
+    return memory.empty(size) if device.type == "cpu" else plain(size, device)
 
 
 @dataclass(frozen=True)
@@ -66,10 +121,15 @@ class Problem:
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-8
     buffer_size: int = 5
+    device: torch.device = field(default=CPU)
+
+    def zeros(self, allocate: Allocate = huge) -> Tensor:
+        """A fresh vector of zeros."""
+        return allocate(self.size, self.device).zero_()
 
     def vector(self, kind: str, allocate: Allocate = plain) -> Tensor:
         """A fresh vector: ``update``, ``x``, ``acc`` or a moment; always the same values."""
-        out, tile = allocate(self.size), _tile(kind)
+        out, tile = allocate(self.size, self.device), _tile(kind)
         for at in range(0, self.size, tile.numel()):
             piece = out[at : at + tile.numel()]
             piece.copy_(tile[: piece.numel()])
@@ -117,7 +177,7 @@ def layer_sizes(size: int) -> list[int]:
 
 def batches(candidates: Iterable[Candidate], problem: Problem, shared: float) -> Iterator[list[Candidate]]:
     """Candidates in as few groups as fit into memory together, beside ``shared`` vectors that every group needs."""
-    room = 0.8 * machine.available_bytes() / (4 * problem.size) - shared
+    room = 0.8 * machine.available_bytes(problem.device) / (4 * problem.size) - shared
     group: list[Candidate] = []
     used = 0.0
     for candidate in candidates:

@@ -1,135 +1,223 @@
-"""docs/performance.md and its figures, from the committed results: python bench/report.py
+"""docs/performance.md, its pictures and its full tables, from the rows in results/: python bench/report.py
 
-For every step, size, thread count and processor the newest file that has it counts. Processors stand beside each other
-in every sentence and table, and losses come first. `--check` writes nothing and fails when the page is not what the
-results say.
+`--check` writes nothing and fails when the pages are not what the results say. The page is one screen, the tables have
+every candidate. Both mark a loss in the cell where it is.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import columns
-import figures
-import processors
-import records
-import tables
-from lead import lead
-from records import Record, Row
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout that was not installed: its own package
 
-NOTES = Path(__file__).with_name("notes.md")  # what was measured apart, by hand
-DOCS = Path(__file__).resolve().parents[1] / "docs"
-SWEPT = (10_000, 100_000, 1_000_000)  # sizes of the sweep that the tables show; the curves show all
-Group = tuple[str, str, int, int, int]  # processor, operation, d, threads, clients
-Groups = dict[Group, tuple[Record, list[Row]]]
+import figures
+import results
+import tables
+from cases import CASES
+from measure import is_peer
+from problem import OURS, SIZES, Case
+from results import Row
+
+TEXT = Path(__file__).with_name("page.md")  # what is said on the page, with {} where figures come
+DOCS = results.ROOT / "docs"
+NEAR = 1.25  # a size this many times away from a column's stands in it
+At = tuple[str, int, int]  # case, size, threads
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the page and its figures, or with --check compare the page; 1 when it is stale."""
+    """Write the pages and the pictures, or with --check compare the pages; 1 when one is stale, 2 for bad results."""
     parser = argparse.ArgumentParser(prog="bench/report.py", description=__doc__)
-    parser.add_argument("--results", type=Path, nargs="+", default=[records.RESULTS], help="folders of run.py's files")
+    parser.add_argument("--results", type=Path, default=results.RESULTS, help="folder of JSONL files")
     parser.add_argument("--out", type=Path, default=DOCS, help="folder of performance.md and performance/")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page is stale")
     given = parser.parse_args(arguments)
-    kept = [records.load(path) for folder in given.results for path in sorted(folder.glob("*.json"))]
-    text, page = render(kept), given.out / "performance.md"
+    try:
+        rows = results.load_all(given.results)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    pages = {"performance.md": page(rows), "performance/tables.md": full(rows)}
     if given.check:
-        pictures = [given.out / "performance" / name for name in figures.names(_curves(kept))]
-        stale = not page.is_file() or page.read_text() != text or not all(path.is_file() for path in pictures)
+        stale = [n for n, text in pages.items() if not (given.out / n).is_file() or (given.out / n).read_text() != text]
+        stale += [n for n, _ in figures.captions(rows) if not (given.out / "performance" / n).is_file()]
         if stale:
-            print(f"{page} is not what the results say: run python bench/report.py", file=sys.stderr)
-        return int(stale)
-    given.out.mkdir(parents=True, exist_ok=True)
-    page.write_text(text)
-    figures.draw(_curves(kept), given.out / "performance")
+            print(f"{', '.join(stale)}: not what the results say: run python bench/report.py", file=sys.stderr)
+        return int(bool(stale))
+    for name, text in pages.items():
+        (given.out / name).parent.mkdir(parents=True, exist_ok=True)
+        (given.out / name).write_text(text)
+    figures.draw(rows, given.out / "performance")
     return 0
 
 
-def render(kept: Sequence[Record]) -> str:
-    """The page."""
-    groups = _counted(kept)
-    cases = {
-        ((processor, threads), (operation, size, clients)): rows
-        for (processor, operation, size, threads, clients), (record, rows) in groups.items()
-        if not _is_sweep(record) or size in SWEPT
+def page(rows: Sequence[Row]) -> str:
+    """The one screen."""
+    names = sorted({row.processor for row in rows})
+    parts = [TEXT.read_text()]
+    found = {
+        "table": _screen(rows, names),
+        "losses": _losses(rows, names),
+        "pictures": "\n\n".join(f"![{words}](performance/{name})\n\n{words}" for name, words in figures.captions(rows)),
+        "servers": _servers(rows, names) or "Not measured yet.",
+        "machines": "\n".join(f"- {name}: {_software(rows, name)}" for name in names),
     }
-    by_processor: dict[str, list[Row]] = {}
-    for (processor, operation, *_), (_, rows) in sorted(groups.items(), key=lambda item: item[0]):
-        found = by_processor.setdefault(processor, [])
-        found += [] if operation == "roofline" else rows
+    text = parts[0]
+    for key, value in found.items():
+        text = text.replace(f"{{{key}}}", value)
+    return text
+
+
+def _screen(rows: Sequence[Row], names: Sequence[str]) -> str:
+    heads = [f"{tables.size(size)}" for _ in names for size in SIZES]
+    heads = [f"{name}: {head}" if i % len(SIZES) == 0 else head
+             for i, (head, name) in enumerate(zip(heads, (n for n in names for _ in SIZES), strict=True))]  # fmt: skip
+    lines = [f"| parameters | bytes | {' | '.join(heads)} |", "|---|---:|" + "---|" * len(heads)]
+    for group, title in (("arrival", "Whole arrivals"), ("kernel", "Kernels")):
+        lines.append(f"| **{title}** |" + " |" * (1 + len(heads)))
+        for case in (one for one in CASES.values() if one.group == group):
+            cells = [_cell(_near(rows, name, case, size)) for name in names for size in SIZES]
+            if any(cell != "—" for cell in cells) or group == "arrival":
+                lines.append(f"| {case.name.removeprefix('arrival ')} | {case.bytes:.3g} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _near(rows: Iterable[Row], processor: str, case: Case, size: int) -> list[Row]:
+    """A case's rows at the measured size next to ``size``, on the most threads."""
+    near = [
+        row for row in rows
+        if (row.processor, row.case, row.unit) == (processor, case.name, "s") and size / NEAR <= row.size <= size * NEAR
+    ]  # fmt: skip
+    if not near:
+        return []
+    places = [(row.size, row.threads) for row in near]
+
+    def order(place: tuple[int, int]) -> tuple[int, int, float]:  # all cores, beside most peers, next to the column's
+        return -place[1], -places.count(place), abs(math.log(place[0] / size))
+
+    at = min(set(places), key=order)
+    return [row for row in near if (row.size, row.threads) == at]
+
+
+def _cell(rows: Sequence[Row]) -> str:
+    """Time; share of streaming; what the best peer takes over it."""
+    own = next((row for row in rows if row.candidate == OURS), None)
+    if own is None:
+        return "—"
+    best = tables.best_peer(rows)
     parts = [
-        "# Performance",
-        lead(by_processor),
-        "Generated by `python bench/report.py` from the files in `bench/results/`, which have every candidate and "
-        "every sample; how they were measured is in [bench/README.md](../bench/README.md). Ratios are medians of "
-        "ratios taken within a round. Shares and GB/s count the bytes that the rule must read and write.",
-        _section("Steps", columns.steps(cases), columns.LEGEND),
-        _section("Whole arrivals and losses", columns.paths(cases)),
-        _section("What memory gave", columns.streams(cases), "In the last run at that size; 100% is copy or triad."),
-        *(f"![{caption}](performance/{name})\n\n{caption}" for name, caption in figures.captions(_curves(kept))),
-        NOTES.read_text().strip(),
-        _commands(groups),
+        tables.time(own.median),
+        "" if own.share is None else f"{own.share:.0%}",
+        tables.ratio(best) if best else "",
     ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return ", ".join(part for part in parts if part)
 
 
-def newest(kept: Iterable[Record]) -> Groups:
-    """The rows of every group from the last file that has it. The machine's own streams belong to what ran beside."""
-    found: Groups = {}
-    for record in sorted(kept, key=lambda record: record.machine["date"]):
-        processor = processors.label(record.machine)
-        groups: dict[Group, list[Row]] = {}
-        for row in record.rows:
-            groups.setdefault((processor, row.operation, row.size, row.threads, row.clients), []).append(row)
-        found.update({group: (record, rows) for group, rows in groups.items()})
+def _losses(rows: Sequence[Row], names: Sequence[str]) -> str:
+    said = []
+    for name in names:
+        groups = _by_case([row for row in rows if row.processor == name and row.unit == "s" and row.case in CASES])
+        best = [peer for group in groups.values() if (peer := tables.best_peer(group)) is not None]
+        lost = [peer for peer in best if tables.loses(peer)]
+        said.append(f"{len(lost)} of {len(best)} on {name}")
+    return ", ".join(said)
+
+
+def _by_case(rows: Iterable[Row]) -> dict[At, list[Row]]:
+    found: dict[At, list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.case, row.size, row.threads), []).append(row)
     return found
 
 
-def _counted(kept: Sequence[Record]) -> Groups:
-    """What the tables say: a sweep has few peers and rounds, so it counts only where nothing else was measured."""
-    sweeps = [record for record in kept if _is_sweep(record)]
-    return newest(sweeps) | newest(record for record in kept if not _is_sweep(record))
+def _software(rows: Sequence[Row], name: str) -> str:
+    own = [row for row in rows if row.processor == name]
+    versions = sorted({(row.date[:10], row.versions) for row in own})[-1][1]
+    commits = sorted({row.commit for row in own}, key=lambda c: max(row.date for row in own if row.commit == c))
+    return (
+        f"{versions}; commits {', '.join(commits)}; {min(r.date for r in own)[:10]} to {max(r.date for r in own)[:10]}"
+    )
 
 
-def _curves(kept: Sequence[Record]) -> figures.Devices:
-    """By processor: its caches and all rows that count, streams included. Curves are of sweeps alone: memory that
-    others use too gives more on one day than on the next, which would look like a step between two sizes."""
-    sweeps = newest(record for record in kept if _is_sweep(record))
-    swept = {processor for processor, *_ in sweeps}
-    single = {
-        group: found
-        for group, found in newest(record for record in kept if not _is_sweep(record)).items()
-        if group[0] not in swept or group[1] not in (*figures.CURVES, "roofline")
-    }
-    found: dict[str, tuple[dict[str, str], list[Row]]] = {}
-    for group, (record, rows) in (sweeps | single).items():
-        found.setdefault(group[0], (record.machine["caches"], []))[1].extend(rows)
-    return dict(sorted(found.items()))
+def _servers(rows: Sequence[Row], names: Sequence[str]) -> str:
+    """Whole servers and whole runs: a line for each thing measured, whoever's it is."""
+    kept = [row for row in rows if row.case.startswith(("server, ", "simulator, "))]
+    lines = ["| | | " + " | ".join(names) + " |", "|---|---|" + "---|" * len(names)] if kept else []
+    for case, candidate, unit in dict.fromkeys((row.case, row.candidate, row.unit) for row in kept):
+        cells = []
+        for name in names:
+            own = [r for r in kept if (r.processor, r.case, r.candidate, r.unit) == (name, case, candidate, unit)]
+            cells.append(f"{tables.value(own[-1])}{_over(own[-1])}" if own else "—")
+        lines.append(f"| {case} | {candidate} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
-def _is_sweep(record: Record) -> bool:
-    return " sweep" in record.command
+def _over(row: Row) -> str:
+    return f", {tables.ratio(row)}" if row.ratio else ""
 
 
-def _section(title: str, table: str, words: str = "") -> str:
-    return "\n\n".join(part for part in (f"## {title}", words, table) if part) if table else ""
+def full(rows: Sequence[Row]) -> str:
+    """Every case, size and number of threads, with every candidate."""
+    names = sorted({row.processor for row in rows})
+    parts = [
+        "# All figures",
+        "Generated by `python bench/report.py` from `bench/results/`, which has the spreads too. A cell has the median "
+        "time and its share of streaming; then what each other candidate takes over it, medians of ratios taken within "
+        "a round. **Bold**: a peer that is faster. The native call alone is a floor and no peer. "
+        "[Back](../performance.md)",
+    ]
+    titles = {"arrival": "Whole arrivals", "kernel": "Kernels", "path": "Other paths"}
+    for group, title in titles.items():
+        lines = [
+            f"| | bytes | parameters | threads | {' | '.join(names)} |",
+            "|---|---:|---:|---|" + "---|" * len(names),
+        ]
+        for case in (one for one in CASES.values() if one.group == group):
+            own = _by_case(row for row in rows if row.case == case.name and row.unit == "s")
+            for (_, size, threads), found in sorted(own.items()):
+                cells = [_candidates([row for row in found if row.processor == name]) for name in names]
+                words = "card" if threads == 0 else threads
+                lines.append(f"| {case.name} | {case.bytes:.4g} | {size:,} | {words} | {' | '.join(cells)} |")
+        parts += [f"## {title}", "\n".join(lines) if len(lines) > 2 else "Not measured yet."]
+    parts += ["## What memory gave", "In the last run at that size, in GB/s of counted bytes.", _streams(rows, names)]
+    kept = {row.key[5]: row for row in rows if row.unit == "B/parameter"}
+    if kept:
+        words = ", ".join(f"{row.median:.3g} ({name})" for name, row in kept.items())
+        parts += ["## What a server keeps", f"Bytes per parameter for each client: {words}."]
+    if servers := _servers(rows, names):
+        parts += ["## Whole servers and whole runs", servers]
+    return "\n\n".join(parts) + "\n"
 
 
-def _commands(groups: Groups) -> str:
-    """By processor: the machine as its last file has it, and every command that a figure above comes from."""
-    used: dict[str, dict[str, Record]] = {}
-    for (processor, *_), (record, _) in groups.items():
-        used.setdefault(processor, {})[record.path.name] = record
-    parts = ["## The commands"]
-    for processor, found in sorted(used.items()):
-        ordered = sorted(found.values(), key=lambda record: record.machine["date"])
-        lines = [f"- `{r.command}`, {r.machine['commit']}, {r.machine['date'][:10]}" for r in ordered]
-        parts.append(f"{processor}: {tables.heading(ordered[-1].machine)} Each on the commit it names:")
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts)
+def _candidates(rows: Sequence[Row]) -> str:
+    own = next((row for row in rows if row.ratio is None), None)
+    if own is None:
+        return "—"
+    share = "" if own.share is None else f", {own.share:.0%}"
+    others = sorted((row for row in rows if row.ratio), key=lambda row: (not is_peer(row.candidate), row.ratio[1]))  # type: ignore[index]
+    named = [f"{tables.ratio(row)} {row.candidate}" for row in others]
+    return "; ".join([f"{tables.time(own.median)}{share}", *named])
+
+
+BYTES = {"copy": 8, "triad": 12, "read": 4}
+
+
+def _streams(rows: Sequence[Row], names: Sequence[str]) -> str:
+    lines = [f"| parameters | threads | {' | '.join(names)} |", "|---:|---|" + "---|" * len(names)]
+    found = _by_case(row for row in rows if row.case == "streams" and row.candidate in BYTES)
+    for (_, size, threads), own in sorted(found.items()):
+        cells = []
+        for name in names:
+            speeds = [
+                f"{row.candidate} {BYTES[row.candidate] * size / row.median / 1e9:.0f}"
+                for row in own if row.processor == name
+            ]  # fmt: skip
+            cells.append(", ".join(speeds) or "—")
+        lines.append(f"| {size:,} | {threads or 'card'} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,100 +1,94 @@
-"""Measure, print Markdown, keep the figures: python bench/run.py optimizers --sizes 11200000 110000000
+"""Measure cases beside their peers: python bench/run.py arrival kernel --within 6
 
-`python bench/run.py sweep --threads 1 2` makes the curves of docs/performance.md: time and GB/s against d.
+Prints a table for each case and size, and keeps a row for each candidate in results/, one file a processor.
 """
 
 from __future__ import annotations
 
 import argparse
-import shlex
+import math
 import sys
 from pathlib import Path
 
-# A checkout that was not installed: its own package, not another one's.
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout that was not installed: its own package
 
-import machine
-import records
-import suites
+import results
 import tables
+import timing
 import torch
-from records import Row
+from cases import CASES
+from measure import measure
+from problem import Case
 
 import fastagg
 
-# The curves: whole steps, the shortest pass, and the arrival that does the most arithmetic; with the peers that matter.
-SWEEP = ("amsgrad", "accumulate", "ace int8")
-SWEEP_SIZES = (10_000, 31_600, 100_000, 316_000, 1_000_000, 3_160_000, 10_000_000, 31_600_000, 100_000_000,
-               316_000_000, 1_000_000_000)  # fmt: skip
-SWEEP_ONLY = ("fused", "torch add_", "torch.compile", "plain C++")
-# A sample of milliseconds sees one state of the core's clock and of the neighbours: short steps need more of them.
-ROUNDS, SHORT_ROUNDS, SHORT = 15, 31, 1_000_000
+GROUPS = tuple(dict.fromkeys(case.group for case in CASES.values()))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; 0 when everything was measured, 1 when candidates disagreed somewhere."""
-    given = _parser().parse_args(arguments)
-    rows: list[Row] = []
+    """The command line; 0 when everything was measured, 1 when candidates disagreed, 2 when nothing may be kept."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    device = torch.device(given.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch sees no card here")
+    if given.impatient:
+        timing.do_not_wait()
+    keep = not (given.no_save or given.impatient)
+    if keep and given.out is None and not (name := results.commit()).isalnum():
+        print(
+            f"error: this tree is {name}: results of a changed tree are not kept. Commit first, or name another file "
+            "with --out, or --no-save",
+            file=sys.stderr,
+        )
+        return 2
     wrong: list[str] = []
-    about = machine.describe()
-    for threads in given.threads or [fastagg.get_num_threads()]:
-        fastagg.set_num_threads(threads)
-        torch.set_num_threads(threads)
-        for name in given.suite:
-            rows += _measured(name, given, wrong)
-    print(tables.markdown(rows, about))
-    if not given.no_save:
-        path = records.save(rows, about, f"python bench/run.py {shlex.join(arguments or sys.argv[1:])}", given.out)
-        print(f"Kept in {path}", file=sys.stderr)
+    for threads in [0] if device.type == "cuda" else given.threads or [fastagg.get_num_threads()]:
+        if threads:
+            fastagg.set_num_threads(threads)
+            torch.set_num_threads(threads)
+        for case in wanted(given.cases):
+            if device.type not in case.devices:
+                continue
+            for size in case.sizes if len(case.sizes) == 1 else given.sizes or case.sizes:
+                try:
+                    found = measure(
+                        case, size, rounds=given.rounds, only=given.only, device=device, within=given.within
+                    )
+                except AssertionError as error:  # an hour of other figures must not be lost with it
+                    wrong.append(f"{case.name}, d = {size:,}: {error}")
+                    continue
+                print(tables.measured(case, size, threads, found), flush=True)
+                if keep and found.rows:
+                    results.save(found.rows, given.out)
     for line in wrong:
         print(f"wrong result, not timed: {line}", file=sys.stderr)
     return 1 if wrong else 0
 
 
+def wanted(names: list[str]) -> list[Case]:
+    """Cases by name or by group, in the order asked for."""
+    found = {}
+    for name in names:
+        found.update({one: case for one, case in CASES.items() if name in (one, case.group)})
+    return list(found.values())
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bench/run.py", description="Measure fastagg against its peers.")
-    known = ["sweep", *suites.SUITES, *_cases()]
-    parser.add_argument("suite", nargs="*", default=["optimizers"], choices=known, metavar="suite",
-                        help=f"sweep, {', '.join(suites.SUITES)}, or one operation of them")  # fmt: skip
+    parser = argparse.ArgumentParser(prog="bench/run.py", description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("cases", nargs="*", default=["arrival", "kernel"], choices=[*GROUPS, *CASES], metavar="case",
+                        help=f"groups ({', '.join(GROUPS)}) or cases: {', '.join(CASES)}")  # fmt: skip
     parser.add_argument("--sizes", type=_count, nargs="+", help="numbers of parameters, such as 11200000 or 1e6")
-    parser.add_argument("--rounds", type=int, help=f"samples of each candidate (default: {ROUNDS}, and {SHORT_ROUNDS} "
-                        f"below {SHORT:,} parameters)")  # fmt: skip
-    parser.add_argument("--threads", type=int, nargs="+", help="of fastagg and of torch, one after the other")
-    parser.add_argument("--only", nargs="+", help="peers whose names contain one of these words")
-    parser.add_argument("--out", type=Path, default=records.RESULTS, help="folder for the figures")
+    parser.add_argument("--threads", type=_count, nargs="+", help="of fastagg and of torch, one after the other")
+    parser.add_argument("--rounds", type=_count, help="samples of each (default: 31 below a million parameters, 15)")
+    parser.add_argument("--within", type=float, default=math.inf, metavar="SECONDS",
+                        help="for each case and size: no round begins later, once there are five")  # fmt: skip
+    parser.add_argument("--only", nargs="+", default=[""], help="peers whose names contain one of these words")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--impatient", action="store_true", help="do not wait for a quiet machine, and keep nothing")
     parser.add_argument("--no-save", action="store_true", help="print only")
+    parser.add_argument("--out", type=Path, help="a file for the rows (default: the processor's, in results/)")
     return parser
-
-
-def _measured(name: str, given: argparse.Namespace, wrong: list[str]) -> list[Row]:
-    wanted: list[tuple[str, object, tuple[int, ...]]] = []
-    only = tuple(given.only or [""])
-    cases = _cases()
-    if name == "sweep":
-        only = tuple(given.only or SWEEP_ONLY)
-        wanted = [(*cases[operation], SWEEP_SIZES) for operation in SWEEP]
-    elif name in suites.SUITES:
-        wanted = [(name, case, suites.SUITES[name].sizes) for case in suites.SUITES[name].cases]
-    else:
-        suite, case = cases[name]
-        wanted = [(suite, case, suites.SUITES[suite].sizes)]
-    rows: list[Row] = []
-    for suite, case, sizes in wanted:
-        for size in sizes if sizes == suites.OWN else given.sizes or sizes:
-            print(f"{suites.label(case)}, d = {size:,}, {fastagg.get_num_threads()} threads", file=sys.stderr)
-            try:
-                rows += suites.run(suite, case, size, given.rounds or _rounds(size), only)
-            except AssertionError as error:  # an hour of other figures must not be lost with it
-                wrong.append(f"{suites.label(case)}, d = {size:,}: {error}")
-    return rows
-
-
-def _rounds(size: int) -> int:
-    return SHORT_ROUNDS if 0 < size < SHORT else ROUNDS
-
-
-def _cases() -> dict[str, tuple[str, object]]:
-    return {suites.label(case): (name, case) for name, suite in suites.SUITES.items() for case in suite.cases}
 
 
 def _count(text: str) -> int:

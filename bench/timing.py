@@ -14,9 +14,43 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+import torch
 
 Run = Callable[[], object]
+
+
+class Clock(Protocol):
+    """What times a sample. ``clocks.py`` has a device's."""
+
+    settles: bool  # whether candidates share the cores with the clock, so that a pause between them is due
+    host: dict[str, list[float]]  # seconds of the host for each call, where that is not what is measured
+
+    def sample(self, name: str, run: Run, calls: int) -> float:
+        """Seconds per call of ``calls`` calls in a row."""
+
+    def wait(self) -> None:
+        """Return when what was asked for has been done."""
+
+
+class HostClock:
+    """Wall seconds of the calling thread."""
+
+    settles = True
+
+    def __init__(self) -> None:
+        self.host: dict[str, list[float]] = {}
+
+    def sample(self, name: str, run: Run, calls: int) -> float:
+        start = time.perf_counter()
+        for _ in range(calls):
+            run()
+        return (time.perf_counter() - start) / calls
+
+    def wait(self) -> None:
+        pass
+
 
 # torch's OpenMP threads spin for some milliseconds after an operation before they sleep, on cores that the next
 # candidate needs. This pause lets them stop; what happens without it is measured as a candidate of its own. This thread
@@ -27,6 +61,7 @@ SETTLE = 0.02
 # as often as there are rounds. Which candidates it favoured cannot be known, so none of it is kept.
 DISTURBED = 0.05
 PATIENCE = 20.0  # seconds to wait for a quiet moment before a round
+FEWEST = 5  # rounds that are measured however long they take
 
 
 class Quantiles(NamedTuple):
@@ -51,12 +86,14 @@ class Timings:
         calls: candidate -> calls per sample.
         others: largest share of all cores' time that other processes took in a round, or None where that is not known.
         discarded: rounds thrown away because others took more than ``DISTURBED``.
+        lost: candidates that ran out of memory on the way, with the reason; ``rounds`` has nothing of them.
     """
 
     rounds: dict[str, dict[int, float]]
     calls: dict[str, int]
     others: float | None
     discarded: int
+    lost: dict[str, str]
 
     def samples(self, name: str) -> list[float]:
         """Seconds per call, in the order measured."""
@@ -81,6 +118,9 @@ def interleave(
     patience: float = 0.6,
     settle: float | None = None,
     seed: int = 0,
+    clock: Clock | None = None,
+    within: float = math.inf,
+    needed: str = "fastagg",
 ) -> Timings:
     """Time every candidate ``rounds`` times, in a new random order each round.
 
@@ -96,67 +136,58 @@ def interleave(
         patience: candidates slower than this many seconds run in every third round only.
         settle: seconds of pause before each sample; None for ``SETTLE``.
         seed: of the order.
+        clock: what times a sample; wall seconds by default. A device's clock makes one call a sample: it is the
+            device's own time, and what the call before left in its caches is overwritten.
+        within: seconds after which no further round begins, once there are five.
+        needed: the candidate whose lack of memory is an error. Another one that runs out of memory is dropped, alone.
     """
+    clock = clock or HostClock()
     order, shuffle = list(candidates), random.Random(seed).shuffle
-    prepare = before or {}
-    warm = {name: _warm(run, least) for name, run in candidates.items()}
-    calls = {name: 1 if name in prepare else _calls(seconds, least) for name, seconds in warm.items()}
+    prepare, lost = before or {}, dict[str, str]()
+    # What must be prepared is called once a sample; on a device everything is.
+    many = {name: run for name, run in candidates.items() if name not in prepare} if clock.settles else {}
+    warm = {name: _warm(run, least, clock) for name, run in many.items()}
+    calls = {name: _calls(warm[name], least) if name in warm else 1 for name in order}
     slow = {name for name, seconds in warm.items() if seconds > patience}
     small = min(warm.values(), default=least) < least
 
     def sample(name: str, turn: int) -> float | None:
-        if name in slow and turn % 3:
+        if name in lost or (name in slow and turn % 3):
             return None
-        _stay_awake(SETTLE if settle is None else settle)
-        if small and name not in slow:
-            candidates[name]()
-        if name in prepare:
-            prepare[name]()
-        return _once(candidates[name], calls[name])
+        if clock.settles:
+            _stay_awake(SETTLE if settle is None else settle)
+        try:
+            if name in prepare:
+                prepare[name]()
+            elif small and name not in slow:
+                candidates[name]()
+            return clock.sample(name, candidates[name], calls[name])
+        except torch.OutOfMemoryError as error:
+            if name == needed:
+                raise
+            lost[name] = f"out of memory: {str(error).splitlines()[0][:120]}"
+            clock.host.pop(name, None)
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            return None
 
-    return _in_turns(order, sample, calls, rounds, shuffle)
-
-
-def self_timed(candidates: Mapping[str, Callable[[], float]], *, rounds: int = 15, seed: int = 0) -> Timings:
-    """As :func:`interleave`, for candidates that time a part of what they do themselves.
-
-    Args:
-        candidates: each gives the seconds per call of one sample.
-    """
-
-    def sample(name: str, turn: int) -> float:
-        _stay_awake(SETTLE)
-        return candidates[name]()
-
-    return _in_turns(list(candidates), sample, dict.fromkeys(candidates, 1), rounds, random.Random(seed).shuffle)
-
-
-def _in_turns(
-    order: list[str],
-    sample: Callable[[str, int], float | None],
-    calls: dict[str, int],
-    rounds: int,
-    shuffle: Callable[[list[str]], None],
-) -> Timings:
-    """``sample(name, round)`` of each, in a new order every round; a round that was disturbed is run again."""
-    names = list(order)
-    kept: list[dict[str, float]] = []
-    shares: list[float] = []
-    retries = rounds
+    names, kept, shares = list(order), list[dict[str, float]](), list[float]()
+    retries, until = rounds, time.perf_counter() + within
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
-        while len(kept) < rounds:
+        while len(kept) < rounds and (len(kept) < FEWEST or time.perf_counter() < until):
             shuffle(order)
-            _wait_for_quiet()
+            if clock.settles:
+                _wait_for_quiet()
             began, current = _busy(), {}
             for name in order:
                 seconds = sample(name, len(kept))
                 if seconds is not None:
                     current[name] = seconds
             share = _others(began, _busy())
-            if share is not None and share > DISTURBED and retries > 0:
+            if clock.settles and share is not None and share > DISTURBED and retries > 0:
                 retries -= 1
                 continue
             kept.append(current)
@@ -164,14 +195,16 @@ def _in_turns(
     finally:
         if enabled:
             gc.enable()
-    measured = {name: {i: r[name] for i, r in enumerate(kept) if name in r} for name in names}
-    return Timings(measured, calls, max(shares, default=None), rounds - retries)
+    measured = {
+        name: {i: r[name] for i, r in enumerate(kept) if name in r} for name in names if name not in lost
+    }  # fmt: skip
+    return Timings(measured, calls, max(shares, default=None), rounds - retries, lost)
 
 
 def do_not_wait() -> None:
     """Measure on a machine in use, too: for trying a benchmark out."""
     global DISTURBED, PATIENCE, SETTLE
-    DISTURBED, PATIENCE, SETTLE = 2.0, 0.0, 0.0
+    DISTURBED, PATIENCE, SETTLE = math.inf, 0.0, 0.0
 
 
 def _wait_for_quiet() -> None:
@@ -190,17 +223,10 @@ def _stay_awake(seconds: float) -> None:
         pass
 
 
-def _once(run: Run, calls: int) -> float:
-    start = time.perf_counter()
-    for _ in range(calls):
-        run()
-    return (time.perf_counter() - start) / calls
-
-
-def _warm(run: Run, least: float) -> float:
+def _warm(run: Run, least: float, clock: Clock) -> float:
     """Seconds per call once code, caches and threads are there: a slow first call must not make a sample short."""
-    once = min(_once(run, 1) for _ in range(2))
-    return once if once >= least else min(once, _once(run, _calls(once, least / 4)))
+    once = min(clock.sample("", run, 1) for _ in range(2))
+    return once if once >= least else min(once, clock.sample("", run, _calls(once, least / 4)))
 
 
 def _calls(once: float, least: float) -> int:

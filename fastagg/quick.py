@@ -1,4 +1,5 @@
-"""This machine beside torch, in less than a minute: ``fastagg bench --quick``.
+"""This machine beside torch, in less than a minute: ``fastagg bench --quick``; and one rule beside torch.compile, too:
+``fastagg bench ace-int8``.
 
 Each case is a whole server in fastagg's public API, from the task that goes out to the receipt, beside the plainest
 in-place loop of the same rule in eager torch. The loop looks for NaN with one ``dot`` and does nothing else that a
@@ -14,13 +15,16 @@ import os
 import random
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fastagg import presets
+from fastagg import _checks, presets
 from fastagg.serving.server import Server
 from fastagg.storage import memory
 
@@ -30,22 +34,36 @@ SECONDS = 40.0  # after which no further round begins
 FEWEST = 5  # rounds that are measured however long they take
 CLIENTS = 8
 BUFFER = 4
+BLOCK = 256
 _LEAST = 2e-3  # seconds that a sample takes at least: short arrivals are repeated
 
 Arrive = Callable[[int, Tensor], None]
+Wrap = Callable[
+    [Callable[..., Any]], Callable[..., Any]
+]  # what a loop's arithmetic goes through: nothing, or a compiler
+
+
+def _eager(step: Callable[..., Any]) -> Callable[..., Any]:
+    return step
+
+
+def _compile(step: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(step, fullgraph=True, dynamic=False)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A rule: ``ours`` makes fastagg's server, ``torch`` the plain loop on a model of one's own.
+    """A rule: ``ours`` makes fastagg's server, ``plain`` the plain loop on a model of one's own.
 
-    Both give what handles an arrival. ``peer`` says what stands beside ours.
+    Both give what handles an arrival. ``peer`` says what stands beside ours; ``tolerance`` how far the two models may
+    be apart, relative to their norm.
     """
 
     name: str
     ours: Callable[[Tensor], Server]
     peer: str
     plain: Callable[[Tensor], Arrive]
+    tolerance: float = 1e-5
 
 
 @dataclass
@@ -85,94 +103,173 @@ def _finite(update: Tensor) -> None:
         raise ValueError("not finite")
 
 
-def _fedbuff(x: Tensor) -> Arrive:
+def _fedbuff(x: Tensor, wrap: Wrap = _eager) -> Arrive:
     acc, count = torch.zeros_like(x), 0
+    add = wrap(lambda acc, update: acc.add_(update))
+
+    def flush(x: Tensor, acc: Tensor) -> None:
+        x.add_(acc, alpha=1.0 / BUFFER)
+        acc.zero_()
+
+    step = wrap(flush)
 
     def arrive(client: int, update: Tensor) -> None:
         nonlocal count
         _finite(update)
-        acc.add_(update)
+        add(acc, update)
         count += 1
         if count == BUFFER:
-            x.add_(acc, alpha=1.0 / BUFFER)
-            acc.zero_()
+            step(x, acc)
             count = 0
 
     return arrive
 
 
-def _fadas(x: Tensor) -> Arrive:
+def _fadas(x: Tensor, wrap: Wrap = _eager) -> Arrive:
     acc, m, v, vhat, root = (torch.zeros_like(x) for _ in range(5))
     count = 0
+    add = wrap(lambda acc, update: acc.add_(update))
+
+    def flush(x: Tensor, acc: Tensor, m: Tensor, v: Tensor, vhat: Tensor, root: Tensor) -> None:
+        acc.div_(BUFFER)
+        m.lerp_(acc, 0.1)
+        v.mul_(0.99).addcmul_(acc, acc, value=0.01)
+        torch.maximum(vhat, v, out=vhat)
+        torch.sqrt(vhat, out=root).add_(1e-8)
+        x.addcdiv_(m, root, value=1e-3)
+        acc.zero_()
+
+    step = wrap(flush)
 
     def arrive(client: int, update: Tensor) -> None:
         nonlocal count
         _finite(update)
-        acc.add_(update)
+        add(acc, update)
         count += 1
         if count == BUFFER:
-            acc.div_(BUFFER)
-            m.lerp_(acc, 0.1)
-            v.mul_(0.99).addcmul_(acc, acc, value=0.01)
-            torch.maximum(vhat, v, out=vhat)
-            torch.sqrt(vhat, out=root).add_(1e-8)
-            x.addcdiv_(m, root, value=1e-3)
-            acc.zero_()
+            step(x, acc, m, v, vhat, root)
             count = 0
 
     return arrive
 
 
-def _asgd(x: Tensor) -> Arrive:
+def _asgd(x: Tensor, wrap: Wrap = _eager) -> Arrive:
+    step = wrap(lambda x, update: x.sub_(update, alpha=1e-3))
+
     def arrive(client: int, update: Tensor) -> None:
         _finite(update)
-        x.sub_(update, alpha=1e-3)
+        step(x, update)
 
     return arrive
 
 
-def _ace(x: Tensor) -> Arrive:
-    rows, total = torch.zeros(CLIENTS, len(x)), torch.zeros_like(x)
+def _ace(x: Tensor, wrap: Wrap = _eager) -> Arrive:
+    rows, total = [torch.zeros_like(x) for _ in range(CLIENTS)], torch.zeros_like(x)
+
+    def exchange(total: Tensor, row: Tensor, update: Tensor) -> None:
+        total.add_(update).sub_(row)
+        row.copy_(update)
+
+    step = wrap(exchange)
+    return _ace_loop(x, total, lambda client, update: step(total, rows[client], update), wrap)
+
+
+def _ace_int8(x: Tensor, wrap: Wrap = _eager) -> Arrive:
+    """Rows in bytes with a scale for every 256 elements, rounded at random and without bias, as fastagg's."""
+    blocks = -(-len(x) // BLOCK)
+    total, padded = torch.zeros_like(x), torch.zeros(blocks, BLOCK)
+    rows = [torch.zeros(blocks, BLOCK, dtype=torch.int8) for _ in range(CLIENTS)]
+    scales = [torch.zeros(blocks, 1) for _ in range(CLIENTS)]
+
+    def exchange(total: Tensor, row: Tensor, scale: Tensor, padded: Tensor, update: Tensor) -> None:
+        padded.view(-1)[: len(total)].copy_(update)
+        fresh = padded.abs().amax(1, keepdim=True).div(127.0).clamp_min(2.0**-126)
+        q = (padded / fresh + torch.rand_like(padded)).floor().clamp(-127, 127)
+        change = q * fresh - row.to(torch.float32) * scale
+        row.copy_(q)
+        scale.copy_(fresh)
+        total.add_(change.view(-1)[: len(total)])
+
+    step = wrap(exchange)
+
+    def arrived(client: int, update: Tensor) -> None:
+        step(total, rows[client], scales[client], padded, update)
+
+    return _ace_loop(x, total, arrived, wrap)
+
+
+def _ace_loop(x: Tensor, total: Tensor, arrived: Callable[[int, Tensor], None], wrap: Wrap) -> Arrive:
     seen: set[int] = set()
+    descend = wrap(lambda x, total: x.sub_(total, alpha=1e-3 / CLIENTS))
 
     def arrive(client: int, update: Tensor) -> None:
         _finite(update)
-        total.add_(update).sub_(rows[client])
-        rows[client].copy_(update)
+        arrived(client, update)
         seen.add(client)
         if len(seen) == CLIENTS:  # ACE's first step waits for everybody
-            x.sub_(total, alpha=1e-3 / CLIENTS)
+            descend(x, total)
 
     return arrive
+
+
+Peers = dict[str, tuple[Callable[..., Arrive], float]]  # what stands beside ours, and how far apart models may be
+# Rows in int8 round each update by up to a level of its block's largest element, and each side by numbers of its own.
+_RULES: dict[str, tuple[str, Callable[[Tensor], Server], Peers]] = {
+    "asgd": ("ASGD", lambda x: presets.ASGD(x, lr=1e-3), {"torch, in place": (_asgd, 1e-5)}),
+    "fedbuff": (
+        "FedBuff, 4 updates",
+        lambda x: presets.FedBuff(x, lr=1.0, buffer_size=BUFFER),
+        {"torch, in place": (_fedbuff, 1e-5)},
+    ),
+    "fadas": (
+        "FADAS, 4 updates",
+        lambda x: presets.FADAS(x, lr=1e-3, buffer_size=BUFFER, betas=(0.9, 0.99), delay_threshold=None),
+        {"torch, in place": (_fadas, 1e-5)},
+    ),
+    "ace-fp32": (
+        "ACE, fp32 rows",
+        lambda x: presets.ACE(x, lr=1e-3, num_clients=CLIENTS),
+        {"torch, in place": (_ace, 1e-5)},
+    ),
+    "ace-int8": (
+        "ACE, int8 rows",
+        lambda x: presets.ACE(x, lr=1e-3, num_clients=CLIENTS, cache="int8"),
+        {"torch with fp32 rows": (_ace, 1e-2), "torch with int8 rows": (_ace_int8, 0.1)},
+    ),
+}
 
 
 def cases() -> list[Case]:
-    """The rules that are measured."""
-    return [
-        Case("ASGD", lambda x: presets.ASGD(x, lr=1e-3), "torch, in place", _asgd),
-        Case(
-            "FedBuff, 4 updates", lambda x: presets.FedBuff(x, lr=1.0, buffer_size=BUFFER), "torch, in place", _fedbuff
-        ),
-        Case(
-            "FADAS, 4 updates",
-            lambda x: presets.FADAS(x, lr=1e-3, buffer_size=BUFFER, betas=(0.9, 0.99), delay_threshold=None),
-            "torch, in place",
-            _fadas,
-        ),
-        Case("ACE, fp32 rows", lambda x: presets.ACE(x, lr=1e-3, num_clients=CLIENTS), "torch, in place", _ace),
-        Case(
-            "ACE, int8 rows",
-            lambda x: presets.ACE(x, lr=1e-3, num_clients=CLIENTS, cache="int8"),
-            "torch with fp32 rows",
-            _ace,
-        ),
-    ]
+    """The rules that are measured, each beside its first peer."""
+    found = []
+    for name, ours, peers in _RULES.values():
+        peer, (plain, apart) = next(iter(peers.items()))
+        found.append(Case(name, ours, peer, plain, apart))
+    return found
+
+
+def asked(rule: str) -> list[Case]:
+    """One rule beside all its peers: eager torch, and its last form compiled by torch.
+
+    Raises:
+        ConfigError: there is no such rule.
+    """
+    name, ours, peers = _RULES[_checks.one_of("bench", rule, tuple(_RULES))]
+    found = [Case(name, ours, peer, plain, apart) for peer, (plain, apart) in peers.items()]
+    plain, apart = peers[found[-1].peer]
+    compiled = found[-1].peer.replace("torch", "torch.compile", 1)
+    return [*found, Case(name, ours, compiled, partial(plain, wrap=_compile), apart)]
 
 
 def measure(
-    sizes: Sequence[int] = SIZES, rounds: int = ROUNDS, told: Callable[[], None] = lambda: None
+    sizes: Sequence[int] = SIZES,
+    rounds: int = ROUNDS,
+    told: Callable[[], None] = lambda: None,
+    chosen: Sequence[Case] | None = None,
 ) -> tuple[list[Measured], float]:
-    """Measure all cases at all ``sizes``; ``told`` is called after every round.
+    """Measure ``chosen`` cases, or :func:`cases`, at all ``sizes``; ``told`` is called after every round.
+
+    A peer that torch cannot compile here, for want of a C++ compiler say, is left out with a warning.
 
     Returns:
         What was measured, and the share (0 to 1) of the machine that other processes used meanwhile. With more than a
@@ -181,14 +278,20 @@ def measure(
     Raises:
         AssertionError: fastagg and the plain loop do not end at the same model, so that nothing may be compared.
     """
-    found: dict[tuple[str, int], Measured] = {}
-    pairs: dict[tuple[str, int], tuple[Callable[[], None], Callable[[], None], int]] = {}
+    found: dict[tuple[str, str, int], Measured] = {}
+    pairs: dict[tuple[str, str, int], tuple[Callable[[], None], Callable[[], None], int]] = {}
     for size in sizes:
         updates = [memory.empty(size).normal_(0, 1e-2, generator=_generator(n)) for n in range(3)]
-        for case in cases():
-            key = case.name, size
+        for case in cases() if chosen is None else chosen:
+            key = case.name, case.peer, size
+            try:
+                pairs[key] = _pair(case, size, updates)
+            except Exception as error:  # the compiler's stack raises whatever its layers raise
+                if isinstance(error, AssertionError) or "compile" not in case.peer:
+                    raise
+                warnings.warn(f"{case.peer} is left out: {str(error).splitlines()[0][:200]}", stacklevel=2)
+                continue
             found[key] = Measured(case.name, case.peer, size)
-            pairs[key] = _pair(case, size, updates)
     order = list(pairs)
     shuffle = random.Random(0).shuffle
     begun, before = time.monotonic(), _others()
@@ -237,10 +340,8 @@ def _pair(case: Case, size: int, updates: list[Tensor]) -> tuple[Callable[[], No
     warm = 2 * CLIENTS
     ours(warm)
     theirs(warm)
-    # Rows in int8 round each update by up to half a level of its block's largest element.
-    tolerance = 1e-2 if "int8" in case.name else 1e-5
     error = float((server.flat - x).norm() / x.norm())
-    assert error < tolerance, f"{case.name} at {size}: fastagg and torch differ by {error:.1e}"
+    assert error < case.tolerance, f"{case.name} at {size}: fastagg and {case.peer} differ by {error:.1e}"
     begun = time.perf_counter()
     theirs(CLIENTS)
     ours(CLIENTS)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fastagg import presets, quick
+from fastagg.errors import ConfigError
 
 
 def test_both_sides_of_every_case_end_at_the_same_model() -> None:
@@ -38,3 +39,25 @@ def test_the_plain_loops_refuse_what_is_not_finite() -> None:
     for case in quick.cases():
         with pytest.raises(ValueError, match="not finite"):
             case.plain(torch.zeros(3))(0, torch.tensor([0.0, math.nan, 1.0]))
+
+
+def test_a_rule_asked_for_stands_beside_eager_and_compiled_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    monkeypatch.setattr(quick, "_compile", lambda step: compiled.append(1) or step)
+    found, _ = quick.measure(sizes=(1000,), rounds=1, chosen=quick.asked("ace-int8"))
+    assert [line.peer for line in found] == [
+        "torch with fp32 rows", "torch with int8 rows", "torch.compile with int8 rows",
+    ]  # fmt: skip
+    assert compiled
+    with pytest.raises(ConfigError, match="bench: expected one of"):
+        quick.asked("ace-int9")
+
+
+def test_what_torch_cannot_compile_is_left_out_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(step: object) -> None:
+        raise RuntimeError("no C++ compiler\nand much more")
+
+    monkeypatch.setattr(quick, "_compile", refuse)
+    with pytest.warns(UserWarning, match="torch.compile, in place is left out: no C\\+\\+ compiler$"):
+        found, _ = quick.measure(sizes=(1000,), rounds=1, chosen=quick.asked("fadas"))
+    assert [line.peer for line in found] == ["torch, in place"]

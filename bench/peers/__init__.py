@@ -1,12 +1,9 @@
-"""Other people's ways to do what fastagg does, each in the best form we know: written here, not imported.
+"""What stands beside fastagg in several cases: the plainest C++ loop, the native call alone, torch.compile, rows in
+torch, and a whole arrival in eager torch. What belongs to one case stands in its file."""
 
-``ADAPTIVE`` holds candidates for a whole AMSGrad or Adam step, ``UPDATES`` those for buffering, applying and flushing,
-``CACHED`` those for client caches, staleness norms and mixing; ``plain_loop`` the C++ loop of any of them.
-"""
-
-from peers.adaptive import adaptive
-from peers.cached import CACHED
+from peers.compiled import compiled
+from peers.native import native_call
 from peers.plain import plain_loop
-from peers.updates import UPDATES
+from peers.rows import grid, whole
 
-__all__ = ["CACHED", "UPDATES", "adaptive", "plain_loop"]
+__all__ = ["compiled", "grid", "native_call", "plain_loop", "whole"]

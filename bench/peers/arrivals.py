@@ -23,8 +23,8 @@ class Model:
         keeps: whether a client may still hold it, so that it must not change.
     """
 
-    def __init__(self, size: int, keeps: bool) -> None:
-        self.x, self.keeps = torch.zeros(size), keeps
+    def __init__(self, start: Tensor, keeps: bool) -> None:
+        self.x, self.keeps = start, keeps
 
     def add(self, direction: Tensor, lr: float) -> None:
         """``x <- x + lr * direction``."""
@@ -42,8 +42,10 @@ class Model:
 
 
 def look(update: Tensor) -> None:
-    """One pass that reads: NaN and infinity stay in the sum of squares."""
-    if not math.isfinite(torch.dot(update, update).item()):
+    """One pass that reads: NaN and infinity stay in the sum of squares. On a device nobody waits for it."""
+    if update.is_cuda:
+        torch._assert_async(torch.isfinite(torch.dot(update, update)))
+    elif not math.isfinite(torch.dot(update, update).item()):
         raise ValueError("update: NaN or infinity")
 
 
@@ -98,7 +100,7 @@ def fadas_fused(model: Model, lr: float, betas: tuple[float, float], eps: float)
     It corrects Adam's bias; in the step it is told of, the corrections are 1 to the last bit.
     """
     m, v, vhat = (torch.zeros_like(model.x) for _ in range(3))
-    late = [torch.tensor(1e6)]
+    late = [torch.tensor(1e6, device=model.x.device)]
 
     def receive(client: int, update: Tensor) -> None:
         look(update)
@@ -108,6 +110,21 @@ def fadas_fused(model: Model, lr: float, betas: tuple[float, float], eps: float)
             [model.x], [update], [m], [v], [vhat], late, lr=lr, beta1=betas[0], beta2=betas[1], weight_decay=0.0,
             eps=eps, amsgrad=True, maximize=True, grad_scale=None, found_inf=None,
         )  # fmt: skip
+
+    return receive
+
+
+def fedasync(model: Model, alpha: float) -> Receive:
+    """Towards the client's model, which started from the version now current."""
+    base = model.x.clone()
+
+    def receive(client: int, update: Tensor) -> None:
+        look(update)
+        if model.keeps:  # the version before is the client's base, as it stands
+            model.x = torch.lerp(model.x, model.x, alpha).add_(update, alpha=alpha)
+        else:
+            model.x.mul_(1 - alpha).add_(base, alpha=alpha).add_(update, alpha=alpha)
+            base.copy_(model.x)
 
     return receive
 

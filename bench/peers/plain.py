@@ -18,28 +18,29 @@ from itertools import cycle
 from pathlib import Path
 
 import torch
-from ours_cached import CLIENTS, grid, whole
 from problem import Built, Candidate, Problem, Skip, huge
 from torch import Tensor
 
 import fastagg
+from peers.rows import grid, whole
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 NAME = "plain C++ loop"
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd")
 ON_X86 = ("-mprefer-vector-width=256",)
+CLIENTS = 4  # rows that take turns, as at fastagg's candidates
 WORTH_THREADS = 1_000_000  # below, starting a thread costs more than the loop
 Run = Callable[[], object]
 Build = Callable[[Problem], Built]
 
 
 def plain_loop(operation: str) -> list[Candidate]:
-    """The loop of one operation of suite.py, if it has one, for the end of its list of peers."""
+    """The loop of one case, if it has one, for the end of its list of peers."""
     if operation not in _BUILDS:
         return []
     build, vectors = _BUILDS[operation]
     note = "state in huge pages, as fastagg's; a second thread is started for each call"
-    return [Candidate(NAME, partial(_checked, build), vectors, note=note)]
+    return [Candidate(NAME, partial(_checked, build), vectors, note=note, devices=("cpu",))]
 
 
 def flags() -> tuple[str, ...]:
@@ -140,15 +141,15 @@ def _in_place(name: str, *kinds: str, mean: bool = False) -> Build:
 
 
 def _ace(problem: Problem) -> Built:
-    x, update = problem.vector("x", huge), grid(problem.size, "fp32")
-    total, *rows = (huge(problem.size).zero_() for _ in range(1 + CLIENTS))
+    x, update = problem.vector("x", huge), grid(problem, "fp32")
+    total, *rows = (problem.zeros() for _ in range(1 + CLIENTS))
     runs = [_prepared("ace_fp32", problem, x, update, row, total, scale=1.0 / CLIENTS)[0] for row in rows]
     return Built(_in_turn(runs), lambda: x[: whole(problem.size)])
 
 
 def _ca2fl_arrival(problem: Problem) -> Built:
-    acc, update = problem.vector("acc", huge), grid(problem.size, "fp32")
-    rows = [huge(problem.size).zero_() for _ in range(CLIENTS)]
+    acc, update = problem.vector("acc", huge), grid(problem, "fp32")
+    rows = [problem.zeros() for _ in range(CLIENTS)]
     pairs = zip(rows, rows[1:] + rows[:1], strict=True)
     return Built(_in_turn([_prepared("ca2fl_arrival", problem, acc, update, *pair)[0] for pair in pairs]), lambda: acc)
 

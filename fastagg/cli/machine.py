@@ -63,16 +63,20 @@ def bench(
     out: Annotated[Path, typer.Option("--out", help="Folder for the results of --quick.")] = Path("runs/bench"),
     picture: Annotated[str, typer.Option("--format", metavar="png|pdf|svg", help="Format of its picture.")] = "png",
     compare: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option("--compare", metavar="OLD NEW", help="Two JSON files: exit code 1 if anything became slower."),
+        tuple[str, str] | None,
+        typer.Option(
+            "--compare", metavar="OLD NEW", help="Two files or commits: exit code 1 if anything became slower."
+        ),
     ] = None,
 ) -> None:
-    """Measure: --quick here and now, or a checkout's benchmarks; further arguments go to pytest."""
+    """Measure: --quick here and now, or one rule beside torch.compile, too (`fastagg bench ace-int8`), or a checkout's
+    benchmarks; further arguments go to pytest."""
     import subprocess
     from importlib.util import find_spec
 
-    if quick:
-        _quick(out, picture)
+    rule = context.args[0] if context.args and not context.args[0].startswith("-") else None
+    if quick or (rule is not None and compare is None):
+        _quick(out, picture, rule)
         return
     folder = _bench_folder()
     if folder is None:
@@ -88,7 +92,9 @@ def bench(
     raise typer.Exit(1 if subprocess.run(command, check=False).returncode else 0)
 
 
-def _quick(out: Path, picture: str) -> None:
+def _quick(out: Path, picture: str, rule: str | None) -> None:
+    import warnings
+
     from fastagg import quick
     from fastagg.cli import quick_report  # without its packages it says so before anything is measured
     from fastagg.cli.tables import quick_table
@@ -96,9 +102,22 @@ def _quick(out: Path, picture: str) -> None:
     from fastagg.sim.plots import check_format
 
     check_format(picture)
-    with typer.progressbar(length=quick.ROUNDS, label="Measuring", file=sys.stderr) as bar:
-        measured, busy = quick.measure(told=lambda: bar.update(1))
+    chosen = None if rule is None else quick.asked(rule)
+    with warnings.catch_warnings(record=True) as left_out:
+        warnings.simplefilter("always")
+        with typer.progressbar(length=quick.ROUNDS, label="Measuring", file=sys.stderr) as bar:
+            measured, busy = quick.measure(told=lambda: bar.update(1), chosen=chosen)
     show(quick_table(measured, busy))
+    for warning in left_out if rule is not None else ():
+        if "left out" in str(warning.message):
+            print(warning.message, file=sys.stderr)
+    for line in measured if rule is not None else ():
+        low, high = line.spread
+        times = f"{line.ratio:.1f} times" if line.ratio >= 1 else f"{line.ratio:.2f} times"
+        print(
+            f"{line.case}: {times} as fast as {line.peer} at {line.size:,} parameters ({low:.2f} to {high:.2f} in the "
+            "middle of the rounds)"
+        )
     for path in quick_report.write(measured, busy, facts(), out, picture):
         print(f"Written: {path}")
 

@@ -86,4 +86,5 @@ def html(measured: Sequence[Measured], busy: float, facts: Mapping[str, Any]) ->
 
 def name(line: Measured) -> str:
     size = f"{line.size / 1e6:g} M" if line.size >= 1_000_000 else f"{line.size:,}"
-    return f"{line.case}, d = {size}"
+    beside = "" if line.peer == "torch, in place" else f" beside {line.peer}"
+    return f"{line.case}{beside}, d = {size}"

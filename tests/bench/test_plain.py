@@ -11,24 +11,25 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
-# What suite.measure does before it times anything; on a machine in use the timing itself would wait for quiet.
+# What measure does before it times anything.
 SCRIPT = """
 import sys
 from dataclasses import replace
 
 sys.path.insert(0, sys.argv[1])
-import suite
+import measure
+from cases import CASES
 from peers.plain import NAME
 from problem import Problem
 
 import fastagg
 
 fastagg.set_num_threads(int(sys.argv[2]))
-for operation in [operation for operations in suite.SUITES.values() for operation in operations]:
-    leader, *peers = operation.candidates()
+for name, case in CASES.items():
+    leader, *peers = case.candidates()
     if loop := [peer for peer in peers if peer.name == NAME]:
-        built, skipped = suite._build(operation, replace(Problem(int(sys.argv[3])), lr=operation.lr), [leader, *loop])
-        print(operation.name, "built" if NAME in built else skipped[NAME], sep=": ")
+        built, skipped = measure.build(case, replace(Problem(int(sys.argv[3])), lr=case.lr), [leader, *loop])
+        print(name, "built" if NAME in built else skipped[NAME], sep=": ")
 """
 
 

@@ -1,152 +1,142 @@
-"""docs/performance.md is what the generator makes of the results: losses first, every processor in every line."""
+"""docs/performance.md is what the generator makes of the results, and a loss is marked in the cell where it is."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from bench_rows import row, text
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = str(ROOT / "bench" / "report.py")
 
 
-def test_the_page_is_what_the_results_say():
-    done = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def report(*arguments):
+    import report as script
+
+    return script.main(list(arguments))
+
+
+def test_the_pages_are_what_the_results_say(capsys):
+    assert report("--check") == 0, capsys.readouterr().err
+
+
+def test_the_page_is_one_screen():
+    lines = (ROOT / "docs" / "performance.md").read_text().splitlines()
+    assert len(lines) < 120
 
 
 @pytest.fixture
-def page(tmp_path):
-    """``page(*files)``: the page of result files, given as lists of rows, oldest first; ``abroad`` is another
-    processor's."""
+def made(tmp_path):
+    """``made(*rows)``: page, tables and names of pictures."""
 
-    def make(*files, command="python bench/run.py amsgrad", abroad=None):
+    def make(*rows):
         results, out = tmp_path / "results", tmp_path / "docs"
         results.mkdir()
-        for number, rows in enumerate(files):
-            (results / f"{9 - number}.json").write_text(json.dumps(record(rows, number, command)))
-        if abroad is not None:
-            (results / "0.json").write_text(json.dumps(record(abroad, 8, command, "AMD EPYC (model 17)")))
+        (results / "a.jsonl").write_text(text(*rows))
         arguments = ["--results", str(results), "--out", str(out)]
-        subprocess.run([sys.executable, SCRIPT, *arguments], check=True)
-        assert subprocess.run([sys.executable, SCRIPT, "--check", *arguments], check=False).returncode == 0
-        return (out / "performance.md").read_text(), {path.name for path in (out / "performance").glob("*.png")}
+        assert report(*arguments) == 0
+        assert report("--check", *arguments) == 0
+        pages = [(out / name).read_text() for name in ("performance.md", "performance/tables.md")]
+        return *pages, {path.name for path in (out / "performance").glob("*.png")}
 
     return make
 
 
-def record(rows, day, command, device="A Processor"):
-    machine = {
-        "date": f"2026-01-0{day + 1}T00:00:00+00:00", "commit": f"c{day}", "device": device, "cores": 2,
-        "caches": {"L1": "48K", "L2": "1024K"}, "memory_bytes": 2**34, "huge_pages": "madvise", "load": [0, 0, 0],
-        "system": "Linux", "python": "3", "torch": "2", "numpy": "2", "fastagg": "0", "isa": "avx2", "threads": 2,
-        "torch_threads": 2,
-    }  # fmt: skip
-    return {"format": 2, "command": command, "machine": machine, "rows": rows}
+def line(page, start):
+    return next(one for one in page.splitlines() if one.startswith(start))
 
 
-def row(candidate="fastagg", slower=1.0, size=11_200_000, **more):
-    seconds = size * 1e-9 * slower
-    return {
-        "operation": "amsgrad", "candidate": candidate, "size": size, "bytes": 36, "gbps": 36.0,
-        "seconds": [0.9 * seconds, seconds, 1.1 * seconds], "slower": [0.99 * slower, slower, 1.01 * slower],
-        "of_roofline": 1.0, "of_in_place": 0.9, "threads": 2, **more,
-    }  # fmt: skip
+def test_a_loss_is_marked_in_its_cell(made):
+    page, tables, _ = made(row(), row("torch eager", 0.5), row("NumPy", 2.0), row("the native call alone", 0.1))
+    assert line(page, "| amsgrad |") == "| amsgrad | 36 | — | — | 10 ms, 100%, **0.50** | — |"
+    assert "A peer is faster in 1 of 1 on A Processor" in page
+    assert "10 ms, 100%; **0.50** torch eager; 2.00 NumPy; 0.10 the native call alone |" in tables
 
 
-def lead(text):
-    """What stands before the first section."""
-    return text.split("\n## ")[0]
+def test_without_a_loss_nothing_is_bold(made):
+    page, _, _ = made(row(), row("torch.optim fused", 1.3), row("close", 0.997))
+    assert line(page, "| amsgrad |").endswith("10 ms, 100%, 1.00 | — |")
+    assert "A peer is faster in 0 of 1" in page
 
 
-def test_a_faster_peer_stands_in_the_lead(page):
-    text, _ = page([row(), row("torch eager", 0.5), row("NumPy", 2.0), row("the kernels alone", 0.5)])
-    assert "| amsgrad | torch eager | 2.00 times as fast at d = 11,200,000 (2 threads) |" in lead(text)
-    assert "NumPy" not in lead(text)
-    assert "the kernels alone" not in lead(text)
-    assert "**0.50** torch eager" in text
-
-
-def test_bars_that_are_missed_stand_there_too(page):
-    text, _ = page([row(of_roofline=0.5), row("torch.optim fused", 1.1)])
-    assert "Below 85% of streaming: on A amsgrad at d = 11,200,000 (50%)." in lead(text)
-    assert "less than 1.15 of our time: on A 1.10" in lead(text)
-
-
-def test_without_losses_it_says_so(page):
-    text, pictures = page([row(), row("torch.optim fused", 1.3)])
-    assert "No peer is faster" in lead(text)
-    assert pictures == set()  # two points are no curve
-
-
-def test_every_processor_stands_in_every_line(page):
-    here = [row(), row("torch eager", 0.5), row(size=10_000), row("NumPy", 0.9, size=10_000)]
-    there = [row(of_roofline=0.5), row("torch eager", 1.5), row("plain C++ loop", 0.8)]
-    text, _ = page(here, abroad=there)
-    assert "in 2 of 2 cases on A, in 1 of 1 cases on AMD EPYC (Zen 4)" in lead(text)
-    assert "Below 85% of streaming: on A nowhere; on AMD EPYC (Zen 4) amsgrad at d = 11,200,000 (50%)." in lead(text)
-    assert "| step | peer | A | AMD EPYC (Zen 4) |" in lead(text)
-    eager = (
-        "| amsgrad | torch eager | 2.00 times as fast at d = 11,200,000 (2 threads) | not faster: 1.50 of our time |"
+def test_every_processor_has_its_columns(made):
+    page, tables, pictures = made(
+        row(), row("torch eager", 1.5), row(processor="B", median=2e-2), row("torch eager", 0.8, processor="B"),
+        row(size=1000, median=1e-5, case="arrival ASGD"),
+    )  # fmt: skip
+    assert "A Processor: 1 k | 100 k | 10 M | 100 M | B: 1 k | 100 k | 10 M | 100 M |" in page
+    assert line(page, "| amsgrad |") == (
+        "| amsgrad | 36 | — | — | 10 ms, 100%, 1.50 | — | — | — | 20 ms, 100%, **0.80** | — |"
     )
-    assert eager in lead(text)
-    assert "| amsgrad | plain C++ loop | not measured | 1.25 times as fast" in lead(text)
-    assert "| | d | A, 2 threads | AMD EPYC (Zen 4), 2 threads |" in text
-    cells = "11.2 ms, 100%; **0.50** torch eager | 11.2 ms, 50%; 1.50 torch eager; **0.80** plain C++ loop |"
-    assert f"| amsgrad | 11,200,000 | {cells}" in text
-    assert "| amsgrad | 10,000 | 10 µs, 100%; **0.90** NumPy | — |" in text
+    assert line(page, "| ASGD |").startswith("| ASGD | 16 | 10 µs, 100% | — |")
+    assert "10 ms, 100%; 1.50 torch eager | 20 ms, 100%; **0.80** torch eager |" in tables
+    assert pictures == {"ratios.png"}  # one point is no curve
+
+
+def test_the_row_beside_most_peers_on_all_cores_counts(made):
+    page, tables, _ = made(
+        row(size=10_000_000, median=3e-3), row(), row("torch eager", 1.5), row(threads=1, median=5e-2),
+        row(size=20_000_000, median=1.0),
+    )  # fmt: skip
+    assert line(page, "| amsgrad |") == "| amsgrad | 36 | — | — | 10 ms, 100%, 1.50 | — |"
+    assert "| amsgrad | 36 | 11,200,000 | 1 | 50 ms, 100% |" in tables
+
+
+def test_curves_need_two_sizes(made):
+    names = ("amsgrad", "arrival FADAS, M = 1")
+    rows = [row(size=size, case=case, median=size * 1e-9) for size in (1000, 10_000_000) for case in names]
+    rows += [row("torch eager", 1.2, size=size, case=case) for size in (1000, 10_000_000) for case in names]
+    page, _, pictures = made(*rows)
+    assert pictures == {"arrivals.png", "kernels.png", "ratios.png"}
+    assert all(f"(performance/{name})" in page for name in pictures)
+
+
+def test_whole_servers_stand_on_the_page(made):
+    page, _, _ = made(
+        row(case="server, FedAvg of 10 clients", median=400, unit="1/s"),
+        row("Flower FedAvg", case="server, FedAvg of 10 clients", median=100, unit="1/s"),
+        row("Flower FedAvg", case="server, FedAvg of 10 clients", median=2e8, unit="B"),
+        row("plain torch loop", 2.5, case="simulator, MLP", median=2e-3),
+    )
+    assert "| server, FedAvg of 10 clients | fastagg | 400 a second |" in page
+    assert "| server, FedAvg of 10 clients | Flower FedAvg | 200 MB |" in page
+    assert "| simulator, MLP | plain torch loop | 2 ms, 2.50 |" in page
+
+
+def test_what_memory_gave_is_in_the_tables(made):
+    _, tables, _ = made(row(), row("copy", case="streams", size=1000, median=8e-6))
+    assert "| 1,000 | 2 | copy 1 |" in tables
+
+
+def test_a_page_changed_by_hand_is_stale(made, tmp_path, capsys):
+    made(row())
+    (tmp_path / "docs" / "performance.md").write_text("Twice as fast as light.")
+    assert report("--results", str(tmp_path / "results"), "--out", str(tmp_path / "docs"), "--check") == 1
+    assert "run python bench/report.py" in capsys.readouterr().err
+
+
+def test_rows_of_a_changed_tree_are_refused(tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text(text(row(commit="abc1234-dirty")))
+    assert report("--results", str(tmp_path), "--out", str(tmp_path)) == 2
+    assert "which is no commit" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("device", "processor", "level2", "name"),
     [
-        ("AMD EPYC (model 17)", None, "1024K", "AMD EPYC (Zen 4)"),  # files from before the family was kept
         ("AMD EPYC 9354P (model 17)", ("AuthenticAMD", 25, 17), "1024K", "AMD EPYC 9354P (Zen 4)"),
-        ("Intel(R) Xeon(R) Processor (model 167)", None, "2048K", "Intel Xeon (model 167)"),  # not Rocket Lake's cache
+        ("Intel(R) Xeon(R) Processor (model 167)", ("GenuineIntel", 6, 167), "2048K", "Intel Xeon (model 167)"),
         (
             "Intel(R) Xeon(R) CPU @ 2.1GHz (model 143)",
             ("GenuineIntel", 6, 143),
             "2048K",
             "Intel Xeon (Sapphire Rapids)",
         ),
-        ("Neoverse-N1", {}, "1024K", "Neoverse-N1"),
+        ("Neoverse-N1", None, "1024K", "Neoverse-N1"),
     ],
 )
 def test_processors_have_readable_names(device, processor, level2, name):
+    import machine
+
     said = dict(zip(("vendor", "family", "model"), processor, strict=True)) if processor else {}
-    machine = {"device": device, "processor": said, "caches": {"L2": level2}}
-    code = f"import processors; print(processors.label({machine}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT / "bench")
-    assert done.stdout.strip() == name
-
-
-def test_the_newest_result_counts(page):
-    text, _ = page([row(), row("torch eager", 0.5)], [row(), row("torch eager", 1.5)])
-    assert "No peer is faster" in lead(text)
-    assert "c1, 2026-01-02" in text
-    assert "c0" not in text
-
-
-def test_a_sweep_becomes_curves_and_few_lines(page):
-    rows = [row(size=size, threads=threads) for size in (10_000, 31_600, 100_000) for threads in (1, 2)]
-    rows += [row("copy: best", operation="roofline", size=size) for size in (10_000, 31_600, 100_000)]
-    rows += [
-        row(f"fastagg, {form} rows", operation="arrivals", clients=clients, per_client=4.0)
-        for form in ("fp32", "int8") for clients in (10, 100)
-    ]  # fmt: skip
-    text, pictures = page(rows, command="python bench/run.py sweep --threads 1 2")
-    assert pictures == {f"{name}.png" for name in ("time", "bandwidth", "threads", "clients", "formats")}
-    assert all(f"(performance/{name})" in text for name in pictures)
-    assert "| amsgrad | 100,000 |" in text  # a size that the tables have
-    assert "| amsgrad | 31,600 |" not in text
-    assert "`python bench/run.py sweep --threads 1 2`" in text
-
-
-def test_a_page_changed_by_hand_is_stale(page, tmp_path):
-    page([row()])
-    (tmp_path / "docs" / "performance.md").write_text("Twice as fast as light.")
-    arguments = ["--results", str(tmp_path / "results"), "--out", str(tmp_path / "docs")]
-    assert subprocess.run([sys.executable, SCRIPT, "--check", *arguments], check=False).returncode == 1
+    assert machine.label({"device": device, "processor": said, "caches": {"L2": level2}}) == name

@@ -1,0 +1,139 @@
+"""Whole runs of the simulator beside a plain torch loop that does the same, per client update and on one thread.
+
+The plain loop keeps the same clients, delays, arrivals and batches, trains each client by itself with torch.optim.SGD
+and autograd, and adds deltas up as FedBuff does: what one writes without a package. Setup, dispatch, training, server
+and the tests of the model are in the time of both.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from problem import Built, Candidate, Case, Problem
+from torch import nn
+
+UPLOADS = 200
+UNTRAINED = 2.303  # the loss of ten equal guesses, which both must be below: a loop that does not train is no peer
+MODELS = (
+    ("MLP", {"name": "mlp", "widths": [64]}, 4_810),
+    ("CNN, 16 and 32 channels", {"name": "cnn", "widths": [16, 32]}, 9_978),
+    ("CNN with GroupNorm", {"name": "cnn", "widths": [8, 16, 32], "norm": "group"}, 7_234),
+)
+
+
+def recipe(model: dict[str, object], uploads: int = UPLOADS) -> Any:
+    """Twenty-five of fifty clients in flight, two epochs of batches of 50 on digits, a buffer of 5."""
+    from fastagg.sim import config
+
+    values = {
+        "name": "whole",
+        "algorithm": {"name": "FedBuff", "buffer_size": 5},
+        "data": {"name": "digits", "clients": 50},
+        "model": model,
+        "client": {"lr": 0.02, "epochs": 2},
+        "delay": {"name": "three-class"},
+        "participation": {"rule": "concurrency", "concurrency": 25},
+        "run": {"uploads": uploads, "evaluate_every": 10},
+    }
+    return config.from_dict(values, "bench")
+
+
+def plain(given: Any) -> float:
+    """The same run as anybody would write it; the test loss at the end."""
+    from fastagg.sim import build
+
+    data = build.build_data(given.data, given.seed)
+    module = build.build_model(given.model, data, given.seed)
+    loss, size = nn.CrossEntropyLoss(), given.client.batch_size
+    generator = torch.Generator().manual_seed(given.seed)
+    ranges = ((1.0, 2.0), (3.0, 5.0), (50.0, 80.0))
+    kinds = torch.randint(3, (len(data.clients),), generator=generator).tolist()
+    learned = {name for name, _ in module.named_parameters()}
+    state = {name: value.clone() for name, value in module.state_dict().items()}
+    flying: list[tuple[float, int, int, dict[str, torch.Tensor]]] = []
+    now, sent = 0.0, 0
+
+    def dispatch(client: int) -> None:
+        nonlocal sent
+        low, high = ranges[kinds[client]]
+        due = now + low + (high - low) * float(torch.rand(1, generator=generator))
+        heapq.heappush(flying, (due, sent, client, state))
+        sent += 1
+
+    order = torch.randperm(len(data.clients), generator=generator).tolist()
+    idle = order[25:]
+    for client in order[:25]:
+        dispatch(client)
+    buffer: list[dict[str, torch.Tensor]] = []
+    tested, version = 0.0, 0
+    for _ in range(given.run.uploads or 0):
+        now, _, client, start = heapq.heappop(flying)
+        samples = data.clients[client]
+        module.load_state_dict(start)
+        module.train()
+        optimizer = torch.optim.SGD(module.parameters(), lr=given.client.lr)
+        for _ in range(given.client.epochs or 1):
+            for batch in torch.randperm(len(samples), generator=generator).split(size):
+                optimizer.zero_grad()
+                loss(module(samples.x[batch]), samples.y[batch]).backward()
+                optimizer.step()
+        after = module.state_dict()
+        buffer.append({name: v - start[name] if name in learned else v.clone() for name, v in after.items()})
+        if len(buffer) == 5:
+            state = {
+                name: value + sum(one[name] for one in buffer) / 5 if name in learned
+                # Running statistics: their mean, since changes of stale ones may add up to a negative variance.
+                else sum(one[name] for one in buffer) / 5 if value.is_floating_point()
+                else buffer[-1][name]
+                for name, value in state.items()
+            }  # fmt: skip
+            buffer, version = [], version + 1
+            if version % given.run.evaluate_every == 0:
+                module.load_state_dict(state)
+                module.eval()
+                with torch.inference_mode():
+                    tested = float(loss(module(data.test.x), data.test.y))
+        idle.append(client)
+        dispatch(idle.pop(int(torch.randint(len(idle), (1,), generator=generator))))
+    return tested
+
+
+def _simulated(given: Any) -> float:
+    from fastagg.sim.simulation import run
+
+    return float(run(given).rows[-1].loss)
+
+
+def _built(problem: Problem, model: dict[str, object], run: Callable[[Any], float]) -> Built:
+    given = recipe(model)
+
+    def whole() -> None:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            tested = run(given)
+        finally:
+            torch.set_num_threads(threads)
+        if not tested < UNTRAINED:
+            raise AssertionError(f"after {UPLOADS} client updates the loss is {tested:.3f}")
+
+    return Built(whole, None)
+
+
+def _candidates(model: dict[str, object]) -> list[Candidate]:
+    return [
+        Candidate("fastagg", partial(_built, model=model, run=_simulated), 0),
+        Candidate("plain torch loop", partial(_built, model=model, run=plain), 0),
+    ]
+
+
+CASES = [
+    Case(
+        f"simulator, {label}", 0, partial(_candidates, model), "path", (parameters,), period=UPLOADS, devices=("cpu",),
+    )
+    for label, model, parameters in MODELS
+]  # fmt: skip

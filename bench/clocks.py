@@ -1,0 +1,47 @@
+"""A device's own clock: CUDA events around launches that wait on the device already, without the host's time."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from timing import Clock, HostClock, Run
+
+BUSY = 3_000_000  # the device's clocks, some 2 ms: longer than any candidate's launches take the host
+
+
+def clock(device: torch.device) -> Clock:
+    """The one for candidates on ``device``."""
+    return HostClock() if device.type == "cpu" else CudaClock(device)
+
+
+class CudaClock:
+    """Seconds of the device between two events, one call a sample; the host's seconds are kept apart, in ``host``.
+
+    Before each sample a buffer of twice the L2 cache is overwritten, so that no candidate finds its vectors there, and
+    the device is kept busy while the host asks for the call: what is measured is the call alone.
+    """
+
+    settles = False
+
+    def __init__(self, device: torch.device) -> None:
+        size = 2 * torch.cuda.get_device_properties(device).L2_cache_size
+        self.past = torch.empty(size, dtype=torch.uint8, device=device)
+        self.host: dict[str, list[float]] = {}
+
+    def sample(self, name: str, run: Run, calls: int) -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self.past.zero_()
+        torch.cuda._sleep(BUSY)
+        began = time.perf_counter()
+        start.record()
+        for _ in range(calls):
+            run()
+        end.record()
+        took = time.perf_counter() - began
+        self.wait()
+        self.host.setdefault(name, []).append(took / calls)
+        return start.elapsed_time(end) / 1e3 / calls
+
+    def wait(self) -> None:
+        torch.cuda.synchronize()

@@ -1,0 +1,138 @@
+"""Every case builds, its candidates agree, and its bytes are what the rule must read and write."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+ALGORITHMS = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
+SLOW = ("ACE of 1000", "of a million", "distillation loss [512", "simulator, C")
+
+
+def cases():
+    import sys
+
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+    try:
+        from cases import CASES
+    finally:
+        sys.path.pop(0)
+    return CASES
+
+
+CASES = cases()
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if "cpu" in case.devices])
+def test_candidates_agree(name):
+    import measure
+    from problem import Problem, Skip
+
+    if name.startswith(SLOW):
+        pytest.skip("its smaller kin are built")
+    case = CASES[name]
+    size = case.sizes[0] if len(case.sizes) == 1 and case.sizes[0] < 1_000_000 else 2003
+    wanted = [one for one in case.candidates() if one.name != "torch.compile"]
+    built, skipped = measure.build(case, replace(Problem(size), lr=case.lr), wanted)
+    assert wanted[0].name in built
+    assert built.keys() | skipped.keys() == {one.name for one in wanted}
+    for name, ready in built.items():
+        if name not in ("fastagg", measure.FLOORS[0]) and ready.before is None:
+            ready.run()  # a second time
+    assert all(issubclass(Skip, Exception) and reason for reason in skipped.values())
+
+
+def test_what_computes_something_else_is_not_timed():
+    import measure
+    from problem import Built, Candidate
+
+    case = CASES["accumulate"]
+    leader = case.candidates()[0]
+
+    def wrong(problem):
+        acc = problem.vector("acc")
+        return Built(lambda: acc.add_(problem.update, alpha=1.01), lambda: acc)
+
+    broken = replace(case, candidates=lambda: [leader, Candidate("wrong", wrong, 1)])
+    with pytest.raises(AssertionError, match="wrong: its result differs from fastagg's"):
+        measure.measure(broken, 1000, rounds=1)
+    near = replace(broken, apart=1e-4)
+    with pytest.raises(AssertionError, match="of its norm"):
+        measure.measure(near, 1000, rounds=1)
+
+
+def test_bytes_follow_from_each_other():
+    def bytes_(name):
+        return CASES[name].bytes
+
+    moments = 3 * 8  # read and written
+    assert bytes_("amsgrad") == bytes_("apply") + moments == bytes_("adam") + 8
+    assert bytes_("fadas flush") == bytes_("amsgrad") + 4  # the buffer is read
+    assert bytes_("fedbuff flush") == bytes_("mixing") == bytes_("apply") + 4
+    assert bytes_("ace int8 amsgrad") == bytes_("ace int8") + moments
+    assert bytes_("aced int8") == bytes_("ace int8") + 1  # the row that expires is read
+    for rule, kernel in (("ASGD", "apply"), ("FADAS, M = 1", "amsgrad"), ("FedAsync", "mixing"),
+                         ("ACE fp32", "ace fp32"), ("ACE int8", "ace int8")):  # fmt: skip
+        assert bytes_(f"arrival {rule}") == bytes_(kernel) + bytes_("inspect")
+    assert bytes_("amsgrad 8bit") == pytest.approx(12 + 6 * (1 + 4 / 256) - 8 / 256)
+
+
+def test_the_documents_have_the_same_bytes():
+    found = re.findall(
+        r"^\| (fp32|bf16|int8|int4) \| [\d.]+ \| (\d+) \| [\d.]+ \(", ALGORITHMS.read_text(), re.MULTILINE
+    )
+    assert {name: float(b) for name, b in found} == {
+        f: CASES[f"ace {f}"].bytes for f in ("fp32", "bf16", "int8", "int4")
+    }
+
+
+def test_a_measurement_has_a_row_for_each_candidate():
+    import measure
+
+    case = CASES["arrival ACE int8"]
+    found = measure.measure(case, 1000, rounds=3)
+    rows = {row.candidate: row for row in found.rows if row.case == case.name}
+    assert set(rows) == {one.name for one in case.candidates()} - found.skipped.keys()
+    for name, row in rows.items():
+        assert 0 < row.p20 <= row.median <= row.p80
+        assert (row.ratio is None) == (name == "fastagg")
+        assert (row.share is None) == measure.is_peer(name)
+        assert row.commit and row.processor and "torch" in row.versions
+    assert {row.candidate for row in found.rows if row.case == "streams"} == {"copy", "triad", "read", "in place"}
+
+
+def test_a_case_that_keeps_something_for_each_client_says_how_much():
+    import measure
+
+    found = measure.measure(CASES["ACE of 10 clients"], 102_400, rounds=1)
+    kept = {row.candidate: row.median for row in found.rows if row.unit == "B/parameter"}
+    assert kept["fastagg, fp32 rows"] == pytest.approx(4, rel=0.02)
+    assert kept["fastagg, int4 rows"] == pytest.approx(0.5 + 4 / 256, rel=0.02)
+
+
+def test_what_needs_more_memory_than_there_is_is_skipped(monkeypatch):
+    import machine
+    import measure
+
+    monkeypatch.setattr(machine, "available_bytes", lambda device=None: 1 << 20)
+    found = measure.measure(CASES["amsgrad"], 100_000)
+    assert found.rows == []
+    assert "GiB" in found.skipped["fastagg"]
+
+
+def test_both_sides_of_an_arrival_hear_as_many_clients_however_little_memory_is_left(monkeypatch):
+    import machine
+    import measure
+    from cases import arrival
+    from problem import Problem
+
+    arrival.heard.cache_clear()
+    left = iter(range(3_000_000, 0, -200_000))
+    monkeypatch.setattr(machine, "available_bytes", lambda device=None: next(left))
+    case = CASES["arrival ACE fp32"]
+    built, _ = measure.build(case, replace(Problem(10_007), lr=case.lr), case.candidates())
+    assert len(built) == 3
+    arrival.heard.cache_clear()
