@@ -17,7 +17,7 @@ from problem import Built, Candidate, Case, Problem
 import fastagg
 
 LR, BETAS, EPS, BUFFER, CLIENTS, MANY = 1e-3, (0.9, 0.99), 1e-8, 10, 100, 64
-MOST = 0.25  # of the free memory, for one candidate's rows
+MOST = 0.08  # of the free memory, for one candidate's rows: three of them, and streams beside, in one group
 Make = Callable[..., fastagg.Server]  # (start, **keywords)
 Peer = Callable[[eager.Model, int], eager.Receive]
 
@@ -62,7 +62,7 @@ def _ours(problem: Problem, make: Make, rows: bool) -> Built:
     server = served(problem, make)
     clients = heard(problem.size, problem.device) if rows else 1
     run = in_turn(arrival(server, problem.update), clients)
-    return Built(run, lambda: server.flat, warm=max(2 * clients, 20))
+    return Built(run, lambda: server.flat, warm=max(2 * clients, BUFFER))
 
 
 def _peer(problem: Problem, make: Peer, rows: bool, keeps: bool) -> Built:
@@ -70,11 +70,11 @@ def _peer(problem: Problem, make: Peer, rows: bool, keeps: bool) -> Built:
     clients = heard(problem.size, problem.device) if rows else 1
     receive = make(model, clients)
     run = in_turn(lambda client: receive(client, problem.update), clients)
-    return Built(run, lambda: model.x, warm=max(2 * clients, 20))
+    return Built(run, lambda: model.x, warm=max(2 * clients, BUFFER))
 
 
 def _candidates(make: Make, peers: dict[str, Peer], rows: bool = False) -> list[Candidate]:
-    vectors = 4 + (CLIENTS / 4 if rows else 4)
+    vectors = 4 + (8 if rows else 4)
     return [
         Candidate("fastagg", partial(_ours, make=make, rows=rows), vectors),
         *(

@@ -130,7 +130,7 @@ def test_both_sides_of_an_arrival_hear_as_many_clients_however_little_memory_is_
     from problem import Problem
 
     arrival.heard.cache_clear()
-    left = iter(range(3_000_000, 0, -200_000))
+    left = iter(range(8_000_000, 0, -500_000))
     monkeypatch.setattr(machine, "available_bytes", lambda device=None: next(left))
     case = CASES["arrival ACE fp32"]
     built, _ = measure.build(case, replace(Problem(10_007), lr=case.lr), case.candidates())
