@@ -66,6 +66,7 @@ from fastagg.serving.opening import open
 from fastagg.serving.server import Server
 from fastagg.serving.settings import ServerSettings
 from fastagg.serving.versions import VersionStore
+from fastagg.serving.watching import watch
 from fastagg.storage.cache import ClientCache
 
 __version__ = build_info()["version"]
@@ -152,4 +153,5 @@ __all__ = [
     "registry",
     "set_isa",
     "set_num_threads",
+    "watch",
 ]

@@ -189,7 +189,7 @@ class DurableServer(Server):
         self._journal.flush()
 
     def checkpoint(self) -> Path:
-        """Write a checkpoint now, and wait for it; ``receive`` goes on meanwhile. The folder writes them by itself, too.
+        """Write a checkpoint now, and wait for it; ``receive`` goes on meanwhile. They are written by themselves, too.
 
         Returns:
             The checkpoint's folder.
@@ -270,8 +270,8 @@ class DurableServer(Server):
 
     @contextlib.contextmanager
     def _acknowledged(self) -> Iterator[list[Entry]]:
-        """Wait for those records that somebody waits for. Their bytes lie in the senders' memory: whatever happens, it is
-        not needed any more afterwards."""
+        """Wait for those records that somebody waits for. Their bytes lie in the senders' memory: whatever happens,
+        nobody reads it afterwards."""
         held: list[Entry] = []
         try:
             yield held

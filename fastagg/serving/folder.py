@@ -111,8 +111,8 @@ class Walk:
         wanted = self.last + 1
         if at is not None and reached < self.begin:
             raise CheckpointError(
-                f"{at.path}: record {reached + 1} is damaged: it was on the disk, and so were those up to {self.begin}, "
-                "which the checkpoint holds; whether there were later ones cannot be told"
+                f"{at.path}: record {reached + 1} is damaged. It was on the disk, and so were those up to "
+                f"{self.begin}, which the checkpoint holds; whether there were later ones cannot be told"
             )
         later = [] if at is None else [path for number, path in self.found.others if number > at.number]
         for path, use in [*([(at.path, at.use)] if at else []), *((path, None) for path in later)]:

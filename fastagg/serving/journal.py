@@ -199,7 +199,8 @@ class Journal:
                 if not self._queue or self._final or (self._closing and self.failure is not None):
                     self._end()
                     return
-                group, size = [], 0
+                group: list[Entry] = []
+                size = 0
                 for entry in self._queue:  # they stay until they are on the disk
                     if group and size + entry.nbytes > _GROUP:
                         break

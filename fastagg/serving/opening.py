@@ -19,6 +19,7 @@ from fastagg.serving.journal import SEGMENT, Entry, Journal
 from fastagg.serving.recovery import Recovered, made_of, recover
 from fastagg.serving.server import Server
 from fastagg.serving.snapshots import EVERY, Keeper
+from fastagg.serving.watching import watch
 from fastagg.storage.disk import Disk
 
 _log = logging.getLogger("fastagg")
@@ -32,7 +33,7 @@ def open(
     keep: int = 2,
     checkpoint_every: int = EVERY,
 ) -> DurableServer:
-    """The server of the folder ``path``: the one that ``make`` makes, or, if the folder has one, that one as it was: its
+    """The server of the folder ``path``: the one that ``make`` makes or, if the folder has one, that one as it was: its
     last checkpoint, and all that its journal says happened since, done again to the bit.
 
     Args:
@@ -84,6 +85,7 @@ def open_on(
         _give_back(disk, keeper, lock)
         raise
     weakref.finalize(server, _abandoned, os.getpid(), keeper)
+    watch(server)
     return server
 
 

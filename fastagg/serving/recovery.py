@@ -77,7 +77,7 @@ def _newest(disk: Disk, found: Contents) -> tuple[dict[str, Any], int, dict[str,
         CheckpointError: there is none.
     """
     wrong: list[str] = []
-    damaged = []
+    damaged: list[Path] = []
     while found.checkpoints:
         sequence, path = found.checkpoints[-1]
         try:

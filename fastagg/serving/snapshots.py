@@ -57,7 +57,8 @@ class Cut:
             state[part] = checkpoint.cloned(state[part])
         head = {"format": checkpoint.FORMAT, "config": server.config(), "layout": server.layout.spec()}
         self.state = {**head, **state}
-        self.cache, self.book = cache, core.state.book
+        self.cache: Any = cache
+        self.book = core.state.book
         self.saved: dict[int, tuple[Tensor, Tensor]] = {}
         self.slots: dict[int, int] = {}
         if cache is not None:

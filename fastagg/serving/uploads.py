@@ -102,8 +102,8 @@ class HeldUpload(Upload):
 
 
 class StoredUpload(Upload):
-    """In a file of the server's folder: the step reads it there, and the journal's record tells of it. In memory there is
-    no more than a chunk.
+    """In a file of the server's folder: the step reads it there, and the journal's record tells of it. In memory is a
+    chunk.
 
     Attributes:
         number: of its file.

@@ -1,8 +1,8 @@
 """A journal's files: records one after the other, in segments of a fixed size that are used again.
 
 A segment begins with a block that says which it is: its number in the chain, a random number of this use of the file,
-and the sequence number of its first record. Records are written in groups. A group begins on a block of its own, so that
-no block is ever written again after it was synced: a torn write can only damage what nobody was promised. Every
+and the sequence number of its first record. Records are written in groups. A group begins on a block of its own, so
+that no block is ever written again after it was synced: a torn write can only damage what nobody was promised. Every
 record says up to which record all was on the disk when it was written. So what recovery finds after a bad record
 tells whether that one may be missing (a crash), or must not be (damage).
 

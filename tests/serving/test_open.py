@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -207,11 +207,11 @@ def test_durability_says_who_waits(tmp_path: Path) -> None:
     for durability, waits in (("none", (False, False)), ("step", (False, True)), ("arrival", (True, True))):
         server = fastagg.open(tmp_path / durability, lambda: fastagg.FedBuff(torch.zeros(5), buffer_size=2), durability)
         server._journal.append = _counted(server._journal.append)  # type: ignore[method-assign]
-        for client, (must, own) in zip((1, 2), zip(waits, waits, strict=True), strict=True):
+        for client, must in zip((1, 2), waits, strict=True):
             server.dispatch(client)
             receipt = server.receive(client, torch.ones(5))
             assert receipt.durable or not must
-        assert _counted.urgent == list(waits), (durability, own)
+        assert _counted.urgent == list(waits), durability
         server.flush()
         assert receipt.durable
         server.close()
@@ -219,7 +219,7 @@ def test_durability_says_who_waits(tmp_path: Path) -> None:
 
 
 class _counted:
-    urgent: list[bool] = []
+    urgent: ClassVar[list[bool]] = []
 
     def __init__(self, append: Callable[..., None]) -> None:
         self.append = append
@@ -361,7 +361,7 @@ def test_a_checkpoint_while_clients_answer_holds_one_moment(tmp_path: Path) -> N
         counts: list[int] = []
 
         def work() -> None:
-            while not stop.is_set():
+            while not stop.is_set():  # noqa: B023
                 play(server, name, 12)  # noqa: B023
                 counts.append(1)  # noqa: B023
 
