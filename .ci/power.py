@@ -27,7 +27,7 @@ def main(what: str, count: int) -> None:
             part = min(250, count - done)
             states += crashes(name, seed, part)
         else:
-            part = min(25, count - done)
+            part = min(100, count - done)
             with tempfile.TemporaryDirectory() as folder:
                 seen += kill(name, part, Path(folder), seed)[1]
         done += part

@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import sys
+import time
+import traceback
 from pathlib import Path
 
 from presets import PRESETS, calls, model, update
@@ -50,15 +52,31 @@ def main(folder: str, name: str, marks: str) -> None:
     server = open_on(
         Disk(), Path(folder), lambda: PRESETS[name](model(SIZE)), "arrival", segment=1 << 17, checkpoint_every=1 << 18
     )
-    number = json.loads(Path(marks).read_text()).index(mark(server))
-    os.write(1, f"found {number}\n".encode())
-    for number, client in list(enumerate(answers(name)))[number:]:
+    found = json.loads(Path(marks).read_text()).index(mark(server))
+    os.write(1, f"found {found}\n".encode())
+    for number, client in list(enumerate(answers(name)))[found:]:
         server.dispatch(client)
         server.receive(client, update(number, SIZE), num_samples=1)
         os.write(1, f"{number + 1}\n".encode())
     os.write(1, b"done\n")
-    sys.stdin.read()
+    time.sleep(600)
+
+
+def breed(name: str, marks: str) -> None:
+    """For every line of stdin, a folder: a process that does :func:`main`; this one says when it has ended. Nothing is
+    imported anew, and this process itself never computes."""
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            os.write(1, f"pid {os.getpid()}\n".encode())
+            try:
+                main(line.strip(), name, marks)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(1)
+        _, status = os.waitpid(child, 0)
+        os.write(1, f"ended {os.waitstatus_to_exitcode(status)}\n".encode())
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    breed(*sys.argv[1:])
