@@ -223,6 +223,12 @@ class DurableServer(Server):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def memory(self) -> dict[str, int]:
+        """As :meth:`Server.memory`; ``journal`` is what waits for the disk."""
+        parts = super().memory()
+        waits = self._journal.pending
+        return {**parts, "journal": waits, "total": parts["total"] + waits}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Refused: the folder says what the state is."""
         raise ConfigError(f"{self.folder}: a server of a folder goes on from what is there; load it into another one")
@@ -230,7 +236,9 @@ class DurableServer(Server):
     def __deepcopy__(self, memo: dict[int, Any]) -> Server:
         """A server without a folder."""
         with self._lock:
-            return Server.__deepcopy__(self, memo)
+            copied = Server.__deepcopy__(self, memo)
+            copied.__class__ = Server
+            return copied
 
     # -- the way of an update ------------------------------------------------------------------------------------
 
@@ -305,7 +313,7 @@ class DurableServer(Server):
             self._half = None
 
     def _put(self, entry: Entry, happened: bool = True, *, urgent: bool = False) -> None:
-        if happened and not self._journal.holds(entry):
+        if happened and not (entry.sequence and self._journal.holds(entry)):
             self._journal.append(entry, urgent=urgent)
 
     def _sent(self, entry: Entry, client: Client, version: int) -> None:

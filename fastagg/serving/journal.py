@@ -61,6 +61,7 @@ class Journal:
 
     Attributes:
         durable: the last record that is on the disk.
+        pending: bytes that wait for the disk.
         syncs, groups, written: counts: calls of fdatasync, groups, and bytes.
     """
 
@@ -75,7 +76,7 @@ class Journal:
         self._number, self._free, self._busy = number, list(free), list(busy)
         self._file, self._at, self._segment = -1, 0, None  # type: int, int, Segment | None
         self._queue: deque[Entry] = deque()  # from the one after the last durable one on
-        self._pending = 0
+        self.pending = 0
         self._begun = -1  # the last record of the group that is being written
         self._urgent = self._closing = False
         self.failure: OSError | None = None
@@ -108,14 +109,14 @@ class Journal:
         """Queue a record; an ``urgent`` one is somebody's who will wait. The caller holds the server's lock, so that
         records are in the order in which things happened."""
         with self._changed:
-            while self._pending > _PENDING and self.failure is None and not urgent:
+            while self.pending > _PENDING and self.failure is None and not urgent:
                 self._urgent = True
                 self._changed.notify_all()
                 self._changed.wait()
             entry.sequence = (self._queue[-1].sequence if self._queue else self.durable) + 1
-            self._pending += entry.nbytes
+            self.pending += entry.nbytes
             self._queue.append(entry)  # an interrupt falls before it or after it
-            if (urgent or self._pending > _GROUP // 4) and not self._urgent:
+            if (urgent or self.pending > _GROUP // 4) and not self._urgent:
                 self._urgent = True
                 self._changed.notify_all()
             elif len(self._queue) == 1:
@@ -220,7 +221,7 @@ class Journal:
                         if entry.upload is not None:
                             self.disk.close(entry.upload.file)
                         self._queue.popleft()
-                        self._pending -= entry.nbytes
+                        self.pending -= entry.nbytes
                     self.durable = group[-1].sequence
                     if self._queue:
                         self._urgent = True

@@ -60,23 +60,34 @@ class Arrival:
 
     def gather(self) -> None:
         """Find the bytes, before anything has changed: it may fail."""
-        runs: list[tuple[int, int, int]] = []
-        parts: list[Any] = []
-        for role, tensors in (
-            (_PARAMETERS, [] if self.blob else self.parsed.parameters.owners),
-            (_BUFFERS, [] if self.parsed.buffers is None else self.parsed.buffers.owners),
-            (_COUNTER, self.parsed.counters or []),
-            (_CONTROL, [] if self.control is None else [self.control]),
-        ):
-            for owner in tensors:
-                tensor = as_tensor(owner).detach().cpu().contiguous()
-                self.owners.append(tensor)
-                code, count, nbytes = _CODES[tensor.dtype], tensor.numel(), tensor.nbytes
-                gap = -len(parts[-1]) % 8 if parts else 0
-                parts += [bytes(gap)] if gap else []
-                runs.append((role, code, count))
-                parts.append(raw.at(tensor.data_ptr(), nbytes))
-        self.table, self.parts = runs, parts
+        if self.blob is None:
+            self._add_pieces(_PARAMETERS, self.parsed.parameters)
+        if self.parsed.buffers is not None:
+            self._add_pieces(_BUFFERS, self.parsed.buffers)
+        for counter in self.parsed.counters or ():
+            self._add_tensor(_COUNTER, counter)
+        if self.control is not None:
+            self._add_tensor(_CONTROL, self.control)
+
+    def _add_pieces(self, role: int, pieces: Pieces) -> None:
+        if pieces.device.type != "cpu":
+            for owner in pieces.owners:
+                self._add_tensor(role, owner)
+            return
+        self.owners.append(pieces)
+        for address, count, code in pieces.native:  # whose codes are those of the first types here
+            self._add(role, code, count, raw.at(address, count * _DTYPES[code].itemsize))
+
+    def _add_tensor(self, role: int, owner: Any) -> None:
+        tensor = as_tensor(owner).detach().cpu().contiguous()
+        self.owners.append(tensor)
+        self._add(role, _CODES[tensor.dtype], tensor.numel(), raw.at(tensor.data_ptr(), tensor.nbytes))
+
+    def _add(self, role: int, code: int, count: int, data: memoryview) -> None:
+        if self.parts and (gap := -len(self.parts[-1]) % 8):
+            self.parts.append(bytes(gap))
+        self.table.append((role, code, count))
+        self.parts.append(data)
 
     def decide(self, receipt: Receipt) -> None:
         """What :meth:`Server.receive` said."""

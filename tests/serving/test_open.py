@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import subprocess
@@ -431,3 +432,15 @@ def test_an_interrupt_between_a_step_and_its_record_is_made_good(tmp_path: Path)
             found.close()
     assert lines > 60
     assert CLIENTS == 3
+
+
+def test_a_copy_has_no_folder_and_memory_counts_what_waits(tmp_path: Path) -> None:
+    with opened(tmp_path / "a", maker("ASGD")) as server:
+        server.dispatch(1)
+        other = copy.deepcopy(server)
+        assert type(other) is fastagg.Server and equal(without_lives(other), without_lives(server))
+        other.receive(1, torch.ones(SIZE))
+        assert server.version == 0 and other.version == 1
+        server.flush()
+        assert server.memory()["journal"] == 0
+        assert server.memory()["total"] == sum(nbytes for part, nbytes in server.memory().items() if part != "total")
