@@ -59,6 +59,8 @@ def _folder(path: Path) -> dict[str, Any]:
         "unused": [file.name for _, file in held.others], "leftovers": [file.name for file in held.leftovers],
         "uploads": len(held.uploads),
     }  # fmt: skip
+    for older in [one["sequence"] for one in checkpoints if one["healthy"] and one["sequence"] != whole][:1]:
+        _recovery(Walk(disk, held, older), older, known, problems)  # it must do if the newer one is damaged one day
     if whole is None:
         problems.append(f"{path}: no whole checkpoint is in it")
     else:

@@ -89,7 +89,6 @@ class Walk:
                 f"{self.begin}: what was between is missing"
             )
         at: Segment | None = None
-        last = self.begin
         for segment in chain[starts[-1] :] if starts else []:
             if at is not None and segment.first != self.last + 1:
                 raise CheckpointError(
@@ -98,22 +97,17 @@ class Walk:
                 )
             at = segment
             self.needed.append(segment)
-            last = segment.first - 1
-            for record in segments.records(self._view(segment.path), segment):
-                last = record.sequence
-                if last > self.begin:
-                    self.last = last
-                    yield record
-            self.last = max(self.last, last)
-        self._check_end(at, last)
+            view = self._view(segment.path)
+            start: int | None = segments.BLOCK
+            if segment.first <= self.begin:
+                start = segments.place_of(view, self.begin + 1, segment.use)
+            for record in () if start is None else segments.records(view, segment, start, self.last):
+                self.last = record.sequence
+                yield record
+        self._check_end(at)
 
-    def _check_end(self, at: Segment | None, reached: int) -> None:
+    def _check_end(self, at: Segment | None) -> None:
         wanted = self.last + 1
-        if at is not None and reached < self.begin:
-            raise CheckpointError(
-                f"{at.path}: record {reached + 1} is damaged. It was on the disk, and so were those up to "
-                f"{self.begin}, which the checkpoint holds; whether there were later ones cannot be told"
-            )
         later = [] if at is None else [path for number, path in self.found.others if number > at.number]
         for path, use in [*([(at.path, at.use)] if at else []), *((path, None) for path in later)]:
             good = segments.good_after(self._view(path), wanted, use)

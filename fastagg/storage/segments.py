@@ -141,17 +141,30 @@ def records(view: Any, segment: Segment, start: int = BLOCK, sequence: int | Non
         at, wanted = found.end, wanted + 1
 
 
+def place_of(view: Any, sequence: int, use: int) -> int | None:
+    """Where a record begins, if it is there and good."""
+    for at in _magic(view):
+        if _RECORD.unpack_from(view, at)[2:4] == (use, sequence) and _record_at(view, at, use) is not None:
+            return at
+    return None
+
+
 def good_after(view: Any, sequence: int, use: int | None) -> int | None:
     """The first good record after a bad one, ``sequence``, which proves that the bad one had been on the disk."""
-    data = memoryview(view)
-    whole = bytes(data) if not hasattr(view, "find") else view
-    at = whole.find(_MAGIC, 0)
-    while at >= 0:
-        found = _record_at(view, at, use) if at % 8 == 0 else None
+    for at in _magic(view):
+        found = _record_at(view, at, use)
         if found is not None and found.synced >= sequence:
             return found.sequence
-        at = whole.find(_MAGIC, at + 4)
     return None
+
+
+def _magic(view: Any) -> Iterator[int]:
+    """Where records may begin."""
+    at = view.find(_MAGIC, 0)
+    while at >= 0:
+        if at % 8 == 0 and at + HEADER <= len(view):
+            yield at
+        at = view.find(_MAGIC, at + 4)
 
 
 def _record_at(view: Any, at: int, use: int | None) -> Record | None:

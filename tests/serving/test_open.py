@@ -370,7 +370,9 @@ def test_a_checkpoint_while_clients_answer_holds_one_moment(tmp_path: Path) -> N
         thread.start()
         for k in range(5):
             server.checkpoint()
-            shutil.copytree(folder, tmp_path / f"{name} {k}", ignore=shutil.ignore_patterns("*.partial"))
+            with server._lock:  # no copy of a folder is of one moment while it is written
+                server._journal.flush()
+                shutil.copytree(folder, tmp_path / f"{name} {k}")
         stop.set()
         thread.join()
         server.close()
