@@ -11,6 +11,7 @@ from fastagg.errors import MissingDependency
 
 # The modules that each extra brings, by what they are imported as.
 CLI = ("typer", "rich")
+METRICS = ("prometheus_client",)
 SIM = (*CLI, "matplotlib", "pydantic", "tomli_w", "sklearn")
 
 

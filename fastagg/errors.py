@@ -52,6 +52,10 @@ class Busy(FastaggError, RuntimeError):
     """A limit is reached (clients, open tasks, waiting answers). Nothing has changed: the same call may do later."""
 
 
+class NotDurable(FastaggError, RuntimeError):
+    """The disk refuses, so nothing is acknowledged: what raises this may be in the model, and is not in the journal."""
+
+
 class CheckpointError(FastaggError, ValueError):
     """A checkpoint is damaged, or belongs to another model or algorithm."""
 

@@ -13,6 +13,7 @@ from fastagg.errors import (
     FastaggError,
     MissingDependency,
     NonFiniteUpdate,
+    NotDurable,
     OtherLife,
     RunFailed,
     ShapeMismatch,
@@ -59,10 +60,13 @@ from fastagg.presets import (
 )
 from fastagg.registry import register
 from fastagg.serving.dispatch import Dispatch, Receipt
+from fastagg.serving.durable import DurableServer
 from fastagg.serving.loading import load
+from fastagg.serving.opening import open
 from fastagg.serving.server import Server
 from fastagg.serving.settings import ServerSettings
 from fastagg.serving.versions import VersionStore
+from fastagg.serving.watching import watch
 from fastagg.storage.cache import ClientCache
 
 __version__ = build_info()["version"]
@@ -98,6 +102,7 @@ __all__ = [
     "Direction",
     "Dispatch",
     "Distillation",
+    "DurableServer",
     "Echo",
     "Euclidean",
     "Facts",
@@ -120,6 +125,7 @@ __all__ = [
     "Mixing",
     "Momentum",
     "NonFiniteUpdate",
+    "NotDurable",
     "Optimizer",
     "OtherLife",
     "Polynomial",
@@ -139,6 +145,7 @@ __all__ = [
     "clients",
     "get_num_threads",
     "load",
+    "open",
     "ops",
     "presets",
     "reference",
@@ -146,4 +153,5 @@ __all__ = [
     "registry",
     "set_isa",
     "set_num_threads",
+    "watch",
 ]

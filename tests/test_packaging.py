@@ -13,7 +13,7 @@ from fastagg.errors import MissingDependency
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-IMPORTED_AS = {"tomli-w": "tomli_w", "scikit-learn": "sklearn"}
+IMPORTED_AS = {"tomli-w": "tomli_w", "scikit-learn": "sklearn", "prometheus-client": "prometheus_client"}
 
 
 def floors(requirements: list[str]) -> dict[str, tuple[int, ...]]:
@@ -35,7 +35,7 @@ def test_the_core_needs_torch_and_numpy_alone() -> None:
 
 def test_what_ci_installs_as_floors_are_the_floors() -> None:
     extras = PROJECT["optional-dependencies"]
-    promised = floors(PROJECT["dependencies"] + extras["cli"] + extras["sim"])
+    promised = floors(PROJECT["dependencies"] + extras["cli"] + extras["sim"] + extras["metrics"])
     lines = [line for line in (ROOT / ".ci" / "floors.txt").read_text().splitlines() if not line.startswith("#")]
     tested = {name: numbers(version) for name, version in (line.split("==") for line in lines)}
     assert set(tested) == set(promised)
@@ -45,7 +45,8 @@ def test_what_ci_installs_as_floors_are_the_floors() -> None:
 
 def test_the_extras_that_are_checked_are_the_extras_that_are_installed() -> None:
     extras = PROJECT["optional-dependencies"]
-    for names, extra in ((_extras.CLI, extras["cli"]), (_extras.SIM, extras["cli"] + extras["sim"])):
+    sim = extras["cli"] + extras["sim"]
+    for names, extra in ((_extras.CLI, extras["cli"]), (_extras.SIM, sim), (_extras.METRICS, extras["metrics"])):
         assert set(names) == {IMPORTED_AS.get(name, name) for name in floors(extra)}
 
 

@@ -1,5 +1,6 @@
 // The server's road, its ledger and the directions' books, as fastagg/serving and fastagg/parts build them.
 #include <pybind11/numpy.h>
+#include <pybind11/stl.h>
 
 #include "../serving/on_cpu.h"
 #include "../serving/road.h"
@@ -84,6 +85,9 @@ void bind_serving(py::module_& to) {
       .def_readwrite("skew", &Ledger::skew)
       .def("expire", &Ledger::expire)
       .def("expire_before", &Ledger::expire_before)
+      .def_readwrite("notes_ended", &Ledger::notes_ended)
+      .def("take_ended", &Ledger::take_ended)
+      .def("renew", &Ledger::renew)
       .def_property_readonly("expired", &Ledger::expired)
       .def_property_readonly("open_tasks", &Ledger::open_tasks)
       .def_property_readonly("oldest_task", &Ledger::oldest_task)
@@ -118,6 +122,7 @@ void bind_serving(py::module_& to) {
 
   py::class_<Book, std::shared_ptr<Book>>(m, "Book")
       .def("check", &Book::check)
+      .def("writes", &Book::writes)
       .def("state", &Book::state)
       .def("load", &Book::load)
       .def("nbytes", &Book::nbytes)

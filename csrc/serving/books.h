@@ -86,6 +86,8 @@ class Book {
   // What a step of SGD of this rate does not go beyond, as a bound of the model's elements; negative: it may go
   // further.
   virtual double target(double) const { return -1.0; }
+  // The row that the next update of this client will write over; negative: none.
+  virtual int64_t writes(int64_t) const { return -1; }
   virtual bool immediate() const { return false; }  // a step is made of one update, whose weight scales it
 
   // Of what was planned: the versions of the updates in the step, and the largest magnitudes that an element of the
@@ -206,6 +208,7 @@ class AllClients : public Book {
   void run(Runner& runner, const Update& update, const Optimizer& optimizer) override;
   void commit() noexcept override;
   void cancel() noexcept override;
+  int64_t writes(int64_t client) const override { return rows_ ? client : -1; }
   void before_sending(int64_t version) override;
   void sent(int64_t client, int64_t version) noexcept override;
   py::dict state() const override;
@@ -256,6 +259,7 @@ class Calibrated : public Book {
   void run(Runner& runner, const Update& update, const Optimizer& optimizer) override;
   void commit() noexcept override;
   void cancel() noexcept override;
+  int64_t writes(int64_t client) const override;
   py::dict state() const override;
   void load(const py::dict& state) override;
   int64_t nbytes() const override;

@@ -32,6 +32,12 @@ Calibrated::Fresh* Calibrated::fresh_of(int64_t client) {
   return nullptr;
 }
 
+int64_t Calibrated::writes(int64_t client) const {
+  for (const Fresh& fresh : fresh_)
+    if (fresh.client == client) return fresh.slot;
+  return free_.empty() ? -1 : free_.back();
+}
+
 Outcome Calibrated::plan(const Facts& facts) {
   facts_ = facts;
   Fresh* mine = fresh_of(facts.client);

@@ -268,12 +268,22 @@ int64_t Ledger::expire(int64_t most) {
     Record& record = records_[static_cast<size_t>(one.place)];
     if (record.last < 0 || place_of(one.id) != one.place) continue;  // forgotten meanwhile
     if (const Task* task = task_of(record, one.version); task != nullptr && over(*task, time)) {
+      if (notes_ended) ended_.emplace_back(one.id, one.version);
       close(one.place, one.version);
       ++expired_;
     }
-    if (numbered_ < 0 && record.task < 0 && record.last == one.version) drop(one.id, one.place);
+    if (numbered_ < 0 && record.task < 0 && record.last == one.version) {
+      if (notes_ended) ended_.emplace_back(one.id, -1);
+      drop(one.id, one.place);
+    }
   }
   return expired_ - before;
+}
+
+std::vector<std::pair<py::object, int64_t>> Ledger::take_ended() {
+  std::vector<std::pair<py::object, int64_t>> taken;
+  taken.swap(ended_);
+  return taken;
 }
 
 int64_t Ledger::expire_before(int64_t version) {
@@ -357,20 +367,42 @@ int64_t Ledger::nbytes() const {
                               due_.size() * sizeof(Due));
 }
 
+std::vector<std::pair<int64_t, py::object>> Ledger::known_clients() const {
+  std::vector<std::pair<int64_t, py::object>> known;
+  if (numbered_ >= 0) {
+    for (size_t i = 0; i < records_.size(); ++i)
+      if (records_[i].last >= 0) known.emplace_back(static_cast<int64_t>(i), py::int_(i));
+    return known;
+  }
+  for (const auto& [number, place] : numbers_) known.emplace_back(place, py::int_(number));
+  for (const auto& [name, place] : names_) known.emplace_back(place, id_of(name));
+  std::sort(known.begin(), known.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  return known;
+}
+
+void Ledger::renew() {
+  due_.clear();
+  if (!limits.expires()) return;
+  const double ends = clock() + limits.lease;
+  std::vector<Due> due;
+  for (const auto& [place, id] : known_clients()) {
+    const Record& record = records_[static_cast<size_t>(place)];
+    due.push_back({ends, record.last, place, id});
+    for (int32_t t = record.task; t >= 0; t = tasks_[static_cast<size_t>(t)].next) {
+      Task& task = tasks_[static_cast<size_t>(t)];
+      task.ends = ends;
+      if (task.version != record.last) due.push_back({ends, task.version, place, id});
+    }
+  }
+  std::stable_sort(due.begin(), due.end(), [](const Due& a, const Due& b) { return a.version < b.version; });
+  due_.assign(due.begin(), due.end());
+}
+
 // As columns: a line for each client that is known, and one for each open task.
 py::dict Ledger::state() const {
   std::vector<int64_t> places;
   py::list ids;
-  if (numbered_ >= 0) {
-    for (size_t i = 0; i < records_.size(); ++i)
-      if (records_[i].last >= 0) places.push_back(static_cast<int64_t>(i));
-  } else {
-    std::vector<std::pair<int64_t, py::object>> known;  // in the order they came, as `load` puts them
-    for (const auto& [number, place] : numbers_) known.emplace_back(place, py::int_(number));
-    for (const auto& [name, place] : names_) known.emplace_back(place, id_of(name));
-    std::sort(known.begin(), known.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-    for (const auto& [place, id] : known) places.push_back(place), ids.append(id);
-  }
+  for (const auto& [place, id] : known_clients()) places.push_back(place), ids.append(id);
   std::vector<int64_t> last, next, owner, started, told;
   for (size_t i = 0; i < places.size(); ++i) {
     const Record& record = records_[static_cast<size_t>(places[i])];
@@ -430,16 +462,7 @@ void Ledger::load(const py::dict& state) {
     if (keeps_) payload = versions[py::int_(started[t])];
     open(record, started[t], static_cast<int32_t>(told[t]), payload, clock() + limits.lease);
   }
-  if (!limits.expires()) return;
-  std::vector<Due> due;  // a lease begins anew: nobody could answer while there was no server
-  for (size_t i = 0; i < places.size(); ++i)
-    due.push_back({clock() + limits.lease, last[i], places[i], identify(ids[i])});
-  for (size_t t = 0; t < owner.size(); ++t) {
-    const auto i = static_cast<size_t>(owner[t]);
-    if (started[t] != last[i]) due.push_back({clock() + limits.lease, started[t], places[i], identify(ids[i])});
-  }
-  std::sort(due.begin(), due.end(), [](const Due& a, const Due& b) { return a.version < b.version; });
-  due_.assign(due.begin(), due.end());
+  renew();  // nobody could answer while there was no server
 }
 
 }  // namespace fastagg::serving

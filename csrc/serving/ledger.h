@@ -14,6 +14,7 @@
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace fastagg::serving {
@@ -77,6 +78,12 @@ class Ledger {
   // Tasks end whose lease is over or whose version is too old; clients that owe nothing and were not heard of for as
   // long are forgotten. `most` of them at a time; all, if it is negative. How many tasks ended.
   int64_t expire(int64_t most);
+  // For who writes down what became of every task: what `expire` ended since the last call, (client, version), and
+  // (client, -1) for who was forgotten, in the order in which it happened. Noted where `notes_ended` is set.
+  bool notes_ended = false;
+  std::vector<std::pair<py::object, int64_t>> take_ended();
+  // Every lease begins anew, under the limits that hold now.
+  void renew();
   // All tasks of versions below this one end.
   int64_t expire_before(int64_t version);
   int64_t expired() const { return expired_; }  // so far
@@ -120,9 +127,10 @@ class Ledger {
     py::object payload;
   };
 
-  static bool is_named(py::handle plain);  // kept by a key, and not by a number of 63 bits
-  int64_t place_of(py::handle id) const;   // -1: unknown
-  int64_t place_for(py::handle id);        // made if it is new
+  std::vector<std::pair<int64_t, py::object>> known_clients() const;  // by their places: in the order they came
+  static bool is_named(py::handle plain);                             // kept by a key, and not by a number of 63 bits
+  int64_t place_of(py::handle id) const;                              // -1: unknown
+  int64_t place_for(py::handle id);                                   // made if it is new
   int64_t known_place(py::handle id) const;
   const Task* task_of(const Record& record, int64_t version) const;
   double clock() const;
@@ -141,6 +149,7 @@ class Ledger {
   std::unordered_map<std::string, int64_t> names_;
   std::unordered_map<int64_t, Held> held_;
   std::deque<Due> due_;  // empty where nothing expires
+  std::vector<std::pair<py::object, int64_t>> ended_;
   int64_t known_ = 0, open_ = 0, expired_ = 0;
 };
 

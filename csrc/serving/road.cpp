@@ -86,6 +86,7 @@ void Road::bound_from(double model, double m, double v) {
 void Road::begin_life(int64_t version, uint64_t number) {
   constexpr size_t kMost = 64;  // of older ones no task is out any more
   while (!lives_.empty() && lives_.back().first >= version) lives_.pop_back();
+  if (!lives_.empty() && lives_.back().second == number) return;  // it goes on
   if (lives_.size() == kMost) lives_.erase(lives_.begin());
   lives_.emplace_back(version, number);
 }

@@ -1,4 +1,4 @@
-"""The command line, whole: fastagg demo | run | compare | recipes | info | tune | bench.
+"""The command line, whole: fastagg demo | run | compare | recipes | info | tune | bench | doctor.
 
 Each module adds its commands to ``app`` when it is imported. Their order here is their order in the help.
 """
@@ -7,6 +7,9 @@ from fastagg.cli import runs  # noqa: F401
 
 # isort: split
 from fastagg.cli import machine  # noqa: F401
+
+# isort: split
+from fastagg.cli import state  # noqa: F401
 
 # isort: split
 from fastagg.cli.base import app

@@ -173,10 +173,12 @@ class Receipt:
         kept: False only with ``validate="deferred"``: an element was not finite (or the norm zero, or the update too
             stale, with :class:`fastagg.Euclidean`). It then counted as zero, a client cache kept that client's row, and
             the version moved on.
+        durable: whether the update is on the disk; only servers of :func:`fastagg.open` have one. It becomes True.
     """
 
     __slots__ = (
         "_verdict",
+        "_written",
         "applied",
         "client",
         "delay",
@@ -196,6 +198,7 @@ class Receipt:
     weight: float
     kept: bool
     _verdict: tuple[Later, float | None, float, bool] | None
+    _written: tuple[Any, int]  # the journal, and the record's number
 
     def __init__(
         self,
@@ -251,6 +254,14 @@ class Receipt:
                 self.applied = lr is not None and (bool(keep) or not scales)
                 self._verdict = None  # the device's memory is free again; another thread finds the numbers
             return object.__getattribute__(self, name)
+
+    @property
+    def durable(self) -> bool:
+        try:
+            journal, sequence = self._written
+        except AttributeError:  # of a server without a journal, or sent elsewhere
+            return False
+        return bool(journal.durable >= sequence)
 
     def _values(self) -> tuple[Any, ...]:
         return (

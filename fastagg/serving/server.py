@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fastagg import _checks, _keywords, ops, registry
-from fastagg.errors import Busy, CheckpointError, ConfigError, FastaggError, OtherLife, UpdateTooLarge
+from fastagg.errors import CheckpointError, ConfigError, FastaggError, OtherLife, UpdateTooLarge
 from fastagg.layout import Layout, Parsed, Taken
 from fastagg.layout.nearness import nearer_to_model
 from fastagg.parts.directions import Direction, DistillationRecord, Single
@@ -27,6 +27,8 @@ from fastagg.serving.core import Core
 from fastagg.serving.dispatch import Client, Dispatch, Receipt
 from fastagg.serving.judging import Judging
 from fastagg.serving.statistics import MODES, Statistics
+from fastagg.serving.turns import Elsewhere, Turn
+from fastagg.serving.uploads import HeldUpload, Upload
 from fastagg.storage import devices
 
 Answer = tuple[Dispatch, Any, float | None]  # a trained model: receive_model's arguments
@@ -270,10 +272,43 @@ class Server:
         with self._turn:
             if incarnation is not None:
                 self._check_life(client, version, incarnation)
-            more = None
-            if self._judging.asks(parsed, control):
-                more = self._judging.judge(client, version, parsed, share, control)
-            return self._take(client, version, parsed, share, more)
+            return self._received(client, version, parsed, share, control)
+
+    def receiving(
+        self,
+        client: Client,
+        version: int | None = None,
+        num_samples: float | None = None,
+        *,
+        kind: Kind | None = None,
+        dtype: torch.dtype | None = None,
+        incarnation: int | None = None,
+    ) -> Upload:
+        """:meth:`receive` of an update that comes in chunks: ``with server.receiving(client) as upload:
+        upload.write(chunk)``. Nothing is applied before it is whole and checked; ``upload.receipt`` is then there.
+
+        A server of :func:`fastagg.open` writes the chunks to its folder, and the step reads them there: in memory there
+        is no more than a chunk. Another one gathers them in memory.
+
+        Args:
+            client, version, num_samples, kind, incarnation: as in :meth:`receive`.
+            dtype: of the flat update's d numbers, little endian: torch's float32 (None), float16 or bfloat16.
+
+        Raises:
+            ShapeMismatch: more or fewer bytes come than the model's. Others: as in :meth:`receive`; a task that is not
+            there is refused before the first chunk.
+        """
+        self._refuse_other_kind(kind)
+        admission.share(num_samples, self.weighting)
+        with self._lock:
+            if incarnation is not None:
+                self._check_life(client, version, incarnation)
+            start, _ = self._core.ledger.find(client, version)
+        return HeldUpload(
+            self.layout.size,
+            dtype,
+            lambda update: self.receive(client, update, start, num_samples, incarnation=incarnation),
+        )
 
     def receive_many(self, answers: Sequence[Sent]) -> list[Outcome]:
         """:meth:`receive` of one answer after the other, to the bit, in one call.
@@ -439,10 +474,11 @@ class Server:
                 stacklevel=4,
             )
 
-    def _take(self, client: Client, version: Any, parsed: Parsed, share: float, more: Any) -> Receipt:
-        """Run and commit: one native call."""
-        pieces = parsed.parameters
-        if more is not None:
+    def _received(self, client: Client, version: Any, parsed: Parsed, share: float, control: Any) -> Receipt:
+        """Judge, then run and commit: one native call."""
+        more, pieces = None, parsed.parameters
+        if self._judging.asks(parsed, control):
+            more = self._judging.judge(client, version, parsed, share, control)
             if "receipt" in more:
                 return more["receipt"]()
             share, pieces = more.get("share", share), more.get("pieces", pieces)
@@ -616,46 +652,12 @@ def _not_answers(answers: list[Any]) -> ConfigError:
     return ConfigError(f"receive_many: expected (client, update, version, num_samples), got {bad!r:.100}")
 
 
-class Turn:
-    """A lock for which no more than ``most`` threads may wait."""
-
-    def __init__(self, lock: Any, most: int) -> None:
-        self._lock, self._most = lock, most
-        self._waiting, self._count = 0, threading.Lock()
-
-    def __enter__(self) -> None:
-        if self._lock.acquire(blocking=False):
-            return
-        with self._count:
-            if self._waiting >= self._most:
-                raise Busy(f"{self._waiting} answers are waiting already (max_waiting): send this one later")
-            self._waiting += 1
-        try:
-            self._lock.acquire()
-        finally:
-            with self._count:
-                self._waiting -= 1
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-
-class _Elsewhere:
-    """The lock of a server whose process forked, in the child."""
-
-    def __enter__(self) -> None:
-        raise ConfigError("this server belongs to the process that made it: save it there and fastagg.load it here")
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 _here: weakref.WeakSet[Server] = weakref.WeakSet()  # servers of this process
 
 
 def _forked() -> None:
     for server in list(_here):
-        server._lock = server._turn = _Elsewhere()
+        server._lock = server._turn = Elsewhere()
 
 
 if hasattr(os, "register_at_fork"):

@@ -36,6 +36,7 @@ class ClientCache:
     Attributes:
         data: all rows, [slots, bytes of a row] uint8; rows are padded to whole scale blocks.
         scales: [slots, scale blocks] fp32; empty for fp32 and bf16.
+        apart: whether :meth:`state_dict` leaves out the rows, which somebody copies one by one.
 
     Raises:
         ConfigError: a setting is out of range, or the cache does not fit into memory (checked before allocating).
@@ -48,6 +49,7 @@ class ClientCache:
         _checks.one_of("cache", format, tuple(FORMATS))
         self.size, self.slots, self.format, self.seed = size, slots, format, seed
         self.device = torch.device(device)
+        self.apart = False
         blocks = -(-size // SCALE_BLOCK)
         self.row_bytes = blocks * SCALE_BLOCK * FORMATS[format] // 8
         self.row_scales = blocks if native.row_formats[format][1] else 0
@@ -70,8 +72,14 @@ class ClientCache:
         """
         return read_row(self, slot)
 
+    def copy_of(self, slot: int) -> tuple[Tensor, Tensor]:
+        """One row's bytes and scales, on the host."""
+        return self.data[slot].detach().clone().cpu(), self.scales[slot].detach().clone().cpu()
+
     def state_dict(self, slots: list[int]) -> dict[str, Any]:
         """The rows in ``slots``, which are those in use; where that is all of them, not copied."""
+        if self.apart:
+            return {"format": self.format, "slots": list(slots), "data": None, "scales": None}
         whole = slots == list(range(self.slots))
         index = torch.tensor(slots, dtype=torch.int64, device=self.device)
         return {

@@ -1,0 +1,225 @@
+"""What durability costs. Run it alone on a machine:
+
+    python bench/durability.py [FOLDER] [--only NAME] [--small]
+
+FOLDER is on the disk to be measured (default: the current folder). Every line says what it is relative to, in the same
+run: one fdatasync of the same disk, a raw write of the same bytes, the same server without a folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fastagg
+from fastagg.serving.opening import open_on
+from fastagg.storage.disk import Disk
+
+
+def clock(call: Callable[[], Any]) -> float:
+    """Seconds of one call."""
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
+
+def one_sync(folder: Path, nbytes: int, times: int = 100) -> float:
+    """Median seconds of a write of so many bytes into an allocated file, and its fdatasync."""
+    path, data = folder / "sync", os.urandom(nbytes)
+    file = os.open(path, os.O_RDWR | os.O_CREAT)
+    room = -(-nbytes // 4096) * 4096
+    os.posix_fallocate(file, 0, room * times)
+    for k in range(times):  # written once, as segments that are used again are
+        os.pwrite(file, data, k * room)
+    os.fsync(file)
+    found = [clock(lambda k=k: (os.pwrite(file, data, k * room), os.fdatasync(file))) for k in range(times)]
+    os.close(file)
+    path.unlink()
+    return statistics.median(found)
+
+
+def acknowledgement(folder: Path, small: bool) -> None:
+    """One client: receive to acknowledgement over one fdatasync, and the part before the wait over a plain receive."""
+    for size in (1_000, 10_000, 1_000_000):
+        update = torch.randn(size)
+        times = 30 if small else 300
+        plain = fastagg.FADAS(torch.zeros(size), lr=0.01, buffer_size=5)
+        with fastagg.open(
+            folder / "ack", lambda size=size: fastagg.FADAS(torch.zeros(size), lr=0.01, buffer_size=5)
+        ) as own:
+            journal, waits = own._journal, []
+            inner = journal.wait
+            journal.wait = lambda sequence, inner=inner, waits=waits: waits.append(clock(lambda: inner(sequence)))  # type: ignore[method-assign]
+            found: dict[str, list[float]] = {"plain": [], "durable": []}
+            for _ in range(times):
+                for name, server in (("plain", plain), ("durable", own)):
+                    server.dispatch(0)
+                    found[name].append(clock(lambda server=server, update=update: server.receive(0, update)))
+            before = statistics.median(one - wait for one, wait in zip(found["durable"], waits, strict=True))
+        sync = one_sync(folder, 4 * size + 200, times)
+        usual, whole = statistics.median(found["plain"]), statistics.median(found["durable"])
+        print(
+            f"ack d={size:>9,}: {whole * 1e6:9.0f} us, one write and fdatasync {sync * 1e6:9.0f} us: "
+            f"{whole / sync:.2f} times; "
+            f"before the wait {before * 1e6:.1f} us, plain receive {usual * 1e6:.1f} us: {before / usual:.2f} times"
+        )
+        shutil.rmtree(folder / "ack")
+
+
+def threads(folder: Path, small: bool) -> None:
+    """64 threads: durable acknowledgements per second over one fdatasync at a time."""
+    for size in (1_000, 10_000):
+        rounds, count = 5 if small else 50, 64
+        with fastagg.open(
+            folder / "many", lambda size=size: fastagg.FedBuff(torch.zeros(size), buffer_size=10)
+        ) as server:
+            update = torch.randn(size)
+
+            def client(number: int, server: Any = server, update: Any = update, rounds: int = rounds) -> None:
+                for _ in range(rounds):
+                    server.dispatch(number)
+                    server.receive(number, update)
+
+            workers = [threading.Thread(target=client, args=(number,)) for number in range(count)]
+            took = clock(lambda workers=workers: ([one.start() for one in workers], [one.join() for one in workers]))
+            groups = server._journal.groups
+        rate, sync = rounds * count / took, one_sync(folder, 4 * size + 200)
+        print(
+            f"64 threads d={size:,}: {rate:,.0f} durable answers/s, one at a time {1 / sync:,.0f}/s: "
+            f"{rate * sync:.1f} times; "
+            f"{rounds * count / groups:.1f} answers a group"
+        )
+        shutil.rmtree(folder / "many")
+
+
+def bandwidth(folder: Path, small: bool) -> None:
+    """Durable payload over what the disk writes raw."""
+    size, count, workers = (1_000_000, 40, 4) if small else (4_000_000, 100, 8)
+    with open_on(
+        Disk(), folder / "wide", lambda: fastagg.FedBuff(torch.zeros(size), buffer_size=10), "arrival"
+    ) as server:
+        update = torch.randn(size)
+
+        def client(number: int) -> None:
+            for _ in range(count // workers):
+                server.dispatch(number)
+                server.receive(number, update)
+
+        alive = [threading.Thread(target=client, args=(number,)) for number in range(workers)]
+        took = clock(lambda: ([one.start() for one in alive], [one.join() for one in alive]))
+    payload = 4 * size * (count // workers) * workers
+    raw = one_sync(folder, 32 << 20, 10 if small else 30)
+    print(
+        f"payload: {payload / took / 1e6:,.0f} MB/s durable, raw 32 MiB writes with fdatasync "
+        f"{(32 << 20) / raw / 1e6:,.0f} MB/s: "
+        f"{payload / took * raw / (32 << 20):.0%}"
+    )
+    shutil.rmtree(folder / "wide")
+
+
+def stall(folder: Path, small: bool) -> None:
+    """Longest receive during a checkpoint: ACE int8, n = 200, d = 1 M."""
+    clients, size = (20, 100_000) if small else (200, 1_000_000)
+    make = lambda: fastagg.ACE(torch.zeros(size), lr=0.1, num_clients=clients, cache="int8")  # noqa: E731
+    update = torch.randn(size)
+    with open_on(Disk(), folder / "stall", make, "none", checkpoint_every=1 << 60) as server:
+        for client in range(clients):
+            server.dispatch(client)
+            server.receive(client, update)
+        server.flush()
+
+        def one(k: int) -> float:
+            server.dispatch(k % clients)
+            return clock(lambda: server.receive(k % clients, update))
+
+        usual = [one(k) for k in range(clients)]
+        server.flush()
+        done = threading.Event()
+        thread = threading.Thread(target=lambda: (server.checkpoint(), done.set()))
+        thread.start()
+        found, k = [], 0
+        while not done.is_set():
+            found.append(one(k))
+            k += 1
+        thread.join()
+    print(
+        f"stall: longest receive during a checkpoint {max(found) * 1e3:.1f} ms of {len(found)}, p50 "
+        f"{statistics.median(found) * 1e3:.2f} ms; without one longest {max(usual) * 1e3:.1f} ms, p50 "
+        f"{statistics.median(usual) * 1e3:.2f} ms (journal without waiting)"
+    )
+    shutil.rmtree(folder / "stall")
+
+
+def recovery(folder: Path, small: bool) -> None:
+    """Seconds per GB of journal."""
+    size, count = (100_000, 250) if small else (1_000_000, 250)
+    make = lambda: fastagg.FADAS(torch.zeros(size), lr=0.01, buffer_size=5)  # noqa: E731
+    with open_on(Disk(), folder / "back", make, "none", checkpoint_every=1 << 60) as server:
+        update = torch.randn(size)
+        for k in range(count):
+            server.dispatch(k % 10)
+            server.receive(k % 10, update)
+    nbytes = 4 * size * count
+    found: list[Any] = []
+    took = clock(lambda: found.append(open_on(Disk(), folder / "back", make, "none")))
+    found[0].close()
+    print(f"recovery: {nbytes / 1e9:.2f} GB of journal in {took:.2f} s: {took / nbytes * 1e9:.2f} s per GB")
+    shutil.rmtree(folder / "back")
+
+
+def upload(folder: Path, small: bool) -> None:
+    """Peak of anonymous memory while 1 GB is streamed in, beyond the server's own."""
+    size, chunk = (10_000_000 if small else 250_000_000), bytes(1 << 20)
+
+    def anonymous() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+
+    with fastagg.open(folder / "up", lambda: fastagg.FedBuff(torch.zeros(size), buffer_size=1)) as server:
+        server.dispatch(0)
+        before = most = anonymous()
+        begun = time.perf_counter()
+        with server.receiving(0) as one:
+            left = 4 * size
+            while left:
+                one.write(chunk[: min(left, len(chunk))])
+                left -= min(left, len(chunk))
+                most = max(most, anonymous())
+            during, got = most, time.perf_counter() - begun
+        after = anonymous()
+    print(
+        f"upload: {4 * size / 1e9:.2f} GB in {got:.1f} s; memory beyond the server's own "
+        f"{(during - before) / 1e6:.1f} MB while it came, {(after - before) / 1e6:.1f} MB after the step "
+        f"(the next version, {4 * size / 1e6:.0f} MB, is the server's own)"
+    )
+    shutil.rmtree(folder / "up")
+
+
+PARTS = {one.__name__: one for one in (acknowledgement, threads, bandwidth, stall, recovery, upload)}
+
+
+def main() -> None:
+    """All of them, or one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", default=".")
+    parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--small", action="store_true", help="a quick look: no figures to quote")
+    given = parser.parse_args()
+    for name, part in PARTS.items():
+        if given.only in (None, name):
+            with tempfile.TemporaryDirectory(dir=given.folder, prefix="durability-") as folder:
+                part(Path(folder), given.small)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""What a folder or a file of a server holds, whether every checksum is right, and what a recovery would do. Nothing is
+written, no lock is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fastagg.errors import CheckpointError
+from fastagg.serving import checkpoint, records
+from fastagg.serving.folder import Walk, contents
+from fastagg.storage import raw, trees
+from fastagg.storage.disk import Disk
+
+
+def examine(path: Path) -> dict[str, Any]:
+    """Look at it.
+
+    Returns:
+        Plain data: ``kind`` (``folder`` or ``file``), ``healthy``, ``problems`` (what is wrong, in words), and what is
+        in it. For a folder also ``recovery``: what :func:`fastagg.open` would do.
+
+    Raises:
+        CheckpointError: there is nothing at ``path``.
+    """
+    if not path.exists():
+        raise CheckpointError(f"{path}: there is nothing")
+    return _folder(path) if path.is_dir() else _file(path)
+
+
+def _file(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {"path": str(path), "kind": "file", "bytes": path.stat().st_size, "problems": []}
+    try:
+        found |= _summary(checkpoint.read(path))
+    except CheckpointError as error:
+        found["problems"].append(str(error))
+    return {**found, "healthy": not found["problems"]}
+
+
+def _folder(path: Path) -> dict[str, Any]:
+    disk, problems = Disk(), []
+    held = contents(disk, path)
+    checkpoints: list[dict[str, Any]] = []
+    whole: int | None = None
+    known: dict[int, int] = {}
+    for sequence, place in held.checkpoints:
+        one: dict[str, Any] = {"name": place.name, "sequence": sequence, "healthy": True}
+        try:
+            manifest = trees.read_manifest(disk, place)
+            one |= _summary(trees.read(disk, place, manifest))
+            whole, known = sequence, {int(number): told for number, told in manifest["uploads"].items()}
+        except CheckpointError as error:
+            one["healthy"] = False
+            problems.append(str(error))
+        checkpoints.append(one)
+    found: dict[str, Any] = {
+        "path": str(path), "kind": "folder", "checkpoints": checkpoints,
+        "segments": [{"name": one.path.name, "first": one.first, "bytes": one.size} for one in held.segments],
+        "unused": [file.name for _, file in held.others], "leftovers": [file.name for file in held.leftovers],
+        "uploads": len(held.uploads),
+    }  # fmt: skip
+    for older in [one["sequence"] for one in checkpoints if one["healthy"] and one["sequence"] != whole][:1]:
+        _recovery(Walk(disk, held, older), older, known, problems)  # it must do if the newer one is damaged one day
+    if whole is None:
+        problems.append(f"{path}: no whole checkpoint is in it")
+    else:
+        found["recovery"] = _recovery(Walk(disk, held, whole), whole, known, problems)
+    return {**found, "healthy": not problems, "problems": problems}
+
+
+def _recovery(walk: Walk, sequence: int, known: dict[int, int], problems: list[str]) -> dict[str, Any]:
+    counts: dict[str, int] = {}
+    nbytes = 0
+    try:
+        for record in walk.records():
+            name = records.NAMES.get(record.kind, str(record.kind))
+            counts[name] = counts.get(name, 0) + 1
+            nbytes += len(record.body)
+            if record.kind == records.ARRIVAL:
+                arrival = records.read_arrival(record.body)
+                if arrival.blob is not None:
+                    _check_upload(walk, arrival.blob)
+    except (CheckpointError, OSError) as error:
+        problems.append(str(error))
+    return {
+        "checkpoint": sequence, "replays": counts, "bytes": nbytes, "last": walk.last, "ends": walk.stopped,
+        "would": "be refused" if problems and not walk.stopped else "go on",
+    }  # fmt: skip
+
+
+def _check_upload(walk: Walk, blob: tuple[int, int, int, int]) -> None:
+    number, nbytes, crc, _ = blob
+    path = walk.found.uploads.get(number)
+    if path is None:
+        raise CheckpointError(f"upload {number} is missing")
+    file = walk.disk.open(path, write=False)
+    try:
+        view = memoryview(walk.disk.view(file))[:nbytes]
+    finally:
+        walk.disk.close(file)
+    if len(view) != nbytes or raw.crc32c([view]) != crc:
+        raise CheckpointError(f"{path}: the upload is damaged")
+
+
+def _summary(state: dict[str, Any]) -> dict[str, Any]:
+    config = state["config"]
+    names = {key: config[key]["name"] for key in ("direction", "optimizer", "staleness")}
+    return {
+        **names, "version": state["version"], "steps": state["steps"], "parameters": state["flat"].numel(),
+        "clients": len(state["tasks"]["last_sent"]), "open_tasks": len(state["tasks"]["task_version"]),
+    }  # fmt: skip

@@ -1,0 +1,210 @@
+"""A server as its folder says it was: the newest whole checkpoint, then what the journal says happened after it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastagg.errors import CheckpointError, ConfigError, FastaggError
+from fastagg.layout import Parsed
+from fastagg.serving import records
+from fastagg.serving.folder import Contents, Walk, contents
+from fastagg.serving.records import Arrival
+from fastagg.serving.server import Server
+from fastagg.storage import raw, trees
+from fastagg.storage.disk import Disk
+from fastagg.storage.pieces import Pieces
+from fastagg.storage.segments import Record
+
+# What may be another server's from one opening to the next: it bounds what is waited for, and makes no model.
+_FREE = ("lease", "max_delay", "max_open_per_client", "max_clients", "max_waiting", "validate")
+
+
+@dataclass
+class Recovered:
+    """What a folder gave."""
+
+    server: Server
+    walk: Walk
+    checkpoint: int  # its sequence number
+    oldest: int  # of the checkpoints that are whole: records up to this one are not needed
+    made: dict[str, Any]  # the settings that the folder was begun with
+    uploads: dict[int, int]  # number -> the record that tells of it
+    replayed: dict[str, int]  # records by kind
+    damaged: list[Path]  # checkpoints
+
+
+def recover(disk: Disk, folder: Path, make: Callable[[], Server]) -> Recovered:
+    """The server, with limits and leases as ``make`` has them, and whose journal goes on after ``walk.last``.
+
+    Raises:
+        CheckpointError: the folder is damaged. ConfigError: ``make`` makes another server than the folder's.
+    """
+    found = contents(disk, folder)
+    state, sequence, manifest, damaged = _newest(disk, found)
+    server = make()
+    if type(server) is not Server:
+        raise ConfigError(f"make: expected a function that returns a fastagg.Server, got {server!r:.200}")
+    _check_made(folder, manifest["made"], made_of(server))
+    limits = server.lease, server.max_delay, server.max_open_per_client, server.max_clients
+    if "lr" in state["config"]["optimizer"]:
+        server.lr = state["config"]["optimizer"]["lr"]
+    server.load_state_dict(state)
+    _lift_limits(server)
+    lives = state["lives"]
+    server._core.road.begin_life(int(state["version"]) + 1, int(lives[-1][1]))
+    del state
+    walk = Walk(disk, found, sequence)
+    player = Player(server, disk, found)
+    for record in walk.records():
+        player.play(record)
+    _limit_again(server, limits)
+    uploads = {int(number): told for number, told in manifest["uploads"].items()} | player.uploads
+    return Recovered(
+        server, walk, sequence, found.checkpoints[0][0], manifest["made"], uploads, player.counts, damaged
+    )  # fmt: skip
+
+
+def _newest(disk: Disk, found: Contents) -> tuple[dict[str, Any], int, dict[str, Any], list[Path]]:
+    """The newest whole checkpoint: its state, sequence number and manifest, and the damaged ones. Those that are newer
+    are taken out of ``found``.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    wrong: list[str] = []
+    damaged: list[Path] = []
+    while found.checkpoints:
+        sequence, path = found.checkpoints[-1]
+        try:
+            manifest = trees.read_manifest(disk, path)
+            return trees.read(disk, path, manifest), sequence, manifest, damaged
+        except CheckpointError as error:
+            wrong.append(str(error))
+            damaged.append(path)
+            found.checkpoints.pop()
+    raise CheckpointError("; ".join(wrong))
+
+
+def made_of(server: Server) -> dict[str, Any]:
+    """The settings that a folder's server must keep, as JSON has them."""
+    config = {key: value for key, value in server.config().items() if key not in _FREE}
+    found: dict[str, Any] = json.loads(json.dumps(config, default=lambda other: type(other).__name__))
+    return {**found, "size": server.layout.size}
+
+
+def _check_made(folder: Path, was: dict[str, Any], now: dict[str, Any]) -> None:
+    for key in {**was, **now}:
+        if was.get(key) != now.get(key):
+            raise ConfigError(
+                f"{folder}: it was begun with {key}={was.get(key)!r:.150}, and make() gives {now.get(key)!r:.150}; "
+                "open it with the settings it was begun with (server.lr may be set afterwards), or use another folder"
+            )
+
+
+def _lift_limits(server: Server) -> None:
+    """Nothing ends while the journal is read: it says itself what ended."""
+    most = 2**63 - 1
+    server._core.ledger.limit(lease=math.inf, max_delay=most, open_per_client=most, clients=most)
+
+
+def _limit_again(server: Server, limits: tuple[Any, ...]) -> None:
+    """The server's own limits hold again; every lease begins anew."""
+    lease, delay, per_client, clients = (2**63 - 1 if limit is None else limit for limit in limits)
+    server._core.ledger.limit(
+        lease=math.inf if limits[0] is None else lease, max_delay=delay, open_per_client=per_client, clients=clients
+    )
+    server._core.ledger.renew()
+
+
+class Player:
+    """Does again what records say."""
+
+    def __init__(self, server: Server, disk: Disk, found: Contents) -> None:
+        self.server, self.disk, self.found = server, disk, found
+        self.uploads: dict[int, int] = {}
+        self.counts: dict[str, int] = {}
+
+    def play(self, record: Record) -> None:
+        """One record.
+
+        Raises:
+            CheckpointError: it cannot be done again, or gives another result.
+        """
+        try:
+            self._play(record)
+        except FastaggError as error:
+            kind = records.NAMES.get(record.kind, str(record.kind))
+            raise CheckpointError(
+                f"the journal's record {record.sequence} ({kind}) cannot be done again: {error}"
+            ) from error
+        name = records.NAMES[record.kind]
+        self.counts[name] = self.counts.get(name, 0) + 1
+
+    def _play(self, record: Record) -> None:
+        server, body = self.server, record.body
+        road, ledger = server._core.road, server._core.ledger
+        if record.kind == records.ARRIVAL:
+            self._arrive(record)
+        elif record.kind == records.CLOSE_ROUND:
+            server.close_round()
+        elif record.kind in (records.DISPATCH, records.HAND_ON, records.FORGET, records.EXPIRE):
+            client, version, _ = records.read_client(body)
+            if record.kind == records.DISPATCH:
+                sent = server.dispatch(client).version
+                if sent != version:
+                    raise CheckpointError(f"it sent version {version}, and now sends {sent}")
+            elif record.kind == records.HAND_ON:
+                road.hand_on(client, version)
+            elif record.kind == records.EXPIRE:
+                ledger.expire_before(version)
+            elif version < 0:
+                ledger.forget(client)
+            else:
+                ledger.answer(client, version)
+        elif record.kind == records.RATE:
+            server.lr = records.read_rate(body)
+        elif record.kind == records.LIFE:
+            first, number = records.read_life(body)
+            road.begin_life(first, number)
+        else:
+            raise CheckpointError("a kind of record that this version does not know")
+
+    def _arrive(self, record: Record) -> None:
+        server = self.server
+        found = records.read_arrival(record.body)
+        if found.blob is not None:
+            found.parsed = found.parsed._replace(parameters=self._upload(record, found))
+        like = server._core.statistics.counters
+        if found.parsed.counters is not None:
+            shaped = [one.view(mine.shape) for one, mine in zip(found.parsed.counters, like, strict=True)]
+            found.parsed = Parsed(found.parsed.parameters, found.parsed.buffers, shaped)
+        receipt = server._received(found.client, found.version, found.parsed, found.share, found.control)
+        if found.decided is None or server._judging.defers:
+            return
+        was, now = found.decided, Arrival(found.client, found.version, found.share, found.parsed)
+        now.decide(receipt)
+        assert now.decided is not None
+        if not records.same(was, now.decided):
+            raise CheckpointError(f"it gave {was}, and now gives {now.decided}: another rule, or another model")
+
+    def _upload(self, record: Record, found: Arrival) -> Pieces:
+        assert found.blob is not None
+        number, nbytes, crc, code = found.blob
+        path = self.found.uploads.get(number)
+        if path is None:
+            raise CheckpointError(f"upload {number} is missing")
+        file = self.disk.open(path, write=False)
+        try:
+            view = self.disk.view(file)
+        finally:
+            self.disk.close(file)
+        held = memoryview(view)[:nbytes]
+        if len(held) != nbytes or raw.crc32c([held]) != crc:
+            raise CheckpointError(f"{path}: the upload is damaged")
+        self.uploads[number] = record.sequence
+        return Pieces([records.tensor_at(held, 0, records.dtype_of(code), self.server.layout.size)])

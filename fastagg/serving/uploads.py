@@ -1,0 +1,150 @@
+"""An update that comes in pieces: nothing of it is applied before it is whole and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastagg.errors import DTypeMismatch, NotDurable, ShapeMismatch
+from fastagg.layout import Parsed
+from fastagg.serving import records
+from fastagg.serving.dispatch import Receipt
+from fastagg.storage import memory, raw
+from fastagg.storage.disk import Disk
+from fastagg.storage.pieces import Pieces
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Upload:
+    """What :meth:`Server.receiving` gives: ``with server.receiving(client) as upload: upload.write(chunk)``.
+
+    The bytes are the flat update, [d] numbers of ``dtype``, little endian. Leaving the block without an error takes the
+    update as :meth:`Server.receive` does; leaving it with one drops it.
+
+    Attributes:
+        receipt: what became of it, once the block has ended.
+    """
+
+    receipt: Receipt
+
+    def __init__(self, size: int, dtype: Any, finish: Callable[..., Receipt]) -> None:
+        self._dtype = torch.float32 if dtype is None else dtype
+        if self._dtype not in _DTYPES:
+            raise DTypeMismatch(f"dtype: expected torch's float32, float16 or bfloat16, got {dtype!r:.100}")
+        self._size, self._nbytes, self._at = size, size * self._dtype.itemsize, 0
+        self._finish = finish
+        self._done = False
+
+    def __enter__(self) -> Upload:
+        return self
+
+    def write(self, chunk: bytes | bytearray | memoryview) -> int:
+        """The next bytes, however many; a piece of a number may be split between two chunks. Returns how many came so
+        far.
+
+        Raises:
+            ShapeMismatch: more than the model's came. NotDurable: the disk refuses.
+        """
+        view = memoryview(chunk).cast("B")
+        if self._done:
+            raise ShapeMismatch("update: more bytes after its end")
+        if self._at + len(view) > self._nbytes:
+            raise ShapeMismatch(
+                f"update: expected {self._nbytes} bytes ({self._size} numbers of {self._dtype}), got more"
+            )
+        self._put(view)
+        self._at += len(view)
+        return self._at
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done = True
+        try:
+            if error is None:
+                if self._at != self._nbytes:
+                    raise ShapeMismatch(
+                        f"update: expected {self._nbytes} bytes ({self._size} numbers of {self._dtype}), got {self._at}"
+                    )
+                self._whole()
+        finally:
+            self._drop()
+
+    def _put(self, view: memoryview) -> None:
+        raise NotImplementedError
+
+    def _whole(self) -> None:
+        raise NotImplementedError
+
+    def _drop(self) -> None:
+        """Give back what was asked for."""
+
+
+class HeldUpload(Upload):
+    """In memory: of a server without a folder."""
+
+    def __init__(self, size: int, dtype: Any, finish: Callable[[Tensor], Receipt]) -> None:
+        super().__init__(size, dtype, finish)
+        self._held = memory.empty_bytes(self._nbytes)
+        self._bytes = raw.at(self._held.data_ptr(), self._nbytes)
+
+    def _put(self, view: memoryview) -> None:
+        self._bytes[self._at : self._at + len(view)] = view
+
+    def _whole(self) -> None:
+        self.receipt = self._finish(self._held.view(self._dtype))
+
+
+class StoredUpload(Upload):
+    """In a file of the server's folder: the step reads it there, and the journal's record tells of it. In memory is a
+    chunk.
+
+    Attributes:
+        number: of its file.
+        file: the open file.
+    """
+
+    def __init__(
+        self, size: int, dtype: Any, finish: Callable[..., Receipt], disk: Disk, place: tuple[int, Path]
+    ) -> None:
+        super().__init__(size, dtype, finish)
+        self.disk, (self.number, self.path), self._crc = disk, place, 0
+        self._kept = False
+        try:
+            self.file = disk.open(self.path, create=True)
+            disk.truncate(self.file, self._nbytes)
+        except OSError as error:
+            raise NotDurable(f"{self.path}: {error}") from error
+
+    @property
+    def blob(self) -> tuple[int, int, int, int]:
+        """What its record says of it."""
+        return self.number, self._nbytes, self._crc, records.code_of(self._dtype)
+
+    def _put(self, view: memoryview) -> None:
+        self._crc = raw.crc32c([view], self._crc)
+        try:
+            self.disk.write(self.file, [view], self._at)
+        except OSError as error:
+            raise NotDurable(f"{self.path}: {error}") from error
+
+    def _whole(self) -> None:
+        view = memoryview(self.disk.view(self.file))
+        update = records.tensor_at(view, 0, self._dtype, self._size)
+        self.receipt = self._finish(Parsed(Pieces([update]), None, None), self)
+
+    def keep(self) -> None:
+        """It is in the model: the file stays, and the journal closes it."""
+        self._kept = True
+
+    def _drop(self) -> None:
+        if self._kept:
+            return
+        self.disk.close(self.file)
+        self.disk.remove(self.path)

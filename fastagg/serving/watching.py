@@ -1,0 +1,189 @@
+"""What a server says of itself while it runs: lines of the log, and numbers for Prometheus.
+
+Nothing of it is there before :func:`watch` is called: the methods of a server that nobody watches are its class's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fastagg import _checks, _extras
+from fastagg.errors import ConfigError, FastaggError
+from fastagg.serving.dispatch import Receipt
+from fastagg.serving.server import Server
+
+_log = logging.getLogger("fastagg")
+_EVERY = 1.0  # seconds between two lines of one reason
+_SECONDS = (1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0)
+_DELAYS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+
+def watch(server: Server, registry: Any = None, *, slow: float = 1.0) -> Server:
+    """Have a server say what happens to it. Servers of :func:`fastagg.open` say so to the log by themselves.
+
+    The logger ``fastagg`` gets a line for a refusal (no more than one a second for each reason, with how many there
+    were) and for a slow answer.
+
+    Args:
+        server: it is given back.
+        registry: of ``prometheus_client`` (the extra ``metrics``), as ``prometheus_client.REGISTRY``: it gets counters
+            and histograms of arrivals, refusals by reason, delays, seconds of steps and of waiting for the disk, and
+            what is read when it is asked: open tasks, the oldest one's age (with ``lease``), bytes by part, the version
+            and the durable one's record, and whether the model is finite.
+        slow: seconds from which an answer is slow.
+
+    Raises:
+        MissingDependency: ``registry`` is given, and prometheus_client is not installed.
+        ConfigError: ``server`` is none, or has a registry already.
+    """
+    if not isinstance(server, Server):
+        raise ConfigError(f"server: expected a fastagg.Server, got {server!r:.200}")
+    _checks.number("slow", slow, above=0)
+    found = server.__dict__.get("_watch")
+    if found is None:
+        found = server.__dict__["_watch"] = Watch(server)
+    found.slow = slow
+    if registry is not None:
+        if found.numbers is not None:
+            raise ConfigError("registry: this server has one already")
+        _extras.require("a registry", "metrics", _extras.METRICS)
+        found.numbers = Numbers(server, registry)
+    return server
+
+
+class Watch:
+    """Stands before a server's methods.
+
+    Attributes:
+        numbers: where they are counted; None: nowhere.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.slow, self.numbers = 1.0, None  # type: float, Numbers | None
+        self._said: dict[str, tuple[float, int]] = {}  # reason -> when last, refusals since
+        self._inside = threading.local()
+        for name in ("receive", "receive_many", "receive_models", "dispatch"):
+            server.__dict__[name] = self._watched(weakref.ref(server), getattr(type(server), name), name)
+        journal = getattr(server, "_journal", None)
+        if journal is not None:
+            journal.wait = self._waited(weakref.ref(journal), type(journal).wait)
+
+    def _watched(self, me: weakref.ref[Server], method: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **settings: Any) -> Any:
+            server, inside = me(), self._inside
+            if getattr(inside, "depth", 0):
+                return method(server, *arguments, **settings)
+            inside.depth, inside.wait = 1, 0.0
+            begun = time.perf_counter()
+            try:
+                outcome = method(server, *arguments, **settings)
+            except FastaggError as error:
+                self._refused(error)
+                raise
+            finally:
+                inside.depth = 0
+            if name != "dispatch":
+                outcomes = outcome if isinstance(outcome, list) else [outcome]
+                self._arrived(outcomes, time.perf_counter() - begun - inside.wait, inside.wait)
+            return outcome
+
+        call.__doc__ = method.__doc__
+        return call
+
+    def _waited(self, me: weakref.ref[Any], method: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(sequence: int) -> None:
+            begun = time.perf_counter()
+            try:
+                method(me(), sequence)
+            finally:
+                self._inside.wait = getattr(self._inside, "wait", 0.0) + time.perf_counter() - begun
+
+        return wait
+
+    def _arrived(self, outcomes: list[Any], seconds: float, waited: float) -> None:
+        if seconds > self.slow:
+            _log.warning("slow: %d answers took %.3f s", len(outcomes), seconds)
+        for outcome in outcomes:
+            if isinstance(outcome, FastaggError):
+                self._refused(outcome)
+        if self.numbers is not None:
+            self.numbers.arrived([one for one in outcomes if isinstance(one, Receipt)], seconds, waited)
+
+    def _refused(self, error: FastaggError) -> None:
+        reason, now = type(error).__name__, time.monotonic()
+        if self.numbers is not None:
+            self.numbers.refused(reason)
+        last, count = self._said.get(reason, (-_EVERY, 0))
+        if now - last < _EVERY:
+            self._said[reason] = last, count + 1
+            return
+        self._said[reason] = now, 0
+        more = f" (and {count} more of these since the last line)" if count else ""
+        _log.warning("refused: %s: %.400s%s", reason, error, more)
+
+
+class Numbers:
+    """A server's numbers in a registry of Prometheus."""
+
+    def __init__(self, server: Server, registry: Any) -> None:
+        from prometheus_client import Counter, Histogram
+
+        self._me = weakref.ref(server)
+        self._arrivals = Counter("fastagg_arrivals", "Updates that were taken", registry=registry)
+        self._refusals = Counter("fastagg_refusals", "Calls that were refused", ["reason"], registry=registry)
+        self._delays = Histogram("fastagg_delay_versions", "Delays of updates", buckets=_DELAYS, registry=registry)
+        self._steps = Histogram("fastagg_step_seconds", "Taking an answer", buckets=_SECONDS, registry=registry)
+        self._waits = Histogram("fastagg_wait_seconds", "Waiting for the disk", buckets=_SECONDS, registry=registry)
+        registry.register(self)
+
+    def arrived(self, receipts: list[Receipt], seconds: float, waited: float) -> None:
+        """So many updates were taken in one call."""
+        self._arrivals.inc(len(receipts))
+        self._steps.observe(seconds)
+        self._waits.observe(waited)
+        for receipt in receipts:
+            self._delays.observe(receipt.delay)
+
+    def refused(self, reason: str) -> None:
+        """A call was refused."""
+        self._refusals.labels(reason).inc()
+
+    def describe(self) -> list[Any]:
+        """Nothing: asked for when it is registered, before there is anything to look at."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """What is looked at when somebody asks."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        server = self._me()
+        if server is None:
+            return
+        with server._lock:
+            core = server._core
+            found = {
+                "version": ("Steps so far", core.ledger.version),
+                "open_tasks": ("Tasks that are out", core.ledger.open_tasks),
+                "oldest_task_seconds": ("Age of the oldest task with a lease", core.ledger.oldest_task),
+                "expired_tasks": ("Tasks that ended without an answer", core.ledger.expired),
+            }
+            held, finite = server.memory(), core.finite()
+        journal = getattr(server, "_journal", None)
+        if journal is not None:
+            found["journal_last"] = ("The journal's last record", journal.last)
+            found["journal_durable"] = ("Its last record on the disk", journal.durable)
+            found["journal_bytes"] = ("Bytes written to it", journal.written)
+            found["journal_syncs"] = ("Calls of fdatasync", journal.syncs)
+        found["finite"] = ("Whether all that is held is finite", int(finite))
+        for name, (told, value) in found.items():
+            yield GaugeMetricFamily(f"fastagg_{name}", told, value=value)
+        family = GaugeMetricFamily("fastagg_memory_bytes", "Bytes held, by what they are", labels=["part"])
+        for part, nbytes in held.items():
+            if part != "total":
+                family.add_metric([part], nbytes)
+        yield family

@@ -1,0 +1,82 @@
+"""A process that is killed: it opens a folder, says which state it found, and takes updates, saying so after each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from presets import PRESETS, calls, model, update
+
+import fastagg
+from fastagg.serving.opening import open_on
+from fastagg.storage.disk import Disk
+
+SIZE = 2000
+ARRIVALS = 240
+
+
+def mark(server: fastagg.Server) -> str:
+    """Of the model and all that the rule keeps; not of who was sent what."""
+    state = server.state_dict(copy=False)
+    digest = hashlib.sha256(state["flat"].numpy().tobytes())
+    for moment in state["moments"].values():
+        digest.update(moment.numpy().tobytes())
+    digest.update(repr(sorted((k, str(v)) for k, v in state["direction"].items() if k != "scrub")).encode())
+    digest.update(str((state["version"], state["steps"])).encode())
+    return digest.hexdigest()
+
+
+def answers(name: str) -> list[int]:
+    """Who sends the first update, the second, and so on."""
+    return [call.client for call in calls(name, ARRIVALS) if call.number is not None]
+
+
+def states(name: str) -> list[str]:
+    """Marks of a server that nobody kills, before its first update and after each."""
+    server = PRESETS[name](model(SIZE))
+    found = [mark(server)]
+    for number, client in enumerate(answers(name)):
+        server.dispatch(client)
+        server.receive(client, update(number, SIZE), num_samples=1)
+        found.append(mark(server))
+    return found
+
+
+def main(folder: str, name: str, marks: str) -> None:
+    """Until it is killed."""
+    server = open_on(
+        Disk(), Path(folder), lambda: PRESETS[name](model(SIZE)), "arrival", segment=1 << 17, checkpoint_every=1 << 18
+    )
+    found = json.loads(Path(marks).read_text()).index(mark(server))
+    os.write(1, f"found {found}\n".encode())
+    for number, client in list(enumerate(answers(name)))[found:]:
+        server.dispatch(client)
+        server.receive(client, update(number, SIZE), num_samples=1)
+        os.write(1, f"{number + 1}\n".encode())
+    os.write(1, b"done\n")
+    time.sleep(600)
+
+
+def breed(name: str, marks: str) -> None:
+    """For every line of stdin, a folder: a process that does :func:`main`; this one says when it has ended. Nothing is
+    imported anew, and this process itself never computes."""
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            os.write(1, f"pid {os.getpid()}\n".encode())
+            try:
+                main(line.strip(), name, marks)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(1)
+        _, status = os.waitpid(child, 0)
+        os.write(1, f"ended {os.waitstatus_to_exitcode(status)}\n".encode())
+
+
+if __name__ == "__main__":
+    breed(*sys.argv[1:])

@@ -1,0 +1,216 @@
+"""A disk in memory that loses power: it remembers every write and every sync, and gives what may be left of them.
+
+What was not synced is lost, kept or torn sector by sector, in any order. Names that were not synced are lost from some
+moment on.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastagg.storage.disk import Disk
+
+Step = tuple[Any, ...]
+
+
+class LossyDisk(Disk):
+    """A file system of its own. ``steps`` is what happened, in order; :meth:`after` gives what the first of them leave.
+
+    ``fail(step)`` may raise OSError before a step.
+    """
+
+    def __init__(self, fail: Callable[[str], None] = lambda what: None) -> None:
+        self.names_of: dict[Path, int] = {}
+        self.folders: set[Path] = set()
+        self.data: dict[int, bytearray] = {}
+        self.open_files: dict[int, int] = {}
+        self.locked: set[int] = set()
+        self.steps: list[Step] = []
+        self.base: tuple[dict[Path, int], set[Path], dict[int, bytes]] = ({}, set(), {})  # what was there before them
+        self.fail = fail
+        self._next = 100
+        self._one = threading.RLock()
+
+    def note(self, *step: Any) -> None:
+        """Remember a moment: an acknowledgement, say."""
+        with self._one:
+            self.steps.append(step)
+
+    def make_folder(self, path: Path) -> None:
+        with self._one:
+            if path not in self.folders:
+                self.folders.add(path)
+                self.steps.append(("folder", path))
+
+    def names(self, path: Path) -> list[str]:
+        with self._one:
+            every = {*self.names_of, *self.folders}
+            return sorted({one.name for one in every if one.parent == path})
+
+    def exists(self, path: Path) -> bool:
+        return path in self.names_of or path in self.folders
+
+    def open(self, path: Path, *, create: bool = False, write: bool = True) -> int:
+        with self._one:
+            if path not in self.names_of:
+                if not create:
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+                self.fail("create")
+                self._next += 1
+                self.names_of[path] = self._next
+                self.data[self._next] = bytearray()
+                self.steps.append(("create", path, self._next))
+            self._next += 1
+            self.open_files[self._next] = self.names_of[path]
+            return self._next
+
+    def close(self, file: int) -> None:
+        with self._one:
+            self.locked.discard(self.open_files.pop(file))
+
+    def size(self, file: int) -> int:
+        return len(self.data[self.open_files[file]])
+
+    def allocate(self, file: int, size: int) -> None:
+        self.fail("allocate")
+        self.truncate(file, max(size, self.size(file)))
+
+    def truncate(self, file: int, size: int) -> None:
+        with self._one:
+            node = self.open_files[file]
+            self.data[node] = (self.data[node] + bytes(max(0, size - len(self.data[node]))))[:size]
+            self.steps.append(("size", node, size))
+
+    def write(self, file: int, buffers: Sequence[Any], offset: int) -> int:
+        self.fail("write")
+        with self._one:
+            node, new = self.open_files[file], b"".join(map(bytes, buffers))
+            held = self.data[node]
+            if len(held) < offset + len(new):
+                held += bytes(offset + len(new) - len(held))
+            held[offset : offset + len(new)] = new
+            self.steps.append(("write", node, offset, new))
+            return offset + len(new)
+
+    def read(self, file: int, size: int, offset: int) -> bytes:
+        return bytes(self.data[self.open_files[file]][offset : offset + size])
+
+    def view(self, file: int) -> Any:
+        return bytearray(self.data[self.open_files[file]])
+
+    def sync(self, file: int) -> None:
+        self.fail("sync")
+        with self._one:
+            self.steps.append(("sync", self.open_files[file]))
+
+    def sync_folder(self, path: Path) -> None:
+        self.fail("sync")
+        with self._one:
+            self.steps.append(("sync folder", path))
+
+    def rename(self, old: Path, new: Path) -> None:
+        with self._one:
+            self.names_of = _renamed(self.names_of, old, new)
+            self.folders = set(_renamed(dict.fromkeys(self.folders), old, new))
+            self.steps.append(("rename", old, new))
+
+    def remove(self, path: Path) -> None:
+        with self._one:
+            self.names_of = {one: node for one, node in self.names_of.items() if not one.is_relative_to(path)}
+            self.folders = {one for one in self.folders if not one.is_relative_to(path)}
+            self.steps.append(("remove", path))
+
+    def lock(self, path: Path) -> int | None:
+        with self._one:
+            file = self.open(path, create=True)
+            node = self.open_files[file]
+            if node in self.locked:
+                del self.open_files[file]
+                return None
+            self.locked.add(node)
+            return file
+
+    def after(self, count: int, rng: random.Random, sector: int) -> LossyDisk:
+        """What may be left if power goes after so many steps."""
+        names, folders = dict(self.base[0]), set(self.base[1])
+        pending: list[Step] = []  # of names, in order: a prefix of them is kept, and all up to the last sync
+        synced = {node: bytearray(held) for node, held in self.base[2].items()}
+        unsynced: dict[int, list[tuple[int, bytes]]] = {}
+        for step in self.steps[:count]:
+            kind = step[0]
+            if kind in ("folder", "create", "rename", "remove"):
+                pending.append(step)
+            elif kind == "size":
+                held = synced.setdefault(step[1], bytearray())  # how long a file is goes with its content
+                synced[step[1]] = (held + bytes(max(0, step[2] - len(held))))[: step[2]]
+            elif kind == "write":
+                unsynced.setdefault(step[1], []).append(step[2:])
+            elif kind == "sync":
+                for offset, new in unsynced.pop(step[1], ()):
+                    _put(synced.setdefault(step[1], bytearray()), offset, new)
+            elif kind == "sync folder":
+                _apply(pending, names, folders)
+                pending = []
+        _apply(pending[: rng.randint(0, len(pending))], names, folders)
+        left = LossyDisk()
+        for node, writes in unsynced.items():
+            for offset, new in writes:
+                _tear(synced.setdefault(node, bytearray()), offset, new, rng, sector)
+        left.names_of, left.folders = names, folders
+        left.data = {node: bytearray(synced.get(node, b"")) for node in names.values()}
+        left.base = (dict(names), set(folders), {node: bytes(held) for node, held in left.data.items()})
+        left._next = self._next
+        return left
+
+
+def _renamed(names: dict[Path, Any], old: Path, new: Path) -> dict[Path, Any]:
+    moved = {one: value for one, value in names.items() if one.is_relative_to(old)}
+    stays = {one: value for one, value in names.items() if not (one.is_relative_to(old) or one.is_relative_to(new))}
+    return {**stays, **{(new / one.relative_to(old) if one != old else new): value for one, value in moved.items()}}
+
+
+def _apply(steps: list[Step], names: dict[Path, int], folders: set[Path]) -> None:
+    for kind, *told in steps:
+        if kind == "folder":
+            folders.add(told[0])
+        elif kind == "create":
+            names[told[0]] = told[1]
+        elif kind == "rename":
+            found, held = _renamed(names, *told), _renamed(dict.fromkeys(folders), *told)
+            names.clear()
+            names.update(found)
+            folders.clear()
+            folders.update(held)
+        else:
+            for one in [one for one in names if one.is_relative_to(told[0])]:
+                del names[one]
+            folders.difference_update([one for one in folders if one.is_relative_to(told[0])])
+
+
+def _put(held: bytearray, offset: int, new: bytes) -> None:
+    if len(held) < offset + len(new):
+        held += bytes(offset + len(new) - len(held))
+    held[offset : offset + len(new)] = new
+
+
+def _tear(held: bytearray, offset: int, new: bytes, rng: random.Random, sector: int) -> None:
+    """Each sector of a write: lost, written, or torn. A sector that is lost may be written over by a later write."""
+    mood = rng.random()  # most of it is there, most of it is lost, or anything
+    for begin in range(offset - offset % sector, offset + len(new), sector):
+        first, last = max(begin, offset), min(begin + sector, offset + len(new))
+        fate = rng.random()
+        if mood < 0.3 or fate < mood * 0.6:
+            fate = 1.0 if mood < 0.3 and fate < 0.9 else 0.0
+        if fate < 0.4:
+            continue
+        if fate < 0.55:
+            last = rng.randint(first, last)
+        elif fate < 0.65:
+            first = rng.randint(first, last)
+        _put(held, first, new[first - offset : last - offset])

@@ -1,0 +1,68 @@
+"""What the doctor says of healthy and damaged folders and files; it never writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import fastagg
+from fastagg.serving.doctor import examine
+
+
+def make() -> fastagg.Server:
+    return fastagg.FedBuff(torch.zeros(50), buffer_size=2)
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {str(one): (one.read_bytes(), one.stat().st_mtime_ns) for one in folder.rglob("*") if one.is_file()}
+
+
+def test_it_says_what_a_recovery_would_do_and_writes_nothing(tmp_path: Path) -> None:
+    with fastagg.open(tmp_path / "a", make) as server:
+        for client in range(5):
+            server.dispatch(client)
+            server.receive(client, torch.ones(50))
+        server.checkpoint()
+        server.dispatch(9)
+        server.receive(9, torch.ones(50))
+        server.dispatch(10)
+        server.save(tmp_path / "one")
+    before = contents(tmp_path)
+    found = examine(tmp_path / "a")
+    assert found["healthy"] and not found["problems"]
+    assert found["checkpoints"][-1]["open_tasks"] == 1 and found["recovery"]["would"] == "go on"
+    assert found["checkpoints"][0]["version"] == 2
+    json.dumps(found)
+    file = examine(tmp_path / "one")
+    assert file["healthy"] and file["direction"] == "Buffer" and file["parameters"] == 50
+    assert contents(tmp_path) == before
+
+    segment = next((tmp_path / "a").glob("journal-*"))
+    whole = bytearray(segment.read_bytes())
+    at = [k for k in range(0, len(whole), 8) if whole[k : k + 4] == b"FAGR"]
+    whole[at[1] + 50] ^= 1
+    segment.write_bytes(whole)
+    assert not examine(tmp_path / "a")["healthy"]
+    assert "is damaged" in examine(tmp_path / "a")["problems"][0]
+    data = bytearray((tmp_path / "one").read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "one").write_bytes(data)
+    assert not examine(tmp_path / "one")["healthy"]
+    with pytest.raises(fastagg.CheckpointError, match="there is nothing"):
+        examine(tmp_path / "none")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    runner = pytest.importorskip("typer.testing").CliRunner()
+    from fastagg.cli.app import app
+
+    fastagg.open(tmp_path / "a", make).close()
+    done = runner.invoke(app, ["doctor", str(tmp_path / "a"), "--json"])
+    assert done.exit_code == 0 and json.loads(done.stdout)["healthy"]
+    assert runner.invoke(app, ["doctor", str(tmp_path / "a")]).exit_code == 0
+    (tmp_path / "file").write_bytes(b"nothing")
+    assert runner.invoke(app, ["doctor", str(tmp_path / "file")]).exit_code == 1
+    assert runner.invoke(app, ["doctor", str(tmp_path / "none")]).exit_code == 2

@@ -1,0 +1,448 @@
+"""A server of a folder: it comes back as it was, to the bit, whatever ended its process."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from presets import CLIENTS, PRESETS, calls, model, update
+
+import fastagg
+from fastagg import Busy, CheckpointError, ConfigError, NotDurable
+from fastagg.serving.opening import open_on
+from fastagg.storage.disk import Disk
+
+SIZE = 300
+Make = Callable[[], fastagg.Server]
+
+
+def maker(name: str, **more: Any) -> Make:
+    return lambda: PRESETS[name](model(SIZE), **more)
+
+
+def plain(server: fastagg.Server) -> Make:
+    return lambda: server
+
+
+def equal(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and bool((a.nan_to_num() == b.nan_to_num()).all())
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return bool(a == b) or (a != a and b != b)
+
+
+def without_lives(server: fastagg.Server) -> dict[str, Any]:
+    """All state but the numbers of the server's lives; open tasks in the order of their versions."""
+    state = server.state_dict()
+    del state["lives"]
+    tasks = state["tasks"]
+    lines = zip(*(tasks[key].tolist() for key in ("task_client", "task_version", "task_steps")), strict=True)
+    state["tasks"] = {**tasks, "task_client": None, "task_version": None, "task_steps": sorted(lines)}
+    for entry in state["round"]:  # whose arrays have the shapes that they came in
+        for key in ("update", "buffers"):
+            entry[key] = [one.reshape(-1) for one in entry[key] or ()]
+    return state
+
+
+def opened(folder: Path, make: Make, durability: Any = "arrival") -> fastagg.DurableServer:
+    """With segments that are quick to copy."""
+    return open_on(Disk(), folder, make, durability, segment=1 << 16)
+
+
+def again(server: fastagg.DurableServer, to: Path, make: Make) -> fastagg.DurableServer:
+    """The server that the folder has if its process ends now."""
+    server.flush()
+    shutil.copytree(server.folder, to)
+    return opened(to, make)
+
+
+def play(server: fastagg.Server, name: str, arrivals: int, each: Callable[[int], None] = lambda k: None) -> None:
+    told: dict[int, fastagg.Dispatch] = {}
+    for k, call in enumerate(calls(name, arrivals)):
+        if call.number is None:
+            told[call.client] = server.dispatch(call.client)
+        else:
+            server.receive(call.client, update(call.number, SIZE), told[call.client].version, num_samples=3 + k % 2)
+        each(k)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_comes_back_to_the_bit_and_goes_on(name: str, tmp_path: Path) -> None:
+    make = maker(name)
+    server = opened(tmp_path / "a", make)
+
+    def each(k: int) -> None:
+        if k == 11:
+            server.checkpoint()
+
+    play(server, name, 12, each)
+    found = again(server, tmp_path / "b", make)
+    assert equal(without_lives(server), without_lives(found))
+    other = maker(name)()
+    play(other, name, 12)
+    assert torch.equal(other.flat, server.flat)  # as if there were no journal
+    for one in (server, found):
+        play(one, name, 6)
+    assert equal(without_lives(server), without_lives(found))
+    server.close()
+    found.close()
+
+
+def test_a_fresh_server_begins_from_what_was_made_the_first_time(tmp_path: Path) -> None:
+    def make() -> fastagg.Server:
+        return fastagg.FedBuff(torch.nn.Linear(3, 2), buffer_size=1)
+
+    with fastagg.open(tmp_path / "a", make) as server:
+        first = server.flat.clone()
+    with fastagg.open(tmp_path / "a", make) as server:
+        assert torch.equal(server.flat, first)
+        assert set(server.parameters()) == {"weight", "bias"}
+
+
+def test_other_calls_are_written_down(tmp_path: Path) -> None:
+    def make() -> fastagg.Server:
+        return fastagg.FedAsync(torch.zeros(5), max_delay=50)
+
+    server = opened(tmp_path / "a", make)
+    task = server.dispatch("ann")
+    server.hand_on(task, "bob")
+    server.dispatch("bob")
+    server.lr = 0.25
+    server.receive("bob", torch.ones(5))
+    server.dispatch("bob")
+    server.dispatch(7)
+    server.dispatch(8)
+    server.receive(7, torch.ones(5, dtype=torch.float16))
+    server.forget("ann")
+    server.forget(8, 1)
+    server.expire(before=1)
+    server.receive_many([("bob", torch.ones(5), 1), (8, torch.ones(5)), ("bob", torch.zeros(4))])
+    server.receive_model(server.dispatch(9), torch.ones(5))
+    server.dispatch("ünïcode")
+    found = again(server, tmp_path / "b", make)
+    assert found.lr == 0.25
+    assert equal(without_lives(server), without_lives(found))
+
+
+def test_a_round_that_is_closed_and_models_with_statistics_come_back(tmp_path: Path) -> None:
+    def make() -> fastagg.Server:
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)).half()
+        return fastagg.FedAvg(net, clients_per_round=3, deterministic=True, weighting="uniform")
+
+    server = opened(tmp_path / "a", make)
+    for client in (2, 1):
+        task = server.dispatch(client)
+        trained = {name: value + client for name, value in task.params.items()}
+        server.receive_model(task, trained)
+    half = again(server, tmp_path / "b", make)
+    assert equal(without_lives(server), without_lives(half))
+    assert half.close_round() == server.close_round() == 1.0
+    assert equal(without_lives(server), without_lives(half))
+    found = again(half, tmp_path / "c", make)
+    assert equal(without_lives(server), without_lives(found))
+
+
+def test_tasks_that_ended_stay_ended(tmp_path: Path) -> None:
+    def make() -> fastagg.Server:
+        return fastagg.FedAsync(torch.zeros(5), lease=10.0, max_clients=3)
+
+    server = opened(tmp_path / "a", make)
+    for client in "abc":
+        server.dispatch(client)
+    server.receive("a", torch.ones(5))
+    server._core.ledger.skew += 11.0
+    server.dispatch("d")  # there is room for it, since the others are forgotten
+    server.dispatch("a")
+    found = again(server, tmp_path / "b", make)
+    assert equal(without_lives(server), without_lives(found))
+    with pytest.raises(fastagg.UnknownClient):
+        found.receive("b", torch.ones(5))
+    found._core.ledger.skew += 11.0  # leases begin anew, and end
+    assert found.expire() == 2 and found.memory()["versions"] == 0
+
+
+def test_an_answer_to_a_version_that_the_journal_proves_is_taken(tmp_path: Path) -> None:
+    def make() -> fastagg.Server:
+        return fastagg.ASGD(torch.zeros(5), lr=1.0)
+
+    server = opened(tmp_path / "a", make)
+    before = server.dispatch("ann")
+    server.dispatch("bob")
+    server.receive("bob", torch.ones(5))
+    task = server.dispatch("bob")
+    shutil.copytree(tmp_path / "a", tmp_path / "early")
+    server.receive("bob", torch.ones(5))
+    lost = server.dispatch("bob")
+    found = again(server, tmp_path / "b", make)
+    server.close()
+    assert found.incarnation != before.incarnation
+    for one, client in ((before, "ann"), (lost, "bob")):
+        found.receive(client, torch.ones(5), one.version, incarnation=one.incarnation)
+    found.dispatch("bob")
+    with fastagg.open(tmp_path / "early", make) as found:
+        try:
+            found.receive("bob", torch.ones(5), task.version, incarnation=task.incarnation)
+        except fastagg.UnknownVersion:  # its dispatch was not on the disk
+            found.dispatch("bob")
+            found.receive("bob", torch.ones(5))
+        again_two = found.dispatch("bob")
+        assert again_two.version == lost.version and again_two.incarnation != lost.incarnation
+        with pytest.raises(fastagg.OtherLife):
+            found.receive("bob", torch.ones(5), lost.version, incarnation=lost.incarnation)
+
+
+def test_durability_says_who_waits(tmp_path: Path) -> None:
+    for durability, waits in (("none", (False, False)), ("step", (False, True)), ("arrival", (True, True))):
+        server = fastagg.open(tmp_path / durability, lambda: fastagg.FedBuff(torch.zeros(5), buffer_size=2), durability)
+        server._journal.append = _counted(server._journal.append)  # type: ignore[method-assign]
+        for client, must in zip((1, 2), waits, strict=True):
+            server.dispatch(client)
+            receipt = server.receive(client, torch.ones(5))
+            assert receipt.durable or not must
+        assert _counted.urgent == list(waits), durability
+        server.flush()
+        assert receipt.durable
+        server.close()
+    assert not fastagg.Receipt(1, True, 1, 0, 1.0, 1.0, 1.0).durable
+
+
+class _counted:
+    urgent: ClassVar[list[bool]] = []
+
+    def __init__(self, append: Callable[..., None]) -> None:
+        self.append = append
+        type(self).urgent = []
+
+    def __call__(self, entry: Any, *, urgent: bool = False) -> None:
+        if entry.kind == 4:
+            self.urgent.append(urgent)
+        self.append(entry, urgent=urgent)
+
+
+def test_a_refused_update_leaves_nothing_behind(tmp_path: Path) -> None:
+    server = opened(tmp_path / "a", maker("ASGD"))
+    server.dispatch(1)
+    state, last = without_lives(server), server._journal.last
+    for bad in (torch.zeros(SIZE + 1), torch.full((SIZE,), float("nan")), torch.zeros(SIZE, dtype=torch.float64)):
+        with pytest.raises(fastagg.FastaggError):
+            server.receive(1, bad)
+    with pytest.raises(fastagg.UnknownClient):
+        server.receive(2, torch.zeros(SIZE))
+    with pytest.raises(fastagg.OtherLife):
+        server.receive(1, torch.zeros(SIZE), incarnation=5)
+    assert server._journal.last == last and equal(without_lives(server), state)
+
+
+def test_a_folder_is_one_servers(tmp_path: Path) -> None:
+    with fastagg.open(tmp_path / "a", maker("ASGD")):
+        with pytest.raises(Busy, match="open already"):
+            fastagg.open(tmp_path / "a", maker("ASGD"))
+        code = f"""
+import fastagg, torch
+try: fastagg.open({str(tmp_path / "a")!r}, lambda: fastagg.ASGD(torch.zeros(3), lr=1.0))
+except fastagg.Busy: print("refused")
+"""
+        done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, cwd="/")
+        assert done.stdout == "refused\n"
+    with fastagg.open(tmp_path / "a", maker("ASGD")) as server, pytest.raises(NotDurable, match="closed"):
+        server.close()
+        server.dispatch(1)
+
+
+def test_another_server_than_the_folders_is_refused(tmp_path: Path) -> None:
+    fastagg.open(tmp_path / "a", maker("ASGD")).close()
+    for make, match in (
+        (lambda: fastagg.ASGD(model(SIZE), lr=0.2), "optimizer"),
+        (lambda: fastagg.ASGD(model(SIZE + 1), lr=0.1), "size"),
+        (maker("FedBuff"), "direction"),
+        (lambda: 7, "returns a fastagg.Server"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            fastagg.open(tmp_path / "a", make)
+    for bad in ({"durability": "often"}, {"keep": 0}, {"make": 3}):
+        with pytest.raises(ConfigError):
+            fastagg.open(**{"path": tmp_path / "a", "make": maker("ASGD"), **bad})
+    with fastagg.open(tmp_path / "a", maker("ASGD", lease=5.0)) as server:
+        assert server.lease == 5.0
+        with pytest.raises(ConfigError, match="goes on from what is there"):
+            server.load_state_dict(server.state_dict())
+
+
+def test_checkpoints_free_segments_and_a_damaged_one_is_passed_over(tmp_path: Path) -> None:
+    make = maker("ACE, int8")
+    server = open_on(Disk(), tmp_path / "a", make, "arrival", segment=16384)
+    name = "ACE, int8"
+    for _ in range(4):
+        play(server, name, 12)
+        server.checkpoint()
+    play(server, name, 5)
+    held = sorted(os.listdir(tmp_path / "a"))
+    checkpoints = [one for one in held if one.startswith("checkpoint")]
+    assert len(checkpoints) == 2
+    assert sum(one.startswith("journal") for one in held) < 12
+    server.flush()
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    damaged = tmp_path / "b" / checkpoints[1] / "state.safetensors"
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    with fastagg.open(tmp_path / "b", make) as found:
+        assert equal(without_lives(found), without_lives(server))
+    assert any(one.endswith(".damaged") for one in os.listdir(tmp_path / "b"))
+    server.close()
+
+
+def test_a_bad_record_before_good_ones_is_refused_by_name_and_the_last_one_is_cut(tmp_path: Path) -> None:
+    make = maker("ASGD")
+    server = opened(tmp_path / "a", make)
+    versions = []
+    for _ in range(6):
+        server.dispatch(0)
+        server.receive(0, torch.ones(SIZE))
+        versions.append(without_lives(server))
+    server.close()
+    path = next((tmp_path / "a").glob("journal-*"))
+    whole = path.read_bytes()
+    starts = [at for at in range(0, len(whole), 8) if whole[at : at + 4] == b"FAGR"]
+    for at in starts:
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+        data = bytearray(whole)
+        data[at + 60] ^= 4
+        (tmp_path / "b" / path.name).write_bytes(data)
+        if at >= starts[-2]:  # of the last group: a crash may have done it
+            fastagg.open(tmp_path / "b", make).close()
+        else:
+            with pytest.raises(CheckpointError, match=r"record \d+ is damaged or missing"):
+                fastagg.open(tmp_path / "b", make)
+        shutil.rmtree(tmp_path / "b")
+
+
+def test_threads_share_syncs_and_all_that_was_acknowledged_is_there(tmp_path: Path) -> None:
+    def make() -> fastagg.Server:
+        return fastagg.FedBuff(torch.zeros(100), buffer_size=4)
+
+    server = opened(tmp_path / "a", make)
+    rounds = 20
+
+    def client(number: int) -> None:
+        for _ in range(rounds):
+            task = server.dispatch(number)
+            assert server.receive(number, torch.full((100,), float(number)), task.version).durable
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert server._journal.groups < 16 * rounds
+    found = again(server, tmp_path / "b", make)
+    assert equal(without_lives(server), without_lives(found))
+    assert found.version == 16 * rounds // 4
+
+
+def test_a_checkpoint_while_clients_answer_holds_one_moment(tmp_path: Path) -> None:
+    for name in ("ACE, int8", "CA2FL, int8", "FADAS, corrected", "FedAvg, deterministic"):
+        make = maker(name)
+        folder = tmp_path / name
+        server = open_on(Disk(), folder, make, "none", keep=1, segment=1 << 20)
+        stop = threading.Event()
+        counts: list[int] = []
+
+        def work() -> None:
+            while not stop.is_set():  # noqa: B023
+                play(server, name, 12)  # noqa: B023
+                counts.append(1)  # noqa: B023
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        for k in range(5):
+            server.checkpoint()
+            with server._lock:  # no copy of a folder is of one moment while it is written
+                server._journal.flush()
+                shutil.copytree(folder, tmp_path / f"{name} {k}")
+        stop.set()
+        thread.join()
+        server.close()
+        assert counts
+        for k in range(5):
+            fastagg.open(tmp_path / f"{name} {k}", make).close()  # each record gives what it gave
+        with fastagg.open(folder, make) as found:
+            assert equal(without_lives(found), without_lives(server))
+
+
+def test_saving_writes_one_file_that_loads(tmp_path: Path) -> None:
+    with fastagg.open(tmp_path / "a", maker("CA2FL, int4")) as server:
+        play(server, "CA2FL, int4", 12)
+        server.save(tmp_path / "one.fastagg")
+        found = fastagg.load(tmp_path / "one.fastagg")
+        assert equal(without_lives(found), without_lives(server))
+        assert type(found) is fastagg.Server
+
+
+def test_an_interrupt_between_a_step_and_its_record_is_made_good(tmp_path: Path) -> None:
+    make = maker("ASGD")
+    server = opened(tmp_path / "a", make)
+    lines = 0
+
+    def interrupt_at(line: int, call: Callable[[], Any]) -> bool:
+        seen = 0
+
+        def trace(frame: Any, event: str, argument: Any) -> Any:
+            nonlocal seen
+            if "fastagg/serving" not in frame.f_code.co_filename:
+                return None
+            if event == "line":
+                seen += 1
+                if seen == line:
+                    raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            call()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+    for line in range(1, 400):
+        server.dispatch(0)
+        cut = interrupt_at(line, lambda: server.receive(0, torch.ones(SIZE)))
+        cut_too = interrupt_at(line, lambda: server.dispatch(1))
+        lines += cut + cut_too
+        if not cut and not cut_too:
+            break
+        if line % 10 == 0:
+            server.flush()
+            found = again(server, tmp_path / f"{line}", make)
+            assert equal(without_lives(found), without_lives(server)), line
+            found.close()
+    assert lines > 60
+    assert CLIENTS == 3
+
+
+def test_a_copy_has_no_folder_and_memory_counts_what_waits(tmp_path: Path) -> None:
+    with opened(tmp_path / "a", maker("ASGD")) as server:
+        server.dispatch(1)
+        other = copy.deepcopy(server)
+        assert type(other) is fastagg.Server and equal(without_lives(other), without_lives(server))
+        other.receive(1, torch.ones(SIZE))
+        assert server.version == 0 and other.version == 1
+        server.flush()
+        assert server.memory()["journal"] == 0
+        assert server.memory()["total"] == sum(nbytes for part, nbytes in server.memory().items() if part != "total")

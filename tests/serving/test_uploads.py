@@ -1,0 +1,90 @@
+"""Updates that come in chunks: whole or not at all, in memory or in a folder, and after a recovery."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import fastagg
+from fastagg import CheckpointError, DTypeMismatch, NonFiniteUpdate, ShapeMismatch
+
+SIZE = 1000
+
+
+def make() -> fastagg.Server:
+    return fastagg.FedBuff(torch.zeros(SIZE), buffer_size=2)
+
+
+def data(update: torch.Tensor) -> bytes:
+    return update.view(torch.uint8).numpy().tobytes()
+
+
+def send(server: fastagg.Server, client: int, update: torch.Tensor, chunk: int = 77) -> fastagg.Receipt:
+    server.dispatch(client)
+    whole = data(update)
+    with server.receiving(client, dtype=update.dtype) as upload:
+        for at in range(0, len(whole), chunk):
+            assert upload.write(whole[at : at + chunk]) == min(at + chunk, len(whole))
+    return upload.receipt
+
+
+def test_chunks_are_the_update_to_the_bit_and_survive_a_restart(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    updates = [torch.randn(SIZE), torch.randn(SIZE).bfloat16(), torch.randn(SIZE).half(), torch.randn(SIZE)]
+    usual, held, stored = make(), make(), fastagg.open(tmp_path / "a", make)
+    for client, update in enumerate(updates):
+        usual.dispatch(client)
+        receipt = usual.receive(client, update)
+        assert send(held, client, update) == receipt
+        found = send(stored, client, update)
+        assert found == receipt and found.durable
+        if client == 1:
+            stored.checkpoint()
+    assert torch.equal(usual.flat, held.flat) and torch.equal(usual.flat, stored.flat)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    with fastagg.open(tmp_path / "b", make) as found_server:
+        assert torch.equal(found_server.flat, usual.flat) and found_server.version == 2
+        found_server.checkpoint()
+        found_server.dispatch(5)
+        found_server.checkpoint()
+        found_server.dispatch(6)
+        found_server.checkpoint()
+    assert not list((tmp_path / "b").glob("upload-*"))
+    damaged = next((tmp_path / "a").glob("upload-*3"))
+    whole = bytearray(damaged.read_bytes())
+    whole[5] ^= 1
+    damaged.write_bytes(whole)
+    stored.close()
+    with pytest.raises(CheckpointError, match="the upload is damaged"):
+        fastagg.open(tmp_path / "a", make)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_what_is_not_whole_or_not_right_changes_nothing(durable: bool, tmp_path: Path) -> None:
+    server = fastagg.open(tmp_path / "a", make) if durable else make()
+    server.dispatch(1)
+    ones = data(torch.ones(SIZE))
+    with pytest.raises(ShapeMismatch, match="got more"), server.receiving(1) as upload:
+        upload.write(ones + b"x")
+    with pytest.raises(ShapeMismatch, match="got 3999"), server.receiving(1) as upload:
+        upload.write(ones[:-1])
+    with pytest.raises(ZeroDivisionError), server.receiving(1) as upload:
+        upload.write(ones)
+        raise ZeroDivisionError
+    with pytest.raises(NonFiniteUpdate), server.receiving(1) as upload:
+        upload.write(data(torch.full((SIZE,), float("nan"))))
+    with pytest.raises(DTypeMismatch):
+        server.receiving(1, dtype=torch.int32)
+    with pytest.raises(fastagg.UnknownClient):
+        server.receiving(2)
+    with pytest.raises(fastagg.OtherLife):
+        server.receiving(1, incarnation=3)
+    assert not list(tmp_path.glob("a/upload-*"))
+    with server.receiving(1) as upload:
+        upload.write(ones)
+    with pytest.raises(ShapeMismatch, match="after its end"):
+        upload.write(b"")
+    assert upload.receipt.update_norm == pytest.approx(SIZE**0.5)
