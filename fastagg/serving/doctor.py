@@ -84,7 +84,7 @@ def _recovery(walk: Walk, sequence: int, known: dict[int, int], problems: list[s
         problems.append(str(error))
     return {
         "checkpoint": sequence, "replays": counts, "bytes": nbytes, "last": walk.last, "ends": walk.stopped,
-        "would": "be refused" if problems and not walk.stopped else "go on",
+        "would": "go on" if walk.stopped else "be refused",
     }  # fmt: skip
 
 

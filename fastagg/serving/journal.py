@@ -164,13 +164,13 @@ class Journal:
             while len(self._busy) > 1 and self._busy[1].first <= sequence + 1:
                 self._free.append(self._busy.pop(0).path)
 
-    def close(self) -> None:
-        """Write what waits, and end. What cannot be written is given up."""
+    def close(self, seconds: float | None = None) -> None:
+        """Write what waits, and end. What cannot be written is given up. The wait is no longer than ``seconds``."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(seconds)
 
     def _refusal(self) -> NotDurable:
         said = f"{type(self.failure).__name__}: {self.failure}"

@@ -166,4 +166,4 @@ def _give_back(disk: Disk, keeper: Keeper | None, lock: int) -> None:
 
 def _abandoned(process: int, keeper: Keeper) -> None:
     if os.getpid() == process:  # a forked child has neither its thread nor its lock
-        keeper.close()
+        keeper.close(5.0)  # nobody asked to wait

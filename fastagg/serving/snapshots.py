@@ -235,13 +235,13 @@ class Keeper:
                     self.disk.remove(self.folder / upload_name(number))
                     del self.uploads[number]
 
-    def close(self) -> None:
-        """End the journal and give the folder back."""
+    def close(self, seconds: float | None = None) -> None:
+        """End the journal and give the folder back; wait for each no longer than ``seconds``."""
         soon = self._soon
         if soon is not None and soon is not threading.current_thread():
-            soon.join()
+            soon.join(seconds)
         if self.journal is not None:
-            self.journal.close()
+            self.journal.close(seconds)
         if self._lock_file >= 0:
             self.disk.close(self._lock_file)
             self._lock_file = -1

@@ -16,8 +16,8 @@ def make() -> fastagg.Server:
     return fastagg.FedBuff(torch.zeros(50), buffer_size=2)
 
 
-def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
-    return {str(one): (one.read_bytes(), one.stat().st_mtime_ns) for one in folder.rglob("*") if one.is_file()}
+def contents(folder: Path) -> dict[str, tuple[int, int]]:
+    return {str(one): (hash(one.read_bytes()), one.stat().st_mtime_ns) for one in folder.rglob("*") if one.is_file()}
 
 
 def test_it_says_what_a_recovery_would_do_and_writes_nothing(tmp_path: Path) -> None:
@@ -43,10 +43,12 @@ def test_it_says_what_a_recovery_would_do_and_writes_nothing(tmp_path: Path) -> 
     segment = next((tmp_path / "a").glob("journal-*"))
     whole = bytearray(segment.read_bytes())
     at = [k for k in range(0, len(whole), 8) if whole[k : k + 4] == b"FAGR"]
-    whole[at[1] + 50] ^= 1
+    whole[at[10] + 50] ^= 1  # record 11, which the newer checkpoint holds and the older one needs
     segment.write_bytes(whole)
     assert not examine(tmp_path / "a")["healthy"]
-    assert "is damaged" in examine(tmp_path / "a")["problems"][0]
+    assert "record 11 is damaged" in examine(tmp_path / "a")["problems"][0]
+    assert examine(tmp_path / "a")["recovery"]["would"] == "go on"
+    fastagg.open(tmp_path / "a", make).close()
     data = bytearray((tmp_path / "one").read_bytes())
     data[len(data) // 2] ^= 1
     (tmp_path / "one").write_bytes(data)
