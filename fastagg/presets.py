@@ -16,8 +16,7 @@ What they have in common:
   nearest one that is.
 
 Updates are deltas ``Delta_i = x_i^K - x_s`` from client i's local training, or gradients ``g_i`` on the model it was
-sent. ``x`` is the model, ``s`` the version an update started from, ``t`` the current one and ``tau = t - s``. The
-papers are 000, FADAS; 002, ACE; 003, AsyncFedED; 004, FedEcho.
+sent. ``x`` is the model, ``s`` the version an update started from, ``t`` the current one and ``tau = t - s``.
 """
 
 from __future__ import annotations

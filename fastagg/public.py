@@ -65,7 +65,6 @@ from fastagg.serving.loading import load
 from fastagg.serving.opening import open
 from fastagg.serving.server import Server
 from fastagg.serving.settings import ServerSettings
-from fastagg.serving.versions import VersionStore
 from fastagg.serving.watching import watch
 from fastagg.storage.cache import ClientCache
 
@@ -139,7 +138,6 @@ __all__ = [
     "UnknownClient",
     "UnknownVersion",
     "UpdateTooLarge",
-    "VersionStore",
     "Yogi",
     "build_info",
     "clients",
