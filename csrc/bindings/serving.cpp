@@ -4,6 +4,7 @@
 
 #include "../serving/on_cpu.h"
 #include "../serving/road.h"
+#include "../serving/turn.h"
 #if defined(FASTAGG_CUDA)
 #include "../serving/on_cuda.h"
 #endif
@@ -112,6 +113,12 @@ void bind_serving(py::module_& to) {
       .def_property_readonly("known", &Ledger::known)
       .def("state", &Ledger::state)
       .def("load", &Ledger::load);
+
+  py::class_<Turn>(m, "Turn")
+      .def(py::init<py::object, int64_t>(), arg("lock"), arg("most"))
+      .def_property_readonly("waiting", &Turn::waiting)
+      .def("__enter__", &Turn::enter)
+      .def("__exit__", [](Turn& turn, const py::args&) { turn.exit(); });
 
   py::class_<Scrub, std::shared_ptr<Scrub>>(m, "Scrub")
       .def(py::init(&make_scrub), arg("rows"), by_name, arg("origin"), arg("grow"), arg("on_host"),

@@ -81,7 +81,9 @@ class Journal:
         self._urgent = self._closing = False
         self.failure: OSError | None = None
         self._final = False  # the failure stays
-        self._changed = threading.Condition()
+        # Taken and given back in C: a signal falls before or after. Condition's own methods are Python's.
+        self._mutex = threading.RLock()
+        self._changed = threading.Condition(self._mutex)
         self._thread = threading.Thread(target=self._work, name="fastagg journal", daemon=True)
         self._thread.start()
 
@@ -102,13 +104,13 @@ class Journal:
     @property
     def last(self) -> int:
         """The last record, wherever it is."""
-        with self._changed:
+        with self._mutex:
             return self._queue[-1].sequence if self._queue else self.durable
 
     def append(self, entry: Entry, *, urgent: bool = False) -> None:
         """Queue a record; an ``urgent`` one is somebody's who will wait. The caller holds the server's lock, so that
         records are in the order in which things happened."""
-        with self._changed:
+        with self._mutex:
             while self.pending > _PENDING and self.failure is None and not urgent:
                 self._urgent = True
                 self._changed.notify_all()
@@ -124,7 +126,7 @@ class Journal:
 
     def holds(self, entry: Entry) -> bool:
         """Whether :meth:`append` came to its end."""
-        with self._changed:
+        with self._mutex:
             return entry in self._queue or 0 < entry.sequence <= self.durable
 
     def wait(self, sequence: int) -> None:
@@ -133,7 +135,7 @@ class Journal:
         Raises:
             NotDurable: it cannot be.
         """
-        with self._changed:
+        with self._mutex:
             self.waiting += 1
             try:
                 while self.durable < sequence:
@@ -148,7 +150,7 @@ class Journal:
 
     def take_back(self, entries: Sequence[Entry]) -> None:
         """Their sender does not wait any longer, and may use its memory again: what is not written is copied."""
-        with self._changed:
+        with self._mutex:
             while any(self.durable < entry.sequence <= self._begun for entry in entries):
                 self._changed.wait()
             for entry in entries:
@@ -160,13 +162,13 @@ class Journal:
 
     def release(self, sequence: int) -> None:
         """No recovery will ask for records up to this one: their segments are used again."""
-        with self._changed:
+        with self._mutex:
             while len(self._busy) > 1 and self._busy[1].first <= sequence + 1:
                 self._free.append(self._busy.pop(0).path)
 
     def close(self, seconds: float | None = None) -> None:
         """Write what waits, and end. What cannot be written is given up. The wait is no longer than ``seconds``."""
-        with self._changed:
+        with self._mutex:
             self._closing = True
             self._changed.notify_all()
         if threading.current_thread() is not self._thread:
@@ -181,7 +183,7 @@ class Journal:
         return NotDurable(f"{self.folder}: the journal cannot be written: {said}. It is tried again")
 
     def _ask_again(self) -> None:
-        with self._changed:
+        with self._mutex:
             self._urgent = True
             self._changed.notify_all()
 
@@ -189,7 +191,7 @@ class Journal:
 
     def _work(self) -> None:
         while True:
-            with self._changed:
+            with self._mutex:
                 while not self._queue and not self._closing:
                     self._urgent = False
                     self._changed.wait()
@@ -214,7 +216,7 @@ class Journal:
                 error = None
             except OSError as found:
                 error = found
-            with self._changed:
+            with self._mutex:
                 self.failure, self._begun = error, -1
                 if error is None:
                     for entry in group:
@@ -269,7 +271,7 @@ class Journal:
             self.disk.close(self._file)
             self._file = -1
         self._segment = None
-        with self._changed:
+        with self._mutex:
             old = self._free.pop() if self._free else None
         try:
             self._segment, self._file = begin(
@@ -277,9 +279,9 @@ class Journal:
             )
         except OSError:  # whatever is there by that name is used again
             if old is not None and self.disk.exists(old):
-                with self._changed:
+                with self._mutex:
                     self._free.append(old)
             raise
         self._number, self._at = self._number + 1, BLOCK
-        with self._changed:
+        with self._mutex:
             self._busy.append(self._segment)

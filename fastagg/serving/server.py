@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fastagg import _checks, _keywords, ops, registry
+from fastagg._build import native
 from fastagg.errors import CheckpointError, ConfigError, FastaggError, OtherLife, UpdateTooLarge
 from fastagg.layout import Layout, Parsed, Taken
 from fastagg.layout.nearness import nearer_to_model
@@ -27,7 +28,7 @@ from fastagg.serving.core import Core
 from fastagg.serving.dispatch import Client, Dispatch, Receipt
 from fastagg.serving.judging import Judging
 from fastagg.serving.statistics import MODES, Statistics
-from fastagg.serving.turns import Elsewhere, Turn
+from fastagg.serving.turns import Elsewhere
 from fastagg.serving.uploads import HeldUpload, Upload
 from fastagg.storage import devices
 
@@ -131,7 +132,7 @@ class Server:
         together.check(self)
 
         self._lock: Any = threading.RLock()
-        self._turn: Any = self._lock if max_waiting is None else Turn(self._lock, max_waiting)
+        self._turn: Any = self._lock if max_waiting is None else native.serving.Turn(self._lock, max_waiting)
         _here.add(self)
         self.device = devices.choose(device, params)
         if isinstance(params, Taken):

@@ -282,7 +282,7 @@ def test_answers_that_would_wait_beyond_the_limit_are_refused_at_once() -> None:
     with server._lock:
         waits = threading.Thread(target=answer, args=(0,))
         waits.start()
-        while not server._turn._waiting:
+        while not server._turn.waiting:
             pass
         refused = threading.Thread(target=answer, args=(1,))
         refused.start()

@@ -406,9 +406,10 @@ def test_an_interrupt_between_a_step_and_its_record_is_made_good(tmp_path: Path)
             nonlocal seen
             if "fastagg/serving" not in frame.f_code.co_filename:
                 return None
-            # A trace may raise where a block with a lock ends, before the lock is free; a signal never comes there.
+            # A trace may raise where a block with a lock ends, before the lock is free, and at a `try`, which no block
+            # around it covers; a signal never comes there (test_signals.py).
             source = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-            if event == "line" and not source.startswith("with "):
+            if event == "line" and not source.startswith(("with ", "try:")):
                 seen += 1
                 if seen == line:
                     raise KeyboardInterrupt
@@ -440,9 +441,7 @@ def test_an_interrupt_between_a_step_and_its_record_is_made_good(tmp_path: Path)
             found.close()
     assert lines > 60
     assert CLIENTS == 3
-    for lock in (server._journal._changed, server._lock):  # that a trace, unlike a signal, may have left taken
-        while lock._is_owned():  # type: ignore[attr-defined]
-            lock.release()
+    assert not server._journal._mutex._is_owned() and not server._lock._is_owned()  # type: ignore[attr-defined]
     server.close()
 
 

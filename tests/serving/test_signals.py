@@ -1,0 +1,88 @@
+"""Ctrl-C as it comes, at any instruction: an answer is in or it is not, and no lock stays taken."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import fastagg
+
+# Where a signal falls into a finalizer, Python says so and goes on.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+SECONDS = 1.5
+
+
+@pytest.fixture(autouse=True)
+def _interrupting() -> Iterator[None]:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def cut_often(call: Callable[[], None], check: Callable[[], None]) -> int:
+    """Interrupt ``call`` at a random moment, again and again; returns how often that happened."""
+    took = []
+    for _ in range(20):
+        began = time.perf_counter()
+        call()
+        took.append(time.perf_counter() - began)
+    usual, draw, cuts = sorted(took)[10], random.Random(0), 0
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        try:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-6, 1.5 * usual))
+                call()
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt:
+            cuts += 1
+        check()
+    return cuts
+
+
+def make() -> fastagg.Server:
+    return fastagg.ASGD(torch.zeros(8), lr=1.0, max_waiting=5)
+
+
+def answering(server: fastagg.Server) -> Callable[[], None]:
+    def call() -> None:
+        server.dispatch("a")
+        server.receive("a", -torch.ones(8))
+
+    return call
+
+
+def whole(server: fastagg.Server, *locks: object) -> None:
+    assert torch.equal(server.flat, torch.full((8,), float(server.version))), "each version is one step of one"
+    assert not any(lock._is_owned() for lock in locks), "a lock stayed taken"  # type: ignore[attr-defined]
+
+
+def test_a_server() -> None:
+    server = make()
+    assert cut_often(answering(server), lambda: whole(server, server._lock)) > 100
+    assert server.version > 20
+
+
+@pytest.mark.parametrize("durability", ["none", "arrival"])
+def test_a_server_of_a_folder(durability: str, tmp_path: Path) -> None:
+    server = fastagg.open(tmp_path / "state", make, durability=durability)
+    locks = server._lock, server._journal._mutex
+    assert cut_often(answering(server), lambda: whole(server, *locks)) > 20
+    server.flush()
+    version = server.version
+    server.close()
+    with fastagg.open(tmp_path / "state", make) as again:
+        whole(again)
+        assert again.version == version > 20, "what was in the model is in the journal"
