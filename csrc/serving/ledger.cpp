@@ -246,6 +246,7 @@ int64_t Ledger::send(py::handle id, int64_t version, int32_t told, const py::obj
     }
   } else {
     again->ends = ends;
+    again->told = told;
   }
   known_ += record.last < 0;
   record.last = version;

@@ -70,7 +70,8 @@ class Ledger {
 
   // The local steps that `id` is told to take with its next task: what was said for it, else `usual`.
   int32_t told(py::handle id, int32_t usual) const;
-  // `id` gets that version, and is told so many steps; twice the same is one task. Returns the place of its record.
+  // `id` gets that version, and is told so many steps; twice the same is one task, as it was sent last. Returns the
+  // place of its record.
   int64_t send(py::handle id, int64_t version, int32_t told, const py::object& payload);
 
   void close(int64_t client, int64_t version) noexcept;

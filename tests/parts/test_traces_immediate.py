@@ -8,10 +8,10 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from test_traces import ADAPTIVE, agree
-from traces import Case, Updates, cases, drive, synchronous_cases
+from traces import Case, Return, Send, Updates, cases, drive, synchronous_cases
 
 import fastagg
 from fastagg.errors import ConfigError, UnknownVersion
@@ -63,6 +63,14 @@ def test_amsgrad_without_memory_is_sign_descent(case: Case) -> None:
         np.testing.assert_allclose(record.x, x, rtol=1e-5, atol=1e-5)
 
 
+# A task of a version that is sent again, after an answer has changed how many steps its client is to take.
+SENT_AGAIN = Case(2, 3, 0, [
+    Send(0), Send(1), Return(0, None, 0, 1), Return(1, None, 0, 1), Send(0), Send(0), Send(0), Send(1),
+    Return(0, None, 0, 1), Send(1), Return(1, 0, 0, 1), Send(1), Return(1, None, 0, 1), Send(1),
+])  # fmt: skip
+
+
+@example(case=SENT_AGAIN, common={}, how={"gamma_bar": 0.3, "kappa": 1.0, "gamma_max": 0.5})
 @given(
     case=cases(),
     common=common,
