@@ -43,7 +43,7 @@ class Evaluation:
         self._last = max(self._last, version)
 
     def add(self, version: int, model: Any, due: bool) -> None:
-        """The next version. Its ``model`` must not change. Waits while too many wait to be evaluated."""
+        """The next version, or the last one again if that is due after all. Its ``model`` must not change. Waits while too many wait to be evaluated."""
         done: Future[tuple[Found, Ended | None]] = Future()
         if not due or self.knows(version):
             done.set_result((None, None))
@@ -56,6 +56,8 @@ class Evaluation:
                 if len(waiting) > _WAITING:
                     waiting[0].exception()  # its end; finished() raises what it raised
                 done = self._pool.submit(self._once, version, model)
+        if self._running and self._running[-1][0] == version:  # it was not due, and waits behind one that is evaluated
+            self._running.pop()
         self._running.append((version, model, done))
 
     def finished(self, wait: bool = False) -> list[tuple[int, Any, Found, Ended | None]]:

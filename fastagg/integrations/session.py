@@ -203,7 +203,8 @@ class Session:
         version = self.server.version
         if last and self._evaluation.knows(version):
             return
-        self._rows[version] = {**self._counts(), **{f"train/{k}": v for k, v in numeric(train or {}).items()}}
+        said = {f"train/{k}": v for k, v in numeric(train or {}).items()}
+        self._rows[version] = {**self._rows.get(version, {}), **self._counts(), **said}
         model = self.server.snapshot() if self._looked_at else None
         self._evaluation.add(version, model, last or version % self.settings.evaluate_every == 0)
 

@@ -280,6 +280,31 @@ def test_receiving_goes_on_while_a_version_is_evaluated() -> None:
     assert rows[2].found["sum"] == pytest.approx(24.0), "version 2's own model"
 
 
+def test_the_last_version_is_evaluated_though_it_waits_behind_one_that_is() -> None:
+    """It was not due when it came; the run ends before the evaluation of the version before it has."""
+    free = threading.Event()
+
+    def evaluate(version: int, model: object) -> dict[str, float]:
+        assert version == 0 or free.wait(30)
+        return {"accuracy": version / 10}
+
+    server = fastagg.FedBuff(MODEL, buffer_size=1)
+    session = Session(server, Settings(evaluate_every=2), evaluate)
+    session.stepped()
+    for _ in range(3):
+        task = server.dispatch("a")
+        take(server, [(task, Reply(task.params, "model"))])
+        session.stepped({"loss": 2.0})
+    session.stepped(last=True)
+    free.set()
+    rows = session.settle(wait=True)
+    assert [(row.version, row.found) for row in rows] == [
+        (0, {"accuracy": 0.0}), (1, None), (2, {"accuracy": 0.2}), (3, {"accuracy": 0.3}),
+    ]  # fmt: skip
+    assert rows[-1].metrics["train/loss"] == 2.0 and rows[-1].metrics["accuracy"] == 0.3
+    session.close()
+
+
 def test_evaluations_that_wait_are_few() -> None:
     """Whoever adds waits when models pile up, so that memory does not grow."""
     may, most, now = threading.Semaphore(0), 0, 0
