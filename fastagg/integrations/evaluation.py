@@ -43,7 +43,10 @@ class Evaluation:
         self._last = max(self._last, version)
 
     def add(self, version: int, model: Any, due: bool) -> None:
-        """The next version, or the last one again if that is due after all. Its ``model`` must not change. Waits while too many wait to be evaluated."""
+        """The next version, or the last one again if that is due after all. Its ``model`` must not change.
+
+        Waits while too many wait to be evaluated.
+        """
         done: Future[tuple[Found, Ended | None]] = Future()
         if not due or self.knows(version):
             done.set_result((None, None))
