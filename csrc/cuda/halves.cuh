@@ -52,12 +52,16 @@ __device__ __forceinline__ void store_halves(float* out, int64_t begin, int64_t 
 template <typename Reader, typename Before, typename Visit>
 __device__ __forceinline__ void for_each_scale_block(const typename Reader::From& source, bool aligned, Before before,
                                                      Visit visit) {
-  for (int64_t block = warp_of_grid(); block * kBlock < source.size; block += warps_of_grid()) {
-    Reader reader(source, block * kBlock);
+  // In 32 bits, which count more elements than a card can hold: registers are short in the largest kernels.
+  const auto blocks = static_cast<unsigned>((source.size + kBlock - 1) / kBlock);
+  for (auto block = static_cast<unsigned>(warp_of_grid()); block < blocks;
+       block += static_cast<unsigned>(warps_of_grid())) {
+    const int64_t first = static_cast<int64_t>(block) * kBlock;
+    Reader reader(source, first);
     before(block);
 #pragma unroll 1
     for (int j = 0; j < kScaleBlocks; ++j) {
-      const int64_t begin = block * kBlock + j * kScaleBlock;
+      const int64_t begin = first + j * kScaleBlock;
       if (begin >= source.size) break;  // the same for the whole warp
       if (aligned && begin + kScaleBlock <= source.size)
         visit(std::true_type{}, reader, begin, j);
