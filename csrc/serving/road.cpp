@@ -406,8 +406,8 @@ py::object Road::arrive(py::handle client, py::handle version, double share, py:
   } else {
     counts = !is_set(more, "drop") && weigh(delay, &facts.weight);
   }
-  if (const py::object base = item(more, "base"); !base.is_none())
-    facts.base = reinterpret_cast<const float*>(py::cast<uintptr_t>(base));
+  const py::object base = book_->blends() ? ledger_->payload(task.version) : py::none();  // held until it was read
+  if (!base.is_none()) facts.base = vector_of(base).data;
   if (std::isnan(facts.norm)) facts.norm = 0.0;  // the device will know, and judge
 
   Step step;

@@ -70,8 +70,8 @@ class Core:
         )  # fmt: skip
         self.state = direction.start(material)
         self.always = (
-            not host or direction.measures or staleness.measures or direction.needs_base or server.deterministic
-            or self.policy.looks or self.state.asks
+            not host or direction.measures or staleness.measures or server.deterministic or self.policy.looks
+            or self.state.asks
         )  # fmt: skip
         runner, self.there = runner_for(device)
         hyper = optimizer.hyper()

@@ -61,7 +61,7 @@ class Judging:
 
     def judge(self, client: Any, version: Any, parsed: Parsed, share: float, control: Any) -> More:
         """What the road is told of an update, see csrc/serving/road.cpp: ``judged``, ``norm``, ``weight``, ``drop``,
-        ``base``, ``next_steps``, ``share``, ``pieces``, ``waits``, ``moves``, ``then``, ``statistics``.
+        ``next_steps``, ``share``, ``pieces``, ``waits``, ``moves``, ``then``, ``statistics``.
 
         Raises:
             UnknownClient, UnknownVersion, NonFiniteUpdate, ConfigError and others: it is refused; nothing has changed.
@@ -81,8 +81,6 @@ class Judging:
         pieces = staging.upload(parsed.parameters, server.device)
         more["pieces"] = pieces if self.host else on_device(pieces)
         base = core.ledger.payload(start) if core.keeps_model else None
-        if server.direction.needs_base and base is not None:
-            more["base"] = base.data_ptr()
         delay = core.ledger.version - start
         if self.defers:
             facts = Facts(client, start, delay, pieces, 1.0, math.nan, None, told or None)
