@@ -109,8 +109,8 @@ struct Kernels {
   // total += weight*row, in double, and back
   void (*add_exactly[RowFormats::kCount])(double* total, Row row, float weight, int64_t n, int64_t ahead);
   void (*settle)(const double* total, float* sum, int64_t n);
-  // out += in, element i with the sign of bit i of `signs`
-  void (*sketch)(const float* in, const uint32_t* signs, float* out, int64_t n);
+  // Adds a block, with random signs, to the buckets from a random place on, of k and a block's length more.
+  void (*sketch)(const float* in, const RandomKey& key, int64_t block, int64_t k, float* buckets, int64_t n);
   // Sums over at most a strand (math/reduce.h), n a multiple of 128 (the caller pads with zeros): of update^2; of
   // (x - base)^2 and, if `inner`, of (x - base)*update.
   void (*squares)(const float* update, int64_t n, int64_t ahead, double* out);

@@ -1,5 +1,8 @@
 // Norms and sketches of an arriving update: what decides whether, and how far, the model moves.
+#include <algorithm>
 #include <array>
+#include <memory>
+#include <vector>
 
 #include "blocks.h"
 #include "cpu.h"
@@ -102,35 +105,28 @@ void sketch(const Update& update, int64_t k, uint64_t seed, float* out) {
   const int64_t blocks = (update.size + kBlock - 1) / kBlock;
   const int64_t parts = std::min(kParts, blocks);
   const int64_t length = k + kBlock;  // a block that begins near the end of the circle runs over; folded back below
-  std::vector<float> partial(static_cast<size_t>(parts * length), 0.0f);
+  const std::unique_ptr<float[]> partial(new float[static_cast<size_t>(parts * length)]);  // each part clears its own
   const Kernels& table = kernels();
   const RandomKey key{seed, 0, 0xFFFFFFFFu};
   auto part = [&](int64_t index) {
     const int64_t first = blocks * index / parts, last = blocks * (index + 1) / parts;
     Reader reader(update, table, first * kBlock);
-    float* buckets = partial.data() + index * length;
+    float* buckets = partial.get() + index * length;
+    std::fill_n(buckets, length, 0.0f);
     for (int64_t block = first; block < last; ++block) {
       const int64_t at = block * kBlock, n = std::min(kBlock, update.size - at);
-      uint32_t signs[kBlock / 32];
-      for (uint32_t call = 0; call < 8; ++call) {
-        const Philox r = random_call(key, block, call);
-        const uint32_t words[4] = {r.a, r.b, r.c, r.d};
-        std::memcpy(signs + 4 * call, words, sizeof words);
-      }
-      const uint64_t place = random_call(key, block, 8).a;
-      table.sketch(reader.block(at, n), signs, buckets + ((place * static_cast<uint64_t>(k)) >> 32), n);
+      table.sketch(reader.block(at, n), key, block, k, buckets, n);
     }
   };
   if (parts > 0) parallel(parts, update.size * 8, part);
-  for (int64_t bucket = 0; bucket < k; ++bucket) {
-    double total = 0.0;
-    for (int64_t p = 0; p < parts; ++p) {
-      const float* buckets = partial.data() + p * length;
-      total += buckets[bucket];
-      if (bucket < kBlock) total += buckets[k + bucket];
-    }
-    out[bucket] = static_cast<float>(total);
+  std::vector<double> totals(static_cast<size_t>(k), 0.0);
+  for (int64_t p = 0; p < parts; ++p) {
+    const float* buckets = partial.get() + p * length;
+    for (int64_t bucket = 0; bucket < k; ++bucket) totals[static_cast<size_t>(bucket)] += buckets[bucket];
+    for (int64_t bucket = 0; bucket < kBlock; ++bucket)  // what ran over the end of the circle
+      totals[static_cast<size_t>(bucket)] += buckets[k + bucket];
   }
+  for (int64_t bucket = 0; bucket < k; ++bucket) out[bucket] = static_cast<float>(totals[static_cast<size_t>(bucket)]);
 }
 
 }  // namespace fastagg::cpu
