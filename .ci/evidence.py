@@ -207,17 +207,24 @@ def allowed(card: Card, seen: Seen, threads: int) -> tuple[float, str]:
     return rates[limit], limit
 
 
+def _figures(seen: Seen) -> tuple[str, ...]:
+    return (
+        f"{seen.registers}", f"{seen.local}", f"{seen.wide}", f"{seen.bytes:.0f}", f"{seen.instructions:.1f}",
+        f"{seen.doubles:.1f}", f"{seen.flight}",
+    )  # fmt: skip
+
+
 def table(found: dict[str, dict[str, Seen]]) -> str:
-    """Kernels by architecture, then by card."""
-    lines = ["| kernel | architecture | registers | local memory | 128-bit accesses a turn | bytes per element | "
+    """Kernels on the architectures of the cards, then by card."""
+    shown = sorted({card.architecture for card in CARDS.values()} & {a for by in found.values() for a in by})
+    lines = [f"On {', '.join(shown)}; one figure where all are the same.", "",
+             "| kernel | registers | local memory | 128-bit accesses a turn | bytes per element | "
              "instructions per element | of them double precision | bytes in flight per thread |",
-             "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
-    for label, by_architecture in found.items():
-        for architecture, seen in sorted(by_architecture.items()):
-            lines.append(
-                f"| {label} | {architecture} | {seen.registers} | {seen.local} | {seen.wide} | {seen.bytes:.0f} | "
-                f"{seen.instructions:.1f} | {seen.doubles:.1f} | {seen.flight} |"
-            )
+             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    for label, by in found.items():
+        columns = zip(*(_figures(by[architecture]) for architecture in shown), strict=True)
+        cells = [column[0] if len(set(column)) == 1 else " / ".join(column) for column in columns]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
     cards = [name for name, card in CARDS.items() if any(card.architecture in by for by in found.values())]
     lines += ["", f"| kernel | {' | '.join(f'{name} ({CARDS[name].gbps:.0f} GB/s)' for name in cards)} |",
               "|---|" + "---|" * len(cards)]  # fmt: skip
