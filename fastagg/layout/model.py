@@ -291,7 +291,8 @@ class Layout:
                 arrays[e.name] = self.constants[e.offset]
             else:
                 vector = buffers if e.role == "buffer" else flat
-                arrays[e.name] = self._cut(vector, e).view(e.shape).to(getattr(torch, e.dtype))
+                view = self._cut(vector, e).view(e.shape)
+                arrays[e.name] = view if e.dtype == "float32" else view.to(getattr(torch, e.dtype))
         if self.form in ("module", "state_dict"):
             return arrays
         return list(arrays.values()) if self.form == "list" else arrays[""]

@@ -346,3 +346,22 @@ def test_a_learning_rate_that_follows_a_schedule(name: str) -> None:
         with pytest.raises(fastagg.ConfigError, match="lr"):
             server.lr = bad  # type: ignore[assignment]
     assert server.lr == 0.125 and stepped(server, first).step_size == 0.125
+
+
+def test_parameters_follow_for_as_long_as_somebody_holds_them() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    server = fastagg.ASGD(model, lr=0.5)
+    weight, before = server.parameters()["0.weight"], server.parameters()["0.weight"].clone()  # the dicts are gone
+    held = server.parameters()
+    assert held["0.weight"] is weight
+    for turn in range(3):
+        server.dispatch(turn)
+        server.receive(turn, torch.ones(server.flat.numel()))
+        now = server.parameters()
+        assert all(torch.equal(held[name], now[name]) for name in held)
+        torch.testing.assert_close(weight, before - 0.5 * (turn + 1))
+    del held, now
+    server.dispatch(0)
+    server.receive(0, torch.ones(server.flat.numel()))
+    torch.testing.assert_close(weight, before - 2.0)
+    assert torch.equal(server.parameters()["0.bias"], server.flat[6:8])
