@@ -64,6 +64,8 @@ std::tuple<double, double, double> distances(const Update& update, Address x, Ad
   return {found.moved, found.update, found.inner};
 }
 
+bool nearly(const Update& update, Address x) { return cpu::nearly(update, at(x)); }
+
 void sketch(const Update& update, int64_t k, uint64_t seed, Address out) {
   py::gil_scoped_release release;
   cpu::sketch(update, k, seed, at(out));
@@ -208,6 +210,7 @@ PYBIND11_MODULE(_native, m) {
   m.def("accumulate", &accumulate, arg("update"), by_name, arg("acc"), arg("weight"), arg("out"));
   m.def("fold", &fold, arg("models"), by_name, arg("acc"), arg("out"));
   m.def("sum_squares", &sum_squares, arg("update"));
+  m.def("nearly", &nearly, arg("update"), arg("x"));
   m.def("distances", &distances, arg("update"), by_name, arg("x"), arg("base"), arg("inner"));
   m.def("sketch", &sketch, arg("update"), by_name, arg("k"), arg("seed"), arg("out"));
   m.def("copy", &copy, arg("update"), by_name, arg("first"), arg("count"), arg("item"), arg("out"));

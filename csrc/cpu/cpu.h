@@ -51,6 +51,10 @@ struct Distances {
 };
 Distances distances(const Update& update, const float* x, const float* base, bool wants_inner);
 
+// Whether the update is far nearer to x than to zero, |u - x| < 0.1*|u|, on at most 1,024 elements evenly spread. False
+// for an update that is zero there or not finite.
+bool nearly(const Update& update, const float* x);
+
 // A random linear map to k numbers that keeps norms: E|sketch(u)|^2 = |u|^2, relative deviation sqrt(2/k).
 // Each block of 1,024 elements is added, with random signs, to k buckets on a circle from a random one on; so two
 // elements of a block never meet, and two of different blocks with probability 1/k. k >= 1024.
