@@ -9,7 +9,8 @@ namespace fastagg {
 
 void bind_memory(py::module_& to) {
   py::module_ m = to.def_submodule("memory", "Vectors in huge pages, used again when the last view of them is gone.");
-  m.def("use_torch", &memory::use_torch, py::arg("tensor"), py::arg("exchange"), py::arg("from_dlpack"));
+  m.def("use_torch", &memory::use_torch, py::arg("tensor"), py::arg("exchange"), py::arg("from_dlpack"),
+        py::arg("ndarray"));
   m.def("vector", [](int64_t count) { return memory::new_vector(count).owner; });
   m.def("bytes", &memory::new_bytes, py::arg("count"), py::arg("keep"));
   m.def("lies_about", &memory::lies_about);

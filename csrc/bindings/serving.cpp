@@ -183,7 +183,8 @@ void bind_serving(py::module_& to) {
       .def_readwrite("measure", &Hooks::measure);
   py::class_<Outside>(m, "Outside")
       .def(py::init([](std::pair<py::type, py::type> records, py::object layout, int32_t usual_steps, bool keeps_model,
-                       bool weighs_by_sample, bool plain) {
+                       bool weighs_by_sample, bool plain, const std::vector<std::pair<py::object, Form::Shape>>& parts,
+                       bool named) {
              return Outside{Record(std::move(records.first),
                                    {"client", "version", "local_steps", "control", "incarnation", "_layout", "_model"}),
                             Record(std::move(records.second), {"client", "applied", "version", "delay", "step_size",
@@ -192,10 +193,11 @@ void bind_serving(py::module_& to) {
                             usual_steps,
                             keeps_model,
                             weighs_by_sample,
-                            plain};
+                            plain,
+                            Form(parts, named)};
            }),
            by_name, arg("records"), arg("layout"), arg("usual_steps"), arg("keeps_model"), arg("weighs_by_sample"),
-           arg("plain"));
+           arg("plain"), arg("parts"), arg("named"));
   py::class_<Road, std::shared_ptr<Road>>(m, "Road")
       .def(py::init(&make_road), by_name, arg("book"), arg("ledger"), arg("runner"), arg("stepper"), arg("python"))
       .def("start", &Road::start, arg("flat"), by_name, arg("size"), arg("origin"))

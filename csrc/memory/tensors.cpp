@@ -1,6 +1,9 @@
 #include "tensors.h"
 
+#include <algorithm>
+#include <cstring>
 #include <memory>
+#include <utility>
 
 #include "blocks.h"
 
@@ -66,7 +69,7 @@ constexpr uint32_t kMajor = 1;
 // -------------------------------------------------------------------------------------------------------------------
 
 struct Torch {
-  PyTypeObject* tensor = nullptr;
+  PyTypeObject *tensor = nullptr, *ndarray = nullptr;
   const Exchange* exchange = nullptr;
   PyObject* from_dlpack = nullptr;
   PyObject *is_neg = nullptr, *storage = nullptr, *nbytes = nullptr, *offset = nullptr;
@@ -120,15 +123,67 @@ int64_t ask(PyObject* object, PyObject* method) {
   return number;
 }
 
+// Whether elements of that shape lie one after the other; strides count elements.
+bool in_order(const int64_t* shape, const int64_t* strides, int32_t dims) {
+  int64_t expected = 1;
+  for (int32_t i = dims; i-- > 0;) {
+    if (shape[i] != 1 && strides[i] != expected) return false;
+    expected *= shape[i];
+  }
+  return true;
+}
+
+const float* tensor_data(py::handle given, const int64_t* shape, int32_t dims) {
+  if (torch.exchange == nullptr || torch.exchange->look == nullptr) return nullptr;
+  Tensor found{};
+  if (torch.exchange->look(given.ptr(), &found) != 0) {
+    PyErr_Clear();  // it has no memory of its own: sparse, within a transform of functions
+    return nullptr;
+  }
+  const Type& type = found.type;
+  const bool fits = found.device.type == kHost && found.dims == dims && type.code == kFloat && type.bits == 32 &&
+                    type.lanes == 1 && std::equal(shape, shape + dims, found.shape) && found.byte_offset == 0;
+  if (!fits || found.data == nullptr) return nullptr;
+  if (found.strides != nullptr && !in_order(shape, found.strides, dims)) return nullptr;
+  int64_t size = 1;
+  for (int32_t i = 0; i < dims; ++i) size *= shape[i];
+  // The numbers with the other sign (the imaginary part of a conjugate); freed, or cut short (resize_ of its storage).
+  if (size == 0 || ask(given.ptr(), torch.is_neg) != 0) return nullptr;
+  const auto storage = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(given.ptr(), torch.storage));
+  if (!storage) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  const int64_t held = ask(storage.ptr(), torch.nbytes), begin = ask(given.ptr(), torch.offset);
+  return begin < 0 || held < 4 * (begin + size) ? nullptr : static_cast<const float*>(found.data);
+}
+
+const float* array_data(py::handle given, const int64_t* shape, int32_t dims, std::vector<Py_buffer>& views) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(given.ptr(), &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  const bool fits = view.itemsize == 4 && view.format != nullptr && std::strcmp(view.format, "f") == 0 &&
+                    view.ndim == dims && std::equal(shape, shape + dims, view.shape) && view.len > 0;
+  if (!fits || reinterpret_cast<uintptr_t>(view.buf) % alignof(float) != 0) {
+    PyBuffer_Release(&view);
+    return nullptr;
+  }
+  views.push_back(view);
+  return static_cast<const float*>(view.buf);
+}
+
 }  // namespace
 
-void use_torch(py::type tensor, py::object exchange, py::function from_dlpack) {
+void use_torch(py::type tensor, py::object exchange, py::function from_dlpack, py::type ndarray) {
   const auto interned = [](const char* name) { return PyUnicode_InternFromString(name); };
   torch.is_neg = interned("is_neg");
   torch.storage = interned("untyped_storage");
   torch.nbytes = interned("nbytes");
   torch.offset = interned("storage_offset");
   torch.tensor = reinterpret_cast<PyTypeObject*>(tensor.release().ptr());
+  torch.ndarray = reinterpret_cast<PyTypeObject*>(ndarray.release().ptr());
   torch.from_dlpack = from_dlpack.release().ptr();
   torch.exchange = nullptr;
   if (exchange.is_none()) return;
@@ -147,30 +202,26 @@ Vector new_vector(int64_t count) {
   return out;
 }
 
-bool plain_vector(py::handle given, int64_t size, const float** data) {
-  if (Py_TYPE(given.ptr()) != torch.tensor || torch.exchange == nullptr || torch.exchange->look == nullptr)
-    return false;
-  Tensor found{};
-  if (torch.exchange->look(given.ptr(), &found) != 0) {
-    PyErr_Clear();  // it has no memory of its own: sparse, within a transform of functions
-    return false;
+Arrays::~Arrays() {
+  for (Py_buffer& view : views_) PyBuffer_Release(&view);
+}
+
+py::object Arrays::owner() const {
+  if (held_.size() == 1) return held_[0];
+  py::tuple all(held_.size());
+  for (size_t i = 0; i < held_.size(); ++i) all[i] = held_[i];
+  return std::move(all);
+}
+
+const float* Arrays::add(py::handle given, const int64_t* shape, int32_t dims) {
+  const float* data = nullptr;
+  if (Py_TYPE(given.ptr()) == torch.tensor) {
+    data = tensor_data(given, shape, dims);
+  } else if (Py_TYPE(given.ptr()) == torch.ndarray) {
+    data = array_data(given, shape, dims, views_);
   }
-  const Type& type = found.type;
-  const bool fits = found.device.type == kHost && found.dims == 1 && type.code == kFloat && type.bits == 32 &&
-                    type.lanes == 1 && found.shape[0] == size && found.byte_offset == 0;
-  if (!fits || size == 0 || found.data == nullptr || (size > 1 && found.strides != nullptr && found.strides[0] != 1))
-    return false;
-  // The numbers with the other sign (the imaginary part of a conjugate); freed, or cut short (resize_ of its storage).
-  if (ask(given.ptr(), torch.is_neg) != 0) return false;
-  const auto storage = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(given.ptr(), torch.storage));
-  if (!storage) {
-    PyErr_Clear();
-    return false;
-  }
-  const int64_t held = ask(storage.ptr(), torch.nbytes), begin = ask(given.ptr(), torch.offset);
-  if (begin < 0 || held < 4 * (begin + size)) return false;
-  *data = static_cast<const float*>(found.data);
-  return true;
+  if (data != nullptr) held_.push_back(py::reinterpret_borrow<py::object>(given));
+  return data;
 }
 
 }  // namespace fastagg::memory

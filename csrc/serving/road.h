@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "books.h"
+#include "form.h"
 #include "ledger.h"
 #include "record.h"
 
@@ -54,6 +55,7 @@ struct Outside {
   bool keeps_model;       // with every version that a client may answer
   bool weighs_by_sample;  // an update counts in a mean for as much as its client has samples
   bool plain;             // whether there are updates that the road takes by itself (`take`)
+  Form form;              // of these
 };
 
 class Road {

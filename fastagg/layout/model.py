@@ -192,6 +192,12 @@ class Layout:
         counters = [torch.zeros(e.shape, dtype=getattr(torch, e.dtype)) for e in self._by_role["counter"]]
         return memory.zeros(self.buffer_size, device), counters
 
+    def parts(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Name and shape of every array of an update, for updates that are nothing but parameters; else none."""
+        if any(e.role != "parameter" or e.size == 0 for e in self.entries):
+            return []
+        return [(e.name, e.shape) for e in self.entries]
+
     def parse(self, update: Any, what: str = "update") -> Parsed:
         """Take an update apart without copying what is contiguous.
 

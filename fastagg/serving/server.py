@@ -258,7 +258,7 @@ class Server:
             ShapeMismatch, DTypeMismatch, NonFiniteUpdate, UpdateTooLarge: the update is refused.
             ConfigError: ``num_samples`` is missing or not positive, or ``kind`` is not this server's.
         """
-        if kind is None and control is None and type(update) is Tensor:
+        if kind is None and control is None:
             with self._turn:
                 if incarnation is not None:
                     self._check_life(client, version, incarnation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -9,7 +10,7 @@ from fastagg._build import native
 from fastagg.errors import DeviceError
 
 native.memory.use_torch(
-    Tensor, getattr(Tensor, "__dlpack_c_exchange_api__", None), torch.utils.dlpack.from_dlpack
+    Tensor, getattr(Tensor, "__dlpack_c_exchange_api__", None), torch.utils.dlpack.from_dlpack, np.ndarray
 )  # fmt: skip
 
 _HOST = ("cpu", torch.device("cpu"))
