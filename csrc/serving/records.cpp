@@ -94,7 +94,7 @@ void Held::add(uint64_t sequence, py::object owner) noexcept {
 }
 
 void Arriving::prepare(const std::shared_ptr<Journal>& journal, py::handle client, int64_t version, uint64_t life,
-                       double share, const Update& update, const Decided& decided, const py::object& owner) {
+                       double share, const Update& update, const Decided& decided, const py::object* owner) {
   if (!journal) return;
   Held* held = Held::current();
   Note note;
@@ -108,7 +108,7 @@ void Arriving::prepare(const std::shared_ptr<Journal>& journal, py::handle clien
   for (const Sent& one : note.sent) bytes += static_cast<size_t>(one.count) * kSizes[one.dtype] + 8;
   entry_ = journal->fresh(kArrival);
   entry_->waits = journal->waits(decided.applied);
-  outside_ = entry_->waits && held != nullptr && bytes >= kSmall;
+  outside_ = entry_->waits && held != nullptr && owner != nullptr && bytes >= kSmall;
   std::vector<uint8_t>& own = entry_->own;
   own.reserve(128 + 10 * note.sent.size() + (outside_ ? 0 : bytes));
   put_client(own, client, version);
@@ -128,7 +128,7 @@ void Arriving::prepare(const std::shared_ptr<Journal>& journal, py::handle clien
   }
   if (outside_) {
     held->make_room();
-    owner_ = note.given ? std::move(note.owners) : owner;
+    owner_ = note.given ? std::move(note.owners) : *owner;
   } else {
     std::optional<py::gil_scoped_release> released;
     if (bytes > kWorthReleasing) released.emplace();

@@ -82,9 +82,10 @@ class Held {
 // An answer's record, on its way through one call.
 class Arriving {
  public:
-  // Everything that may fail. `owner` holds the memory of `update`. Nothing, if there is no journal.
+  // Everything that may fail. `owner` holds the memory of `update`; null: it must be copied. Nothing, if there is no
+  // journal.
   void prepare(const std::shared_ptr<Journal>& journal, py::handle client, int64_t version, uint64_t life, double share,
-               const Update& update, const Decided& decided, const py::object& owner);
+               const Update& update, const Decided& decided, const py::object* owner);
   void push() noexcept;
   uint64_t sequence() const { return sequence_; }
 

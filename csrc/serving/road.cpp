@@ -213,6 +213,16 @@ bool Road::overlaps_model(const Update& update) const {
   return false;
 }
 
+// Whether a step in place changes what was sent, wherever in the model it lies.
+bool Road::lies_in_model(const Update& update) const {
+  const auto first = reinterpret_cast<uintptr_t>(flat_.data), last = first + static_cast<uintptr_t>(size_) * 4;
+  for (const auto& piece : update.pieces) {
+    const auto at = reinterpret_cast<uintptr_t>(piece.data);
+    if (at < last && at + static_cast<uintptr_t>(piece.size) * (piece.dtype == kFloat32 ? 4 : 2) > first) return true;
+  }
+  return false;
+}
+
 void Road::read(const py::list& pieces, Update& update) const {
   update.pieces.clear();
   update.size = 0;
@@ -500,7 +510,7 @@ py::object Road::arrive(py::handle client, py::handle version, double share, py:
     record.prepare(
         journal_, id, task.version, life_of(task.version), share, update_,
         {applied, next_version(step), rate.is_none() ? std::nan("") : PyFloat_AS_DOUBLE(rate.ptr()), weight, said},
-        owner);
+        lies_in_model(update_) ? nullptr : &owner);
     outside_.receipt.set(receipt, 8, journal_object_);
     outside_.receipt.set(receipt, 9, py::int_(record.sequence()));
   }
@@ -650,7 +660,7 @@ py::object Road::close_round(const py::list& entries, bool steps, py::handle cli
         journal_, ledger_->identify(client), task.version, life_of(task.version), 1.0, Update{},
         {step.applied(stepper_.lr), next_version(step), rate.is_none() ? std::nan("") : py::cast<double>(rate),
          number(more, "weight", weight), number(more, "norm", norm)},
-        py::none());
+        nullptr);
   } else if (journal_ && step.outcome != Outcome::kKept) {
     closes = record_of(kCloseRound);
   }

@@ -131,6 +131,7 @@ class Road {
   void measure();
   void plan_step(Step& step, const Vector* into, bool copies, bool overlaps = false);
   bool overlaps_model(const Update& update) const;
+  bool lies_in_model(const Update& update) const;
   void check_bounds(Step& step);
   template <typename Act>
   void carry_out(bool worth, Act act);

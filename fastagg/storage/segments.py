@@ -8,6 +8,8 @@ tells whether that one may be missing (a crash), or must not be (damage).
 
     segment: magic, crc, number, use, first | zeros up to a block | groups
     record:  magic, crc, use, sequence, synced, length, kind | body | zeros up to 8 bytes
+
+csrc/serving/journal.cpp writes the records; segments begin here, and all is read here.
 """
 
 from __future__ import annotations

@@ -439,6 +439,23 @@ def test_no_interrupt_falls_between_a_step_and_its_record(tmp_path: Path) -> Non
     server.close()
 
 
+def test_an_update_that_is_the_model_itself_is_written_as_it_came(tmp_path: Path) -> None:
+    def make() -> fastagg.Server:
+        return fastagg.ASGD(torch.ones(5000), lr=0.5)
+
+    with opened(tmp_path / "a", make) as server:
+        for client in "abc":
+            server.dispatch(client)
+        server.receive("a", torch.ones(5000))
+        before = server.flat.data_ptr()
+        server.receive("b", server.flat)  # nobody holds this version: the step is in place
+        assert server.flat.data_ptr() == before
+        server.receive("c", server.flat, kind="gradient")  # by the other way
+        found = again(server, tmp_path / "b", make)
+        assert equal(without_lives(found), without_lives(server))
+        found.close()
+
+
 def test_a_copy_has_no_folder_and_memory_counts_what_waits(tmp_path: Path) -> None:
     with opened(tmp_path / "a", maker("ASGD")) as server:
         server.dispatch(1)
