@@ -11,6 +11,7 @@
 
 #include "../cpu/cpu.h"
 #include "ledger.h"
+#include "unlocked.h"
 
 namespace fastagg::serving {
 namespace {
@@ -119,17 +120,14 @@ void Journal::check() {
     throw Busy(std::to_string(waiting) + " answers wait for the journal already (max_waiting): send this one later");
   const bool full = mode != Mode::kArrival && pending > kPending;
   if (!failed_ && !full) return;
-  const py::gil_scoped_release release;
+  Unlocked unlocked;
   std::unique_lock<std::mutex> lock(mutex_);
   while (!failed_ && pending > kPending) {
     urgent_ = true;
     wake_.notify_one();
     if (done_.wait_for(lock, kSignals) != std::cv_status::timeout) continue;
     lock.unlock();
-    {
-      const py::gil_scoped_acquire acquire;
-      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    }
+    unlocked.check_signals();
     lock.lock();
   }
   if (!failed_) return;
@@ -177,7 +175,7 @@ void Journal::wait(uint64_t sequence) {
   };
   ++waiting;
   const Counted counted{*this, begun};
-  const py::gil_scoped_release release;
+  Unlocked unlocked;
   std::unique_lock<std::mutex> lock(mutex_);
   while (durable < sequence) {
     if (failed_) throw NotDurable(refusal());
@@ -187,10 +185,7 @@ void Journal::wait(uint64_t sequence) {
     }
     if (done_.wait_for(lock, kSignals) != std::cv_status::timeout) continue;
     lock.unlock();
-    {
-      const py::gil_scoped_acquire acquire;
-      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    }
+    unlocked.check_signals();
     lock.lock();
   }
 }
@@ -202,7 +197,7 @@ void Journal::take_back(const uint64_t* sequences, size_t count) noexcept {
     return false;
   };
   if (!written_now(true)) return;
-  const py::gil_scoped_release release;
+  const Unlocked unlocked;
   std::unique_lock<std::mutex> lock(mutex_);
   done_.wait(lock, [&] { return !written_now(false); });
   for (Entry* one = first_.get(); one != nullptr; one = one->next.get()) {
@@ -222,7 +217,7 @@ void Journal::take_back(const uint64_t* sequences, size_t count) noexcept {
 void Journal::close(double seconds) {
   if (getpid() != process_) return;  // a forked child has no such thread
   {
-    const py::gil_scoped_release release;
+    const Unlocked unlocked;
     std::unique_lock<std::mutex> lock(mutex_);
     closing_ = true;
     wake_.notify_one();
@@ -385,14 +380,16 @@ void Journal::sync() {
 template <typename Act>
 void Journal::ask(bool final, Act act) {
   if (Py_IsInitialized() == 0) throw Failed{"Python has ended", true};
-  const py::gil_scoped_acquire acquire;
-  try {
-    act();
-  } catch (py::error_already_set& error) {
-    const bool of_disk = error.matches(PyExc_OSError);
-    const std::string name = py::str(error.type().attr("__name__")), said = py::str(error.value());
-    throw Failed{name + ": " + said, final || !of_disk};
-  }
+  or_sleep([&] {
+    const py::gil_scoped_acquire acquire;
+    try {
+      act();
+    } catch (py::error_already_set& error) {
+      const bool of_disk = error.matches(PyExc_OSError);
+      const std::string name = py::str(error.type().attr("__name__")), said = py::str(error.value());
+      throw Failed{name + ": " + said, final || !of_disk};
+    }
+  });
 }
 
 void Journal::next_segment(uint64_t first, uint64_t needed) {

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <optional>
 
+#include "unlocked.h"
+
 namespace fastagg::serving {
 namespace {
 
@@ -130,7 +132,7 @@ void Arriving::prepare(const std::shared_ptr<Journal>& journal, py::handle clien
     held->make_room();
     owner_ = note.given ? std::move(note.owners) : *owner;
   } else {
-    std::optional<py::gil_scoped_release> released;
+    std::optional<Unlocked> released;
     if (bytes > kWorthReleasing) released.emplace();
     entry_->copy_parts();
   }

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "../cpu/cpu.h"
+#include "unlocked.h"
 
 namespace fastagg::serving {
 namespace {
@@ -21,7 +22,7 @@ class Released {
   }
 
  private:
-  std::optional<py::gil_scoped_release> release_;
+  std::optional<Unlocked> release_;
 };
 
 py::object item(py::handle dict, const char* key) {
