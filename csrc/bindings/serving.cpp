@@ -2,6 +2,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include "../serving/door.h"
 #include "../serving/on_cpu.h"
 #include "../serving/road.h"
 #include "../serving/turn.h"
@@ -45,6 +46,37 @@ std::shared_ptr<Road> make_road(std::shared_ptr<Book> book, std::shared_ptr<Ledg
                                 std::move(python.second));
 }
 
+void append(Journal& journal, int kind, const py::bytes& body) {
+  auto entry = std::make_unique<Entry>(static_cast<uint8_t>(kind));
+  const std::string bytes = body;
+  entry->own.assign(bytes.begin(), bytes.end());
+  journal.push(std::move(entry));
+}
+
+// What the next arrival of this thread's call is made of. Parameters: (address, elements, type); the rest with its role
+// before that.
+void describe(const py::list& parameters, const std::vector<std::tuple<int, Address, uint64_t, int>>& rest,
+              const py::object& owners, const std::tuple<double, bool, std::shared_ptr<Blob>>& facts) {
+  Held* held = Held::current();
+  if (held == nullptr) return;  // nobody waits, and what is written down is the update itself
+  Note note;
+  note.given = true;
+  std::tie(note.share, note.known, note.blob) = facts;
+  const auto add = [&](int role, Address address, uint64_t count, int dtype) {
+    if (role < 0 || role > 3 || dtype < 0 || dtype > 11) throw Refused("a part of an arrival: no such role or type");
+    note.sent.push_back({static_cast<uint8_t>(role), static_cast<uint8_t>(dtype), count, at<const void>(address)});
+  };
+  if (!note.blob) {
+    for (const py::handle piece : parameters) {
+      const auto [address, count, dtype] = py::cast<std::tuple<Address, uint64_t, int>>(piece);
+      add(0, address, count, dtype);
+    }
+  }
+  for (const auto& [role, address, count, dtype] : rest) add(role, address, count, dtype);
+  note.owners = owners;
+  held->note = std::move(note);
+}
+
 Stepper stepper_of(const std::string& kind, double lr, std::pair<double, double> betas, double eps,
                    bool bias_correction) {
   return {kind, named(kind, Optimizers{}, "optimizer"), lr, betas.first, betas.second, eps, bias_correction};
@@ -66,6 +98,8 @@ void bind_serving(py::module_& to) {
       raise_as("UnknownVersion", error.what());
     } catch (const Busy& error) {
       raise_as("Busy", error.what());
+    } catch (const NotDurable& error) {
+      raise_as("NotDurable", error.what());
     } catch (const TooLarge& error) {
       raise_as("UpdateTooLarge", error.what());
     }
@@ -86,8 +120,6 @@ void bind_serving(py::module_& to) {
       .def_readwrite("skew", &Ledger::skew)
       .def("expire", &Ledger::expire)
       .def("expire_before", &Ledger::expire_before)
-      .def_readwrite("notes_ended", &Ledger::notes_ended)
-      .def("take_ended", &Ledger::take_ended)
       .def("renew", &Ledger::renew)
       .def_property_readonly("expired", &Ledger::expired)
       .def_property_readonly("open_tasks", &Ledger::open_tasks)
@@ -119,6 +151,49 @@ void bind_serving(py::module_& to) {
       .def_property_readonly("waiting", &Turn::waiting)
       .def("__enter__", &Turn::enter)
       .def("__exit__", [](Turn& turn, const py::args&) { turn.exit(); });
+
+  py::class_<Blob, std::shared_ptr<Blob>>(m, "Blob")
+      .def(py::init([](uint64_t number, uint64_t nbytes, int dtype, int file) {
+             auto blob = std::make_shared<Blob>();
+             blob->number = number, blob->nbytes = nbytes, blob->dtype = static_cast<uint8_t>(dtype), blob->file = file;
+             blob->crc = 0;
+             return blob;
+           }),
+           by_name, arg("number"), arg("nbytes"), arg("dtype"), arg("file"))
+      .def_readwrite("crc", &Blob::crc)
+      .def_property_readonly("sequence", [](const Blob& blob) { return blob.sequence.load(); });
+
+  py::class_<Journal, std::shared_ptr<Journal>> journal(m, "Journal");
+  py::enum_<Journal::Mode>(journal, "Mode")
+      .value("none", Journal::Mode::kNone)
+      .value("step", Journal::Mode::kStep)
+      .value("arrival", Journal::Mode::kArrival);
+  journal.def(py::init(&Journal::begin), arg("files"), by_name, arg("direct"), arg("folder"), arg("sequence"))
+      .def_readwrite("mode", &Journal::mode)
+      .def_readwrite("max_waiting", &Journal::max_waiting)
+      .def("check", &Journal::check)
+      .def("append", &append)
+      .def("wait", &Journal::wait)
+      .def("close", &Journal::close)
+      .def_property_readonly("failure", &Journal::failure)
+      .def_property_readonly("last", &Journal::last)
+      .def_property_readonly("durable", [](const Journal& one) { return one.durable.load(); })
+      .def_property_readonly("syncs", [](const Journal& one) { return one.syncs.load(); })
+      .def_property_readonly("groups", [](const Journal& one) { return one.groups.load(); })
+      .def_property_readonly("written", [](const Journal& one) { return one.written.load(); })
+      .def_property_readonly("pending", [](const Journal& one) { return one.pending.load(); })
+      .def_property_readonly("waiting", [](const Journal& one) { return one.waiting.load(); })
+      .def_static("waited", &Journal::waited);
+  py::class_<Held>(m, "Held")
+      .def(py::init<std::shared_ptr<Journal>>())
+      .def("__enter__",
+           [](Held& held) -> Held& {
+             held.enter();
+             return held;
+           })
+      .def("__exit__", [](Held& held, const py::args&) { held.leave(); })
+      .def("wait", &Held::wait)
+      .def_static("describe", &describe, arg("parameters"), arg("rest"), arg("owners"), arg("facts"));
 
   py::class_<Scrub, std::shared_ptr<Scrub>>(m, "Scrub")
       .def(py::init(&make_scrub), arg("rows"), by_name, arg("origin"), arg("grow"), arg("on_host"),
@@ -185,16 +260,17 @@ void bind_serving(py::module_& to) {
       .def(py::init([](std::pair<py::type, py::type> records, py::object layout, int32_t usual_steps, bool keeps_model,
                        bool weighs_by_sample, bool plain, const std::vector<std::pair<py::object, Form::Shape>>& parts,
                        bool named) {
-             return Outside{Record(std::move(records.first),
-                                   {"client", "version", "local_steps", "control", "incarnation", "_layout", "_model"}),
-                            Record(std::move(records.second), {"client", "applied", "version", "delay", "step_size",
-                                                               "update_norm", "weight", "kept"}),
-                            std::move(layout),
-                            usual_steps,
-                            keeps_model,
-                            weighs_by_sample,
-                            plain,
-                            Form(parts, named)};
+             return Outside{
+                 Record(std::move(records.first),
+                        {"client", "version", "local_steps", "control", "incarnation", "_layout", "_model"}),
+                 Record(std::move(records.second), {"client", "applied", "version", "delay", "step_size", "update_norm",
+                                                    "weight", "kept", "_journal", "_sequence"}),
+                 std::move(layout),
+                 usual_steps,
+                 keeps_model,
+                 weighs_by_sample,
+                 plain,
+                 Form(parts, named)};
            }),
            by_name, arg("records"), arg("layout"), arg("usual_steps"), arg("keeps_model"), arg("weighs_by_sample"),
            arg("plain"), arg("parts"), arg("named"));
@@ -207,6 +283,11 @@ void bind_serving(py::module_& to) {
       .def("send", &Road::send)
       .def("receive", &Road::receive)
       .def("hand_on", &Road::hand_on)
+      .def("forget", &Road::forget)
+      .def("expire", &Road::expire)
+      .def("attach", &Road::attach)
+      .def("note_ended", &Road::note_ended)
+      .def_readwrite("before_row", &Road::before_row)
       .def("take", &Road::take)
       .def("take_many", &Road::take_many)
       .def("fold", &Road::fold)
@@ -219,6 +300,13 @@ void bind_serving(py::module_& to) {
       .def_property_readonly("flat", &Road::flat)
       .def_property_readonly("moments", &Road::moments)
       .def_readwrite("sent", &Road::sent);
+
+  py::class_<Door>(m, "Door")
+      .def(py::init<py::object, std::shared_ptr<Road>>(), arg("turn"), arg("road"))
+      .def("take", &Door::take)
+      .def_readwrite("follow", &Door::follow)
+      .def_readwrite("tell_slow", &Door::tell_slow)
+      .def_readwrite("slow", &Door::slow);
 }
 
 }  // namespace fastagg

@@ -281,12 +281,6 @@ int64_t Ledger::expire(int64_t most) {
   return expired_ - before;
 }
 
-std::vector<std::pair<py::object, int64_t>> Ledger::take_ended() {
-  std::vector<std::pair<py::object, int64_t>> taken;
-  taken.swap(ended_);
-  return taken;
-}
-
 int64_t Ledger::expire_before(int64_t version) {
   int64_t ended = 0;
   for (size_t place = 0; place < records_.size(); ++place) {

@@ -79,10 +79,11 @@ class Ledger {
   // Tasks end whose lease is over or whose version is too old; clients that owe nothing and were not heard of for as
   // long are forgotten. `most` of them at a time; all, if it is negative. How many tasks ended.
   int64_t expire(int64_t most);
-  // For who writes down what became of every task: what `expire` ended since the last call, (client, version), and
+  // For who writes down what became of every task: what `expire` ended and nobody took yet, (client, version), and
   // (client, -1) for who was forgotten, in the order in which it happened. Noted where `notes_ended` is set.
   bool notes_ended = false;
-  std::vector<std::pair<py::object, int64_t>> take_ended();
+  const std::pair<py::object, int64_t>* first_ended() const { return ended_.empty() ? nullptr : &ended_.front(); }
+  void pop_ended() { ended_.pop_front(); }
   // Every lease begins anew, under the limits that hold now.
   void renew();
   // All tasks of versions below this one end.
@@ -150,7 +151,7 @@ class Ledger {
   std::unordered_map<std::string, int64_t> names_;
   std::unordered_map<int64_t, Held> held_;
   std::deque<Due> due_;  // empty where nothing expires
-  std::vector<std::pair<py::object, int64_t>> ended_;
+  std::deque<std::pair<py::object, int64_t>> ended_;
   int64_t known_ = 0, open_ = 0, expired_ = 0;
 };
 

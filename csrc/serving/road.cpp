@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "../cpu/cpu.h"
+#include "unlocked.h"
 
 namespace fastagg::serving {
 namespace {
@@ -21,7 +22,7 @@ class Released {
   }
 
  private:
-  std::optional<py::gil_scoped_release> release_;
+  std::optional<Unlocked> release_;
 };
 
 py::object item(py::handle dict, const char* key) {
@@ -102,9 +103,69 @@ const py::object& Road::model() {
   return model_;
 }
 
+void Road::attach(py::object journal) {
+  journal_ = py::cast<std::shared_ptr<Journal>>(journal);
+  journal_object_ = std::move(journal);
+  ledger_->notes_ended = true;
+}
+
+// Refuse what could not be acknowledged. What the ledger ended by itself is written down before anything else is.
+void Road::check_journal() const {
+  if (journal_) journal_->check();
+}
+
+void Road::queue(Queued entry) noexcept {
+  if (journal_) journal_->push(std::move(entry));
+}
+
+void Road::note_ended() {
+  if (!journal_) return;
+  while (const auto* one = ledger_->first_ended()) {
+    Queued entry = record_of(kForget, one->first, one->second);
+    ledger_->pop_ended();
+    queue(std::move(entry));
+  }
+}
+
+void Road::set_rate(double lr) {
+  check_journal();
+  Queued entry = record_of_rate(lr);
+  stepper_.lr = lr;
+  queue(std::move(entry));
+}
+
+void Road::forget(py::handle client, py::handle version) {
+  check_journal();
+  const py::object id = ledger_->identify(client);
+  if (version.is_none()) {
+    Queued entry = record_of(kForget, id, -1);
+    ledger_->forget(id);
+    queue(std::move(entry));
+    return;
+  }
+  const Ledger::Found task = ledger_->find(id, version);
+  Queued entry = record_of(kForget, id, task.version);
+  ledger_->close(task.client, task.version);
+  queue(std::move(entry));
+}
+
+int64_t Road::expire(py::handle before) {
+  check_journal();
+  int64_t ended = ledger_->expire(-1);
+  note_ended();
+  if (before.is_none()) return ended;
+  const auto version = py::cast<int64_t>(before);
+  Queued entry = record_of(kExpire, py::int_(0), version);
+  ended += ledger_->expire_before(version);
+  queue(std::move(entry));
+  return ended;
+}
+
 py::object Road::send(py::handle client) {
   constexpr int64_t kAtATime = 8;  // so that no call waits for many
+  check_journal();
   ledger_->expire(kAtATime);
+  note_ended();
   const py::object id = ledger_->identify(client);
   const int64_t now = ledger_->now;
   const int32_t told = ledger_->told(id, outside_.usual_steps);
@@ -119,17 +180,22 @@ py::object Road::send(py::handle client) {
   py::object task =
       outside_.task.make({id, py::int_(now), steps, control, py::int_(life_of(now)), outside_.layout, model()});
   book_->before_sending(now);
+  Queued entry = journal_ ? record_of(kDispatch, id, now) : nullptr;
   book_->sent(ledger_->send(id, now, told, kept), now);
   sent = true;
+  queue(std::move(entry));
   return task;
 }
 
 py::tuple Road::hand_on(py::handle client, int64_t version) {
+  check_journal();
   const py::object id = ledger_->identify(client);
   const int32_t told = ledger_->told(id, outside_.usual_steps);
   py::tuple found = py::make_tuple(id, told);
   book_->before_sending(version);
+  Queued entry = journal_ ? record_of(kHandOn, id, version) : nullptr;
   book_->sent(ledger_->send(id, version, told, ledger_->payload(version)), version);
+  queue(std::move(entry));
   return found;
 }
 
@@ -144,6 +210,16 @@ bool Road::overlaps_model(const Update& update) const {
     const bool here = at == place && piece.dtype == kFloat32;
     if (!here && at < last && at + count * (piece.dtype == kFloat32 ? 4 : 2) > first) return true;
     place += count * 4;
+  }
+  return false;
+}
+
+// Whether a step in place changes what was sent, wherever in the model it lies.
+bool Road::lies_in_model(const Update& update) const {
+  const auto first = reinterpret_cast<uintptr_t>(flat_.data), last = first + static_cast<uintptr_t>(size_) * 4;
+  for (const auto& piece : update.pieces) {
+    const auto at = reinterpret_cast<uintptr_t>(piece.data);
+    if (at < last && at + static_cast<uintptr_t>(piece.size) * (piece.dtype == kFloat32 ? 4 : 2) > first) return true;
   }
   return false;
 }
@@ -349,7 +425,8 @@ py::object Road::take(py::handle client, py::handle update, py::handle version, 
   const Form::Read found = outside_.form.read(update, size_, arrays, update_);
   if (found == Form::Read::kNo) return py::none();
   if (found == Form::Read::kArrays && cpu::nearly(update_, flat_.data)) return py::none();  // there is a warning for it
-  return arrive(client, version, share, py::none());
+  if (Held* held = Held::current(); held != nullptr) held->note = Note{};  // of an answer that was refused
+  return arrive(client, version, share, py::none(), journal_ ? arrays.owner() : py::none());
 }
 
 py::object Road::take_many(const py::list& answers, size_t begin) {
@@ -380,13 +457,15 @@ py::object Road::take_many(const py::list& answers, size_t begin) {
 
 py::object Road::receive(py::handle client, py::handle version, const py::list& pieces, double share, py::handle more) {
   read(pieces, update_);
-  return arrive(client, version, share, more);
+  return arrive(client, version, share, more, pieces);
 }
 
-py::object Road::arrive(py::handle client, py::handle version, double share, py::handle more) {
+py::object Road::arrive(py::handle client, py::handle version, double share, py::handle more, const py::object& owner) {
+  check_journal();
   const Ledger::Found task = ledger_->find(client, version);
   const int64_t now = ledger_->now, delay = now - task.version;
   book_->check(client, task.version, now);
+  if (!before_row.is_none()) before_row(ledger_->identify(client));
   const bool worth = update_.size >= kWorthReleasing;
 
   double norm = 0.0;
@@ -423,9 +502,20 @@ py::object Road::arrive(py::handle client, py::handle version, double share, py:
   }
   const auto next_steps = static_cast<int32_t>(number(more, "next_steps", 0.0));
   const double weight = counts ? facts.weight : 0.0;
-  py::object receipt = outside_.receipt.make(
-      {ledger_->identify(client), py::bool_(step.applied(stepper_.lr)), py::int_(next_version(step)), py::int_(delay),
-       step_size(step, weight), py::float_(number(more, "update_norm", norm)), py::float_(weight), py::bool_(true)});
+  const py::object id = ledger_->identify(client), rate = step_size(step, weight);
+  const double said = number(more, "update_norm", norm);
+  const bool applied = step.applied(stepper_.lr);
+  py::object receipt = outside_.receipt.make({id, py::bool_(applied), py::int_(next_version(step)), py::int_(delay),
+                                              rate, py::float_(said), py::float_(weight), py::bool_(true)});
+  Arriving record;
+  if (journal_) {
+    record.prepare(
+        journal_, id, task.version, life_of(task.version), share, update_,
+        {applied, next_version(step), rate.is_none() ? std::nan("") : PyFloat_AS_DOUBLE(rate.ptr()), weight, said},
+        lies_in_model(update_) ? nullptr : &owner);
+    outside_.receipt.set(receipt, 8, journal_object_);
+    outside_.receipt.set(receipt, 9, py::int_(record.sequence()));
+  }
 
   if (!waits) carry_out(worth, [&] { book_->run(*runner_, update_, step.optimizer); });
   ask_python(step, then);
@@ -434,6 +524,7 @@ py::object Road::arrive(py::handle client, py::handle version, double share, py:
   commit(step, statistics, moves);
   if (next_steps > 0) ledger_->tell_next(task.client, next_steps);
   ledger_->close(task.client, task.version);
+  record.push();
   return receipt;
 }
 
@@ -528,6 +619,7 @@ py::object Road::close_round(const py::list& entries, bool steps, py::handle cli
                              py::handle more) {
   auto* buffered = dynamic_cast<Buffered*>(book_.get());
   if (buffered == nullptr) return py::none();
+  check_journal();
   const int64_t now = ledger_->now;
   Ledger::Found task{-1, now, 0};
   if (!client.is_none()) task = ledger_->find(client, version);
@@ -562,6 +654,18 @@ py::object Road::close_round(const py::list& entries, bool steps, py::handle cli
     statistics = statistics(step.applied(stepper_.lr) ? "step" : step.outcome == Outcome::kStep ? "drop" : "keep");
   const py::tuple found = py::make_tuple(step.applied(stepper_.lr), next_version(step), now - task.version,
                                          step_size(step, weight), norm, weight);
+  Arriving record;
+  Queued closes;
+  if (journal_ && task.client >= 0) {  // the answer that ends the round; the others have their records
+    const py::object rate = found[3];
+    record.prepare(
+        journal_, ledger_->identify(client), task.version, life_of(task.version), 1.0, Update{},
+        {step.applied(stepper_.lr), next_version(step), rate.is_none() ? std::nan("") : py::cast<double>(rate),
+         number(more, "weight", weight), number(more, "norm", norm)},
+        nullptr);
+  } else if (journal_ && step.outcome != Outcome::kKept) {
+    closes = record_of(kCloseRound);
+  }
   carry_out(size_ >= kWorthReleasing, [&] {
     if (flushes) {
       buffered->run_flush(*runner_, sum, step.optimizer);
@@ -577,6 +681,8 @@ py::object Road::close_round(const py::list& entries, bool steps, py::handle cli
   }
   commit(step, statistics, item(more, "moves"));
   if (task.client >= 0) ledger_->close(task.client, task.version);
+  record.push();
+  if (closes) queue(std::move(closes));
   return found;
 }
 

@@ -14,6 +14,7 @@
 #include "form.h"
 #include "ledger.h"
 #include "record.h"
+#include "records.h"
 
 namespace fastagg::serving {
 
@@ -49,7 +50,7 @@ struct Hooks {
 // What Python sees of an arrival and of a task, and how they are told apart from those that need more than the road.
 struct Outside {
   Record task;            // client, version, local_steps, control, incarnation, _layout, _model
-  Record receipt;         // client, applied, version, delay, step_size, update_norm, weight, kept
+  Record receipt;         // client, applied, version, delay, step_size, update_norm, weight, kept, _journal, _sequence
   py::object layout;      // the server's
   int32_t usual_steps;    // local steps of a task, where nothing else was said; 0: none are
   bool keeps_model;       // with every version that a client may answer
@@ -66,12 +67,24 @@ class Road {
   // What the server holds of the model.
   void start(py::object flat, int64_t size, int64_t origin);
   void set_judge(double clip_norm) { clip_norm_ = clip_norm; }
-  void set_rate(double lr) { stepper_.lr = lr; }
+  void set_rate(double lr);
+
+  // From now on all that happens is written down there. `before_row(client)` is asked, if it is set, before that
+  // client's row changes.
+  void attach(py::object journal);
+  const std::shared_ptr<Journal>& journal() const { return journal_; }
+  void note_ended();  // what the ledger ended is written down
+  py::object before_row = py::none();
 
   // The current version goes out: a task.
   py::object send(py::handle client);
   // A task that is out goes to one client more: (its id as it is kept, the local steps it is told to take).
   py::tuple hand_on(py::handle client, int64_t version);
+
+  // Tasks that nobody will answer: one, or all of a client, which is then unknown.
+  void forget(py::handle client, py::handle version);
+  // Tasks that are over, and with a version all below it: how many.
+  int64_t expire(py::handle before);
 
   // An update as it comes: its receipt, or None, with nothing changed, where it needs more than the road (a form other
   // than one plain tensor, rules that Python must ask) or is not finite.
@@ -120,12 +133,15 @@ class Road {
   void measure();
   void plan_step(Step& step, const Vector* into, bool copies, bool overlaps = false);
   bool overlaps_model(const Update& update) const;
+  bool lies_in_model(const Update& update) const;
   void check_bounds(Step& step);
   template <typename Act>
   void carry_out(bool worth, Act act);
   void ask_python(Step& step, const py::object& then);
   void commit(Step& step, const py::object& statistics, const py::object& moves) noexcept;
-  py::object arrive(py::handle client, py::handle version, double share, py::handle more);
+  py::object arrive(py::handle client, py::handle version, double share, py::handle more, const py::object& owner);
+  void check_journal() const;
+  void queue(Queued entry) noexcept;
   bool share_of(py::handle num_samples, double* share) const;
   py::object step_size(const Step& step, double weight) const;
   Vector fresh_vector() const;
@@ -149,6 +165,8 @@ class Road {
   Moments kernel_moments_;
   Update update_;  // kept for its memory
   std::vector<std::pair<int64_t, uint64_t>> lives_;
+  std::shared_ptr<Journal> journal_;
+  py::object journal_object_ = py::none();
 };
 
 }  // namespace fastagg::serving

@@ -177,8 +177,9 @@ class Receipt:
     """
 
     __slots__ = (
+        "_journal",
+        "_sequence",
         "_verdict",
-        "_written",
         "applied",
         "client",
         "delay",
@@ -198,7 +199,8 @@ class Receipt:
     weight: float
     kept: bool
     _verdict: tuple[Later, float | None, float, bool] | None
-    _written: tuple[Any, int]  # the journal, and the record's number
+    _journal: Any  # csrc/serving/journal.h
+    _sequence: int  # its record's
 
     def __init__(
         self,
@@ -258,10 +260,9 @@ class Receipt:
     @property
     def durable(self) -> bool:
         try:
-            journal, sequence = self._written
+            return bool(self._journal.durable >= self._sequence)
         except AttributeError:  # of a server without a journal, or sent elsewhere
             return False
-        return bool(journal.durable >= sequence)
 
     def _values(self) -> tuple[Any, ...]:
         return (

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from fastagg._build import native
 from fastagg.errors import ConfigError, FastaggError
 from fastagg.layout import Parsed
 from fastagg.parts.names import Kind
 from fastagg.serving import admission, checkpoint, records
 from fastagg.serving.dispatch import Client, Dispatch, Receipt
-from fastagg.serving.journal import Entry, Journal
-from fastagg.serving.records import Arrival
+from fastagg.serving.journal import Journal
 from fastagg.serving.server import Answer, Outcome, Sent, Server
 from fastagg.serving.snapshots import Keeper
+from fastagg.serving.turns import Elsewhere
 from fastagg.serving.uploads import StoredUpload
+from fastagg.serving.watching import Watch
 from fastagg.storage import trees
 
 Durability = Literal["none", "step", "arrival"]
+_Held = native.serving.Held
 
 
 class DurableServer(Server):
@@ -37,36 +41,33 @@ class DurableServer(Server):
     folder: Path
     _journal: Journal
     _keeper: Keeper
-    _half: Callable[[], None] | None  # what makes good an interrupt between a step and its record
+    _watch: Watch
+    _door: Any  # csrc/serving/door.h
+    _take: Any  # the way in for the usual update
 
     def _begin(self, folder: Path, durability: Durability, journal: Journal, keeper: Keeper) -> None:
         self.folder, self.durability, self._journal, self._keeper = folder, durability, journal, keeper
-        self._half = None
-        self._core.ledger.notes_ended = True
+        self._watch = Watch(self)
+        journal.native.mode = getattr(native.serving.Journal.Mode, durability)
+        self._core.road.attach(journal.native)
+        self._judging.folds = False  # the journal holds differences
+        turn = native.serving.Turn(self._lock, 2**63 - 1) if self._turn is self._lock else self._turn
+        self._door = native.serving.Door(turn, self._core.road)
+        self._door.slow, self._door.tell_slow = self._watch.slow, self._watch.was_slow
+        self._take = self._door.take
+
+    def _in_child(self) -> None:
+        super()._in_child()
+        self._take = Elsewhere().refuse
 
     # -- clients -------------------------------------------------------------------------------------------------
 
     def dispatch(self, client: Client) -> Dispatch:
-        with self._lock:
-            self._ready()
-            client, version = self._core.ledger.identify(client), self.version
-            entry = Entry(records.DISPATCH, [records.client_of(client, version)])
-            self._half = lambda: self._sent(entry, client, version)
-            try:
-                return super().dispatch(client)
-            finally:
-                self._settle()
-
-    def hand_on(self, task: Dispatch, client: Client) -> Dispatch:
-        with self._lock:
-            self._ready()
-            client, version = self._core.ledger.identify(client), task.version
-            entry = Entry(records.HAND_ON, [records.client_of(client, version)])
-            self._half = lambda: self._sent(entry, client, version)
-            try:
-                return super().hand_on(task, client)
-            finally:
-                self._settle()
+        try:
+            return super().dispatch(client)
+        except FastaggError as error:
+            self._watch.refused(error)
+            raise
 
     def receive(
         self,
@@ -86,27 +87,38 @@ class DurableServer(Server):
             NotDurable: the disk refuses. Either nothing has changed, or the update is in the model and its record
                 waits: the next one that is acknowledged acknowledges it too.
         """
-        parsed, share = self._parse(update, kind), admission.share(num_samples, self.weighting)
-        with self._acknowledged() as held:
-            return self._arrive(held, client, version, parsed, share, control, incarnation)
+        receipt: Receipt | None = None
+        try:
+            if kind is None and control is None and incarnation is None:
+                receipt = self._take(client, update, version, num_samples)
+            if receipt is None:
+                with self._watch.timed(), _Held(self._journal.native) as held:
+                    receipt = super().receive(
+                        client, update, version, num_samples, kind=kind, control=control, incarnation=incarnation
+                    )
+                    held.wait()
+        except FastaggError as error:
+            self._watch.refused(error)
+            raise
+        if self._journal.native.written >= self._keeper.due:
+            self._keeper.look(self)
+        return receipt
 
     def receive_many(self, answers: Sequence[Sent]) -> list[Outcome]:
         answers = list(answers)
-        if not all(isinstance(one, (tuple, list)) and 2 <= len(one) <= 4 for one in answers):
-            return super().receive_many(answers)  # which says what is wrong
-        return self._several([(one[0], one[1], *([*one[2:], None, None][:2]), None) for one in answers])
+        with self._watch.timed(len(answers)), _Held(self._journal.native) as held:
+            outcomes = super().receive_many(answers)
+            held.wait()
+        self._after(outcomes)
+        return outcomes
 
     def receive_models(self, answers: Sequence[Answer], *, differences: bool = False) -> list[Outcome]:
         """As :meth:`Server.receive_models`; each difference is taken, since it is what the journal holds."""
-
-        def difference(task: Dispatch, trained: Any) -> Any:
-            return lambda: trained if differences else task.delta(trained)
-
-        self._refuse_other_kind("delta")
-        return self._several([
-            (task.client, difference(task, trained), task.version, num_samples, task.incarnation)
-            for task, trained, num_samples in answers
-        ])  # fmt: skip
+        with self._watch.timed(len(answers)), _Held(self._journal.native) as held:
+            outcomes = super().receive_models(answers, differences=differences)
+            held.wait()
+        self._after(outcomes)
+        return outcomes
 
     def receiving(
         self,
@@ -121,60 +133,30 @@ class DurableServer(Server):
         self._refuse_other_kind(kind)
         share = admission.share(num_samples, self.weighting)
         with self._lock:  # a task that is not there is refused before anything is sent
-            self._ready()
+            self._journal.native.check()
             if incarnation is not None:
                 self._check_life(client, version, incarnation)
             version, _ = self._core.ledger.find(client, version)
 
-        def finish(parsed: Parsed, upload: StoredUpload) -> Receipt:
-            with self._acknowledged() as held:
-                return self._arrive(held, client, version, parsed, share, None, incarnation, upload)
+        def finish(parsed: Parsed, blob: Any) -> Receipt:
+            with _Held(self._journal.native) as held:
+                with self._turn:
+                    if incarnation is not None:
+                        self._check_life(client, version, incarnation)
+                    receipt = self._received(client, version, parsed, share, None, blob)
+                held.wait()
+            return receipt
 
-        return StoredUpload(self.layout.size, dtype, finish, self._journal.disk, self._keeper.new_upload())
+        return StoredUpload(self.layout.size, dtype, finish, self._journal.disk, self._keeper)
 
     def close_round(self) -> float | None:
         with self._lock:
-            self._ready()
-            entry, before = Entry(records.CLOSE_ROUND, [b""]), self.version
-            self._half = lambda: self._put(entry, self.version != before)
-            try:
-                found = super().close_round()
-            finally:
-                self._settle()
-        if self.durability != "none" and entry.sequence:
-            self._journal.wait(entry.sequence)
+            before = self.version
+            found = super().close_round()
+            sequence = self._journal.last if self.version != before else 0
+        if self.durability != "none":
+            self._journal.wait(sequence)
         return found
-
-    def forget(self, client: Client, version: int | None = None) -> None:
-        with self._lock:
-            self._ready()
-            client = self._core.ledger.identify(client)
-            if version is not None:
-                version, _ = self._core.ledger.find(client, version)
-            super().forget(client, version)
-            self._put(Entry(records.FORGET, [records.client_of(client, -1 if version is None else version)]))
-
-    def expire(self, before: int | None = None) -> int:
-        with self._lock:
-            self._ready()
-            try:
-                ended = super().expire(before)
-            finally:
-                self._note_ended()
-            if before is not None:
-                self._put(Entry(records.EXPIRE, [records.client_of(0, before)]))
-            return ended
-
-    @property
-    def lr(self) -> float:
-        return self.optimizer.lr
-
-    @lr.setter
-    def lr(self, rate: float) -> None:
-        with self._lock:
-            self._ready()
-            Server.lr.fset(self, rate)  # type: ignore[attr-defined]
-            self._put(Entry(records.RATE, [records.rate(rate)]))
 
     # -- the disk ------------------------------------------------------------------------------------------------
 
@@ -185,7 +167,7 @@ class DurableServer(Server):
             NotDurable: it cannot be.
         """
         with self._lock:
-            self._settle()
+            self._core.road.note_ended()
         self._journal.flush()
 
     def checkpoint(self) -> Path:
@@ -242,98 +224,25 @@ class DurableServer(Server):
 
     # -- the way of an update ------------------------------------------------------------------------------------
 
-    def _arrive(
-        self, held: list[Entry], client: Client, version: int | None, parsed: Parsed, share: float, control: Any,
-        incarnation: int | None, upload: StoredUpload | None = None,
-    ) -> Receipt:  # fmt: skip
-        """Apply an update and queue its record, which goes to ``held`` if its sender waits for it."""
-        with self._turn:
-            self._ready()
-            ledger = self._core.ledger
-            start, _ = ledger.find(client, version)
-            if incarnation is not None:
-                self._check_life(client, start, incarnation)
-            client = ledger.identify(client)
-            if control is not None:
-                control = admission.control(self.layout, control).flat(torch.float32)
-            life = self._core.road.life_of(start)
-            arrival = Arrival(client, start, share, parsed, control, incarnation=life, held=held)
-            if upload is not None:
-                arrival.blob = upload.blob
-            arrival.gather()
-            self._keeper.before(self, client)
-            self._half = lambda: self._note(arrival, upload)
-            try:
-                receipt = self._received(client, start, parsed, share, control)
-                if not self._judging.defers:
-                    arrival.decide(receipt)
-                arrival.waits = self.durability == "arrival" or (self.durability == "step" and receipt.applied)
-            finally:
-                self._settle()
-            entry = arrival.entry
-            assert entry is not None
-            receipt._written = self._journal, entry.sequence
-        self._keeper.look(self)
+    def _received(
+        self, client: Client, version: Any, parsed: Parsed, share: float, control: Any, blob: Any = None
+    ) -> Receipt:
+        if control is not None:
+            control = admission.control(self.layout, control).flat(torch.float32)
+        known = not self._judging.defers
+        _Held.describe(*records.parts(parsed, control), (share, known, blob))
+        receipt = super()._received(client, version, parsed, share, control)
+        receipt._journal, receipt._sequence = self._journal.native, self._journal.last
         return receipt
 
-    @contextlib.contextmanager
-    def _acknowledged(self) -> Iterator[list[Entry]]:
-        """Wait for those records that somebody waits for. Their bytes lie in the senders' memory: whatever happens,
-        nobody reads it afterwards."""
-        held: list[Entry] = []
-        try:
-            yield held
-            if held:
-                self._journal.wait(held[-1].sequence)
-        except BaseException:
-            self._journal.take_back(held)
-            raise
+    def _model(self) -> Any:
+        me: Any = weakref.ref(self)  # what native code holds is invisible to Python's collector
 
-    def _several(self, answers: Sequence[tuple[Any, ...]]) -> list[Outcome]:
-        outcomes: list[Outcome] = []
-        with self._acknowledged() as held:
-            for client, update, version, num_samples, incarnation in answers:
-                try:
-                    parsed = self._parse(update() if callable(update) else update, None)
-                    share = admission.share(num_samples, self.weighting)
-                    outcomes.append(self._arrive(held, client, version, parsed, share, None, incarnation))
-                except FastaggError as error:
-                    outcomes.append(error)
-        return outcomes
+        self._door.follow = lambda: me()._follow()
+        return super()._model()
 
-    def _ready(self) -> None:
-        """Settle what an interrupt left, and refuse what could not be acknowledged."""
-        self._settle()
-        self._journal.check()
-
-    def _settle(self) -> None:
-        """Write down what happened in the call that is under way, or was when an interrupt ended it."""
-        if self._half is not None:
-            self._half()
-            self._half = None
-
-    def _put(self, entry: Entry, happened: bool = True, *, urgent: bool = False) -> None:
-        if happened and not (entry.sequence and self._journal.holds(entry)):
-            self._journal.append(entry, urgent=urgent)
-
-    def _sent(self, entry: Entry, client: Client, version: int) -> None:
-        self._note_ended()
-        self._put(entry, self._core.ledger.owes(client, version))
-
-    def _note(self, arrival: Arrival, upload: StoredUpload | None) -> None:
-        """The record of an arrival, if it was taken: then its task is closed."""
-        if self._core.ledger.owes(arrival.client, arrival.version):
-            return
-        if arrival.entry is None:
-            parts, waits = arrival.encode(), arrival.waits
-            arrival.entry = Entry(records.ARRIVAL, parts, own=not waits, upload=upload, owner=arrival)
-            if waits:
-                arrival.held.append(arrival.entry)
-        self._put(arrival.entry, urgent=arrival.waits)
-        if upload is not None:
-            upload.keep()
-            self._keeper.uploads[upload.number] = arrival.entry.sequence
-
-    def _note_ended(self) -> None:
-        for client, version in self._core.ledger.take_ended():
-            self._put(Entry(records.FORGET, [records.client_of(client, version)]))
+    def _after(self, outcomes: list[Outcome]) -> None:
+        for error in outcomes:
+            if isinstance(error, FastaggError):
+                self._watch.refused(error)
+        self._keeper.look(self)

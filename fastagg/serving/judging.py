@@ -168,9 +168,9 @@ class Judging:
         entries = rounds.in_order([*core.round, entry])
         asked = core.statistics_of([one.parsed for one in entries])
         last = {
-            "moves": [(core, "round", ())],
+            "moves": [(core, "round", ())], "norm": facts.norm, "weight": weight,
             "statistics": None if asked is None else (lambda kind: asked(len(entries), kind)),
-        }
+        }  # fmt: skip
 
         def receipt() -> Receipt:
             found = core.road.close_round([one.native() for one in entries], True, facts.client, facts.version, last)

@@ -15,11 +15,10 @@ from fastagg.serving import records
 from fastagg.serving.core import new_life
 from fastagg.serving.durable import Durability, DurableServer
 from fastagg.serving.folder import LOCK, PARTIAL, Contents, contents
-from fastagg.serving.journal import SEGMENT, Entry, Journal
+from fastagg.serving.journal import SEGMENT, Journal
 from fastagg.serving.recovery import Recovered, made_of, recover
 from fastagg.serving.server import Server
 from fastagg.serving.snapshots import EVERY, Keeper
-from fastagg.serving.watching import watch
 from fastagg.storage.disk import Disk
 
 _log = logging.getLogger("fastagg")
@@ -85,7 +84,6 @@ def open_on(
         _give_back(disk, keeper, lock)
         raise
     weakref.finalize(server, _abandoned, os.getpid(), keeper)
-    watch(server)
     return server
 
 
@@ -114,10 +112,10 @@ def _opened(
         1 + max(found.uploads, default=0), keep, every,
     )  # fmt: skip
     journal = Journal(disk, folder, past.walk.last, number, free, busy, segment)
-    journal.max_waiting = server.max_waiting
+    _limit(journal, server)
     road, first, life = server._core.road, server.version + 1, new_life()
     road.begin_life(first, life)
-    journal.append(Entry(records.LIFE, [records.life(first, life)]))
+    journal.append(records.LIFE, records.life(first, life))
     _log.info(
         "%s: recovered version %d: checkpoint %d, then %s", folder, server.version, past.checkpoint, past.replayed
     )
@@ -140,8 +138,13 @@ def _fresh(
     keeper = Keeper(disk, folder, lock, made_of(server), [], {}, 1, keep, every)
     keeper.write(server)  # what the journal goes on from
     journal = Journal(disk, folder, 0, 1, [], [], segment)
-    journal.max_waiting = server.max_waiting
+    _limit(journal, server)
     return server, keeper, journal
+
+
+def _limit(journal: Journal, server: Server) -> None:
+    if server.max_waiting is not None:
+        journal.native.max_waiting = server.max_waiting
 
 
 def _tidy(disk: Disk, found: Contents, past: Recovered) -> dict[int, int]:

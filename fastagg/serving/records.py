@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from torch import Tensor
 from fastagg.errors import CheckpointError
 from fastagg.layout import Parsed
 from fastagg.serving.dispatch import Client, Receipt
-from fastagg.storage import raw
 from fastagg.storage.pieces import Pieces, as_tensor
 
 LIFE, DISPATCH, HAND_ON, ARRIVAL, CLOSE_ROUND, FORGET, RATE, EXPIRE = range(1, 9)
@@ -31,6 +30,7 @@ _DTYPES = (
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 _PARAMETERS, _BUFFERS, _COUNTER, _CONTROL = range(4)
 _WHOLE = struct.Struct("<Bqq")  # client is a number: that and a version
+_LARGE = struct.Struct("<BQq")  # client is a number beyond those
 _NAMED = struct.Struct("<BHq")  # client is text of so many bytes, a version
 _FACTS = struct.Struct("<dqBBqdddI")  # of an arrival
 _PIECE = struct.Struct("<BBQ")  # role, type, elements
@@ -49,70 +49,43 @@ class Arrival:
     control: Tensor | None = None
     blob: tuple[int, int, int, int] | None = None  # an upload's file: number, bytes, checksum, type
     incarnation: int = 0  # of the version
-    # applied, version afterwards, step size, weight, norm; None where nobody knows (an interrupt)
+    # applied, version afterwards, step size, weight, norm; None where nobody knew (a device decides)
     decided: tuple[bool, int, float, float, float] | None = None
-    waits: bool = False  # whether its sender waits for the disk
-    entry: Any = None  # in the journal's queue
-    held: list[Any] = field(default_factory=list)  # where its sender finds it
-    parts: list[Any] = field(default_factory=list)  # the update's bytes where they lie
-    owners: list[Any] = field(default_factory=list)
-    table: list[tuple[int, int, int]] = field(default_factory=list)
-
-    def gather(self) -> None:
-        """Find the bytes, before anything has changed: it may fail."""
-        if self.blob is None:
-            self._add_pieces(_PARAMETERS, self.parsed.parameters)
-        if self.parsed.buffers is not None:
-            self._add_pieces(_BUFFERS, self.parsed.buffers)
-        for counter in self.parsed.counters or ():
-            self._add_tensor(_COUNTER, counter)
-        if self.control is not None:
-            self._add_tensor(_CONTROL, self.control)
-
-    def _add_pieces(self, role: int, pieces: Pieces) -> None:
-        if pieces.device.type != "cpu":
-            for owner in pieces.owners:
-                self._add_tensor(role, owner)
-            return
-        self.owners.append(pieces)
-        for address, count, code in pieces.native:  # whose codes are those of the first types here
-            self._add(role, code, count, raw.at(address, count * _DTYPES[code].itemsize))
-
-    def _add_tensor(self, role: int, owner: Any) -> None:
-        tensor = as_tensor(owner).detach().cpu().contiguous()
-        self.owners.append(tensor)
-        self._add(role, _CODES[tensor.dtype], tensor.numel(), raw.at(tensor.data_ptr(), tensor.nbytes))
-
-    def _add(self, role: int, code: int, count: int, data: memoryview) -> None:
-        if self.parts and (gap := -len(self.parts[-1]) % 8):
-            self.parts.append(bytes(gap))
-        self.table.append((role, code, count))
-        self.parts.append(data)
-
-    def decide(self, receipt: Receipt) -> None:
-        """What :meth:`Server.receive` said."""
-        lr = math.nan if receipt.step_size is None else receipt.step_size
-        self.decided = receipt.applied, receipt.version, lr, receipt.weight, receipt.update_norm
-
-    def encode(self) -> list[Any]:
-        """The body of its record."""
-        applied, version, *numbers = self.decided or (False, 0, 0.0, 0.0, 0.0)
-        head = client_of(self.client, self.version) + _FACTS.pack(
-            self.share, self.incarnation, 1 if self.decided else 0, int(applied), version, *numbers,
-            len(self.table) | (_IN_FILE if self.blob else 0),
-        )  # fmt: skip
-        head += b"".join(_PIECE.pack(*row) for row in self.table)
-        if self.blob:
-            head += _BLOB.pack(*self.blob)
-        return [head + bytes(-len(head) % 8), *self.parts]
 
 
-def client_of(client: Client, version: int = -1) -> bytes:
-    """A client and a version as bytes; :func:`read_client` reads them."""
-    if isinstance(client, str):
-        text = client.encode("utf-8", "surrogatepass")
-        return _NAMED.pack(1, len(text), version) + text
-    return _WHOLE.pack(0, client, version)
+Piece = tuple[int, int, int]  # address, elements, type
+Part = tuple[int, int, int, int]  # role, and a piece
+
+
+def parts(parsed: Parsed, control: Tensor | None) -> tuple[list[Piece], list[Part], list[Any]]:
+    """Where an answer's bytes lie: its parameters, all else that came with it, and what holds the memory."""
+    owners: list[Any] = [parsed, control]
+
+    def here(pieces: Pieces) -> list[Piece]:
+        if pieces.device.type == "cpu":
+            return pieces.native  # whose codes are those of the first types here
+        found = [_host(owner) for owner in pieces.owners]
+        owners.extend(found)
+        return [(one.data_ptr(), one.numel(), _CODES[one.dtype]) for one in found]
+
+    rest: list[Part] = []
+    if parsed.buffers is not None:
+        rest += [(_BUFFERS, *piece) for piece in here(parsed.buffers)]
+    for role, tensors in ((_COUNTER, parsed.counters or ()), (_CONTROL, () if control is None else (control,))):
+        for tensor in map(_host, tensors):
+            owners.append(tensor)
+            rest.append((role, tensor.data_ptr(), tensor.numel(), _CODES[tensor.dtype]))
+    return here(parsed.parameters), rest, owners
+
+
+def _host(owner: Any) -> Tensor:
+    return as_tensor(owner).detach().cpu().contiguous()
+
+
+def decided(receipt: Receipt) -> tuple[bool, int, float, float, float]:
+    """What :meth:`Server.receive` said, as a record has it."""
+    lr = math.nan if receipt.step_size is None else receipt.step_size
+    return receipt.applied, receipt.version, lr, receipt.weight, receipt.update_norm
 
 
 def read_client(body: memoryview) -> tuple[Client, int, int]:
@@ -120,13 +93,16 @@ def read_client(body: memoryview) -> tuple[Client, int, int]:
     if body[0] == 0:
         _, client, version = _WHOLE.unpack_from(body)
         return client, version, _WHOLE.size
+    if body[0] == 2:
+        _, client, version = _LARGE.unpack_from(body)
+        return client, version, _LARGE.size
     _, length, version = _NAMED.unpack_from(body)
     end = _NAMED.size + length
     return bytes(body[_NAMED.size : end]).decode("utf-8", "surrogatepass"), version, end
 
 
 def read_arrival(body: memoryview) -> Arrival:
-    """Inverse of :meth:`Arrival.encode`; the tensors are views of ``body``. An upload's update is not looked for.
+    """What csrc/serving/records.cpp wrote; the tensors are views of ``body``. An upload's update is not looked for.
 
     Raises:
         CheckpointError: it is no such record.
@@ -154,17 +130,12 @@ def read_arrival(body: memoryview) -> Arrival:
     buffers = Pieces(found[_BUFFERS]) if found[_BUFFERS] else None
     parsed = Parsed(Pieces(found[_PARAMETERS]), buffers, found[_COUNTER] or None)
     control = found[_CONTROL][0] if found[_CONTROL] else None
-    decided = (bool(applied), after, lr, weight, norm) if known else None
-    return Arrival(client, version, share, parsed, control, blob, incarnation, decided)
-
-
-def rate(lr: float) -> bytes:
-    """A learning rate as bytes."""
-    return struct.pack("<d", lr)
+    said = (bool(applied), after, lr, weight, norm) if known else None
+    return Arrival(client, version, share, parsed, control, blob, incarnation, said)
 
 
 def read_rate(body: memoryview) -> float:
-    """Inverse of :func:`rate`."""
+    """A learning rate."""
     return float(struct.unpack_from("<d", body)[0])
 
 

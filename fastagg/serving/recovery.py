@@ -186,11 +186,9 @@ class Player:
         receipt = server._received(found.client, found.version, found.parsed, found.share, found.control)
         if found.decided is None or server._judging.defers:
             return
-        was, now = found.decided, Arrival(found.client, found.version, found.share, found.parsed)
-        now.decide(receipt)
-        assert now.decided is not None
-        if not records.same(was, now.decided):
-            raise CheckpointError(f"it gave {was}, and now gives {now.decided}: another rule, or another model")
+        was, now = found.decided, records.decided(receipt)
+        if not records.same(was, now):
+            raise CheckpointError(f"it gave {was}, and now gives {now}: another rule, or another model")
 
     def _upload(self, record: Record, found: Arrival) -> Pieces:
         assert found.blob is not None

@@ -163,8 +163,9 @@ class Server:
     @lr.setter
     def lr(self, rate: float) -> None:
         with self._lock:
-            self.optimizer = dataclasses.replace(self.optimizer, lr=rate)
+            optimizer = dataclasses.replace(self.optimizer, lr=rate)
             self._core.road.set_rate(rate)
+            self.optimizer = optimizer
 
     @property
     def steps(self) -> int:
@@ -419,10 +420,7 @@ class Server:
             UnknownVersion: it holds no unanswered task of that version.
         """
         with self._lock:
-            if version is None:
-                self._core.ledger.forget(client)
-            else:
-                self._core.ledger.answer(client, version)
+            self._core.road.forget(client, version)
 
     def expire(self, before: int | None = None) -> int:
         """End the tasks whose lease is over or whose version is too old. ``dispatch`` does it by itself, a few a call.
@@ -434,16 +432,19 @@ class Server:
             How many tasks ended. Their answers are refused from now on.
         """
         with self._lock:
-            ended = int(self._core.ledger.expire(-1))
             if before is not None:
-                ended += int(self._core.ledger.expire_before(_checks.whole("before", before, least=0)))
-            return ended
+                _checks.whole("before", before, least=0)
+            return int(self._core.road.expire(before))
 
     @property
     def incarnation(self) -> int:
         """The number of this life of the server, random, of 63 bits. It changes when a state is loaded: what was made
         after that state is lost, and its version numbers are used again."""
         return int(self._core.road.lives[-1][1])
+
+    def _in_child(self) -> None:
+        """This process is not the server's: a fork of it."""
+        self._lock = self._turn = Elsewhere()
 
     # -- the way of an update ------------------------------------------------------------------------------------
 
@@ -491,7 +492,7 @@ class Server:
 
     def _one(self, *answer: Any) -> Outcome:
         try:
-            return self.receive(*answer)
+            return Server.receive(self, *answer)
         except FastaggError as error:
             return error
 
@@ -499,7 +500,7 @@ class Server:
         try:
             self._refuse_other_kind("delta")
             given = trained if is_one else task.delta(trained)
-            return self.receive(task.client, given, task.version, num_samples, incarnation=task.incarnation)
+            return Server.receive(self, task.client, given, task.version, num_samples, incarnation=task.incarnation)
         except FastaggError as error:
             return error
 
@@ -658,7 +659,7 @@ _here: weakref.WeakSet[Server] = weakref.WeakSet()  # servers of this process
 
 def _forked() -> None:
     for server in list(_here):
-        server._lock = server._turn = Elsewhere()
+        server._in_child()
 
 
 if hasattr(os, "register_at_fork"):

@@ -107,12 +107,12 @@ class Keeper:
         self.keep, self.every = keep, every
         self._lock_file = lock
         self._next_upload = next_upload
-        self._cut: Cut | None = None
         self._one = threading.Lock()  # a checkpoint at a time
         self._one_number = threading.Lock()
         self._soon: threading.Thread | None = None
-        self._written = 0  # bytes of the journal at the last checkpoint
+        self.due = every  # bytes of journal at which the next checkpoint begins
         self.journal: Journal | None = None
+        self._coming: dict[int, Any] = {}  # uploads that no record told of when somebody looked
 
     def new_upload(self) -> tuple[int, Path]:
         """Number and file of an upload that begins."""
@@ -121,15 +121,29 @@ class Keeper:
             self._next_upload += 1
         return number, self.folder / upload_name(number)
 
-    def before(self, server: Server, client: Client) -> None:
-        """A client's update is about to be taken; the server's lock is held."""
-        if self._cut is not None:
-            self._cut.before(client)
+    def upload_comes(self, number: int, blob: Any) -> None:
+        """What its record will say of it."""
+        with self._one_number:
+            self._coming[number] = blob
+
+    def upload_dropped(self, number: int) -> None:
+        """No record will tell of it."""
+        with self._one_number:
+            self._coming.pop(number, None)
+
+    def _told(self) -> dict[int, int]:
+        """All uploads that a record tells of, with its number."""
+        with self._one_number:
+            told = {number: blob.sequence for number, blob in self._coming.items() if blob.sequence}
+            self.uploads |= told
+            for number in told:
+                del self._coming[number]
+            return dict(self.uploads)
 
     def look(self, server: Server) -> None:
         """Begin a checkpoint if it is time."""
         journal = self.journal
-        if journal is None or journal.written - self._written < self.every or self._soon is not None:
+        if journal is None or journal.written < self.due or self._soon is not None:
             return
         mine = weakref.ref(server)
         self._soon = threading.Thread(target=self._write_soon, args=(mine,), name="fastagg checkpoint", daemon=True)
@@ -142,7 +156,7 @@ class Keeper:
                 self.write(server)
         except FastaggError as error:
             _log.warning("checkpoint failed: %s", error)
-            self._written = self.journal.written if self.journal else 0  # tried again after as many bytes
+            self.due = self.every + (self.journal.written if self.journal else 0)  # tried again after as many bytes
         finally:
             self._soon = None
 
@@ -155,18 +169,18 @@ class Keeper:
         with self._one:
             begun = time.perf_counter()
             with server._lock:
-                settle = getattr(server, "_settle", None)
-                if settle is not None:
-                    settle()
+                server._core.road.note_ended()
                 sequence = 0 if self.journal is None else self.journal.last
                 written = 0 if self.journal is None else self.journal.written
                 if sequence in self.kept:
                     return self.folder / checkpoint_name(sequence)
-                cut = self._cut = Cut(server)
+                cut = Cut(server)
+                server._core.road.before_row = cut.before if cut.slots else None
+                uploads = self._told()
             held = time.perf_counter() - begun
             partial = self.folder / (checkpoint_name(sequence) + PARTIAL)
             try:
-                nbytes = self._write(server, cut, partial, sequence)
+                nbytes = self._write(server, cut, partial, (sequence, uploads))
                 if self.journal is not None:
                     self.journal.wait(sequence)
                 path = self.folder / checkpoint_name(sequence)
@@ -177,8 +191,8 @@ class Keeper:
                     self.disk.remove(partial)
                 raise CheckpointError(f"{partial}: the checkpoint could not be written: {error}") from error
             finally:
-                self._cut = None
-            self._written = written
+                server._core.road.before_row = None
+            self.due = written + self.every
             self.kept.append(sequence)
             self._clear()
             took = time.perf_counter() - begun
@@ -191,7 +205,7 @@ class Keeper:
             )
             return path
 
-    def _write(self, server: Server, cut: Cut, partial: Path, sequence: int) -> int:
+    def _write(self, server: Server, cut: Cut, partial: Path, told: tuple[int, dict[int, int]]) -> int:
         self.disk.remove(partial)
         self.disk.make_folder(partial)
         cache = cut.cache
@@ -203,7 +217,7 @@ class Keeper:
             shapes[_ROWS[0]] = cache.data.dtype, (cut.rows, cache.row_bytes)
             shapes[_ROWS[1]] = cache.scales.dtype, (cut.rows, cache.row_scales)
             parts = {_ROWS[0]: cache.row_bytes, _ROWS[1]: 4 * cache.row_scales or 1}
-        more = {"sequence": sequence, "made": self.made, "uploads": dict(self.uploads)}
+        more = {"sequence": told[0], "made": self.made, "uploads": told[1]}
         writer = trees.Writer(self.disk, partial, shapes, parts)
         try:
             for name, tensor in tensors.items():
@@ -230,7 +244,7 @@ class Keeper:
                 self.kept.pop(0)
             if self.journal is not None:
                 self.journal.release(self.kept[0])
-            for number, sequence in list(self.uploads.items()):
+            for number, sequence in self._told().items():
                 if sequence <= self.kept[0]:
                     self.disk.remove(self.folder / upload_name(number))
                     del self.uploads[number]

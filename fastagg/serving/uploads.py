@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from fastagg._build import native
 from fastagg.errors import DTypeMismatch, NotDurable, ShapeMismatch
 from fastagg.layout import Parsed
 from fastagg.serving import records
@@ -17,6 +17,9 @@ from fastagg.serving.dispatch import Receipt
 from fastagg.storage import memory, raw
 from fastagg.storage.disk import Disk
 from fastagg.storage.pieces import Pieces
+
+if TYPE_CHECKING:
+    from fastagg.serving.snapshots import Keeper
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -110,25 +113,22 @@ class StoredUpload(Upload):
         file: the open file.
     """
 
-    def __init__(
-        self, size: int, dtype: Any, finish: Callable[..., Receipt], disk: Disk, place: tuple[int, Path]
-    ) -> None:
+    def __init__(self, size: int, dtype: Any, finish: Callable[..., Receipt], disk: Disk, keeper: Keeper) -> None:
         super().__init__(size, dtype, finish)
-        self.disk, (self.number, self.path), self._crc = disk, place, 0
-        self._kept = False
+        self.disk, self.keeper = disk, keeper
+        self.number, self.path = keeper.new_upload()
         try:
             self.file = disk.open(self.path, create=True)
             disk.truncate(self.file, self._nbytes)
         except OSError as error:
             raise NotDurable(f"{self.path}: {error}") from error
-
-    @property
-    def blob(self) -> tuple[int, int, int, int]:
-        """What its record says of it."""
-        return self.number, self._nbytes, self._crc, records.code_of(self._dtype)
+        self._blob = native.serving.Blob(
+            number=self.number, nbytes=self._nbytes, dtype=records.code_of(self._dtype), file=self.file
+        )
+        keeper.upload_comes(self.number, self._blob)
 
     def _put(self, view: memoryview) -> None:
-        self._crc = raw.crc32c([view], self._crc)
+        self._blob.crc = raw.crc32c([view], self._blob.crc)
         try:
             self.disk.write(self.file, [view], self._at)
         except OSError as error:
@@ -137,14 +137,11 @@ class StoredUpload(Upload):
     def _whole(self) -> None:
         view = memoryview(self.disk.view(self.file))
         update = records.tensor_at(view, 0, self._dtype, self._size)
-        self.receipt = self._finish(Parsed(Pieces([update]), None, None), self)
-
-    def keep(self) -> None:
-        """It is in the model: the file stays, and the journal closes it."""
-        self._kept = True
+        self.receipt = self._finish(Parsed(Pieces([update]), None, None), self._blob)
 
     def _drop(self) -> None:
-        if self._kept:
+        if self._blob.sequence:  # it is in the model: the file stays, and the journal closes it
             return
+        self.keeper.upload_dropped(self.number)
         self.disk.close(self.file)
         self.disk.remove(self.path)

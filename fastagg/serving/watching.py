@@ -5,7 +5,9 @@ Nothing of it is there before :func:`watch` is called: the methods of a server t
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import threading
 import time
 import weakref
@@ -13,12 +15,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fastagg import _checks, _extras
+from fastagg._build import native
 from fastagg.errors import ConfigError, FastaggError
 from fastagg.serving.dispatch import Receipt
 from fastagg.serving.server import Server
 
 _log = logging.getLogger("fastagg")
 _EVERY = 1.0  # seconds between two lines of one reason
+_waited = native.serving.Journal.waited  # seconds that this thread has waited for a disk
 _SECONDS = (1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0)
 _DELAYS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
@@ -47,39 +51,67 @@ def watch(server: Server, registry: Any = None, *, slow: float = 1.0) -> Server:
     found = server.__dict__.get("_watch")
     if found is None:
         found = server.__dict__["_watch"] = Watch(server)
+        found.stand_before(server)
     found.slow = slow
     if registry is not None:
         if found.numbers is not None:
             raise ConfigError("registry: this server has one already")
         _extras.require("a registry", "metrics", _extras.METRICS)
         found.numbers = Numbers(server, registry)
+        found.stand_before(server)
+    if "_door" in server.__dict__:
+        server.__dict__["_door"].slow = math.inf if found.stands else slow
     return server
 
 
 class Watch:
-    """Stands before a server's methods.
+    """What a server says. A server of a folder calls it by itself. Before the methods of any other it stands, and where
+    there are numbers to count.
 
     Attributes:
         numbers: where they are counted; None: nowhere.
+        stands: whether it stands before the methods.
     """
 
     def __init__(self, server: Server) -> None:
         self.slow, self.numbers = 1.0, None  # type: float, Numbers | None
+        self.stands = False
         self._said: dict[str, tuple[float, int]] = {}  # reason -> when last, refusals since
         self._inside = threading.local()
+
+    def stand_before(self, server: Server) -> None:
+        """Every call goes through here from now on."""
+        if self.stands:
+            return
+        self.stands = True
         for name in ("receive", "receive_many", "receive_models", "dispatch"):
             server.__dict__[name] = self._watched(weakref.ref(server), getattr(type(server), name), name)
-        journal = getattr(server, "_journal", None)
-        if journal is not None:
-            journal.wait = self._waited(weakref.ref(journal), type(journal).wait)
+
+    def refused(self, error: FastaggError) -> None:
+        """A server of a folder has refused something."""
+        if not self.stands:
+            self._refused(error)
+
+    def was_slow(self, seconds: float, answers: int = 1) -> None:
+        """Answers took so long, before any wait for the disk."""
+        _log.warning("slow: %d answers took %.3f s", answers, seconds)
+
+    @contextlib.contextmanager
+    def timed(self, answers: int = 1) -> Iterator[None]:
+        """Say so if what is in this block is slow."""
+        begun, waited = time.perf_counter(), _waited()
+        yield
+        seconds = time.perf_counter() - begun - (_waited() - waited)
+        if seconds > self.slow and not self.stands:
+            self.was_slow(seconds, answers)
 
     def _watched(self, me: weakref.ref[Server], method: Callable[..., Any], name: str) -> Callable[..., Any]:
         def call(*arguments: Any, **settings: Any) -> Any:
             server, inside = me(), self._inside
             if getattr(inside, "depth", 0):
                 return method(server, *arguments, **settings)
-            inside.depth, inside.wait = 1, 0.0
-            begun = time.perf_counter()
+            inside.depth = 1
+            begun, waited = time.perf_counter(), _waited()
             try:
                 outcome = method(server, *arguments, **settings)
             except FastaggError as error:
@@ -89,25 +121,16 @@ class Watch:
                 inside.depth = 0
             if name != "dispatch":
                 outcomes = outcome if isinstance(outcome, list) else [outcome]
-                self._arrived(outcomes, time.perf_counter() - begun - inside.wait, inside.wait)
+                waited = _waited() - waited
+                self._arrived(outcomes, time.perf_counter() - begun - waited, waited)
             return outcome
 
         call.__doc__ = method.__doc__
         return call
 
-    def _waited(self, me: weakref.ref[Any], method: Callable[..., Any]) -> Callable[..., Any]:
-        def wait(sequence: int) -> None:
-            begun = time.perf_counter()
-            try:
-                method(me(), sequence)
-            finally:
-                self._inside.wait = getattr(self._inside, "wait", 0.0) + time.perf_counter() - begun
-
-        return wait
-
     def _arrived(self, outcomes: list[Any], seconds: float, waited: float) -> None:
         if seconds > self.slow:
-            _log.warning("slow: %d answers took %.3f s", len(outcomes), seconds)
+            self.was_slow(seconds, len(outcomes))
         for outcome in outcomes:
             if isinstance(outcome, FastaggError):
                 self._refused(outcome)

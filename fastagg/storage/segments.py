@@ -8,6 +8,8 @@ tells whether that one may be missing (a crash), or must not be (damage).
 
     segment: magic, crc, number, use, first | zeros up to a block | groups
     record:  magic, crc, use, sequence, synced, length, kind | body | zeros up to 8 bytes
+
+csrc/serving/journal.cpp writes the records; segments begin here, and all is read here.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,16 +67,6 @@ class Segment:
 def name_of(number: int) -> str:
     """The file of a segment."""
     return f"journal-{number:012d}"
-
-
-def frame(use: int, sequence: int, synced: int, kind: int, parts: Sequence[Any]) -> list[Any]:
-    """A record as buffers to be written."""
-    length = sum(map(len, parts))
-    tail = _RECORD.pack(_MAGIC, 0, use, sequence, synced, length, kind)[8:]
-    crc = raw.crc32c([tail, *parts])
-    head = _MAGIC + crc.to_bytes(4, "little") + tail
-    gap = -length % 8
-    return [head, *parts, bytes(gap)] if gap else [head, *parts]
 
 
 def begin(disk: Disk, folder: Path, number: int, first: int, size: int, old: Path | None) -> tuple[Segment, int]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from lossy import LossyDisk
 
 import fastagg
+from fastagg.serving.opening import open_on
 
 # Where a signal falls into a finalizer, Python says so and goes on.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -78,11 +81,72 @@ def test_a_server() -> None:
 @pytest.mark.parametrize("durability", ["none", "arrival"])
 def test_a_server_of_a_folder(durability: str, tmp_path: Path) -> None:
     server = fastagg.open(tmp_path / "state", make, durability=durability)
-    locks = server._lock, server._journal._mutex
-    assert cut_often(answering(server), lambda: whole(server, *locks)) > 20
+    assert cut_often(answering(server), lambda: whole(server, server._lock)) > 20
     server.flush()
     version = server.version
     server.close()
     with fastagg.open(tmp_path / "state", make) as again:
         whole(again)
         assert again.version == version > 20, "what was in the model is in the journal"
+
+
+class Blocked(LossyDisk):
+    """Its syncs wait until somebody lets them."""
+
+    def __init__(self) -> None:
+        self.free = threading.Event()
+        self.free.set()
+        super().__init__(lambda what: self._pass() if what == "sync" else None)
+
+    def _pass(self) -> None:
+        assert self.free.wait(30)
+
+
+@pytest.mark.parametrize("form", ["usual", "many", "list"])
+def test_who_is_interrupted_while_waiting_may_use_the_memory_again(form: str) -> None:
+    """What is not written yet is copied then; until then it lies where its sender has it."""
+
+    def make_large() -> fastagg.Server:
+        return fastagg.ASGD([torch.zeros(5000)], lr=1.0)
+
+    disk = Blocked()
+    server = open_on(disk, Path("/state"), make_large, "arrival")
+    server.dispatch("a")
+    server.flush()
+    disk.free.clear()
+    server.dispatch("b")  # its group waits for the disk, and the update for its group
+    while server._journal.pending == 0:
+        time.sleep(0.001)
+    time.sleep(0.3)
+    update = -torch.ones(5000)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    with pytest.raises(KeyboardInterrupt):
+        if form == "many":
+            server.receive_many([("a", update)])
+        else:
+            server.receive("a", [update] if form == "list" else update)
+    state = server.flat.clone()
+    assert torch.equal(state, torch.ones(5000)) and server.version == 1
+    update.fill_(7.0)
+    disk.free.set()
+    server.close()
+    with open_on(disk, Path("/state"), make_large, "arrival") as again:
+        assert torch.equal(again.flat, state)
+
+
+def test_who_is_interrupted_while_its_bytes_are_written_waits_for_that() -> None:
+    disk = Blocked()
+    server = open_on(disk, Path("/state"), lambda: fastagg.ASGD(torch.zeros(5000), lr=1.0), "arrival")
+    server.dispatch("a")
+    server.flush()
+    disk.free.clear()
+    update = -torch.ones(5000)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    threading.Timer(0.6, disk.free.set).start()
+    with pytest.raises(KeyboardInterrupt):
+        server.receive("a", update)
+    assert disk.free.is_set(), "somebody still read it"
+    update.fill_(7.0)
+    server.close()
+    with open_on(disk, Path("/state"), lambda: fastagg.ASGD(torch.zeros(5000), lr=1.0), "arrival") as again:
+        assert torch.equal(again.flat, torch.ones(5000))
