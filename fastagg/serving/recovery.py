@@ -180,6 +180,7 @@ class Player:
         if found.blob is not None:
             found.parsed = found.parsed._replace(parameters=self._upload(record, found))
         like = server._core.statistics.counters
+        self._check_sizes(found)
         if found.parsed.counters is not None:
             shaped = [one.view(mine.shape) for one, mine in zip(found.parsed.counters, like, strict=True)]
             found.parsed = Parsed(found.parsed.parameters, found.parsed.buffers, shaped)
@@ -189,6 +190,18 @@ class Player:
         was, now = found.decided, records.decided(receipt)
         if not records.same(was, now):
             raise CheckpointError(f"it gave {was}, and now gives {now}: another rule, or another model")
+
+    def _check_sizes(self, found: Arrival) -> None:
+        """What native code will not look at again."""
+        layout, parsed = self.server.layout, found.parsed
+        sizes = [parsed.parameters.size, *([] if parsed.buffers is None else [parsed.buffers.size])]
+        if sizes != [layout.size, layout.buffer_size][: len(sizes)]:
+            raise CheckpointError(f"an update of {sizes} numbers, and the model has {layout.size}")
+        like = [one.numel() for one in self.server._core.statistics.counters]
+        if parsed.counters is not None and [one.numel() for one in parsed.counters] != like:
+            raise CheckpointError("other counters than the model's")
+        if not (math.isfinite(found.share) and found.share > 0):
+            raise CheckpointError(f"a weight of {found.share}")
 
     def _upload(self, record: Record, found: Arrival) -> Pieces:
         assert found.blob is not None
