@@ -1,13 +1,14 @@
 """Coverage-guided fuzzing (atheris) of what reads a server's files: they are read, or refused by name.
 
-python .ci/fuzz.py record|journal|checkpoint|file [options of libFuzzer, as -max_total_time=120]
+python .ci/fuzz.py record|journal|checkpoint|file CORPUS [options of libFuzzer, as -max_total_time=120]
+
+CORPUS is a folder: what reached something new stays there. With -runs=0 it is only gone through again.
 
 Checksums are made good after every change, since otherwise nothing behind them is ever reached.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 import struct
@@ -179,17 +180,17 @@ TARGETS = {one.__name__: one for one in (record, journal, checkpoint, file)}
 
 if __name__ == "__main__":
     target = TARGETS[sys.argv[1]]()
-    corpus = tempfile.mkdtemp()
+    corpus = Path(sys.argv[2])
+    corpus.mkdir(parents=True, exist_ok=True)
     rng = random.Random(0)
     for k in range(32):  # something to begin with
-        with contextlib.suppress(OSError):
-            Path(corpus, str(k)).write_bytes(rng.randbytes(rng.randint(1, 200)))
+        (corpus / f"seed {k}").write_bytes(rng.randbytes(rng.randint(1, 200)))
     if sys.argv[1] == "record":
         disk = folder()
         for node in disk.data:
             held = bytes(disk.data[node])
             for at in (at for at in range(0, len(held), 8) if held[at : at + 4] == b"FAGR"):
                 length = _RECORD.unpack_from(held, at)[5]
-                Path(corpus, f"{node}-{at}").write_bytes(held[at + 48 : at + 48 + length])
-    atheris.Setup([sys.argv[0], *sys.argv[2:], corpus], target)
+                (corpus / f"record {node} {at}").write_bytes(held[at + 48 : at + 48 + length])
+    atheris.Setup([sys.argv[0], *sys.argv[3:], str(corpus)], target)
     atheris.Fuzz()
