@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ _DTYPES = (
 )  # fmt: skip
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 _PARAMETERS, _BUFFERS, _COUNTER, _CONTROL = range(4)
+_Read = TypeVar("_Read")
 _WHOLE = struct.Struct("<Bqq")  # client is a number: that and a version
 _LARGE = struct.Struct("<BQq")  # client is a number beyond those
 _NAMED = struct.Struct("<BHq")  # client is text of so many bytes, a version
@@ -88,6 +90,20 @@ def decided(receipt: Receipt) -> tuple[bool, int, float, float, float]:
     return receipt.applied, receipt.version, lr, receipt.weight, receipt.update_norm
 
 
+def _named(read: Callable[[memoryview], _Read]) -> Callable[[memoryview], _Read]:
+    """Whatever is wrong with a record is said by one error."""
+
+    @functools.wraps(read)
+    def reads(body: memoryview) -> _Read:
+        try:
+            return read(body)
+        except (struct.error, LookupError, ValueError) as error:
+            raise CheckpointError(f"a record that cannot be read: {error}") from error
+
+    return reads
+
+
+@_named
 def read_client(body: memoryview) -> tuple[Client, int, int]:
     """A client, a version, and where they end."""
     if body[0] == 0:
@@ -101,32 +117,30 @@ def read_client(body: memoryview) -> tuple[Client, int, int]:
     return bytes(body[_NAMED.size : end]).decode("utf-8", "surrogatepass"), version, end
 
 
+@_named
 def read_arrival(body: memoryview) -> Arrival:
     """What csrc/serving/records.cpp wrote; the tensors are views of ``body``. An upload's update is not looked for.
 
     Raises:
         CheckpointError: it is no such record.
     """
-    try:
-        client, version, at = read_client(body)
-        share, incarnation, known, applied, after, lr, weight, norm, count = _FACTS.unpack_from(body, at)
-        at += _FACTS.size
-        table = [_PIECE.unpack_from(body, at + i * _PIECE.size) for i in range(count & (_IN_FILE - 1))]
-        at += len(table) * _PIECE.size
-        blob = None
-        if count & _IN_FILE:
-            blob = _BLOB.unpack_from(body, at)
-            at += _BLOB.size
-        at += -at % 8
-        found: dict[int, list[Tensor]] = {role: [] for role in range(4)}
-        begin = at
-        for role, code, elements in table:
-            at += -(at - begin) % 8
-            dtype = _DTYPES[code]
-            found[role].append(tensor_at(body, at, dtype, elements))
-            at += elements * dtype.itemsize
-    except (struct.error, LookupError, ValueError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"a record that cannot be read: {error}") from error
+    client, version, at = read_client(body)
+    share, incarnation, known, applied, after, lr, weight, norm, count = _FACTS.unpack_from(body, at)
+    at += _FACTS.size
+    table = [_PIECE.unpack_from(body, at + i * _PIECE.size) for i in range(count & (_IN_FILE - 1))]
+    at += len(table) * _PIECE.size
+    blob = None
+    if count & _IN_FILE:
+        blob = _BLOB.unpack_from(body, at)
+        at += _BLOB.size
+    at += -at % 8
+    found: dict[int, list[Tensor]] = {role: [] for role in range(4)}
+    begin = at
+    for role, code, elements in table:
+        at += -(at - begin) % 8
+        dtype = _DTYPES[code]
+        found[role].append(tensor_at(body, at, dtype, elements))
+        at += elements * dtype.itemsize
     buffers = Pieces(found[_BUFFERS]) if found[_BUFFERS] else None
     parsed = Parsed(Pieces(found[_PARAMETERS]), buffers, found[_COUNTER] or None)
     control = found[_CONTROL][0] if found[_CONTROL] else None
@@ -134,6 +148,7 @@ def read_arrival(body: memoryview) -> Arrival:
     return Arrival(client, version, share, parsed, control, blob, incarnation, said)
 
 
+@_named
 def read_rate(body: memoryview) -> float:
     """A learning rate."""
     return float(struct.unpack_from("<d", body)[0])
@@ -144,6 +159,7 @@ def life(first: int, number: int) -> bytes:
     return struct.pack("<qq", first, number)
 
 
+@_named
 def read_life(body: memoryview) -> tuple[int, int]:
     """Inverse of :func:`life`."""
     first, number = struct.unpack_from("<qq", body)

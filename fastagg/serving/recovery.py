@@ -12,7 +12,7 @@ from typing import Any
 from fastagg.errors import CheckpointError, ConfigError, FastaggError
 from fastagg.layout import Parsed
 from fastagg.serving import records
-from fastagg.serving.folder import Contents, Walk, contents
+from fastagg.serving.folder import Contents, Walk, checkpoint_name, contents
 from fastagg.serving.records import Arrival
 from fastagg.serving.server import Server
 from fastagg.storage import raw, trees
@@ -49,24 +49,34 @@ def recover(disk: Disk, folder: Path, make: Callable[[], Server]) -> Recovered:
     server = make()
     if type(server) is not Server:
         raise ConfigError(f"make: expected a function that returns a fastagg.Server, got {server!r:.200}")
-    _check_made(folder, manifest["made"], made_of(server))
+    try:
+        _check_made(folder, dict(manifest["made"]), made_of(server))
+        uploads = {int(number): int(told) for number, told in manifest["uploads"].items()}
+        _load(server, state)
+    except (LookupError, TypeError, ArithmeticError, AttributeError, RuntimeError, ValueError) as error:
+        if isinstance(error, FastaggError):
+            raise
+        path = folder / checkpoint_name(sequence)
+        raise CheckpointError(f"{path}: the checkpoint is damaged: {type(error).__name__}: {error!s:.200}") from error
     limits = server.lease, server.max_delay, server.max_open_per_client, server.max_clients
-    if "lr" in state["config"]["optimizer"]:
-        server.lr = state["config"]["optimizer"]["lr"]
-    server.load_state_dict(state)
     _lift_limits(server)
-    lives = state["lives"]
-    server._core.road.begin_life(int(state["version"]) + 1, int(lives[-1][1]))
     del state
     walk = Walk(disk, found, sequence)
     player = Player(server, disk, found)
     for record in walk.records():
         player.play(record)
     _limit_again(server, limits)
-    uploads = {int(number): told for number, told in manifest["uploads"].items()} | player.uploads
+    uploads |= player.uploads
     return Recovered(
         server, walk, sequence, found.checkpoints[0][0], manifest["made"], uploads, player.counts, damaged
     )  # fmt: skip
+
+
+def _load(server: Server, state: dict[str, Any]) -> None:
+    if "lr" in state["config"]["optimizer"]:
+        server.lr = state["config"]["optimizer"]["lr"]
+    server.load_state_dict(state)
+    server._core.road.begin_life(int(state["version"]) + 1, int(state["lives"][-1][1]))
 
 
 def _newest(disk: Disk, found: Contents) -> tuple[dict[str, Any], int, dict[str, Any], list[Path]]:
@@ -180,6 +190,7 @@ class Player:
         if found.blob is not None:
             found.parsed = found.parsed._replace(parameters=self._upload(record, found))
         like = server._core.statistics.counters
+        self._check_sizes(found)
         if found.parsed.counters is not None:
             shaped = [one.view(mine.shape) for one, mine in zip(found.parsed.counters, like, strict=True)]
             found.parsed = Parsed(found.parsed.parameters, found.parsed.buffers, shaped)
@@ -189,6 +200,18 @@ class Player:
         was, now = found.decided, records.decided(receipt)
         if not records.same(was, now):
             raise CheckpointError(f"it gave {was}, and now gives {now}: another rule, or another model")
+
+    def _check_sizes(self, found: Arrival) -> None:
+        """What native code will not look at again."""
+        layout, parsed = self.server.layout, found.parsed
+        sizes = [parsed.parameters.size, *([] if parsed.buffers is None else [parsed.buffers.size])]
+        if sizes != [layout.size, layout.buffer_size][: len(sizes)]:
+            raise CheckpointError(f"an update of {sizes} numbers, and the model has {layout.size}")
+        like = [one.numel() for one in self.server._core.statistics.counters]
+        if parsed.counters is not None and [one.numel() for one in parsed.counters] != like:
+            raise CheckpointError("other counters than the model's")
+        if not (math.isfinite(found.share) and found.share > 0):
+            raise CheckpointError(f"a weight of {found.share}")
 
     def _upload(self, record: Record, found: Arrival) -> Pieces:
         assert found.blob is not None

@@ -22,6 +22,7 @@ import fastagg
 from fastagg import Busy, CheckpointError, ConfigError, NotDurable
 from fastagg._build import native
 from fastagg.serving.opening import open_on
+from fastagg.storage import raw, segments
 from fastagg.storage.disk import Disk
 
 SIZE = 300
@@ -442,6 +443,42 @@ def test_no_interrupt_falls_between_a_step_and_its_record(tmp_path: Path) -> Non
     assert CLIENTS == 3
     assert not server._lock._is_owned()
     server.close()
+
+
+def test_clients_of_every_size_come_back(tmp_path: Path) -> None:
+    clients = (0, -(2**63), 2**63 - 1, 2**63, 2**64 - 1, "", "ünï", "x" * 256)
+    with opened(tmp_path / "a", maker("ASGD")) as server:
+        for client in clients:
+            server.dispatch(client)
+            server.receive(client, torch.ones(SIZE))
+            server.dispatch(client)
+        found = again(server, tmp_path / "b", maker("ASGD"))
+        assert equal(without_lives(found), without_lives(server))
+        for client in clients:
+            found.receive(client, torch.ones(SIZE))
+        found.close()
+
+
+@pytest.mark.parametrize(
+    ("at", "change"), [(9, 0x41), (24, 0x80), (34, 1), (59, 0x41), (67, 0x41), (71, 1), (72, 0x41), (73, 0x41)]
+)
+def test_a_record_that_lies_is_refused_by_name(at: int, change: int, tmp_path: Path) -> None:
+    """Of the version, the share, what was decided, the norm, the number of parts, a part's role, its type and its size;
+    the checksum is right."""
+    with opened(tmp_path / "a", maker("ASGD")) as server:
+        server.dispatch(0)
+        server.receive(0, torch.ones(SIZE))
+    path = next((tmp_path / "a").glob("journal-*"))
+    held = bytearray(path.read_bytes())
+    begin = held.rindex(b"FAGR")
+    body = begin + segments.HEADER
+    length = int.from_bytes(held[begin + 32 : begin + 40], "little")
+    held[body + at] ^= change
+    crc = raw.crc32c([bytes(held[begin + 8 : body + length])])
+    held[begin + 4 : begin + 8] = crc.to_bytes(4, "little")
+    path.write_bytes(held)
+    with pytest.raises(CheckpointError):
+        fastagg.open(tmp_path / "a", maker("ASGD"))
 
 
 def test_an_update_that_is_the_model_itself_is_written_as_it_came(tmp_path: Path) -> None:

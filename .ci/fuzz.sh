@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Coverage-guided fuzzing of what reads a server's files, each for so many seconds (1,800), with the extension that is in
+# fastagg/. What reached something new is then gone through again with a build that has AddressSanitizer and UBSan, whose
+# libraries keep the coverage for themselves: .ci/fuzz.sh BUILD [SECONDS]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+build=$1
+seconds=${2:-1800}
+pip install -q atheris
+cmake -S . -B "$build" -G Ninja -DFASTAGG_SANITIZE=ON -DFASTAGG_CUDA=OFF -DFASTAGG_DEVELOPER=ON \
+  -DPython_EXECUTABLE="$(command -v python)" -Dpybind11_DIR="$(python -m pybind11 --cmakedir)" >"$build.log" || { cat "$build.log"; exit 1; }
+cmake --build "$build" >>"$build.log" || { cat "$build.log"; exit 1; }
+rm -rf "$build/package"
+mkdir -p "$build/package"
+cp -r fastagg "$build/package/fastagg"
+rm -f "$build"/package/fastagg/_native*.so
+cp "$build"/_native*.so "$build/package/fastagg/"
+preload="$(c++ -print-file-name=libasan.so) $(c++ -print-file-name=libubsan.so)"
+for target in record journal checkpoint file; do
+  echo "$target: $seconds s"
+  fuzz() { python -P .ci/fuzz.py "$target" "$build/corpus-$target" -rss_limit_mb=4096 -artifact_prefix="$build/$target-" "$@"; }
+  PYTHONPATH=. fuzz -max_total_time="$seconds" 2>&1 | grep -v 'NEW\|REDUCE\|pulse'
+  # Torch leaks by design at exit.
+  LD_PRELOAD=$preload ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0 UBSAN_OPTIONS=print_stacktrace=1 \
+    PYTHONPATH="$build/package" fuzz -runs=0
+done
