@@ -102,12 +102,12 @@ class Blocked(LossyDisk):
         assert self.free.wait(30)
 
 
-@pytest.mark.parametrize("form", ["usual", "many", "list"])
+@pytest.mark.parametrize("form", ["vector", "many", "list", "NumPy", "strided"])
 def test_who_is_interrupted_while_waiting_may_use_the_memory_again(form: str) -> None:
     """What is not written yet is copied then; until then it lies where its sender has it."""
 
     def make_large() -> fastagg.Server:
-        return fastagg.ASGD([torch.zeros(5000)], lr=1.0)
+        return fastagg.ASGD([torch.zeros(2000), torch.zeros(3000)], lr=1.0)
 
     disk = Blocked()
     server = open_on(disk, Path("/state"), make_large, "arrival")
@@ -124,7 +124,14 @@ def test_who_is_interrupted_while_waiting_may_use_the_memory_again(form: str) ->
         if form == "many":
             server.receive_many([("a", update)])
         else:
-            server.receive("a", [update] if form == "list" else update)
+            parts = update.split([2000, 3000])
+            given = {
+                "vector": update,
+                "list": list(parts),
+                "NumPy": [part.numpy() for part in parts],
+                "strided": [torch.stack([part, part], dim=1)[:, 0] for part in parts],  # goes by Python
+            }[form]
+            server.receive("a", given)
     state = server.flat.clone()
     assert torch.equal(state, torch.ones(5000)) and server.version == 1
     update.fill_(7.0)
