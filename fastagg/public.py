@@ -13,8 +13,11 @@ from fastagg.errors import (
     FastaggError,
     MissingDependency,
     NonFiniteUpdate,
+    NotDelivered,
     NotDurable,
+    NotSharded,
     OtherLife,
+    RankLost,
     RunFailed,
     ShapeMismatch,
     UnknownClient,
@@ -65,8 +68,10 @@ from fastagg.serving.loading import load
 from fastagg.serving.opening import open
 from fastagg.serving.server import Server
 from fastagg.serving.settings import ServerSettings
+from fastagg.serving.shards.server import ShardedServer, Slice, sharded
 from fastagg.serving.watching import watch
 from fastagg.storage.cache import ClientCache
+from fastagg.storage.shared import SharedVector
 
 __version__ = build_info()["version"]
 
@@ -124,16 +129,22 @@ __all__ = [
     "Mixing",
     "Momentum",
     "NonFiniteUpdate",
+    "NotDelivered",
     "NotDurable",
+    "NotSharded",
     "Optimizer",
     "OtherLife",
     "Polynomial",
+    "RankLost",
     "Receipt",
     "RunFailed",
     "Server",
     "ServerSettings",
     "ShapeMismatch",
+    "ShardedServer",
+    "SharedVector",
     "Single",
+    "Slice",
     "Staleness",
     "UnknownClient",
     "UnknownVersion",
@@ -151,5 +162,6 @@ __all__ = [
     "registry",
     "set_isa",
     "set_num_threads",
+    "sharded",
     "watch",
 ]

@@ -2,6 +2,7 @@
 // number of threads, the instruction set or the tuning.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <vector>
 
@@ -50,6 +51,12 @@ struct Distances {
   double inner;   // (x - base).update, where it is wanted; else 0
 };
 Distances distances(const Update& update, const float* x, const float* base, bool wants_inner);
+
+// The sums of which these are the totals (reduce.h), group by group: of a slice of the model, they are the whole's own.
+// In the order update, moved, inner.
+using GroupSums = std::array<double, 3>;
+std::vector<GroupSums> squares_by_group(const Update& update);
+std::vector<GroupSums> distances_by_group(const Update& update, const float* x, const float* base, bool wants_inner);
 
 // A random linear map to k numbers that keeps norms: E|sketch(u)|^2 = |u|^2, relative deviation sqrt(2/k).
 // Each block of 1,024 elements is added, with random signs, to k buckets on a circle from a random one on; so two

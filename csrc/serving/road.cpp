@@ -426,6 +426,7 @@ py::object Road::arrive(py::handle client, py::handle version, double share, py:
       {ledger_->identify(client), py::bool_(step.applied(stepper_.lr)), py::int_(next_version(step)), py::int_(delay),
        step_size(step, weight), py::float_(number(more, "update_norm", norm)), py::float_(weight), py::bool_(true)});
 
+  if (const py::object agree = item(more, "agree"); !agree.is_none()) agree();  // the other ranks: they may fail yet
   if (!waits) carry_out(worth, [&] { book_->run(*runner_, update_, step.optimizer); });
   ask_python(step, then);
 
@@ -561,6 +562,7 @@ py::object Road::close_round(const py::list& entries, bool steps, py::handle cli
     statistics = statistics(step.applied(stepper_.lr) ? "step" : step.outcome == Outcome::kStep ? "drop" : "keep");
   const py::tuple found = py::make_tuple(step.applied(stepper_.lr), next_version(step), now - task.version,
                                          step_size(step, weight), norm, weight);
+  if (const py::object agree = item(more, "agree"); !agree.is_none()) agree();
   carry_out(size_ >= kWorthReleasing, [&] {
     if (flushes) {
       buffered->run_flush(*runner_, sum, step.optimizer);

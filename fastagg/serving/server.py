@@ -17,7 +17,7 @@ from torch import Tensor
 from fastagg import _checks, _keywords, ops, registry
 from fastagg._build import native
 from fastagg.errors import CheckpointError, ConfigError, FastaggError, OtherLife, UpdateTooLarge
-from fastagg.layout import Layout, Parsed, Taken
+from fastagg.layout import Layout, Parsed, Piece, Taken
 from fastagg.layout.nearness import nearer_to_model
 from fastagg.parts.directions import Direction, DistillationRecord, Single
 from fastagg.parts.names import Buffers, Kind, Validate, Weighting, words
@@ -113,6 +113,9 @@ class Server:
         _checks.one_of("buffers", buffers, MODES)
         _checks.one_of("validate", validate, words(Validate))
         _checks.whole("seed", seed, least=0, most=2**64 - 1)
+        self._norms: Any = None  # of whole vectors, where this is a slice of one that other processes have the rest of
+        if isinstance(params, Piece):
+            params, origin, self._norms = params
         if _checks.whole("origin", origin, least=0) % ops.GROUP:
             raise ConfigError(f"origin: expected a multiple of {ops.GROUP}, got {origin}")
         self.num_clients, self.clip_norm, self.weighting = num_clients, clip_norm, weighting
