@@ -105,7 +105,7 @@ class Judging:
         return more
 
     def _looked(self, parsed: Parsed, pieces: Pieces, base: Tensor | None) -> More:
-        """Norm of the whole update and, where a rule wants them, how far the model moved since, and the cosine of the two."""
+        """Norm of the whole update; where a rule wants them, how far the model moved since, and the cosine of both."""
         core, direction = self.server._core, self.server.direction
         if not self.measures or base is None:
             seen = core.norms.inspect(pieces)

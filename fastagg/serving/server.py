@@ -634,6 +634,8 @@ class Server:
             raise CheckpointError("the checkpoint holds updates of a deterministic round; this server has none")
         try:
             fresh = Core.loaded(self, state, like)
+        except CheckpointError:
+            raise
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
             raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
         if not fresh.finite():

@@ -21,8 +21,8 @@ _MOST_MAPPED = 32
 class SharedVector:
     """A vector that all processes of this host can read, for a sharded server's updates: nobody sends it anywhere.
 
-    It is a file in the host's memory, so that any program may write it: ``size`` numbers one after the other. Write to it
-    through :attr:`tensor` or the file, and not while the server reads it.
+    It is a file in the host's memory, so that any program may write it: ``size`` numbers one after the other. Write to
+    it through :attr:`tensor` or the file, and not while the server reads it.
 
     Args:
         size: d, of the whole model.

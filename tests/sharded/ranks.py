@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ RESTARTED = (
     "FADAS, moments in 8 bits", "ACE, int8", "ACE, of five", "ACED, int4", "CA2FL, latest, int8", "AsyncFedED", "FedAC",
     "FedAvg, deterministic",
 )  # fmt: skip
+EVERY_NUMBER = ("FADAS, moments in 8 bits", "ACE, int8", "ACE, int4", "AsyncFedED")
 
 
 def start(rank: int, size: int, folder: Path) -> None:
@@ -68,11 +69,19 @@ def run(name: str) -> list[Call]:
     return list(calls(name, ARRIVALS))
 
 
-@lru_cache(maxsize=None)
+@cache
 def alone(name: str) -> tuple[dict[str, torch.Tensor], list[Any]]:
     server = make(name)(model(SIZE))
     said = [play(server, call, name, lambda number: update(number, SIZE)) for call in run(name)]
     return tensors(server), said
+
+
+def cases(size: int) -> dict[str, tuple[str, int]]:
+    """Every preset with 2 to ``size`` ranks in turn, and some with every number of them."""
+    names = [name for name in PRESETS if name not in LEFT_OUT]
+    found = [(name, 2 + place % (size - 1)) for place, name in enumerate(names)]
+    found += [(name, count) for name in EVERY_NUMBER for count in range(1, size + 1)]
+    return {f"{name}, {count} ranks": (name, count) for name, count in found}
 
 
 class Whole:
@@ -98,7 +107,8 @@ def difference(name: str, folder: Path, said: list[Any], server: Any) -> str:
             return f"{key} differs"
     if not torch.equal(server.parameters(), expected["flat"]):
         return "parameters() differ"
-    return "" if said == receipts else f"receipts differ: {[p for p in zip(said, receipts) if p[0] != p[1]][:2]}"
+    differ = [both for both in zip(said, receipts, strict=True) if both[0] != both[1]]
+    return f"receipts differ: {differ[:1]}" if differ else ""
 
 
 @contextmanager
@@ -150,15 +160,9 @@ def main(rank: int, size: int, folder: Path) -> None:
     start(rank, size, folder)
     groups = {count: dist.new_group(list(range(count))) for count in range(1, size + 1)}
     found: dict[str, str] = {}
-    names = [name for name in PRESETS if name not in LEFT_OUT]
-    for place, name in enumerate(names):
-        for count in (2, 3) if place % 2 else (3, 4):
-            if rank < count:
-                found[f"{name}, {count} ranks"] = equal(name, groups[count], folder / f"{place}-{count}")
-    for name in ("FADAS", "ACE, int8"):
-        for count in range(1, size + 1):
-            if rank < count:
-                found[f"{name}, {count} ranks"] = equal(name, groups[count], folder / f"{name}-{count}")
+    for case, (name, count) in cases(size).items():
+        if rank < count:
+            found[case] = equal(name, groups[count], folder / case)
     for name in RESTARTED:
         turns = [groups[count] for count in (3, 2, 4, 1)]
         found[f"{name}, restarted"] = restarted(name, turns, folder / f"{name}, restarted", rank)

@@ -1,8 +1,8 @@
 """What the ranks of a sharded server say to each other, over a process group of torch.distributed (gloo).
 
-Rank 0 gives *orders*, which nobody answers. Within an order the ranks *settle*: everyone sends rank 0 what it found, and
-rank 0 answers everyone the same. A rank that failed says so instead, whatever it is that the others are settling; so
-nobody waits for it, and all of them raise one error.
+Rank 0 gives *orders*, which nobody answers. Within an order the ranks *settle*: everyone sends rank 0 what it found,
+and rank 0 answers everyone the same. A rank that failed says so instead, whatever it is that the others are settling;
+so nobody waits for it, and all of them raise one error.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ class Link:
     """One rank's end.
 
     Args:
-        group: the process group, which must have gloo for CPU tensors; None for the default one, or, where torch.distributed was not started, for one process.
+        group: the process group, which must have gloo for CPU tensors; None for the default one, or, where
+            torch.distributed was not started, for one process.
         timeout: seconds that a rank waits for another one.
 
     Attributes:
         rank, size: of this process in the group.
         traffic: bytes that this rank has sent and received.
         decided: whether the ranks have agreed to carry out what is under way.
+        told: whether they have agreed that it is refused.
 
     Raises:
         ConfigError: this process is not in the group.
@@ -49,7 +51,7 @@ class Link:
 
     def __init__(self, group: Any, timeout: float) -> None:
         self.rank, self.size, self.traffic = 0, 1, 0
-        self.decided = self._told = False
+        self.decided = self.told = False
         self._group: Any = None
         self._tag, self._timeout = 0, timedelta(seconds=timeout)
         self._lost: RankLost | None = None
@@ -89,11 +91,11 @@ class Link:
     @contextmanager
     def together(self) -> Iterator[None]:
         """Whoever fails in here tells the others, and all raise the same error."""
-        self.decided = self._told = False
+        self.decided = self.told = False
         try:
             yield
         except BaseException as error:
-            if self._told or self.decided or self._lost is not None:
+            if self.told or self.decided or self._lost is not None:
                 raise
             self._settle(_REFUSED, _written(error), None, error)
             raise
@@ -129,7 +131,7 @@ class Link:
         if kind == _LOST:
             self._lose(found.decode())
         if kind == _REFUSED:
-            self._told = True
+            self.told = True
             if error is not None and found == _written(error):
                 raise error
             raise _read(found)

@@ -1,7 +1,7 @@
 """Norms of whole vectors of which every rank has a slice: the bits of one process.
 
-A norm is a sum over groups of 65,536 elements (csrc/math/reduce.h). Slices are made of whole groups, so each rank has some of
-the groups' sums, and rank 0 adds all of them in the one order.
+A norm is a sum over groups of 65,536 elements (csrc/math/reduce.h). Slices are made of whole groups, so each rank has
+some of the groups' sums, and rank 0 adds all of them in the one order.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,8 +50,8 @@ class Slice(NamedTuple):
 def sharded(make: Make, model: Any, group: Any = None, *, timeout: float = 60.0) -> ShardedServer:
     """A server whose model lies in slices on the processes of a group. All of them call this together.
 
-    Each rank keeps its slice of the model, of the moments, of buffers and of clients' rows; a step takes each of them its
-    share of the time. Results are those of one process, to the bit.
+    Each rank keeps its slice of the model, of the moments, of buffers and of clients' rows. Results are those of one
+    process, to the bit.
 
     Args:
         make: makes a server of the piece that it is given, such as ``lambda piece: fastagg.FADAS(piece, lr=0.01)``. It
@@ -75,10 +76,10 @@ class ShardedServer:
     """What :func:`fastagg.sharded` makes: a :class:`fastagg.Server` in slices.
 
     Rank 0 is driven: it has ``dispatch``, ``hand_on``, ``receive``, ``close_round``, ``forget``, ``expire``, ``lr``,
-    ``save``, ``load``, ``parameters`` and ``close``, with the arguments and errors of :class:`fastagg.Server`. All other
-    ranks call :meth:`follow`, which comes back when rank 0 closes. Every rank has ``flat``, ``version``, ``steps``,
-    ``memory``, ``config``, ``update_kind``, ``incarnation``, ``slices`` and ``deliver``. What a server has beside these
-    raises :class:`fastagg.errors.NotSharded`.
+    ``save``, ``load``, ``parameters`` and ``close``, with the arguments and errors of :class:`fastagg.Server`. All
+    other ranks call :meth:`follow`, which comes back when rank 0 closes. Every rank has ``flat``, ``version``,
+    ``steps``, ``memory``, ``config``, ``update_kind``, ``incarnation``, ``slices`` and ``deliver``. What a server has
+    beside these raises :class:`fastagg.NotSharded`.
 
     An arrival is taken by all ranks or by none. Every rank keeps the same ledger: it is told of every arrival, in one
     order, in about 100 bytes. Methods may be called from many threads.
@@ -369,8 +370,9 @@ class ShardedServer:
                 settled(order)
             except RankLost:
                 raise
-            except FastaggError:  # rank 0 raises it, too: it is for whoever called
-                return
+            except Exception as error:  # rank 0 raises it, too: it is for whoever called
+                if not self._link.told:
+                    self._link.falls_behind(error)
             return
         if order["op"] == "collect":
             self._link.collect(self.flat, [])
@@ -413,7 +415,7 @@ class ShardedServer:
                 receipt = server._received(*key, parsed, share, control)
         except NotDelivered:
             raise
-        except FastaggError:
+        except BaseException:
             self._delivered.pop(key, None)
             raise
         self._delivered.pop(key, None)
@@ -487,10 +489,10 @@ def _bounds(layout: Layout, ranks: int) -> list[tuple[int, int]]:
     groups = -(-layout.size // ops.GROUP)
     if groups < ranks:
         raise ConfigError(
-            f"model: {layout.size} parameters are {groups} groups of {ops.GROUP}, fewer than the {ranks} ranks; use fewer"
+            f"model: {layout.size} parameters are {groups} groups of {ops.GROUP}, fewer than the {ranks} ranks"
         )
     at = [groups * rank // ranks * ops.GROUP for rank in range(ranks)] + [layout.size]
-    return list(zip(at, at[1:], strict=False))
+    return list(pairwise(at))
 
 
 def _id(client: Client) -> Any:

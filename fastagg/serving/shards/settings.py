@@ -25,8 +25,8 @@ def refuse_unfit(server: Server) -> None:
         (isinstance(server.direction, Echo), "direction", "FedEcho runs the whole model; no rank has it"),
         (type(server.direction).combine is not Direction.combine, "direction", "one of your own sees a slice alone"),
         (server.optimizer.has_own_step, "optimizer", "one of your own sees a slice alone"),
-        (getattr(staleness, "sketch", None) is not None, "sketch", "measure distances: a slice's share of a version is small"),
-        (server._core.policy.looks and not isinstance(staleness, Euclidean), "staleness", "this one sees a slice alone"),
+        (getattr(staleness, "sketch", None) is not None, "sketch", "distances are measured; leave it out"),
+        (server._core.policy.looks and not isinstance(staleness, Euclidean), "staleness", "it sees a slice alone"),
     ]  # fmt: skip
     for unfit, setting, why in reasons:
         if unfit:
@@ -46,7 +46,7 @@ def common(all: list[bytes]) -> Any:
         for key in sorted(first.keys() | theirs.keys()):
             mine, its = first.get(key, "no such setting"), theirs.get(key, "no such setting")
             if mine != its:
-                raise ConfigError(f"{key}: rank {rank} has {str(its):.100}, rank 0 has {str(mine):.100}")
+                raise ConfigError(f"{key}: rank {rank} has {its!s:.100}, rank 0 has {mine!s:.100}")
     return said
 
 
