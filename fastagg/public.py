@@ -64,6 +64,7 @@ from fastagg.presets import (
 from fastagg.registry import register
 from fastagg.serving.dispatch import Dispatch, Receipt
 from fastagg.serving.durable import DurableServer
+from fastagg.serving.leaves import Leaf, Partial
 from fastagg.serving.loading import load
 from fastagg.serving.opening import open
 from fastagg.serving.server import Server
@@ -124,6 +125,7 @@ __all__ = [
     "FedYogi",
     "Hinge",
     "Layout",
+    "Leaf",
     "Lookahead",
     "MissingDependency",
     "Mixing",
@@ -134,6 +136,7 @@ __all__ = [
     "NotSharded",
     "Optimizer",
     "OtherLife",
+    "Partial",
     "Polynomial",
     "RankLost",
     "Receipt",

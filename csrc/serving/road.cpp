@@ -408,6 +408,8 @@ py::object Road::arrive(py::handle client, py::handle version, double share, py:
   }
   if (const py::object base = item(more, "base"); !base.is_none())
     facts.base = reinterpret_cast<const float*>(py::cast<uintptr_t>(base));
+  facts.count = static_cast<int64_t>(number(more, "count", 1.0));
+  facts.total = number(more, "total", -1.0);
   if (std::isnan(facts.norm)) facts.norm = 0.0;  // the device will know, and judge
 
   Step step;

@@ -59,7 +59,9 @@ class Judging:
             or self.server._core.statistics.count > 0
         )  # fmt: skip
 
-    def judge(self, client: Any, version: Any, parsed: Parsed, share: float, control: Any) -> More:
+    def judge(
+        self, client: Any, version: Any, parsed: Parsed, share: float, control: Any, known: More | None = None
+    ) -> More:
         """What the road is told of an update, see csrc/serving/road.cpp: ``judged``, ``norm``, ``weight``, ``drop``,
         ``base``, ``next_steps``, ``share``, ``pieces``, ``waits``, ``moves``, ``then``, ``statistics``.
 
@@ -70,7 +72,7 @@ class Judging:
         change = None if control is None else self._control(control)
         if not self.defers:
             admission.refuse_non_finite_buffers(parsed)
-        more: More = core.agreed({"share": share})
+        more: More = core.agreed({"share": share, **(known or {})})
         statistics = core.statistics_of([parsed])
         if statistics is not None:
             more["statistics"] = lambda kind: statistics(1, kind)

@@ -27,6 +27,7 @@ from fastagg.serving import admission, checkpoint, together
 from fastagg.serving.core import Core
 from fastagg.serving.dispatch import Client, Dispatch, Receipt
 from fastagg.serving.judging import Judging
+from fastagg.serving.leaves import Partial, facts_of
 from fastagg.serving.statistics import MODES, Statistics
 from fastagg.serving.turns import Elsewhere
 from fastagg.serving.uploads import HeldUpload, Upload
@@ -393,6 +394,30 @@ class Server:
                 left = again + left[len(taken) :]
         return [outcome for outcome in found if outcome is not None]
 
+    def receive_partial(
+        self, client: Client, partial: Partial, version: int | None = None, *, incarnation: int | None = None
+    ) -> Receipt:
+        """Take the sum of several clients' updates, which a :class:`fastagg.Leaf` folded from one version.
+
+        For rules that add updates up. It counts for as many updates as it is made of; each of them has the delay of the
+        leaf's version. The order in which leaves fold, and in which they come, defines the bits of the sum.
+
+        Args:
+            client: the leaf; it is dispatched to as a client is.
+            partial: :meth:`fastagg.Leaf.take`'s, with the sum in any form of the model.
+            version, incarnation: as in :meth:`receive`.
+
+        Raises:
+            ConfigError: the rule needs every single update, or the buffer has no room for so many: let leaves take
+                when they have at most as many as are missing.
+            UnknownClient, UnknownVersion, ShapeMismatch, NonFiniteUpdate and others: as in :meth:`receive`.
+        """
+        with self._turn:
+            facts = facts_of(partial, self)
+            if incarnation is not None:
+                self._check_life(client, version, incarnation)
+            return self._received(client, version, self.layout.parse(partial.total), 1.0, None, facts)
+
     def close_round(self) -> float | None:
         """Step now along the mean of the updates that have come since the last step, when no more will.
 
@@ -478,11 +503,13 @@ class Server:
                 stacklevel=4,
             )
 
-    def _received(self, client: Client, version: Any, parsed: Parsed, share: float, control: Any) -> Receipt:
-        """Judge, then run and commit: one native call."""
-        more, pieces = None, parsed.parameters
+    def _received(
+        self, client: Client, version: Any, parsed: Parsed, share: float, control: Any, facts: Any = None
+    ) -> Receipt:
+        """Judge, then run and commit: one native call. ``facts``: what is known of an update before."""
+        more, pieces = facts, parsed.parameters
         if self._judging.asks(parsed, control):
-            more = self._judging.judge(client, version, parsed, share, control)
+            more = self._judging.judge(client, version, parsed, share, control, facts)
             if "receipt" in more:
                 return more["receipt"]()
             share, pieces = more.get("share", share), more.get("pieces", pieces)
