@@ -35,7 +35,7 @@ def test_a_difference_is_seen(tmp_path: Path) -> None:
     said = [ranks.play(server, call, name, ranks.shared) for call in ranks.run(name)]
     server.save(tmp_path)
     assert ranks.difference(name, tmp_path, said, server) == ""
-    assert "receipts" in ranks.difference(name, tmp_path, [*said[:-1], None], server)
+    assert "receipts" in ranks.difference(name, tmp_path, [None] * len(said), server)
     for tensor in ("sum", "rows", "scales"):
         held = ranks.tensors(server._server)[tensor]
         before = held.clone()
