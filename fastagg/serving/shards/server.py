@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fastagg import _checks, ops
 from fastagg._build import build_info, native
-from fastagg.errors import ConfigError, FastaggError, NotDelivered, NotSharded, RankLost, ShapeMismatch
+from fastagg.errors import ConfigError, DTypeMismatch, FastaggError, NotDelivered, NotSharded, RankLost
 from fastagg.layout import Layout, Piece
 from fastagg.parts.names import Kind
 from fastagg.serving import admission
@@ -26,7 +26,7 @@ from fastagg.serving.server import Server
 from fastagg.serving.shards import folder, settings
 from fastagg.serving.shards.link import Link
 from fastagg.serving.shards.norms import Norms
-from fastagg.storage.shared import DTYPES, Mapped, SharedVector
+from fastagg.serving.shards.updates import Updates
 
 Make = Callable[[Any], Server]
 Sent = Callable[[Dispatch], None]
@@ -97,11 +97,10 @@ class ShardedServer:
     def __init__(self, make: Make, model: Any, link: Link, timeout: float) -> None:
         self._link, self.rank, self._timeout = link, link.rank, timeout
         self._lock: Any = threading.RLock()
-        self._mapped, self._scratch = Mapped(), dict[str, SharedVector]()
-        self._delivered: dict[tuple[Client, int], tuple[Any, Any]] = {}
         self._closed = threading.Event()
         norms = Norms(link)
         with link.together():
+            _refuse_distributed(model)
             self.layout = Layout.of(model)
             self._bounds = _bounds(self.layout, link.size)
             begin, end = self._bounds[self.rank]
@@ -112,6 +111,9 @@ class ShardedServer:
             said = json.loads(link.settle(self._said(), lambda all: json.dumps(settings.common(all)).encode()))
             norms.joined = True
             self._hosts = [one["host"] for one in said]
+            self._updates = Updates(
+                self.rank, self.layout, self._server.layout, (begin, end), len(set(self._hosts)) == 1
+            )
             self._begin_life(said[0]["lives"])
             self._server._core.measure_bounds()
             link.agree()
@@ -212,10 +214,7 @@ class ShardedServer:
         Raises:
             ShapeMismatch, DTypeMismatch: it is not of this slice.
         """
-        update = self._server.layout.parse(update)
-        if control is not None:
-            control = admission.control(self._server.layout, control).flat(torch.float32)
-        self._delivered[client, _checks.whole("version", version, least=0)] = (update, control)
+        self._updates.hold((client, _checks.whole("version", version, least=0)), update, control)
 
     # -- rank 0 --------------------------------------------------------------------------------------------------
 
@@ -289,10 +288,10 @@ class ShardedServer:
                 server._check_life(client, version, incarnation)
             client = server._core.ledger.identify(client)
             version, _ = server._core.ledger.find(client, version)
-            where, samples = self._where("update", update), None if num_samples is None else float(num_samples)
+            where, samples = self._updates.place("update", update), None if num_samples is None else float(num_samples)
             order = {"op": "receive", "client": client, "version": version, "samples": samples, "update": where}
             if control is not None:
-                order["control"] = self._where("control", control)
+                order["control"] = self._updates.place("control", control)
             self._link.order(order)
             return self._receive(order)
 
@@ -410,50 +409,16 @@ class ShardedServer:
         server, key = self._server, (order["client"], order["version"])
         try:
             with self._link.together():
-                parsed, control = self._slice_of(order, key)
+                parsed, control = self._updates.of(key, order["update"], order.get("control"))
                 share = admission.share(order["samples"], server.weighting)
                 receipt = server._received(*key, parsed, share, control)
         except NotDelivered:
             raise
         except BaseException:
-            self._delivered.pop(key, None)
+            self._updates.drop(key)
             raise
-        self._delivered.pop(key, None)
+        self._updates.drop(key)
         return receipt
-
-    def _slice_of(self, order: dict[str, Any], key: tuple[Client, int]) -> tuple[Any, Any]:
-        if order["update"] is None:
-            if key not in self._delivered:
-                raise NotDelivered(
-                    f"rank {self.rank} does not hold its slice of client {key[0]!r}'s answer to version {key[1]}"
-                )
-            return self._delivered[key]
-        control = order.get("control")
-        layout = self._server.layout
-        return layout.parse(self._mapped_slice(order["update"])), None if control is None else self._mapped_slice(
-            control
-        )
-
-    def _mapped_slice(self, where: list[Any]) -> Tensor:
-        path, code = where
-        begin, end = self._bounds[self.rank]
-        return self._mapped.get(path, self.layout.size, DTYPES[code])[begin:end]
-
-    def _where(self, name: str, given: Any) -> list[Any] | None:
-        """Where the other ranks find a vector: its path and type."""
-        if given is None:
-            return None
-        if len(set(self._hosts)) > 1:
-            raise ConfigError(f"{name}: ranks are on several hosts: deliver() each of them its slice, and receive None")
-        if not isinstance(given, SharedVector):
-            pieces = self.layout.parse(given, name).parameters
-            if name not in self._scratch:
-                self._scratch[name] = SharedVector(self.layout.size)
-            ops.gather(pieces, self._scratch[name].tensor)
-            given = self._scratch[name]
-        if given.size != self.layout.size:
-            raise ShapeMismatch(f"{name}: expected {self.layout.size} numbers, got {given.size}")
-        return [given.path, DTYPES.index(given.dtype)]
 
     def _close_round(self, order: dict[str, Any]) -> None:
         with self._link.together():
@@ -479,7 +444,7 @@ class ShardedServer:
             server._core = core
             server._follow()
             self._begin_life(json.loads(lives))
-            self._delivered.clear()
+            self._updates.clear()
 
 
 def _bounds(layout: Layout, ranks: int) -> list[tuple[int, int]]:
@@ -493,6 +458,24 @@ def _bounds(layout: Layout, ranks: int) -> list[tuple[int, int]]:
         )
     at = [groups * rank // ranks * ops.GROUP for rank in range(ranks)] + [layout.size]
     return list(pairwise(at))
+
+
+def _refuse_distributed(model: Any) -> None:
+    """Refuse a model whose tensors are in pieces already, and say what to do.
+
+    Raises:
+        DTypeMismatch: it is one.
+    """
+    arrays = model.state_dict() if isinstance(model, torch.nn.Module) else model
+    values = (
+        arrays.values() if isinstance(arrays, Mapping) else arrays if isinstance(arrays, (list, tuple)) else [arrays]
+    )
+    if any(hasattr(value, "full_tensor") for value in values):
+        raise DTypeMismatch(
+            "model: its tensors are distributed (DTensor, FSDP2): give every rank the whole state_dict, as "
+            "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) of "
+            "torch.distributed.checkpoint.state_dict makes it, and load parameters() back in the same way"
+        )
 
 
 def _id(client: Client) -> Any:
