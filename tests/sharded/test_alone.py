@@ -206,3 +206,44 @@ def test_a_shared_vector_of_another_size_is_refused() -> None:
         file.truncate(8)
     with pytest.raises(fastagg.ShapeMismatch, match="got 8 bytes"):
         server.receive(1, vector)
+
+
+def test_the_rest_of_a_servers_methods() -> None:
+    alone = fastagg.FedAvg(model(SIZE), clients_per_round=None, weighting="uniform", seed=3)
+    server = fastagg.sharded(
+        lambda piece: fastagg.FedAvg(piece, clients_per_round=None, weighting="uniform", seed=3), model(SIZE)
+    )
+    for one in (alone, server):
+        task = one.dispatch("a")
+        one.hand_on(task, "b")
+        one.dispatch("c")
+        one.forget("c", 0)
+        one.receive("b", update(0, SIZE), incarnation=one.incarnation)
+        one.lr = 0.5
+        assert one.close_round() == 0.5
+        assert one.close_round() is None
+        with pytest.raises(fastagg.UnknownVersion):
+            one.receive("c", update(0, SIZE))
+        with pytest.raises(fastagg.OtherLife):
+            one.receive("a", update(0, SIZE), incarnation=1)
+        with pytest.raises(fastagg.ConfigError, match="gradient"):
+            one.receive("a", update(0, SIZE), kind="gradient")
+        assert one.expire(before=1) == 1
+    assert torch.equal(server.flat, alone.flat) and server.version == alone.version == 1
+    assert server.memory()["model"] == 4 * SIZE and server.update_kind == "delta"
+    assert server.config() == alone.config()
+
+
+def test_an_interrupt_is_told_to_nobody_before_the_others_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = fastagg.sharded(fadas, model(SIZE))
+    server.dispatch(1)
+
+    def interrupted(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    for name, target in (("order", server._link), ("_received", server._server)):
+        with monkeypatch.context() as during:
+            during.setattr(target, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                server.receive(1, update(0, SIZE))
+    assert server.receive(1, update(0, SIZE)).version == 0  # it goes on

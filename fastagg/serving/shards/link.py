@@ -22,7 +22,7 @@ from fastagg.errors import ConfigError, FastaggError, RankLost
 
 _FRAME = 128  # bytes of a message; the rest of a longer one follows it
 _HEAD = 9  # its kind, and its length
-_FINE, _REFUSED, _LOST = 0, 1, 2
+_ORDER, _FINE, _REFUSED, _LOST = 0, 1, 2, 3
 _LONGEST = 500  # characters of an error that go to the others
 
 _FIRST_TAG = 23_000
@@ -51,7 +51,7 @@ class Link:
 
     def __init__(self, group: Any, timeout: float) -> None:
         self.rank, self.size, self.traffic = 0, 1, 0
-        self.decided = self.told = False
+        self.decided = self.told = self._ordered = False
         self._group: Any = None
         self._tag, self._timeout = 0, timedelta(seconds=timeout)
         self._lost: RankLost | None = None
@@ -74,28 +74,37 @@ class Link:
         """From rank 0 to all others."""
         text = json.dumps(what, separators=(",", ":")).encode()
         with self._or_lost("giving an order"):
+            self._ordered = True
             for rank in range(1, self.size):
-                self._send(rank, _FINE, text)
+                self._send(rank, _ORDER, text)
 
     def hear(self) -> dict[str, Any]:
         """The next order. An idle rank 0 gives one from time to time that asks for nothing."""
         with self._or_lost("waiting for rank 0's next order"):
             kind, text = self._recv(0)
-        if kind != _FINE:
-            self._lose(text.decode())
+        if kind != _ORDER:
+            self._lose(text.decode() if kind == _LOST else "rank 0 went on while this rank waited for an order")
         found: dict[str, Any] = json.loads(text)
         return found
 
     # -- settling ------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """Whoever fails in here tells the others, and all raise the same error."""
+    def together(self, order: dict[str, Any] | None = None) -> Iterator[None]:
+        """Whoever fails in here tells the others, and all raise the same error.
+
+        Args:
+            order: what rank 0 asks of the others; None where all know.
+        """
         self.decided = self.told = False
+        self._ordered = order is None or self.rank != 0
         try:
+            if order is not None and self.rank == 0:
+                self.order(order)
             yield
         except BaseException as error:
-            if self.told or self.decided or self._lost is not None:
+            # Before the order was given the others know of nothing.
+            if self.told or self.decided or self._lost is not None or not self._ordered:
                 raise
             self._settle(_REFUSED, _written(error), None, error)
             raise
@@ -128,6 +137,8 @@ class Link:
             with self._or_lost("settling"):
                 self._send(0, kind, mine)
                 kind, found = self._recv(0)
+        if kind == _ORDER:
+            self._lose("rank 0 went on without this rank")
         if kind == _LOST:
             self._lose(found.decode())
         if kind == _REFUSED:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fastagg import _checks, ops
 from fastagg._build import build_info, native
-from fastagg.errors import ConfigError, DTypeMismatch, FastaggError, NotDelivered, NotSharded, RankLost
+from fastagg.errors import Busy, ConfigError, DTypeMismatch, FastaggError, NotDelivered, NotSharded, RankLost
 from fastagg.layout import Layout, Piece
 from fastagg.parts.names import Kind
 from fastagg.serving import admission
@@ -235,12 +235,14 @@ class ShardedServer:
     def forget(self, client: Client, version: int | None = None) -> None:
         """As :meth:`fastagg.Server.forget`."""
         with self._leading("forget"):
+            client, version = self._server._core.ledger.identify(client), None if version is None else int(version)
             self._server.forget(client, version)
-            self._link.order({"op": "forget", "client": _id(client), "version": version})
+            self._link.order({"op": "forget", "client": client, "version": version})
 
     def expire(self, before: int | None = None) -> int:
         """As :meth:`fastagg.Server.expire`."""
         with self._leading("expire"):
+            before = None if before is None else _checks.whole("before", before, least=0)
             ended = self._server.expire(before)
             self._link.order({"op": "expire", "before": before})
             return ended
@@ -254,7 +256,7 @@ class ShardedServer:
     def lr(self, rate: float) -> None:
         with self._leading("lr"):
             self._server.lr = rate
-            self._link.order({"op": "lr", "rate": self._server.lr})
+            self._link.order({"op": "lr", "rate": float(self._server.lr)})
 
     def receive(
         self,
@@ -292,15 +294,12 @@ class ShardedServer:
             order = {"op": "receive", "client": client, "version": version, "samples": samples, "update": where}
             if control is not None:
                 order["control"] = self._updates.place("control", control)
-            self._link.order(order)
             return self._receive(order)
 
     def close_round(self) -> float | None:
         """As :meth:`fastagg.Server.close_round`."""
         with self._leading("close_round"):
-            self._link.order({"op": "close_round"})
-            with self._link.together():
-                return self._server.close_round()
+            return self._close_round({"op": "close_round"})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint: a folder with a file of every slice, and a manifest that names them.
@@ -312,9 +311,7 @@ class ShardedServer:
             CheckpointError: a rank could not write; the checkpoint that was there is as it was.
         """
         with self._leading("save"):
-            order = {"op": "save", "path": str(path), "name": os.urandom(6).hex()}
-            self._link.order(order)
-            self._save(order)
+            self._save({"op": "save", "path": str(path), "name": os.urandom(6).hex()})
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from what :meth:`save` wrote, with this or another number of ranks. Settings stay this server's own.
@@ -323,8 +320,7 @@ class ShardedServer:
             CheckpointError: it is damaged, or belongs to another model or algorithm; nothing was changed.
         """
         with self._leading("load"):
-            self._link.order({"op": "load", "path": str(path)})
-            self._load({"path": str(path)})
+            self._load({"op": "load", "path": str(path)})
 
     def parameters(self) -> Any:
         """The whole model in the form it came in, collected from all ranks: a copy."""
@@ -408,7 +404,7 @@ class ShardedServer:
     def _receive(self, order: dict[str, Any]) -> Receipt:
         server, key = self._server, (order["client"], order["version"])
         try:
-            with self._link.together():
+            with self._link.together(order):
                 parsed, control = self._updates.of(key, order["update"], order.get("control"))
                 share = admission.share(order["samples"], server.weighting)
                 receipt = server._received(*key, parsed, share, control)
@@ -420,12 +416,12 @@ class ShardedServer:
         self._updates.drop(key)
         return receipt
 
-    def _close_round(self, order: dict[str, Any]) -> None:
-        with self._link.together():
-            self._server.close_round()
+    def _close_round(self, order: dict[str, Any]) -> float | None:
+        with self._link.together(order):
+            return self._server.close_round()
 
     def _save(self, order: dict[str, Any]) -> None:
-        with self._link.together():
+        with self._link.together(order):
             path = Path(order["path"])
             names = [folder.file_name(order["name"], rank) for rank in range(self._link.size)]
             folder.write_slice(self._server, path, names[self.rank])
@@ -435,7 +431,7 @@ class ShardedServer:
             self._link.agree()
 
     def _load(self, order: dict[str, Any]) -> None:
-        with self._link.together():
+        with self._link.together(order):
             server = self._server
             state = folder.read_slice(Path(order["path"]), self.layout, self._bounds[self.rank], server)
             core = folder.checked(server, state)
@@ -478,10 +474,6 @@ def _refuse_distributed(model: Any) -> None:
         )
 
 
-def _id(client: Client) -> Any:
-    return client if isinstance(client, str) else int(client)
-
-
 def _beat(held: weakref.ref[ShardedServer], closed: threading.Event, every: float) -> None:
     """An order that asks for nothing, so that the other ranks know that rank 0 is there."""
     while not closed.wait(every):
@@ -491,6 +483,8 @@ def _beat(held: weakref.ref[ShardedServer], closed: threading.Event, every: floa
             with server._lock:
                 if not closed.is_set():
                     server._link.order({"op": "alive"})
+        except Busy:  # it is not idle
+            pass
         except FastaggError:
             return
         del server
