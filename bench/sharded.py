@@ -43,18 +43,23 @@ def seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - begun
 
 
-def measure(name: str, server: fastagg.ShardedServer, alone: fastagg.Server, shared: Any, rounds: int) -> None:
-    def arrival(on: Any, update: Any, client: int) -> float:
+def measure(
+    name: str, server: fastagg.ShardedServer, alone: fastagg.Server, shared: Any, rounds: int, threads: tuple[int, int]
+) -> None:
+    """``threads``: of this rank, and of the single process, which has all cores while it works."""
+
+    def arrival(which: int, client: int) -> float:
+        on: Any = (server, alone)[which]
+        fastagg.set_num_threads(threads[which])
         on.dispatch(client)
-        return seconds(lambda: on.receive(client, update))
+        return seconds(lambda: on.receive(client, (shared, shared.tensor)[which]))
 
     ratios, theirs, mine, sent = [], [], [], []
     for turn in range(rounds + 3):
         before = server.traffic
         pair = [0.0, 0.0]
         for which in (0, 1) if turn % 2 else (1, 0):
-            update = shared if which == 0 else shared.tensor
-            pair[which] = arrival(server if which == 0 else alone, update, turn % CLIENTS)
+            pair[which] = arrival(which, turn % CLIENTS)
         if turn >= 3:  # until then memory is asked for
             ratios.append(pair[0] / pair[1])
             mine.append(pair[0])
@@ -87,27 +92,9 @@ def play(rank: int, arguments: argparse.Namespace) -> None:
             server.follow()
             continue
         with server:
-            # One process at its best has all cores. A rank's threads are this process's, too: they are set in turn.
-            alone = _Threads(RULES[name](model), cores, each)
-            measure(name, server, alone, shared, arguments.rounds)
-            del alone
+            measure(name, server, RULES[name](model), shared, arguments.rounds, (each, cores))
     dist.barrier()
     dist.destroy_process_group()
-
-
-class _Threads:
-    """A server that works with so many threads, and leaves as many as there were."""
-
-    def __init__(self, server: fastagg.Server, own: int, after: int) -> None:
-        self.server, self.own, self.after = server, own, after
-
-    def dispatch(self, client: int) -> None:
-        fastagg.set_num_threads(self.own)
-        self.server.dispatch(client)
-
-    def receive(self, client: int, update: Any) -> None:
-        self.server.receive(client, update)
-        fastagg.set_num_threads(self.after)
 
 
 def main() -> None:
