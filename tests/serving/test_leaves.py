@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,7 @@ def test_a_server_with_a_folder_refuses_partials(tmp_path: Path) -> None:
             server.receive_partial("leaf", fastagg.Partial(torch.zeros(SIZE), 1, 1.0))
 
 
-def _work(seed: int) -> tuple[torch.Tensor, int, float]:
+def _work(seed: int) -> tuple[Any, int, float]:
     leaf = fastagg.Leaf(torch.zeros(SIZE))
     for update in updates(3, seed):
         leaf.fold(update)
@@ -170,8 +171,9 @@ def _work(seed: int) -> tuple[torch.Tensor, int, float]:
 
 
 def test_leaves_in_processes_of_their_own_give_the_same_bits() -> None:
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        there = pool.map(_work, [1, 2])
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, mp_context=spawned) as pool:  # which raises where a process dies
+        there = list(pool.map(_work, [1, 2], timeout=240))
     roots = []
     for parts in (there, [_work(1), _work(2)]):
         root = MAKES["FADAS"]()
