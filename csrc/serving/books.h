@@ -162,6 +162,8 @@ class Buffered : public Book {
   int64_t room() const;  // updates until the next step
   double total() const { return total_; }
   const Vector& acc() const { return acc_; }
+  // After `load`: a bound of the sum's elements. That of the whole model's sum, where this is a slice.
+  void bound_sum(double bound) { acc_bound_ = bound; }
 
   // Several at once, with nothing to be seen of them before `commit`: those of a round that is complete, in order.
   Outcome plan_round(const std::vector<Facts>& facts, bool steps);

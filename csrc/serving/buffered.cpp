@@ -163,7 +163,6 @@ py::dict Buffered::state() const {
   state["acc"] = held_.empty() ? py::none() : acc_.owner;  // between rounds it holds nothing
   state["total"] = total_;
   state["versions"] = held_;
-  state["bound"] = acc_bound_;
   return state;
 }
 
@@ -177,9 +176,6 @@ void Buffered::load(const py::dict& state) {
   if (!(total_ > 0.0)) throw std::invalid_argument("a buffer's weight");
   acc_ = vector_of(vector_());
   acc_.owner.attr("copy_")(state["acc"]);
-  // That of the whole model's sum, where this is a slice. Older checkpoints do not say it.
-  acc_bound_ =
-      state.contains("bound") ? bound_of(state["bound"]) : bound_of(acc_.owner.attr("double")().attr("norm")());
 }
 
 }  // namespace fastagg::serving

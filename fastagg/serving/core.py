@@ -227,6 +227,8 @@ class Core:
         core._first_moments = core.moments
         core.road.start(core.road.flat, size=server.layout.size, origin=server.origin)
         core.state.load_state_dict(state["direction"])
+        if (held_sum := state["direction"].get("acc")) is not None and hasattr(core.state.book, "bound_sum"):
+            core.state.book.bound_sum(core.norms.inspect(held_sum).norm)
         core.policy.load_state_dict(state["staleness"])
         tasks = dict(state["tasks"])
         if (tasks["version"], tasks["steps"]) != (state["version"], state["steps"]):
