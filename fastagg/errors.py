@@ -56,6 +56,18 @@ class NotDurable(FastaggError, RuntimeError):
     """The disk refuses, so nothing is acknowledged: what raises this may be in the model, and is not in the journal."""
 
 
+class RankLost(FastaggError, RuntimeError):
+    """A rank of a sharded server died, stopped or could not follow. The others cannot go on without its slice."""
+
+
+class NotSharded(ConfigError, AttributeError):
+    """A sharded server does not have this method of :class:`fastagg.Server`, or not on this rank."""
+
+
+class NotDelivered(FastaggError, LookupError):
+    """A rank does not hold its slice of an answer. Nothing has changed: the same call will do when it was delivered."""
+
+
 class CheckpointError(FastaggError, ValueError):
     """A checkpoint is damaged, or belongs to another model or algorithm."""
 

@@ -13,8 +13,11 @@ from fastagg.errors import (
     FastaggError,
     MissingDependency,
     NonFiniteUpdate,
+    NotDelivered,
     NotDurable,
+    NotSharded,
     OtherLife,
+    RankLost,
     RunFailed,
     ShapeMismatch,
     UnknownClient,
@@ -61,12 +64,15 @@ from fastagg.presets import (
 from fastagg.registry import register
 from fastagg.serving.dispatch import Dispatch, Receipt
 from fastagg.serving.durable import DurableServer
+from fastagg.serving.leaves import Leaf, Partial
 from fastagg.serving.loading import load
 from fastagg.serving.opening import open
 from fastagg.serving.server import Server
 from fastagg.serving.settings import ServerSettings
+from fastagg.serving.shards.server import ShardedServer, Slice, sharded
 from fastagg.serving.watching import watch
 from fastagg.storage.cache import ClientCache
+from fastagg.storage.shared import SharedVector
 
 __version__ = build_info()["version"]
 
@@ -119,21 +125,29 @@ __all__ = [
     "FedYogi",
     "Hinge",
     "Layout",
+    "Leaf",
     "Lookahead",
     "MissingDependency",
     "Mixing",
     "Momentum",
     "NonFiniteUpdate",
+    "NotDelivered",
     "NotDurable",
+    "NotSharded",
     "Optimizer",
     "OtherLife",
+    "Partial",
     "Polynomial",
+    "RankLost",
     "Receipt",
     "RunFailed",
     "Server",
     "ServerSettings",
     "ShapeMismatch",
+    "ShardedServer",
+    "SharedVector",
     "Single",
+    "Slice",
     "Staleness",
     "UnknownClient",
     "UnknownVersion",
@@ -151,5 +165,6 @@ __all__ = [
     "registry",
     "set_isa",
     "set_num_threads",
+    "sharded",
     "watch",
 ]

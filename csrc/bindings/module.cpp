@@ -1,5 +1,7 @@
 // The Python door: structs, addresses and scalars in, nothing else. Checks of tensors live in fastagg/ops, which owns
 // them. Every call that touches vectors releases the GIL.
+#include <pybind11/numpy.h>
+
 #include <algorithm>
 #include <atomic>
 #include <iterator>
@@ -11,6 +13,7 @@
 #include "../cpu/kernels.h"
 #include "../cpu/pool.h"
 #include "../cpu/tuning.h"
+#include "../math/reduce.h"
 #include "structs.h"
 
 namespace py = pybind11;
@@ -65,6 +68,24 @@ std::tuple<double, double, double> distances(const Update& update, Address x, Ad
 }
 
 bool nearly(const Update& update, Address x) { return cpu::nearly(update, at(x)); }
+
+py::array_t<double> group_sums(const Update& update, Address x, Address base, bool inner) {
+  std::vector<cpu::GroupSums> groups;
+  const size_t used = x == 0 ? 1 : inner ? 3 : 2;
+  {
+    const Released released(update.size);
+    groups = x == 0 ? cpu::squares_by_group(update) : cpu::distances_by_group(update, at(x), at(base), inner);
+  }
+  py::array_t<double> out({used, groups.size()});
+  for (size_t k = 0; k < used; ++k)
+    for (size_t g = 0; g < groups.size(); ++g) out.mutable_at(k, g) = groups[g][k];
+  return out;
+}
+
+double total_of(const py::array_t<double, py::array::c_style | py::array::forcecast>& groups) {
+  const double* sums = groups.data();
+  return total_of_groups(static_cast<size_t>(groups.size()), [&](size_t g) { return sums[g]; });
+}
 
 void sketch(const Update& update, int64_t k, uint64_t seed, Address out) {
   py::gil_scoped_release release;
@@ -212,6 +233,8 @@ PYBIND11_MODULE(_native, m) {
   m.def("sum_squares", &sum_squares, arg("update"));
   m.def("nearly", &nearly, arg("update"), arg("x"));
   m.def("distances", &distances, arg("update"), by_name, arg("x"), arg("base"), arg("inner"));
+  m.def("group_sums", &group_sums, arg("update"), by_name, arg("x") = 0, arg("base") = 0, arg("inner") = false);
+  m.def("total", &total_of, arg("groups"));
   m.def("sketch", &sketch, arg("update"), by_name, arg("k"), arg("seed"), arg("out"));
   m.def("copy", &copy, arg("update"), by_name, arg("first"), arg("count"), arg("item"), arg("out"));
   m.def("crc32c", &crc32c, arg("update"), by_name, arg("bytes"), arg("before"), arg("in_software"));

@@ -218,6 +218,7 @@ void bind_serving(py::module_& to) {
            by_name, arg("sign"), arg("capacity"), arg("synchronous"), arg("vector"), arg("spare"))
       .def_property_readonly("room", &Buffered::room)
       .def_property_readonly("total", &Buffered::total)
+      .def("bound_sum", [](Buffered& book, py::handle bound) { book.bound_sum(bound_of(bound)); })
       .def_property_readonly("acc", [](const Buffered& book) { return book.acc().owner; });
   py::class_<AllClients, Book, std::shared_ptr<AllClients>> all(m, "AllClients");
   py::class_<AllClients::Setting>(m, "AllClientsSetting")

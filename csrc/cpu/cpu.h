@@ -2,6 +2,7 @@
 // number of threads, the instruction set or the tuning.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <vector>
 
@@ -54,6 +55,12 @@ Distances distances(const Update& update, const float* x, const float* base, boo
 // Whether the update is far nearer to x than to zero, |u - x| < 0.1*|u|, on at most 1,024 elements evenly spread. False
 // for an update that is zero there or not finite.
 bool nearly(const Update& update, const float* x);
+
+// The sums of which these are the totals (reduce.h), group by group: of a slice of the model, they are the whole's own.
+// In the order update, moved, inner.
+using GroupSums = std::array<double, 3>;
+std::vector<GroupSums> squares_by_group(const Update& update);
+std::vector<GroupSums> distances_by_group(const Update& update, const float* x, const float* base, bool wants_inner);
 
 // A random linear map to k numbers that keeps norms: E|sketch(u)|^2 = |u|^2, relative deviation sqrt(2/k).
 // Each block of 1,024 elements is added, with random signs, to k buckets on a circle from a random one on; so two

@@ -4,21 +4,17 @@
 #include <memory>
 #include <vector>
 
+#include "../math/reduce.h"
 #include "blocks.h"
 #include "cpu.h"
 
 namespace fastagg::cpu {
 namespace {
 
-using Sums = std::array<double, kSums>;
+using Sums = GroupSums;
 
-// reduce.h: the total of the groups' sums, whatever thread made them.
 double total_of_groups(const std::vector<Sums>& groups, size_t which) {
-  double slots[kSlots] = {};
-  for (size_t g = 0; g < groups.size(); ++g) slots[g % kSlots] += groups[g][which];
-  for (int64_t half = kSlots / 2; half > 0; half /= 2)
-    for (int64_t i = 0; i < half; ++i) slots[i] += slots[i + half];
-  return slots[0];
+  return fastagg::total_of_groups(groups.size(), [&](size_t g) { return groups[g][which]; });
 }
 
 // `count` values, and zeros up to a multiple of 128: they change no sum.
@@ -74,7 +70,7 @@ int64_t whole_rows(int64_t count) { return (count + 127) / 128 * 128; }
 
 }  // namespace
 
-double sum_squares(const Update& update) {
+std::vector<GroupSums> squares_by_group(const Update& update) {
   const Kernels& table = kernels();
   const int64_t ahead = tuning().prefetch;
   const auto sums = [&](const float* values, int64_t, int64_t count, double* out) {
@@ -82,10 +78,12 @@ double sum_squares(const Update& update) {
     const int64_t n = whole_rows(count);
     table.squares(padded.padded(values, count, n), n, ahead, out);
   };
-  return total_of_groups(group_sums(update, 1, 4, sums), 0);
+  return group_sums(update, 1, 4, sums);
 }
 
-Distances distances(const Update& update, const float* x, const float* base, bool wants_inner) {
+double sum_squares(const Update& update) { return total_of_groups(squares_by_group(update), 0); }
+
+std::vector<GroupSums> distances_by_group(const Update& update, const float* x, const float* base, bool wants_inner) {
   const Kernels& table = kernels();
   const int64_t ahead = tuning().prefetch;
   const auto sums = [&](const float* values, int64_t at, int64_t count, double* out) {
@@ -94,7 +92,11 @@ Distances distances(const Update& update, const float* x, const float* base, boo
     table.apart(of_update.padded(values, count, n), of_x.padded(x + at, count, n), of_base.padded(base + at, count, n),
                 wants_inner, n, ahead, out);
   };
-  const std::vector<Sums> groups = group_sums(update, wants_inner ? 3 : 2, 12, sums);
+  return group_sums(update, wants_inner ? 3 : 2, 12, sums);
+}
+
+Distances distances(const Update& update, const float* x, const float* base, bool wants_inner) {
+  const std::vector<Sums> groups = distances_by_group(update, x, base, wants_inner);
   return {total_of_groups(groups, 1), total_of_groups(groups, 0), wants_inner ? total_of_groups(groups, 2) : 0.0};
 }
 

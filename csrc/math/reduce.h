@@ -23,6 +23,16 @@ constexpr int64_t kGroupStrands = 32;
 constexpr int64_t kGroup = kStrand * kGroupStrands;
 constexpr int64_t kSlots = 256;
 
+// The total of the groups' sums, whatever thread, or process, made them. of(g): that of group g.
+template <typename Of>
+double total_of_groups(size_t groups, Of of) {
+  double slots[kSlots] = {};
+  for (size_t g = 0; g < groups; ++g) slots[g % kSlots] += of(g);
+  for (int64_t half = kSlots / 2; half > 0; half /= 2)
+    for (int64_t i = 0; i < half; ++i) slots[i] += slots[i + half];
+  return slots[0];
+}
+
 FASTAGG_FN double fold_quad(double a, double b, double c, double d) { return (a + b) + (c + d); }
 
 }  // namespace fastagg

@@ -36,6 +36,10 @@ struct Facts {
   double norm;                  // of the update, after clipping; NaN where nobody measured it
   const float* base = nullptr;  // the model it was trained from, where the rule or a trained model needs it
   bool trained = false;         // the update is the trained model: less `base`
+  // A leaf's: the sum of so many updates, each of them weighed already, and what they count for in a mean.
+  int64_t count = 1;
+  double total = -1.0;  // negative: one update, which counts for its share
+  double counts_for() const { return total < 0.0 ? share : total; }
 };
 
 enum class Outcome { kKept, kStep, kIdle };  // waits; the model steps; the version moves on without a step
@@ -158,6 +162,8 @@ class Buffered : public Book {
   int64_t room() const;  // updates until the next step
   double total() const { return total_; }
   const Vector& acc() const { return acc_; }
+  // After `load`: a bound of the sum's elements. That of the whole model's sum, where this is a slice.
+  void bound_sum(double bound) { acc_bound_ = bound; }
 
   // Several at once, with nothing to be seen of them before `commit`: those of a round that is complete, in order.
   Outcome plan_round(const std::vector<Facts>& facts, bool steps);

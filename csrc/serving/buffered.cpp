@@ -34,12 +34,14 @@ void Buffered::reserve(size_t more) {
   if (held_.capacity() < held_.size() + more) held_.reserve(2 * (held_.size() + more));
 }
 
-Outcome Buffered::plan(const Facts& facts) { return plan_round({facts}, room() == 1); }
+Outcome Buffered::plan(const Facts& facts) { return plan_round({facts}, room() == facts.count); }
 
 // All of them into the sum, but for the last one if that makes a step: it goes straight there.
 Outcome Buffered::plan_round(const std::vector<Facts>& facts, bool steps) {
   plan_numbers(facts, steps);
-  reserve(facts_.size());
+  size_t count = 0;
+  for (const Facts& one : facts_) count += static_cast<size_t>(one.count);
+  reserve(count);
   const bool one_alone = steps && held_.empty() && facts_.size() == 1;
   if (!one_alone && !acc_) acc_ = vector_of(vector_());
   return outcome_;
@@ -53,8 +55,8 @@ void Buffered::plan_numbers(const std::vector<Facts>& facts, bool steps) {
   total_next_ = total_;
   acc_bound_next_ = held_.empty() ? 0.0 : acc_bound_;
   for (const Facts& one : facts_) {
-    if (steps) versions_.push_back(one.start);
-    total_next_ += one.share;
+    if (steps) versions_.insert(versions_.end(), static_cast<size_t>(one.count), one.start);
+    total_next_ += one.counts_for();
     acc_bound_next_ += std::abs(weight_of(one)) * one.norm;
   }
   bound_ = acc_bound_next_ / total_next_;  // what waits must be fit for a step, or it would stand in its way for ever
@@ -97,7 +99,7 @@ void Buffered::commit() noexcept {
     total_ = acc_bound_ = 0.0;
     return;
   }
-  for (const Facts& one : facts_) held_.push_back(one.start);
+  for (const Facts& one : facts_) held_.insert(held_.end(), static_cast<size_t>(one.count), one.start);
   total_ = total_next_;
   acc_bound_ = acc_bound_next_;
 }
@@ -174,7 +176,6 @@ void Buffered::load(const py::dict& state) {
   if (!(total_ > 0.0)) throw std::invalid_argument("a buffer's weight");
   acc_ = vector_of(vector_());
   acc_.owner.attr("copy_")(state["acc"]);
-  acc_bound_ = bound_of(acc_.owner.attr("double")().attr("norm")());
 }
 
 }  // namespace fastagg::serving

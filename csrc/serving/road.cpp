@@ -488,6 +488,8 @@ py::object Road::arrive(py::handle client, py::handle version, double share, py:
   }
   const py::object base = book_->blends() ? ledger_->payload(task.version) : py::none();  // held until it was read
   if (!base.is_none()) facts.base = vector_of(base).data;
+  facts.count = static_cast<int64_t>(number(more, "count", 1.0));
+  facts.total = number(more, "total", -1.0);
   if (std::isnan(facts.norm)) facts.norm = 0.0;  // the device will know, and judge
 
   Step step;
@@ -517,6 +519,7 @@ py::object Road::arrive(py::handle client, py::handle version, double share, py:
     outside_.receipt.set(receipt, 9, py::int_(record.sequence()));
   }
 
+  if (const py::object agree = item(more, "agree"); !agree.is_none()) agree();  // the other ranks: they may fail yet
   if (!waits) carry_out(worth, [&] { book_->run(*runner_, update_, step.optimizer); });
   ask_python(step, then);
 
@@ -666,6 +669,7 @@ py::object Road::close_round(const py::list& entries, bool steps, py::handle cli
   } else if (journal_ && step.outcome != Outcome::kKept) {
     closes = record_of(kCloseRound);
   }
+  if (const py::object agree = item(more, "agree"); !agree.is_none()) agree();
   carry_out(size_ >= kWorthReleasing, [&] {
     if (flushes) {
       buffered->run_flush(*runner_, sum, step.optimizer);

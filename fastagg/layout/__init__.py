@@ -1,5 +1,5 @@
 """A model as one flat vector and back."""
 
-from fastagg.layout.model import Entry, Layout, ModelState, Parsed, Taken
+from fastagg.layout.model import Entry, Layout, ModelState, Parsed, Piece, Taken
 
-__all__ = ["Entry", "Layout", "ModelState", "Parsed", "Taken"]
+__all__ = ["Entry", "Layout", "ModelState", "Parsed", "Piece", "Taken"]

@@ -67,6 +67,14 @@ class Taken(NamedTuple):
     state: dict[str, Any]
 
 
+class Piece(NamedTuple):
+    """A slice of a model, one of several that are stepped together: what a server of a slice starts from."""
+
+    flat: Tensor  # fp32, 1-D
+    origin: int  # where it begins in the whole: a multiple of 65,536
+    norms: Any  # of whole vectors: `inspect`, `distances`, `largest` and `agree` (serving/shards/norms.py)
+
+
 class Layout:
     """The correspondence between a model's own form and the flat vector.
 
@@ -247,6 +255,17 @@ class Layout:
         if buffers is not None or counters is not None:
             check_statistics(self, parsed, what)
         return parsed
+
+    def cut(self, params: Any, begin: int, end: int) -> Tensor:
+        """Elements ``begin`` to ``end`` of the flat vector of a model of this layout, as a new fp32 tensor."""
+        arrays = self._arrays(params)
+        found = torch.empty(end - begin)
+        for entry in self._by_role["parameter"]:
+            first, last = max(begin, entry.offset), min(end, entry.offset + entry.size)
+            if first < last:
+                values = _dense(entry.name, arrays[entry.name]).reshape(-1)[first - entry.offset : last - entry.offset]
+                found[first - begin : last - begin].copy_(values)
+        return found
 
     def _arrays(self, params: Any, what: str = "params") -> Mapping[str, Any]:
         """Arrays by name, their set of names checked."""

@@ -65,14 +65,14 @@ class OptimizerState:
             key=native.RandomKey(seed=self.seed, step=0, client=_SERVER),
         )  # fmt: skip
 
-    def bounds(self) -> tuple[float, float]:
-        """The largest magnitudes that elements of ``m`` and of ``v`` can have."""
+    def bounds(self, norms: Any = ops) -> tuple[float, float]:
+        """The largest magnitudes that elements of ``m`` and of ``v`` can have, ``norms`` having ``inspect``."""
         names = {"m": ("m",), "v": ("v", "vhat")}
         if "units" in self.tensors:
             # The largest codes stand for less than these multiples of a block's unit (csrc/math/moments.h).
             units = [float(row.max()) if row.numel() else 0.0 for row in self.tensors["units"]]
             return 2.0**17 * units[0], 2.0**33 * units[-1]
-        found = [max([ops.inspect(self.tensors[n]).norm for n in group if n in self.tensors], default=0.0)
+        found = [max([norms.inspect(self.tensors[n]).norm for n in group if n in self.tensors], default=0.0)
                  for group in names.values()]  # fmt: skip
         return found[0], found[1]
 

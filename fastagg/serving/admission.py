@@ -68,7 +68,7 @@ def control(layout: Layout, given: Any) -> Pieces:
 
 def _culprits(layout: Layout, pieces: Pieces) -> str:
     names = [entry.name for entry in layout.entries if entry.role == "parameter"]
-    if len(pieces.owners) != len(names):
+    if names == [""] or len(pieces.owners) != len(names):
         return "the flat vector"
     bad = [n for n, piece in zip(names, pieces.owners, strict=True) if not ops.inspect(piece).finite]
     return f"{bad[0]!r}" + (f" and {len(bad) - 1} more" if len(bad) > 1 else "")

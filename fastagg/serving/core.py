@@ -46,6 +46,7 @@ class Core:
         size, device = flat.numel(), server.device
         direction, staleness, optimizer = server.direction, server.staleness, server.optimizer
         self.settings = server
+        self.norms: Any = ops if server._norms is None else server._norms
         self.statistics = statistics
         self.round: tuple[rounds.Entry, ...] = ()  # of a deterministic server: what waits for the others
         self.policy = staleness.start(size, server.seed)
@@ -71,7 +72,7 @@ class Core:
         self.state = direction.start(material)
         self.always = (
             not host or direction.measures or staleness.measures or server.deterministic or self.policy.looks
-            or self.state.asks
+            or self.state.asks or server._norms is not None
         )  # fmt: skip
         runner, self.there = runner_for(device)
         hyper = optimizer.hyper()
@@ -89,7 +90,7 @@ class Core:
         self.road.start(flat, size=size, origin=server.origin)
         self.road.clip(server.clip_norm or 0.0)
         self.road.begin_life(0, new_life())
-        self.road.bound_from(_largest(flat), *self.moments.bounds())
+        self.measure_bounds()
 
     def _hooks(self, vector: Callable[[], Tensor] | None) -> Any:
         """What the road asks Python (csrc/serving/road.h)."""
@@ -106,8 +107,22 @@ class Core:
         hooks.rate = staleness.rate if _overrides(staleness, Staleness, "rate") else None
         own_step = _overrides(optimizer, Optimizer, "step")
         hooks.step = (lambda *given: _alive(me)._own_step(*given)) if own_step else None
-        hooks.measure = lambda x, moments: [_largest(x), *moments.bounds()]
+        hooks.measure = lambda x, moments: _alive(me)._bounds(x, moments)
         return hooks
+
+    def measure_bounds(self) -> None:
+        """Bounds of elements begin anew, from what the model and the moments hold."""
+        self.road.bound_from(*self._bounds(self.road.flat, self.moments))
+
+    def _bounds(self, x: Tensor, moments: OptimizerState) -> list[float]:
+        """Bounds of the elements of a version, of first and of second moments: of the whole model's, if this is a
+        slice."""
+        found = [_largest(x, self.norms), *moments.bounds(self.norms)]
+        return found if self.norms is ops else [self.norms.largest(bound) for bound in found]
+
+    def agreed(self, more: dict[str, Any]) -> dict[str, Any]:
+        """``more``, and what the road asks last before anything changes."""
+        return more if self.norms is ops else {**more, "agree": self.norms.agree}
 
     @property
     def moments(self) -> OptimizerState:
@@ -159,7 +174,7 @@ class Core:
         entries = rounds.in_order(self.round)
         asked = self.statistics_of([entry.parsed for entry in entries])
         ask = None if asked is None else (lambda kind: asked(len(entries), kind))
-        more = {"moves": [(self, "round", ())], "statistics": ask}
+        more = self.agreed({"moves": [(self, "round", ())], "statistics": ask})
         return self.road.close_round([entry.native() for entry in entries], True, None, None, more)
 
     def memory(self) -> dict[str, int]:
@@ -213,6 +228,8 @@ class Core:
         core._first_moments = core.moments
         core.road.start(core.road.flat, size=server.layout.size, origin=server.origin)
         core.state.load_state_dict(state["direction"])
+        if (held_sum := state["direction"].get("acc")) is not None and hasattr(core.state.book, "bound_sum"):
+            core.state.book.bound_sum(core.norms.inspect(held_sum).norm)
         core.policy.load_state_dict(state["staleness"])
         tasks = dict(state["tasks"])
         if (tasks["version"], tasks["steps"]) != (state["version"], state["steps"]):
@@ -224,7 +241,7 @@ class Core:
             core.road.begin_life(int(first), int(number))
         core.road.begin_life(int(state["version"]) + 1, new_life())  # what was made after that state is lost
         core.round = tuple(rounds.Entry.loaded(entry, server, int(state["version"])) for entry in state["round"])
-        core.road.bound_from(_largest(core.road.flat), *core.moments.bounds())
+        core.measure_bounds()
         return core
 
 
@@ -246,9 +263,9 @@ def as_tensors(value: Any) -> Any:
     return value
 
 
-def _largest(vector: Tensor) -> float:
+def _largest(vector: Tensor, norms: Any) -> float:
     """A bound of a vector's elements: its norm, which is a fast read, or the largest one."""
-    norm = ops.inspect(vector).norm
+    norm: float = norms.inspect(vector).norm
     return norm if norm < 1e37 else float(vector.abs().max())
 
 

@@ -18,6 +18,7 @@ from fastagg.parts.names import Kind
 from fastagg.serving import admission, checkpoint, records
 from fastagg.serving.dispatch import Client, Dispatch, Receipt
 from fastagg.serving.journal import Journal
+from fastagg.serving.leaves import Partial
 from fastagg.serving.server import Answer, Outcome, Sent, Server
 from fastagg.serving.snapshots import Keeper
 from fastagg.serving.turns import Elsewhere
@@ -148,6 +149,16 @@ class DurableServer(Server):
             return receipt
 
         return StoredUpload(self.layout.size, dtype, finish, self._journal.disk, self._keeper)
+
+    def receive_partial(
+        self, client: Client, partial: Partial, version: int | None = None, *, incarnation: int | None = None
+    ) -> Receipt:
+        """Refused: the journal holds single updates.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("receive_partial: a server with a folder takes single updates; its journal has no sums")
 
     def close_round(self) -> float | None:
         with self._lock:

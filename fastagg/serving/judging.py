@@ -59,7 +59,9 @@ class Judging:
             or self.server._core.statistics.count > 0
         )  # fmt: skip
 
-    def judge(self, client: Any, version: Any, parsed: Parsed, share: float, control: Any) -> More:
+    def judge(
+        self, client: Any, version: Any, parsed: Parsed, share: float, control: Any, known: More | None = None
+    ) -> More:
         """What the road is told of an update, see csrc/serving/road.cpp: ``judged``, ``norm``, ``weight``, ``drop``,
         ``next_steps``, ``share``, ``pieces``, ``waits``, ``moves``, ``then``, ``statistics``.
 
@@ -70,7 +72,7 @@ class Judging:
         change = None if control is None else self._control(control)
         if not self.defers:
             admission.refuse_non_finite_buffers(parsed)
-        more: More = {"share": share}
+        more: More = core.agreed({"share": share, **(known or {})})
         statistics = core.statistics_of([parsed])
         if statistics is not None:
             more["statistics"] = lambda kind: statistics(1, kind)
@@ -103,13 +105,13 @@ class Judging:
         return more
 
     def _looked(self, parsed: Parsed, pieces: Pieces, base: Tensor | None) -> More:
-        """Norm of the update and, where a rule wants them, how far the model moved since, and the cosine of the two."""
+        """Norm of the whole update; where a rule wants them, how far the model moved since, and the cosine of both."""
         core, direction = self.server._core, self.server.direction
         if not self.measures or base is None:
-            seen = ops.inspect(pieces)
+            seen = core.norms.inspect(pieces)
             admission.refuse_non_finite(self.server.layout, parsed, seen.finite)
             return {"judged": True, "norm": seen.norm}
-        found = ops.distances(pieces, core.road.flat, base, inner=direction.measures)
+        found = core.norms.distances(pieces, core.road.flat, base, inner=direction.measures)
         admission.refuse_non_finite(self.server.layout, parsed, found.finite)
         product = found.moved * found.norm
         cosine = found.inner / product if product > 0.0 else 0.0
@@ -167,10 +169,10 @@ class Judging:
             return {**more, "waits": True, "statistics": None, "moves": [(core, "round", (*core.round, mine))]}
         entries = rounds.in_order([*core.round, entry])
         asked = core.statistics_of([one.parsed for one in entries])
-        last = {
+        last = core.agreed({
             "moves": [(core, "round", ())], "norm": facts.norm, "weight": weight,
             "statistics": None if asked is None else (lambda kind: asked(len(entries), kind)),
-        }  # fmt: skip
+        })  # fmt: skip
 
         def receipt() -> Receipt:
             found = core.road.close_round([one.native() for one in entries], True, facts.client, facts.version, last)

@@ -17,7 +17,7 @@ from torch import Tensor
 from fastagg import _checks, _keywords, ops, registry
 from fastagg._build import native
 from fastagg.errors import CheckpointError, ConfigError, FastaggError, OtherLife, UpdateTooLarge
-from fastagg.layout import Layout, Parsed, Taken
+from fastagg.layout import Layout, Parsed, Piece, Taken
 from fastagg.layout.nearness import nearer_to_model
 from fastagg.parts.directions import Direction, DistillationRecord, Single
 from fastagg.parts.names import Buffers, Kind, Validate, Weighting, words
@@ -27,6 +27,7 @@ from fastagg.serving import admission, checkpoint, together
 from fastagg.serving.core import Core
 from fastagg.serving.dispatch import Client, Dispatch, Receipt
 from fastagg.serving.judging import Judging
+from fastagg.serving.leaves import Partial, facts_of
 from fastagg.serving.statistics import MODES, Statistics
 from fastagg.serving.turns import Elsewhere
 from fastagg.serving.uploads import HeldUpload, Upload
@@ -113,6 +114,9 @@ class Server:
         _checks.one_of("buffers", buffers, MODES)
         _checks.one_of("validate", validate, words(Validate))
         _checks.whole("seed", seed, least=0, most=2**64 - 1)
+        self._norms: Any = None  # of whole vectors, where this is a slice of one that other processes have the rest of
+        if isinstance(params, Piece):
+            params, origin, self._norms = params
         if _checks.whole("origin", origin, least=0) % ops.GROUP:
             raise ConfigError(f"origin: expected a multiple of {ops.GROUP}, got {origin}")
         self.num_clients, self.clip_norm, self.weighting = num_clients, clip_norm, weighting
@@ -391,6 +395,30 @@ class Server:
                 left = again + left[len(taken) :]
         return [outcome for outcome in found if outcome is not None]
 
+    def receive_partial(
+        self, client: Client, partial: Partial, version: int | None = None, *, incarnation: int | None = None
+    ) -> Receipt:
+        """Take the sum of several clients' updates, which a :class:`fastagg.Leaf` folded from one version.
+
+        For rules that add updates up. It counts for as many updates as it is made of; each of them has the delay of the
+        leaf's version. The order in which leaves fold, and in which they come, defines the bits of the sum.
+
+        Args:
+            client: the leaf; it is dispatched to as a client is.
+            partial: :meth:`fastagg.Leaf.take`'s, with the sum in any form of the model.
+            version, incarnation: as in :meth:`receive`.
+
+        Raises:
+            ConfigError: the rule needs every single update, or the buffer has no room for so many: let leaves take
+                when they have at most as many as are missing.
+            UnknownClient, UnknownVersion, ShapeMismatch, NonFiniteUpdate and others: as in :meth:`receive`.
+        """
+        with self._turn:
+            facts = facts_of(partial, self)
+            if incarnation is not None:
+                self._check_life(client, version, incarnation)
+            return self._received(client, version, self.layout.parse(partial.total), 1.0, None, facts)
+
     def close_round(self) -> float | None:
         """Step now along the mean of the updates that have come since the last step, when no more will.
 
@@ -476,11 +504,13 @@ class Server:
                 stacklevel=4,
             )
 
-    def _received(self, client: Client, version: Any, parsed: Parsed, share: float, control: Any) -> Receipt:
-        """Judge, then run and commit: one native call."""
-        more, pieces = None, parsed.parameters
+    def _received(
+        self, client: Client, version: Any, parsed: Parsed, share: float, control: Any, facts: Any = None
+    ) -> Receipt:
+        """Judge, then run and commit: one native call. ``facts``: what is known of an update before."""
+        more, pieces = facts, parsed.parameters
         if self._judging.asks(parsed, control):
-            more = self._judging.judge(client, version, parsed, share, control)
+            more = self._judging.judge(client, version, parsed, share, control, facts)
             if "receipt" in more:
                 return more["receipt"]()
             share, pieces = more.get("share", share), more.get("pieces", pieces)
@@ -632,6 +662,8 @@ class Server:
             raise CheckpointError("the checkpoint holds updates of a deterministic round; this server has none")
         try:
             fresh = Core.loaded(self, state, like)
+        except CheckpointError:
+            raise
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
             raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
         if not fresh.finite():

@@ -1,0 +1,68 @@
+"""A server whose model lies in slices on several processes, and beside it one process that does the same.
+
+    torchrun --nproc-per-node=2 examples/sharded/serve.py
+
+Rank 0 is driven: here by a loop that plays the clients. The other ranks follow. Updates lie in memory that all ranks of
+this host share, so that nobody sends them anywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import fastagg
+
+
+def make(params: Any) -> fastagg.Server:
+    return fastagg.FADAS(params, lr=0.01, buffer_size=3, clip_norm=50.0, moments="8bit")
+
+
+def drive(server: fastagg.ShardedServer, model: torch.nn.Module, arrivals: int) -> None:
+    alone = make(model)
+    size = server.layout.size
+    vectors = [fastagg.SharedVector(size) for _ in range(4)]  # one for every client
+    for client in range(4):
+        server.dispatch(client)
+        alone.dispatch(client)
+    for number in range(arrivals):
+        client = number * 3 % 4
+        generator = torch.Generator().manual_seed(number)
+        vectors[client].tensor.copy_(torch.randn(size, generator=generator) * 0.1)  # your client's training
+        receipt = server.receive(client, vectors[client])
+        assert receipt == alone.receive(client, vectors[client].tensor)
+        server.dispatch(client)
+        alone.dispatch(client)
+    found = server.parameters()
+    same = all(torch.equal(found[name], value) for name, value in alone.parameters().items())
+    for part in server.slices():
+        print(f"rank {part.rank} on {part.host}: elements {part.begin:,} to {part.end:,}")
+    print(
+        f"version {server.version} after {arrivals} arrivals; {server.traffic / arrivals:,.0f} bytes each between ranks"
+    )
+    print("equal to one process, to the bit" if same else "NOT equal to one process")
+    if not same:
+        raise SystemExit(1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arrivals", type=int, default=24)
+    arguments = parser.parse_args()
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)  # the same model on every rank
+    model = torch.nn.Sequential(torch.nn.Linear(784, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
+    server = fastagg.sharded(make, model)
+    if server.rank == 0:
+        with server:
+            drive(server, model, arguments.arrivals)
+    else:
+        server.follow()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

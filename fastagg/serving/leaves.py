@@ -1,0 +1,112 @@
+"""Leaves: processes that each fold the updates of their own clients, and hand on one sum."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fastagg import _checks, ops
+from fastagg.errors import ConfigError, UpdateTooLarge
+from fastagg.layout import Layout
+from fastagg.parts.names import Weighting, words
+from fastagg.serving import admission
+from fastagg.storage import memory
+
+_LARGEST = 2.0**120  # of a sum's elements, as the server has it (csrc/serving/books.h)
+
+
+class Partial(NamedTuple):
+    """What a leaf hands on: a part of a buffer's sum.
+
+    Attributes:
+        total: ``sum_i n_i * Delta_i``, fp32 [d]; ``n_i`` is 1, or the number of samples.
+        updates: how many it is made of.
+        weight: ``sum_i n_i``, what it counts for in the mean.
+    """
+
+    total: Tensor
+    updates: int
+    weight: float
+
+
+class Leaf:
+    """Folds the updates of its clients, all trained from one version, for :meth:`fastagg.Server.receive_partial`.
+
+    It needs no server: the root dispatches a version to the leaf, and the leaf hands it to its clients. A leaf looks at
+    every update as the server would, and clips it; the root sees their sum alone. Running statistics are not handed on.
+
+    Args:
+        params: the model, in any form that :class:`fastagg.Server` takes: its shapes alone are used.
+        clip_norm, weighting: as the root's :class:`fastagg.Server` would have them.
+
+    Attributes:
+        count: updates so far.
+    """
+
+    def __init__(self, params: Any, *, clip_norm: float | None = None, weighting: Weighting = "uniform") -> None:
+        if clip_norm is not None:
+            _checks.number("clip_norm", clip_norm, above=0)
+        _checks.one_of("weighting", weighting, words(Weighting))
+        self.layout, self.clip_norm, self.weighting = Layout.of(params), clip_norm, weighting
+        self._begin()
+
+    def _begin(self) -> None:
+        self.count, self._weight, self._bound = 0, 0.0, 0.0
+        self._total: Tensor | None = None
+
+    def fold(self, update: Any, num_samples: float | None = None) -> None:
+        """Add a client's update, in one pass over memory.
+
+        Raises:
+            ShapeMismatch, DTypeMismatch, NonFiniteUpdate, UpdateTooLarge, ConfigError: it is refused, as by a server;
+                the sum is as it was.
+        """
+        share = admission.share(num_samples, self.weighting)
+        parsed = self.layout.parse(update)
+        seen = ops.inspect(parsed.parameters)
+        admission.refuse_non_finite(self.layout, parsed, seen.finite)
+        gain = 1.0 if self.clip_norm is None or seen.norm <= self.clip_norm else self.clip_norm / seen.norm
+        bound = self._bound + share * gain * seen.norm
+        if bound > _LARGEST:
+            raise UpdateTooLarge("the update is too large: the sum of updates could leave the range of float32")
+        total = memory.empty(self.layout.size, parsed.parameters.device) if self._total is None else self._total
+        ops.accumulate_(total, parsed.parameters, gain * share, fresh=self._total is None)
+        self._total, self._bound = total, bound
+        self._weight += share
+        self.count += 1
+
+    def take(self) -> Partial:
+        """The sum so far, to be handed on. The leaf begins anew.
+
+        Raises:
+            ConfigError: there was no update.
+        """
+        if self._total is None:
+            raise ConfigError("take: this leaf has no updates yet")
+        found = Partial(self._total, self.count, self._weight)
+        self._begin()
+        return found
+
+
+def facts_of(partial: Partial, server: Any) -> dict[str, Any]:
+    """What the road is told of a partial.
+
+    Raises:
+        ConfigError: the server's rule needs every single update, or this is no partial of it.
+    """
+    if not server.direction.buffered or server._core.state.asks or server.deterministic or server._judging.measures:
+        raise ConfigError(
+            "receive_partial: only for rules that add updates up (FedBuff, FADAS, FedAvg and its kin), not "
+            "deterministic, and without weights that follow distances"
+        )
+    _checks.whole("updates", partial.updates, least=1, most=2**31 - 1)
+    _checks.number("weight", partial.weight, above=0)
+    room = server._core.room()
+    if partial.updates > room:
+        raise ConfigError(f"receive_partial: a sum of {partial.updates} updates, and the buffer takes {room} more")
+    if server.weighting == "uniform" and partial.weight != partial.updates:
+        raise ConfigError(
+            f"weight: with weighting='uniform' it is the number of updates, {partial.updates}, got {partial.weight}"
+        )
+    return {"count": partial.updates, "total": float(partial.weight), "unclipped": True}

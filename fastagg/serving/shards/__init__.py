@@ -1,0 +1,1 @@
+"""One server on several processes: each holds a slice of the model, and all decide together."""

@@ -1,0 +1,109 @@
+"""A sharded server's checkpoint: a folder with a file of every slice, and a manifest that says which they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fastagg.errors import CheckpointError
+from fastagg.layout import Layout
+from fastagg.serving import checkpoint
+from fastagg.serving.core import Core
+from fastagg.serving.server import Server
+from fastagg.serving.shards import states
+
+MANIFEST = "manifest.pt"
+_KIND = "slices"
+_FILES = "slice-*.pt"
+
+
+class _Named(NamedTuple):
+    begin: int
+    end: int
+    file: str
+
+
+def file_name(name: str, rank: int) -> str:
+    """Of a rank's slice; ``name`` is the checkpoint's own, so that it replaces none."""
+    return f"slice-{name}-{rank}.pt"
+
+
+def write_slice(server: Server, path: Path, file: str) -> None:
+    """Write this rank's slice into the folder, which is made if there is none.
+
+    Raises:
+        CheckpointError: it could not be written.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"{path}: the checkpoint could not be written: {error}") from error
+    checkpoint.write(server.state_dict(copy=False), path / file)
+
+
+def write_manifest(path: Path, layout: Layout, bounds: Sequence[tuple[int, int]], files: Sequence[str]) -> None:
+    """Make the files that were written the checkpoint; all others go.
+
+    Raises:
+        CheckpointError: a file is not there, or the manifest could not be written.
+    """
+    for file in files:
+        if not (path / file).is_file():
+            raise CheckpointError(f"{path}: {file} is not there: all ranks must see one folder")
+    slices = [[begin, end, file] for (begin, end), file in zip(bounds, files, strict=True)]
+    spec = {"format": checkpoint.FORMAT, "kind": _KIND, "layout": layout.spec(), "slices": slices}
+    checkpoint.write(spec, path / MANIFEST)
+    for old in path.glob(_FILES):
+        if old.name not in files:  # of the last checkpoint, or of one that never became whole
+            with suppress(OSError):
+                old.unlink()
+
+
+def read_slice(path: Path, layout: Layout, bounds: tuple[int, int], server: Server) -> states.State:
+    """The state of the server of one slice, from the files that have something of it.
+
+    Raises:
+        CheckpointError: the folder holds no checkpoint of this model, or a damaged one.
+    """
+    manifest = checkpoint.read(path / MANIFEST)
+    try:
+        slices = _slices(manifest, path)
+        if not layout.same_as(Layout.from_spec(manifest["layout"])):
+            raise CheckpointError(f"{path}: the checkpoint is of another model")
+        found = states.overlapping(slices, *bounds)
+        parts = [states.Part(one.begin, one.end, checkpoint.read(path / one.file)) for one in found]
+        for part in parts:
+            own = Layout.from_spec(part.state["layout"])
+            if part.state["config"]["origin"] != part.begin or own.size != part.end - part.begin:
+                raise CheckpointError(f"{path}: the checkpoint is damaged: a slice is not where it says")
+            checkpoint.check_claims(part.state, part.state["config"], own)
+            if part.state["version"] != parts[0].state["version"]:
+                raise CheckpointError(f"{path}: the checkpoint is damaged: its slices are of two versions")
+        state = states.slice_of(parts, *bounds)
+        return {**state, "config": {**state["config"], "origin": bounds[0]}, "layout": server.layout.spec()}
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path}: the checkpoint is damaged: {type(error).__name__}: {error}") from error
+
+
+def checked(server: Server, state: states.State) -> Core:
+    """What a server becomes with this state; it is not changed.
+
+    Raises:
+        CheckpointError: as :meth:`fastagg.Server.load_state_dict`.
+    """
+    checkpoint.check(state, server.config(), server.layout, set(server._core.moments.tensors))
+    checkpoint.check_claims(state, state["config"], server.layout)
+    return server._loaded(state, server._core.statistics)
+
+
+def _slices(manifest: dict[str, Any], path: Path) -> list[_Named]:
+    if manifest.get("kind") != _KIND:
+        raise CheckpointError(f"{path}: not the checkpoint of a sharded server")
+    found = [_Named(int(begin), int(end), str(file)) for begin, end, file in manifest["slices"]]
+    if any(Path(one.file).name != one.file for one in found):
+        raise CheckpointError(f"{path}: the checkpoint is damaged: a slice outside of its folder")
+    return found

@@ -1,0 +1,244 @@
+"""What the ranks of a sharded server say to each other, over a process group of torch.distributed (gloo).
+
+Rank 0 gives *orders*, which nobody answers. Within an order the ranks *settle*: everyone sends rank 0 what it found,
+and rank 0 answers everyone the same. A rank that failed says so instead, whatever it is that the others are settling;
+so nobody waits for it, and all of them raise one error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fastagg import errors
+from fastagg.errors import ConfigError, FastaggError, RankLost
+
+_FRAME = 128  # bytes of a message; the rest of a longer one follows it
+_HEAD = 9  # its kind, and its length
+_ORDER, _FINE, _REFUSED, _LOST = 0, 1, 2, 3
+_LONGEST = 500  # characters of an error that go to the others
+
+_FIRST_TAG = 23_000
+_servers: dict[str, int] = {}  # so far, by the names of their groups: messages of each have a tag of their own
+
+Combine = Callable[[list[bytes]], bytes]
+
+
+class Link:
+    """One rank's end.
+
+    Args:
+        group: the process group, which must have gloo for CPU tensors; None for the default one, or, where
+            torch.distributed was not started, for one process.
+        timeout: seconds that a rank waits for another one.
+
+    Attributes:
+        rank, size: of this process in the group.
+        traffic: bytes that this rank has sent and received.
+        decided: whether the ranks have agreed to carry out what is under way.
+        told: whether they have agreed that it is refused.
+
+    Raises:
+        ConfigError: this process is not in the group.
+    """
+
+    def __init__(self, group: Any, timeout: float) -> None:
+        self.rank, self.size, self.traffic = 0, 1, 0
+        self.decided = self.told = self._ordered = False
+        self._group: Any = None
+        self._tag, self._timeout = 0, timedelta(seconds=timeout)
+        self._lost: RankLost | None = None
+        self._behind: BaseException | None = None
+        if not (dist.is_available() and dist.is_initialized()):
+            if group is not None:
+                raise ConfigError("group: torch.distributed was not started (init_process_group)")
+            return
+        ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
+        if dist.get_rank() not in ranks:
+            raise ConfigError(f"group: this process, rank {dist.get_rank()}, is not in it")
+        self.rank, self.size, self._ranks = ranks.index(dist.get_rank()), len(ranks), ranks
+        self._group = group if group is not None else dist.group.WORLD
+        name = str(self._group.group_name)
+        _servers[name] = self._tag = _servers.get(name, _FIRST_TAG) + 1
+
+    # -- orders --------------------------------------------------------------------------------------------------
+
+    def order(self, what: dict[str, Any]) -> None:
+        """From rank 0 to all others."""
+        text = json.dumps(what, separators=(",", ":")).encode()
+        with self._or_lost("giving an order"):
+            self._ordered = True
+            for rank in range(1, self.size):
+                self._send(rank, _ORDER, text)
+
+    def hear(self) -> dict[str, Any]:
+        """The next order. An idle rank 0 gives one from time to time that asks for nothing."""
+        with self._or_lost("waiting for rank 0's next order"):
+            kind, text = self._recv(0)
+        if kind != _ORDER:
+            self._lose(text.decode() if kind == _LOST else "rank 0 went on while this rank waited for an order")
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    # -- settling ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def together(self, order: dict[str, Any] | None = None) -> Iterator[None]:
+        """Whoever fails in here tells the others, and all raise the same error.
+
+        Args:
+            order: what rank 0 asks of the others; None where all know.
+        """
+        self.decided = self.told = False
+        self._ordered = order is None or self.rank != 0
+        try:
+            if order is not None and self.rank == 0:
+                self.order(order)
+            yield
+        except BaseException as error:
+            # Before the order was given the others know of nothing.
+            if self.told or self.decided or self._lost is not None or not self._ordered:
+                raise
+            self._settle(_REFUSED, _written(error), None, error)
+            raise
+
+    def settle(self, mine: bytes = b"", combine: Combine | None = None) -> bytes:
+        """What ``combine`` makes, on rank 0, of all ranks' ``mine`` in order; it may refuse.
+
+        Raises:
+            FastaggError: what a rank failed with, or ``combine``.
+            RankLost: a rank does not answer.
+        """
+        if self._behind is not None:
+            text = f"rank {self.rank} could not follow an order: {self._behind}"
+            return self._settle(_LOST, text.encode(), combine)
+        return self._settle(_FINE, mine, combine)
+
+    def agree(self) -> None:
+        """All have planned what they will do, and nothing can fail from here on."""
+        self.settle()
+        self.decided = True
+
+    def falls_behind(self, error: BaseException) -> None:
+        """This rank could not do what the others did: it says so when they settle next."""
+        self._behind = self._behind or error
+
+    def _settle(self, kind: int, mine: bytes, combine: Combine | None, error: BaseException | None = None) -> bytes:
+        if self.rank == 0:
+            kind, found = self._as_first(kind, mine, combine)
+        else:
+            with self._or_lost("settling"):
+                self._send(0, kind, mine)
+                kind, found = self._recv(0)
+        if kind == _ORDER:
+            self._lose("rank 0 went on without this rank")
+        if kind == _LOST:
+            self._lose(found.decode())
+        if kind == _REFUSED:
+            self.told = True
+            if error is not None and found == _written(error):
+                raise error
+            raise _read(found)
+        return found
+
+    def _as_first(self, kind: int, mine: bytes, combine: Combine | None) -> tuple[int, bytes]:
+        with self._or_lost("settling"):
+            found = [(kind, mine), *(self._recv(rank) for rank in range(1, self.size))]
+        kind, answer = max(found, key=lambda one: one[0])  # the first of them
+        if kind == _FINE:
+            try:
+                answer = combine([one for _, one in found]) if combine is not None else b""
+            except BaseException as error:
+                kind, answer = _REFUSED, _written(error)
+        with self._or_lost("settling"):
+            for rank in range(1, self.size):
+                self._send(rank, kind, answer)
+        return kind, answer
+
+    # -- the model -----------------------------------------------------------------------------------------------
+
+    def collect(self, mine: Tensor, parts: list[Tensor]) -> None:
+        """Every rank's slice to rank 0, into its ``parts``."""
+        with self._or_lost("collecting the model"):
+            if self.rank:
+                self._pass(dist.isend, mine, 0)
+                return
+            parts[0].copy_(mine)
+            for rank in range(1, self.size):
+                self._pass(dist.irecv, parts[rank], rank)
+
+    # -- messages ------------------------------------------------------------------------------------------------
+
+    def _send(self, rank: int, kind: int, text: bytes) -> None:
+        whole = bytes([kind]) + len(text).to_bytes(8, "little") + text
+        whole += bytes(max(0, _FRAME - len(whole)))
+        for part in (whole[:_FRAME], whole[_FRAME:]):
+            if part:
+                self._pass(dist.isend, torch.frombuffer(bytearray(part), dtype=torch.uint8), rank)
+                self.traffic += len(part)
+
+    def _recv(self, rank: int) -> tuple[int, bytes]:
+        frame = self._bytes(rank, _FRAME)
+        size = int.from_bytes(frame[1:_HEAD], "little")
+        text = frame[_HEAD : _HEAD + size]
+        if size > len(text):
+            text += self._bytes(rank, size - len(text))
+        return frame[0], text
+
+    def _bytes(self, rank: int, size: int) -> bytes:
+        message = torch.empty(size, dtype=torch.uint8)
+        self._pass(dist.irecv, message, rank)
+        self.traffic += size
+        return message.numpy().tobytes()
+
+    def _pass(self, how: Callable[..., Any], message: Tensor, rank: int) -> None:
+        try:
+            how(message, self._ranks[rank], group=self._group, tag=self._tag).wait(self._timeout)
+        except RuntimeError as error:
+            raise RankLost(f"rank {rank} does not answer: {str(error).splitlines()[0]:.200}") from error
+
+    @contextmanager
+    def _or_lost(self, doing: str) -> Iterator[None]:
+        """A message that was cut short leaves the ranks without a common word: from then on all raise RankLost."""
+        if self._lost is not None:
+            raise RankLost(str(self._lost))
+        try:
+            yield
+        except BaseException as error:
+            said = f"{doing}: {error}" if isinstance(error, (FastaggError, RuntimeError)) else f"{doing} was cut short"
+            self._lost = RankLost(f"{said:.400}")
+            self._tell_the_others()
+            if isinstance(error, (FastaggError, RuntimeError)):
+                raise self._lost from error
+            raise
+
+    def _lose(self, why: str) -> NoReturn:
+        self._lost = RankLost(why)
+        raise self._lost
+
+    def _tell_the_others(self) -> None:
+        # So that they need not wait for as long as this one did. Who is gone, or stands still, does not hear it.
+        for rank in range(1, self.size) if self.rank == 0 else ():
+            try:
+                self._send(rank, _LOST, str(self._lost).encode())
+            except RuntimeError:
+                continue
+
+
+def _written(error: BaseException) -> bytes:
+    named = isinstance(error, FastaggError) and hasattr(errors, type(error).__name__)
+    name, text = (type(error).__name__, str(error)) if named else ("RunFailed", f"{type(error).__name__}: {error}")
+    return json.dumps([name, text[:_LONGEST]]).encode()
+
+
+def _read(text: bytes) -> FastaggError:
+    name, words = json.loads(text)
+    found: FastaggError = getattr(errors, name)(words)
+    return found

@@ -1,0 +1,69 @@
+"""Norms of whole vectors of which every rank has a slice: the bits of one process.
+
+A norm is a sum over groups of 65,536 elements (csrc/math/reduce.h). Slices are made of whole groups, so each rank has
+some of the groups' sums, and rank 0 adds all of them in the one order.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import numpy as np
+from torch import Tensor
+
+from fastagg._build import native
+from fastagg.ops import Distances, Inspection, Update
+from fastagg.ops.checks import update_of
+from fastagg.serving.shards.link import Link
+from fastagg.storage.pieces import as_pieces
+
+
+class Norms:
+    """:func:`fastagg.ops.inspect` and :func:`fastagg.ops.distances` of the whole. All ranks must ask together.
+
+    Attributes:
+        link: to the other ranks.
+        joined: whether they are asked. Until they are known to have the same settings each rank looks at its own slice.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.joined = False
+
+    def inspect(self, update: Update) -> Inspection:
+        """Whether every element of the whole is finite, and the Euclidean norm."""
+        (total,) = self._totals(native.group_sums(update_of(as_pieces(update))))
+        return Inspection(math.isfinite(total), math.sqrt(total) if total >= 0 else total)
+
+    def distances(self, update: Update, x: Tensor, base: Tensor, *, inner: bool = False) -> Distances:
+        """As :func:`fastagg.ops.distances`."""
+        sums = native.group_sums(update_of(as_pieces(update)), x=x.data_ptr(), base=base.data_ptr(), inner=inner)
+        norm, moved, *product = self._totals(sums)
+        root = math.sqrt(norm) if norm >= 0 else norm
+        return Distances(math.isfinite(norm), math.sqrt(moved), root, product[0] if product else 0.0)
+
+    def largest(self, mine: float) -> float:
+        """The largest of all ranks' numbers."""
+        if not self.joined:
+            return mine
+        found = self.link.settle(
+            struct.pack("<d", mine), lambda all: max(all, key=lambda one: struct.unpack("<d", one))
+        )
+        return float(struct.unpack("<d", found)[0])
+
+    def agree(self) -> None:
+        """All ranks have planned their step, or none makes it."""
+        self.link.agree()
+
+    def _totals(self, sums: np.ndarray) -> list[float]:
+        if not self.joined:
+            return [native.total(row) for row in sums]
+        kinds = len(sums)
+
+        def combine(all: list[bytes]) -> bytes:
+            parts = [np.frombuffer(one, np.float64).reshape(kinds, -1) for one in all]
+            whole = np.concatenate(parts, axis=1)
+            return np.array([native.total(row) for row in whole]).tobytes()
+
+        return [float(total) for total in np.frombuffer(self.link.settle(sums.tobytes(), combine), np.float64)]

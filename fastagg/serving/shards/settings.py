@@ -1,0 +1,58 @@
+"""What all ranks of a sharded server must have in common, and what it cannot have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from fastagg.errors import ConfigError
+from fastagg.parts.directions import Direction, Echo
+from fastagg.parts.euclidean import Euclidean
+from fastagg.serving.server import Server
+
+
+def refuse_unfit(server: Server) -> None:
+    """Refuse what a slice cannot do alone.
+
+    Raises:
+        ConfigError: and why.
+    """
+    staleness = server.staleness
+    reasons = [
+        (server.device.type != "cpu", "device", "slices lie on the CPU"),
+        (server.lease is not None, "lease", "every rank has a clock of its own; use expire(before=...)"),
+        (isinstance(server.direction, Echo), "direction", "FedEcho runs the whole model; no rank has it"),
+        (type(server.direction).combine is not Direction.combine, "direction", "one of your own sees a slice alone"),
+        (server.optimizer.has_own_step, "optimizer", "one of your own sees a slice alone"),
+        (getattr(staleness, "sketch", None) is not None, "sketch", "distances are measured; leave it out"),
+        (server._core.policy.looks and not isinstance(staleness, Euclidean), "staleness", "it sees a slice alone"),
+    ]  # fmt: skip
+    for unfit, setting, why in reasons:
+        if unfit:
+            raise ConfigError(f"{setting}: not on a sharded server: {why}")
+
+
+def common(all: list[bytes]) -> Any:
+    """What every rank said of its settings, as JSON.
+
+    Raises:
+        ConfigError: two ranks differ; the setting and both values.
+    """
+    said = [json.loads(one) for one in all]
+    first = dict(_flat("", said[0]["settings"]))
+    for rank, other in enumerate(said):
+        theirs = dict(_flat("", other["settings"]))
+        for key in sorted(first.keys() | theirs.keys()):
+            mine, its = first.get(key, "no such setting"), theirs.get(key, "no such setting")
+            if mine != its:
+                raise ConfigError(f"{key}: rank {rank} has {its!s:.100}, rank 0 has {mine!s:.100}")
+    return said
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _flat(f"{name}.{key}" if name else str(key), item)
+    else:
+        yield name, value

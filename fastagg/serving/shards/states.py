@@ -1,0 +1,138 @@
+"""The state of a server on one slice of a model, from those of servers on others: another number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastagg._build import native
+from fastagg.errors import CheckpointError
+from fastagg.storage.cache import FORMATS, SCALE_BLOCK
+
+State = dict[str, Any]
+_BLOCK = native.block  # elements of a block of the scrub
+
+
+class Part(NamedTuple):
+    """A slice's state, and where the slice lies in the whole."""
+
+    begin: int
+    end: int
+    state: State
+
+
+def overlapping(slices: Sequence[Any], begin: int, end: int) -> list[Any]:
+    """Those of ``slices``, in order, that have something of ``begin`` to ``end``.
+
+    Raises:
+        CheckpointError: they leave something out.
+    """
+    found = [one for one in slices if one.begin < end and begin < one.end]
+    at = begin
+    for one in found:
+        if one.begin > at:
+            break
+        at = one.end
+    if at < end:
+        raise CheckpointError(f"the checkpoint is damaged: its slices leave out elements from {at} on")
+    return found
+
+
+def slice_of(parts: Sequence[Part], begin: int, end: int) -> State:
+    """The state of the slice from ``begin`` to ``end``, of which ``parts`` have everything between them.
+
+    What is not a number per element (tasks, versions, weights, who was heard) is the same on all ranks: the first
+    one's is taken.
+    """
+    if len(parts) == 1 and (parts[0].begin, parts[0].end) == (begin, end):
+        return parts[0].state
+    cut = _Cut(parts, begin, end)
+    first = dict(parts[0].state)
+    first["flat"] = cut.vector("flat")
+    first["moments"] = {
+        name: cut.units("moments", name) if name == "units" else cut.vector("moments", name)
+        for name in first["moments"]
+    }
+    versions = {key: cut.vector("tasks", "versions", key) for key in first["tasks"]["versions"]}
+    first["tasks"] = {**first["tasks"], "versions": versions}
+    first["round"] = [
+        {**entry, "update": [cut.joined(dim=0, of=_update_of(i))]} for i, entry in enumerate(first["round"])
+    ]
+    direction = dict(first["direction"])
+    for name in ("acc", "sum", "control", "change"):
+        if name in direction:
+            direction[name] = cut.vector("direction", name)
+    if direction.get("cache") is not None:
+        direction["cache"] = cut.cache()
+    if direction.get("scrub") is not None:
+        direction["scrub"] = cut.scrub()
+    first["direction"] = direction
+    return first
+
+
+class _Cut:
+    """What is cut from all parts along one dimension and joined again."""
+
+    def __init__(self, parts: Sequence[Part], begin: int, end: int) -> None:
+        self.parts, self.begin, self.end = parts, begin, end
+
+    def joined(self, of: Any, dim: int, per: float = 1.0) -> Any:
+        """``of(state)`` of all parts, with ``per`` entries for an element along ``dim``; None where it is None.
+
+        What lies behind a slice's last element, up to a whole block, goes with it: only the model's last slice has any.
+        """
+        found = []
+        for part in self.parts:
+            tensor = of(part.state)
+            if tensor is None:
+                return None
+            first = round((max(self.begin, part.begin) - part.begin) * per)
+            last = tensor.shape[dim] if part.end <= self.end else round((self.end - part.begin) * per)
+            found.append(tensor.narrow(dim, first, last - first))
+        return torch.cat(found, dim)
+
+    def vector(self, *path: Any) -> Any:
+        return self.joined(_at(path), 0)
+
+    def units(self, *path: Any) -> Any:
+        return self.joined(_at(path), 1, 1 / SCALE_BLOCK)
+
+    def cache(self) -> State:
+        held = dict(self.parts[0].state["direction"]["cache"])
+        held["data"] = self.joined(_at(("direction", "cache", "data")), 1, FORMATS[held["format"]] / 8)
+        if held["scales"].shape[1]:
+            held["scales"] = self.units("direction", "cache", "scales")
+        return held
+
+    def scrub(self) -> State:
+        """Blocks that are being added up, counted from the slice's own beginning."""
+        found: list[tuple[int, int, Tensor]] = []
+        for part in self.parts:
+            found += _inside(part, self.begin, self.end)
+        shadows = torch.stack([shadow for _, _, shadow in found]) if found else None
+        return {"blocks": [block for block, _, _ in found], "done": [done for _, done, _ in found], "shadows": shadows}
+
+
+def _inside(part: Part, begin: int, end: int) -> Iterator[tuple[int, int, Tensor]]:
+    held = part.state["direction"]["scrub"]
+    for i, (block, done) in enumerate(zip(held["blocks"], held["done"], strict=True)):
+        place = part.begin + block * _BLOCK
+        if begin <= place < end:
+            yield (place - begin) // _BLOCK, done, held["shadows"][i]
+
+
+def _at(path: Sequence[Any]) -> Any:
+    def of(state: State) -> Any:
+        found: Any = state
+        for key in path:
+            found = found[key]
+        return found
+
+    return of
+
+
+def _update_of(i: int) -> Any:
+    return lambda state: torch.cat([owner.reshape(-1) for owner in state["round"][i]["update"]])

@@ -1,0 +1,93 @@
+"""Where a sharded server's updates lie: in memory that all ranks of a host share, or delivered to each rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastagg import ops
+from fastagg.errors import ConfigError, NotDelivered, ShapeMismatch
+from fastagg.layout import Layout, Parsed
+from fastagg.serving import admission
+from fastagg.serving.dispatch import Client
+from fastagg.storage.shared import DTYPES, Mapped, SharedVector
+
+Key = tuple[Client, int]  # the task that an update answers: client and version
+Found = tuple[Parsed, Tensor | None]  # an update, and the change of a control variate
+
+
+class Updates:
+    """Of one rank.
+
+    Args:
+        rank: whose.
+        whole: the layout of the model.
+        part: that of the rank's slice.
+        bounds: of the slice.
+        one_host: whether all ranks are on one.
+    """
+
+    def __init__(self, rank: int, whole: Layout, part: Layout, bounds: tuple[int, int], one_host: bool) -> None:
+        self.rank, self.whole, self.part, self.bounds, self.one_host = rank, whole, part, bounds, one_host
+        self._mapped = Mapped()
+        self._scratch: dict[str, SharedVector] = {}
+        self._held: dict[Key, Found] = {}
+
+    def hold(self, key: Key, update: Any, control: Any) -> None:
+        """Keep this rank's slice until :meth:`of` asks for it.
+
+        Raises:
+            ShapeMismatch, DTypeMismatch, NonFiniteUpdate: it is not of this slice.
+        """
+        parsed = self.part.parse(update)
+        change = None if control is None else admission.control(self.part, control).flat(torch.float32)
+        self._held[key] = (parsed, change)
+
+    def drop(self, key: Key) -> None:
+        """Let go of what was held."""
+        self._held.pop(key, None)
+
+    def clear(self) -> None:
+        """Let go of all that is held."""
+        self._held.clear()
+
+    def place(self, name: str, given: Any) -> list[Any] | None:
+        """Where all ranks find a vector: its path and its type; None if each of them holds its slice.
+
+        Raises:
+            ConfigError: the ranks are on several hosts. ShapeMismatch, DTypeMismatch: it is not of this model.
+        """
+        if given is None:
+            return None
+        if not self.one_host:
+            raise ConfigError(f"{name}: ranks are on several hosts: deliver() each of them its slice, and receive None")
+        if not isinstance(given, SharedVector):
+            pieces = self.whole.parse(given, name).parameters
+            if name not in self._scratch:
+                self._scratch[name] = SharedVector(self.whole.size)
+            ops.gather(pieces, self._scratch[name].tensor)
+            given = self._scratch[name]
+        if given.size != self.whole.size:
+            raise ShapeMismatch(f"{name}: expected {self.whole.size} numbers, got {given.size}")
+        return [given.path, DTYPES.index(given.dtype)]
+
+    def of(self, key: Key, update: list[Any] | None, control: list[Any] | None) -> Found:
+        """This rank's slice of an answer, from what :meth:`place` said.
+
+        Raises:
+            NotDelivered: it was to be held here, and is not. ShapeMismatch: it is not there.
+        """
+        if update is not None:
+            return self.part.parse(self._slice(update)), None if control is None else self._slice(control)
+        if key not in self._held:
+            raise NotDelivered(
+                f"rank {self.rank} does not hold its slice of client {key[0]!r}'s answer to version {key[1]}"
+            )
+        return self._held[key]
+
+    def _slice(self, where: list[Any]) -> Tensor:
+        path, code = where
+        begin, end = self.bounds
+        return self._mapped.get(path, self.whole.size, DTYPES[code])[begin:end]

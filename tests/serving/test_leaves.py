@@ -1,0 +1,184 @@
+"""Leaves that fold for a root: the bits of one server, what counts for how much, and what is refused."""
+
+from __future__ import annotations
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fastagg
+
+SIZE = 70_001
+
+
+def updates(count: int, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(SIZE, generator=generator) * 0.1 for _ in range(count)]
+
+
+MAKES: dict[str, Any] = {
+    "FedBuff": lambda **more: fastagg.FedBuff(torch.zeros(SIZE), buffer_size=6, **more),
+    "FADAS": lambda **more: fastagg.FADAS(torch.ones(SIZE), buffer_size=6, moments="8bit", **more),
+    "gradients": lambda **more: fastagg.Server(
+        torch.ones(SIZE), fastagg.Buffer(6, kind="gradient"), fastagg.Momentum(0.1), **more
+    ),
+    "FedAvg": lambda **more: fastagg.FedAvg(torch.ones(SIZE), clients_per_round=6, **{"weighting": "uniform", **more}),
+}
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+@pytest.mark.parametrize("name", MAKES)
+def test_one_leaf_with_a_whole_buffer_gives_the_bits_of_a_server_without_leaves(name: str, weighting: Any) -> None:
+    alone, root = (MAKES[name](weighting=weighting, clip_norm=20.0) for _ in range(2))
+    leaf = fastagg.Leaf(torch.zeros(SIZE), clip_norm=20.0, weighting=weighting)
+    for turn in range(3):
+        task = root.dispatch("leaf")
+        for client, update in enumerate(updates(6, turn)):
+            alone.dispatch(client)
+            one = alone.receive(client, update, num_samples=client + 1)
+            leaf.fold(update, client + 1)
+        receipt = root.receive_partial("leaf", leaf.take(), task.version, incarnation=task.incarnation)
+        assert (receipt.applied, receipt.version, receipt.step_size) == (one.applied, one.version, one.step_size)
+        assert torch.equal(root.flat, alone.flat)
+    assert root.version == 3
+
+
+def test_the_same_order_of_leaves_gives_the_same_bits_and_the_mean() -> None:
+    found = []
+    for _ in range(2):
+        root = MAKES["FedBuff"]()
+        for name, first in (("a", 0), ("b", 2), ("c", 5)):
+            root.dispatch(name)
+            leaf = fastagg.Leaf(torch.zeros(SIZE))
+            for update in updates(6)[first : {0: 2, 2: 5, 5: 6}[first]]:
+                leaf.fold(update)
+            receipt = root.receive_partial(name, leaf.take())
+        assert receipt.applied
+        found.append(root.flat.clone())
+    assert torch.equal(*found)
+    mean = torch.stack([update.double() for update in updates(6)]).mean(0)
+    torch.testing.assert_close(found[0].double(), mean, rtol=0, atol=1e-6)
+
+
+def test_every_update_of_a_partial_has_the_delay_of_its_version() -> None:
+    root = fastagg.FADAS(torch.zeros(SIZE), lr=0.5, buffer_size=3, delay_threshold=1)
+    root.dispatch("slow")
+    leaf = fastagg.Leaf(torch.zeros(SIZE))
+    for turn in range(4):
+        root.dispatch("fast")
+        for update in updates(3, turn):
+            leaf.fold(update)
+        root.receive_partial("fast", leaf.take())
+    for update in updates(2):
+        leaf.fold(update)
+    receipt = root.receive_partial("slow", leaf.take())
+    assert receipt.delay == 4 and not receipt.applied
+    assert root.state_dict()["direction"]["versions"] == [0, 0]
+    root.dispatch(1)
+    assert root.receive(1, updates(1)[0]).step_size == pytest.approx(0.5 / 4)
+
+
+def test_a_buffer_with_partials_is_saved_and_goes_on(tmp_path: Path) -> None:
+    root = MAKES["FADAS"]()
+    leaf = fastagg.Leaf(torch.zeros(SIZE))
+    root.dispatch("leaf")
+    root.dispatch("other")
+    for update in updates(4):
+        leaf.fold(update)
+    root.receive_partial("leaf", leaf.take())
+    root.save(tmp_path / "server.pt")
+    other = fastagg.load(tmp_path / "server.pt")
+    for update in updates(2, 1):
+        leaf.fold(update)
+    partial = leaf.take()
+    assert root.receive_partial("other", partial).applied and other.receive_partial("other", partial).applied
+    assert torch.equal(root.flat, other.flat)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: fastagg.ASGD(torch.zeros(SIZE), lr=0.1),
+        lambda: fastagg.ACE(torch.zeros(SIZE), lr=0.1, num_clients=3),
+        lambda: fastagg.FedAC(torch.zeros(SIZE), lr=0.1),
+        lambda: fastagg.FedAvg(torch.zeros(SIZE), clients_per_round=3, weighting="uniform", deterministic=True),
+        lambda: fastagg.Server(torch.zeros(SIZE), fastagg.Buffer(3), staleness=fastagg.Euclidean()),
+    ],
+)
+def test_rules_that_need_every_update_say_so(make: Any) -> None:
+    server = make()
+    server.dispatch(1)
+    with pytest.raises(fastagg.ConfigError, match="only for rules that add updates up"):
+        server.receive_partial(1, fastagg.Partial(torch.zeros(SIZE), 1, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("partial", "error"),
+    [
+        (fastagg.Partial(torch.zeros(SIZE), 7, 7.0), "takes 5 more"),
+        (fastagg.Partial(torch.zeros(SIZE), 0, 1.0), "updates"),
+        (fastagg.Partial(torch.zeros(SIZE), 2, 3.0), "weight"),
+        (fastagg.Partial(torch.zeros(SIZE), 2, float("nan")), "weight"),
+        (fastagg.Partial(torch.zeros(SIZE - 1), 2, 2.0), "shape"),
+        (fastagg.Partial(torch.full((SIZE,), float("nan")), 2, 2.0), "NaN"),
+        (fastagg.Partial(torch.full((SIZE,), 3e38), 2, 2.0), "too large"),
+    ],
+)
+def test_a_partial_that_is_refused_changes_nothing(partial: fastagg.Partial, error: str) -> None:
+    root = MAKES["FedBuff"]()
+    root.dispatch(1)
+    root.receive(1, updates(1)[0])
+    root.dispatch("leaf")
+    before = root.state_dict()["direction"]
+    with pytest.raises(fastagg.FastaggError, match=error):
+        root.receive_partial("leaf", partial)
+    after = root.state_dict()["direction"]
+    assert torch.equal(before["acc"], after["acc"]) and before["versions"] == after["versions"]
+    root.receive_partial("leaf", fastagg.Partial(torch.zeros(SIZE), 5, 5.0))
+    assert root.version == 1
+
+
+def test_an_update_that_a_leaf_refuses_is_not_in_its_sum() -> None:
+    leaf = fastagg.Leaf(torch.zeros(SIZE))
+    with pytest.raises(fastagg.ConfigError, match="no updates yet"):
+        leaf.take()
+    leaf.fold(torch.ones(SIZE))
+    for bad in (torch.full((SIZE,), float("inf")), torch.full((SIZE,), 3e38), torch.ones(SIZE + 1)):
+        with pytest.raises(fastagg.FastaggError):
+            leaf.fold(bad)
+    total, count, weight = leaf.take()
+    assert torch.equal(total, torch.ones(SIZE)) and (count, weight) == (1, 1.0)
+    assert leaf.count == 0
+
+
+def test_a_server_with_a_folder_refuses_partials(tmp_path: Path) -> None:
+    with fastagg.open(tmp_path / "state", lambda: MAKES["FedBuff"]()) as server:
+        server.dispatch("leaf")
+        with pytest.raises(fastagg.ConfigError, match="journal"):
+            server.receive_partial("leaf", fastagg.Partial(torch.zeros(SIZE), 1, 1.0))
+
+
+def _work(seed: int) -> tuple[Any, int, float]:
+    leaf = fastagg.Leaf(torch.zeros(SIZE))
+    for update in updates(3, seed):
+        leaf.fold(update)
+    total, count, weight = leaf.take()
+    return total.numpy(), count, weight
+
+
+def test_leaves_in_processes_of_their_own_give_the_same_bits() -> None:
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, mp_context=spawned) as pool:  # which raises where a process dies
+        there = list(pool.map(_work, [1, 2], timeout=240))
+    roots = []
+    for parts in (there, [_work(1), _work(2)]):
+        root = MAKES["FADAS"]()
+        for name, part in zip("ab", parts, strict=True):
+            root.dispatch(name)
+            root.receive_partial(name, fastagg.Partial(*part))
+        roots.append(root)
+    assert torch.equal(roots[0].flat, roots[1].flat) and roots[0].version == 1

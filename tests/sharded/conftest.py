@@ -1,0 +1,32 @@
+"""Processes of a test, which never outlive it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SECONDS = 240  # on a machine that does much else
+
+
+def play(script: str, folder: Path, ranks: int, waits_for: Iterable[int]) -> dict[int, str]:
+    """Run a script as so many ranks, and what each of them printed; those that are not waited for are ended."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    processes = []
+    try:
+        for rank in range(ranks):
+            command = [sys.executable, str(HERE / script), str(rank), str(ranks), str(folder)]
+            with (folder / f"{rank}.log").open("w") as log:
+                processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
+        for rank in waits_for:
+            processes[rank].wait(timeout=SECONDS)
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)  # one that stands still does not hear another one
+            process.wait()
+    return {rank: (folder / f"{rank}.log").read_text() for rank in range(ranks)}

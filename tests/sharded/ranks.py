@@ -1,0 +1,180 @@
+"""Processes that play presets as the ranks of a sharded server. Rank 0 writes down what is not as it is in one process.
+
+python tests/sharded/ranks.py RANK SIZE FOLDER NAME...
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest has it
+
+import torch
+import torch.distributed as dist
+from presets import PRESETS, Call, calls, model, tensors, update
+
+import fastagg
+from fastagg.serving import checkpoint
+from fastagg.serving.shards import states
+
+SIZE = 4 * 65_536 + 5_001  # five groups, the last one not whole
+ARRIVALS = 15
+SEED = 2**40 + 7
+LEFT_OUT = ("AsyncFedED, sketched",)
+RESTARTED = (
+    "FADAS, moments in 8 bits", "ACE, int8", "ACE, of five", "ACED, int4", "CA2FL, latest, int8", "AsyncFedED", "FedAC",
+    "FedAvg, deterministic",
+)  # fmt: skip
+EVERY_NUMBER = ("FADAS, moments in 8 bits", "ACE, int8", "ACE, int4", "AsyncFedED")
+
+
+def start(rank: int, size: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    fastagg.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+
+
+def make(name: str) -> Callable[[Any], fastagg.Server]:
+    return lambda piece: PRESETS[name](piece, seed=SEED)
+
+
+@lru_cache(maxsize=64)
+def shared(number: int) -> fastagg.SharedVector:
+    values = update(number, SIZE)
+    vector = fastagg.SharedVector(SIZE, values.dtype)
+    vector.tensor.copy_(values)
+    return vector
+
+
+def play(server: Any, call: Call, name: str, lies: Callable[[int], Any]) -> Any:
+    if call.number is None:
+        return server.dispatch(call.client).local_steps
+    control: dict[str, Any] = {}
+    if name.startswith("FedAC") and call.number % 2:
+        control = {"control": update(call.number + 100, SIZE).float()}
+    receipt = server.receive(call.client, lies(call.number), num_samples=3 + call.number % 4, **control)
+    return receipt
+
+
+def run(name: str) -> list[Call]:
+    return list(calls(name, ARRIVALS))
+
+
+@cache
+def alone(name: str) -> tuple[dict[str, torch.Tensor], list[Any]]:
+    server = make(name)(model(SIZE))
+    said = [play(server, call, name, lambda number: update(number, SIZE)) for call in run(name)]
+    return tensors(server), said
+
+
+def cases(size: int) -> dict[str, tuple[str, int]]:
+    """Every preset with 2 to ``size`` ranks in turn, and some with every number of them."""
+    names = [name for name in PRESETS if name not in LEFT_OUT]
+    found = [(name, 2 + place % (size - 1)) for place, name in enumerate(names)]
+    found += [(name, count) for name in EVERY_NUMBER for count in range(1, size + 1)]
+    return {f"{name}, {count} ranks": (name, count) for name, count in found}
+
+
+class Whole:
+    """What `tensors` asks: the state of the whole, from the files of its slices."""
+
+    def __init__(self, folder: Path) -> None:
+        manifest = checkpoint.read(folder / "manifest.pt")
+        parts = [states.Part(begin, end, checkpoint.read(folder / file)) for begin, end, file in manifest["slices"]]
+        self.state = states.slice_of(parts, 0, SIZE)
+
+    def state_dict(self, copy: bool) -> Any:
+        return self.state
+
+
+def difference(name: str, folder: Path, said: list[Any], server: Any) -> str:
+    """What is not as it is in one process; an empty string where all is."""
+    expected, receipts = alone(name)
+    found = tensors(Whole(folder))  # type: ignore[arg-type]
+    if found.keys() != expected.keys():
+        return f"holds {sorted(found)}, expected {sorted(expected)}"
+    for key, tensor in expected.items():
+        if not torch.equal(found[key].view(torch.uint8), tensor.contiguous().view(torch.uint8)):
+            return f"{key} differs"
+    if not torch.equal(server.parameters(), expected["flat"]):
+        return "parameters() differ"
+    differ = [both for both in zip(said, receipts, strict=True) if both[0] != both[1]]
+    return f"receipts differ: {differ[:1]}" if differ else ""
+
+
+@contextmanager
+def led(server: fastagg.ShardedServer) -> Iterator[bool]:
+    """True on rank 0; the others follow until it is done."""
+    if server.rank:
+        server.follow()
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        server.close()
+
+
+def equal(name: str, group: Any, folder: Path) -> str:
+    server = fastagg.sharded(make(name), model(SIZE), group)
+    found = ""
+    with led(server) as leads:
+        if leads:
+            said = [play(server, call, name, shared) for call in run(name)]
+            server.save(folder)
+            found = difference(name, folder, said, server)
+    return found
+
+
+def restarted(name: str, groups: list[Any], folder: Path, rank: int) -> str:
+    """A third of the run with each number of ranks, the state going from one to the next through a folder."""
+    steps, said, found = run(name), [], ""
+    for turn, group in enumerate(groups):
+        if rank not in dist.get_process_group_ranks(group):
+            dist.barrier()
+            continue
+        server = fastagg.sharded(make(name), model(SIZE), group)
+        with led(server) as leads:
+            if leads:
+                if turn:
+                    server.load(folder)
+                part = steps[len(steps) * turn // len(groups) : len(steps) * (turn + 1) // len(groups)]
+                said += [play(server, call, name, shared) for call in part]
+                server.save(folder)
+                if turn == len(groups) - 1:
+                    found = difference(name, folder, said, server)
+        dist.barrier()
+    return found
+
+
+def main(rank: int, size: int, folder: Path) -> None:
+    start(rank, size, folder)
+    groups = {count: dist.new_group(list(range(count))) for count in range(1, size + 1)}
+    found: dict[str, str] = {}
+    for case, (name, count) in cases(size).items():
+        if rank < count:
+            found[case] = equal(name, groups[count], folder / case)
+    for name in RESTARTED:
+        turns = [groups[count] for count in (3, 2, 4, 1)]
+        found[f"{name}, restarted"] = restarted(name, turns, folder / f"{name}, restarted", rank)
+    if rank == 0:
+        (folder / "found.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    try:
+        main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    except BaseException:
+        traceback.print_exc()
+        raise

@@ -1,0 +1,249 @@
+"""Sharded servers in one process: what is refused, how states are cut, and vectors in shared memory."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from presets import PRESETS, calls, model, tensors, update
+
+import fastagg
+from fastagg._build import native
+from fastagg.ops.checks import update_of
+from fastagg.serving.shards import states
+from fastagg.storage.pieces import Pieces
+
+pytestmark = pytest.mark.kernel
+
+GROUP = fastagg.ops.GROUP
+SIZE = 3 * GROUP + 777
+
+
+def fadas(piece: Any) -> fastagg.Server:
+    return fastagg.FADAS(piece, buffer_size=2)
+
+
+def test_sums_of_groups_of_slices_add_up_to_the_bits_of_the_norm() -> None:
+    vector, x, base = (torch.randn(300 * GROUP // 4 + 5) for _ in range(3))
+    whole = native.sum_squares(update_of(Pieces([vector])))
+    parts = [native.group_sums(update_of(Pieces([part]))) for part in vector.split(17 * GROUP)]
+    sums = [float(value) for part in parts for value in part[0]]
+    assert native.total(torch.tensor(sums, dtype=torch.float64).numpy()) == whole
+    found = native.group_sums(update_of(Pieces([vector])), x=x.data_ptr(), base=base.data_ptr(), inner=True)
+    expected = native.distances(update_of(Pieces([vector])), x=x.data_ptr(), base=base.data_ptr(), inner=True)
+    assert (native.total(found[1]), native.total(found[0]), native.total(found[2])) == expected
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda piece: fastagg.FADAS(piece, lease=10.0), "lease"),
+        (lambda piece: fastagg.AsyncFedED(piece, lam=1.0, eps=1.0, sketch=1024), "sketch"),
+        (lambda piece: fastagg.Server(piece, _Own()), "direction"),
+        (lambda piece: fastagg.Server(piece, optimizer=_Steps(0.1)), "optimizer"),
+        (lambda piece: fastagg.FADAS(torch.zeros(SIZE)), "make"),
+        (lambda piece: None, "make"),
+    ],
+)
+def test_what_a_slice_cannot_do_is_refused_by_name(make: Any, said: str) -> None:
+    with pytest.raises(fastagg.ConfigError, match=f"^{said}: "):
+        fastagg.sharded(make, torch.zeros(SIZE))
+
+
+class _Own(fastagg.Direction):
+    def combine(self, update: Any, facts: Any, state: Any) -> Any:
+        return update, state
+
+
+class _Steps(fastagg.Optimizer):
+    def step(self, x: Any, direction: Any, state: Any, lr: float, round: int) -> Any:
+        return x + lr * direction, state
+
+
+def test_running_statistics_are_refused() -> None:
+    with pytest.raises(fastagg.ConfigError, match="running statistics"):
+        fastagg.sharded(fadas, torch.nn.Sequential(torch.nn.Linear(9, 9), torch.nn.BatchNorm1d(9)))
+
+
+def test_distributed_tensors_are_refused_and_it_is_said_what_to_do() -> None:
+    class Distributed(torch.Tensor):
+        def full_tensor(self) -> torch.Tensor:
+            raise AssertionError("nobody asked")
+
+    net = torch.nn.Linear(9, 9)
+    net.weight = torch.nn.Parameter(torch.zeros(9, 9).as_subclass(Distributed))
+    with pytest.raises(fastagg.DTypeMismatch, match="full_state_dict"):
+        fastagg.sharded(fadas, net.state_dict())
+
+
+def test_a_group_without_torch_distributed_is_refused() -> None:
+    with pytest.raises(fastagg.ConfigError, match="not started"):
+        fastagg.sharded(fadas, torch.zeros(SIZE), object())
+
+
+def test_a_module_comes_back_in_its_own_form() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Tanh(), torch.nn.Linear(300, 7)).half()
+    alone, server = fadas(net), fastagg.sharded(fadas, net)
+    for number in range(4):
+        task = alone.dispatch(number)
+        server.dispatch(number)
+        trained = {name: value + 0.01 for name, value in task.params.items()}
+        assert server.receive(number, task.delta(trained)) == alone.receive(number, task.delta(trained))
+    found = server.parameters()
+    assert found.keys() == net.state_dict().keys()
+    net.load_state_dict(found)
+    assert all(torch.equal(found[name], value) for name, value in alone.parameters().items())
+    assert server.version == alone.version == 2 and server.steps == 2
+
+
+def test_what_a_server_has_and_a_sharded_one_has_not() -> None:
+    server = fastagg.sharded(fadas, torch.zeros(SIZE))
+    with pytest.raises(fastagg.errors.NotSharded, match="receive_many"):
+        server.receive_many([])
+    with pytest.raises(fastagg.errors.NotSharded, match="rank 0 leads"):
+        server.follow()
+    assert not hasattr(server, "receive_models") and not hasattr(server, "no_such_thing")
+    assert server.slices() == [fastagg.Slice(0, 0, SIZE, server.slices()[0].host)]
+    server.close()
+    server.close()
+    with pytest.raises(fastagg.RankLost):
+        server.dispatch(1)
+
+
+@pytest.mark.parametrize(
+    "name", ["ACE, of five", "CA2FL, int4", "FADAS, moments in 8 bits", "FedAvg, deterministic", "FedAC"]
+)
+def test_a_state_cut_in_slices_and_joined_again_is_the_same(name: str) -> None:
+    server = PRESETS[name](model(SIZE))
+    for call in itertools.islice(calls(name, 15), 17):
+        if call.number is None:
+            server.dispatch(call.client)
+        else:
+            server.receive(call.client, update(call.number, SIZE), num_samples=3)
+    whole = states.Part(0, SIZE, server.state_dict())
+    at = [0, GROUP, 3 * GROUP, SIZE]
+    parts = [states.Part(a, b, states.slice_of([whole], a, b)) for a, b in itertools.pairwise(at)]
+    middle = states.slice_of(states.overlapping(parts, GROUP, 2 * GROUP), GROUP, 2 * GROUP)
+    assert torch.equal(middle["flat"], server.flat[GROUP : 2 * GROUP])
+    joined = states.slice_of(parts, 0, SIZE)
+    fresh = PRESETS[name](model(SIZE))
+    fresh.load_state_dict({**whole.state, **joined})
+    expected, found = tensors(server), tensors(fresh)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    before, after = server.state_dict()["direction"].get("scrub"), joined["direction"].get("scrub")
+    if before is not None:
+        assert sorted(after["blocks"]) == sorted(before["blocks"])
+        assert (after["shadows"] is None) == (not before["blocks"])
+
+
+def test_slices_that_leave_something_out_are_refused() -> None:
+    parts = [states.Part(0, GROUP, {}), states.Part(2 * GROUP, SIZE, {})]
+    with pytest.raises(fastagg.CheckpointError, match=f"leave out elements from {GROUP} on"):
+        states.overlapping(parts, 0, SIZE)
+
+
+def test_a_failed_save_leaves_the_checkpoint_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = fastagg.sharded(fadas, model(SIZE))
+    server.save(tmp_path)
+    server.dispatch(1)
+    (tmp_path / "slice-other-0.pt").mkdir()
+    monkeypatch.setattr("os.urandom", lambda count: b"\0" * count)
+    (tmp_path / f"slice-{'00' * 6}-0.pt").mkdir()
+    with pytest.raises(fastagg.CheckpointError):
+        server.save(tmp_path)
+    monkeypatch.undo()
+    other = fastagg.sharded(fadas, torch.zeros(SIZE))
+    other.load(tmp_path)
+    assert torch.equal(other.flat, model(SIZE)) and other.version == 0
+    (tmp_path / f"slice-{'00' * 6}-0.pt").rmdir()
+    server.save(tmp_path)
+    assert sum(path.is_file() for path in tmp_path.glob("slice-*")) == 1  # the older one is gone
+
+
+def test_a_checkpoint_of_another_model_or_algorithm_is_refused(tmp_path: Path) -> None:
+    fastagg.sharded(fadas, model(SIZE)).save(tmp_path)
+    with pytest.raises(fastagg.CheckpointError, match="another model"):
+        fastagg.sharded(fadas, torch.zeros(SIZE + 1)).load(tmp_path)
+    with pytest.raises(fastagg.CheckpointError, match="optimizer"):
+        fastagg.sharded(lambda piece: fastagg.FedBuff(piece), torch.zeros(SIZE)).load(tmp_path)
+    fadas(torch.zeros(SIZE)).save(tmp_path / "manifest.pt")
+    with pytest.raises(fastagg.CheckpointError, match="not the checkpoint of a sharded server"):
+        fastagg.sharded(fadas, torch.zeros(SIZE)).load(tmp_path)
+
+
+def test_shared_vectors() -> None:
+    vector = fastagg.SharedVector(70_000, torch.bfloat16)
+    vector.tensor.fill_(2.0)
+    assert torch.equal(torch.from_file(vector.path, size=70_000, dtype=torch.bfloat16), vector.tensor)
+    path = Path(vector.path)
+    assert path.stat().st_size == 140_000
+    vector.close()
+    assert not path.exists() and float(vector.tensor[-1]) == 2.0
+    vector.close()
+    path = Path(fastagg.SharedVector(5).path)
+    assert not path.exists()  # it went with its object
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), [((0,), "size"), ((2.5,), "size"), ((5, torch.float64), "dtype"), ((1 << 60,), "bytes in")]
+)
+def test_a_shared_vector_that_cannot_be_is_refused(arguments: Any, said: str) -> None:
+    with pytest.raises(fastagg.ConfigError, match=said):
+        fastagg.SharedVector(*arguments)
+
+
+def test_a_shared_vector_of_another_size_is_refused() -> None:
+    server = fastagg.sharded(fadas, torch.zeros(SIZE))
+    server.dispatch(1)
+    with pytest.raises(fastagg.ShapeMismatch, match=f"expected {SIZE}"):
+        server.receive(1, fastagg.SharedVector(SIZE - 1))
+    vector = fastagg.SharedVector(SIZE)
+    with open(vector.path, "r+b") as file:
+        file.truncate(8)
+    with pytest.raises(fastagg.ShapeMismatch, match="got 8 bytes"):
+        server.receive(1, vector)
+
+
+def test_the_rest_of_a_servers_methods() -> None:
+    alone = fastagg.FedAvg(model(SIZE), clients_per_round=None, weighting="uniform", seed=3)
+    server = fastagg.sharded(
+        lambda piece: fastagg.FedAvg(piece, clients_per_round=None, weighting="uniform", seed=3), model(SIZE)
+    )
+    for one in (alone, server):
+        task = one.dispatch("a")
+        one.hand_on(task, "b")
+        one.dispatch("c")
+        one.forget("c", 0)
+        one.receive("b", update(0, SIZE), incarnation=one.incarnation)
+        one.lr = 0.5
+        assert one.close_round() == 0.5
+        assert one.close_round() is None
+        with pytest.raises(fastagg.UnknownVersion):
+            one.receive("c", update(0, SIZE))
+        with pytest.raises(fastagg.OtherLife):
+            one.receive("a", update(0, SIZE), incarnation=1)
+        with pytest.raises(fastagg.ConfigError, match="gradient"):
+            one.receive("a", update(0, SIZE), kind="gradient")
+        assert one.expire(before=1) == 1
+    assert torch.equal(server.flat, alone.flat) and server.version == alone.version == 1
+    assert server.memory()["model"] == 4 * SIZE and server.update_kind == "delta"
+    assert server.config() == alone.config()
+
+
+def test_an_interrupt_is_told_to_nobody_before_the_others_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = fastagg.sharded(fadas, model(SIZE))
+    server.dispatch(1)
+
+    def interrupted(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    for name, target in (("order", server._link), ("_received", server._server)):
+        with monkeypatch.context() as during:
+            during.setattr(target, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                server.receive(1, update(0, SIZE))
+    assert server.receive(1, update(0, SIZE)).version == 0  # it goes on
