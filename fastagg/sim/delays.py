@@ -164,7 +164,7 @@ class Transmission:
     """The time to send the model and the answer: size over speed, times a normal factor (AsyncFedED, B.2).
 
     It is added to ``delays``, in the same unit. ``down`` and ``up`` are the times at the mean speed. The paper says
-    only that the factor is normal. Here it has mean 1 and standard deviation ``jitter``, and negative values count as 0.
+    only that the factor is normal. Here it has mean 1 and standard deviation ``jitter``; values below 0 are 0.
     With ``spread`` above 0 each of the ``clients`` gets its own speed once, for both directions. Speeds are lognormal
     with this deviation of the logarithm, scaled so that the mean time stays the same.
     """
