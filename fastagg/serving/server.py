@@ -451,7 +451,7 @@ class Server:
         after that state was saved are then lost, and their numbers are used again."""
         return int(self._core.road.lives[-1][1])
 
-    # -- the way of an update -----------------------------------------------------------------------------------
+    # -- the way of an update ------------------------------------------------------------------------------------
 
     def _check_life(self, client: Client, version: int | None, incarnation: int) -> None:
         core = self._core
