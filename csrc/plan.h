@@ -1,7 +1,7 @@
-// What a step is told: the structs that cross the border from Python, and that the CPU and CUDA both implement. The
-// bindings build them by keyword and check them, so a kernel never sees half of one.
+// The structs that describe a step. They come from Python, and the kernels for the CPU and for CUDA take them. The
+// bindings build them by keyword and check them, so a kernel never gets an incomplete struct.
 //
-// Addresses are of fp32 vectors in the memory of the device that runs the step, unless a type says otherwise.
+// Addresses point to fp32 vectors in the memory of the device that runs the step, unless a type says otherwise.
 #pragma once
 
 #include <cstdint>

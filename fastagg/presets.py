@@ -1,22 +1,23 @@
-"""The papers' algorithms, under their names: each a choice of direction, optimizer and staleness policy.
+"""The papers' algorithms under their names. Each combines a direction, an optimizer and a staleness policy.
 
-What they have in common:
+All presets share these settings:
 
 - ``params`` is the model, in any form that :class:`fastagg.Server` takes.
-- ``lr`` is the server's learning rate eta, >= 0, and ``eps`` > 0 stands outside the square root. ``betas`` and ``beta``
+- ``lr`` is the server's learning rate eta, >= 0. ``eps`` > 0 is added outside the square root. ``betas`` and ``beta``
   are decay rates in [0, 1). ``bias_correction`` is Adam's. ``moments`` is ``fp32`` or ``8bit``, see
   :class:`fastagg.Optimizer`.
 - ``buffer_size`` is M, the number of updates in a step, >= 1.
-- ``num_clients`` is n; client ids are then 0..n-1. ``cache`` is the format in which something is kept of each of them:
-  ``fp32``, ``bf16``, ``int8`` or ``int4``. ConfigError if that does not fit into memory.
-- ``clients_per_round`` is the number of updates in a synchronous round, each of which must come from the current
-  version; None: however many come until :meth:`fastagg.Server.close_round` ends the round.
-- Every preset takes :class:`fastagg.Server`'s keyword arguments as well: :class:`fastagg.ServerSettings`.
-- A setting that is out of range raises :class:`fastagg.ConfigError`, and so does one that is not known, naming the
-  nearest one that is.
+- ``num_clients`` is n. Client ids are then 0..n-1. ``cache`` is the format of the row that the server keeps for each
+  client: ``fp32``, ``bf16``, ``int8`` or ``int4``. ConfigError if the rows do not fit into memory.
+- ``clients_per_round`` is the number of updates in a synchronous round. Each of them must start from the current
+  version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
+- Every preset also takes :class:`fastagg.Server`'s keyword arguments: :class:`fastagg.ServerSettings`.
+- A setting that is out of range raises :class:`fastagg.ConfigError`. An unknown setting raises it too, and the message
+  names the nearest known one.
 
-Updates are deltas ``Delta_i = x_i^K - x_s`` from client i's local training, or gradients ``g_i`` on the model it was
-sent. ``x`` is the model, ``s`` the version an update started from, ``t`` the current one and ``tau = t - s``.
+An update is a delta ``Delta_i = x_i^K - x_s`` from client i's local training, or a gradient ``g_i`` at the model that
+the client was sent. ``x`` is the model, ``s`` the version that an update started from, ``t`` the current version, and
+``tau = t - s``.
 """
 
 from __future__ import annotations
@@ -83,16 +84,16 @@ def FADAS(
     moments: Moments = "fp32",
     **server: Unpack[ServerSettings],
 ) -> Server:
-    """Federated adaptive asynchronous optimization: FedBuff's buffer into AMSGrad, with a delay-adaptive step.
+    """Federated adaptive asynchronous optimization: a buffer as in FedBuff, AMSGrad, and a delay-adaptive step.
 
     ``D = mean(Delta_i)`` over M updates; ``m <- b1*m + (1-b1)*D; v <- b2*v + (1-b2)*D*D; vhat <- max(vhat, v);
     x <- x + lr_t*m/(sqrt(vhat) + eps)``. Wang et al. 2024 (FADAS): Algorithm 1, Eq. 3, Eq. 4 and Eq. 77.
 
     Args:
-        delay_threshold: tau_c; beyond it the step shrinks with the largest delay in the buffer. None: never.
-        delay_rule: ``scaled``, ``lr/tau_max`` (Eq. 77: what the paper's experiments ran), or ``reciprocal``,
+        delay_threshold: tau_c. If the largest delay in the buffer exceeds it, the step shrinks. None: never.
+        delay_rule: ``scaled`` is ``lr/tau_max`` (Eq. 77, used in the paper's experiments). ``reciprocal`` is
             ``min(lr, 1/tau_max)`` (Eq. 4).
-        bias_correction: as the authors' program has it; the paper's Algorithm 1 has none.
+        bias_correction: as in the authors' program. The paper's Algorithm 1 has none.
     """
     _checks.one_of("delay_rule", delay_rule, words(DelayRule))
     policy: Staleness = Constant() if delay_threshold is None else DelayAdaptive(delay_threshold, delay_rule)
@@ -112,15 +113,15 @@ def FedAsync(
 ) -> Server:
     """Asynchronous mixing: ``x <- (1-a_t)*x + a_t*x_i^K`` on every arrival, ``a_t = alpha*s(tau)``.
 
-    Xie et al. 2019; AsyncFedED, Eqs. 40 and 41. Clients send deltas, so the version each one started from is kept
-    while it is in flight.
+    Xie et al. 2019; AsyncFedED, Eqs. 40 and 41. Clients send deltas, so the server keeps each version while a
+    client may still answer it.
 
     Args:
         alpha: mixing weight of a fresh update, in (0, 1].
         policy: ``constant``; ``hinge``, ``s = 1 if tau <= b else 1/(a*(tau-b)+1)``; ``polynomial``,
             ``s = (tau+1)^-a``.
-        a: of the hinge (10) or the polynomial (0.5), > 0; other policies refuse it.
-        b: of the hinge (4), >= 0; other policies refuse it.
+        a: setting of the hinge (default 10) or the polynomial (0.5), > 0. Other policies refuse it.
+        b: setting of the hinge (default 4), >= 0. Other policies refuse it.
     """
     _checks.one_of("policy", policy, words(Policy))
     if _checks.number("alpha", alpha, above=0) > 1:
@@ -149,12 +150,12 @@ def DelayAdaptiveASGD(
     lipschitz: float | None = None,
     **server: Unpack[ServerSettings],
 ) -> Server:
-    """Asynchronous SGD whose rate shrinks beyond a delay: ``x <- x - lr(tau)*g_i``. The ACE paper, Algorithm a.4.
+    """Asynchronous SGD with a smaller rate for old gradients: ``x <- x - lr(tau)*g_i``. The ACE paper, Algorithm a.4.
 
     Args:
-        delay_threshold: tau_C, >= 0; the paper's default is the concurrency.
-        stale: what a staler update gets: ``lipschitz``, ``min(lr, 1/(4*L*tau))`` (the paper; needs L); ``drop``, 0;
-            ``scaled``, ``lr*tau_C/tau`` (what the ACE authors' program runs; needs no L).
+        delay_threshold: tau_C, >= 0. The paper's default is the concurrency.
+        stale: the rate of an update beyond the threshold. ``lipschitz``: ``min(lr, 1/(4*L*tau))`` (the paper; needs
+            L). ``drop``: 0. ``scaled``: ``lr*tau_C/tau`` (the ACE authors' program; needs no L).
         lipschitz: L, > 0, for ``stale="lipschitz"``.
     """
     _checks.one_of("stale", stale, words(Stale))
@@ -176,15 +177,15 @@ def ACE(
 ) -> Server:
     """All-client engagement: every arrival steps along the mean of all clients' latest gradients.
 
-    ``U_i <- g_i; x <- x - lr * sum_j U_j / n``. ACE: Algorithm 1 (``mode="direct"``), its incremental form with
-    the same result in O(d), and Algorithm a.5 with the rows kept by the clients (``mode="client"``; see
-    :class:`fastagg.clients.GradientDifference`); 8-bit rows: F.3.3.
+    ``U_i <- g_i; x <- x - lr * sum_j U_j / n``. ``mode="direct"`` is the ACE paper's Algorithm 1.
+    ``mode="incremental"`` gives the same result in O(d). With ``mode="client"`` clients keep the rows (Algorithm a.5,
+    see :class:`fastagg.clients.GradientDifference`). 8-bit rows are from F.3.3.
 
     Args:
-        cache: of the rows U_i; with ``mode="client"`` the server keeps none.
+        cache: format of the rows U_i. With ``mode="client"`` the server keeps no rows.
         warmup: ``full`` or ``partial``, see :class:`fastagg.AllClients`.
         mode: ``incremental``, ``direct`` or ``client``.
-        optimizer: another server optimizer than SGD; ``lr`` is then its own.
+        optimizer: a server optimizer other than SGD. It has its own ``lr``.
     """
     _checks.one_of("mode", mode, words(AceMode))
     steps = SGD(lr) if optimizer is None else optimizer
@@ -207,13 +208,13 @@ def ACED(
     warmup: Warmup = "full",
     **server: Unpack[ActiveSettings],
 ) -> Server:
-    """ACE over the clients whose information is at most ``max_delay`` versions old.
+    """ACE over the clients that are fresh: their information is at most ``max_delay`` versions old.
 
     ``U_i <- g_i; x <- x - lr * mean over A(t) of U_j``. The ACE paper, Algorithm a.1.
 
     Args:
-        max_delay: tau_algo, >= 0. From the largest delay on it is exactly ACE.
-        cache: of the rows U_i.
+        max_delay: tau_algo, >= 0. If no delay is larger, ACED is exactly ACE.
+        cache: format of the rows U_i.
         freshness: ``dispatch`` (Algorithm a.1) or ``gradient`` (the text of Eq. 7), see :class:`fastagg.ActiveSet`.
         warmup: ``full`` or ``partial``, see :class:`fastagg.AllClients`.
     """
@@ -232,13 +233,13 @@ def CA2FL(
     repeat: Repeat = "start",
     **server: Unpack[WeightSettings],
 ) -> Server:
-    """Cached update calibration: FedBuff's buffer, calibrated by every client's last update.
+    """Cached update calibration: a buffer as in FedBuff, calibrated with every client's last update.
 
-    ``x <- x + lr*(mean_j h_j + sum(Delta_i - h_i)/|S|)`` over every M updates, S being their clients, then
-    ``h_i <- Delta_i``. The ACE paper, Algorithm a.3.
+    ``x <- x + lr*(mean_j h_j + sum(Delta_i - h_i)/|S|)`` over every M updates, where S is the set of their
+    clients. Then ``h_i <- Delta_i``. The ACE paper, Algorithm a.3.
 
     Args:
-        cache: of the rows h_i.
+        cache: format of the rows h_i.
         repeat: ``start`` (the paper) or ``latest`` (public programs), see :class:`fastagg.Calibrated`.
     """
     return Server(params, Calibrated(num_clients, buffer_size, cache, repeat), SGD(lr), **server)
@@ -258,11 +259,11 @@ def AsyncFedED(
     sketch: int | None = None,
     **server: Unpack[ServerSettings],
 ) -> Server:
-    """Steps weighted by Euclidean staleness, and local steps that follow it: the AsyncFedED paper, Algorithm 1.
+    """Steps and numbers of local steps that depend on Euclidean staleness: the AsyncFedED paper, Algorithm 1.
 
     ``gamma = |x_t - x_s|/|Delta_i|`` (Eq. 6); ``x <- x + lam/(gamma + eps)*Delta_i`` (Eqs. 5, 7);
-    ``K_next = K_i + floor((gamma_bar - gamma)*kappa)`` (Eq. 8), which ``dispatch`` tells the client. Only versions in
-    flight are kept.
+    ``K_next = K_i + floor((gamma_bar - gamma)*kappa)`` (Eq. 8), which ``dispatch`` sends to the client. The server
+    keeps only versions that a client may still answer.
 
     Args:
         lam, eps, gamma_bar, kappa, local_steps, max_local_steps, gamma_max, sketch: see :class:`fastagg.Euclidean`.
@@ -282,15 +283,15 @@ def FedEcho(
     cache: Cache = "fp32",
     **server: Unpack[WeightSettings],
 ) -> Server:
-    """FedBuff, and after every step distillation towards the mean of all clients' latest logits (stragglers included).
+    """FedBuff with distillation after every step, towards the mean of all clients' latest logits (also slow clients').
 
-    FedEcho, Algorithm 1. Each arrival costs a forward pass of the client's model on the unlabelled data, each step Q
-    training steps on it. :attr:`fastagg.Server.distillation` says what that took.
+    FedEcho, Algorithm 1. Each arrival costs a forward pass of the client's model on the unlabelled data. Each step
+    costs Q training steps on this data. :attr:`fastagg.Server.distillation` reports the cost.
 
     Args:
-        distill: the unlabelled data, the model's code, and the settings. ConfigError where its model is not this one
-            or returns no logits.
-        cache: of the clients' logits.
+        distill: the unlabelled data, the model's code, and the settings. ConfigError if its model differs from
+            ``params`` or returns no logits.
+        cache: format of the clients' logits.
 
     Raises:
         DataError: there is no unlabelled data, or it cannot be read.
@@ -310,11 +311,11 @@ def FedAC(
     moments: Moments = "fp32",
     **server: Unpack[ServerSettings],
 ) -> Server:
-    """FedAC, a baseline of the FedEcho paper. A **reconstruction**: its own paper's equations could not be had.
+    """FedAC, a baseline of the FedEcho paper. A **reconstruction**: the equations of its own paper were not available.
 
-    Updates are weighted by ``max(cos(x_t - x_s, Delta_i), 0.1)``, 1 when fresh; their mean D goes into Adam's moments
+    Updates are weighted by ``max(cos(x_t - x_s, Delta_i), 0.1)``, or 1 if fresh. Their mean D goes into Adam's moments,
     and ``x <- x + lr*(b1*m + (1-b1)*D)/(sqrt(v) + eps)``. Clients correct their drift with control variates:
-    :class:`fastagg.clients.DriftCorrection`; its second result is ``receive``'s ``control``.
+    :class:`fastagg.clients.DriftCorrection`. Pass its second result to ``receive`` as ``control``.
     """
     return Server(params, CosineBuffer(buffer_size), Lookahead(lr, betas, eps, moments=moments), **server)
 
@@ -334,12 +335,12 @@ def FedAvg(
     weighting: Weighting = "samples",
     **server: Unpack[ClientSettings],
 ) -> Server:
-    """Synchronous averaging, ``x <- sum_i p_i x_i^K`` with p_i the share of the samples (the AsyncFedED paper, Eq. 38).
+    """Synchronous averaging, ``x <- sum_i p_i x_i^K`` where p_i is the share of samples (the AsyncFedED paper, Eq. 38).
 
-    FedProx (Eq. 39) is this server with :func:`fastagg.clients.add_proximal_gradient_` at the clients.
+    For FedProx (Eq. 39) use this server with :func:`fastagg.clients.add_proximal_gradient_` on the clients.
 
     Args:
-        lr: 1 is plain averaging.
+        lr: 1 for plain averaging.
         weighting: ``samples`` or ``uniform``.
     """
     return _synchronous(params, clients_per_round, SGD(lr), {"weighting": weighting, **server})
@@ -354,7 +355,7 @@ def FedProx(
     weighting: Weighting = "samples",
     **server: Unpack[ClientSettings],
 ) -> Server:
-    """:func:`FedAvg`'s server; the proximal term is the clients' (:func:`fastagg.clients.add_proximal_gradient_`)."""
+    """:func:`FedAvg`'s server. Clients add the proximal term (:func:`fastagg.clients.add_proximal_gradient_`)."""
     return FedAvg(params, clients_per_round=clients_per_round, lr=lr, weighting=weighting, **server)
 
 
@@ -368,7 +369,7 @@ def FedAvgM(
     moments: Moments = "fp32",
     **server: Unpack[ServerSettings],
 ) -> Server:
-    """Synchronous mean delta D into momentum: ``m <- beta*m + D; x <- x + lr*m`` (Hsu et al. 2019)."""
+    """Synchronous rounds; momentum on the mean delta D: ``m <- beta*m + D; x <- x + lr*m`` (Hsu et al. 2019)."""
     return _synchronous(params, clients_per_round, Momentum(lr, beta, moments=moments), server)
 
 
@@ -384,7 +385,7 @@ def FedAdam(
     moments: Moments = "fp32",
     **server: Unpack[ServerSettings],
 ) -> Server:
-    """Synchronous mean delta D into Adam: ``x <- x + lr*m/(sqrt(v) + eps)`` (Reddi et al. 2021, whose eps is 1e-3)."""
+    """Synchronous rounds; Adam on the mean delta D: ``x <- x + lr*m/(sqrt(v) + eps)`` (Reddi et al. 2021: eps 1e-3)."""
     return _synchronous(params, clients_per_round, Adam(lr, betas, eps, bias_correction, moments=moments), server)
 
 
@@ -400,7 +401,10 @@ def FedYogi(
     moments: Moments = "fp32",
     **server: Unpack[ServerSettings],
 ) -> Server:
-    """Synchronous mean delta D into Yogi: ``v <- v - (1-b2)*D*D*sign(v - D*D)``, else Adam (Reddi et al. 2021)."""
+    """Synchronous rounds; Yogi on the mean delta D: as Adam, but ``v <- v - (1-b2)*D*D*sign(v - D*D)``.
+
+    Reddi et al. 2021.
+    """
     return _synchronous(params, clients_per_round, Yogi(lr, betas, eps, bias_correction, moments=moments), server)
 
 
@@ -415,7 +419,7 @@ def FedAdagrad(
     moments: Moments = "fp32",
     **server: Unpack[ServerSettings],
 ) -> Server:
-    """Synchronous mean delta D into Adagrad: ``v <- v + D*D``, else Adam (Reddi et al. 2021)."""
+    """Synchronous rounds; Adagrad on the mean delta D: as Adam, but ``v <- v + D*D`` (Reddi et al. 2021)."""
     return _synchronous(params, clients_per_round, Adagrad(lr, beta, eps, moments=moments), server)
 
 
@@ -431,5 +435,5 @@ def FedAMS(
     moments: Moments = "fp32",
     **server: Unpack[ServerSettings],
 ) -> Server:
-    """Synchronous mean delta D into AMSGrad, as FADAS steps (Wang et al. 2022, option 1)."""
+    """Synchronous rounds; AMSGrad on the mean delta D, as in FADAS (Wang et al. 2022, option 1)."""
     return _synchronous(params, clients_per_round, AMSGrad(lr, betas, eps, bias_correction, moments=moments), server)

@@ -1,4 +1,4 @@
-// What every pass over an update shares: its runs, its blocks, and how it is dealt out to threads.
+// Common to all passes over an update: its runs, its blocks, and how threads share it.
 #pragma once
 
 #include <algorithm>

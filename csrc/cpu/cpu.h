@@ -1,4 +1,4 @@
-// What the CPU does, for the bindings: steps, sums, rows, norms. All vectors are fp32; results do not depend on the
+// The CPU's operations, for the bindings: steps, sums, rows, norms. All vectors are fp32. Results do not depend on the
 // number of threads, the instruction set or the tuning.
 #pragma once
 

@@ -1,4 +1,4 @@
-// FedEcho's distillation loss over a batch of rows (math/distill.h). T is float, or double for gradient checks.
+// FedEcho's distillation loss over a batch of rows (math/distill.h). T is float; double is for gradient checks.
 #pragma once
 
 #include <cstdint>

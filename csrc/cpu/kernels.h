@@ -1,8 +1,8 @@
-// The kernels of one instruction set and vector width, as a table of plain functions.
+// The kernels of one instruction set and vector width, as a table of functions.
 //
-// A step over fp32 vectors is one loop, generated for every direction and optimizer (`fused`). Where the update, the
+// A step over fp32 vectors is one loop, generated for every direction and optimizer (`fused`). If the update, the
 // rows or the moments have another type, short stages run one after the other over blocks of 1,024 elements, which stay
-// in the L1 cache; no intermediate vector reaches memory (step.cpp).
+// in the L1 cache. No intermediate vector is written to memory (step.cpp).
 #pragma once
 
 #include <stdint.h>

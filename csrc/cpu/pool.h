@@ -1,8 +1,8 @@
 // One persistent pool of threads for the whole process.
 //
-// OpenMP is avoided on purpose: torch brings its own runtime, two in one process deadlock or crash, and neither
-// survives a fork. Workers here stay awake for some microseconds after a call (tuning.h, `spin`), unless somebody else
-// wants their core, and then sleep, so that they take nothing from torch's threads while a client trains.
+// The pool does not use OpenMP. Torch has its own OpenMP runtime; two in one process deadlock or crash, and neither
+// survives a fork. Workers stay awake for some microseconds after a call (tuning.h, `spin`), unless another thread
+// needs their core. Then they sleep, so they do not slow down torch's threads while a client trains.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,9 @@
-// Vectors, and what each instruction set calls the operations on them. Included once per table of kernels, inside its
-// namespace, with FASTAGG_LANES floats to a vector; nothing else in csrc/cpu asks which instruction set it is for.
+// Vectors, and the operations on them for each instruction set. Each table of kernels includes this file once, inside
+// its namespace, with FASTAGG_LANES floats in a vector. Nothing else in csrc/cpu depends on the instruction set.
 //
-// GCC's and Clang's vector types do the plain arithmetic. The intrinsics below are what the two compilers do not find
-// by themselves, or do in two instructions where one exists; their masked forms are built on zeros, where GCC 12 builds
-// the plain ones on an undefined value and warns about it.
+// GCC's and Clang's vector types do the usual arithmetic. The intrinsics below are operations for which the compilers
+// need two instructions where one exists, or which they do not find. Masked forms start from zeros, because GCC 12
+// starts the unmasked ones from an undefined value and warns about it.
 
 constexpr int64_t kFloats = FASTAGG_LANES;
 constexpr int64_t kDoubles = kFloats / 2;

@@ -1,6 +1,6 @@
-// What depends on the processor and on nothing else: how loops run, never what they compute.
+// Settings that depend on the processor. They change how loops run, never their results.
 //
-// One row of the table is chosen when the extension is loaded, by vendor and family; Python may set another
+// When the extension is loaded, it chooses one row of the table by vendor and family. Python may set another one
 // (FASTAGG_TUNE, `fastagg tune`).
 #pragma once
 

@@ -1,4 +1,4 @@
-// One scale block (256 elements) of a vector, by one warp: a thread has elements 4t..4t+3 of both halves.
+// One scale block (256 elements) of a vector, processed by one warp. A thread has elements 4t..4t+3 of both halves.
 #pragma once
 
 #include <type_traits>

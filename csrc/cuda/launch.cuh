@@ -1,4 +1,4 @@
-// What every launch shares: the device guard, the error check, the grid.
+// Common to all launches: the device guard, the error check and the grid.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,5 +1,5 @@
-// Moments in 8 bits (csrc/math/moments.h) of one scale block, by one warp that has the block's vectors as halves.cuh
-// says: lanes t and t+16 share words 4t..4t+3, and have the even and the odd quarters of the elements in them.
+// 8-bit moments (csrc/math/moments.h) of one scale block, processed by one warp. The warp has the block's vectors as in
+// halves.cuh. Lanes t and t+16 share words 4t..4t+3, and have the even and the odd quarters of their elements.
 #pragma once
 
 #include "../math/moments.h"

@@ -1,10 +1,11 @@
-// Sums of squares and products of an update in math/reduce.h's fixed shape, the CPU's bits: eight threads take a
-// strand, thread t of them lanes 4t..4t+3, so that a warp reads four strands at once. A block of threads takes a
-// quarter of a group; the last of a group's four adds its strands in order, and the last of all groups adds those and
-// says what follows. Small blocks, so that an update of some ten million parameters fills the card, and evenly.
+// Sums of squares and products of an update, in the fixed order of math/reduce.h, with the CPU's bits. Eight threads
+// process a strand, thread t of them lanes 4t..4t+3. So a warp reads four strands at once. A block of threads processes
+// a quarter of a group. The last of a group's four blocks adds the group's strands in order. The last of all groups
+// adds the groups and computes the verdict. Blocks are small, so that an update of about ten million parameters fills
+// the GPU evenly.
 //
-// Squares and products are of numbers that were fp32: exact in double, so that adding one in the same instruction
-// changes no bit. It halves the work of the double-precision unit, which consumer cards have little of.
+// Squares and products are of fp32 numbers and exact in double. So multiplying and adding in one instruction changes no
+// bit. This halves the work of the double-precision unit, which is slow on consumer GPUs.
 #pragma once
 
 #include "source.cuh"

@@ -1,4 +1,5 @@
-// The optimizers of csrc/math/optimizers.h on four elements at a time, and what a verdict makes of gains and weights.
+// The optimizers of csrc/math/optimizers.h on four elements at a time, and the effect of a verdict on gains and
+// weights.
 #pragma once
 
 #include "vector.cuh"

@@ -1,5 +1,5 @@
-// One scale block (256 elements) of a stored row, by one warp: csrc/math/rows.h, dealt out as vector.cuh says. A thread
-// has pairs 4t..4t+3, and owns Philox calls 4t..4t+3 of the block of 1,024 whole.
+// One scale block (256 elements) of a stored row (csrc/math/rows.h), processed by one warp and distributed as in
+// vector.cuh. A thread has pairs 4t..4t+3, and makes Philox calls 4t..4t+3 of the block of 1,024 alone.
 #pragma once
 
 #include <type_traits>

@@ -1,5 +1,5 @@
-// An arriving update on the device: pieces of the flat vector in their own types, read where they lie. A kernel is made
-// for each of two readers; an update that is one aligned fp32 vector, which most are, is passed as an address alone.
+// An arriving update on the device: pieces of the flat vector in their own types, read in place. Each kernel is
+// compiled for two readers. Most updates are one aligned fp32 vector, and are passed as an address only.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
-// Four neighbouring elements of a vector, which is what a thread takes at a time: `Whole` in one 16-byte access, else
-// element by element, at the vector's end and where an address is odd.
+// Four neighbouring elements of a vector, which a thread processes at a time. `Whole` is one 16-byte access. At the
+// vector's end, and at unaligned addresses, access is element by element.
 //
-// Every kernel but the norms' (norms.cuh) deals the vector out alike: a warp has blocks of 1,024 elements, in rows of
-// 128, and thread t of it elements 4t..4t+3 of every row.
+// All kernels but the norms' (norms.cuh) distribute the vector in the same way. A warp has blocks of 1,024 elements in
+// rows of 128. Its thread t has elements 4t..4t+3 of every row.
 #pragma once
 
 #include <cuda_runtime.h>

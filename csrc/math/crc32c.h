@@ -1,5 +1,5 @@
-// CRC-32C (Castagnoli's polynomial, reflected: 0x82F63B78; RFC 3720), a byte at a time and by table: the specification,
-// and what runs where the processor has no instruction for it.
+// CRC-32C (Castagnoli's polynomial, reflected: 0x82F63B78; RFC 3720), by table, one byte at a time. It is the
+// specification, and it runs on processors without an instruction for it.
 #pragma once
 
 #include <stdint.h>

@@ -2,7 +2,7 @@
 //
 //   single      D = (gain*weight)*u
 //   flush       D = (acc + (gain*weight)*u)*scale              FedBuff, FADAS: a buffer and its last update
-//   blend       D = weight*((base - x) + gain*u)               FedAsync: the client's model less the server's
+//   blend       D = weight*((base - x) + gain*u)               FedAsync: the client's model minus the server's
 //   mean        sum <- sum + (entering*new - leaving*old)      ACE, ACED: new is what the client's row stores of
 //   gain*u,
 //               D = sum_scale*sum                              and old what it stored before (with a dither, see below)

@@ -1,4 +1,4 @@
-// FedEcho's distillation loss (its Eqs. 3 and 4), row by row; y teacher logits, z student logits, C classes:
+// FedEcho's distillation loss (its Eqs. 3 and 4), row by row. y are teacher logits, z student logits, C classes:
 //
 //   p = softmax(y);  H = -sum p log p;  label = argmax y
 //   f = alpha*KL(p || softmax(z)) + (1 - alpha)*(-log softmax(z)[label])

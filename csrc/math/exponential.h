@@ -1,5 +1,5 @@
-// exp of what is not positive and log of what is at least one, the only ones a softmax needs, in IEEE additions,
-// multiplications and divisions: a library's own differ in the last bit from one machine to the next.
+// exp for arguments <= 0 and log for arguments >= 1, which is all that a softmax needs. They use only IEEE additions,
+// multiplications and divisions, because the last bits of a library's functions differ between machines.
 #pragma once
 
 #include <string.h>

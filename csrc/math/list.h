@@ -1,5 +1,5 @@
-// A list of types, from which every dispatch table and every name that Python sees are made: an order that is written
-// once cannot be written wrongly.
+// A list of types. Every dispatch table and every name for Python is made from it. So their order is written only once
+// and is always consistent.
 #pragma once
 
 #include "portable.h"

@@ -1,21 +1,21 @@
-// Optimizer moments in 8 bits: a float with three bits of mantissa, relative to one power of two for every 256
-// elements.
+// 8-bit optimizer moments: a float with three bits of mantissa, relative to one power of two for every 256 elements.
 //
 //   v, vhat  value = c*2^k*(1 + j/8) - c, code 8k + j, k in 0..31   never negative
 //   m        the same with k in 0..15, and the sign in the top bit
 //
-// c is fp32, a power of two, the largest value of the block divided by 2^31 (m: 2^15) or a little more, and not below
-// 2^-100. Subtracting it makes steps even below c and puts zero on the grid, so that no case is special: mu-law, with
-// the logarithm that a float's exponent is. Above c neighbours are 1/8 or less apart, over 2^34 (m: 2^18) in all.
+// c is fp32 and a power of two: the block's largest value divided by 2^31 (m: 2^15), or a little more, and at least
+// 2^-100. Subtracting c makes steps below c equal and puts zero on the grid, so there is no special case. This is the
+// mu-law, with a float's exponent as the logarithm. Above c neighbours differ by at most 1/8. The range is 2^34 (m:
+// 2^18).
 //
-// A value is stored by adding c, adding random bits below the mantissa's third, and cutting them off: up with
-// probability equal to the fraction. A grid point has no fraction, so what did not change is stored as it was. Between
-// grid points the rounding is unbiased, E[decode(encode(y))] = y, which an average needs that moves by a hundredth a
-// step: nearest would never move it. v and vhat share c and random bits, so v <= vhat is kept; they are not stored
-// below c/8, since a v of zero beside an m that is not would be a step without bound.
+// To store a value, the code adds c, adds random bits below the third mantissa bit, and cuts them off. So a value is
+// rounded up with probability equal to its fraction. A grid point has no fraction, so an unchanged value stays the
+// same. Rounding is unbiased, E[decode(encode(y))] = y. An average that changes by a hundredth in a step needs this,
+// because rounding to nearest would never change it. v and vhat share c and the random bits, so v <= vhat stays true.
+// They are never stored below c/8, because v = 0 with m != 0 would make an unbounded step.
 //
-// Byte 4j + i of a block of 256 holds element j + 64i: codes are taken out of 32-bit words with shifts, in the same way
-// on every instruction set.
+// Byte 4j + i of a block of 256 holds element j + 64i: codes are extracted from 32-bit words with shifts, in the same
+// way on every instruction set.
 #pragma once
 
 #include "portable.h"

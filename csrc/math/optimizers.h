@@ -1,4 +1,4 @@
-// Server optimizers, one element at a time: a struct each, with the moments it has, how they advance, and how x moves.
+// Server optimizers, one element at a time. Each is a struct with its moments, their update, and the update of x.
 //
 //   m    <- b1*m + (1-b1)*D
 //   v    <- b2*v + (1-b2)*D*D
@@ -11,11 +11,11 @@
 //   adagrad  v <- v + D*D ;                      x as adam FedAdagrad
 //   lookahead  v as adam; x <- x + lr*(b1*m + (1-b1)*D)/(sqrt(v)*root_scale + eps), m the new one   FedAC
 //
-// `root_scale` is 1, or 1/sqrt(1-b2^r) when Adam's bias correction is asked for (then lr carries 1/(1-b1^r)).
-// Multiplying by exactly 1 changes no bit, so one formula serves both.
+// `root_scale` is 1, or 1/sqrt(1-b2^r) with Adam's bias correction (lr then includes 1/(1-b1^r)).
+// Multiplying by exactly 1 changes no bit, so one formula works for both.
 //
-// A new optimizer: a struct and a place in the list here, its class in fastagg/parts/optimizers.py, its formula in
-// fastagg/reference/step.py, and in tests/kernels.py. CPU, CUDA and Python's names follow from the list.
+// To add an optimizer, write a struct and add it to the list here. Add its class to fastagg/parts/optimizers.py and its
+// formula to fastagg/reference/step.py and tests/kernels.py. CPU, CUDA and Python take the names from the list.
 #pragma once
 
 #include "list.h"

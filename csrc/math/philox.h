@@ -1,6 +1,6 @@
 // Philox4x32-7, the counter-based generator of Salmon et al. (SC 2011): random bits are a function of a key and a
-// counter, so that they do not depend on threads, launch geometry or instruction set. Seven rounds pass every test of
-// BigCrush (the paper's Table 2; ten are its default for caution) and cost 30% less, which shows in int8 caches.
+// counter. So they do not depend on threads, launch geometry or instruction set. Seven rounds pass every test of
+// BigCrush (the paper's Table 2; its default is ten, for caution). They cost 30% less, which matters in int8 caches.
 #pragma once
 
 #include "portable.h"

@@ -1,8 +1,8 @@
 // Element functions are written once and used by every CPU instruction set and by CUDA.
 //
-// On the host they must have internal linkage and must be inlined: the same header is compiled several
-// times with different instruction-set flags, and a shared inline symbol would let the linker keep the
-// AVX-512 copy for everybody (an ODR leak that ends in SIGILL on older machines).
+// On the host they must have internal linkage and must be inlined. The same header is compiled several times with
+// different instruction-set flags. With a shared inline symbol the linker could keep the AVX-512 copy for all code,
+// which ends in SIGILL on older machines.
 #pragma once
 
 #include <math.h>

@@ -1,13 +1,13 @@
-// The fixed shape of every reduction, so that a norm has the same bits on every thread count, instruction set
-// and device.
+// The fixed order of additions in every reduction. It gives a norm the same bits with every thread count, instruction
+// set and device.
 //
 //   strand  2,048 elements: 32 lanes (element index mod 32), each summing its 64 elements in order, in double; lanes
 //           fold four by four, then the 8 quads fold in halves (4, 2, 1).
 //   group   32 strands, added in order.
 //   total   256 slots, slot j adding groups j, j+256, ... in order; slots fold in halves.
 //
-// A CPU core keeps the lanes in its registers and reads a strand from one end to the other. On a GPU eight threads take
-// a strand, four neighbouring lanes each, and a block of 256 threads a group. Missing elements count as +0, which
+// A CPU core keeps the lanes in its registers and reads a strand from start to end. On a GPU eight threads process a
+// strand, with four neighbouring lanes each, and 256 threads process a group. Missing elements count as +0, which
 // changes no bit of a sum of squares.
 #pragma once
 

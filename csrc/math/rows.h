@@ -1,18 +1,19 @@
-// How a client's row is stored: a struct for each format.
+// The formats of a client's row, with a struct for each.
 //
 //   fp32   the number itself
-//   bf16   the 16 bits that are cut off carry into the rest when they and the random bits overflow
+//   bf16   the lower 16 bits are cut off; if they and the random bits overflow, 1 is added to the rest
 //   int8   scale = max(absmax/127, FLT_MIN) for every 256 elements, q = round(x/scale + r - 1/2), in -127..127
 //   int4   the same with 7; byte i of a scale block holds element i (low nibble) and element i+128 (high)
 //
 // Rounding is stochastic and unbiased, E[deq(q)] = x: up with probability equal to the fraction, from 16 random bits.
-// Whole multiples of the scale, zero among them, are stored exactly; elsewhere |deq(q) - x| < scale, with one huge
-// element in the block too. The scale's floor keeps 1/scale finite: blocks of denormals round to 0 or FLT_MIN.
+// Integer multiples of the scale, including zero, are stored exactly. For other values |deq(q) - x| < scale, even if
+// one element of the block is huge. The scale's lower limit keeps 1/scale finite. Blocks of denormals round to 0 or
+// FLT_MIN.
 //
-// Elements i and i+128 of a scale block (256) are handled together, as a pair: they share a random word, and in int4 a
-// byte. A format has `kPlanes` codes for a pair, which lie `plane` codes apart.
+// Elements i and i+128 of a scale block (256) are processed as a pair. They share a random word, and in int4 a byte. A
+// format has `kPlanes` codes for a pair, `plane` codes apart.
 //
-// A new format: a struct and a place in the list here, and its float64 reading in fastagg/reference/rows.py.
+// To add a format, write a struct and add it to the list here, and its float64 version to fastagg/reference/rows.py.
 #pragma once
 
 #include "half.h"

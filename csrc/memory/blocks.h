@@ -1,6 +1,6 @@
-// Where vectors live: huge pages on Linux from 2 MiB on, and blocks that come back are used again. A server that sends
-// each version to some client writes the next one to a fresh vector (csrc/serving/road.cpp). From the operating system
-// that would cost a page fault every 4 KiB, as much as the step itself.
+// Memory of vectors: huge pages on Linux from 2 MiB on, and reuse of returned blocks. A server that sends each version
+// to a client writes the next one to a new vector (csrc/serving/road.cpp). New memory from the operating system would
+// cost a page fault every 4 KiB, as much as the step itself.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // Torch's tensors without torch's headers: DLPack's table of C functions (its version 1.3), which torch has had since
-// 2.10 or so. With an older torch vectors are made through a capsule, and updates are read in Python alone.
+// about 2.10. With an older torch, vectors are made through a capsule, and only Python reads updates.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,4 +1,4 @@
-"""Other frameworks on fastagg's servers. Each room imports its framework, and nothing else in the package does."""
+"""Adapters from other frameworks to fastagg. Each imports its framework; no other part of the package does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def require(package: str, least: str, extra: str) -> None:
     """Whether ``package`` is installed and new enough.
 
     Raises:
-        MissingDependency: it is not, and what to install.
+        MissingDependency: it is not. The message says what to install.
     """
     advice = f"fastagg's {extra} integration needs {package} {least} or newer: pip install 'fastagg[{extra}]'"
     try:
@@ -30,10 +30,10 @@ def require(package: str, least: str, extra: str) -> None:
 
 
 def preset(name: object) -> Callable[..., Server]:
-    """The preset called ``name``, as configuration files say it.
+    """The preset with this ``name``, for configuration files.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such preset.
     """
     known = registry.presets()
     if not isinstance(name, str) or name not in known:

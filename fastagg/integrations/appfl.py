@@ -1,8 +1,8 @@
 # ruff: noqa: E402 - what is required is checked before it is imported
-"""APPFL on fastagg: aggregators to stand where its own FedAsync, FedBuff and FedAvg stand, named in YAML.
+"""Aggregators that replace APPFL's FedAsync, FedBuff and FedAvg. YAML names them.
 
-APPFL does not say which version an upload was trained from. It is the last model that this server sent to that client
-(a client has one at a time); a client that sends ``version`` along with its metadata is taken at its word.
+APPFL does not report which version an upload was trained from. The aggregator assumes the last model that it sent to
+this client (a client has one at a time). If the client's metadata has ``version``, the aggregator checks it.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ class Aggregator(BaseAggregator):
     ``aggregator_kwargs`` in YAML:
 
     - ``algorithm``: a preset's name (FADAS, FedBuff, FedAsync, ACE, ...); ``settings``: its keyword arguments.
-    - ``num_clients``: how many get the initial model, which APPFL hands out without saying to whom; or ``client_ids``,
-      all of them by name, for rules that keep something of each (ACE, ACED, CA2FL).
-    - ``model_path``, ``model_name``, ``model_kwargs``: where the model is, as in ``model_configs``; APPFL does not hand
-      it to an aggregator from a file. Without it the first upload is the first model, and is no update.
-    - ``checkpoint``, ``save_every``: a file to go on from, written every so many versions (10).
-    - ``gradient_based``: clients upload the model they were sent less the one they trained, as with APPFL's
-      ``send_gradient: true``. No version is then kept for them.
+    - ``num_clients``: how many clients get the initial model (APPFL does not say which). Or ``client_ids``: names of
+      all clients, for rules that keep a row for each (ACE, ACED, CA2FL).
+    - ``model_path``, ``model_name``, ``model_kwargs``: where the model is, as in ``model_configs``. APPFL does not pass
+      the model to an aggregator from a file. Without it the first upload is the first model and not an update.
+    - ``checkpoint``, ``save_every``: a file to continue from, and after how many versions to write it (10).
+    - ``gradient_based``: clients upload the model that they were sent minus the trained model, as with APPFL's
+      ``send_gradient: true``. The server then keeps no version for them.
     - ``trackers``, ``best``, ``max_failures``, ``max_in_a_row``, ``max_seconds``: see
-      :class:`fastagg.integrations.session.Settings`. Clients' own metrics, the numbers in their metadata, are called
-      ``clients/pre_val_accuracy`` and so on there.
+      :class:`fastagg.integrations.session.Settings`. Numbers in the clients' metadata are metrics with names
+      such as ``clients/pre_val_accuracy``.
 
-    FedAsync mixes in the models that clients upload as they are, so that no version is kept for them either.
+    FedAsync mixes in uploaded models directly, so the server keeps no version for it either.
 
-    An upload that is refused (shapes, NaN, the same one again, no known base) changes nothing; the log says why, and
-    the client is sent the current model. When every client is refused again and again, ``RunFailed`` ends the run.
+    A refused upload (wrong shapes, NaN, a repeated upload, an unknown base) changes nothing. The log says why, and the
+    client gets the current model. When every client is refused too often, ``RunFailed`` ends the run.
 
     Args:
-        model: the model, where APPFL or you hand it over.
+        model: the model, if APPFL or you pass it.
         aggregator_configs: the mapping above.
-        logger: APPFL's.
+        logger: APPFL's logger.
 
     Raises:
         ConfigError: a setting is refused.
@@ -99,7 +99,7 @@ class Aggregator(BaseAggregator):
 
     @property
     def server(self) -> fastagg.Server:
-        """The server behind it.
+        """The fastagg server.
 
         Raises:
             ConfigError: there is no model yet.
@@ -111,7 +111,7 @@ class Aggregator(BaseAggregator):
         return self._server
 
     def get_parameters(self, client_id: str | int | None = None, **_: Any) -> dict[str, Tensor]:
-        """The model for ``client_id``, or for nobody in particular; read it, do not write to it."""
+        """The model for ``client_id``, or for any client. Do not write to it."""
         with self._lock:
             if not self._begun:  # the initial model: one call may stand for all of them
                 self._begun = True
@@ -129,7 +129,7 @@ class Aggregator(BaseAggregator):
             return dict(self.server.snapshot())
 
     def aggregate(self, client_id: Any, local_model: Any = None, **meta: Any) -> dict[str, Tensor]:
-        """Take one client's upload; the model it goes on from."""
+        """Take one client's upload. Return the model that it continues from."""
         with self._lock:
             if self._server is None:
                 self._start(local_model)
@@ -217,7 +217,7 @@ class Aggregator(BaseAggregator):
         return Reply.read(upload, told, kind="model", samples=weight)
 
     def _turned(self, upload: Any) -> dict[str, Any]:
-        """APPFL's "gradient" as a change: of parameters it is the opposite, statistics are the client's own anyway."""
+        """APPFL's "gradient" as an update: parameters change sign, statistics stay the client's own."""
         trained = {entry.name for entry in self.server.layout.entries if entry.role == "parameter"}
         return {name: -as_tensor(value) if name in trained else value for name, value in upload.items()}
 
@@ -245,9 +245,9 @@ class Aggregator(BaseAggregator):
 
 
 class SyncAggregator(Aggregator):
-    """Any synchronous fastagg preset for APPFL's ``SyncScheduler``, which hands a round's uploads over together.
+    """Any synchronous fastagg preset for APPFL's ``SyncScheduler``, which passes all uploads of a round at once.
 
-    All of them were trained from the current model: the scheduler lets nobody go on before the round has ended.
+    All of them start from the current model, because no client continues before the round ends.
     """
 
     synchronous = True
@@ -257,7 +257,7 @@ class SyncAggregator(Aggregator):
         return dict(self.server.snapshot())
 
     def aggregate(self, local_models: Any, **meta: Any) -> dict[str, Tensor]:  # type: ignore[override]
-        """End a round: the new global model."""
+        """End a round. Return the new global model."""
         with self._lock:
             if self._server is None:
                 self._start(next(iter(local_models.values())))
@@ -275,13 +275,13 @@ class SyncAggregator(Aggregator):
 
 
 def _sample(upload: Any) -> Tensor:
-    """Some numbers from all over an upload."""
+    """A sample of the numbers of an upload."""
     vectors = [as_tensor(value).detach().reshape(-1) for value in upload.values()]
     return torch.cat([vector[:: max(1, vector.numel() // _SAMPLED)].double() for vector in vectors])
 
 
 def _without_model(task: Dispatch, server: fastagg.Server) -> Dispatch:
-    """A task for who reads only its version and its statistics: the model is kept by nobody but the client."""
+    """A task with version and statistics but without its model, which only the client keeps."""
     flat, *statistics = task.state_dict()["model"]
     return Dispatch.from_state({**task.state_dict(), "model": (flat[:0].clone(), *statistics)}, server.layout)
 

@@ -1,4 +1,4 @@
-"""Evaluation beside the receiving of updates: in a thread of its own, in the order of the versions."""
+"""Evaluation of versions, in order, in a thread of its own while updates are received."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WAITING = 2  # models kept for an evaluation that has not begun; then who submi
 
 
 class Ended(Exception):
-    """An evaluation raised StopIteration: the run is to end. ``found`` is what that carried, if it were metrics."""
+    """An evaluation raised StopIteration, so the run ends. ``found`` holds its metrics, if any."""
 
     def __init__(self, error: StopIteration) -> None:
         self.found: Found = error.value if isinstance(error.value, Mapping) else None
@@ -21,11 +21,11 @@ class Ended(Exception):
 
 
 class Evaluation:
-    """Versions in their order, and what ``evaluate(version, model)`` finds of those that are due.
+    """Versions in order, with the metrics that ``evaluate(version, model)`` returns for those that are due.
 
     Args:
-        evaluate: returns metrics, or None; None: nothing is ever due.
-        aside: in a thread, while the caller goes on; else the caller waits.
+        evaluate: returns metrics, or None. If it is None, no version is due.
+        aside: evaluate in a thread while the caller continues. Otherwise the caller waits.
     """
 
     def __init__(self, evaluate: Callable[[int, Any], Found] | None, aside: bool) -> None:
@@ -39,13 +39,13 @@ class Evaluation:
         return self._evaluate is None or version <= self._last
 
     def skip(self, version: int) -> None:
-        """``version`` was evaluated before a restart."""
+        """Skip ``version``, which was evaluated before a restart."""
         self._last = max(self._last, version)
 
     def add(self, version: int, model: Any, due: bool) -> None:
-        """The next version, or the last one again if that is due after all. Its ``model`` must not change.
+        """Add the next version, or the last one again if it has become due. Its ``model`` must not change.
 
-        Waits while too many wait to be evaluated.
+        The call waits while too many versions wait.
         """
         done: Future[tuple[Found, Ended | None]] = Future()
         if not due or self.knows(version):
@@ -64,10 +64,10 @@ class Evaluation:
         self._running.append((version, model, done))
 
     def finished(self, wait: bool = False) -> list[tuple[int, Any, Found, Ended | None]]:
-        """What is done, or with ``wait`` all: version, model, metrics, and whether the run is to end.
+        """Return finished versions, or with ``wait`` all: version, model, metrics, and whether the run ends.
 
         Raises:
-            Exception: whatever ``evaluate`` raised.
+            Exception: the error of ``evaluate``.
         """
         found = []
         while self._running and (wait or self._running[0][2].done()):
@@ -76,7 +76,7 @@ class Evaluation:
         return found
 
     def close(self) -> None:
-        """Drop what has not begun; what runs is waited for."""
+        """Drop evaluations that have not begun, and wait for a running one."""
         self._running.clear()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)

@@ -1,4 +1,4 @@
-"""Clients that fail: how long each is left alone, and when a cause is permanent and ends the run."""
+"""Clients that fail: how long each one pauses, and when failures end the run."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from dataclasses import dataclass
 from fastagg import _checks
 from fastagg.errors import RunFailed
 
-_LONGEST = 300.0  # seconds between two tasks of a client that keeps failing, at most
+_LONGEST = 300.0  # the longest pause of a client that keeps failing, in seconds
 
 
 @dataclass
 class _Client:
-    failures: int = 0  # since it last sent an update that was taken
-    until: float = 0.0  # when it is asked again
+    failures: int = 0  # since its last update that was taken
+    until: float = 0.0  # when it may get a task again
 
 
 class Failures:
-    """Who failed how often, and whether that is the end.
+    """Counts failures by client, and ends the run after too many.
 
-    A client that fails is left alone for ``retry_after`` seconds, twice as long each time (300 s at most), and for
-    good after ``max_failures`` failures in a row. The run ends with :class:`fastagg.RunFailed`, which carries the last
-    cause, when every client that is there is left alone for good, after ``max_in_a_row`` failures of whatever clients
-    without an update between them, or after ``max_seconds`` without an update.
+    A client that fails gets no task for ``retry_after`` seconds, twice as long after each failure (300 s at most).
+    After ``max_failures`` in a row it gets none again. The run ends with :class:`fastagg.RunFailed`, which holds the
+    last cause, when all present clients are excluded like this, after ``max_in_a_row`` failures of any clients without
+    an update in between, or after ``max_seconds`` without an update.
 
     Args:
-        max_failures: in a row, of one client; None: no limit.
-        max_in_a_row: over all clients; None: no limit.
+        max_failures: the limit in a row for one client. None: no limit.
+        max_in_a_row: the limit in a row over all clients. None: no limit.
         retry_after: seconds, >= 0.
-        max_seconds: None: no limit.
-        clock: seconds.
+        max_seconds: seconds. None: no limit.
+        clock: returns seconds.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -58,7 +58,7 @@ class Failures:
         self._row: Counter[str] = Counter()  # causes since an update was taken
 
     def failed(self, client: Hashable, cause: str) -> float:
-        """Note a failure; the seconds that ``client`` is left alone, infinity for good.
+        """Note a failure. Return for how many seconds ``client`` gets no task; infinity if never again.
 
         Raises:
             RunFailed: that was one too many.
@@ -76,26 +76,26 @@ class Failures:
         return wait
 
     def taken(self, client: Hashable) -> None:
-        """An update of ``client`` was taken."""
+        """Note that an update of ``client`` was taken."""
         self._clients.pop(client, None)
         self._row.clear()
         self._since = self._clock()
 
     def rests(self, client: Hashable) -> bool:
-        """Whether ``client`` is to be left alone now."""
+        """Whether ``client`` gets no task now."""
         one = self._clients.get(client)
         return one is not None and one.until > self._clock()
 
     def is_out(self, client: Hashable) -> bool:
-        """Whether ``client`` is left alone for good."""
+        """Whether ``client`` never gets a task again."""
         one = self._clients.get(client)
         return one is not None and one.until == math.inf
 
     def check(self, here: Iterable[Hashable]) -> None:
-        """Whether the run can go on with the clients that are ``here``.
+        """Check that the run can continue with the clients that are ``here``.
 
         Raises:
-            RunFailed: none of them is asked any more, or nothing was taken for too long.
+            RunFailed: all of them are excluded, or no update was taken for too long.
         """
         present = list(here)
         if present and all(self.is_out(client) for client in present):

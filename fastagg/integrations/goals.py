@@ -1,4 +1,4 @@
-"""When a run is over before its limit, and which of its models was the best."""
+"""When a run ends before its limit, and which of its models is the best."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from fastagg import _checks
 from fastagg.errors import ConfigError
 
-_LESS = ("loss", "error", "perplexity", "ppl", "mse", "mae")  # in a metric's name: less is better
+_LESS = ("loss", "error", "perplexity", "ppl", "mse", "mae")  # metrics with these words in their name: less is better
 
 
 @dataclass(frozen=True)
@@ -19,12 +19,12 @@ class Stop:
     """When to end a run, with its result.
 
     Args:
-        metric: the one looked at, ``accuracy``; ``train/loss`` is the clients' own, ``clients/accuracy`` what clients
-            found when they evaluated.
-        target: end when it is reached.
-        patience: end after so many evaluations without a better value.
-        seconds: end after so many seconds.
-        mode: ``max`` or ``min``: what is better; by default by the metric's name.
+        metric: the watched metric. ``accuracy`` is from the server's evaluation, ``train/loss`` from clients' training,
+            ``clients/accuracy`` from clients' evaluation.
+        target: end when the metric reaches this value.
+        patience: end after this many evaluations without a better value.
+        seconds: end after this many seconds.
+        mode: whether ``max`` or ``min`` is better. The default depends on the metric's name.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -56,10 +56,10 @@ class Stop:
 
 @dataclass(frozen=True)
 class Best:
-    """A file that the best model so far is written to, as ``torch.load`` reads it.
+    """A file with the best model so far. Read it with ``torch.load``.
 
     Args:
-        path: of the file; it is replaced whole.
+        path: the file's path. The file is replaced as a whole.
         metric, mode: as in :class:`Stop`.
     """
 
@@ -82,19 +82,19 @@ class Best:
 
 
 class Watch:
-    """The best value of one metric so far, and how many values came since."""
+    """The best value of one metric so far, and the number of values since then."""
 
     def __init__(self, metric: str, mode: str | None) -> None:
         self.metric, self.sign = metric, 1.0 if (mode or _mode(metric)) == "max" else -1.0
         self.best: float | None = None
-        self.version: int | None = None  # of the best
+        self.version: int | None = None  # version of the best value
         self.since = 0
 
     def see(self, version: int, metrics: Mapping[str, float]) -> bool:
-        """Look at a row; whether it is the best so far.
+        """Take a row. Return whether it is the best so far.
 
         Raises:
-            ConfigError: there are metrics of its kind, and this one is not among them.
+            ConfigError: the row has metrics of this kind, but not this one.
         """
         if self.metric not in metrics:
             kind = self.metric.rpartition("/")[0]
@@ -110,7 +110,7 @@ class Watch:
         return False
 
     def reached(self, target: float) -> bool:
-        """Whether the best value is at least as good."""
+        """Whether the best value reaches the target."""
         return self.best is not None and self.sign * self.best >= self.sign * target
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A model that somebody else put in the place of a server's."""
+"""Replaces a server's model by one from outside."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fastagg.serving.server import Server
 
 
 def put(server: Server, arrays: Any) -> None:
-    """Make ``arrays``, in the form of the server's model, its model. Moments and the version stay; no task may be out.
+    """Replace the server's model by ``arrays``. Moments and the version stay. There must be no open task.
 
     Raises:
-        ShapeMismatch, DTypeMismatch, NonFiniteUpdate: they are no model of this layout; nothing has changed.
+        ShapeMismatch, DTypeMismatch, NonFiniteUpdate: the arrays do not fit the model. Nothing has changed.
     """
     mine = server.parameters()
     for name, own, new in _pairs(mine, arrays):

@@ -1,4 +1,4 @@
-"""Settings that are no plain data, by their names in configuration files."""
+"""Settings that are not plain data, given by name in configuration files."""
 
 from __future__ import annotations
 

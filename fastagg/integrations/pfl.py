@@ -1,4 +1,4 @@
-"""pfl-research on fastagg: a central optimizer. pfl averages a cohort itself; what follows is one fused step."""
+"""pfl-research on fastagg: a central optimizer. pfl averages a cohort itself; the rest is one fused step."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ require("pfl", "0.6.0", "pfl")
 class CentralOptimizer(torch.optim.Optimizer):
     """Any fastagg optimizer as pfl's ``central_optimizer``.
 
-    pfl puts the cohort's mean difference, negated, where gradients are, and steps. Moments and the fp32 model live
-    here; parameters of another type get its rounded values. A learning-rate scheduler works as usual.
+    pfl stores the negated mean difference of the cohort as gradients, and steps. This object holds the moments and the
+    fp32 model. Parameters of another type get its rounded values. A learning-rate scheduler works as usual.
 
     Args:
-        module: the model; what does not train is left alone.
+        module: the model. Parameters that are not trained do not change.
         optimizer: fastagg.SGD, Momentum, Adam, AMSGrad, Yogi or Adagrad, with its settings.
 
     Raises:
-        FastaggError: the model or a setting is refused; from ``step``, the mean is (NaN), and nothing changed.
+        FastaggError: the model or a setting is refused, or the mean in ``step`` has NaN. Nothing has changed.
     """
 
     def __init__(self, module: torch.nn.Module, optimizer: fastagg.AMSGrad | Any) -> None:
@@ -46,11 +46,11 @@ class CentralOptimizer(torch.optim.Optimizer):
             parameter.copy_(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """torch's own, with the server's state."""
+        """torch's state_dict, with the server's state."""
         return {**super().state_dict(), "fastagg": self.server.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
+        """Continue from a :meth:`state_dict`."""
         state = dict(state_dict)
         self.server.load_state_dict(state.pop("fastagg"))
         super().load_state_dict(state)

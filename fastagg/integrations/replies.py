@@ -1,4 +1,4 @@
-"""How a client's reply is read, whatever framework carried it: what it says of itself, and how it is folded in."""
+"""Reads a client's reply from any framework, and passes it to the server."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Reply:
     """One client's answer to one task.
 
     Attributes:
-        arrays: what it sent, in the form of the server's model.
-        kind: ``model``, the trained model; ``difference``, every array as trained minus sent, BatchNorm's statistics
-            too; ``delta``, what ``Server.receive`` takes: parameters as differences, statistics as they are;
+        arrays: the arrays it sent, in the form of the server's model.
+        kind: ``model``, the trained model; ``difference``, trained minus sent for every array, including
+            BatchNorm's statistics; ``delta``, as for ``Server.receive``: differences of parameters, and new statistics;
             ``gradient``, for ACE, ACED, ASGD; ``lora``, adapters whose products are the delta (:mod:`fastagg.lora`).
-        version: the version that the client says it trained from; None where it does not say.
-        samples: its number of samples; None where it does not say.
+        version: the version that the client trained from. None if the client does not state it.
+        samples: its number of samples. None if the client does not state it.
         control: FedAC's change of the control variate, flat [d].
         scale: of ``lora``: ``lora_alpha / rank``.
     """
@@ -41,14 +41,15 @@ class Reply:
 
     @classmethod
     def read(cls, arrays: Any, told: Mapping[str, Any], *, prefix: str = "fastagg-", **more: Any) -> Reply:
-        """A reply whose note ``told`` (a config record, a meta dict) may say its kind, version and scale, as in
-        ``<prefix>kind``.
+        """Read a reply. ``told`` (a config record or meta dict) may state its kind, version and scale.
+
+        The keys are ``<prefix>kind`` and so on.
 
         Args:
-            more: the other attributes; ``kind`` there is what an unsaid kind means.
+            more: the other attributes. Its ``kind`` is the default.
 
         Raises:
-            ConfigError: the kind is none of :data:`KINDS`, the version is no whole number, the scale no number.
+            ConfigError: the kind is not in :data:`KINDS`, the version is not an integer, or the scale is not a number.
         """
         if f"{prefix}kind" in told:
             more["kind"] = _checks.one_of(f"{prefix}kind", told[f"{prefix}kind"], KINDS)
@@ -62,10 +63,10 @@ class Reply:
 
 
 def take(server: Server, answers: Sequence[tuple[Dispatch, Reply]]) -> list[Outcome]:
-    """Fold answers to tasks into the server, those that are models in as few passes over memory as there are steps.
+    """Pass answers to the server. Models take one pass over memory for each step.
 
     Returns:
-        For each its receipt, or the error with which it was refused; it has changed nothing then.
+        For each answer its receipt, or the error that refused it. A refused answer changes nothing.
     """
     outcomes: list[Outcome | None] = [None] * len(answers)
     folded: dict[bool, dict[int, Answer]] = {False: {}, True: {}}  # models; differences

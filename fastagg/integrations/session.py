@@ -1,4 +1,4 @@
-"""One run of any framework, beside its server: what came of every reply, what every version is worth, when it ends."""
+"""A run of a server in any framework: the outcome of replies, the metrics of versions, and the end of the run."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ OnVersion = Callable[[int, dict[str, float], Any], Any]
 
 @dataclass
 class Settings:
-    """What a user may ask of a run, the same in every framework. A configuration file holds it as plain data.
+    """Settings of a run, the same in every framework. A configuration file can hold them as plain data.
 
     Args:
-        stop: a :class:`Stop`, or its settings: end before the limit.
+        stop: a :class:`Stop`, or its settings: when to end the run before its limit.
         best: a file for the best model, or a :class:`Best`.
-        on_version: called as ``on_version(version, metrics, model)`` when a version's metrics are there. The model is
-            the server's own, in the form it came in, and does not change: read it, do not write to it.
+        on_version: called as ``on_version(version, metrics, model)`` when the metrics of a version are known. The model
+            is the server's own, in the form of ``params``, and never changes. Do not write to it.
         trackers: see :mod:`fastagg.integrations.trackers`.
         max_failures, max_in_a_row, retry_after, max_seconds: see :class:`Failures`.
         evaluate_every: versions between two evaluations.
-        evaluate_aside: evaluate in a thread, while replies are received; else the run waits for each evaluation.
+        evaluate_aside: evaluate in a thread while replies are received. Otherwise the run waits for each evaluation.
 
     ``StopIteration`` from an evaluation or from ``on_version`` ends the run with its result.
 
@@ -62,19 +62,19 @@ class Settings:
         self.failures()
 
     def failures(self, clock: Callable[[], float] = time.monotonic) -> Failures:
-        """A book of failures by these settings."""
+        """A :class:`Failures` with these settings."""
         return Failures(self.max_failures, self.max_in_a_row, self.retry_after, self.max_seconds, clock)
 
 
 @dataclass
 class Tally:
-    """Counts since a run began, restarts included."""
+    """Counts since the run began, including the time before restarts."""
 
     updates: int = 0
     refused: Counter[str] = field(default_factory=Counter)  # by the error's name
-    failed: int = 0  # answers that were none: crashes, timeouts
+    failed: int = 0  # tasks without a usable answer: crashes, timeouts
     delays: int = 0  # sum of the updates' delays, in versions
-    longest: int = 0  # of them
+    longest: int = 0  # the largest delay
     by_client: Counter[Hashable] = field(default_factory=Counter)  # updates
 
     def state_dict(self) -> dict[str, Any]:
@@ -93,14 +93,14 @@ class Tally:
 
 @dataclass(frozen=True)
 class Row:
-    """One version, when all that is to be said of it is known.
+    """One version, when all of its metrics are known.
 
     Attributes:
-        version: of the model.
-        found: what its evaluation found; None where there was none.
-        metrics: all numbers: the evaluation's under their names, clients' training under ``train/``, clients'
-            evaluation under ``clients/``, and ``updates``, ``delay``, ``refused``, ``failed``, ``seconds`` under
-            ``run/``.
+        version: the version of the model.
+        found: the result of its evaluation. None if there was none.
+        metrics: all numbers. The evaluation's have their own names, those of clients' training begin with ``train/``,
+            those of clients' evaluation with ``clients/``. ``updates``, ``delay``, ``refused``, ``failed`` and
+            ``seconds`` begin with ``run/``.
     """
 
     version: int
@@ -109,18 +109,18 @@ class Row:
 
 
 class Session:
-    """A run's books.
+    """The state of a run.
 
     The framework's adapter calls :meth:`take` or :meth:`failed` for every reply, :meth:`stepped` for every version and
-    :meth:`settle` every now and then, which returns the versions whose metrics are complete; it ends when :attr:`over`
-    says why. What is permanent raises :class:`fastagg.RunFailed`.
+    sometimes :meth:`settle`, which returns the versions whose metrics are complete. When :attr:`over` is set, it says
+    why the run ends. A permanent problem raises :class:`fastagg.RunFailed`.
 
     Args:
-        server: its server.
-        settings: what the user asked for.
+        server: the run's server.
+        settings: the user's settings.
         evaluate: ``evaluate(version, model)``; the model is ``server.snapshot()``.
-        say: where progress goes, a line for each version.
-        clock: seconds.
+        say: called with one line of progress for each version.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Session:
         self.server, self.settings = server, settings or Settings()
         self.failures = self.settings.failures(clock)
         self.tally = Tally()
-        self.over: str | None = None  # why the run is to end
+        self.over: str | None = None  # why the run ends
         self.trackers = Trackers(self.settings.trackers)
         stop, best = self.settings.stop, self.settings.best
         self._watch = None if stop is None else Watch(stop.metric, stop.mode)
@@ -143,18 +143,18 @@ class Session:
         self._looked_at = evaluate is not None or best is not None or self.settings.on_version is not None
         self._say = say or logging.getLogger("fastagg").info
         self._clock, self._began, self._before = clock, clock(), 0.0
-        self._rows: dict[int, dict[str, float]] = {}  # by version, without what its evaluation finds
+        self._rows: dict[int, dict[str, float]] = {}  # by version, without the metrics of its evaluation
 
     # -- replies -------------------------------------------------------------------------------------------------
 
     def take(self, answers: Sequence[tuple[Hashable, Dispatch, Reply]]) -> list[Outcome]:
-        """Fold replies in; for each its receipt, or the error with which it was refused, noted as a failure.
+        """Take replies. Return for each its receipt, or the error that refused it, which counts as a failure.
 
         Args:
-            answers: who sent it (as the framework calls it), its task, the reply.
+            answers: for each the sender (as the framework names it), its task, and the reply.
 
         Raises:
-            RunFailed: replies are refused again and again.
+            RunFailed: too many replies were refused.
         """
         outcomes = take(self.server, [(task, reply) for _, task, reply in answers])
         for (client, _, _), outcome in zip(answers, outcomes, strict=True):
@@ -166,7 +166,7 @@ class Session:
         return outcomes
 
     def taken(self, client: Hashable, receipt: Receipt) -> None:
-        """An update was folded in."""
+        """Note that an update was taken."""
         self.failures.taken(client)
         self.tally.updates += 1
         self.tally.by_client[client] += 1
@@ -174,7 +174,7 @@ class Session:
         self.tally.longest = max(self.tally.longest, receipt.delay)
 
     def refused(self, client: Hashable, error: FastaggError) -> None:
-        """A reply was refused.
+        """Note that a reply was refused.
 
         Raises:
             RunFailed: that was one too many.
@@ -183,7 +183,7 @@ class Session:
         self.failures.failed(client, f"{type(error).__name__}: {error}")
 
     def failed(self, client: Hashable, cause: str) -> None:
-        """No reply came, or an error.
+        """Note that no reply came, or an error.
 
         Raises:
             RunFailed: that was one too many.
@@ -194,11 +194,11 @@ class Session:
     # -- versions ------------------------------------------------------------------------------------------------
 
     def stepped(self, train: Mapping[str, Any] | None = None, last: bool = False) -> None:
-        """The server has a new version, or its first one.
+        """Note that the server has a new version, or its first one.
 
         Args:
-            train: what its clients said of their training, averaged.
-            last: nothing comes after it: evaluate it whatever ``evaluate_every`` says.
+            train: the averaged training metrics of its clients.
+            last: whether this is the last version, which is always evaluated.
         """
         version = self.server.version
         if last and self._evaluation.knows(version):
@@ -209,11 +209,11 @@ class Session:
         self._evaluation.add(version, model, last or version % self.settings.evaluate_every == 0)
 
     def told(self, step: int, found: Found, train: Mapping[str, Any] | None = None, model: Any = None) -> Row:
-        """A version, or a round, that the framework has evaluated itself: all that :meth:`settle` does, at once.
+        """Handle a version or round that the framework has evaluated itself. It does all that :meth:`settle` does.
 
         Args:
             step: its number.
-            found, train: what its evaluation found, and what clients said of their training.
+            found, train: the metrics of its evaluation and of the clients' training.
             model: its model, for ``best`` and ``on_version``.
         """
         metrics = {**self._counts(), **{f"train/{k}": v for k, v in numeric(train or {}).items()}}
@@ -223,20 +223,20 @@ class Session:
         return row
 
     def ended_by(self, error: StopIteration, step: int) -> Found:
-        """An evaluation that the framework called raised StopIteration; the metrics that it carried, if any."""
+        """Handle a StopIteration from an evaluation that the framework called. Return its metrics, if any."""
         ended = Ended(error)
         self.end(ended.why or f"the evaluation of version {step} said so")
         return ended.found
 
     def skip(self, version: int) -> None:
-        """``version`` was evaluated before a restart."""
+        """Skip the evaluation of ``version``, which was done before a restart."""
         self._evaluation.skip(version)
 
     def settle(self, wait: bool = False) -> list[Row]:
-        """The versions whose metrics are complete since the last call, in their order; with ``wait``, all.
+        """Return, in order, versions whose metrics became complete since the last call. With ``wait``, wait for all.
 
         Raises:
-            Exception: whatever an evaluation or ``on_version`` raised.
+            Exception: an error of an evaluation or of ``on_version``.
         """
         rows = []
         for version, model, found, ended in self._evaluation.finished(wait):
@@ -249,13 +249,13 @@ class Session:
         return rows
 
     def clients_found(self, version: int, found: Mapping[str, Any], model: Any = None) -> None:
-        """What clients found when they evaluated ``version``; ``model``, that version's, is for ``best``."""
+        """Take the metrics of clients that evaluated ``version``. ``model`` is this version's model, for ``best``."""
         metrics = {f"clients/{name}": value for name, value in numeric(found).items()}
         self.trackers.log(metrics, version)
         self._look(version, metrics, model)
 
     def end(self, why: str) -> None:
-        """The run is to end, with its result; the first reason counts."""
+        """End the run with its result. The first reason counts."""
         if self.over is None:
             self.over = why
 
@@ -286,7 +286,7 @@ class Session:
 
     @property
     def seconds(self) -> float:
-        """How long the run has taken, restarts included."""
+        """Seconds that the run has taken, including the time before restarts."""
         return self._before + self._clock() - self._began
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ class Session:
                 if watch is not None and name in state["watches"]:
                     watch.load_state_dict(state["watches"][name])
 
-    # -- what a version sets off ---------------------------------------------------------------------------------
+    # -- after a version ---------------------------------------------------------------------------------------
 
     def _tell(self, version: int, metrics: dict[str, float], model: Any) -> None:
         shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if not name.startswith("run/"))

@@ -1,6 +1,6 @@
-"""Where metrics are drawn: TensorBoard, MLflow and Weights & Biases, each through its own client.
+"""Trackers for metrics: TensorBoard, MLflow and Weights & Biases, each through its own client.
 
-A tracker is told one row of numbers at a time, ``log({"accuracy": 0.9}, step=3)``, and closed at the end. Every
+A tracker gets one row of numbers at a time, ``log({"accuracy": 0.9}, step=3)``, and is closed at the end. Every
 integration and ``fastagg.sim.run`` take ``trackers=``: trackers, or plain data that a configuration file can hold::
 
     trackers = {"tensorboard": "runs/fadas", "mlflow": {"experiment": "digits"}, "wandb": {"project": "digits"}}
@@ -21,20 +21,20 @@ _log = logging.getLogger("fastagg")
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Anything that is told rows."""
+    """An object that takes rows of metrics."""
 
     def log(self, row: Mapping[str, float], step: int) -> None:
-        """One row of metrics at one step (a version of the model)."""
+        """Take one row of metrics of one step (a version of the model)."""
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Finish: no more rows follow."""
 
 
 class TensorBoard:
     """Event files for TensorBoard.
 
     Args:
-        folder: where they go.
+        folder: the folder of the files.
 
     Raises:
         MissingDependency: tensorboard is not installed.
@@ -60,10 +60,10 @@ class MLflow:
     """A run of MLflow.
 
     Args:
-        experiment: its name; MLflow's default one without.
-        uri: of the tracking server; MLflow's own setting without.
-        run_name: of this run; MLflow makes one up without.
-        run_id: of a run to go on with.
+        experiment: its name. None: MLflow's default experiment.
+        uri: URI of the tracking server. None: MLflow's own setting.
+        run_name: name of this run. None: MLflow chooses one.
+        run_id: id of a run to continue.
 
     Raises:
         MissingDependency: mlflow is not installed.
@@ -123,10 +123,10 @@ _KNOWN: dict[str, Callable[..., Tracker]] = {"tensorboard": TensorBoard, "mlflow
 
 
 def made(given: Any) -> list[Tracker]:
-    """Trackers: from one, from several, or from ``{name: settings}``, where settings are a mapping or the first one.
+    """Make trackers from one, from several, or from ``{name: settings}``. Settings are a mapping or the first setting.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: the argument is none of these.
         MissingDependency: a tracker's package is not installed.
     """
     if given is None:
@@ -143,10 +143,10 @@ def made(given: Any) -> list[Tracker]:
 
 
 def parse(text: str) -> tuple[str, str]:
-    """A tracker as the command line names it, ``NAME=SETTING``: the name, and its first setting.
+    """Parse ``NAME=SETTING`` of the command line into the tracker's name and its first setting.
 
     Raises:
-        ConfigError: it is not of that form.
+        ConfigError: the text has another form.
     """
     name, equals, setting = text.partition("=")
     if not equals or not setting:
@@ -156,22 +156,22 @@ def parse(text: str) -> tuple[str, str]:
 
 
 def numeric(row: Mapping[str, Any]) -> dict[str, float]:
-    """What of a row can be drawn: its numbers."""
+    """The numbers of a row."""
     return {name: float(value) for name, value in row.items() if isinstance(value, numbers.Real)}
 
 
 class Trackers:
-    """All trackers of a run. One that fails says so once, and the run goes on without it."""
+    """All trackers of a run. If one fails, the log says so once, and the run continues without it."""
 
     def __init__(self, given: Any) -> None:
         self._alive = made(given)
 
     def log(self, row: Mapping[str, Any], step: int) -> None:
-        """Tell all of them."""
+        """Pass a row to all trackers."""
         self._each(lambda one: one.log(numeric(row), step))
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all trackers."""
         self._each(lambda one: one.close())
         self._alive = []
 
@@ -179,7 +179,7 @@ class Trackers:
         for one in list(self._alive):
             try:
                 act(one)
-            except Exception as error:  # whatever a client's network makes it raise is not worth the training
+            except Exception as error:  # an error of a tracker's network must not end the training
                 self._alive.remove(one)
                 _log.warning("fastagg: %s: no more metrics go there: %r", type(one).__name__, error)
 

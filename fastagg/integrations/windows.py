@@ -1,4 +1,4 @@
-"""What clients find when they evaluate the models they are sent, gathered until it is worth something."""
+"""Collects the metrics of clients that evaluate the models that they are sent."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fastagg.serving.dispatch import Dispatch
 
 
 class Window:
-    """Replies until there are as many as clients: enough for a mean that no single client's data decides.
+    """Collects as many replies as there are clients, so that no single client's data decides the mean.
 
-    Such a client evaluates the model that it is sent and returns the metrics with its update. In a synchronous round
-    all of them speak of one model. Here they speak of the last few; their mean is said of the newest of these.
+    A client evaluates the model that it is sent and returns the metrics with its update. In a synchronous round all
+    clients evaluate the same model. Here they evaluate several versions. The mean is assigned to the newest of these.
 
     Attributes:
         task: the newest task among the replies, which has its model.
@@ -26,7 +26,7 @@ class Window:
         self._rows: list[dict[str, float]] = []
 
     def add(self, task: Dispatch, metrics: Mapping[str, Any] | None) -> None:
-        """One more reply; metrics that are no finite numbers are left out."""
+        """Add a reply. Metrics that are not finite numbers are left out."""
         self._count += 1
         if self.task is None or task.version > self.task.version:
             self.task = task
@@ -39,7 +39,7 @@ class Window:
         return self._count >= max(1, clients)
 
     def means(self) -> dict[str, float]:
-        """Of each metric the mean over the replies that have it."""
+        """The mean of each metric over the replies that have it."""
         names = dict.fromkeys(name for row in self._rows for name in row)
         values = {name: [row[name] for row in self._rows if name in row] for name in names}
         return {name: math.fsum(found) / len(found) for name, found in values.items()}

@@ -1,10 +1,10 @@
-"""One function per kernel, on torch tensors: the checks, then the call.
+"""One function per kernel, on torch tensors. It checks its arguments and calls the kernel.
 
-State vectors are 1-D, contiguous, fp32, on one device. An update is one tensor or a sequence of consecutive pieces
-of any shape, in fp32, fp16 or bf16 (torch, NumPy or DLPack), read where it lies. Functions whose names end in ``_``
-write to their first argument and to the moments they are given. Nothing is written when an argument is refused.
+State vectors are 1-D, contiguous, fp32, on one device. An update is one tensor or a sequence of consecutive pieces of
+any shape, in fp32, fp16 or bf16 (torch, NumPy or DLPack). It is read in place. Functions whose names end in ``_``
+write to their first argument and to the given moments. If an argument is refused, nothing is written.
 
-Devices without a kernel run :mod:`fastagg.reference` instead (right, not fast).
+Devices without a kernel run :mod:`fastagg.reference` instead (correct, not fast).
 """
 
 from fastagg.ops.cached import add_rows_, cached_step_, read_row, recompute_sum_, settle_rows_

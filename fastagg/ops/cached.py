@@ -1,4 +1,4 @@
-"""Server steps through a client cache: the row, the sum over clients and the model in one pass."""
+"""Server steps with a client cache: one pass updates the row, the sum over clients and the model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fastagg.ops.verdict import check_verdict
 from fastagg.storage.pieces import as_pieces
 from fastagg.storage.staging import send
 
-if TYPE_CHECKING:  # a cache reads its rows with what is here
+if TYPE_CHECKING:  # avoids an import cycle: a cache uses this module
     from fastagg.storage.cache import ClientCache
 
 _BLOCK = native.block  # elements that are recomputed together
@@ -51,42 +51,42 @@ def cached_step_(
     write_cache: ClientCache | None = None,
     **optimizer: Any,
 ) -> Tensor | None:
-    """Store an update as a client's row and step the model along what all rows say, in one pass over memory.
+    """Store an update as a client's row and step the model along the sum of rows, in one pass over memory.
 
-    With ``deq`` the dequantised value, and the update multiplied by ``gain`` first:
+    The update is first multiplied by ``gain``. ``deq`` is the dequantised value:
 
     - without ``acc`` (ACE, Alg. 1; ACED, Alg. a.1): the row is written, then
       ``sum += entering*deq(row written) - leaving*deq(row read) + terms``; ``D = sum_scale*sum``
     - with ``acc`` (CA2FL, Alg. a.3): ``c = acc + weight*(update - deq(row read))``; without a step ``acc = c``;
-      with one ``D = sum_scale*sum + acc_scale*c``, and afterwards ``sum += terms``
+      with a step ``D = sum_scale*sum + acc_scale*c``, and then ``sum += terms``
 
-    The sum is fp32. What its additions round off is spread over arrivals so that it averages out, and
-    :func:`add_rows_` and :func:`settle_rows_` take away what gathers: csrc/math/directions.h, ``sum_dither``.
+    The sum is fp32. A dither makes the rounding errors of its additions average out (csrc/math/directions.h,
+    ``sum_dither``). :func:`add_rows_` and :func:`settle_rows_` remove errors that accumulate.
 
     Bytes per parameter into SGD: 28 fp32, 24 bf16, 22 int8, 21 int4, plus scales.
 
     Args:
-        x: the model, [d]; None stores the update and moves no model.
+        x: the model, [d]. None stores the update without a step.
         update: the arriving update, d elements.
-        cache: the rows; None if the update itself enters the sum (clients that keep their own rows).
-        write, read: slots written and read, -1 for none. They may be the same: it is read first.
-        client, arrival: key the rounding, with the cache's seed; ``arrival`` counts the sum's updates, for its dither.
+        cache: the rows. None if the update itself enters the sum (clients keep their own rows).
+        write, read: the slots to write and to read, -1 for none. They may be equal; the slot is read first.
+        client, arrival: keys of the rounding, with the cache's seed. ``arrival`` counts updates of the sum (dither).
         gain: factor on the update (clipping, staleness).
         sum: the sum over clients, [d].
-        entering, leaving, sum_scale, terms, weight, acc_scale: as above; ``terms`` are (slot, weight) pairs.
-        acc, fresh: the buffer of calibrated updates, [d]; with ``fresh`` its old content counts as zero.
-        out: where the new model goes; None writes it to ``x``.
-        verdict: of :func:`fastagg.ops.judge`, on CUDA: its gain and weight are multiplied into ``gain``; for an update
-            that it does not keep, the row stays what it was, or becomes zero where there was none.
-        origin: where these vectors begin in the whole model's, a multiple of 65,536: a slice has the bits of the whole.
-        write_cache: where slot ``write`` lies, if not in ``cache``: rows of the same format and length.
-        optimizer: the optimizer's keywords, those of :func:`step_`.
+        entering, leaving, sum_scale, terms, weight, acc_scale: as above. ``terms`` are (slot, weight) pairs.
+        acc, fresh: the buffer of calibrated updates, [d]. With ``fresh`` its old content counts as zero.
+        out: output for the new model. None writes it to ``x``.
+        verdict: result of :func:`fastagg.ops.judge`, on CUDA. Its gain and weight are multiplied into ``gain``. If it
+            rejects the update, the row does not change, or becomes zero if there was none.
+        origin: index of the first element in the whole model, a multiple of 65,536. A slice has the bits of the whole.
+        write_cache: the cache of slot ``write``, if it is not ``cache``. Its rows have the same format and length.
+        optimizer: the optimizer's keywords, as in :func:`step_`.
 
     Returns:
         ``out`` or ``x``.
 
     Raises:
-        ShapeMismatch, DTypeMismatch, ConfigError: an argument is refused; nothing was written.
+        ShapeMismatch, DTypeMismatch, ConfigError: an argument is refused. Nothing was written.
     """
     pieces = as_pieces(update)
     size, device = pieces.size, pieces.device
@@ -151,18 +151,19 @@ def cached_step_(
 def recompute_sum_(
     sum: Tensor, cache: ClientCache, weights: Tensor, first: int = 0, last: int | None = None, stride: int = 1
 ) -> Tensor:
-    """``sum = sum over slots of weights[slot]*deq(row slot)``, added in float64 and rounded once, for the blocks
-    ``first, first + stride, ...`` below ``last`` of 1,024 elements (all of them by default); slots of weight 0 are not
-    read.
+    """``sum = sum over slots of weights[slot]*deq(row slot)``, added in float64 and rounded once.
+
+    It is done for the blocks of 1,024 elements ``first, first + stride, ...`` below ``last`` (by default for all).
+    Slots of weight 0 are not read.
 
     Args:
         sum: [d], written.
         cache: the rows.
         weights: one fp32 number for each slot, [slots], on the CPU.
-        first, last, stride: which blocks, 0 <= first, 0 <= last <= ceil(d/1024), stride >= 1.
+        first, last, stride: the blocks, 0 <= first, 0 <= last <= ceil(d/1024), stride >= 1.
 
     Raises:
-        ShapeMismatch, DTypeMismatch, ConfigError: a vector or a range is refused; nothing was written.
+        ShapeMismatch, DTypeMismatch, ConfigError: a vector or a range is refused. Nothing was written.
     """
     vector("weights", weights, cache.slots, torch.device("cpu"))
     vector("sum", sum, cache.size, cache.device)
@@ -194,22 +195,24 @@ def add_rows_(
     weights: Tensor | None = None,
     weight: float = 1.0,
 ) -> Tensor:
-    """The sum of :func:`recompute_sum_` little by little: for every job ``(block, row, first, last)``, slot after slot
-    of ``first..last-1``, ``shadow[row] += w*deq(row slot)[block]``, the product in fp32, the sum in float64.
+    """Compute the sum of :func:`recompute_sum_` in parts.
 
-    A shadow row that began with zeros and to which all slots were added holds what :func:`recompute_sum_` rounds, to
-    the bit, however they were divided over calls. :func:`settle_rows_` rounds it.
+    For every job ``(block, row, first, last)`` and every slot of ``first..last-1``, in order,
+    ``shadow[row] += w*deq(row slot)[block]``. The product is fp32, the sum float64.
+
+    If a shadow row begins with zeros and all slots are added, it equals the unrounded sum of :func:`recompute_sum_`,
+    bit for bit, however the slots are divided over calls. :func:`settle_rows_` rounds it.
 
     Args:
-        shadow: [k, 1024] float64, written; of the vector's last block only the elements there are.
+        shadow: [k, 1024] float64, written. The vector's last block may have fewer elements.
         cache: the rows, on the shadow's device.
         jobs: a block of 1,024 elements, 0 <= block < ceil(d/1024), a row of ``shadow``, and slots, 0 <= first <= last
             <= slots. No two jobs have the same row of ``shadow``.
-        weights: w, one fp32 number for each slot, [slots], on the CPU; slots of weight 0 are not added.
-        weight: w of every slot, where there are no ``weights``.
+        weights: w, one fp32 number for each slot, [slots], on the CPU. Slots of weight 0 are not added.
+        weight: w of every slot, if there are no ``weights``.
 
     Raises:
-        ShapeMismatch, DTypeMismatch, ConfigError: an argument is refused; nothing was written.
+        ShapeMismatch, DTypeMismatch, ConfigError: an argument is refused. Nothing was written.
     """
     _check_shadow(shadow, cache.device)
     if weights is not None:
@@ -246,7 +249,7 @@ def add_rows_(
 
 
 def settle_rows_(sum: Tensor, shadow: Tensor, jobs: Sequence[tuple[int, int]]) -> Tensor:
-    """For every job ``(block, row)``: that block of ``sum`` becomes ``shadow[row]``, rounded to fp32.
+    """For every job ``(block, row)``, set that block of ``sum`` to ``shadow[row]``, rounded to fp32.
 
     Args:
         sum: [d] fp32, written.
@@ -255,7 +258,7 @@ def settle_rows_(sum: Tensor, shadow: Tensor, jobs: Sequence[tuple[int, int]]) -
             block.
 
     Raises:
-        ShapeMismatch, DTypeMismatch, ConfigError: an argument is refused; nothing was written.
+        ShapeMismatch, DTypeMismatch, ConfigError: an argument is refused. Nothing was written.
     """
     vector("sum", sum, sum.numel(), sum.device)
     _check_shadow(shadow, sum.device)
@@ -312,7 +315,7 @@ def _whole(jobs: Sequence[tuple[int, ...]], count: int) -> list[Any]:
 
 
 def _upload(jobs: list[tuple[int, int, int, int]], device: torch.device) -> Tensor:
-    """Jobs as the launches read them (csrc/plan.h, RowJob). Keep the tensor until the launch."""
+    """Jobs in the form that launches read (csrc/plan.h, RowJob). Keep the tensor until the launch."""
     return send(torch.tensor(jobs, dtype=torch.int64), device)
 
 
@@ -320,7 +323,7 @@ def read_row(cache: ClientCache, slot: int) -> Tensor:
     """Row ``slot`` of the cache, dequantised: [d] fp32.
 
     Raises:
-        ConfigError: no such slot.
+        ConfigError: the slot does not exist.
     """
     if not 0 <= slot < cache.slots:
         raise ConfigError(f"slot: expected 0..{cache.slots - 1}, got {slot}")

@@ -1,4 +1,4 @@
-"""What every op checks before it calls a kernel."""
+"""Checks that ops do before they call a kernel."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fastagg._build import native
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
 from fastagg.storage.pieces import Pieces
 
-OPTIMIZERS: dict[str, tuple[str, ...]] = native.optimizers  # name -> the moments it owns; csrc/math/optimizers.h
-GROUP = native.group  # elements: what a slice of a model consists of, and reductions add up by
+OPTIMIZERS: dict[str, tuple[str, ...]] = native.optimizers  # name -> its moments; csrc/math/optimizers.h
+GROUP = native.group  # elements: the unit of slices of a model and of reductions
 MOMENT_BLOCK = native.scale_block  # elements that share a unit; csrc/math/moments.h
-_SERVER = 2**32 - 1  # keys the rounding of moments apart from that of clients' rows
+_SERVER = 2**32 - 1  # a key that separates the rounding of moments from that of clients' rows
 _NO_MOMENTS = native.Moments()
 _NAMES = ("m", "v", "vhat")
 
@@ -26,7 +26,7 @@ Update = Tensor | np.ndarray | Sequence[Any] | Pieces
 
 
 def address(tensor: Tensor | None) -> int:
-    """Where a tensor's memory starts; 0 for none."""
+    """The address of a tensor's memory; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
@@ -47,7 +47,7 @@ def vector(name: str, tensor: Tensor, size: int, device: torch.device, dtype: to
 
 
 def moment_blocks(size: int) -> int:
-    """Blocks of moments in 8 bits for ``size`` parameters; the last one is padded."""
+    """Number of blocks of 8-bit moments for ``size`` parameters. The last block is padded."""
     return -(-size // MOMENT_BLOCK)
 
 
@@ -68,10 +68,10 @@ def optimizer_call(
     units: Tensor | None = None,
     rounding: tuple[int, int] = (0, 0),
 ) -> Any:
-    """Check an optimizer's arguments, and make them the kernels' own struct (csrc/plan.h).
+    """Check an optimizer's arguments and build the struct for the kernels (csrc/plan.h).
 
     Raises:
-        ConfigError, ShapeMismatch, DTypeMismatch: one is refused.
+        ConfigError, ShapeMismatch, DTypeMismatch: an argument is refused.
     """
     moments = OPTIMIZERS.get(optimizer)
     if moments is None:
@@ -109,8 +109,8 @@ def optimizer_call(
     return _optimizer(optimizer, hyper, held, x.data_ptr(), out.data_ptr())
 
 
-# A server steps with the same settings and addresses again and again: its structs are made once. They are values, so
-# one that is kept for longer than its memory harms nobody.
+# A server uses the same settings and addresses at every step, so its structs are cached. They hold plain values, so a
+# struct that outlives its memory does no harm.
 @lru_cache(64)
 def _hyper(lr: float, beta1: float, beta2: float, eps: float, root_scale: float) -> Any:
     return native.Hyper(lr=lr, beta1=beta1, beta2=beta2, eps=eps, root_scale=root_scale)
@@ -127,10 +127,10 @@ def _optimizer(kind: str, hyper: Any, moments: Any, x: int, out: int) -> Any:
 
 
 def apart(name: str, a: Tensor, other: str, b: Tensor) -> None:
-    """Refuse vectors that overlap without being the same one: a step would read what it has just written.
+    """Refuse vectors that overlap partly. A step would read values that it has just written.
 
     Raises:
-        ConfigError: they do.
+        ConfigError: they overlap partly.
     """
     start, end = a.data_ptr(), b.data_ptr()
     if start != end and start < end + b.nbytes and end < start + a.nbytes:
@@ -138,10 +138,10 @@ def apart(name: str, a: Tensor, other: str, b: Tensor) -> None:
 
 
 def apart_from(name: str, out: Tensor, pieces: Pieces, same: bool = True) -> None:
-    """Refuse an output that overlaps the update; with ``same`` pieces may lie in it at their own places.
+    """Refuse an output that overlaps the update. With ``same`` a piece may be in the output at its own place.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: the output overlaps the update.
     """
     start, end, own = out.data_ptr(), out.data_ptr() + out.nbytes, out.data_ptr()
     for address, size, code in pieces.native:
@@ -152,10 +152,10 @@ def apart_from(name: str, out: Tensor, pieces: Pieces, same: bool = True) -> Non
 
 
 def update_of(pieces: Pieces, origin: int = 0) -> Any:
-    """The update as the kernels take it.
+    """The update in the form that kernels take.
 
     Raises:
-        ConfigError: ``origin`` is no multiple of 65,536.
+        ConfigError: ``origin`` is not a multiple of 65,536.
     """
     if len(pieces.native) == 1:
         return native.Update.one(*pieces.native[0], origin)
@@ -163,10 +163,10 @@ def update_of(pieces: Pieces, origin: int = 0) -> Any:
 
 
 def _coded(optimizer: str, units: Tensor, blocks: int, device: torch.device) -> None:
-    """Check what comes with moments in 8 bits.
+    """Check the arguments of 8-bit moments.
 
     Raises:
-        ConfigError, ShapeMismatch, DTypeMismatch: it is refused.
+        ConfigError, ShapeMismatch, DTypeMismatch: an argument is refused.
     """
     rows = 2 if "v" in OPTIMIZERS[optimizer] else 1
     if not OPTIMIZERS[optimizer]:

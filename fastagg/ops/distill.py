@@ -19,11 +19,11 @@ _DISTILL = {torch.float32: native.distill_f32, torch.float64: native.distill_f64
 
 
 class SoftTargets(NamedTuple):
-    """What a batch of teachers says. R rows, C classes.
+    """The teachers' outputs for a batch: R rows, C classes.
 
     Attributes:
         probs: [R, C] fp32 or fp64, ``softmax(y)``.
-        labels: [R] int64, ``argmax y``, the first of equal ones. Rows set to -100 count for nothing.
+        labels: [R] int64, ``argmax y``, the first if several are equal. Rows set to -100 are ignored.
         entropy: [R] fp64, ``H = -sum p log p`` in nats.
     """
 
@@ -37,7 +37,7 @@ def soft_targets(logits: Tensor, *, scale: float = 1.0, out: Tensor | None = Non
 
     Args:
         logits: [R, C] fp32 or fp64, contiguous. They are multiplied by ``scale`` > 0 first (1/n makes a sum a mean).
-        out: where the probabilities go, like ``logits`` (it may be ``logits``); by default a new tensor.
+        out: output for the probabilities, shaped like ``logits`` (it may be ``logits``). The default is a new tensor.
 
     Raises:
         ShapeMismatch, DTypeMismatch, ConfigError: an argument is refused.
@@ -72,22 +72,22 @@ def distillation_loss(
 ) -> Tensor:
     """``mean over rows of alpha*KL(p || softmax(z)) + (1-alpha)*CE(z, argmax y)``, differentiable in z (Eq. 3).
 
-    With a pair, ``alpha = Hhat*alpha_max + (1-Hhat)*alpha_min``, ``Hhat`` the mean entropy of the rows over ``log C``
-    (Eq. 4). The gradient, ``(softmax(z) - alpha*p - (1-alpha)*onehot)/R``, is made in the forward pass: 12 bytes per
-    logit in all. Exact for logits of any size; one class gives 0.
+    With a pair, ``alpha = Hhat*alpha_max + (1-Hhat)*alpha_min``, where ``Hhat`` is the rows' mean entropy divided by
+    ``log C`` (Eq. 4). The forward pass also computes the gradient, ``(softmax(z) - alpha*p - (1-alpha)*onehot)/R``.
+    This takes 12 bytes per logit in total. It is exact for logits of any size. With one class the loss is 0.
 
     Args:
         student: z, [R, C] fp32 or fp64 (fp16 and bf16 are widened).
-        targets: the teachers, of the same dtype; one row for each of the student's, unless ``rows`` says which.
-        rows: [R] int64, the teachers' rows that the student's answer; they are read in place.
+        targets: the teachers' outputs, of the same dtype. One row for each of the student's, unless ``rows`` is given.
+        rows: [R] int64, the teachers' row for each of the student's rows. They are read in place.
         alpha: fixed, or ``(alpha_min, alpha_max)``, 0 <= alpha_min <= alpha_max <= 1.
 
     Returns:
         A scalar.
 
     Raises:
-        ShapeMismatch, DTypeMismatch, ConfigError: an argument is refused. On CUDA, where asking would mean waiting, a
-            row or a label out of range makes the loss NaN instead.
+        ShapeMismatch, DTypeMismatch, ConfigError: an argument is refused. On CUDA a row or label out of range makes the
+            loss NaN instead, because a check would have to wait for the device.
     """
     low, high = alpha_bounds(alpha)
     if student.dtype in (torch.float16, torch.bfloat16):
@@ -156,14 +156,14 @@ class _Distillation(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
         (gradient,) = ctx.saved_tensors
-        # Asking a GPU for the number would wait for it; a multiplication does not.
+        # Reading the number would wait for the GPU. A multiplication does not wait.
         if upstream.device.type != "cpu" or float(upstream) != 1.0:
             gradient = gradient * upstream
         return gradient, None, None, None, None, None, None
 
 
 def _place(logits: Tensor) -> Cuda | None:
-    """Where the loss runs; the CUDA kernels take fp32."""
+    """Where the loss runs. CUDA kernels take only fp32."""
     on = place(logits.device)
     if on is None or on is CPU or logits.dtype is torch.float32:
         return on

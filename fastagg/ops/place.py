@@ -1,4 +1,4 @@
-"""Where an op runs: the CPU's kernels, CUDA's on a device and its current stream, or the reference."""
+"""Where an op runs: on the CPU, on a CUDA device and its current stream, or in the reference."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _MOST_PIECES = 512  # csrc/cuda/source.cuh, kMostPieces
 
 
 class Cuda(NamedTuple):
-    """A CUDA device and a stream on it, as the kernels take them."""
+    """A CUDA device and a stream on it, in the form that kernels take."""
 
     device: int
     stream: int
 
 
 def where(on: Cuda, verdict: Tensor | None = None) -> Any:
-    """A device, a stream and the verdict to obey, as a launch takes them (csrc/cuda/cuda.h)."""
+    """A device, a stream and the verdict that applies, in the form that launches take (csrc/cuda/cuda.h)."""
     return native.cuda.Where(
         device=on.device, stream=on.stream, verdict=0 if verdict is None else verdict.data_ptr()
     )  # fmt: skip
@@ -63,8 +63,8 @@ def emulated(on: bool = True) -> Iterator[None]:
 
 
 def on_device(pieces: Pieces) -> Pieces:
-    """The pieces as a CUDA kernel takes them; more than fit into its arguments are put together first.
+    """The pieces in the form that a CUDA kernel takes. If there are too many for its arguments, they are joined first.
 
-    Keep what it returns until the launch: the update that the kernels take holds addresses alone.
+    Keep the result until the launch, because the kernel's update holds only addresses.
     """
     return pieces if len(pieces.native) <= _MOST_PIECES else Pieces([pieces.flat(torch.float32)])

@@ -1,4 +1,4 @@
-"""Server steps: a direction and an optimizer in one pass."""
+"""Server steps: direction and optimizer in one pass over memory."""
 
 from __future__ import annotations
 
@@ -41,38 +41,38 @@ def step_(
 ) -> Tensor:
     """One whole server step, direction and optimizer, in one pass over memory.
 
-    The direction ``D`` is, by what is given:
+    The direction ``D`` depends on the arguments:
 
-    - nothing: ``D = gain*weight*update``
-    - ``acc``: ``D = (acc + gain*weight*update)*scale``, a buffer flushed with its last update
+    - neither ``acc`` nor ``base``: ``D = gain*weight*update``
+    - ``acc``: ``D = (acc + gain*weight*update)*scale``, a buffer with its last update
     - ``base``: ``D = weight*((base - x) + gain*update)``, the client's model minus the server's (FedAsync)
 
     Args:
         x: the model, [d].
         update: the arriving update, d elements in all.
-        optimizer: a key of :data:`OPTIMIZERS`; the moments it owns must be given, the others must not.
+        optimizer: a key of :data:`OPTIMIZERS`. Pass exactly the moments that it has.
         lr: server learning rate of this step.
-        m, v, vhat: moments, [d], updated in place; with ``units`` in 8 bits, uint8, d rounded up
-            to whole blocks of 256.
-        units: of moments in 8 bits, [1, blocks] fp32 for ``m``, and a second row for ``v`` and ``vhat``. Zeros, like
+        m, v, vhat: moments, [d], updated in place. With ``units`` they are 8-bit moments: uint8, with d rounded up to
+            whole blocks of 256.
+        units: scales of 8-bit moments, [1, blocks] fp32 for ``m``, and a second row for ``v`` and ``vhat``. Zeros, like
             the moments, before the first step (:func:`fastagg.parts.moments.zeros`).
-        rounding: seed and number of this step: they key the rounding of moments in 8 bits.
+        rounding: seed and number of this step, the keys for rounding 8-bit moments.
         betas, eps: decay rates (``betas[0]`` is momentum's) and the term outside the square root.
-        correction: Adam's bias correction at this round (1 for the first), or None for none.
-        gain: factor on the update alone (clipping).
+        correction: the round (1 for the first) for Adam's bias correction. None: no correction.
+        gain: factor on the update only (clipping).
         weight: factor on the client's contribution (staleness, samples).
-        acc, scale: the buffer's sum so far, [d] (only read), and the factor that makes it a mean.
+        acc, scale: the buffer's sum so far, [d] (read only), and the factor that turns it into a mean.
         base: the version the client started from, [d].
-        out: where the new model goes, [d]; None writes it to ``x``. It must not overlap ``x`` partly.
-        verdict: of :func:`fastagg.ops.judge`, on CUDA: its gain and weight are multiplied into these, and an update
-            that it does not keep counts as zero (as no direction at all with ``base``).
-        origin: where these vectors begin in the whole model's, a multiple of 65,536: a slice has the bits of the whole.
+        out: output for the new model, [d]. None writes it to ``x``. It must not overlap ``x`` partly.
+        verdict: result of :func:`fastagg.ops.judge`, on CUDA. Its gain and weight are multiplied into ``gain`` and
+            ``weight``. An update that it rejects counts as zero (with ``base``, D is zero).
+        origin: index of the first element in the whole model, a multiple of 65,536. A slice has the bits of the whole.
 
     Returns:
         ``out``, or ``x``.
 
     Raises:
-        ShapeMismatch, DTypeMismatch, ConfigError: an argument is refused; nothing was written.
+        ShapeMismatch, DTypeMismatch, ConfigError: an argument is refused. Nothing was written.
     """
     pieces = as_pieces(update)
     target = x if out is None else out

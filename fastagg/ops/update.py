@@ -19,16 +19,16 @@ from fastagg.storage.pieces import Pieces, as_pieces
 
 
 class Inspection(NamedTuple):
-    """What one read of an update tells."""
+    """The result of one read of an update."""
 
     finite: bool
-    norm: float  # Euclidean; not finite when the update is not
+    norm: float  # Euclidean; not finite if the update is not finite
 
 
 def inspect(update: Update) -> Inspection:
     """Whether every element is finite, and the Euclidean norm, in one read (4 bytes per fp32 element).
 
-    The norm is summed in float64 in a fixed order: the same bits on any number of threads.
+    The norm is summed in float64 in a fixed order. So it has the same bits on any number of threads.
     """
     pieces = as_pieces(update)
     on = place(pieces.device)
@@ -42,7 +42,7 @@ def inspect(update: Update) -> Inspection:
 
 
 class Distances(NamedTuple):
-    """What one read of an update, the model and the model it was trained from tells."""
+    """The result of one read of an update, the model, and the model that it was trained from."""
 
     finite: bool  # the update
     moved: float  # |x_t - x_s|
@@ -51,14 +51,15 @@ class Distances(NamedTuple):
 
 
 def distances(update: Update, x: Tensor, base: Tensor, *, inner: bool = False) -> Distances:
-    """Both norms of AsyncFedED's staleness (its Eq. 6) and FedAC's inner product in one read, 12 bytes per
-    parameter, summed in float64 in a fixed order.
+    """Both norms of AsyncFedED's staleness (its Eq. 6) and FedAC's inner product, in one read.
+
+    It takes 12 bytes per parameter. Sums are in float64 in a fixed order.
 
     Args:
         update: d elements.
         x: the model, [d].
         base: the version the update was trained from, [d].
-        inner: whether the inner product is wanted; it costs a third more arithmetic. Else it comes out as 0.
+        inner: whether to compute the inner product, for a third more arithmetic. Otherwise it is 0.
     """
     pieces = as_pieces(update)
     vector("x", x, pieces.size, pieces.device)
@@ -77,13 +78,13 @@ def distances(update: Update, x: Tensor, base: Tensor, *, inner: bool = False) -
 def sketch(update: Update, k: int, seed: int = 0) -> Tensor:
     """A random linear map of the update to ``k`` numbers that keeps norms, in one read (4 bytes per parameter).
 
-    ``E|sketch(u)|^2 = |u|^2`` over seeds, with relative deviation about ``sqrt(2/k)``; and it is linear, so the
-    sketch of a difference is the difference of sketches.
+    ``E|sketch(u)|^2 = |u|^2`` over seeds, with relative deviation about ``sqrt(2/k)``. The map is linear, so the sketch
+    of a difference is the difference of the sketches.
 
     Args:
         update: d elements.
         k: length of the sketch, >= 1024.
-        seed: of the map.
+        seed: the seed of the map.
 
     Returns:
         [k] fp32, on the CPU.
@@ -110,7 +111,7 @@ def sketch(update: Update, k: int, seed: int = 0) -> Tensor:
 
 
 def gather(update: Update, out: Tensor) -> Tensor:
-    """``out = update``: the pieces put together and widened to fp32 (1-D, d elements).
+    """``out = update``: join the pieces and widen them to fp32 (1-D, d elements).
 
     Raises:
         ShapeMismatch, DTypeMismatch, ConfigError: ``out`` is refused, or overlaps the update; nothing was written.
@@ -141,8 +142,8 @@ def accumulate_(
     FedBuff's and FADAS's buffer (the FADAS paper, Algorithm 1, line 4). ``verdict`` is as in :func:`fastagg.ops.step_`.
 
     Raises:
-        ShapeMismatch, DTypeMismatch, ConfigError: ``acc`` is refused, or overlaps the update without being all of it;
-            nothing was written.
+        ShapeMismatch, DTypeMismatch, ConfigError: ``acc`` is refused, or overlaps the update partly. Nothing was
+            written.
     """
     pieces = as_pieces(update)
     vector("acc", acc, pieces.size, pieces.device)
@@ -162,23 +163,23 @@ def fold(
     acc: Tensor | None,
     out: Tensor | None,
 ) -> list[bool]:
-    """``out = acc + sum(weight*(model - base))``, added up in the order given: the bits of one call for each.
+    """``out = acc + sum(weight*(model - base))``, added in the given order. The bits equal those of one call for each.
 
-    4 bytes per parameter for each model, 4 for each base that is not the one before, 8 for the sum.
+    It takes 4 bytes per parameter for each model, 4 for each base that differs from the previous one, 8 for the sum.
 
     Args:
         models: trained models, or differences, d elements each.
-        bases: what each was trained from, [d]; None for a difference.
-        weights: a factor on each difference.
-        acc: the sum so far, [d]; None starts a new one.
-        out: where the new sum goes, [d]; None only looks. It is ``acc`` for who has looked before, and overlaps neither
-            it nor a model otherwise.
+        bases: the model that each was trained from, [d]. None for a difference.
+        weights: a factor for each difference.
+        acc: the sum so far, [d]. None starts a new sum.
+        out: output for the new sum, [d]. None only checks. It may be ``acc`` if the models were checked before.
+            Otherwise it must overlap neither ``acc`` nor a model.
 
     Returns:
-        For each model whether ``model - base`` is finite. If one is not, ``out`` is of no use.
+        For each model whether ``model - base`` is finite. If one is not, the contents of ``out`` are undefined.
 
     Raises:
-        ShapeMismatch, DTypeMismatch, ConfigError: a vector is refused; nothing was written.
+        ShapeMismatch, DTypeMismatch, ConfigError: a vector is refused. Nothing was written.
     """
     given = [as_pieces(model) for model in models]
     for k, (pieces, base) in enumerate(zip(given, bases, strict=True)):
@@ -209,12 +210,12 @@ def difference(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
 
 
 def crc32c(update: Update, before: int = 0, *, in_software: bool = False) -> int:
-    """CRC-32C (Castagnoli; RFC 3720) of the update's bytes as they lie in memory, piece after piece.
+    """CRC-32C (Castagnoli; RFC 3720) of the update's bytes in memory order, piece after piece.
 
     Args:
-        update: on the CPU.
-        before: the checksum of what came before; 0 for nothing.
-        in_software: by table even where the processor has an instruction for it.
+        update: a tensor or pieces on the CPU.
+        before: the checksum of the preceding bytes; 0 for none.
+        in_software: use the table even if the processor has an instruction.
 
     Raises:
         ConfigError: the update is not on the CPU.

@@ -1,4 +1,4 @@
-"""What follows from an update's norms, decided where the update is."""
+"""The verdict: decisions from an update's norms, computed on the update's device."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ def judge(
     eps: float = 1.0,
     gamma_max: float | None = None,
 ) -> Tensor:
-    """Norms of an update, and what a step shall do about them, on the device: nobody waits for it (CUDA only).
+    """Compute an update's norms on the device, and the gain and weight that follow (CUDA only).
 
-    Sums are in float64 in a fixed order: the CPU's bits.
+    The call does not wait for the device. Sums are in float64 in a fixed order and have the CPU's bits.
 
     Args:
         update: d elements, on a CUDA device.
-        x, base: the model and the version the update was trained from, [d], where their distance is asked for.
-        inner: whether ``(x - base).update`` is wanted as well.
+        x, base: the model and the version that the update was trained from, [d], if their distance is needed.
+        inner: whether to compute ``(x - base).update`` too.
         clip_norm: the largest norm; ``gain = min(1, clip_norm/|update|)``.
         lam, eps, gamma_max: AsyncFedED (its Eqs. 6 and 7): ``weight = lam/(gamma + eps)`` with
-            ``gamma = |x - base|/(gain*|update|)``; an update of norm zero, or beyond ``gamma_max``, is not kept.
+            ``gamma = |x - base|/(gain*|update|)``. An update of norm zero, or beyond ``gamma_max``, is rejected.
 
     Returns:
         [6] fp64 on the device: ``|update|^2, |x - base|^2, (x - base).update, gain, weight, keep``. ``keep`` is 0
-        where some element is not finite.
+        if the update is rejected or an element is not finite.
 
     Raises:
         ConfigError: the update is not on a CUDA device.
@@ -67,10 +67,10 @@ def judge(
 
 
 def check_verdict(verdict: Tensor | None, device: torch.device) -> None:
-    """Refuse a verdict where none can be obeyed.
+    """Refuse a verdict that the op cannot use.
 
     Raises:
-        ConfigError, DTypeMismatch: and why.
+        ConfigError, DTypeMismatch: the verdict is refused.
     """
     if verdict is None:
         return

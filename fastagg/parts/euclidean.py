@@ -1,4 +1,4 @@
-"""AsyncFedED's staleness: how far the model moved, measured against how far the client moved it."""
+"""AsyncFedED's staleness: the distance that the model moved, relative to the length of the client's update."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ _MOST_STEPS = 2**31 - 1
 
 @dataclass(frozen=True)
 class Euclidean(Staleness):
-    """``gamma = |x_t - x_s|/|Delta|``; weight ``lam/(gamma + eps)``; local steps follow gamma.
+    """Staleness ``gamma = |x_t - x_s|/|Delta|``, weight ``lam/(gamma + eps)``, and local steps that depend on gamma.
 
-    AsyncFedED's paper, Eqs. 6 to 8. ``K_next = K + floor((gamma_bar - gamma)*kappa)``, from the K the client was
-    told, kept in 1..max_local_steps. An update of norm zero changes nothing.
+    AsyncFedED's paper, Eqs. 6 to 8. The next number of local steps ``K_next = K + floor((gamma_bar - gamma)*kappa)`` is
+    limited to 1..max_local_steps, where K is the client's last number. An update of norm zero changes nothing.
 
-    With ``sketch=k`` a version in flight is remembered by k random projections instead of its d parameters: gamma is
-    then an estimate, unbiased in its square and off by about ``1/sqrt(2*k)``, in O(k) and k floats per version.
+    With ``sketch=k`` the server stores k random projections of a version instead of its d parameters. gamma is then an
+    estimate. Its square is unbiased, its relative error is about ``1/sqrt(2*k)``, and it takes O(k) time and k floats
+    per version.
 
     Args:
         lam: lambda, > 0.
-        eps: > 0; the weight is at most ``lam/eps``.
-        gamma_bar: the staleness aimed at, >= 0.
-        kappa: how fast K follows, >= 0.
+        eps: > 0. The weight is at most ``lam/eps``.
+        gamma_bar: the target staleness, >= 0.
+        kappa: how fast K changes, >= 0.
         local_steps: the first K, >= 1.
         max_local_steps: the largest K, or None.
-        gamma_max: staler updates are discarded (the paper's Assumption 4); None for never.
+        gamma_max: updates with a larger gamma are discarded (the paper's Assumption 4). None: never.
         sketch: k, >= 1024, or None for exact distances.
     """
 
@@ -77,7 +78,7 @@ class Euclidean(Staleness):
 
 
 class _EuclideanState(StalenessState):
-    """How many local steps each client takes is the ledger's; what devices have yet to say is kept here."""
+    """Holds verdicts that the device has not returned yet. The ledger holds the clients' numbers of local steps."""
 
     policy: Euclidean
     looks = True
@@ -86,7 +87,7 @@ class _EuclideanState(StalenessState):
         super().__init__(policy)
         self.seed = seed
         self.local_steps = policy.local_steps
-        # client -> version, K it was told, and what the device will say
+        # client -> (version, the client's K, the verdict to come)
         self.pending: dict[int | str, list[tuple[int, int, Later]]] = {}
 
     def weigh(self, facts: Facts) -> Weighed:
@@ -114,7 +115,7 @@ class _EuclideanState(StalenessState):
     def settle(self, client: int | str, ledger: Any) -> None:
         for version, told, verdict in self.pending.pop(client, ()):
             norm2, moved2, _, gain, _, _ = verdict.tolist()
-            # An answer that was cut short before it was taken is still owed, and says nothing.
+            # If an answer was interrupted before it was taken, its task is still open and its verdict is ignored.
             if 0.0 < norm2 < math.inf and not ledger.owes(client, version):
                 ledger.tell_next(client, self._next(told, math.sqrt(moved2) / (math.sqrt(norm2) * gain)))
 
@@ -124,7 +125,7 @@ class _EuclideanState(StalenessState):
 
 
 class _SketchedState(_EuclideanState):
-    """The sketch of the model, less that of the first one, now; the ledger keeps it with every version in flight."""
+    """The sketch of the current model minus that of the first. The ledger keeps it with every version in use."""
 
     def __init__(self, policy: Euclidean, k: int, seed: int) -> None:
         super().__init__(policy, seed)
@@ -135,7 +136,7 @@ class _SketchedState(_EuclideanState):
 
     def _moved(self, facts: Facts) -> float:
         moved = (self.now - facts.kept).numpy()
-        # Added one after the other: torch promises no order, and bits are to be the same on every processor.
+        # cumsum adds in a fixed order, torch's sum does not. So bits are the same on every processor.
         return float(np.sqrt(np.cumsum(np.square(moved))[-1]))
 
     def moves(self, facts: Facts, step_size: float) -> list[tuple[Any, str, Any]]:

@@ -1,4 +1,4 @@
-"""What a running server holds of its optimizer: moments, in fp32 or a byte for each (csrc/math/moments.h)."""
+"""The moments of a running server's optimizer, in fp32 or in one byte each (csrc/math/moments.h)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fastagg.ops.checks import MOMENT_BLOCK, OPTIMIZERS, address, moment_blocks
 from fastagg.parts.optimizers import Optimizer
 from fastagg.storage import memory
 
-_SERVER = 2**32 - 1  # keys the rounding of moments apart from that of clients' rows
+_SERVER = 2**32 - 1  # a key that separates the rounding of moments from that of clients' rows
 
 
 def zeros(optimizer: str, format: str, size: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """The moments of ``optimizer`` for ``size`` parameters before the first step: keywords of
     :func:`fastagg.ops.step_`.
 
-    With ``8bit`` each is uint8, padded to whole blocks of 256, and ``units`` [1 or 2, blocks] holds the blocks' scales:
-    of ``m``, and of ``v`` and ``vhat`` together.
+    With ``8bit`` each is uint8, padded to whole blocks of 256. ``units`` [1 or 2, blocks] holds the blocks' scales: one
+    row for ``m``, and one for ``v`` and ``vhat`` together.
     """
     device, names = torch.device(device), OPTIMIZERS[optimizer]
     if format == "fp32" or not names:
@@ -32,13 +32,13 @@ def zeros(optimizer: str, format: str, size: int, device: torch.device | str = "
 
 
 class OptimizerState:
-    """The moments of one optimizer, or what one of a user's own returned from its last step.
+    """The moments of one optimizer, or the state that a user's own optimizer returned last.
 
     Args:
         optimizer: the settings.
         size: d.
-        device: where the moments live.
-        seed: of the rounding of moments in 8 bits.
+        device: the device of the moments.
+        seed: seed for rounding 8-bit moments.
     """
 
     def __init__(self, optimizer: Optimizer, size: int, device: torch.device, seed: int = 0) -> None:
@@ -47,7 +47,7 @@ class OptimizerState:
         self.tensors = {} if own else zeros(optimizer.kernel, optimizer.moment_format, size, device)
 
     def copy(self) -> OptimizerState:
-        """The same in memory of its own."""
+        """A copy in new memory."""
         fresh = OptimizerState.__new__(OptimizerState)
         fresh.__dict__.update(self.__dict__, tensors={name: tensor.clone() for name, tensor in self.tensors.items()})
         return fresh
@@ -69,7 +69,7 @@ class OptimizerState:
         """The largest magnitudes that elements of ``m`` and of ``v`` can have, ``norms`` having ``inspect``."""
         names = {"m": ("m",), "v": ("v", "vhat")}
         if "units" in self.tensors:
-            # The largest codes stand for less than these multiples of a block's unit (csrc/math/moments.h).
+            # The largest codes mean less than these multiples of a block's unit (csrc/math/moments.h).
             units = [float(row.max()) if row.numel() else 0.0 for row in self.tensors["units"]]
             return 2.0**17 * units[0], 2.0**33 * units[-1]
         found = [max([norms.inspect(self.tensors[n]).norm for n in group if n in self.tensors], default=0.0)
@@ -77,15 +77,15 @@ class OptimizerState:
         return found[0], found[1]
 
     def finite(self) -> bool:
-        """Whether every number held is."""
+        """Whether all numbers are finite."""
         held = [tensor for tensor in self.tensors.values() if tensor.is_floating_point()]
         return all(bool(torch.isfinite(tensor).all()) for tensor in held)
 
     def load(self, theirs: dict[str, Tensor]) -> None:
-        """Take copies of another server's.
+        """Copy the moments of another server.
 
         Raises:
-            ValueError: another shape or type.
+            ValueError: the shape or type differs.
         """
         if self.optimizer.has_own_step:
             self.tensors = {str(name): tensor.to(self.device, copy=True) for name, tensor in theirs.items()}

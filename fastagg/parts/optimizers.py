@@ -1,4 +1,4 @@
-"""Server optimizers: what becomes of a direction. Settings only; the arithmetic is csrc/math/optimizers.h."""
+"""Server optimizers: their settings. csrc/math/optimizers.h has the arithmetic."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from fastagg.errors import ConfigError
 from fastagg.parts.names import Moments
 
 FORMATS = ("fp32", "8bit")  # of moments: fastagg.parts.moments
-_SMALLEST_EPS = 1.2e-38  # smaller ones are zero or denormal in fp32, and 0/0 would follow where nothing moved
+_SMALLEST_EPS = 1.2e-38  # smaller values are zero or denormal in fp32, and would lead to 0/0 where the moments are zero
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Base of the server optimizers.
+    """Base class of the server optimizers.
 
     Args:
         lr: server learning rate (eta), >= 0.
 
     Attributes:
-        moments: how the moments are kept: ``fp32``, or ``8bit``: a byte for each and 0.03 to 0.05 for scales, rounded
-            stochastically and without bias (csrc/math/moments.h). The step itself is fp32 from what they stand for.
-            SGD has none.
+        moments: format of the moments: ``fp32`` or ``8bit``. ``8bit`` takes one byte for each value, and 0.03 to 0.05
+            for scales, with unbiased stochastic rounding (csrc/math/moments.h). The step is computed in fp32 from the
+            decoded values. SGD has no moments.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -40,14 +40,14 @@ class Optimizer:
     def step(
         self, x: Tensor, direction: Tensor, state: dict[str, Tensor], lr: float, round: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """A step of an optimizer of one's own, in plain torch. Those of the package have kernels instead.
+        """One step of a user's own optimizer, in plain torch. The package's optimizers have kernels instead.
 
         Args:
-            x: the model, fp32 [d]; not to be changed.
-            direction: what to step along, fp32 [d]; it is to be added.
-            state: what the last step returned; {} before the first.
+            x: the model, fp32 [d]. Do not change it.
+            direction: the vector to step along, fp32 [d]. Add it, whether clients send deltas or gradients.
+            state: what the last step returned. {} before the first step.
             lr: learning rate of this step.
-            round: 1, 2, ...
+            round: the number of this step: 1, 2, ...
 
         Returns:
             The new model, fp32 [d], and the new state.
@@ -56,18 +56,18 @@ class Optimizer:
 
     @property
     def has_own_step(self) -> bool:
-        """Whether :meth:`step` is called; no kernel is then."""
+        """Whether :meth:`step` is called instead of a kernel."""
         return type(self).step is not Optimizer.step
 
     def hyper(self) -> dict[str, Any]:
-        """What its kernel is told: ``betas``, ``eps`` and ``bias_correction``."""
+        """The kernel's settings: ``betas``, ``eps`` and ``bias_correction``."""
         return {"betas": (0.0, 0.0), "eps": 1.0, "bias_correction": False}
 
     def check(self) -> None:
-        """Refuse an optimizer that would do nothing of its own.
+        """Refuse an optimizer that defines no step.
 
         Raises:
-            ConfigError: it has neither a kernel nor a step.
+            ConfigError: it has neither a kernel nor a method ``step``.
         """
         if not self.kernel and not self.has_own_step:
             raise ConfigError(
@@ -77,7 +77,7 @@ class Optimizer:
 
     @property
     def moment_format(self) -> str:
-        """``moments``, where the optimizer has any."""
+        """``moments``, or ``fp32`` for an optimizer without moments."""
         return str(getattr(self, "moments", "fp32"))
 
 
@@ -112,7 +112,7 @@ class Momentum(Optimizer):
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """``x <- x + lr*m/(sqrt(v) + eps)`` (FedAdam); no bias correction unless asked for.
+    """``x <- x + lr*m/(sqrt(v) + eps)`` (FedAdam). Bias correction is off by default.
 
     Args:
         betas: decay rates of ``m`` and ``v``, each in [0, 1).
@@ -146,7 +146,7 @@ class Adam(Optimizer):
 class AMSGrad(Adam):
     """Adam on ``vhat <- max(vhat, v)`` (FADAS, Eq. 3; FedAMS option 1).
 
-    With ``bias_correction`` the maximum is taken before the correction, as FADAS's own program does.
+    With ``bias_correction`` the maximum is taken before the correction, as in FADAS's program.
     """
 
     kernel: ClassVar[str] = "amsgrad"

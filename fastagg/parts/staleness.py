@@ -1,7 +1,7 @@
-"""Staleness policies: how much less an old update counts. Delays are in server versions, taken when an update is used.
+"""Staleness policies: how much less an old update counts. A delay is in server versions when the update is used.
 
-Two levers exist: a weight on one update, ``s(tau)``, and the learning rate of a step, from the delays of all
-updates in it.
+A policy can set two things: the weight ``s(tau)`` of one update, and the learning rate of a step from the delays of
+all its updates.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from fastagg.storage.pieces import Pieces
 
 
 class Facts(NamedTuple):
-    """What a policy, or a direction of a user's own, may look at when an update arrives."""
+    """What a policy, or a user's own direction, can use when an update arrives."""
 
     client: int | str
     version: int  # the version it was trained from
     delay: int
     update: Pieces
     gain: float  # clipping factor still to be applied to the update
-    norm: float  # of the update, before clipping
-    moved: float | None  # |x_t - x_s|, where the policy measures it
-    local_steps: int | None = None  # what the client was told to take
-    kept: Any = None  # what the policy had kept with that version
+    norm: float  # Euclidean norm of the update, before clipping
+    moved: float | None  # |x_t - x_s|, if the policy measures it
+    local_steps: int | None = None  # number of local steps that the client was told
+    kept: Any = None  # what the policy stored with that version
     share: float = 1.0  # the client's number of samples with weighting="samples"
 
 
 class Weighed(NamedTuple):
-    """What a policy makes of one update."""
+    """A policy's result for one update."""
 
-    weight: float | None  # None: it is dropped
-    local_steps: int = 0  # what its client is told to take next; 0: as it is
+    weight: float | None  # None: the update is dropped
+    local_steps: int = 0  # the client's next number of local steps; 0: no change
 
 
 @dataclass(frozen=True)
 class Staleness:
-    """Base of the policies: delays change nothing.
+    """Base class of the policies. Here delays change nothing.
 
     Attributes:
-        measures: whether :class:`Facts` must hold the distance the model moved since it was sent; its versions are then
-            kept while any client holds them.
+        measures: whether :class:`Facts` must hold the distance that the model moved since it was sent. The server then
+            keeps a version while a client may answer it.
         weighs: whether an update's weight may differ from 1.
     """
 
@@ -56,13 +56,13 @@ class Staleness:
         return False
 
     def check(self, steps_along_updates: bool) -> None:
-        """Refuse directions and optimizers that make no sense with this policy.
+        """Refuse directions and optimizers that do not work with this policy.
 
         Args:
             steps_along_updates: whether every step is a multiple of one update (Single into SGD).
 
         Raises:
-            ConfigError: and why.
+            ConfigError: the parts do not work together.
         """
 
     def weight(self, delay: int) -> float:
@@ -70,7 +70,7 @@ class Staleness:
         return 1.0
 
     def rate(self, lr: float, delays: Sequence[int]) -> float:
-        """Learning rate of a step that uses updates of these delays."""
+        """Learning rate of a step whose updates have these delays."""
         return lr
 
     def start(self, size: int, seed: int) -> StalenessState:
@@ -79,13 +79,13 @@ class Staleness:
 
 
 class StalenessState:
-    """What a running server holds of its policy; most policies hold nothing.
+    """The state of a policy in a running server. Most policies have no state.
 
-    Nothing changes before the update it belongs to is applied: ``moves`` says what takes which place then.
+    The state changes only when an update is applied. ``moves`` returns these changes.
 
     Attributes:
-        local_steps: what clients are told to take at first; None where the policy does not say.
-        looks: whether :meth:`weigh` is to be asked for every update, and not the policy's ``weight`` alone.
+        local_steps: the first number of local steps of a client. None if the policy does not set it.
+        looks: whether :meth:`weigh` is called for every update. Otherwise only the policy's ``weight`` is.
     """
 
     local_steps: int | None = None
@@ -95,27 +95,28 @@ class StalenessState:
         self.policy = policy
 
     def keep(self) -> Any:
-        """What is kept with the current version for as long as a client may answer it, beside the model."""
+        """Extra data to keep with the current version while a client may answer it."""
         return None
 
     def weigh(self, facts: Facts) -> Weighed:
-        """The weight of an update, where the policy looks at more than its delay."""
+        """The weight of an update, for policies that use more than its delay."""
         return Weighed(self.policy.weight(facts.delay))
 
     def moves(self, facts: Facts, step_size: float) -> list[tuple[Any, str, Any]]:
-        """What takes its place once the model steps by ``step_size`` (negative for gradients) along the clipped update:
-        (object, attribute, value)."""
+        """The changes to make when the model steps by ``step_size`` (negative for gradients) along the clipped update.
+
+        Each is (object, attribute, value)."""
         return []
 
     def rules(self) -> dict[str, Any]:
-        """For :func:`fastagg.ops.judge`, if the weight is to be found on the device."""
+        """Settings for :func:`fastagg.ops.judge`, if the device computes the weight."""
         return {}
 
     def judged(self, facts: Facts, verdict: Later) -> None:
-        """The device will know what to make of an update; it must not be waited for here."""
+        """Note that the device will have the verdict of this update. This method must not wait for it."""
 
     def settle(self, client: int | str, ledger: Any) -> None:
-        """What the device has said of a client's earlier answers counts from now on."""
+        """Apply the device's verdicts of a client's earlier answers."""
 
     def nbytes(self) -> int:
         """Bytes of tensors held."""
@@ -140,7 +141,7 @@ class Hinge(Staleness):
 
     Args:
         a: how fast the weight falls, > 0.
-        b: the delay up to which nothing changes, >= 0.
+        b: the largest delay that keeps weight 1, >= 0.
     """
 
     a: float = 10.0
@@ -175,14 +176,14 @@ class Polynomial(Staleness):
 
 @dataclass(frozen=True)
 class DelayAdaptive(Staleness):
-    """A learning rate that shrinks beyond a delay threshold, by the largest delay in the step.
+    """A learning rate that shrinks if the largest delay in the step exceeds a threshold.
 
-    ``lr`` while ``tau_max <= threshold``; beyond it, by ``rule``:
+    The rate is ``lr`` while ``tau_max <= threshold``. Beyond it, ``rule`` decides:
 
     ============== ============================== =====================================================
-    ``scaled``      ``min(lr, lr/tau_max)``        FADAS, Eq. 77: what its experiments ran
+    ``scaled``      ``min(lr, lr/tau_max)``        FADAS, Eq. 77, used in its experiments
     ``reciprocal``  ``min(lr, 1/tau_max)``         FADAS, Eq. 4
-    ``threshold``   ``lr*threshold/tau_max``       ASGD as the program of the ACE paper runs it
+    ``threshold``   ``lr*threshold/tau_max``       ASGD in the program of the ACE paper
     ``lipschitz``   ``min(lr, 1/(4*L*tau_max))``   ASGD, the ACE paper's Algorithm a.4
     ``drop``        ``0``                          ASGD, the ACE paper's Algorithm a.4
     ============== ============================== =====================================================

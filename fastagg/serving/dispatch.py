@@ -1,4 +1,4 @@
-"""What passes between the server and its clients' drivers: the task that goes out, the receipt that comes back."""
+"""The task that a server sends, and the receipt that it returns for an update."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Dispatch:
     """One client's task: train from this version of the model.
 
     Attributes:
-        client: who it is for.
-        version: the server version it starts from (``s`` in the papers).
-        control: the server's control variate, [d] (FedAC), else None; read it, do not write to it.
-        local_steps: how many local steps to take, where the algorithm decides that (AsyncFedED); else None.
+        client: the client's id.
+        version: the server version that the client starts from (``s`` in the papers).
+        control: the server's control variate, [d] (FedAC), else None. Do not write to it.
+        local_steps: the number of local steps, if the algorithm sets it (AsyncFedED); else None.
         incarnation: the number of the server's life in which this version was made
-            (:attr:`fastagg.Server.incarnation`). A client that sends it back is refused if a restart has lost the
-            version: versions are counted anew from the last one that was saved.
+            (:attr:`fastagg.Server.incarnation`). If the client sends it back, the server refuses the answer to a
+            version that a restart has lost, even though new versions use the same numbers.
     """
 
     # No dataclass, and nothing worked out ahead: one is made for every task that goes out.
@@ -69,10 +69,10 @@ class Dispatch:
 
     @property
     def params(self) -> Any:
-        """The model in the form the server was given: a dict for ``module.load_state_dict`` (buffers included),
+        """The model in the form of the server's ``params``: a dict for ``module.load_state_dict`` (with buffers),
         a list of arrays, or a flat tensor.
 
-        It is the model as it was when dispatched, copied when it is first asked for: yours to write to, or to hand to
+        It is the model at the time of the dispatch, copied at the first use. You may write to it, or pass it to
         ``load_state_dict(..., assign=True)``.
         """
         try:
@@ -83,8 +83,9 @@ class Dispatch:
 
     @property
     def views(self) -> Any:
-        """:attr:`params`, shared with the server and not copied, for who only reads them or sends them off at once: do
-        not write to them. They stay as they are while the server goes on, for as long as you hold them.
+        """:attr:`params` without a copy: memory shared with the server. Do not write to it.
+
+        Use it to read the model or to send it at once. It does not change while you hold it, even if the server steps.
         """
         try:
             return self._views
@@ -94,7 +95,7 @@ class Dispatch:
 
     @property
     def flat(self) -> Tensor:
-        """Its trainable parameters as one fp32 vector, [d], shared with the server: read it, do not write to it."""
+        """The trainable parameters as one fp32 vector [d], shared with the server. Do not write to it."""
         return self._model.flat
 
     def for_client(self, client: Client, local_steps: int | None) -> Dispatch:
@@ -110,17 +111,17 @@ class Dispatch:
             trained: the model after local training, in the form of ``params`` (or an nn.Module).
 
         Returns:
-            A dict, a list or a flat tensor, as ``params`` is, in fp32; parameters are views of one vector.
+            A dict, a list or a flat tensor, in the form of ``params``, in fp32. Parameters are views of one vector.
 
         Raises:
-            ShapeMismatch, DTypeMismatch: it is not this model.
+            ShapeMismatch, DTypeMismatch: ``trained`` does not fit this model.
         """
         return self._layout.difference(trained, self._model.flat)
 
     def state_dict(self) -> dict[str, Any]:
-        """The task as plain data and tensors, for the checkpoint of whoever drives the clients.
+        """The task as plain data and tensors, for a checkpoint of the program that drives the clients.
 
-        Tensors are shared with the server's own, so ``torch.save`` of both together writes each version once.
+        Tensors share the server's memory, so ``torch.save`` of both together writes each version once.
         """
         return {
             "client": self.client,
@@ -142,38 +143,38 @@ class Dispatch:
         )  # fmt: skip
 
     def from_difference(self, difference: Any) -> Any:
-        """The update to hand to ``receive`` where a framework sends *every* array as a difference from ``params``.
+        """The update for ``receive``, if a framework sends *every* array as a difference from ``params``.
 
-        Parameters stay as they are; buffers become the client's own values again, in their own types.
+        Parameters do not change. Buffers become the client's values again, in their own types.
 
         Args:
-            difference: trained model less ``params``, in the form of ``params``; buffers may be left out, all together.
+            difference: the trained model minus ``params``, in the form of ``params``. All buffers may be left out.
 
         Raises:
-            ShapeMismatch, DTypeMismatch: it is not this model.
+            ShapeMismatch, DTypeMismatch: ``difference`` does not fit this model.
         """
         return self._layout.restored(difference, self._model)
 
 
 class Receipt:
-    """What became of one update. Two of the same values are equal.
+    """The outcome of one update. Receipts with the same values are equal.
 
-    With ``validate="deferred"`` the device decides, and nobody waits for it: the first look at ``applied``,
-    ``step_size``, ``update_norm``, ``weight`` or ``kept`` waits for its answer.
+    With ``validate="deferred"`` the device checks the update, and ``receive`` does not wait for it. The first read of
+    ``applied``, ``step_size``, ``update_norm``, ``weight`` or ``kept`` waits for the result.
 
     Attributes:
-        client: who sent it.
-        applied: whether the model changed; False while a buffer fills.
+        client: the sender.
+        applied: whether the model changed. False while a buffer fills.
         version: the server version afterwards.
-        delay: tau, server versions between the model it was trained from and its use.
+        delay: tau, the number of server versions between the model it was trained from and its use.
         step_size: the learning rate of the step, after the staleness policy; None if there was no step.
-        update_norm: Euclidean norm of the update as it came, before clipping; NaN where a trained model was folded in
-            without taking its difference (``receive_model``).
+        update_norm: Euclidean norm of the update before clipping. NaN if ``receive_model`` added a model without
+            computing its difference.
         weight: the staleness policy's weight s(tau).
-        kept: False only with ``validate="deferred"``: an element was not finite (or the norm zero, or the update too
-            stale, with :class:`fastagg.Euclidean`). It then counted as zero, a client cache kept that client's row, and
-            the version moved on.
-        durable: whether the update is on the disk; only servers of :func:`fastagg.open` have one. It becomes True.
+        kept: whether the update was used. It is False only with ``validate="deferred"``, if an element was not finite
+            (or, with :class:`fastagg.Euclidean`, the norm was zero or the update too stale). The update then counted as
+            zero, the client's row in a cache did not change, and the version increased.
+        durable: whether the update is on disk yet. Only receipts of servers of :func:`fastagg.open` have it.
     """
 
     __slots__ = (
@@ -226,14 +227,15 @@ class Receipt:
     def deferred(
         cls, client: Client, version: int, delay: int, lr: float | None, weight: float, scales: bool, verdict: Later
     ) -> Receipt:
-        """A receipt whose numbers are still on their way.
+        """A receipt whose numbers the device has not returned yet.
 
         Args:
             client, version, delay: as above.
             lr: the learning rate of the step, before the device has weighed the update; None if there was no step.
             weight: the staleness policy's weight, as far as the host knows it.
-            scales: whether the step is this update alone, so that its weight scales the rate and its loss undoes it.
-            verdict: the device's, [6] float64: see :func:`fastagg.ops.judge`.
+            scales: whether the step uses only this update. Its weight then scales the rate, and if it is rejected there
+                is no step.
+            verdict: the device's verdict, [6] float64: see :func:`fastagg.ops.judge`.
         """
         receipt = cls.__new__(cls)
         receipt.client, receipt.version, receipt.delay = client, version, delay

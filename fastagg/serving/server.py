@@ -1,4 +1,4 @@
-"""The asynchronous server: models go out, updates come back, the model steps. One pass over memory per step."""
+"""The asynchronous server: it sends models, receives updates and steps. A step is one pass over memory."""
 
 from __future__ import annotations
 
@@ -39,38 +39,38 @@ Outcome = Receipt | FastaggError
 
 
 class Server:
-    """A federated-learning server assembled from a direction, an optimizer and a staleness policy.
+    """A federated-learning server: a direction, an optimizer and a staleness policy.
 
-    :mod:`fastagg.presets` has the papers' algorithms ready made. All methods may be called from many threads.
+    :mod:`fastagg.presets` has the papers' algorithms. All methods may be called from many threads.
 
     Args:
         params: the model to start from: an nn.Module, a state_dict, a list of arrays or one 1-D array. It is copied.
-        direction: how updates become a step; by default each one is a step of its own.
-        optimizer: the server optimizer; by default SGD with learning rate 1.
-        staleness: what delays change; by default nothing.
-        num_clients: if given, client ids are the whole numbers 0..num_clients-1 and others are refused. Else they are
-            whole numbers of 64 bits, or text of at most 256 characters.
-        clip_norm: scale an update down to this Euclidean norm if it is longer; None for never.
-        weighting: ``uniform``, or ``samples``: means are weighted by ``num_samples``.
-        buffers: what BatchNorm's statistics become: ``mean`` of the clients in a step, ``latest``, or ``keep``.
-        deterministic: for synchronous rules only: a round's result does not depend, to the bit, on the order in which
-            its updates arrive. They are held, in the type they came in, until the round is complete, and then
-            folded in the order of the clients' ids: memory for a round's updates instead of for one sum.
-        validate: ``sync``: an update that is not finite is refused. ``deferred``, for a CUDA device: nobody waits for
-            it to say so; such an update counts as zero, and the receipt says so when it is read. On the CPU the answer
-            is at hand, and both are ``sync``.
-        seed: of every random number the server draws.
-        origin: where this model begins, if it is a slice of a larger one: a multiple of 65,536. The same rule on a
-            slice then gives the bits of the whole, where it needs no norm of the whole update.
-        device: where state lives and steps run; by default the CPU, or the model's own CUDA device.
-        lease: seconds after which a task ends that nobody has answered: its answer is refused from then on, and a
-            version that only such tasks hold is freed. A client that owes nothing and was sent nothing for as long is
-            forgotten (with ``num_clients`` nobody is). None: tasks never end. After a restart leases begin anew.
-        max_delay: versions after which a task ends in the same way. (ACED has a setting of its own of this name.)
-        max_open_per_client: tasks that one client may owe; ``dispatch`` raises Busy beyond.
-        max_clients: clients that may be known at a time; ``dispatch`` of another one raises Busy.
-        max_waiting: threads whose answers may wait for others' to be taken; ``receive`` of one more raises Busy at
-            once.
+        direction: how updates become a step. By default every update is a step.
+        optimizer: the server optimizer. The default is SGD with learning rate 1.
+        staleness: how delays change a step. By default they change nothing.
+        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused. Otherwise an id
+            is a 64-bit integer or text of at most 256 characters.
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm. None: never.
+        weighting: ``uniform``, or ``samples`` for means weighted by ``num_samples``.
+        buffers: the new BatchNorm statistics: the ``mean`` of the clients in a step, the ``latest`` client's, or
+            ``keep`` for no change.
+        deterministic: for synchronous rules only. If True, the bits of a round's result do not depend on the order in
+            which updates arrive. The server keeps a round's updates, in their own type, until the round is complete.
+            Then it adds them in the order of the clients' ids. This takes memory for all updates of a round.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite. ``deferred``, for
+            a CUDA device: ``receive`` does not wait for the device. An update that is not finite then counts as zero,
+            and its receipt reports this. On the CPU ``deferred`` is the same as ``sync``.
+        seed: the seed of all random numbers of the server.
+        origin: for a slice of a larger model, the index of its first element: a multiple of 65,536. A rule on a slice
+            then gives the same bits as on the whole model, if the rule needs no norm of the whole update.
+        device: where the state is and steps run. The default is the CPU, or the CUDA device of the model.
+        lease: seconds after which an unanswered task ends. From then on its answer is refused, and versions that only
+            ended tasks hold are freed. A client without open tasks that was sent nothing for this time is forgotten
+            (not with ``num_clients``). None: tasks never end. After a restart all leases start again.
+        max_delay: versions after which a task ends in the same way. (ACED has another setting of this name.)
+        max_open_per_client: the most open tasks of one client. ``dispatch`` raises Busy beyond it.
+        max_clients: the most clients that are known at a time. ``dispatch`` to another one raises Busy.
+        max_waiting: the most threads that may wait in ``receive`` for other threads. One more raises Busy at once.
 
     Raises:
         ConfigError, ShapeMismatch, DTypeMismatch, NonFiniteUpdate: a setting or the model is refused.
@@ -147,8 +147,8 @@ class Server:
             model = self.layout.take(params, self.device)
             self._core = Core(self, model.flat, Statistics(buffers, model.buffers, model.counters))
         self._judging = Judging(self)
-        self._live: Any = None  # made when somebody asks for the model
-        self._warned = False  # that a model came where an update was due
+        self._live: Any = None  # made at the first request for the model
+        self._warned = False  # whether it warned that a model came instead of an update
 
     @property
     def version(self) -> int:
@@ -157,10 +157,10 @@ class Server:
 
     @property
     def lr(self) -> float:
-        """The optimizer's learning rate. Set it to follow a schedule: it holds from the next step on.
+        """The optimizer's learning rate. Set it to follow a schedule: the new rate applies from the next step on.
 
         Raises:
-            ConfigError: when it is set to what is no learning rate.
+            ConfigError: the new value is not a valid learning rate.
         """
         return self.optimizer.lr
 
@@ -173,7 +173,7 @@ class Server:
 
     @property
     def steps(self) -> int:
-        """Steps of the optimizer: versions less those that moved on without one."""
+        """Number of optimizer steps: versions, minus those that were made without a step."""
         return int(self._core.ledger.steps)
 
     def __repr__(self) -> str:
@@ -197,11 +197,10 @@ class Server:
     def dispatch(self, client: Client) -> Dispatch:
         """Send the current model to ``client`` (an int or a str).
 
-        Dispatching to a client again before it has answered gives it a second task; at the same version it is the
-        same task.
+        If the client has not answered yet, it gets a second task. At the same version it gets the same task again.
 
         Raises:
-            UnknownClient: the id is outside 0..num_clients-1, or neither a whole number of 64 bits nor a str of at most
+            UnknownClient: the id is outside 0..num_clients-1, or it is neither a 64-bit integer nor a str of at most
                 256 characters.
         """
         with self._lock:
@@ -212,11 +211,11 @@ class Server:
             return task
 
     def hand_on(self, task: Dispatch, client: Client) -> Dispatch:
-        """Give a task that went out, and is not answered yet, to one client more: a relay serves it to whoever asks.
+        """Give an open task to one more client. A relay uses this to serve one task to many clients.
 
         Raises:
-            UnknownClient: the id is refused, or the task's own client is not known.
-            UnknownVersion: the task's own client does not hold it any more.
+            UnknownClient: the id is refused, or the task's own client is unknown.
+            UnknownVersion: the task's own client no longer holds it.
         """
         with self._lock:
             core = self._core
@@ -226,7 +225,7 @@ class Server:
 
     @property
     def update_kind(self) -> Kind:
-        """What clients send: ``delta``, ``x_i^K - x_s``, or ``gradient``, on the model they were sent."""
+        """What clients send: ``delta``, which is ``x_i^K - x_s``, or ``gradient``, at the model that they were sent."""
         return self.direction.kind
 
     def receive(
@@ -240,26 +239,27 @@ class Server:
         control: Any = None,
         incarnation: int | None = None,
     ) -> Receipt:
-        """Take ``client``'s update; the model steps if the algorithm says so.
+        """Take ``client``'s update. The model steps if the algorithm says so.
 
-        Each task is answered at most once. An update that is refused changes nothing, to the bit.
+        A task can be answered once. A refused update changes nothing.
 
         Args:
-            client: who sends it.
-            update: what :attr:`update_kind` says, in the form of ``params`` or as a flat 1-D array; torch, NumPy or
-                DLPack; fp32, fp16 or bf16. Buffers in it are the client's own values, and may be left out.
-            version: the version it was trained from; None means the one last dispatched to this client.
+            client: the sender.
+            update: a delta or a gradient (see :attr:`update_kind`), in the form of ``params`` or as a flat 1-D array;
+                from torch, NumPy or DLPack; in fp32, fp16 or bf16. Buffers in it hold the client's values, not
+                differences, and may be left out.
+            version: the version it was trained from. None: the one last dispatched to this client.
             num_samples: the client's number of samples, needed with ``weighting="samples"``.
             control: for FedAC, the change of the client's control variate, ``c_new - c_i``, flat [d].
-            kind: ``delta`` or ``gradient``, if the sender says which it is; refused when it is the other one.
-            incarnation: the task's own, if the sender says it: then no answer to a version that a restart has lost is
-                taken for another version of the same number.
+            kind: ``delta`` or ``gradient``, if the sender states it. The wrong kind is refused.
+            incarnation: the task's ``incarnation``, if the sender knows it. The server then refuses an answer to a
+                version that a restart has lost, even if its number is in use again.
 
         Raises:
             UnknownClient: this client was never sent a model.
-            UnknownVersion: it holds no unanswered task of that version, or the task has expired.
+            UnknownVersion: the client has no open task of that version, or the task has expired.
             OtherLife: the task's version was lost in a restart.
-            Busy: ``max_waiting`` answers are waiting already.
+            Busy: ``max_waiting`` answers already wait.
             ShapeMismatch, DTypeMismatch, NonFiniteUpdate, UpdateTooLarge: the update is refused.
             ConfigError: ``num_samples`` is missing or not positive, or ``kind`` is not this server's.
         """
@@ -290,19 +290,21 @@ class Server:
         dtype: torch.dtype | None = None,
         incarnation: int | None = None,
     ) -> Upload:
-        """:meth:`receive` of an update that comes in chunks: ``with server.receiving(client) as upload:
-        upload.write(chunk)``. Nothing is applied before it is whole and checked; ``upload.receipt`` is then there.
+        """:meth:`receive` an update in chunks: ``with server.receiving(client) as upload: upload.write(chunk)``.
 
-        A server of :func:`fastagg.open` writes the chunks to its folder, and the step reads them there: in memory there
-        is no more than a chunk. Another one gathers them in memory.
+        The update is applied when it is complete and checked. ``upload.receipt`` is available then.
+
+        A server of :func:`fastagg.open` writes the chunks to its folder, and the step reads them there. So memory never
+        holds more than one chunk. Any other server collects the chunks in memory.
 
         Args:
             client, version, num_samples, kind, incarnation: as in :meth:`receive`.
-            dtype: of the flat update's d numbers, little endian: torch's float32 (None), float16 or bfloat16.
+            dtype: the type of the flat update's d numbers: torch's float32 (None), float16 or bfloat16. Bytes are
+                little endian.
 
         Raises:
-            ShapeMismatch: more or fewer bytes come than the model's. Others: as in :meth:`receive`; a task that is not
-            there is refused before the first chunk.
+            ShapeMismatch: the number of bytes is not the model's. Other errors are those of :meth:`receive`. A missing
+                task is refused before the first chunk.
         """
         self._refuse_other_kind(kind)
         admission.share(num_samples, self.weighting)
@@ -317,17 +319,17 @@ class Server:
         )
 
     def receive_many(self, answers: Sequence[Sent]) -> list[Outcome]:
-        """:meth:`receive` of one answer after the other, to the bit, in one call.
+        """:meth:`receive` several answers, one after the other, in one call. The results have the same bits.
 
         Args:
-            answers: for each ``(client, update, version, num_samples)``, as in :meth:`receive`; the last two may be
-                left out.
+            answers: a tuple ``(client, update, version, num_samples)`` for each, as in :meth:`receive`. The last two
+                may be left out.
 
         Returns:
-            For each its receipt, or the error with which it was refused.
+            For each answer its receipt, or the error that refused it.
 
         Raises:
-            ConfigError: one of them is no such tuple; nothing has changed.
+            ConfigError: an answer is not such a tuple. Nothing has changed.
         """
         answers = list(answers)
         outcomes: list[Outcome] = []
@@ -337,7 +339,7 @@ class Server:
                 if taken is None:
                     raise _not_answers(answers)
                 outcomes += taken
-                if len(outcomes) < len(answers):  # one that needs more than the road, or is refused
+                if len(outcomes) < len(answers):  # this one needs more than `road`, or is refused
                     outcomes.append(self._one(*answers[len(outcomes)]))
             self._follow()
         return outcomes
@@ -345,20 +347,21 @@ class Server:
     def receive_model(
         self, task: Dispatch, trained: Any, num_samples: float | None = None, *, difference: bool = False
     ) -> Receipt:
-        """Take a trained model: :meth:`receive` of ``task.delta(trained)``, to the bit.
+        """Take a trained model. The result equals :meth:`receive` of ``task.delta(trained)``, bit for bit.
 
-        Where several updates make a step and only their delays weigh them (FedAvg and its kin, FedBuff, FADAS), a model
-        in fp32 is folded in without writing the difference anywhere, and looked at for NaN and infinity on the way:
-        less memory, and half of the traffic. The receipt's ``update_norm`` is then NaN: nobody measured it.
+        FedAvg and similar rules, FedBuff and FADAS add a model in fp32 without writing the difference to memory. The
+        same pass checks for NaN and infinity. This needs less memory and half of the traffic. The pass does not measure
+        norms, so the receipt's ``update_norm`` is NaN.
 
         Args:
             task: what the client was sent.
             trained: the model after local training, in the form of ``task.params``.
             num_samples: as in :meth:`receive`.
-            difference: ``trained`` is the update already, as ``task.delta`` or ``task.from_difference`` gives it.
+            difference: True if ``trained`` is already the update (of ``task.delta`` or ``task.from_difference``).
 
         Raises:
-            UnknownClient, UnknownVersion, ShapeMismatch, DTypeMismatch, NonFiniteUpdate, ConfigError: as there.
+            UnknownClient, UnknownVersion, ShapeMismatch, DTypeMismatch, NonFiniteUpdate, ConfigError: as in
+                :meth:`receive`.
         """
         outcome = self.receive_models([(task, trained, num_samples)], differences=difference)[0]
         if isinstance(outcome, FastaggError):
@@ -366,15 +369,17 @@ class Server:
         return outcome
 
     def receive_models(self, answers: Sequence[Answer], *, differences: bool = False) -> list[Outcome]:
-        """:meth:`receive_model` of one answer after the other, to the bit, in as few passes over memory as there are
-        steps: the more are at hand, the less each costs, down to one read of its model.
+        """:meth:`receive_model` several answers, one after the other. The results have the same bits.
+
+        There is one pass over memory for each step. So with more answers each one costs less, down to one read of its
+        model.
 
         Args:
-            answers: for each its arguments, ``(task, trained, num_samples)``.
-            differences: of all of them.
+            answers: a tuple ``(task, trained, num_samples)`` for each.
+            differences: ``difference`` of :meth:`receive_model`, for all answers.
 
         Returns:
-            For each its receipt, or the error with which it was refused.
+            For each answer its receipt, or the error that refused it.
         """
         found: list[Outcome | None] = [None] * len(answers)
         with self._turn:
@@ -386,7 +391,7 @@ class Server:
                     taken = [True]
                 again = []
                 for i, outcome in zip(left, taken, strict=False):
-                    if outcome is None:  # not finite, or too large: the way it is refused says which
+                    if outcome is None:  # not finite or too large; this call finds out which
                         found[i] = self._receive_difference(*answers[i], differences)
                     elif outcome is False:
                         again.append(i)
@@ -420,14 +425,15 @@ class Server:
             return self._received(client, version, self.layout.parse(partial.total), 1.0, None, facts)
 
     def close_round(self) -> float | None:
-        """Step now along the mean of the updates that have come since the last step, when no more will.
+        """Step now along the mean of the updates that have arrived since the last step.
 
-        Ends a synchronous round of which some clients failed; what they send later is of an old version and refused.
-        Their tasks stay open until they answer or are forgotten. A half-full buffer (FedBuff, FADAS) steps too.
+        Use it to end a synchronous round in which some clients failed. Later answers of these clients are refused,
+        because their version is old. Their tasks stay open until they answer or are forgotten. The call also steps
+        with a half-full buffer (FedBuff, FADAS).
 
         Returns:
-            The learning rate of the step; None if there was none: nothing had come, the rule buffers nothing, or it
-            does more than a sum at every arrival (FedAC, FedEcho).
+            The learning rate of the step. None if there was no step: no update had arrived, the rule has no buffer, or
+            it does more than add at every arrival (FedAC, FedEcho).
         """
         with self._lock:
             if not self.direction.buffered or self._core.state.asks:
@@ -437,27 +443,27 @@ class Server:
             return None if found is None else found[3]
 
     def forget(self, client: Client, version: int | None = None) -> None:
-        """Drop the unanswered tasks of a client that will not answer them, and the versions only it held.
+        """End the open tasks of a client that will not answer, and free versions that only this client held.
 
         Args:
-            client: who.
-            version: that task only; None for all of them, and the client is then unknown again.
+            client: the client's id.
+            version: end only the task of this version. None: end all tasks; the client is then unknown.
 
         Raises:
-            UnknownClient: it was never sent a model.
-            UnknownVersion: it holds no unanswered task of that version.
+            UnknownClient: the client was never sent a model.
+            UnknownVersion: the client has no open task of that version.
         """
         with self._lock:
             self._core.road.forget(client, version)
 
     def expire(self, before: int | None = None) -> int:
-        """End the tasks whose lease is over or whose version is too old. ``dispatch`` does it by itself, a few a call.
+        """End all tasks whose lease is over or whose version is too old. Each ``dispatch`` also ends a few of them.
 
         Args:
-            before: end all tasks of versions below this one, too.
+            before: also end all tasks of versions below this one.
 
         Returns:
-            How many tasks ended. Their answers are refused from now on.
+            The number of ended tasks. Their answers are refused from now on.
         """
         with self._lock:
             if before is not None:
@@ -466,8 +472,8 @@ class Server:
 
     @property
     def incarnation(self) -> int:
-        """The number of this life of the server, random, of 63 bits. It changes when a state is loaded: what was made
-        after that state is lost, and its version numbers are used again."""
+        """A random 63-bit number of this life of the server. A new life begins when a state is loaded. Versions made
+        after that state was saved are then lost, and their numbers are used again."""
         return int(self._core.road.lives[-1][1])
 
     def _in_child(self) -> None:
@@ -507,7 +513,7 @@ class Server:
     def _received(
         self, client: Client, version: Any, parsed: Parsed, share: float, control: Any, facts: Any = None
     ) -> Receipt:
-        """Judge, then run and commit: one native call. ``facts``: what is known of an update before."""
+        """Judge, then run and commit in one native call. ``facts``: what is known of the update already."""
         more, pieces = facts, parsed.parameters
         if self._judging.asks(parsed, control):
             more = self._judging.judge(client, version, parsed, share, control, facts)
@@ -535,8 +541,10 @@ class Server:
             return error
 
     def _fold(self, answers: Sequence[Answer], differences: bool) -> list[Any]:
-        """As many of the first answers as one pass can take: for each its receipt; None where it is not finite, and
-        False for the others then, with nothing changed. None of them, if the first must go another way."""
+        """Take as many of the first answers as one pass can.
+
+        For each one the result is its receipt. If an answer is not finite, nothing changes: that answer is None and the
+        others are False. The list is empty if the first answer cannot be taken this way."""
         rows, parses = [], []
         for task, trained, num_samples in answers[: self._core.room()]:
             try:
@@ -554,7 +562,7 @@ class Server:
             return []
         try:
             found: list[Any] = self._core.road.fold(rows, self._core.statistics_of(parses))
-        except UpdateTooLarge:  # one of them: each alone says which
+        except UpdateTooLarge:  # at least one is; taking each alone tells which
             return []
         self._follow()
         return found
@@ -579,22 +587,22 @@ class Server:
 
     @property
     def distillation(self) -> DistillationRecord | None:
-        """What FedEcho's distillation cost and did so far; None for the other algorithms."""
+        """The cost and results of FedEcho's distillation so far. None for other algorithms."""
         return getattr(self._core.state, "record", None)
 
     @property
     def control(self) -> Tensor | None:
-        """FedAC's control variate C, [d]; None for the other algorithms. Read it, do not write to it."""
+        """FedAC's control variate C, [d]; None for other algorithms. Do not write to it."""
         return getattr(self._core.state, "control", None)
 
     @property
     def flat(self) -> Tensor:
-        """The model's trainable parameters as one fp32 vector, [d]. Read it; ``receive`` changes it."""
+        """The model's trainable parameters as one fp32 vector [d]. ``receive`` changes it. Do not write to it."""
         with self._lock:
             return self._model().flat
 
     def snapshot(self) -> Any:
-        """The current model in the form it came in, shared and not copied, which does not change: read it only."""
+        """The current model in the form of ``params``. It is not copied and never changes. Do not write to it."""
         with self._lock:
             core = self._core
             core.road.sent = True
@@ -602,16 +610,20 @@ class Server:
             return self.layout.views(core.road.flat, held.values, list(held.counters))
 
     def parameters(self) -> Any:
-        """The model in the form it came in, as views that follow it: a dict (usable with ``load_state_dict``) for a
-        module or a state_dict, a list of arrays, or the flat tensor. Arrays whose own dtype is not fp32 are copies.
+        """The model in the form of ``params``, as views that always show the current model.
+
+        The result is a dict (for ``load_state_dict``) for a module or a state_dict, a list of arrays, or the flat
+        tensor. Arrays whose dtype is not fp32 are copies.
         """
         with self._lock:
             return self._model().views(self._core.statistics)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of server state: ``model``, ``moments``, ``direction`` (buffers, caches; FedEcho's ``logits`` and
-        ``distillation`` apart), ``versions`` kept for clients in flight (or what stands for them), ``clients`` (who was
-        sent what), ``buffers`` (running statistics), and their ``total``."""
+        """Bytes of the server's state, by part.
+
+        The parts are ``model``, ``moments``, ``direction`` (buffers and caches; FedEcho's ``logits`` and
+        ``distillation`` are separate), ``versions`` (kept for open tasks, or their sketches), ``clients`` (the ledger
+        of tasks), ``buffers`` (running statistics), and ``total``."""
         with self._lock:
             parts = self._core.memory()
         return {**parts, "total": sum(parts.values())}
@@ -631,10 +643,10 @@ class Server:
         return checkpoint.plain(settings)
 
     def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
-        """Everything a server needs to go on bit for bit: plain data and tensors.
+        """The whole state as plain data and tensors. A server that loads it continues with the same bits.
 
         Args:
-            copy: whether tensors are copies. Without, they are the server's own and change with it.
+            copy: True for copies of tensors. False for the server's own tensors, which change with it.
         """
         with self._lock:
             state = {
@@ -644,12 +656,12 @@ class Server:
             return checkpoint.cloned(state) if copy else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``, of a server with the same model, direction and optimizer.
+        """Continue from ``state``, saved by a server with the same model, direction and optimizer.
 
-        Learning rates and other settings stay this server's own.
+        Learning rates and other settings of this server stay the same.
 
         Raises:
-            CheckpointError: it belongs to another model or algorithm, or is damaged; nothing was changed.
+            CheckpointError: the state belongs to another model or algorithm, or is damaged. Nothing has changed.
         """
         with self._lock:
             checkpoint.check(state, self.config(), self.layout, set(self._core.moments.tensors))
@@ -672,10 +684,10 @@ class Server:
         return fresh
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint: the file is either the whole old one or the whole new one.
+        """Write a checkpoint. If it fails, the old file stays complete.
 
         Raises:
-            CheckpointError: it could not be written; a file that was there is as it was.
+            CheckpointError: the file could not be written. An existing file has not changed.
         """
         with self._lock:
             checkpoint.write(self.state_dict(copy=False), Path(path))

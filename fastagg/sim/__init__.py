@@ -1,9 +1,9 @@
-"""The simulator: clients, delays and local training around a ``fastagg.Server``, all from one seed.
+"""The simulator: clients, delays and local training around a ``fastagg.Server``. One seed determines all of it.
 
     result = fastagg.sim.run("fadas-digits-large", {"algorithm.lr": 0.01}, out="runs/mine")
     result = fastagg.sim.run(config, data=FederatedData(...), model=lambda shape, classes: MyNet(classes))
 
-Rooms, each with one job:
+Modules, each with one job:
 
     config         a run as TOML           recipes/      the runs that come with the package
     data/          who holds which samples  partition     Dirichlet label split
@@ -51,14 +51,14 @@ def run(
 
     Args:
         config: a Config, a recipe's name or path, or a recipe as a dict.
-        changes: dotted keys ("client.lr") and their values, on top of it.
-        data: the federation, in place of what the config's ``data`` says.
-        model: called with (shape, classes) of the data; returns the network, in place of what ``model`` says.
-        out: the run's folder; None writes nothing.
+        changes: changed values by dotted key ("client.lr").
+        data: the federation. It replaces the config's ``data``.
+        model: called with (shape, classes) of the data, returns the network. It replaces the config's ``model``.
+        out: the run's folder. None writes nothing.
         **settings: see :func:`fastagg.sim.simulation.run`.
 
     Raises:
-        ConfigError, DataError: on input that is not as documented; nothing has been written then.
+        ConfigError, DataError: an input is not as documented. Nothing has been written.
     """
     from fastagg.sim import simulation
     from fastagg.sim.recipes import configured

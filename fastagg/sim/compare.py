@@ -1,4 +1,4 @@
-"""Several runs beside each other: a folder each, and tables and pictures of them all."""
+"""Compares several runs: a folder for each, and tables and pictures of all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fastagg.sim.sweep import Cell, check_folders, file_name
 
 @dataclass(frozen=True)
 class Comparison:
-    """What became of the cells: ``groups`` of those that ran, and the messages of ``failed`` ones by name."""
+    """The outcome of a comparison: ``groups`` of cells that ran, and error messages of ``failed`` cells by name."""
 
     groups: list[Group]
     failed: dict[str, str]
@@ -44,17 +44,17 @@ def compare(
     picture: str = "png",
     names: Sequence[str] = (),
 ) -> Comparison:
-    """Run ``cells`` into ``out``, ``jobs`` at once, then write the tables and pictures of those that ran.
+    """Run ``cells`` into ``out``, ``jobs`` at once, then write tables and pictures of the cells that ran.
 
-    ``names``: what the cells were made of, for the claims of the tables among them (claims.md and a picture).
+    ``names``: the recipes and tables that the cells come from. Tables may state claims (claims.md and a picture).
 
     ``out`` gets comparison.csv (a line per run), table.csv and table.md (a line per group of seeds), report.html, and
-    pictures in the format ``picture``: accuracy, delays and, for a grid over one key, lines, over two, heatmap. What is
-    in ``out`` already of the same config is not run again; what is of another one is replaced with ``replace``, and
-    otherwise fails.
+    pictures in the format ``picture``: accuracy, delays, lines for a grid over one key, heatmap for a grid over two.
+    A finished run of the same config in ``out`` is not repeated. A run of another config is replaced with ``replace``,
+    and otherwise is an error.
 
-    Before anything runs: ConfigError when two cells share a folder or there is no such ``baseline``, DataError when a
-    cell that is not over has no data folder. DataError when ``out`` cannot be written.
+    Errors before any run: ConfigError if two cells share a folder or ``baseline`` does not exist, DataError if an
+    unfinished cell has no data folder. DataError if ``out`` cannot be written.
     """
     check_folders(cells)
     if baseline is not None and baseline not in {t for c in cells for t in (c.method, c.config.name, c.config.label)}:
@@ -62,7 +62,7 @@ def compare(
         raise ConfigError(f"no baseline {baseline!r} is compared here, known: {known}")
     for cell in cells:
         if not (out / cell.name / "summary.json").exists():
-            find_folder(cell.config.data)  # once and now, not once for every cell
+            find_folder(cell.config.data)  # once here, instead of once for every cell
     outcomes = run_cells(cells, out, jobs, watcher, replace)
     failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, str)}
     ran = [(cell, result) for cell in cells if isinstance(result := outcomes.get(cell.name), Result)]

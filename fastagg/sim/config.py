@@ -1,4 +1,4 @@
-"""A run as data: what a recipe's TOML holds, checked, with every default written out.
+"""The settings of a run: the checked contents of a recipe's TOML, with all defaults written out.
 
 Sections: ``algorithm`` (a preset's name and its keywords), ``data``, ``model``, ``client`` (local
 training), ``delay``, ``dropout``, ``participation``, ``run`` (when to stop, how often to evaluate). Unknown keys are
@@ -52,9 +52,9 @@ WIDTHS: dict[str, list[int]] = {
 class Model(Section):
     """``widths``: hidden layers of the mlp, channels of the CNNs, embedding and hidden size of the lstm.
 
-    ``norm`` is the cnn's. ``lora_rank`` (transformer and causal-lm) trains and sends low-rank adapters and the
-    classifier, nothing else. A network of one's own: name "module:function", called with shape, classes and
-    ``keywords``; it is written down as name "function" and ``call``. "given" is what a program passes to run().
+    ``norm`` is for the cnn. With ``lora_rank`` (transformer, causal-lm) clients train and send only low-rank adapters
+    and the classifier. For your own network use the name "module:function". The function is called with shape, classes
+    and ``keywords``. It is stored as name "function" and ``call``. "given" stands for a model passed to run().
     """
 
     name: Literal[
@@ -78,9 +78,9 @@ class Model(Section):
 
 
 class Client(Section):
-    """Local SGD: lr is eta_l; ``epochs`` passes or ``steps`` mini-batches, 1 epoch when neither is given.
+    """Local SGD: lr is eta_l. It runs ``epochs`` passes or ``steps`` mini-batches; the default is 1 epoch.
 
-    ``mu`` weighs FedProx's proximal term; 0 leaves it out. A client's n-th dispatch (from 0) trains with
+    ``mu`` is the weight of FedProx's proximal term; 0 turns it off. A client's n-th dispatch (from 0) trains with
     ``lr * lr_decay**n``.
     """
 
@@ -106,11 +106,11 @@ class Client(Section):
 
 
 class Unlabelled(Section):
-    """Data without labels for FedEcho, from one source; at most ``samples`` of it are used.
+    """Unlabelled data for FedEcho, from one source. At most ``samples`` of it are used.
 
-    ``share``: this part of the test set, on which no method is tested then. ``data``: the test images of another data
-    set, in the folder ``dir`` (by default that of the data itself). ``path``: a folder of images, or an .npz, .npy or
-    .pt file. Images are resized to this task's and standardised.
+    ``share``: a part of the test set, which is then not used for testing. ``data``: the test images of another data set
+    in the folder ``dir`` (by default the data's own folder). ``path``: a folder of images, or an .npz, .npy, .pt file.
+    Images are resized to this task's size and standardised.
     """
 
     share: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -138,19 +138,19 @@ class Distill(Section):
 
 
 class TimedDelay(Section):
-    """What every delay in virtual time can have on top: see delays.PerStep, delays.Transmission, delays.Suspension.
+    """Settings of every delay in virtual time: see delays.PerStep, delays.Transmission, delays.Suspension.
 
-    ``steps``: how many local steps the times are for; a dispatch of K steps then takes K / steps of them. ``counting``
-    "authors" sends the model out when the buffer is flushed, as the FADAS authors' program does, and not at each
-    arrival.
+    ``steps``: the number of local steps that the times are for. A dispatch of K steps takes K / steps as long. With
+    ``counting`` "authors" the model is sent only when the buffer is flushed, as in the FADAS authors' program, and not
+    at each arrival.
     """
 
     steps: PositiveInt | None = None
     counting: Literal["arrival", "authors"] = "arrival"
-    speed: PositiveFloat | None = None  # bytes sent down per unit of virtual time; without it that takes none
-    up: PositiveFloat | None = None  # and up
-    jitter: float = Field(0.1, ge=0)  # standard deviation of transmission's coefficient
-    bandwidth_spread: float = Field(0.0, ge=0)  # of the clients' own speeds: deviation of their logarithm
+    speed: PositiveFloat | None = None  # bytes downloaded per unit of virtual time; None: a download takes no time
+    up: PositiveFloat | None = None  # the same for uploads
+    jitter: float = Field(0.1, ge=0)  # standard deviation of the transmission factor
+    bandwidth_spread: float = Field(0.0, ge=0)  # deviation of the logarithm of the clients' bandwidths
     suspension: float = Field(0.0, ge=0, lt=1)  # the probability that a client hangs
 
 
@@ -160,7 +160,7 @@ class ThreeClassDelay(TimedDelay):
     name: Literal["three-class"]
     table: Literal["large", "mild"] = "large"
     gamma: PositiveFloat = 1.0
-    counts: list[Annotated[int, Field(ge=0)]] | None = None  # of small, medium and large clients, in place of a draw
+    counts: list[Annotated[int, Field(ge=0)]] | None = None  # of small, medium and large clients, instead of a draw
 
     @model_validator(mode="after")
     def _three_counts(self) -> ThreeClassDelay:
@@ -170,7 +170,7 @@ class ThreeClassDelay(TimedDelay):
 
 
 class SizeTiedDelay(TimedDelay):
-    """FedEcho Table 1: who has many samples is slow, at most a tenth of the clients very; see delays.SizeTied."""
+    """FedEcho Table 1: clients with many samples are slow, at most a tenth very slow; see delays.SizeTied."""
 
     name: Literal["size-tied"]
     table: Literal["large", "mild"] = "large"
@@ -178,7 +178,7 @@ class SizeTiedDelay(TimedDelay):
 
 
 class ExponentialDelay(TimedDelay):
-    """``spread``: deviation of the logarithm of the clients' own means, which ``mean`` is the mean of."""
+    """``spread``: deviation of the logarithm of the clients' means. ``mean``: the mean of the clients' means."""
 
     name: Literal["exponential"]
     mean: PositiveFloat = 5.0
@@ -186,7 +186,7 @@ class ExponentialDelay(TimedDelay):
 
 
 class DeviceDelay(TimedDelay):
-    """Clients with a speed of their own, ``mean`` for a step on average, who may sleep; see devices.Speeds."""
+    """Clients with different speeds, ``mean`` per step on average, that may sleep; see devices.Speeds."""
 
     name: Literal["devices"]
     mean: PositiveFloat = 1.0
@@ -197,7 +197,7 @@ class DeviceDelay(TimedDelay):
 
 
 class TraceDelay(TimedDelay):
-    """When clients are there, how fast they compute and send, from a CSV ``file``; see devices.Trace."""
+    """When clients are available and how fast they compute and send, from a CSV ``file``; see devices.Trace."""
 
     name: Literal["trace"]
     file: str
@@ -222,7 +222,7 @@ class VersionDelay(Section):
 
 
 class Dropout(Section):
-    """Once ``after`` of the run is over, ``share`` of the clients never answer again (ACE Figure 3)."""
+    """After the part ``after`` of the run, ``share`` of the clients never answer again (ACE Figure 3)."""
 
     share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     after: Annotated[float, Field(ge=0, lt=1)] = 0.5
@@ -231,7 +231,7 @@ class Dropout(Section):
 class Participation(Section):
     """rule "concurrency" with M_c = ``concurrency`` clients training at once, "all", or "round".
 
-    "round" is for synchronous algorithms: algorithm.clients_per_round clients, then the next round.
+    "round" is for synchronous algorithms: a round has algorithm.clients_per_round clients.
     """
 
     rule: Literal["concurrency", "all", "round"] = "all"
@@ -245,15 +245,15 @@ class Participation(Section):
 
 
 class Run(Section):
-    """Stop at the first of ``versions`` (server updates), ``uploads`` (client updates) and ``time`` (virtual).
+    """The run stops at the first of ``versions`` (server updates), ``uploads`` (client updates) and ``time`` (virtual).
 
-    Evaluates every ``evaluate_every`` versions, at the start and at the end. ``target`` is the test accuracy
-    whose first reaching is reported as time-to-target. ``torch_threads`` is for local training and
-    evaluation: small models are fastest with one. ``device`` ("cpu", "cuda", "cuda:1") holds data, training
-    and server. ``checkpoint_every`` is in wall-clock seconds, 0 for after every client update. ``batched``: clients
-    that are in flight together train in one batch where the model allows it (summary.json says, or why not); results
-    are the same but for rounding. ``autocast`` trains in bf16 where torch.autocast does, and ``channels_last`` lays
-    images out as convolutions on a GPU like them: for the papers' own sizes.
+    Evaluates every ``evaluate_every`` versions, at the start and at the end. ``target`` is a test accuracy.
+    The time when it is first reached is reported. ``torch_threads`` is for local training and
+    evaluation: small models are fastest with one. ``device`` ("cpu", "cuda", "cuda:1") is for data, training
+    and server. ``checkpoint_every`` is in wall-clock seconds; 0 means after every client update. ``batched``: clients
+    with open tasks train together in one batch if the model allows it. Otherwise summary.json says why. Results are the
+    same, up to rounding. ``autocast`` trains in bf16 with torch.autocast. ``channels_last`` uses the layout of images
+    that convolutions on a GPU prefer. Both are for the sizes in the papers.
     """
 
     versions: PositiveInt | None = None
@@ -319,7 +319,7 @@ class Config(Section):
 
 
 def from_dict(values: dict[str, Any], source: str) -> Config:
-    """Check ``values``. ConfigError on anything wrong: one line that begins with ``source`` and names the key."""
+    """Check ``values``. ConfigError if something is wrong: one line that begins with ``source`` and names the key."""
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -327,7 +327,7 @@ def from_dict(values: dict[str, Any], source: str) -> Config:
 
 
 def from_toml(text: str, source: str, changes: dict[str, Any] | None = None) -> Config:
-    """Read a TOML document; ``changes`` maps dotted keys ("client.lr") to values that replace or add to it."""
+    """Read a TOML document; ``changes`` maps dotted keys ("client.lr") to new values."""
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -344,7 +344,7 @@ def changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def to_toml(config: Config) -> str:
-    """Write ``config`` with all defaults; ``from_toml`` gives an equal Config back."""
+    """Write ``config`` with all defaults. ``from_toml`` reads an equal Config from it."""
     return tomli_w.dumps(config.model_dump(exclude_none=True))
 
 
@@ -382,7 +382,7 @@ def parse_change(text: str) -> tuple[str, Any]:
 
 
 def parse_choices(text: str) -> tuple[str, list[Any]]:
-    """Split "client.lr=0.1,0.3" into its key and its values; a comma inside brackets or quotes parts nothing."""
+    """Split "client.lr=0.1,0.3" into its key and its values; a comma inside brackets or quotes is no separator."""
     key, equals, values = text.partition("=")
     parts, depth, quote = [""], 0, ""
     for letter in values:
@@ -401,12 +401,12 @@ def parse_choices(text: str) -> tuple[str, list[Any]]:
 
 
 def explain(error: ValidationError) -> str:
-    """Turn pydantic's report into one line: each problem as "key: what is wrong"."""
+    """Turn pydantic's report into one line, with each problem as "key: what is wrong"."""
     return "; ".join(_problem(item) for item in error.errors(include_url=False))
 
 
 def _problem(item: Any) -> str:
-    # A tagged section puts its tag into the location (data, digits, alpha); the user's key has none.
+    # pydantic's location of a tagged section has the tag (data, digits, alpha); the user's key has not.
     where = ".".join(str(part) for part in item["loc"] if part not in _TAGS)
     if item["type"] == "extra_forbidden":
         known = _known(item["loc"])
@@ -435,7 +435,7 @@ _TAGGED: dict[str, type[Section]] = {
     "version": VersionDelay,
 }
 _TAGS = frozenset(_TAGGED)
-# Sections of one kind each; pydantic says of the others which kind it took them for.
+# Sections of one kind. For other sections pydantic's location names the kind.
 _PLAIN: dict[str, type[Section]] = {
     name: field.annotation
     for name, field in Config.model_fields.items()

@@ -2,11 +2,11 @@
 
 A delay model has a ``unit`` (the meaning of 1.0 of virtual time, for labels) and
 
-    duration(client, number, steps, now) -> float    how long the ``number``-th dispatch (from 0) of ``client`` takes,
-                                                     which is of ``steps`` local steps and begins ``now``
+    duration(client, number, steps, now) -> float    the time of the ``number``-th dispatch (from 0) of ``client``, with
+                                                     ``steps`` local steps, starting at ``now``
 
-Draws are keyed by (seed, client, number), see seeds.py. A model can wrap another and add to its duration, as
-Suspension does. What a model remembers of earlier dispatches, its ``state_dict`` has, for checkpoints.
+Draws are keyed by (seed, client, number), see seeds.py. A model can wrap another one and add to its duration, as
+Suspension does. ``state_dict`` returns what a model remembers of earlier dispatches, for checkpoints.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DelayModel(Protocol):
 
 
 class Stateless:
-    """Every draw stands for itself: there is nothing to remember."""
+    """A model whose draws are independent, so it has no state."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -49,11 +49,10 @@ class Stateless:
 class ThreeClass(Stateless):
     """Small, medium and large clients (FADAS Section 6, Table 1).
 
-    Each client is put into a class once: the largest component of a Dirichlet([3g, 2g, g]) draw decides, so a
-    smaller ``gamma`` puts more clients into the large class. How many are large is chance: of 50 clients between 1 and
-    10 with seeds 0 to 19; ``counts``, how many are small, medium and large, fixes it, and the seed says which. Each
-    dispatch then takes a uniform time from the class's range in ``table`` ("large" worst-case or "mild"), in units of
-    10 s.
+    Each client gets a class once, by the largest component of a Dirichlet([3g, 2g, g]) draw. A smaller ``gamma`` puts
+    more clients into the large class. The number of large clients is random: 1 to 10 of 50 with seeds 0 to 19.
+    ``counts`` fixes the numbers of small, medium and large clients; the seed then chooses the clients. Each dispatch
+    takes a uniform time from the class's range in ``table`` ("large" worst-case or "mild"), in units of 10 s.
     """
 
     unit = "10 s"
@@ -79,7 +78,7 @@ class ThreeClass(Stateless):
         return float(generator(self._seed, "delay", client, number).uniform(low, high))
 
 
-# FedEcho Table 1, likewise; a short and a medium client are as in FADAS.
+# FedEcho Table 1, in the same form. Short and medium clients are as in FADAS.
 SIZE_TIED_TABLES: dict[str, tuple[tuple[float, float], ...]] = {
     "large": ((1.0, 2.0), (3.0, 5.0), (50.0, 80.0)),
     "mild": ((1.0, 2.0), (3.0, 5.0), (10.0, 20.0)),
@@ -89,10 +88,10 @@ SIZE_TIED_TABLES: dict[str, tuple[tuple[float, float], ...]] = {
 class SizeTied(Stateless):
     """Short, medium and long clients by their number of samples (FedEcho Section 5.1, Table 1).
 
-    The paper says that the class depends on the number of samples, the more so the smaller ``gamma``, and that at
-    most 10% of the clients are long. The law is this package's choice: clients are ordered by
-    ``rank/n + gamma*u``, with rank the place by ``sizes`` (how many samples each client has) and u uniform in 0..1;
-    the last tenth, rounded down, is long, and of the others three in five are short, as in FADAS' Dirichlet means.
+    The paper says that the class depends on the number of samples, more strongly for a smaller ``gamma``, and that at
+    most 10% of the clients are long. This package chose the law. Clients are ordered by ``rank/n + gamma*u``, where
+    rank is the place by ``sizes`` (the clients' numbers of samples) and u is uniform in 0..1. The last tenth, rounded
+    down, is long. Of the others three in five are short, as in FADAS' Dirichlet means.
     """
 
     unit = "10 s"
@@ -121,9 +120,9 @@ class SizeTied(Stateless):
 class Exponential(Stateless):
     """Every dispatch takes an exponential time with mean ``mean`` (the ACE paper's beta: 1, 5, 20 or 30).
 
-    ``spread`` above 0 gives each of the ``clients`` a mean of its own, once, lognormal with that deviation of its
-    logarithm and scaled so that their mean is ``mean``: fast clients are heard more often. Of one mean for everybody
-    another value is only another unit of time.
+    With ``spread`` above 0 each of the ``clients`` gets its own mean once. These means are lognormal with this
+    deviation of the logarithm, and scaled so that their mean is ``mean``. Fast clients then answer more often. If all
+    clients have the same mean, another value only changes the unit of time.
     """
 
     unit = "time unit"
@@ -144,7 +143,7 @@ class Exponential(Stateless):
 
 
 class PerStep:
-    """The times of ``delays`` are for ``reference`` local steps, and more steps take longer in proportion."""
+    """The times of ``delays`` are for ``reference`` local steps. Other numbers of steps take proportional time."""
 
     def __init__(self, delays: DelayModel, reference: int) -> None:
         self.unit = delays.unit
@@ -162,12 +161,12 @@ class PerStep:
 
 
 class Transmission:
-    """Sending the model takes its size over a speed times a normal coefficient (AsyncFedED, B.2); so does the answer.
+    """The time to send the model and the answer: size over speed, times a normal factor (AsyncFedED, B.2).
 
-    On top of ``delays``, in their unit. ``down`` and ``up`` are what sending takes at the mean speed. The paper does
-    not give the coefficient's law beyond normal: here its mean is 1, its standard deviation ``jitter``, and what falls
-    below 0 counts as 0. ``spread`` above 0 gives each of the ``clients`` a speed of its own, once, both ways: lognormal
-    with that deviation of its logarithm, scaled so that the mean time stays.
+    It is added to ``delays``, in the same unit. ``down`` and ``up`` are the times at the mean speed. The paper says
+    only that the factor is normal. Here it has mean 1 and standard deviation ``jitter``; values below 0 are 0.
+    With ``spread`` above 0 each of the ``clients`` gets its own speed once, for both directions. Speeds are lognormal
+    with this deviation of the logarithm, scaled so that the mean time stays the same.
     """
 
     def __init__(
@@ -199,11 +198,11 @@ class Transmission:
 
 
 class Suspension:
-    """With probability ``share`` a client hangs before it trains (AsyncFedED, B.2), on top of ``delays``.
+    """With probability ``share`` a client hangs before it trains (AsyncFedED, B.2). The time is added to ``delays``.
 
-    It hangs for a time drawn uniformly from 0 to the longest training so far, its own hang not counted ("its maximum
-    hang time is the longest local training time"); the paper does not give the law, and the uniform one is this
-    package's choice. So durations depend on the order of the dispatches, which is the same for the same run.
+    The time is uniform from 0 to the longest training so far, without hangs ("its maximum hang time is the longest
+    local training time"). The paper does not give the law; this package chose the uniform one. So durations depend on
+    the order of dispatches, which is the same for the same run.
     """
 
     def __init__(self, delays: DelayModel, seed: int, share: float) -> None:
@@ -219,7 +218,7 @@ class Suspension:
         rng = generator(self._seed, "suspension", client, number)
         hangs, part = rng.random() < self._share, rng.random()
         training = self._delays.duration(client, number, steps, now)
-        # Before this one counts: were hangs counted too, they would breed longer ones.
+        # The longest training is read before this one is added, and without hangs, which would otherwise grow.
         hang = part * self._longest if hangs else 0.0
         self._longest = max(self._longest, training)
         return training + hang

@@ -1,13 +1,13 @@
-"""Devices as they are: how fast each client computes, when it is there, and how fast it sends.
+"""Realistic devices: how fast each client computes and sends, and when it is available.
 
-Two delay models (see delays.py). ``Trace`` reads what was measured elsewhere; ``Speeds`` draws clients from a law:
+There are two delay models (see delays.py). ``Trace`` reads measurements. ``Speeds`` draws clients from a law:
 
-    lognormal   exp(spread * z): device speeds as FedScale's benchmark has them spread, and FLGo's "LN"
-    zipf        a whole number, k with probability in proportion to k^-spread: Plato's default
+    lognormal   exp(spread * z): device speeds as in FedScale's benchmark, and FLGo's "LN"
+    zipf        an integer k with probability in proportion to k^-spread: Plato's default
     pareto      1 + a Pareto draw of shape ``spread``: Plato's second
 
-A client's time for a step is that number over its mean, times ``mean``. With ``night`` above 0 every client is away for
-that part of each ``day``, from a moment of its own on (FLGo's sine, as a yes or no), and what it had begun waits.
+A client's time for a step is this number divided by its mean, times ``mean``. With ``night`` above 0 every client is
+away for this part of each ``day``, from its own starting time (like FLGo's sine, as on or off). Its work waits then.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OPTIONAL = ("down", "up")  # bytes a unit of time
 
 
 class Speeds(Stateless):
-    """Clients whose time for a step is drawn once from ``law``, and who may sleep at night."""
+    """Clients whose time for a step is drawn once from ``law``, and that may sleep at night."""
 
     unit = "time unit"
 
@@ -62,7 +62,7 @@ class Speeds(Stateless):
 
 
 class Trace(Stateless):
-    """When each client is there and how fast, from a file; after its last row a client's trace begins again.
+    """When each client is available, and how fast it is, from a file. After its last row a trace starts again.
 
     Args:
         rows: for each client its (end, speed, down, up), ends rising from 0 on.
@@ -83,7 +83,7 @@ class Trace(Stateless):
         return time - now
 
     def _worked(self, client: int, time: float, column: int, work: float) -> float:
-        """When the client is done with ``work``, at the speeds of ``column``, having begun at ``time``."""
+        """The time when the client finishes ``work`` at the speeds of ``column``, if it begins at ``time``."""
         rows, ends = self._rows[client], self._ends[client]
         period = ends[-1]
         lap, place = divmod(time, period)
@@ -105,8 +105,8 @@ class Trace(Stateless):
 def read_trace(path: Path, clients: int) -> list[list[tuple[float, float, float, float]]]:
     """Read a CSV file with the header client,start,end,speed[,down,up]; a client's rows follow each other in time.
 
-    DataError naming file and row when one is missing or no number, when a time is negative, when a client's rows leave
-    a gap or overlap, when it is never there, or when a client of 0 to ``clients`` - 1 is missing.
+    DataError, with file and row, if a value is missing or not a number, a time is negative, a client's rows leave a gap
+    or overlap, a client is never available, or a client of 0 to ``clients`` - 1 is missing.
     """
     lines = list(csv.reader(io.StringIO(read_text(path))))
     header = [name.strip() for name in lines[0]] if lines else []

@@ -1,8 +1,8 @@
 """Who trains next: the two participation rules of asynchronous federated learning.
 
-A rule has ``initial() -> list[int]``, the clients dispatched at the start, and ``next(arrived) -> int``, the
-client the current model is sent to after ``arrived`` came in. ``drop(gone, flying)`` takes clients out for good,
-``flying`` of them while they train, and returns the clients that are sent the model in their place. Draws are
+A rule has ``initial() -> list[int]``, the clients that get a task at the start, and ``next(arrived) -> int``, the
+client that gets the current model after ``arrived`` has answered. ``drop(gone, flying)`` removes clients for good, of
+which ``flying`` are training, and returns the clients that get the model in their place. Draws are
 keyed by (seed, arrival), see seeds.py.
 """
 
@@ -28,9 +28,9 @@ class Participation(Protocol):
 
 
 class Concurrency:
-    """M_c = ``concurrency`` clients train at once; each arrival sends the model to a uniformly drawn idle one.
+    """M_c = ``concurrency`` clients train at once. After each arrival a uniformly drawn idle client gets the model.
 
-    The client that has just arrived is idle too and can be drawn again (FedBuff, FADAS, CA2FL, FedEcho).
+    The client that has just answered is idle too and can be drawn again (FedBuff, FADAS, CA2FL, FedEcho).
     """
 
     def __init__(self, clients: int, concurrency: int, seed: int) -> None:
@@ -50,7 +50,7 @@ class Concurrency:
         return self._draw()
 
     def drop(self, gone: Collection[int], flying: int) -> list[int]:
-        # The server gives up on who never answers: M_c clients go on training while there are that many.
+        # Other clients replace those that never answer, so M_c clients train while enough remain.
         self._idle = [client for client in self._idle if client not in gone]
         return [self._draw() for _ in range(min(flying, len(self._idle)))]
 
@@ -63,13 +63,13 @@ class Concurrency:
     def _draw(self) -> int:
         slot = int(generator(self._seed, "participation", self._arrivals).integers(len(self._idle)))
         self._arrivals += 1
-        # Fill the hole with the last one: O(1), and a uniform draw does not mind the order.
+        # Move the last one into the gap, in O(1). A uniform draw does not depend on the order.
         self._idle[slot], self._idle[-1] = self._idle[-1], self._idle[slot]
         return self._idle.pop()
 
 
 class AllClients:
-    """Every client trains all the time; the one that arrives gets the new model at once (ACE, AsyncFedED)."""
+    """Every client trains all the time. A client that answers gets the new model at once (ACE, AsyncFedED)."""
 
     def __init__(self, clients: int) -> None:
         self._clients = clients

@@ -1,4 +1,4 @@
-"""What a run ends with, in memory and read back from its folder."""
+"""The result of a run, in memory or read from its folder."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Result:
     """One finished (or interrupted) run.
 
     Attributes:
-        config: what was run.
+        config: the run's settings.
         rows: the lines of metrics.csv.
-        summary: what summary.json holds.
+        summary: the contents of summary.json.
         unit: the meaning of 1.0 of virtual time.
-        delays: how many updates had which delay in server versions, as in delays.csv.
+        delays: the number of updates for each delay in server versions, as in delays.csv.
     """
 
     config: Config
@@ -34,11 +34,11 @@ class Result:
         return self.config.label or self.config.name
 
 
-Outcome = Result | str  # of a run among others: what went wrong
+Outcome = Result | str  # str: the error of a failed run
 
 
 def read(out: Path, config: Config) -> Result | None:
-    """Return the run of ``config`` that ended in ``out``; None when none has. DataError when a file is damaged."""
+    """Return the run of ``config`` that ended in ``out``; None if there is none. DataError if a file is damaged."""
     summary = output.read_summary(out / "summary.json")
     if summary is None:
         return None

@@ -1,4 +1,4 @@
-"""The loop: take the next arrival, train it, hand it to the server, evaluate; then write the folder."""
+"""The main loop: take the next arrival, train it, pass it to the server, evaluate; then write the folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Simulation:
     """All parts of one run, advanced one client update at a time."""
 
     def __init__(self, config: Config, data: FederatedData | None = None, model: Factory | None = None) -> None:
-        """``data`` and ``model`` take the place of what ``config`` says: see :func:`given`."""
+        """``data`` and ``model`` replace those of ``config``: see :func:`given`."""
         self.config = config
         self.stopwatch = Stopwatch()
         with self.stopwatch.timing("setup"):
@@ -72,22 +72,22 @@ class Simulation:
             self.batched, self.one_by_one = build.build_batched(
                 config, self.module, self.data, self.server, self.schedule
             )
-        self.ready: dict[tuple[int, int], Any] = {}  # updates of jobs that trained with another's and are not due yet
+        self.ready: dict[tuple[int, int], Any] = {}  # updates that are trained but not due yet
         self.rows: list[Row] = []
         self.uploads = 0
         self.delays = DelayStatistics()
         self._recent = DelayStatistics()
         self.rounds = DelayStatistics()  # the largest delay among the updates of each server version
         self.statistics = {"all": self.delays, "recent": self._recent, "rounds": self.rounds}
-        self.largest = 0  # delay since the version changed
+        self.largest = 0  # largest delay since the version changed
         self.dropped = False
         self.client_uploads: Counter[int] = Counter()
-        self.warm_up = 0  # updates received before the first step, which they are not part of
+        self.warm_up = 0  # updates that were received before the first step and are not part of it
         with self.stopwatch.timing("server"):
             self.schedule.start()
 
     def step(self) -> bool:
-        """Receive the next update; return whether the model changed. NonFiniteUpdate on divergence."""
+        """Receive the next update. Return whether the model changed. NonFiniteUpdate if training diverges."""
         if self._lost and not self.dropped and self.done() >= self.config.dropout.after:
             self.schedule.drop(self._lost)
             self.ready = {key: update for key, update in self.ready.items() if key[0] not in self._lost}
@@ -140,7 +140,7 @@ class Simulation:
         return row
 
     def done(self) -> float:
-        """Return the share of the run that is over, 1.0 when one of the limits is reached."""
+        """Return the finished share of the run: 1.0 when a limit is reached."""
         limits = self.config.run
         shares = [0.0]
         if limits.versions is not None:
@@ -148,15 +148,15 @@ class Simulation:
         if limits.uploads is not None:
             shares.append(self.uploads / limits.uploads)
         if limits.time is not None:
-            # What would arrive after the end is never received.
+            # Updates that would arrive after the end are not received.
             shares.append(1.0 if self.schedule.next_time() > limits.time else self.schedule.now / limits.time)
         return min(max(shares), 1.0)
 
     def last_versions(self) -> bool:
-        """Return whether the run ends within the next ``LAST`` versions, as far as that can be known.
+        """Return whether the run probably ends within the next ``LAST`` versions.
 
-        With a limit of uploads or time it is told from the versions so far; with time, which passes unevenly, for twice
-        as many of them: versions too many are tested rather than too few.
+        With a limit of uploads or time this is estimated from the versions so far. Time passes unevenly, so a
+        limit of time counts twice as many versions. Testing too many versions is better than testing too few.
         """
         limits, share, version = self.config.run, self.done(), self.server.version
         if limits.versions is not None and limits.versions - version < LAST:
@@ -166,18 +166,18 @@ class Simulation:
         return version * (1 - share) / share < (LAST if limits.time is None else 2 * LAST)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what it takes to go on from here, as plain data and tensors.
+        """Return the state needed to continue, as plain data and tensors.
 
-        It is the server's state, which ``fastagg.load`` reads, and under "run" what the simulator remembers. Nothing is
-        copied: write it down before the next step.
+        It is the server's state, which ``fastagg.load`` reads, with the simulator's state under "run". Nothing is
+        copied, so write it to a file before the next step.
         """
         return {**self.server.state_dict(copy=False), "run": self._remembered()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`, for a simulation of the same config that has not begun.
 
-        CheckpointError when it is damaged or of another config; the simulation is of no more use then, unless it was
-        the config.
+        CheckpointError if the state is damaged or belongs to another config. If it is damaged, do not use the
+        simulation any more.
         """
         server = dict(state)
         run = server.pop("run")
@@ -229,7 +229,7 @@ class Simulation:
         return {"distillation": {k: round(v, 6) for k, v in asdict(record).items() if v == v}}
 
     def notes(self) -> list[str]:
-        """Return what whoever reads the result should know of the run, one line each."""
+        """Return notes for the reader of the results, one line each."""
         notes = []
         if self.classes is not None:
             notes.append("delays: {} small, {} medium and {} large clients".format(*self.classes))
@@ -272,7 +272,7 @@ class Simulation:
             **self._distillation(),
             "batched": self.one_by_one or True,
             "wall_seconds": {key: round(value, 4) for key, value in wall.items()},
-            "server_share": round(wall["server"] / wall["total"], 6),  # of the wall seconds
+            "server_share": round(wall["server"] / wall["total"], 6),  # share of the wall seconds
             "torch": str(torch.__version__),
             "python": platform.python_version(),
         }
@@ -292,15 +292,15 @@ def run(
 ) -> Result:
     """Run ``config`` to its end, to ctrl-C or to divergence; write the folder ``out`` unless it is None.
 
-    Same config, same rows, bit for bit (on one machine and torch version). ``resume`` says what becomes of
-    a run that ``out`` holds: "never" replaces it; "go on" takes it up at its last checkpoint, to end as if it had never
-    stopped, or only reads it if it is over; "replace" does so when it has the same config, and else replaces it.
-    ``stop`` is asked before every update, and stops the run as ctrl-C does. ``picture`` is the format of the plot.
-    ``data`` and ``model`` take the place of what ``config`` says, and have to be given again to resume. ``trackers``,
-    as in :mod:`fastagg.integrations.trackers`, are told every new row, and closed at the end.
+    The same config gives the same rows, bit for bit (on one machine and torch version). ``resume`` says what to do
+    with a run that is in ``out``. "never" replaces it. "go on" continues from its last checkpoint, with the same
+    result as an uninterrupted run, or only reads the run if it is finished. "replace" does the same if the config is
+    equal, and otherwise replaces the run. ``stop`` is called before every update, and stops the run like ctrl-C.
+    ``picture`` is the format of the plot. ``data`` and ``model`` replace ``config``'s. Pass them again to resume.
+    ``trackers`` (see :mod:`fastagg.integrations.trackers`) get every new row, and are closed at the end.
 
-    DataError when ``out`` cannot be written, before anything is trained; ConfigError when "go on" finds a run of
-    another config there, CheckpointError when a checkpoint is damaged.
+    DataError if ``out`` cannot be written, before any training. ConfigError if "go on" finds a run of another config.
+    CheckpointError if a checkpoint is damaged.
     """
     config = given(config, data, model)
     begun = out is not None and resume != "never" and checkpoints.same_run(out, config, strict=resume == "go on")
@@ -324,9 +324,9 @@ def run(
 
 
 def given(config: Config, data: FederatedData | None, model: Factory | None) -> Config:
-    """Return ``config`` as it is written down where a program passes data or model: both have the name "given" there.
+    """Return ``config`` for a run whose data or model are passed by a program. They have the name "given" in it.
 
-    DataError when the data cannot be trained on.
+    DataError if the data cannot be used for training.
     """
     changes: dict[str, Any] = {}
     if data is not None:
@@ -364,7 +364,7 @@ def _loop(
     if simulation.rows[-1].uploads != simulation.uploads:
         progress.evaluated(simulation.evaluate())
     if stopped == "finished" and keeper is not None:
-        keeper.write(simulation)  # whatever happens to the files that follow, nothing is trained again
+        keeper.write(simulation)  # if a later file fails, nothing must be trained again
     progress.advanced(1.0)
     return stopped
 
@@ -373,7 +373,7 @@ def _prepare(out: Path, config: Config) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         output.tidy(out)
-        # Of an earlier run, the summary first: nobody may take it for this one's.
+        # Remove an earlier run's files, the summary first, so that it is not taken for this run's.
         for name in ("summary.json", checkpoints.FILE, "metrics.csv", "delays.csv", "report.html"):
             (out / name).unlink(missing_ok=True)
         for plot in out.glob("accuracy.*"):
@@ -396,7 +396,7 @@ def _write(out: Path, result: Result, simulation: Simulation, picture: str) -> N
         output.write_text(out / "report.html", pages.comparison_page(groups, result.config.about))
         output.write_text(out / "summary.json", output.summary_json(result.summary))
         if not result.summary["interrupted"]:
-            simulation.server.save(out / checkpoints.FILE)  # what is in flight is not needed any more
+            simulation.server.save(out / checkpoints.FILE)  # open tasks are no longer needed
     except OSError as error:
         raise DataError(f"cannot write results to {out}: {error}") from error
 

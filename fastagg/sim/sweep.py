@@ -13,14 +13,14 @@ from fastagg.errors import ConfigError
 from fastagg.sim import config, recipes, tables
 from fastagg.sim.config import Config
 
-Choice = tuple[tuple[str, Any], ...]  # keys and the values that one cell has of them, in the table's and grid's order
+Choice = tuple[tuple[str, Any], ...]  # keys and their values in one cell, in the order of the table and grid
 
-SETTING = "setting"  # the key in a Choice of a table's setting, which has a label instead
+SETTING = "setting"  # the key in a Choice for a table's setting, whose value is a label
 
 
 @dataclass(frozen=True)
 class Paper:
-    """What a paper's table says: (), (mean,) or (mean, deviation) of ``measure`` of summary.json times ``scale``."""
+    """A paper's numbers: (), (mean,) or (mean, deviation) of ``measure`` of summary.json times ``scale``."""
 
     numbers: tuple[float, ...] = ()
     measure: str = "last5_accuracy_mean"
@@ -32,7 +32,7 @@ NO_PAPER = Paper()
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a comparison; ``method`` is "" where the config's own label or name is to tell it."""
+    """One run of a comparison; ``method`` is "" if the config's label or name is used."""
 
     config: Config
     choice: Choice = ()
@@ -51,8 +51,8 @@ def cells(
 ) -> list[Cell]:
     """Return every recipe and every run of every table, at every point of ``grid``, with ``seeds`` seeds.
 
-    ``changes`` and ``grid`` map dotted keys to a value or values; seeds count from the recipe's own up. ConfigError
-    when a name, key or value is wrong, or when two cells would share a folder.
+    ``changes`` and ``grid`` map dotted keys to a value or values; seeds count up from the recipe's seed. ConfigError
+    if a name, key or value is wrong, or when two cells would share a folder.
     """
     found: list[Cell] = []
     for name in names:
@@ -86,7 +86,7 @@ def _loaded(name: str, changes: dict[str, Any]) -> Iterator[Cell]:
 
 
 def _choice(setting: str) -> Choice:
-    # A table's grid labels its columns "alpha=0.1, mean=5.0"; any other setting stands for itself.
+    # A table's grid labels its columns "alpha=0.1, mean=5.0". Other settings are their own label.
     pairs = [part.partition("=") for part in setting.split(", ")]
     if all(equals for _, equals, _ in pairs):
         return tuple((key, value) for key, _, value in pairs)

@@ -1,7 +1,7 @@
-"""Flower on fastagg: strategies whose server state and arithmetic are a :class:`fastagg.Server`'s.
+"""Flower strategies that use a :class:`fastagg.Server` for state and arithmetic.
 
 :class:`SyncStrategy` and :class:`AsyncStrategy` are for Flower's current API (``flwr.serverapp.strategy``),
-:class:`ClassicStrategy` is for the one before (``flwr.server.strategy``).
+:class:`ClassicStrategy` is for the older API (``flwr.server.strategy``).
 
 Raises:
     MissingDependency: flwr is not installed, or too old.

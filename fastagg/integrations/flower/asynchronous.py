@@ -1,4 +1,4 @@
-"""Asynchronous training in Flower: nodes get the current model as they become free, and no round waits for anybody."""
+"""Asynchronous training in Flower: a free node gets the current model at once. There are no rounds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ROUNDS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregat
 
 @dataclass(frozen=True)
 class _Sent:
-    """A task on its way."""
+    """A task that was sent."""
 
     node: int
     task: Dispatch
@@ -49,27 +49,27 @@ class AsyncStrategy(FedAvg):
 
     Args:
         server: a preset (``fastagg.FADAS``, ``FedBuff``, ``ACE``, ``AsyncFedED``, ...), with its settings bound by
-            :func:`functools.partial`, which is started with ``initial_arrays``; or a Server.
-        concurrency: nodes that train at the same time at most; None for all that are online.
-        choose: ``choose(free, version)``: those of the free nodes, longest waiting first, that are to be given this
-            version, in this order; by default all.
-        evaluate_clients_every: versions between two evaluations at clients, of a ``fraction_evaluate`` of those online,
-            ``min_evaluate_nodes`` at least; training goes on meanwhile. None for never.
-        checkpoint: file the server, the history and the nodes' numbers are saved to.
-        checkpoint_every: versions between two savings.
-        resume: go on from ``checkpoint`` if it is there. Tasks that were out when it was written are sent again.
-        poll: seconds to sleep when nothing has come.
+            :func:`functools.partial`, from which the server is made with ``initial_arrays``; or a Server.
+        concurrency: the most nodes that train at the same time. None: all that are online.
+        choose: ``choose(free, version)`` gets the free nodes, longest waiting first. It returns those that get this
+            version, in order. The default is all.
+        evaluate_clients_every: versions between two evaluations on clients. A ``fraction_evaluate`` of the online nodes
+            evaluate, at least ``min_evaluate_nodes``. Training continues. None: never.
+        checkpoint: file for the server, the history and the nodes' numbers.
+        checkpoint_every: versions between two checkpoints.
+        resume: continue from ``checkpoint`` if it exists. Tasks that were open then are sent again.
+        poll: seconds to sleep when no reply has arrived.
         settings: those of :class:`fastagg.integrations.session.Settings` (``stop``, ``best``, ``on_version``,
             ``trackers``, ``max_failures``, ``max_in_a_row``, ``max_seconds``, ``retry_after``, ``evaluate_every``,
-            ``evaluate_aside``), and of ``flwr.serverapp.strategy.FedAvg``. ``min_available_nodes`` (1): while fewer are
-            online, nobody is given a task.
+            ``evaluate_aside``), and of ``flwr.serverapp.strategy.FedAvg``. While fewer than
+            ``min_available_nodes`` (1) are online, no node gets a task.
 
     Attributes:
-        server: the Server, once started.
-        session: the run's books, once started: ``session.summary()``, ``session.tally``.
+        server: the Server, after the start.
+        session: the state of the run, after the start: ``session.summary()``, ``session.tally``.
 
     Raises:
-        ConfigError: a setting is out of range, unknown or would be ignored, or the server is a synchronous one.
+        ConfigError: a setting is out of range, unknown or would have no effect, or the server is synchronous.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class AsyncStrategy(FedAvg):
 
     @property
     def updates(self) -> int:
-        """Updates folded in so far, those before a resumption included."""
+        """Number of updates so far, including those before a restart."""
         return 0 if self.session is None else self.session.tally.updates
 
     def start(
@@ -125,25 +125,25 @@ class AsyncStrategy(FedAvg):
         *,
         num_updates: int | None = None,
     ) -> Result:
-        """Train until the model has stepped ``num_rounds`` times, or ``num_updates`` updates have been folded in.
+        """Train until the model has stepped ``num_rounds`` times, or has taken ``num_updates`` updates.
 
         Args:
             grid, initial_arrays, train_config: as in Flower.
-            num_rounds: versions; None for no limit.
-            timeout: seconds a node has for one task.
+            num_rounds: versions. None: no limit.
+            timeout: seconds that a node has for one task.
             evaluate_config: for ``evaluate_clients_every``.
-            evaluate_fn: as in Flower, by version. It runs in a thread while replies are received. ``StopIteration``
-                ends the run with its result, and may carry a MetricRecord.
-            num_updates: updates; None for no limit.
+            evaluate_fn: as in Flower, called with the version. It runs in a thread while replies are received. If it
+                raises ``StopIteration``, which may hold a MetricRecord, the run ends with its result.
+            num_updates: updates. None: no limit.
 
         Returns:
-            Flower's history, by version: metrics of the clients whose updates made it, of the clients that evaluated
-            it, and ``evaluate_fn``'s.
+            Flower's history, by version: metrics of the clients that trained for it, of the clients that evaluated it,
+            and of ``evaluate_fn``.
 
         Raises:
-            CheckpointError: ``checkpoint`` is of another model or algorithm, damaged, or cannot be written.
-            ConfigError: there is no limit; something handed over would be ignored.
-            RunFailed: a cause is permanent.
+            CheckpointError: ``checkpoint`` belongs to another model or algorithm, is damaged, or cannot be written.
+            ConfigError: there is no limit, or an argument would have no effect.
+            RunFailed: a problem is permanent.
         """
         if num_rounds is None and num_updates is None and self.settings.stop is None:
             raise ConfigError("num_rounds: expected a limit, here, in num_updates or in stop=, got None for all")
@@ -164,13 +164,13 @@ class AsyncStrategy(FedAvg):
                     time.sleep(self.poll)
             return run.finish()
         except RunFailed:
-            run.save()  # what was learnt until then
+            run.save()  # keep the progress up to here
             raise
         finally:
             self.session.close()
 
     def summary(self) -> None:
-        """Log what this is and, once started, how far it is."""
+        """Log the settings and, after the start, the progress."""
         rule = models.preset_of(self._make) or type(self._make).__name__
         log.info("fastagg: %s of %s, concurrency %s", type(self).__name__, rule, self.concurrency or "all online")
         if self.session is not None:
@@ -178,7 +178,7 @@ class AsyncStrategy(FedAvg):
                 log.info("fastagg: %s", line)
 
     def configure_train(self, *_: Any, **__: Any) -> NoReturn:
-        """There are no rounds.
+        """Not available, because there are no rounds.
 
         Raises:
             ConfigError: always.
@@ -220,7 +220,7 @@ class _Run:
     def begin(
         self, initial: ArrayRecord, config: ConfigRecord | None, evaluate_config: ConfigRecord | None, evaluate: Any
     ) -> Server:
-        """Make the server, or take it up where a checkpoint left it."""
+        """Make the server, or load it from the checkpoint."""
         strategy = self.strategy
         self.server = models.made(strategy._make, read(initial), rounds=False)
         self.config, self.online = config or ConfigRecord(), list[int]()
@@ -250,10 +250,10 @@ class _Run:
     # -- out -----------------------------------------------------------------------------------------------------
 
     def send(self) -> bool:
-        """Give free nodes the current model; whether any was.
+        """Send the current model to free nodes. Return whether any got it.
 
         Raises:
-            RunFailed: nobody can be asked any more.
+            RunFailed: no node can get a task any more.
         """
         self.online = online = list(self.grid.get_node_ids())
         busy = {sent.node for sent in self.sent.values()}
@@ -281,7 +281,7 @@ class _Run:
         return bool(pushed)
 
     def arrays(self) -> ArrayRecord:
-        """The current model as a record, made once a version."""
+        """The current model as a record. It is made once for each version."""
         if self._outgoing[0] != self.server.version:
             self._outgoing = (self.server.version, models.outgoing(self.server))
         return self._outgoing[1]
@@ -294,7 +294,7 @@ class _Run:
     # -- in ------------------------------------------------------------------------------------------------------
 
     def receive(self) -> bool:
-        """Fold in what has come, up to the limits; whether anything had."""
+        """Take the replies that have arrived, up to the limits. Return whether there were any."""
         heard = False
         for batch in tasks.pull(self.grid, [*self.sent, *self.evaluation.waiting], self.server):
             heard = True
@@ -331,7 +331,7 @@ class _Run:
             self._stepped()
 
     def expire(self) -> bool:
-        """Give up the tasks whose time is over; whether there were any."""
+        """End the tasks whose time is over. Return whether there were any."""
         self.evaluation.expire()
         now = time.monotonic()
         late = [message_id for message_id, sent in self.sent.items() if sent.until < now]
@@ -359,7 +359,7 @@ class _Run:
             self.save()
 
     def settle(self, wait: bool = False) -> bool:
-        """Write down what evaluations have found; whether any had."""
+        """Store the results of evaluations. Return whether there were any."""
         rows = self.session.settle(wait)
         for row in rows:
             if row.found is not None:
@@ -379,7 +379,7 @@ class _Run:
     # -- the end, and checkpoints --------------------------------------------------------------------------------
 
     def finish(self) -> Result:
-        """The history; tasks still out are given up and never counted."""
+        """Return the history. Open tasks end and never count."""
         for sent in self.sent.values():
             self.server.forget(sent.task.client, sent.task.version)
         if self.sent:
@@ -403,7 +403,7 @@ class _Run:
         return self.result
 
     def save(self) -> None:
-        """Write the checkpoint, if there is to be one."""
+        """Write the checkpoint, if one is configured."""
         if self.strategy.checkpoint is None:
             return
         state = {

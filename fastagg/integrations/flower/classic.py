@@ -1,4 +1,4 @@
-"""The same for Flower's earlier API, where a round's results come as one list."""
+"""Strategies for Flower's older API, in which a round's results come as one list."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class ClassicStrategy(FedAvg):
     """Any synchronous rule of fastagg as a ``flwr.server.strategy.Strategy``; see :class:`SyncStrategy`.
 
     Args:
-        server, lr, proximal_mu, deterministic, resume: as there; the model is a list of arrays, and clients are sent
-            ``proximal_mu``, as by Flower's FedProx.
-        checkpoint: file that the server is saved to after every round. If it is there, its model is the one that
-            Flower's server starts from; rounds are then counted anew.
+        server, lr, proximal_mu, deterministic, resume: as in :class:`SyncStrategy`. The model is a list of arrays.
+            Clients get ``proximal_mu``, as in Flower's FedProx.
+        checkpoint: file for the server, written after every round. If it exists, Flower's server starts from its
+            model. Rounds are then counted from 1 again.
         flower: settings of ``flwr.server.strategy.FedAvg``.
     """
 
@@ -85,7 +85,7 @@ class ClassicStrategy(FedAvg):
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """Sample clients as Flower does, and note what each is sent."""
+        """Sample clients as Flower does, and remember the task of each."""
         server = self._adopt(parameters)
         set_rate(server, self.lr, server_round)
         chosen = super().configure_fit(server_round, parameters, client_manager)
@@ -100,7 +100,7 @@ class ClassicStrategy(FedAvg):
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
         """As Flower does."""
         server = self._adopt(parameters)
-        if self.checkpoint is not None and server.version != self._saved:  # a wrapper may have added noise: save that
+        if self.checkpoint is not None and server.version != self._saved:  # a wrapper may have added noise: save it
             server.save(self.checkpoint)
             self._saved = server.version
         return super().configure_evaluate(server_round, parameters, client_manager)
@@ -111,7 +111,7 @@ class ClassicStrategy(FedAvg):
         results: list[tuple[ClientProxy, FitRes]],
         failures: list[tuple[ClientProxy, FitRes] | BaseException],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
-        """Fold every result in, then close the round with those that were good."""
+        """Add every result, then close the round with the good results."""
         server = self.server
         if server is None or (failures and not self.accept_failures):
             return None, {}
@@ -129,9 +129,9 @@ class ClassicStrategy(FedAvg):
         return self._outgoing(server), average(folded) if average and folded else {}
 
     def _fold(self, server: Server, results: list[tuple[ClientProxy, FitRes]]) -> list[tuple[int, dict[str, Scalar]]]:
-        """Fold all results in, in one pass over memory; the metrics of those that were good.
+        """Add all results in one pass over memory. Return the metrics of the good results.
 
-        A result's metrics may say ``fastagg-kind`` and ``fastagg-version``.
+        A result's metrics may hold ``fastagg-kind`` and ``fastagg-version``.
         """
         answers: list[tuple[Dispatch, Reply]] = []
         known: list[tuple[str, FitRes]] = []
@@ -159,7 +159,7 @@ class ClassicStrategy(FedAvg):
     # -- the model -----------------------------------------------------------------------------------------------
 
     def _adopt(self, parameters: Parameters) -> Server:
-        """What Flower hands over is the model, whoever changed it on its way."""
+        """Take the arrays from Flower as the model, even if other code has changed them."""
         arrays, server = _arrays(parameters), self.server
         if self._resumed is not None or (server is not None and not self._returned.knows):
             raise ConfigError("the server has a model of its own: Flower's must ask initialize_parameters for it")

@@ -1,4 +1,4 @@
-"""Federated evaluation beside asynchronous training: some nodes evaluate a version, and nobody waits for them."""
+"""Federated evaluation beside asynchronous training: some nodes evaluate a version while training continues."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class ClientEvaluation:
     """Versions that nodes evaluate.
 
     Args:
-        strategy: whose ``fraction_evaluate``, ``min_evaluate_nodes`` and ``evaluate_metrics_aggr_fn`` hold.
+        strategy: provides ``fraction_evaluate``, ``min_evaluate_nodes`` and ``evaluate_metrics_aggr_fn``.
         config: the user's settings for the nodes.
         timeout: seconds that a node has.
-        told: called with a version, its averaged metrics and its model when all nodes have answered or had their time.
+        told: called with a version, its averaged metrics and its model, when all nodes have answered or timed out.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ClientEvaluation:
 
     @property
     def waiting(self) -> list[str]:
-        """Ids of the messages that are out."""
+        """Ids of the messages without a reply."""
         return [message_id for version in self._versions.values() for message_id in version.waiting]
 
     def ask(self, version: int, arrays: ArrayRecord, online: Sequence[int], model: Any) -> None:
@@ -72,7 +72,7 @@ class ClientEvaluation:
         self._end(version)
 
     def take(self, message: Message) -> bool:
-        """Note a reply; whether it was one of these."""
+        """Take a reply. Return whether it belongs to one of these evaluations."""
         message_id = message.metadata.reply_to_message_id
         for version, one in self._versions.items():
             if message_id in one.waiting:
@@ -86,7 +86,7 @@ class ClientEvaluation:
         return False
 
     def expire(self) -> None:
-        """Wait no longer for who has had its time."""
+        """Stop waiting for nodes whose time is over."""
         now = time.monotonic()
         for version, one in list(self._versions.items()):
             late = [message_id for message_id, (_, until) in one.waiting.items() if until < now]

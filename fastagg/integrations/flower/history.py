@@ -1,4 +1,4 @@
-"""Flower's history of a run, as a checkpoint holds it."""
+"""Flower's history of a run, in the form of a checkpoint."""
 
 from __future__ import annotations
 

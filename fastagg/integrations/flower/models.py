@@ -1,4 +1,4 @@
-"""A server's model as Flower's strategies hold it: records that come and go, and whether somebody changed one."""
+"""A server's model as Flower's records, and a check whether other code has changed a record."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def made(make: Make | Server, model: Any, *, rounds: bool) -> Server:
     """The server that ``make``, a preset or a :func:`functools.partial` of one, builds for a model.
 
     Args:
-        rounds: for a strategy of rounds. Presets that can then weigh by examples, as Flower's own do, unless told else.
+        rounds: whether the strategy has rounds. Then presets weight clients by examples by default, as Flower does.
 
     Raises:
-        ConfigError: it is neither, lacks a setting, or belongs to the other strategy.
+        ConfigError: ``make`` is neither, lacks a setting, or belongs to the other strategy.
     """
     if not isinstance(make, Server):
         make = _called(make, model, rounds)
@@ -70,7 +70,7 @@ def _other(name: str, rounds: bool) -> ConfigError:
 
 
 def outgoing(server: Server) -> ArrayRecord:
-    """The server's model as it goes out, every array in the dtype it came in."""
+    """The server's model for clients, with every array in its original dtype."""
     arrays = server.parameters()
     return write([arrays] if isinstance(arrays, Tensor) else arrays)
 
@@ -85,14 +85,14 @@ def formed(server: Server, named: Mapping[str, Tensor]) -> Any:
 
 
 class Returned:
-    """What a strategy last handed to Flower: whether what it is handed back is that."""
+    """Remembers the arrays that a strategy last gave to Flower, to detect changes."""
 
     def __init__(self) -> None:
         self._kept: dict[str, bytes] | None = None
 
     @property
     def knows(self) -> bool:
-        """Whether anything was handed over yet."""
+        """Whether any arrays are remembered."""
         return self._kept is not None
 
     def keep(self, arrays: Mapping[str, bytes]) -> None:
@@ -100,7 +100,7 @@ class Returned:
         self._kept = dict(arrays)
 
     def is_same(self, arrays: Mapping[str, bytes]) -> bool:
-        """Whether these are the bytes kept; nothing kept is the same as nothing."""
+        """Whether these are the remembered bytes. If none are remembered, only no bytes are the same."""
         kept = self._kept
         if kept is None or kept.keys() != arrays.keys():
             return False

@@ -1,4 +1,4 @@
-"""Which node trains next, and which of the server's clients it is."""
+"""Which node trains next, and the client id of each node."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Nodes:
     """Nodes that come and go. The one that has waited longest is next.
 
     Args:
-        num_clients: n, where the rule keeps something of each client: nodes are then the clients 0..n-1, in the order
-            they come, and a new one takes the number of one that has left. None: a client is its node's id.
-        choose: ``choose(free, version)``: those of the free nodes, longest waiting first, that are to be given this
-            version, in this order.
+        num_clients: n, if the rule keeps a row for each client. Nodes then get the client ids 0..n-1 in order of
+            appearance, and a new node takes the id of one that has left. None: the client id is the node's id.
+        choose: ``choose(free, version)`` gets the free nodes, longest waiting first, and returns those that get this
+            version, in order.
     """
 
     def __init__(self, num_clients: int | None, choose: Choose | None = None) -> None:
@@ -33,11 +33,11 @@ class Nodes:
         """Up to ``room`` pairs (node, client) to send ``version`` to.
 
         Args:
-            idle: who could be given a task.
-            here: who is online or has a task, whose numbers are not to be given away.
+            idle: nodes that could get a task.
+            here: nodes that are online or have a task. Their ids are not given to others.
 
         Raises:
-            ConfigError: ``choose`` returned somebody else.
+            ConfigError: ``choose`` returned another node.
         """
         waiting = sorted(idle, key=lambda node: (self._last.get(node, -1), node))
         if room <= 0 or not waiting:

@@ -1,4 +1,4 @@
-"""Flower's arrays, which travel as .npy files in bytes, as tensors and back."""
+"""Converts Flower's arrays, which are .npy files in bytes, to tensors and back."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 _LONGEST_HEADER = 65_536
 
 with warnings.catch_warnings():
-    # Tensors on bytes warn, once in a process, that nobody must write to them. Nobody does.
+    # torch warns once that tensors on bytes must not be written to. No code here writes to them.
     warnings.simplefilter("ignore")
     torch.frombuffer(b"\0", dtype=torch.uint8)
 
 
 def read(record: Mapping[str, Array]) -> dict[str, Tensor]:
-    """The tensors of an ArrayRecord by name, read where they lie: read them, do not write to them.
+    """The tensors of an ArrayRecord by name. They share the record's memory; do not write to them.
 
-    Unlike ``ArrayRecord.to_torch_state_dict`` it makes no copies and knows bfloat16.
+    Unlike ``ArrayRecord.to_torch_state_dict`` it makes no copies and supports bfloat16.
 
     Raises:
-        ShapeMismatch: an array's bytes are damaged, or not those of its shape.
-        DTypeMismatch: an array's bytes hold no numbers, or are of another kind than .npy's.
+        ShapeMismatch: an array's bytes are damaged, or do not fit its shape.
+        DTypeMismatch: an array's bytes hold no numbers, or are not an .npy file.
     """
     return {name: tensor(array, f"array {name!r}") for name, array in record.items()}
 
@@ -60,7 +60,7 @@ def from_npy(data: bytes, dtype: str = "", label: str = "array") -> Tensor:
         shape, columns_first, kind, start = _header(data[:length])
     except (ValueError, LookupError, TypeError, SyntaxError, TokenError) as error:
         raise ShapeMismatch(f"{label}: these are not the bytes of an .npy file: {error}") from None
-    # NumPy itself has no bfloat16: in a file its elements are two bytes without a meaning.
+    # NumPy has no bfloat16. In a file its elements are two bytes without a type.
     name = "bfloat16" if kind.str.endswith("V2") and dtype == "bfloat16" else kind.name
     theirs = getattr(torch, name, None)
     if not isinstance(theirs, torch.dtype):

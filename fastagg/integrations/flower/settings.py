@@ -1,4 +1,4 @@
-"""Keyword arguments of a strategy, sorted: a run's, Flower's own, and those that it would ignore, which raise."""
+"""Sorts a strategy's keyword arguments into the run's and Flower's. Arguments without effect raise an error."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _RUN = {field.name for field in dataclasses.fields(Settings)}
 def split(
     given: dict[str, Any], ignored: Mapping[str, str], flower: type = FedAvg, **defaults: Any
 ) -> tuple[Settings, dict[str, Any]]:
-    """A run's settings and Flower's, out of what a strategy was given.
+    """Split a strategy's settings into the run's and Flower's.
 
     Args:
-        ignored: settings that it has no use for, and why.
-        flower: the class of Flower's that takes the others.
-        defaults: of the run's settings.
+        ignored: settings that have no effect, and why.
+        flower: Flower's class that takes the other settings.
+        defaults: defaults of the run's settings.
 
     Raises:
-        ConfigError: one would be ignored, is unknown, or is refused.
+        ConfigError: a setting has no effect, is unknown, or is refused.
     """
     for name in given:
         if name in ignored:
@@ -59,17 +59,17 @@ def callable_or_none(name: str, given: Any) -> Any:
 def adam_rate(lr: float, betas: tuple[float, float] = (0.9, 0.99)) -> Callable[[int], float]:
     """The learning rate of Flower's FedAdam by round, t = 1, 2, ...: ``lr * sqrt(1 - b2^(t+1)) / (1 - b1^(t+1))``.
 
-    With it as ``lr=``, FedAdam gives Flower's numbers.
+    With this as ``lr=``, FedAdam gives Flower's numbers.
     """
     first, second = betas
     return lambda number: lr * math.sqrt(1 - second ** (number + 1)) / (1 - first ** (number + 1))
 
 
 def set_rate(server: Server, rate: Callable[[int], float] | None, number: int) -> None:
-    """Give the server's optimizer its learning rate of round ``number``, if there is a schedule.
+    """Set the optimizer's learning rate for round ``number``, if there is a schedule.
 
     Raises:
-        ConfigError: it is no learning rate.
+        ConfigError: the value is not a valid learning rate.
     """
     lr = server.optimizer.lr if rate is None else rate(number)
     if lr != server.optimizer.lr:
@@ -77,10 +77,10 @@ def set_rate(server: Server, rate: Callable[[int], float] | None, number: int) -
 
 
 def say_what_differs(server: Server, scheduled: bool) -> None:
-    """One line for each reason for which equal settings do not give the numbers of Flower's own strategy.
+    """Log one line for each reason why equal settings give other numbers than Flower's strategy.
 
     Args:
-        scheduled: whether the user has a learning rate by round.
+        scheduled: whether the user sets a learning rate for each round.
     """
     if server.weighting == "uniform":
         log.info("fastagg: not Flower's numbers: weighting='uniform', where Flower weighs clients by their examples")

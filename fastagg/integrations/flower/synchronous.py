@@ -1,4 +1,4 @@
-"""Flower's rounds with fastagg's arithmetic: replies are folded in one by one as they are read."""
+"""Flower's rounds with fastagg's arithmetic. Replies are added as they are read."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ _IGNORED = {
     "retry_after": "Flower samples each round's nodes anew",
     "evaluate_aside": "a round ends with its evaluation, as in Flower",
 }
-_OF_START = ("stop", "best", "on_version", "trackers")  # what start() looks after
+_OF_START = ("stop", "best", "on_version", "trackers")  # settings that start() handles
 
 
 class SyncStrategy(FedAvg):
     """Any synchronous rule of fastagg as a Flower strategy.
 
-    If the record that it is handed is not the one that it last returned, that record is the model: wrappers (Flower's
-    differential privacy) and subclasses that change it are followed, and moments stay.
+    Wrappers (such as Flower's differential privacy) and subclasses may change the record that the strategy returned.
+    The strategy then takes the changed record as the model and keeps the moments.
 
     Args:
         server: a preset (``fastagg.FedAvg``, ``FedAMS``, ``FedAdam``, ``FedYogi``, ...), with its settings bound by
-            :func:`functools.partial`, which is started with ``initial_arrays``; or a Server, from a checkpoint, say.
-            Presets weigh clients by ``weighted_by_key``, as Flower does, unless ``weighting`` is bound.
-        lr: ``lr(round)``, the server's learning rate by round, 1, 2, ...; None for the preset's own.
-        proximal_mu: sent to clients as ``proximal-mu``, as Flower's FedProx does; FedProx without it sends 0.
-        deterministic: fold each round's replies in the order of their node ids, so that results do not depend on who
-            was first. The round's replies are then all in memory at once.
-        checkpoint: file that the server and the history are saved to after every round; :func:`fastagg.load` reads it.
-        resume: go on from ``checkpoint`` if it is there.
-        poll: seconds between two looks for replies.
+            :func:`functools.partial`, from which the server is made with ``initial_arrays``; or a Server.
+            Presets weight clients by ``weighted_by_key``, as Flower does, unless ``weighting`` is bound.
+        lr: ``lr(round)``, the server's learning rate in round 1, 2, ... None: the preset's.
+        proximal_mu: sent to clients as ``proximal-mu``, as in Flower's FedProx. FedProx without it sends 0.
+        deterministic: add each round's replies in the order of node ids, so that results do not depend on the
+            order of arrival. All replies of a round are then in memory at once.
+        checkpoint: file for the server and the history, written after every round. :func:`fastagg.load` reads it.
+        resume: continue from ``checkpoint`` if it exists.
+        poll: seconds between two checks for replies.
         settings: ``stop``, ``best``, ``on_version``, ``trackers``, ``max_in_a_row``, ``max_seconds``,
             ``evaluate_every`` of :class:`fastagg.integrations.session.Settings`, and the settings of
             ``flwr.serverapp.strategy.FedAvg``.
 
     Attributes:
-        server: the Server, once started.
-        session: the run's books, once started: ``session.summary()``, ``session.tally``.
+        server: the Server, after the start.
+        session: the state of the run, after the start: ``session.summary()``, ``session.tally``.
 
     Raises:
-        ConfigError: ``server`` is neither, or refuses its settings; a setting is unknown or would be ignored.
+        ConfigError: ``server`` is neither, or refuses its settings; a setting is unknown or would have no effect.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class SyncStrategy(FedAvg):
         self._returned = models.Returned()
         self._tasks: dict[int, Dispatch] = {}  # by node
         self._messages: list[Message] = []
-        self._rounds, self._saved = 0, -1  # rounds behind it; the version in the checkpoint
+        self._rounds, self._saved = 0, -1  # finished rounds; the version in the checkpoint
         self._result = Result()
-        self._runs = self._said = False  # whether start() is at work; whether a changed model was spoken of
+        self._runs = self._said = False  # whether start() runs; whether a changed model was logged
 
     # -- a run ---------------------------------------------------------------------------------------------------
 
@@ -106,13 +106,13 @@ class SyncStrategy(FedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """As Flower's own, but replies are pulled while earlier ones are folded in.
+        """Train as Flower does, but pull replies while earlier ones are added.
 
-        A checkpoint's model, or a Server's, goes before ``initial_arrays``. ``num_rounds`` counts the rounds before a
-        restart too.
+        The model of a checkpoint or Server replaces ``initial_arrays``. ``num_rounds`` includes the rounds before a
+        restart.
 
         Raises:
-            CheckpointError: ``checkpoint`` is of another model or algorithm, damaged, or cannot be written.
+            CheckpointError: ``checkpoint`` belongs to another model or algorithm, is damaged, or cannot be written.
             RunFailed: clients fail, or are refused, again and again.
         """
         arrays = self.resumed(initial_arrays)
@@ -177,7 +177,7 @@ class SyncStrategy(FedAvg):
     def resumed(self, initial_arrays: ArrayRecord) -> ArrayRecord:
         """The model to start from: the checkpoint's if there is one, a Server's own, or ``initial_arrays``.
 
-        :meth:`start` asks for it itself. Where a wrapper starts the run, hand it this one::
+        :meth:`start` calls it itself. If a wrapper starts the run, pass the result to the wrapper::
 
             DifferentialPrivacyServerSideFixedClipping(strategy, ...).start(grid, strategy.resumed(arrays))
         """
@@ -215,7 +215,7 @@ class SyncStrategy(FedAvg):
     # -- what Flower calls ---------------------------------------------------------------------------------------
 
     def _adopt(self, arrays: ArrayRecord) -> Server:
-        """What Flower hands over is the model, whoever changed it on its way."""
+        """Take the arrays from Flower as the model, even if other code has changed them."""
         began = self.server is not None and self.session is not None
         if not began:
             self._begin(arrays)
@@ -241,7 +241,7 @@ class SyncStrategy(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Sample nodes as Flower does, and note what each is sent."""
+        """Sample nodes as Flower does, and remember the task of each."""
         unused = [name for name in _OF_START if getattr(self.settings, name) is not None]
         if unused and not self._runs:
             raise ConfigError(f"{', '.join(unused)}: a wrapper runs the rounds, and would ignore it")
@@ -258,7 +258,7 @@ class SyncStrategy(FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Fold every reply in as it comes, then close the round with those that were good.
+        """Add every reply as it arrives, then close the round with the good replies.
 
         Raises:
             RunFailed: clients fail, or are refused, again and again.
@@ -277,7 +277,7 @@ class SyncStrategy(FedAvg):
             self._fold(server, session, batch, asked, folded, bad)
             batch.clear()  # before more are read
         server.close_round()
-        memory.trim()  # the next update is a round away
+        memory.trim()  # there is no update before the next round
         bad += [(node, tasks.Failed(f"no answer in round {server_round}")) for node in self._tasks]
         for node in self._tasks:
             log.warning("fastagg: node %d did not answer round %d", node, server_round)
@@ -297,7 +297,7 @@ class SyncStrategy(FedAvg):
     ) -> Iterable[Message]:
         """As Flower does."""
         server = self._adopt(arrays)
-        if not self._runs and server.version != self._saved:  # who runs it may have added noise: save that
+        if not self._runs and server.version != self._saved:  # a wrapper may have added noise, which is saved too
             self._rounds = server_round
             self._save()
         return super().configure_evaluate(server_round, arrays, config, grid)
@@ -306,7 +306,7 @@ class SyncStrategy(FedAvg):
         self, server: Server, session: Session, messages: list[Message], asked: dict[str, int],
         folded: list[RecordDict], bad: list[tuple[int, FastaggError]],
     ) -> None:  # fmt: skip
-        """Fold replies in; adds the metrics of those that were good to ``folded``, and the others to ``bad``."""
+        """Take replies. Add the metrics of good replies to ``folded``, and other replies to ``bad``."""
         arrived: list[tasks.Arrived] = []
         for message in messages:
             node = asked.get(message.metadata.reply_to_message_id, message.metadata.src_node_id)
@@ -333,7 +333,7 @@ def _bytes(arrays: ArrayRecord) -> dict[str, bytes]:
 
 
 class Streaming:
-    """A grid whose ``send_and_receive`` returns before the replies are there."""
+    """A grid whose ``send_and_receive`` returns before replies arrive."""
 
     def __init__(self, grid: Grid, server: Server, poll: float) -> None:
         self._grid, self._server, self._poll = grid, server, poll
@@ -353,7 +353,7 @@ class Streaming:
 
 
 class Replies:
-    """A round's replies as they come: in batches, or one by one for who knows no batches."""
+    """A round's replies as they arrive: in batches, or one by one."""
 
     def __init__(self, batches: Iterator[list[Message]]) -> None:
         self.batches = batches

@@ -1,4 +1,4 @@
-"""What every strategy here does with a task and its answer: what travels, how a reply is read, what the log says."""
+"""Tasks and replies of all strategies: their messages, how a reply is read, and the lines of the log."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Failed(FastaggError):
 
 
 def config(task: Dispatch, told: Mapping[str, Any]) -> ConfigRecord:
-    """What a client is told beside the model: the user's settings, and of which version it is."""
+    """What a client gets in addition to the model: the user's settings, and the version."""
     record = ConfigRecord({**told, VERSION: task.version})
     if task.local_steps is not None:
         record[STEPS] = task.local_steps
@@ -50,16 +50,16 @@ def content(task: Dispatch, arrays: ArrayRecord, told: Mapping[str, Any], keys: 
 
 
 def take(server: Server, arrived: Sequence[Arrived], samples: str) -> list[Outcome]:
-    """Fold nodes' answers to their tasks into the server, as many as there are in one pass over memory.
+    """Pass nodes' answers to the server, in one pass over memory.
 
-    Each holds one ArrayRecord: the trained model, or what ``fastagg-kind``, in a ConfigRecord of the reply, says it is:
-    ``delta``, ``gradient``. A ``fastagg-version`` that was sent back must be the one that was sent.
+    Each answer has one ArrayRecord: the trained model, or the kind that ``fastagg-kind`` in a ConfigRecord of the reply
+    names: ``delta``, ``gradient``. If the reply has a ``fastagg-version``, it must be the task's.
 
     Args:
         samples: key, in a MetricRecord, of the client's number of samples.
 
     Returns:
-        For each its receipt, or why there is none; its task is given up then, and the log says why.
+        For each its receipt, or the reason why there is none. Its task then ends, and the log says why.
     """
     outcomes: list[Outcome | None] = [None] * len(arrived)
     good: list[tuple[int, Dispatch, Reply]] = []
@@ -114,7 +114,7 @@ def metrics_of(reply: RecordDict, node: int, receipt: Receipt | None = None) -> 
 def averaged(
     average: Callable[[list[RecordDict], str], MetricRecord], replies: list[RecordDict], samples: str
 ) -> MetricRecord | None:
-    """Flower's average of the clients' metrics; None, and a line in the log, where it cannot be had."""
+    """Flower's average of the clients' metrics; None, with a line in the log, if it cannot be computed."""
     try:
         return average(replies, samples) if replies else None
     except (LookupError, TypeError, ValueError, ArithmeticError, StopIteration) as error:
@@ -123,7 +123,7 @@ def averaged(
 
 
 def pull(grid: Any, message_ids: Iterable[str], server: Server) -> Iterator[list[Message]]:
-    """The replies that are there, few at a time."""
+    """The replies that have arrived, a few at a time."""
     left, at_once = iter(list(message_ids)), 1 if server.layout.size >= _LARGE else _AT_ONCE
     while some := list(islice(left, at_once)):
         if there := list(grid.pull_messages(some)):

@@ -1,7 +1,7 @@
-"""NVIDIA FLARE on fastagg: an aggregator for its FedAvg recipe, and asynchronous training that FLARE itself lacks.
+"""NVIDIA FLARE on fastagg: an aggregator for its FedAvg recipe, and asynchronous training, which FLARE lacks.
 
-Models travel as ``FLModel``. ``current_round`` is the base version of an update: FLARE's executors put the task's own
-number into the reply, so that it never has to be guessed. Replies may be whole models (``ParamsType.FULL``) or
+Models are sent as ``FLModel``. ``current_round`` is the base version of an update. FLARE's executors put the task's
+number into the reply, so the version is always known. Replies may be whole models (``ParamsType.FULL``) or
 differences (``ParamsType.DIFF``), in NumPy or torch.
 
 Raises:

@@ -29,15 +29,15 @@ from fastagg.storage.pieces import as_tensor
 class Aggregator(ModelAggregator):
     """FedAvg, FedAdam, FedYogi, FedAMS and the other synchronous presets for FLARE's ``FedAvgRecipe(aggregator=...)``.
 
-    Replies are folded into one sum as they come. A round takes whoever answers: its end is FLARE's to call. It also
-    works in FLARE's ``ScatterAndGather``.
+    Replies are added to one sum as they arrive. FLARE decides when a round ends; the round uses the replies so far. The
+    class also works in FLARE's ``ScatterAndGather``.
 
     Args:
         algorithm: a synchronous preset's name.
-        settings: its keyword arguments, as plain data; ``clients_per_round`` is FLARE's.
-        checkpoint: a file on the server that its state (model, moments, version) is saved to after each round, and goes
-            on from: FLARE is then given that model, whatever it was to start from.
-        weight_key: what weighs a reply in its ``meta``, for ``weighting="samples"``.
+        settings: its keyword arguments, as plain data. FLARE sets ``clients_per_round``.
+        checkpoint: a file on the server for its state (model, moments, version), written after each round. After a
+            restart FLARE gets this model, whatever model the job starts from.
+        weight_key: the key of a reply's weight in its ``meta``, for ``weighting="samples"``.
 
     Raises:
         ConfigError: the preset is unknown, or not synchronous.
@@ -65,7 +65,7 @@ class Aggregator(ModelAggregator):
         self._given: dict[str, Any] | None = None  # what FLARE was given last
 
     def handle_event(self, event_type: str, fl_ctx: Any) -> None:
-        """Follow FLARE's run; before a task is sent, note which model its client gets. What is wrong ends the job."""
+        """Follow FLARE's run. Before a task is sent, remember its client's model. An error ends the job."""
         super().handle_event(event_type, fl_ctx)
         if event_type not in (AppEventType.INITIAL_MODEL_LOADED, AppEventType.BEFORE_TRAIN_TASK):
             return
@@ -80,7 +80,7 @@ class Aggregator(ModelAggregator):
             self.system_panic(f"fastagg: {error}", fl_ctx)
 
     def begin(self, params: dict[str, Any]) -> None:
-        """FLARE's first model, which a checkpoint's takes the place of in FLARE's own dictionary.
+        """Take FLARE's first model. A checkpoint's model replaces it in FLARE's dictionary.
 
         Raises:
             FastaggError: the model, a setting or the checkpoint is refused.
@@ -90,7 +90,7 @@ class Aggregator(ModelAggregator):
             params.update(self._traffic.model())
 
     def sent(self, client: str, model: FLModel) -> None:
-        """FLARE sends ``model`` to ``client``; replies are measured against it.
+        """Remember that FLARE sends ``model`` to ``client``. Replies are compared with it.
 
         Raises:
             FastaggError: the model, a setting or the checkpoint is refused.
@@ -103,7 +103,7 @@ class Aggregator(ModelAggregator):
         self._round.add(client)
 
     def _follow(self, params: dict[str, Any]) -> None:
-        """FLARE's model where it is not the one that FLARE was given: somebody has changed it, and it is the model."""
+        """Take FLARE's model as the model, if other code has changed it."""
         traffic = self._traffic
         if self._given is not None and all(params.get(name) is value for name, value in self._given.items()):
             return
@@ -119,11 +119,11 @@ class Aggregator(ModelAggregator):
         )
 
     def accept_model(self, model: FLModel) -> None:
-        """Fold one reply in; one that is refused changes nothing.
+        """Add one reply. A refused reply changes nothing.
 
         Raises:
-            RunFailed: it is refused, and it was one too many; FLARE's job ends, too.
-            FastaggError: it is refused.
+            RunFailed: too many replies were refused. FLARE's job ends, too.
+            FastaggError: the reply is refused.
         """
         client = model.meta.get("client_name") or model.meta.get(FLMetaKey.SITE_NAME)
         with self._ending_the_job():
@@ -133,10 +133,10 @@ class Aggregator(ModelAggregator):
             self._metrics.add(filter_aggregatable_metrics(model.metrics), weight, client, model.current_round)
 
     def aggregate_model(self) -> FLModel:
-        """End the round: the new global model, whole.
+        """End the round and return the whole new global model.
 
         Raises:
-            RunFailed: every client of this round has been refused too often; FLARE's job ends, too.
+            RunFailed: every client of this round was refused too often. FLARE's job ends, too.
         """
         traffic = self._traffic
         if traffic.server.close_round() is not None:
@@ -157,7 +157,7 @@ class Aggregator(ModelAggregator):
         self._metrics = WeightedAggregationHelper()
 
     def accept(self, shareable: Any, fl_ctx: Any) -> bool:
-        """ScatterAndGather's way in: whether the reply was taken."""
+        """For ScatterAndGather: take a reply, and return whether it was accepted."""
         try:
             return super().accept(shareable, fl_ctx)
         except FastaggError:

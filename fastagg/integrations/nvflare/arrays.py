@@ -1,4 +1,4 @@
-"""What FLARE's filters make of a reply, in the form of the server's model again."""
+"""Restores replies that FLARE's filters have changed to the form of the server's model."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from fastagg.storage.pieces import as_tensor
 
 
 def completed(arrays: Any, sent: Mapping[str, Tensor], whole: bool) -> tuple[dict[str, Any], list[str]]:
-    """A reply with an array for each of the model's, in types that the server reads.
+    """Complete a reply: one array for each of the model's arrays, in types that the server reads.
 
-    FLARE's ``ExcludeVars`` takes arrays out of a reply: they count as not changed. Its privacy filters compute in
-    float64 and make counters floating-point numbers: they become the model's own types again. Names that the model
-    has not stay, to be refused by the server.
+    FLARE's ``ExcludeVars`` removes arrays from a reply; these count as unchanged. FLARE's privacy filters compute in
+    float64 and turn counters into floats; these get the model's types again. Unknown names stay in the reply, and the
+    server refuses them.
 
     Args:
         arrays: the reply's ``params``.
         sent: the model as it went out to this client.
-        whole: these are trained models, else differences from ``sent``.
+        whole: True for a trained model, False for a difference from ``sent``.
 
     Returns:
-        The arrays, and the names of those that were not there.
+        The arrays, and the names of those that were missing.
 
     Raises:
-        ShapeMismatch: it has none of the model's arrays.
-        DTypeMismatch: an array is none, or of numbers that cannot be the model's.
+        ShapeMismatch: the reply has none of the model's arrays.
+        DTypeMismatch: an entry is not an array, or its numbers do not fit the model's types.
     """
     if not isinstance(arrays, Mapping) or not any(name in arrays for name in sent):
         found = sorted(arrays)[:4] if isinstance(arrays, Mapping) else type(arrays).__name__
@@ -56,12 +56,12 @@ def _typed(name: str, value: Any, sent: Tensor | None) -> Any:
 
 
 def as_sent(params: Mapping[str, Tensor], numpy: bool) -> dict[str, Any]:
-    """A server's arrays as FLARE passes them on: NumPy where the model came so, and read-only then."""
+    """A server's arrays in the form that FLARE sends: read-only NumPy arrays if the model came in NumPy."""
     if not numpy:
         return dict(params)
     arrays = {name: value.cpu().numpy() for name, value in params.items()}
     for array in arrays.values():
-        array.flags.writeable = False  # it is the server's own memory
+        array.flags.writeable = False  # the memory belongs to the server
     return arrays
 
 

@@ -1,4 +1,4 @@
-"""Asynchronous training, which FLARE has no workflow for, as a controller of its ordinary clients."""
+"""Asynchronous training as a controller for FLARE's ordinary clients. FLARE has no such workflow."""
 
 from __future__ import annotations
 
@@ -21,30 +21,31 @@ from fastagg.serving.dispatch import Dispatch
 
 
 class AsyncController(ModelController):
-    """Asynchronous training in FLARE: whoever is idle gets the newest model, and every reply is folded in as it comes.
+    """Asynchronous training in FLARE: an idle client gets the newest model, and every reply is added as it arrives.
 
-    Clients run FLARE's ordinary executors and scripts. One that fails, stays away beyond ``timeout``, or sends what is
-    refused is left alone for a while, longer each time, and then gets a new task; the others never wait for it. A
-    cause that is permanent ends the job with its message.
+    Clients run FLARE's ordinary executors and scripts. A client fails if it reports an error, is away for longer than
+    ``timeout``, or sends a reply that is refused. It then gets no task for a while, longer after each failure. Other
+    clients never wait for it. A permanent problem ends the job with its message.
 
     Versions are FLARE's rounds. As many replies as there are clients make one round of events (``ROUND_STARTED``,
-    ``BEFORE_AGGREGATION``, ``ROUND_DONE``), so that FLARE's model selectors work: the clients' metrics in it are said
-    of the newest version among those they evaluated, and that is the model which becomes the best one.
+    ``BEFORE_AGGREGATION``, ``ROUND_DONE``), so FLARE's model selectors work. The clients' metrics of such a round are
+    assigned to the newest version that they evaluated, and FLARE may select this version as the best model.
 
-    A subclass may have ``evaluate(self, version, model)``, which returns metrics of a version found on the server, and
-    ``on_version(self, version, metrics, model)``. ``StopIteration`` from either ends the job with its result.
+    A subclass may define ``evaluate(self, version, model)``, which returns metrics from an evaluation on the server,
+    and ``on_version(self, version, metrics, model)``. If either raises ``StopIteration``, the job ends with its result.
 
     Args:
         algorithm: a preset's name.
         settings: its keyword arguments, as plain data.
-        versions: the run ends when the model has stepped so often, restarts included.
-        timeout: seconds after which a task is given up; what then still comes is not counted. 0: never.
-        checkpoint: a file on the server that it goes on from, saved every ``save_every`` versions and at the end.
+        versions: the run ends after this number of steps, including those before a restart.
+        timeout: seconds after which a task ends. Later replies do not count. 0: never.
+        checkpoint: a file on the server, written every ``save_every`` versions and at the end. A restart continues
+            from it.
         save_every: versions between checkpoints.
-        clients: names of all clients, for rules that keep something of each of them (ACE, ACED, CA2FL).
-        weight_key: what weighs a reply in its ``meta``, for ``weighting="samples"``.
-        task_name: what clients' executors know the task as.
-        persistor_id: FLARE's component that has the first model and keeps the last.
+        clients: names of all clients, for rules that keep a row for each (ACE, ACED, CA2FL).
+        weight_key: the key of a reply's weight in its ``meta``, for ``weighting="samples"``.
+        task_name: the task's name for the clients' executors.
+        persistor_id: FLARE's component that provides the first model and stores the last.
         stop, best, trackers, max_failures, max_in_a_row, retry_after, max_seconds, evaluate_every: see
             :class:`fastagg.integrations.session.Settings`, as plain data. The clients' own metrics are called
             ``clients/accuracy`` there.
@@ -97,10 +98,10 @@ class AsyncController(ModelController):
         self._taking = threading.RLock()  # FLARE's threads hand replies over; each goes through all of it alone
 
     def run(self) -> None:
-        """FLARE's way in.
+        """Run the workflow. FLARE calls this method.
 
         Raises:
-            RunFailed: what clients fail of is permanent; the model and the checkpoint are saved.
+            RunFailed: a problem is permanent. The model and the checkpoint are saved.
         """
         traffic = self._traffic
         traffic.start(self.load_model().params)
@@ -133,7 +134,7 @@ class AsyncController(ModelController):
             return self._traffic.is_over([client.name for client in self.engine.get_clients()])
 
     def _send(self) -> None:
-        """Whoever is idle, and is not left alone, gets the newest model."""
+        """Send the newest model to all idle clients, except those that pause after a failure."""
         traffic = self._traffic
         for client in self.engine.get_clients():
             with self._taking:
@@ -151,7 +152,7 @@ class AsyncController(ModelController):
                 self._traffic.failed(client, f"no answer in {self.timeout} s")
 
     def _take(self, reply: FLModel) -> bool:
-        """FLARE hands a reply over: whether it was taken."""
+        """Take a reply from FLARE. Return whether it was accepted."""
         if self._ended or self._traffic.is_done():
             return False
         try:

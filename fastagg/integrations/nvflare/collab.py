@@ -23,7 +23,7 @@ class AsyncCollab:
 
     Args:
         model: an nn.Module (FLARE makes it from its class and its constructor's arguments).
-        timeout: seconds after which a call is given up.
+        timeout: seconds after which a call ends.
         algorithm, settings, versions, checkpoint, save_every, clients, weight_key, stop, best, trackers, max_failures,
             max_in_a_row, retry_after, max_seconds: as in :class:`AsyncController`.
 
@@ -66,10 +66,10 @@ class AsyncCollab:
 
     @collab.main
     def run(self) -> dict[str, Any]:
-        """FLARE's way in. Returns the final model.
+        """Run the training and return the final model. FLARE calls this method.
 
         Raises:
-            RunFailed: what clients fail of is permanent; the checkpoint is saved.
+            RunFailed: a problem is permanent. The checkpoint is saved.
         """
         traffic, sites = self._traffic, list(collab.clients)
         traffic.start(self.model.state_dict())

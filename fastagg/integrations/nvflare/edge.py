@@ -1,4 +1,4 @@
-"""FLARE's edge workflow, where relays sum up what their devices send."""
+"""FLARE's edge workflow, in which relays add up the updates of their devices."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from fastagg.serving.dispatch import Dispatch
 
 
 class EdgeModelManager(ModelManager):
-    """The model of FLARE's edge workflow (``ModelUpdateAssessor``'s ``model_manager_id``), where relays sum up devices.
+    """The model of FLARE's edge workflow (``ModelUpdateAssessor``'s ``model_manager_id``), where relays add up updates.
 
-    A relay's report is one update: the mean of its devices' differences, with their number as its weight. A device
-    counts once for a version. Versions are FLARE's own: 1 is the first model.
+    A relay's report is one update: the mean of its devices' differences, weighted by the number of devices. A device
+    counts once for a version. Versions are FLARE's: the first model is version 1.
 
     Args:
         num_updates_for_model: devices' updates in a step (the buffer's size, for rules that have one).
         algorithm: an asynchronous preset's name, FedBuff or FADAS.
-        settings: its keyword arguments, as plain data; ``weighting`` is by number of devices.
-        max_model_history: updates of versions so much older than the current one are dropped; None for none.
+        settings: its keyword arguments, as plain data; Updates are weighted by number of devices.
+        max_model_history: an update is dropped if its version is this much, or more, older than the current one. None:
+            never.
     """
 
     def __init__(
@@ -48,14 +49,14 @@ class EdgeModelManager(ModelManager):
         self._waiting = 0
 
     def initialize_model(self, model: Any, fl_ctx: Any) -> None:
-        """FLARE hands over the first model, a DXO of lists or arrays."""
+        """Take the first model from FLARE: a DXO of lists or arrays."""
         arrays = {name: np.asarray(value, np.float32) for name, value in model.data.items()}
         rules = {"weighting": "samples", **(self.settings or {}), "buffer_size": None}
         self.server = self._make(arrays, **rules)
         self.current_model = model
 
     def generate_new_model(self, fl_ctx: Any) -> None:
-        """The next version, of what has come; FLARE asks for the first one itself."""
+        """Make the next version from the updates so far. FLARE requests the first version itself."""
         if self.current_model_version:
             self.server.close_round()
         self.current_model_version += 1
@@ -70,12 +71,12 @@ class EdgeModelManager(ModelManager):
         self.fire_event(AppEventType.GLOBAL_WEIGHTS_UPDATED, fl_ctx)
 
     def prune_model_versions(self, versions_to_keep: set[int], fl_ctx: Any) -> None:
-        """Forget versions that no device is on any more."""
+        """Forget versions that no device uses any more."""
         for version in [v for v in self._tasks if v not in versions_to_keep and v != self.current_model_version]:
             self._drop(version)
 
     def process_updates(self, model_updates: dict[int, Any], fl_ctx: Any) -> bool:
-        """Take relays' reports, by version; whether all of them were taken."""
+        """Take relays' reports, by version. Return whether all were accepted."""
         taken = [self._take(version, update, fl_ctx) for version, update in model_updates.items() if version > 0]
         if self._waiting >= self.num_updates_for_model:
             self.generate_new_model(fl_ctx)

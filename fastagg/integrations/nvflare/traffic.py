@@ -1,4 +1,4 @@
-"""A server behind FLARE's messages: what every way of running it here has in common."""
+"""A server behind FLARE's messages: the common part of all FLARE adapters."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ LOCAL_STEPS = "fastagg_local_steps"  # meta of a task, where the rule decides th
 
 
 class Traffic:
-    """A fastagg server behind FLARE's messages: FLModels out, FLModels back, each reply counted once or refused.
+    """A fastagg server behind FLARE's messages: it sends and receives FLModels. Each reply counts once or is refused.
 
     Args:
         algorithm: a preset's name, as in ``fastagg.FADAS``.
         settings: its keyword arguments, as :func:`fastagg.integrations.named.resolved` takes them.
-        path: of a checkpoint that the server is saved to, and goes on from if it is there.
-        clients: names of all clients, for rules that keep something of each of them (ACE, ACED, CA2FL).
-        weight_key: what weighs a reply in its ``meta``, for ``weighting="samples"``.
-        log: where it says what came of every message.
-        run: what the run may cost and when it ends.
+        path: of the checkpoint. If the file exists, the server continues from it.
+        clients: names of all clients, for rules that keep a row for each (ACE, ACED, CA2FL).
+        weight_key: the key of a reply's weight in its ``meta``, for ``weighting="samples"``.
+        log: called with the outcome of every message.
+        run: the settings of the run.
         evaluate: ``evaluate(version, model)`` on the server, for the run's metrics.
         save_every: versions between checkpoints.
-        versions: the run ends with this one.
+        versions: the run ends with this version.
 
     Raises:
-        ConfigError: no such preset.
+        ConfigError: there is no such preset.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class Traffic:
         self._lock = threading.RLock()
 
     def start(self, params: dict[str, Any]) -> bool:
-        """Build the server from the first global model, then go on from the checkpoint; only the first call counts.
+        """Build the server from the first global model, then load the checkpoint. Only the first call has an effect.
 
         Returns:
-            Whether the checkpoint's model took the place of ``params`` in this call.
+            Whether the checkpoint's model replaced ``params`` in this call.
 
         Raises:
             FastaggError: a setting, the model or the checkpoint is refused.
@@ -106,7 +106,7 @@ class Traffic:
             return bool(kept)
 
     def send(self, client: str, number: int | None = None) -> FLModel:
-        """The next task of ``client``. It is known by ``number``, by default the server's version."""
+        """The next task of ``client``. Its number is ``number``, by default the server's version."""
         with self._lock:
             if client not in self._seen:  # what it was sent before a restart went with the job that sent it
                 self._seen.add(client)
@@ -122,11 +122,11 @@ class Traffic:
         return FLModel(ParamsType.FULL, as_sent(task.views, self.numpy), meta=meta, **rounds)
 
     def take(self, client: str, reply: FLModel) -> Receipt:
-        """Fold a reply in. One that is refused changes nothing, and the log says why.
+        """Take a reply. A refused reply changes nothing, and the log says why.
 
         Raises:
-            RunFailed: it is refused, and it was one too many.
-            FastaggError: it is refused.
+            RunFailed: too many replies were refused.
+            FastaggError: the reply is refused.
         """
         number = -1 if reply.current_round is None else reply.current_round
         with self._lock:
@@ -153,8 +153,9 @@ class Traffic:
         return outcome
 
     def end_window(self, clients: int) -> Dispatch | None:
-        """After as many replies as ``clients``: tell the session what they found. The task whose version that is said
-        of; None before."""
+        """After as many replies as ``clients``, pass their metrics to the session.
+
+        Returns the task of the version to which these metrics are assigned; None before."""
         with self._lock:
             task = self._window.task
             if task is None or not self._window.full(clients):
@@ -165,14 +166,14 @@ class Traffic:
             return task
 
     def is_done(self) -> bool:
-        """Whether what still comes is not counted."""
+        """Whether later replies no longer count."""
         return self.session.over is not None or self.server.version == self.versions
 
     def is_over(self, clients: Iterable[str]) -> bool:
-        """Whether the run has come to its end, with these ``clients`` there.
+        """Whether the run has ended, with these ``clients`` present.
 
         Raises:
-            RunFailed: it cannot go on.
+            RunFailed: the run cannot continue.
         """
         with self._lock:
             self.session.settle()
@@ -183,7 +184,7 @@ class Traffic:
             return self.is_done()
 
     def end(self) -> None:
-        """The run is over: nothing more is taken, everything is written down."""
+        """End the run. No more replies are taken, and everything is saved."""
         with self._lock:
             self.forget()
             self.session.stepped(last=True)
@@ -193,7 +194,7 @@ class Traffic:
             self.session.close()
 
     def failed(self, client: str, cause: str) -> None:
-        """No reply of ``client`` came, or an error.
+        """Note that ``client`` sent no reply, or an error.
 
         Raises:
             RunFailed: that was one too many.
@@ -203,7 +204,7 @@ class Traffic:
             self.session.failed(client, cause)
 
     def forget(self, client: str | None = None) -> None:
-        """Drop the open tasks of ``client``, or of all: they will not be answered, or not be counted."""
+        """End the open tasks of ``client``, or of all clients. Their answers do not count."""
         with self._lock:
             for name, number in list(self._open):
                 if client in (None, name):
@@ -213,11 +214,11 @@ class Traffic:
                     self.log(f"fastagg: client {name}: task {number} was not answered; it is dropped")
 
     def model(self) -> dict[str, Any]:
-        """The current model, in arrays that will not change."""
+        """The current model, in arrays that never change."""
         return as_sent(self.server.snapshot(), self.numpy)
 
     def save(self) -> None:
-        """Write the checkpoint, if there is to be one: the server's, and the run's counts."""
+        """Write the checkpoint, if one is configured: the server and the run's counts."""
         if self.checkpoint is not None:
             with self._lock:
                 state = {**self.server.state_dict(copy=False), "session": self.session.state_dict()}
@@ -246,7 +247,7 @@ class Traffic:
         return Reply(arrays, usual, read.version, read.samples)
 
     def _weight(self, client: str, reply: FLModel) -> Any:
-        """What a reply weighs: where it does not say, 1, as in FLARE's own FedAvg."""
+        """The weight of a reply. Without a weight it is 1, as in FLARE's FedAvg."""
         weight = reply.meta.get(self.weight_key)
         if weight is None and self.server.weighting == "samples":
             self._once(client, f"its replies have no {self.weight_key}: each counts as 1")
@@ -260,5 +261,5 @@ class Traffic:
 
 
 def is_bad(message: str) -> bool:
-    """Whether a line of :class:`Traffic` tells of something that went wrong."""
+    """Whether a log line of :class:`Traffic` reports a problem."""
     return any(words in message for words in (": refused: ", ": failed: ", "it is dropped"))

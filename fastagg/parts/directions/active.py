@@ -15,15 +15,16 @@ from fastagg.parts.names import Freshness, words
 class ActiveSet(AllClients):
     """``u = mean over A(t) of U_i`` with ``A(t) = {i : t - t_start_i <= tau_algo}`` (ACED, Algorithm a.1).
 
-    The sum over the active set is kept by adding arrivals and subtracting expiries: O(d) an arrival, amortised. When
-    nobody is active nothing is applied and the version moves on. The first step of ``warmup="full"`` takes every row.
+    The server adds arriving rows to the sum over the active set and subtracts expired rows. An arrival takes O(d),
+    amortised. If no client is active, the version increases without a step. The first step of ``warmup="full"`` uses
+    every row.
 
     Args:
         num_clients, cache, warmup: as in :class:`AllClients`.
         max_delay: tau_algo, >= 0.
-        freshness: ``dispatch``: t_start_i is the version last sent to the client, so it counts while it trains
-            (Algorithm a.1, whose clients are sent the next model as soon as they answer); ``gradient``: the version
-            its row was computed on (the text of Eq. 7).
+        freshness: defines t_start_i. ``dispatch``: the version last sent to the client, so a client is fresh while it
+            trains (Algorithm a.1, whose clients get the next model as soon as they answer). ``gradient``: the version
+            that the client's row was computed on (the text of Eq. 7).
     """
 
     max_delay: int = 10

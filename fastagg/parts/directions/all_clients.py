@@ -1,4 +1,4 @@
-"""The mean over all clients' latest updates is the direction, at every arrival (ACE)."""
+"""The direction at every arrival is the mean of all clients' latest updates (ACE)."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ WARMUPS = words(Warmup)
 class AllClients(Direction):
     """``u = mean_i U_i`` over every client's latest update; ``D = -u`` for gradients (ACE, Algorithm 1).
 
-    An arrival replaces the client's row and the sum follows by the difference of what is *stored*, so the mean is
-    always that of the rows; the sum is added up again exactly, a little at every arrival, so it never drifts.
+    An arrival replaces the client's row, and the difference of the *stored* rows is added to the sum. So the mean is
+    always that of the stored rows. Each arrival also recomputes a part of the sum exactly, so the sum does not drift.
 
     Args:
-        num_clients: n, >= 1; client ids are 0..n-1.
+        num_clients: n, >= 1. Client ids are 0..n-1.
         cache: format of the rows: ``fp32``, ``bf16``, ``int8`` or ``int4``.
-        warmup: ``full``: nothing is applied until all clients have been heard (Algorithm 1); ``partial``: the mean is
-            over those heard so far and every arrival steps.
-        mode: ``incremental``, O(d) an arrival, or ``direct``, O(n*d): the sum is recomputed every time.
+        warmup: ``full``: no step until all clients have answered once (Algorithm 1). ``partial``: every arrival steps
+            along the mean of the clients that have answered so far.
+        mode: ``incremental`` takes O(d) per arrival. ``direct`` recomputes the sum each time, in O(n*d).
     """
 
     num_clients: int
@@ -67,9 +67,9 @@ _MOST_CLIENTS = 2**31 - 1
 
 @dataclass(frozen=True)
 class Differences(Direction):
-    """ACE where every client keeps its own last gradient and sends ``g_new - g_prev`` (the ACE paper, Algorithm a.5).
+    """ACE where each client keeps its last gradient and sends ``g_new - g_prev`` (the ACE paper, Algorithm a.5).
 
-    The server keeps the sum alone. :class:`fastagg.clients.GradientDifference` is the client's side.
+    The server keeps only the sum. Clients use :class:`fastagg.clients.GradientDifference`.
 
     Args:
         num_clients: n, >= 1.
@@ -100,7 +100,7 @@ class Differences(Direction):
 
 
 class AllClientsState(DirectionState):
-    """Rows, their sum, and how much each row weighs in it."""
+    """Rows, their sum, and the weight of each row in it."""
 
     def __init__(self, setting: AllClients, material: Material) -> None:
         size, device, seed = material.size, material.device, material.seed

@@ -1,8 +1,7 @@
-"""What every direction has in common.
+"""The base classes of all directions.
 
-A direction is a frozen setting and, once a server starts it, a small state. What it remembers of arrivals is a book in
-csrc/serving, which plans a step, runs it and commits it in one native call; what Python adds to an update is worked out
-before that.
+A direction is a frozen dataclass of settings. A running server adds a small state. A book in csrc/serving remembers
+arrivals. It plans, runs and commits a step in one native call. Python code for an update runs before this call.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ KINDS = words(Kind)
 
 
 class Material(NamedTuple):
-    """What a state is made of.
+    """What a direction's state is made from.
 
     Attributes:
         size: d.
-        device: where vectors lie.
-        seed: of every random number.
-        origin: where this slice of the model begins.
-        buffer_size: elements of the model's running statistics.
-        vector: gives a vector [d] with anything in it.
-        spare: gives one that takes no more memory than there is, or None.
+        device: the device of all vectors.
+        seed: the seed of all random numbers.
+        origin: index of the first element, for a slice of a model.
+        buffer_size: number of elements of the model's running statistics.
+        vector: returns a vector [d] with undefined contents.
+        spare: returns a free vector without allocating memory, or None.
     """
 
     size: int
@@ -48,7 +47,7 @@ class Material(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """An update as a direction's Python sees it: everything is known, and nothing has changed."""
+    """An update before it is applied, for the Python code of a direction."""
 
     client: int | str
     update: Pieces
@@ -57,39 +56,39 @@ class Arrival(NamedTuple):
     gain: float  # clipping factor
     weight: float  # staleness weight s(tau)
     share: float  # its weight in a mean: the client's number of samples, or 1
-    base: Tensor | None  # the model it was trained from, where the direction asked for it
-    cosine: float  # between (x_t - x_s) and the update, where the direction measures it; else 0
+    base: Tensor | None  # the model it was trained from, if the direction needs it
+    cosine: float  # between (x_t - x_s) and the update, if the direction measures it; else 0
     control: Pieces | None = None  # the change of the client's control variate (FedAC)
     # For directions that run models: the client's running statistics, and those the server will have after this update.
     statistics: Callable[[], tuple[Tensor, Tensor]] | None = None
 
 
 class DirectionState:
-    """What a running server holds of its direction.
+    """The state of a direction in a running server.
 
     Attributes:
         book: the native part.
-        tensors: vectors and rows, which checkpoints hold beside the book's numbers.
+        tensors: vectors and rows, which a checkpoint stores in addition to the book's numbers.
     """
 
-    asks = False  # whether `before` is to be asked for every update
+    asks = False  # whether `before` is called for every update
 
     def __init__(self, book: Any) -> None:
         self.book = book
 
     def before(self, arrival: Arrival) -> dict[str, Any]:
-        """What Python adds to an update, for the road: ``share``, ``moves``, ``then`` and so on (serving/judging.py).
+        """What Python adds to an update, for ``Road``: ``share``, ``moves``, ``then`` and so on (serving/judging.py).
 
-        Nothing that anybody sees may change here; it may raise.
+        This method may raise. It must not change any visible state.
         """
         return {}
 
     def memory(self) -> dict[str, int]:
-        """Bytes held, by what they are; most have one entry, ``direction``."""
+        """Bytes by part. Most directions have one entry, ``direction``."""
         return {"direction": 0}
 
     def finite(self) -> bool:
-        """Whether all sums are."""
+        """Whether all sums are finite."""
         return True
 
     def state_dict(self) -> dict[str, Any]:
@@ -97,25 +96,25 @@ class DirectionState:
         return dict(self.book.state())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`, into a state that is new; tensors are copied."""
+        """Inverse of :meth:`state_dict`, for a new state. Tensors are copied."""
         self.book.load(state)
 
 
 @dataclass(frozen=True)
 class Direction:
-    """Base of the directions. One of a user's own has :meth:`combine`; those of the package are kernels.
+    """Base class of the directions. A user's own defines :meth:`combine`. The package's directions have kernels.
 
     Attributes:
         kind: ``delta``, ``x_i^K - x_s``, which is added to the model, or ``gradient``, which is subtracted.
-        needs_base: whether updates are combined with the version they were trained from, which is then kept while
-            any client holds it.
-        measures: whether :class:`Arrival` must hold the cosine; versions are then kept as with ``needs_base``.
-        takes_control: whether updates come with a change of the client's control variate.
+        needs_base: whether an update is combined with the version that it was trained from. The server then keeps
+            this version while a client may answer it.
+        measures: whether :class:`Arrival` must hold the cosine. Versions are then kept as with ``needs_base``.
+        takes_control: whether an update includes a change of the client's control variate.
         runs_models: whether :class:`Arrival` must hold ``statistics``.
-        synchronous: whether all updates of a step are of the current version.
-        buffered: whether several updates make a step, so that a round can be closed early.
-        in_kernels: whether its direction is made in the same pass as the step, so that no Python can come between.
-        clients: number of clients, where the direction keeps something of each; else None.
+        synchronous: whether all updates of a step must start from the current version.
+        buffered: whether a step uses several updates, so that a round can be closed early.
+        in_kernels: whether one pass computes the direction and the step, so that no Python can run in between.
+        clients: number of clients, if the direction keeps data for each; else None.
     """
 
     kind: Kind = field(default="delta", kw_only=True)
@@ -137,32 +136,32 @@ class Direction:
 
     @property
     def sign(self) -> float:
-        """What an update is multiplied by to be added to the model."""
+        """The factor with which an update is added to the model: 1 or -1."""
         return 1.0 if self.kind == "delta" else -1.0
 
     def check(self, staleness: Staleness, clip_norm: float | None, weighting: str) -> None:
-        """Refuse settings of the server that make no sense with this direction.
+        """Refuse settings of the server that do not work with this direction.
 
         Raises:
-            ConfigError: and why.
+            ConfigError: a setting does not work with this direction.
         """
 
     def settings(self) -> dict[str, Any]:
-        """All settings as plain data, from which a checkpoint makes the direction again."""
+        """All settings as plain data. A checkpoint restores the direction from them."""
         return asdict(self)
 
     def combine(
         self, update: Tensor, facts: Facts, state: dict[str, Tensor]
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """The vector to step along: one of a user's own, in plain torch. Those of the package have kernels instead.
+        """Return the vector to step along. A user's own direction defines this method, in plain torch.
 
         Args:
-            update: fp32 [d], clipped and weighted already; not to be changed.
-            facts: who sent it, and how old it is.
-            state: what this method returned last; {} at first.
+            update: fp32 [d], already clipped and weighted. Do not change it.
+            facts: the client, the version and the delay of the update.
+            state: what this method returned last. {} at first.
 
         Returns:
-            The direction, fp32 [d] in the sign of the updates, or None to wait for more; and the new state.
+            The direction, fp32 [d], with the sign of the updates, or None to wait for more updates; and the new state.
         """
         raise NotImplementedError(f"{type(self).__name__} is no direction of its own")
 
@@ -170,7 +169,7 @@ class Direction:
         """The state of a new server.
 
         Raises:
-            ConfigError: this is neither one of the package's nor one with :meth:`combine`.
+            ConfigError: this is not one of the package's directions and has no :meth:`combine`.
         """
         if type(self).combine is Direction.combine:
             raise ConfigError(
@@ -180,7 +179,7 @@ class Direction:
 
 
 class OwnState(DirectionState):
-    """A user's own direction: a hook in plain torch, whose result is one step's update."""
+    """A user's own direction in plain torch. Its result is the update of one step."""
 
     asks = True
 
@@ -204,7 +203,7 @@ class OwnState(DirectionState):
         seen = ops.inspect(along)
         if not seen.finite:
             raise NonFiniteUpdate(f"combine: {type(self.setting).__name__} gave a direction with NaN or infinity")
-        # Clipped and weighted already.
+        # The update is already clipped and weighted.
         return {**more, "pieces": along, "weight": 1.0, "share": 1.0, "unclipped": True, "norm": seen.norm}
 
     def memory(self) -> dict[str, int]:
@@ -231,7 +230,7 @@ def _checked(state: Any, what: str) -> dict[str, Tensor]:
 
 
 def scrub_of(cache: ClientCache, material: Material) -> Any:
-    """What keeps a sum over the cache's rows from drifting."""
+    """The scrub, which keeps a sum over the cache's rows from drifting."""
 
     def grow(arena: Tensor | None, count: int) -> Tensor:
         fresh = torch.zeros(count, native.block, dtype=torch.float64, device=material.device)

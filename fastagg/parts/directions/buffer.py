@@ -1,4 +1,4 @@
-"""The mean of several updates is a step."""
+"""A step along the mean of several updates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Buffer(Direction):
     """``D = sum(Delta_i)/M`` over every M updates (FedBuff; FADAS, Algorithm 1).
 
     Args:
-        size: M, updates per step, >= 1. None: however many come until :meth:`fastagg.Server.close_round`.
+        size: M, updates per step, >= 1. None: all that arrive until :meth:`fastagg.Server.close_round`.
     """
 
     size: int | None = 10
@@ -43,7 +43,7 @@ class Cohort(Buffer):
 
 
 class BufferState(DirectionState):
-    """The sum of the updates so far; the last of a full round never enters it, it goes straight into the step."""
+    """The sum of the updates so far. The last update of a full round goes directly into the step."""
 
     def __init__(self, setting: Buffer, material: Material) -> None:
         super().__init__(

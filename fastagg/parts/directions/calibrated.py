@@ -1,4 +1,4 @@
-"""Buffered updates, calibrated by what each client sent before (CA2FL)."""
+"""Buffered updates, calibrated with each client's previous update (CA2FL)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Calibrated(Direction):
     CA2FL, the ACE paper's Algorithm a.3; S is the set of distinct clients in the buffer.
 
     Args:
-        num_clients: n, >= 1; client ids are 0..n-1.
+        num_clients: n, >= 1. Client ids are 0..n-1.
         size: M, updates per step, >= 1.
         cache: format of the rows: ``fp32``, ``bf16``, ``int8`` or ``int4``.
-        repeat: ``start``: a client that returns twice in a round is calibrated against its row at the start of the
-            round both times (the paper); ``latest``: against the row as it stands, and the sum is divided by M (what
-            public programs do).
+        repeat: what to do with a client that answers twice in a round. ``start``: calibrate both updates with the
+            client's row at the start of the round (the paper). ``latest``: calibrate with the current row, and divide
+            the sum by M (as public programs do).
     """
 
     num_clients: int
@@ -52,14 +52,14 @@ class Calibrated(Direction):
 
 
 class _CalibratedState(DirectionState):
-    """Rows, those of the round that is under way among them, their sum, and the buffer."""
+    """Rows (including those of the current round), their sum, and the buffer."""
 
     def __init__(self, setting: Calibrated, material: Material) -> None:
         slots = setting.num_clients + min(setting.size, setting.num_clients)
         size, device = material.size, material.device
         self.cache = ClientCache(size, slots, setting.cache, device, material.seed)
         self.sum = memory.zeros(size, device)  # over the rows at the start of the round
-        # A buffer is asked for even when M = 1 leaves nothing to keep in it: the sum stands in, never read.
+        # A buffer is required even if M = 1, where it is never read. The sum takes its place then.
         self.acc = memory.empty(size, device) if setting.size > 1 else self.sum
         self.scrub = scrub_of(self.cache, material)
         told = native.serving.CalibratedSetting(

@@ -1,4 +1,4 @@
-"""A buffer in which updates count by how well they agree with where the model went (FedAC)."""
+"""A buffer that weights updates by their agreement with the model's movement (FedAC)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEAST = 0.1
 class CosineBuffer(Buffer):
     """``D = sum_i w_i Delta_i`` with ``w_i`` in proportion to ``max(cos(x_t - x_s, Delta_i), 0.1)``, 1 if fresh.
 
-    The server also keeps a control variate C, to which a full buffer adds ``sum_i w_i (c_new - c_i)``. A
+    The server also keeps a control variate C. A full buffer adds ``sum_i w_i (c_new - c_i)`` to it. This is a
     reconstruction, see :func:`fastagg.FedAC`.
 
     Args:
@@ -39,9 +39,9 @@ class CosineBuffer(Buffer):
 
 
 class _CosineState(BufferState):
-    """A buffer whose shares are the affinities, and the control variate beside it.
+    """A buffer that weights updates by their affinities, and the control variate.
 
-    The control variate is replaced and never changed in place: clients in flight may still read the one they were sent.
+    A step replaces the control variate and never changes it in place, because clients may still read the old one.
     """
 
     asks = True

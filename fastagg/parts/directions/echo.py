@@ -1,4 +1,4 @@
-"""A buffer whose step is followed by distillation from all clients' latest logits (FedEcho)."""
+"""A buffer with distillation from all clients' latest logits after each step (FedEcho)."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ from fastagg.storage import memory
 
 @dataclass(frozen=True)
 class Echo(Buffer):
-    """``D = sum(Delta_i)/M``, then Q distillation steps before the new version is anybody's (FedEcho, Alg. 1).
+    """``D = sum(Delta_i)/M``, then Q distillation steps before anyone gets the new version (FedEcho, Alg. 1).
 
-    At every arrival the client's model, ``x_s + Delta_i``, runs once on the unlabelled data and its logits are kept.
+    At every arrival the client's model, ``x_s + Delta_i``, runs once on the unlabelled data. The server keeps the
+    logits.
 
     Args:
         size: M, updates per step.
-        num_clients: n; client ids are 0..n-1.
+        num_clients: n. Client ids are 0..n-1.
         distill: the unlabelled data, the model's code, and the settings.
         cache: format of the logits: ``fp32``, ``bf16``, ``int8`` or ``int4``.
     """
@@ -69,14 +70,14 @@ class Echo(Buffer):
 
 @dataclass
 class DistillationRecord:
-    """What distillation cost and did so far, in this process. Seconds are wall-clock.
+    """The cost and results of distillation so far, in this process. Seconds are wall-clock.
 
     Attributes:
-        flushes: how often the model was distilled.
-        inference_seconds: for the clients' logits.
-        distillation_seconds: for the students' steps.
-        loss: mean loss of the last flush's steps.
-        gradient_norm: of its last step, before clipping.
+        flushes: number of distillations.
+        inference_seconds: time for the clients' logits.
+        distillation_seconds: time for the distillation steps.
+        loss: mean loss over the steps of the last distillation.
+        gradient_norm: gradient norm in its last step, before clipping.
     """
 
     flushes: int = 0
@@ -87,7 +88,7 @@ class DistillationRecord:
 
 
 class EchoState(BufferState):
-    """A buffer, the clients' logits, and Adam's moments; the teacher's model is one vector, used and forgotten."""
+    """A buffer, the clients' logits, and Adam's moments. The teacher's model is a temporary vector."""
 
     asks = True
 
@@ -105,7 +106,7 @@ class EchoState(BufferState):
         self.teachers = Teachers(setting.num_clients, rows, classes, setting.cache, where, seed)
         self.keep = _rows_that_count(inputs, self.student.rows_per_sample)
         self.adam = Adam(self.distill.lr, self.distill.betas, self.distill.eps)
-        self.moments: OptimizerState | None = None  # Adam's, where they live on
+        self.moments: OptimizerState | None = None  # Adam's, if they are kept between distillations
         self.steps = 0  # of Adam since its moments were zero
         self.record = DistillationRecord()
 
@@ -113,7 +114,7 @@ class EchoState(BufferState):
         assert isinstance(arrival.client, int) and arrival.base is not None and arrival.statistics is not None
         own, after = arrival.statistics()
         started = time.perf_counter()
-        # What it was trained to, not what clipping leaves of it: its logits are the client's.
+        # The logits are of the client's trained model, so the update is not clipped here.
         model = memory.empty(self.size, self.device)
         ops.step_(arrival.base, arrival.update, optimizer="sgd", lr=1.0, gain=self.setting.sign, out=model)
         self.student.bind(model, own)
@@ -128,7 +129,7 @@ class EchoState(BufferState):
         return more
 
     def _distil(self, put: Put, buffers: Tensor, version: int, moves: list[tuple[Any, Any, Any]], flat: Tensor) -> None:
-        """Q steps on the new model, in place: nobody has seen it yet."""
+        """Do Q steps on the new model in place. No one else has it yet."""
         started, setting, student = time.perf_counter(), self.distill, self.student
         width = student.rows_per_sample
         out = memory.empty(student.rows * student.classes, self.teachers.cache.device)
@@ -171,7 +172,7 @@ class EchoState(BufferState):
         ]  # fmt: skip
 
     def _batches(self, version: int) -> list[Tensor]:
-        """Q batches; every sample once, in another order each time, before any comes again."""
+        """Yield Q batches. Every sample appears once, in a new order, before any appears again."""
         samples, size = length(self.student.inputs), self.distill.batch_size
         size = min(size, samples)
         count = self.distill.steps or -(-samples // size)
@@ -185,7 +186,7 @@ class EchoState(BufferState):
     def memory(self) -> dict[str, int]:
         """``direction``: the buffer; ``logits``: the clients' and their sum; ``distillation``: Adam's moments, if kept.
 
-        While it distils, the server holds in passing one model copy for a teacher, or Adam's two and the gradients.
+        A teacher needs one more copy of the model for a moment. Distillation needs Adam's moments and the gradients.
         """
         moments = 0 if self.moments is None else 8 * self.size
         return {**super().memory(), "logits": self.teachers.nbytes(), "distillation": moments}
@@ -211,7 +212,7 @@ class EchoState(BufferState):
 
 
 def _rows_that_count(inputs: Inputs, rows_per_sample: int) -> Tensor | None:
-    """Which rows of logits are of real tokens, [rows] bool; None where all are."""
+    """Which rows of logits belong to real tokens, bool [rows]. None if all do."""
     mask = None if isinstance(inputs, Tensor) else inputs.get("attention_mask")
     if mask is None or rows_per_sample == 1 or mask.numel() != len(mask) * rows_per_sample:
         return None
@@ -219,7 +220,7 @@ def _rows_that_count(inputs: Inputs, rows_per_sample: int) -> Tensor | None:
 
 
 def _on(device: torch.device, targets: ops.SoftTargets, rows: Tensor) -> tuple[ops.SoftTargets, Tensor | None]:
-    """The teachers' rows where the student is: read in place if that is where they are, else only these are moved."""
+    """The teachers' rows on the student's device. Only rows on another device are moved."""
     if targets.probs.device == device:
         return targets, rows.to(device)
     return ops.SoftTargets(*(part[rows].to(device) for part in targets)), None

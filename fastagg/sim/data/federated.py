@@ -13,7 +13,7 @@ from fastagg.errors import DataError
 from fastagg.sim.partition import dirichlet_split
 from fastagg.sim.seeds import generator
 
-# Takes a batch of inputs [B, *shape] and returns as many changed ones; random draws come from the generator.
+# Takes a batch of inputs [B, *shape] and returns a changed batch. Random draws come from the generator.
 Augmentation = Callable[[torch.Tensor, np.random.Generator], torch.Tensor]
 
 
@@ -21,9 +21,9 @@ Augmentation = Callable[[torch.Tensor, np.random.Generator], torch.Tensor]
 class Samples:
     """Inputs ``x`` [N, *shape], fp32 or (text) integer tokens, and integer labels ``y`` int64 [N].
 
-    Where the model writes text, ``y`` [N, length] has the token that follows each one, -100 where it does not matter.
+    If the model generates text, ``y`` [N, length] is the next token of each token, or -100 to ignore it.
 
-    ``augment`` is applied to training batches, see :func:`batches`; never to a test set.
+    ``augment`` is applied to training batches (see :func:`batches`), never to a test set.
     """
 
     x: torch.Tensor
@@ -43,10 +43,10 @@ Score = Callable[[torch.nn.Module, Samples], tuple[float, float]]
 
 @dataclass(frozen=True)
 class Text:
-    """What a model of text has to know: inputs are tokens 0..vocabulary-1, ``padding`` fills short ones up.
+    """Facts for a text model: inputs are tokens 0..vocabulary-1; ``padding`` fills short inputs.
 
-    ``pretrained`` is the folder of the model the tokens are made for, None when there is none. ``writes``: the model is
-    to write text, so that every token has a label.
+    ``pretrained`` is the folder of the model that the tokens belong to, or None. ``writes``: whether the model writes
+    text, so that every token has a label.
     """
 
     vocabulary: int
@@ -58,10 +58,10 @@ class Text:
 def batches(
     samples: Samples, indices: Iterable[torch.Tensor], seed: int, client: int, number: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield inputs and labels of each batch of ``indices``, augmented where the samples say so.
+    """Yield inputs and labels of each batch of ``indices``, augmented if the samples have ``augment``.
 
-    Augmentation is drawn from (seed, client, number), ``number`` counting the client's dispatches, apart from the
-    batches' own draws: the order in which clients are trained changes nothing.
+    Augmentation is drawn from (seed, client, number), where ``number`` counts the client's dispatches. Its draws are
+    separate from those of the batches. So the order in which clients train has no effect.
     """
     rng = generator(seed, "augment", client, number) if samples.augment else None
     for index in indices:
@@ -73,10 +73,10 @@ def batches(
 class FederatedData:
     """Training samples per client, one test set, and the number of label classes.
 
-    ``unlabelled``: inputs that the data set itself keeps out of training, to distil on. ``score`` tests a model, where
-    counting right labels is not what is asked.
+    ``unlabelled``: inputs that the data set does not use for training, for distillation. ``score`` tests a model if
+    counting right labels is not the right measure.
 
-    DataError when there is no client, a client has no sample, or the test set is empty.
+    DataError if there is no client, a client has no sample, or the test set is empty.
     """
 
     clients: Sequence[Samples]
@@ -123,7 +123,7 @@ def split_by_label(
 
 
 def standardise(train: np.ndarray, test: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Shift and scale both so that the training set, all pixels together, has mean 0 and deviation 1."""
+    """Shift and scale both sets, so that all pixels of the training set have mean 0 and deviation 1."""
     train, test = train.astype(np.float32), test.astype(np.float32)
     mean, deviation = train.mean(dtype=np.float64), train.std(dtype=np.float64)
     if not deviation > 0:
