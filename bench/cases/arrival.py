@@ -52,15 +52,15 @@ def arrival(server: fastagg.Server, update: object) -> Callable[[int], None]:
     return receive
 
 
-def served(problem: Problem, make: Make) -> fastagg.Server:
+def served(problem: Problem, make: Make, **more: object) -> fastagg.Server:
     """The server; on a device it does not wait for its looks at updates."""
     deferred = {"validate": "deferred"} if problem.device.type == "cuda" else {}
-    return make(torch.zeros(problem.size, device=problem.device), **deferred)
+    return make(torch.zeros(problem.size, device=problem.device), **deferred, **more)
 
 
 def _ours(problem: Problem, make: Make, rows: bool) -> Built:
-    server = served(problem, make)
     clients = heard(problem.size, problem.device) if rows else 1
+    server = served(problem, make, num_clients=clients) if rows else served(problem, make)
     run = in_turn(arrival(server, problem.update), clients)
     return Built(run, lambda: server.flat, warm=max(2 * clients, BUFFER))
 
