@@ -327,7 +327,8 @@ void Journal::write(const std::vector<Entry*>& group) {
     add(buffers, kZeros, gap);
     end += kHeader + length + gap;
   }
-  put(buffers, at_);
+  const bool past = direct_ && end - at_ >= PastCache::kLarge && past_cache_.write(buffers, at_);
+  if (!past) put(buffers, at_);
   sync();
   for (const Entry* one : group)
     if (one->blob) ask(true, [&] { files_.attr("close")(one->blob->file); });
@@ -400,6 +401,7 @@ void Journal::next_segment(uint64_t first, uint64_t needed) {
     use_ = py::cast<uint64_t>(found[1]);
     size_ = py::cast<uint64_t>(found[2]);
   });
+  if (direct_) past_cache_.open(file_);
   at_ = kBlock;
 }
 
@@ -408,6 +410,7 @@ void Journal::end() {
   const int file = file_;
   file_ = -1;
   if (direct_) {
+    past_cache_.close();
     ::close(file);
     return;
   }

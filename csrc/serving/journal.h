@@ -19,6 +19,8 @@
 #include <string>
 #include <vector>
 
+#include "past_cache.h"
+
 namespace fastagg::serving {
 
 namespace py = pybind11;
@@ -128,6 +130,7 @@ class Journal {
 
   // The thread's own.
   int file_ = -1;
+  PastCache past_cache_;
   uint64_t use_ = 0, at_ = 0, size_ = 0;
 };
 
