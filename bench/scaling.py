@@ -1,0 +1,199 @@
+"""What a server costs at any size, from what was measured: python bench/scaling.py [--help]
+
+The time of an arrival is a constant and a part for every parameter, fitted to this processor's rows in ``results/``.
+Memory, network and disk follow from the rule. What a machine has, and what it costs, are arguments and assumptions.
+For every size the table says how many arrivals a second one machine takes, which of its resources ends first, and what
+helps then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import results
+from results import Row
+
+SIZES, CLIENTS = (1e5, 1e7, 1e9, 1e11), (1e2, 1e4, 1e6, 1e8)
+BYTES = 4.0  # of a parameter on its way, either way
+BEYOND_CACHES = 5e6  # parameters
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Where it was measured, and the bytes of state that it needs.
+
+    Attributes:
+        case: of the rows.
+        state: per parameter: model, the next version, moments, buffer or sum.
+        row: per parameter and client.
+        client: per client: ledger, weights.
+        leaves: whether sums of several clients are taken.
+    """
+
+    case: str
+    state: float
+    row: float = 0.0
+    client: float = 16.0
+    leaves: bool = False
+
+
+RULES = {
+    "FedBuff": Rule("arrival FedBuff, M = 10", 12.0, leaves=True),
+    "FADAS": Rule("arrival FADAS, M = 1", 24.0, leaves=True),
+    "ACE, int8 rows": Rule("arrival ACE int8", 12.0, row=1.016, client=24.0),
+    "ACE, int4 rows": Rule("arrival ACE int8", 12.0, row=0.516, client=24.0),  # its time is int8's, or a little less
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What one has: bytes, bytes a second, euros."""
+
+    memory: float
+    network: float
+    disk: float
+    hour: float
+    egress: float  # a byte
+
+
+@dataclass(frozen=True)
+class Time:
+    """Seconds of an arrival: ``constant + per_parameter * d``."""
+
+    constant: float
+    per_parameter: float
+
+    def __call__(self, size: float) -> float:
+        return self.constant + self.per_parameter * size
+
+
+def fit(measured: Iterable[tuple[float, float]]) -> Time:
+    """Of pairs of a size and seconds: the part of a parameter is that of sizes which no cache holds, and the constant
+    is what is left at the smallest size. Sizes between take less, since a cache helps them."""
+    pairs = sorted(measured)
+    large = [seconds / size for size, seconds in pairs if size >= BEYOND_CACHES]
+    if len(large) == len(pairs) or not large:
+        raise SystemExit("scaling: this needs rows of small and large arrivals: python bench/run.py arrival")
+    part, (size, seconds) = statistics.mean(large), pairs[0]
+    return Time(max(0.0, seconds - part * size), part)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one size on one machine, or on as many as its memory takes.
+
+    Attributes:
+        memory: bytes.
+        machines: that hold it.
+        rates: arrivals a second that each resource allows.
+        limit: the resource that ends first.
+        helps: what to do then.
+        euros: of a million arrivals.
+    """
+
+    memory: float
+    machines: int
+    rates: dict[str, float]
+    limit: str
+    helps: str
+    euros: float
+
+    @property
+    def rate(self) -> float:
+        """Arrivals a second."""
+        return min(self.rates.values())
+
+
+def cost(rule: Rule, time: Time, size: float, clients: float, machine: Machine) -> Cost:
+    """Of ``size`` parameters and so many clients."""
+    rows = rule.row * size * clients
+    memory = rule.state * size + rows + rule.client * clients
+    machines = max(1, math.ceil(memory / machine.memory))
+    rates = {
+        "memory bandwidth": 1.0 / (time.constant + time.per_parameter * size / machines),
+        "network": machines * machine.network / (BYTES * size),
+        "disk": machines * machine.disk / (BYTES * size),
+    }
+    limit = min(rates, key=lambda name: rates[name])
+    if machines > 1:
+        limit = "memory"
+    more = "leaves" if rule.leaves else "shards"
+    helps = {
+        "memory": "shards" if rows <= memory / 2 else "int4 rows, then shards" if rule.row > 1 else "shards",
+        "memory bandwidth": "receive_many" if time.constant > time.per_parameter * size else "shards",
+        "network": f"fp16 updates, {more}",
+        "disk": f'durability="step", {more}',
+    }[limit]
+    hours = 1e6 / min(rates.values()) / 3600
+    euros = machines * hours * machine.hour + 1e6 * BYTES * size * machine.egress
+    return Cost(memory, machines, rates, limit, helps, euros)
+
+
+def times(rows: Sequence[Row], processor: str) -> dict[str, list[tuple[float, float]]]:
+    """Measured sizes and seconds of every case, on the most threads."""
+    ours = [row for row in rows if row.processor == processor and row.candidate == "fastagg" and row.unit == "s"]
+    most = max((row.threads for row in ours), default=0)
+    found: dict[str, list[tuple[float, float]]] = {}
+    for row in ours:
+        if row.threads == most:
+            found.setdefault(row.case, []).append((row.size, row.median))
+    return found
+
+
+def _cell(one: Cost) -> str:
+    machines = f" ({one.machines:,})" if one.machines > 1 else ""
+    return f"{in_bytes(one.memory)}{machines}; {_digits(one.rate)}; {one.limit}"
+
+
+def _digits(number: float) -> str:
+    return f"{number:.2g}" if number < 10 else f"{float(f'{number:.2g}'):,.0f}"
+
+
+def in_bytes(count: float) -> str:
+    """Three digits and a unit."""
+    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
+        if count < 999.5 or unit == "PB":
+            return f"{count:.3g} {unit}" if count < 999.5 else f"{count:,.0f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def main() -> None:
+    """Print the fit and a table for every rule, in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processor", default="AMD EPYC (Zen 4)", help="whose rows are fitted")
+    parser.add_argument("--memory", type=float, default=512e9, help="bytes of a machine (512e9)")
+    parser.add_argument("--network", type=float, default=1.25e9, help="bytes a second, each way (1.25e9)")
+    parser.add_argument("--disk", type=float, default=1e9, help="bytes a second of the journal (1e9)")
+    parser.add_argument("--hour", type=float, default=4.0, help="euros an hour (4)")
+    parser.add_argument("--egress", type=float, default=0.05e-9, help="euros a byte that is sent out (0.05e-9)")
+    given = parser.parse_args()
+    machine = Machine(given.memory, given.network, given.disk, given.hour, given.egress)
+    measured = times(results.load_all(), given.processor)
+    fitted = {name: fit(measured.get(rule.case, [])) for name, rule in RULES.items()}
+    print(f"Fitted to {given.processor}:\n")
+    print("| rule | seconds of an arrival | measured over fitted, by size |\n|---|---|---|")
+    for name, rule in RULES.items():
+        time = fitted[name]
+        off = ", ".join(f"{size:.0e}: {took / time(size):.2f}" for size, took in sorted(measured[rule.case]))
+        print(f"| {name} | {time.constant * 1e6:.1f} µs + {time.per_parameter * 1e9:.2f} ns a parameter | {off} |")
+    for name, rule in RULES.items():
+        print(f"\n**{name}**: memory (and machines that hold it); arrivals a second; the resource that ends first\n")
+        columns = CLIENTS if rule.row else CLIENTS[-1:]
+        print("| parameters | euros of a million | " + " | ".join(f"{n:,.0f} clients" for n in columns) + " |")
+        print("|---:|---:|" + "---|" * len(columns))
+        helps: dict[str, str] = {}
+        for size in SIZES:
+            found = [cost(rule, fitted[name], size, clients, machine) for clients in columns]
+            helps |= {one.limit: one.helps for one in found}
+            cells = " | ".join(map(_cell, found))
+            print(f"| {size:,.0f} | {_digits(found[0].euros)} | {cells} |")
+        print("\nWhat helps: " + "; ".join(f"{limit}: {help_}" for limit, help_ in helps.items()))
+
+
+if __name__ == "__main__":
+    main()
