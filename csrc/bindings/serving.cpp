@@ -257,10 +257,11 @@ void bind_serving(py::module_& to) {
       .def_readwrite("moments", &Hooks::moments)
       .def_readwrite("step", &Hooks::step)
       .def_readwrite("measure", &Hooks::measure);
+  py::class_<Form>(m, "Form").def(py::init<const std::vector<std::pair<py::object, Form::Shape>>&, bool>(), by_name,
+                                  arg("parts"), arg("named"));
   py::class_<Outside>(m, "Outside")
       .def(py::init([](std::pair<py::type, py::type> records, py::object layout, int32_t usual_steps, bool keeps_model,
-                       bool weighs_by_sample, bool plain, const std::vector<std::pair<py::object, Form::Shape>>& parts,
-                       bool named) {
+                       bool weighs_by_sample, std::optional<Form> form) {
              return Outside{
                  Record(std::move(records.first),
                         {"client", "version", "local_steps", "control", "incarnation", "_layout", "_model"}),
@@ -270,11 +271,10 @@ void bind_serving(py::module_& to) {
                  usual_steps,
                  keeps_model,
                  weighs_by_sample,
-                 plain,
-                 Form(parts, named)};
+                 std::move(form)};
            }),
            by_name, arg("records"), arg("layout"), arg("usual_steps"), arg("keeps_model"), arg("weighs_by_sample"),
-           arg("plain"), arg("parts"), arg("named"));
+           arg("form"));
   py::class_<Road, std::shared_ptr<Road>>(m, "Road")
       .def(py::init(&make_road), by_name, arg("book"), arg("ledger"), arg("runner"), arg("stepper"), arg("python"))
       .def("start", &Road::start, arg("flat"), by_name, arg("size"), arg("origin"))

@@ -417,12 +417,12 @@ bool Road::share_of(py::handle num_samples, double* share) const {
 
 py::object Road::take(py::handle client, py::handle update, py::handle version, py::handle num_samples) {
   double share = 1.0;
-  if (!outside_.plain || !share_of(num_samples, &share)) return py::none();
+  if (!outside_.form || !share_of(num_samples, &share)) return py::none();
   update_.pieces.clear();
   update_.size = 0;
   update_.origin = origin_;
   memory::Arrays arrays;
-  const Form::Read found = outside_.form.read(update, size_, arrays, update_);
+  const Form::Read found = outside_.form->read(update, size_, arrays, update_);
   if (found == Form::Read::kNo) return py::none();
   if (found == Form::Read::kArrays && cpu::nearly(update_, flat_.data)) return py::none();  // there is a warning for it
   if (Held* held = Held::current(); held != nullptr) held->note = Note{};  // of an answer that was refused

@@ -7,6 +7,7 @@
 #include <pybind11/pybind11.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -55,8 +56,7 @@ struct Outside {
   int32_t usual_steps;    // local steps of a task, where nothing else was said; 0: none are
   bool keeps_model;       // with every version that a client may answer
   bool weighs_by_sample;  // an update counts in a mean for as much as its client has samples
-  bool plain;             // whether there are updates that the road takes by itself (`take`)
-  Form form;              // of these
+  std::optional<Form> form;  // of the updates that the road takes by itself (`take`), if there are any
 };
 
 class Road {

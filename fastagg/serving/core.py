@@ -83,8 +83,9 @@ class Core:
             python=(self._hooks(None if host else vector), native.serving.Outside(
                 records=(Dispatch, Receipt), layout=server.layout, usual_steps=self.policy.local_steps or 0,
                 keeps_model=self.keeps_model, weighs_by_sample=server.weighting == "samples",
-                plain=not self.always and not server.layout.has_buffers,
-                parts=server.layout.parts(), named=server.layout.form in ("module", "state_dict"),
+                form=None if self.always or server.layout.has_buffers else native.serving.Form(
+                    parts=server.layout.parts(), named=server.layout.form in ("module", "state_dict")
+                ),
             )),
         )  # fmt: skip
         self.road.start(flat, size=size, origin=server.origin)

@@ -7,6 +7,7 @@ import os
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -103,7 +104,7 @@ def test_a_forked_child_has_memory() -> None:
 
 def test_with_an_older_torch_vectors_come_through_a_capsule() -> None:
     given = (torch.Tensor, torch.utils.dlpack.from_dlpack)
-    native.memory.use_torch(tensor=given[0], exchange=None, from_dlpack=given[1])
+    native.memory.use_torch(tensor=given[0], exchange=None, from_dlpack=given[1], ndarray=np.ndarray)
     try:
         size = 3 * MIB // 4
         vector = memory.empty(size).fill_(2.0)
@@ -115,9 +116,9 @@ def test_with_an_older_torch_vectors_come_through_a_capsule() -> None:
         def broken(capsule: object) -> None:
             raise RuntimeError("no")
 
-        native.memory.use_torch(tensor=given[0], exchange=None, from_dlpack=broken)
+        native.memory.use_torch(tensor=given[0], exchange=None, from_dlpack=broken, ndarray=np.ndarray)
         with pytest.raises(RuntimeError, match="no"):
             memory.empty(size)
     finally:
         exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-        native.memory.use_torch(tensor=given[0], exchange=exchange, from_dlpack=given[1])
+        native.memory.use_torch(tensor=given[0], exchange=exchange, from_dlpack=given[1], ndarray=np.ndarray)
