@@ -124,7 +124,8 @@ __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, i
 template <typename Format, bool Coded, typename Reader>
 __global__ void __launch_bounds__(kThreads, 2)
     cached_kernel(const __grid_constant__ typename Reader::From source, bool aligned, const __grid_constant__ Along c,
-                  const __grid_constant__ Terms terms, const __grid_constant__ Optimizer optimizer, const Verdict* verdict) {
+                  const __grid_constant__ Terms terms, const __grid_constant__ Optimizer optimizer,
+                  const Verdict* verdict) {
   const bool keep = kept(verdict);
   const float gain = judged(c.gain, verdict);
   Dice dice{};
