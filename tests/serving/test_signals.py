@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,12 +26,31 @@ SECONDS = 1.5
 @pytest.fixture(autouse=True)
 def _interrupting() -> Iterator[None]:
     def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+        if Armed.now:
+            raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
+
+
+class Armed:
+    """Whether an alarm interrupts. Another thread may take it, and Python hears of it after the timer was stopped."""
+
+    now = False
+
+
+@contextmanager
+def interrupted_within(seconds: float) -> Iterator[None]:
+    """Interrupt what runs in this context once, ``seconds`` from now unless it has ended by then."""
+    try:
+        Armed.now = True
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    finally:
+        Armed.now = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def cut_often(call: Callable[[], None], check: Callable[[], None]) -> int:
@@ -44,11 +64,8 @@ def cut_often(call: Callable[[], None], check: Callable[[], None]) -> int:
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         try:
-            try:
-                signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-6, 1.5 * usual))
+            with interrupted_within(draw.uniform(1e-6, 1.5 * usual)):
                 call()
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
         except KeyboardInterrupt:
             cuts += 1
         check()
@@ -119,8 +136,7 @@ def test_who_is_interrupted_while_waiting_may_use_the_memory_again(form: str) ->
         time.sleep(0.001)
     time.sleep(0.3)
     update = -torch.ones(5000)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), interrupted_within(0.2):
         if form == "many":
             server.receive_many([("a", update)])
         else:
@@ -148,9 +164,8 @@ def test_who_is_interrupted_while_its_bytes_are_written_waits_for_that() -> None
     server.flush()
     disk.free.clear()
     update = -torch.ones(5000)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
     threading.Timer(0.6, disk.free.set).start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), interrupted_within(0.2):
         server.receive("a", update)
     assert disk.free.is_set(), "somebody still read it"
     update.fill_(7.0)
