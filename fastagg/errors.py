@@ -56,6 +56,10 @@ class NotDurable(FastaggError, RuntimeError):
     """The disk refuses, so nothing is acknowledged: what raises this may be in the model, and is not in the journal."""
 
 
+class CacheError(FastaggError, OSError):
+    """The disk that has the clients' rows refuses: it is full, it fails, or a row is damaged. Nothing has changed."""
+
+
 class RankLost(FastaggError, RuntimeError):
     """A rank of a sharded server died, stopped or could not follow. The others cannot go on without its slice."""
 

@@ -59,6 +59,7 @@ from fastagg.parts.staleness import Constant, DelayAdaptive, Hinge, Polynomial, 
 from fastagg.registry import preset
 from fastagg.serving.server import Server
 from fastagg.serving.settings import ActiveSettings, ClientSettings, ServerSettings, WeightSettings
+from fastagg.storage.tiered import Tiered
 
 
 @preset
@@ -169,7 +170,7 @@ def ACE(
     *,
     lr: float,
     num_clients: int,
-    cache: Cache = "fp32",
+    cache: Cache | Tiered = "fp32",
     warmup: Warmup = "full",
     mode: AceMode = "incremental",
     optimizer: Optimizer | None = None,
@@ -182,7 +183,8 @@ def ACE(
     see :class:`fastagg.clients.GradientDifference`). 8-bit rows are from F.3.3.
 
     Args:
-        cache: format of the rows U_i. With ``mode="client"`` the server keeps no rows.
+        cache: format of the rows U_i in memory, or a :class:`fastagg.Tiered` for rows on a disk. With
+            ``mode="client"`` the server keeps no rows.
         warmup: ``full`` or ``partial``, see :class:`fastagg.AllClients`.
         mode: ``incremental``, ``direct`` or ``client``.
         optimizer: a server optimizer other than SGD. It has its own ``lr``.

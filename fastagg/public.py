@@ -5,6 +5,7 @@ from fastagg._build import build_info, get_num_threads, set_isa, set_num_threads
 from fastagg.distill import Distillation
 from fastagg.errors import (
     Busy,
+    CacheError,
     CheckpointError,
     ConfigError,
     DataError,
@@ -73,6 +74,7 @@ from fastagg.serving.shards.server import ShardedServer, Slice, sharded
 from fastagg.serving.watching import watch
 from fastagg.storage.cache import ClientCache
 from fastagg.storage.shared import SharedVector
+from fastagg.storage.tiered import Tiered
 
 __version__ = build_info()["version"]
 
@@ -91,6 +93,7 @@ __all__ = [
     "AsyncFedED",
     "Buffer",
     "Busy",
+    "CacheError",
     "Calibrated",
     "CheckpointError",
     "ClientCache",
@@ -149,6 +152,7 @@ __all__ = [
     "Single",
     "Slice",
     "Staleness",
+    "Tiered",
     "UnknownClient",
     "UnknownVersion",
     "UpdateTooLarge",

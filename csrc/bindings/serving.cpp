@@ -32,6 +32,75 @@ std::shared_ptr<AllClients> make_all_clients(double sign, const AllClients::Sett
   return std::make_shared<AllClients>(sign, setting, held, seed, at(sum), scrub);
 }
 
+std::shared_ptr<AllClients> make_all_clients_on(double sign, const AllClients::Setting& setting,
+                                                std::shared_ptr<Tiers> tiers, uint64_t seed, Address sum) {
+  if (tiers == nullptr || tiers->setting().clients != setting.clients)
+    throw Refused("all clients: expected a row for each");
+  return std::make_shared<AllClients>(sign, setting, std::move(tiers), seed, at(sum));
+}
+
+std::shared_ptr<Tiers> make_tiers(const std::string& format, std::pair<int64_t, int64_t> shape, int64_t memory,
+                                  std::pair<int64_t, bool> rules, const std::string& path) {
+  const auto [size, clients] = shape;
+  const auto [keep, warms_up] = rules;
+  if (size < 1 || clients < 1 || keep < 1)
+    throw Refused("tiers: expected at least one parameter, client and checkpoint");
+  const int place = named(format, RowFormats{}, "tiers");
+  return std::make_shared<Tiers>(Tiers::Setting{place, size, clients, memory, keep, warms_up}, path);
+}
+
+template <typename T>
+py::array_t<T> array_of(const std::vector<T>& values) {
+  return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+template <typename T>
+std::vector<T> vector_of(const py::handle& given) {
+  const py::array_t<T, py::array::c_style | py::array::forcecast> array(py::reinterpret_borrow<py::object>(given));
+  return std::vector<T>(array.data(), array.data() + array.size());
+}
+
+py::dict cut_of(Tiers& tiers) {
+  const Tiers::Cut cut = tiers.cut();
+  py::dict state;
+  state["number"] = cut.number;
+  state["slots"] = array_of(cut.slots);
+  state["sums"] = py::array_t<int64_t>(array_of(cut.sums));
+  state["arrivals"] = cut.arrivals;
+  state["shadow"] = array_of(cut.shadow);
+  return state;
+}
+
+void load_cut(Tiers& tiers, const py::dict& state) {
+  Tiers::Cut cut;
+  cut.number = py::cast<int64_t>(state["number"]);
+  cut.slots = vector_of<int64_t>(state["slots"]);
+  cut.sums = vector_of<uint32_t>(state["sums"]);
+  cut.arrivals = py::cast<int64_t>(state["arrivals"]);
+  cut.shadow = vector_of<double>(state["shadow"]);
+  tiers.load(cut);
+}
+
+// Data and scales, or None.
+py::object row_of(Tiers& tiers, int64_t client) {
+  if (client < 0 || client >= tiers.setting().clients) throw Refused("no client " + std::to_string(client));
+  std::vector<char> row;
+  if (!tiers.copy_row(client, row)) return py::none();
+  return py::bytes(row.data(), row.size());
+}
+
+py::dict counts_of(const Tiers& tiers) {
+  const Tiers::Counts counts = tiers.counts();
+  py::dict found;
+  found["ahead"] = counts.ahead;
+  found["late"] = counts.late;
+  found["cold"] = counts.cold;
+  found["lost"] = counts.lost;
+  found["read"] = counts.read;
+  found["written"] = counts.written;
+  return found;
+}
+
 std::shared_ptr<Calibrated> make_calibrated(double sign, const Calibrated::Setting& setting, const Rows& rows,
                                             const std::tuple<uint64_t, Address, Address>& where, Scrub& scrub) {
   if (setting.clients < 1 || setting.capacity < 1) throw Refused("calibrated: expected at least one client and update");
@@ -100,6 +169,8 @@ void bind_serving(py::module_& to) {
       raise_as("Busy", error.what());
     } catch (const NotDurable& error) {
       raise_as("NotDurable", error.what());
+    } catch (const memory::SlotsFailed& error) {
+      raise_as("CacheError", error.what());
     } catch (const TooLarge& error) {
       raise_as("UpdateTooLarge", error.what());
     }
@@ -202,6 +273,24 @@ void bind_serving(py::module_& to) {
       .def("state", &Scrub::state)
       .def("load", &Scrub::load);
 
+  py::class_<Tiers, std::shared_ptr<Tiers>>(m, "Tiers")
+      .def(py::init(&make_tiers), by_name, arg("format"), arg("shape"), arg("memory"), arg("rules"), arg("path"))
+      .def("on_first_use", [](Tiers& tiers, py::function claim) { tiers.claim = [claim] { claim(); }; })
+      .def("open", &Tiers::open)
+      .def("load", &load_cut)
+      .def("cut", &cut_of)
+      .def("kept_with", &Tiers::kept_with)
+      .def("confirm", &Tiers::confirm)
+      .def("row", &row_of)
+      .def("counts", &counts_of)
+      .def_property_readonly("is_open", &Tiers::is_open)
+      .def_property_readonly("frames", &Tiers::frames)
+      .def_property_readonly("scales_at", &Tiers::scales_at)
+      .def_property_readonly("nbytes_on_disk", &Tiers::nbytes_on_disk)
+      .def_static("stride", [](const std::string& format, int64_t size) {
+        return Tiers::stride_of(named(format, RowFormats{}, "tiers"), size);
+      });
+
   py::class_<Book, std::shared_ptr<Book>>(m, "Book")
       .def("check", &Book::check)
       .def("writes", &Book::writes)
@@ -229,6 +318,8 @@ void bind_serving(py::module_& to) {
            arg("by_dispatch") = true);
   all.def(py::init(&make_all_clients), by_name, arg("sign"), arg("setting"), arg("rows"), arg("seed"), arg("sum"),
           arg("scrub"), py::keep_alive<1, 7>());
+  all.def_static("on", &make_all_clients_on, by_name, arg("sign"), arg("setting"), arg("tiers"), arg("seed"),
+                 arg("sum"));
   py::class_<Calibrated, Book, std::shared_ptr<Calibrated>> calibrated(m, "Calibrated");
   py::class_<Calibrated::Setting>(m, "CalibratedSetting")
       .def(py::init([](int64_t clients, int64_t capacity, bool from_start) {

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "books.h"
+#include "on_cpu.h"
 
 namespace fastagg::serving {
 namespace {
@@ -33,6 +34,7 @@ AllClients::AllClients(double sign, const Setting& setting, std::optional<Rows> 
     : Book(sign),
       setting_(setting),
       rows_(rows),
+      format_(rows ? rows->format : kPlainRows),
       seed_(seed),
       sum_(sum),
       scrub_(scrub),
@@ -40,6 +42,12 @@ AllClients::AllClients(double sign, const Setting& setting, std::optional<Rows> 
       weights_(static_cast<size_t>(setting.clients)) {
   mean_.pieces.reserve(1);
   if (setting.max_delay >= 0) begun_.assign(static_cast<size_t>(setting.clients), kNever);
+}
+
+AllClients::AllClients(double sign, const Setting& setting, std::shared_ptr<Tiers> tiers, uint64_t seed, float* sum)
+    : AllClients(sign, setting, std::nullopt, seed, sum, nullptr) {
+  tiers_ = std::move(tiers);
+  format_ = tiers_->setting().format;
 }
 
 void AllClients::before_sending(int64_t version) {
@@ -57,6 +65,7 @@ void AllClients::before_sending(int64_t version) {
 }
 
 void AllClients::sent(int64_t client, int64_t version) noexcept {
+  if (tiers_) tiers_->expect(client);
   if (setting_.max_delay < 0 || !setting_.by_dispatch) return;
   const auto c = static_cast<size_t>(client);
   if (begun_[c] == version) return;
@@ -90,9 +99,9 @@ void AllClients::plan_terms(int64_t client, int64_t now) {
 Outcome AllClients::plan(const Facts& facts) {
   facts_ = facts;
   const auto c = static_cast<size_t>(facts.client);
-  share_ = rows_ ? static_cast<float>(facts.share) : 1.0f;  // as the kernel will multiply by it
+  share_ = keeps_rows() ? static_cast<float>(facts.share) : 1.0f;  // as the kernel will multiply by it
   weighed_ = weights_[c];
-  leaving_ = rows_ ? weighed_ : 0.0f;
+  leaving_ = keeps_rows() ? weighed_ : 0.0f;
   entering_ = share_;
   terms_.clear();
   expired_next_ = expired_;
@@ -108,14 +117,15 @@ Outcome AllClients::plan(const Facts& facts) {
   total_next_.add(entering_);
   for (const auto& [slot, weight] : terms_) weight > 0 ? total_next_.add(weight) : total_next_.remove(-weight);
   total_value_ = total_next_.value();
-  row_bound_next_ = rows_ ? std::max(row_bound_, std::abs(facts.weight) * facts.norm)
-                          : row_bound_ + facts.norm;  // differences add up
+  row_bound_next_ = keeps_rows() ? std::max(row_bound_, std::abs(facts.weight) * facts.norm)
+                                 : row_bound_ + facts.norm;  // differences add up
   kept_bound_ = rows_ ? row_bound_next_ * total_value_ : row_bound_next_;
   // A sum that was larger before, by heavier rows that have left, still has the rounding of what it was.
   peak_next_ = setting_.direct ? 0.0 : std::max(peak_, kept_bound_);
   bound_ = row_bound_next_ + (total_value_ > 0.0 ? peak_next_ * 0x1p-22 / total_value_ : 0.0);
   versions_.assign(1, facts.start);
   if (scrub_ != nullptr) scrub_->plan(arrivals_);
+  if (tiers_ && !plan_row()) return plan(facts);
   const bool waits = setting_.full && heard_next_ < setting_.clients;
   outcome_ = waits ? Outcome::kKept : total_value_ == 0.0 ? Outcome::kIdle : Outcome::kStep;
   return outcome_;
@@ -124,16 +134,18 @@ Outcome AllClients::plan(const Facts& facts) {
 void AllClients::run(Runner& runner, const Update& update, const Optimizer& optimizer) {
   const int64_t client = facts_.client;
   const auto c = static_cast<size_t>(client);
-  const RandomKey key{seed_, static_cast<uint64_t>(arrivals_), static_cast<uint32_t>(rows_ ? client : 0)};
+  const RandomKey key{seed_, static_cast<uint64_t>(arrivals_), static_cast<uint32_t>(keeps_rows() ? client : 0)};
   Direction direction;
   direction.kind = kMean;
   direction.gain = facts_.gain * facts_.weight;
-  direction.sum = {sum_, rows_ ? entering_ : 1.0f, leaving_, 1.0f, {}};
-  direction.row = {kPlainRows, {}, {}, key};
-  if (rows_) direction.row = {rows_->format, rows_->row(leaving_ != 0.0f ? client : -1), rows_->row(client), key};
+  direction.sum = {sum_, keeps_rows() ? entering_ : 1.0f, leaving_, 1.0f, {}};
+  direction.row = {format_, {}, {}, key};
+  if (tiers_) direction.row.read = tiers_->old_row(), direction.row.write = tiers_->new_row();
+  if (rows_) direction.row.read = rows_->row(leaving_ != 0.0f ? client : -1), direction.row.write = rows_->row(client);
   if (rows_)
     for (const auto& [slot, weight] : terms_) direction.sum.terms.push_back({rows_->row(slot), weight});
   if (scrub_ != nullptr) scrub_->leaves(runner, client, leaving_);
+  if (tiers_) tiers_->leaves(runner, leaving_);
   const bool steps = outcome_ == Outcome::kStep;
   if (!steps || setting_.direct) {
     runner.step(update, direction, Optimizer{});
@@ -158,6 +170,9 @@ void AllClients::run(Runner& runner, const Update& update, const Optimizer& opti
     scrub_->enters(runner, client, entering_);
     for (const auto& [slot, weight] : terms_) scrub_->enters(runner, slot, weight);
     scrub_->advance(runner, weights_.data(), sum_);
+  } else if (tiers_) {
+    tiers_->enters(runner, entering_);
+    tiers_->advance(runner, sum_);
   }
 }
 
@@ -177,6 +192,29 @@ void AllClients::commit() noexcept {
     if (entering_ > 0.0f && facts_.start >= expired_) due_[facts_.start].push_back(facts_.client);
   }
   if (scrub_ != nullptr) scrub_->commit();
+  if (tiers_) tiers_->commit();
+}
+
+// False: a row was given up, and the plan must be made anew.
+bool AllClients::plan_row() {
+  try {
+    tiers_->plan(facts_.client, leaving_ != 0.0f, weights_, entering_);
+    return true;
+  } catch (const RowDamaged& damaged) {
+    if (!tiers_->setting().warms_up) throw;
+    give_up(damaged.client);
+    return false;
+  }
+}
+
+// A row that is lost: the sum is made anew without it, and its client is as if it was never heard.
+void AllClients::give_up(int64_t client) {
+  OnCpu runner;
+  const auto c = static_cast<size_t>(client);
+  tiers_->rebuild(runner, weights_, client, sum_);
+  total_.remove(weights_[c]);
+  heard_ -= shares_[c] > 0.0f;
+  weights_[c] = shares_[c] = 0.0f;
 }
 
 void AllClients::cancel() noexcept {
@@ -187,7 +225,7 @@ void AllClients::cancel() noexcept {
 
 int64_t AllClients::nbytes() const {
   return static_cast<int64_t>((shares_.size() + weights_.size()) * sizeof(float) + begun_.size() * sizeof(int64_t)) +
-         (scrub_ == nullptr ? 0 : scrub_->nbytes());
+         (scrub_ == nullptr ? 0 : scrub_->nbytes()) + (tiers_ ? tiers_->nbytes() : 0);
 }
 
 py::dict AllClients::state() const {

@@ -19,6 +19,7 @@
 #include "../plan.h"
 #include "exact.h"
 #include "scrub.h"
+#include "tiers.h"
 
 namespace fastagg::serving {
 
@@ -209,7 +210,9 @@ class AllClients : public Book {
     int64_t max_delay = -1;   // ACED: how many versions a row's information may be old; negative: for ever
     bool by_dispatch = true;  // ACED: as fresh as the last model the client was sent, or as its row
   };
+  // Rows are in memory, with a scrub unless `direct`, or on `tiers`, which has its own; or there are none.
   AllClients(double sign, const Setting& setting, std::optional<Rows> rows, uint64_t seed, float* sum, Scrub* scrub);
+  AllClients(double sign, const Setting& setting, std::shared_ptr<Tiers> tiers, uint64_t seed, float* sum);
   Outcome plan(const Facts& facts) override;
   void run(Runner& runner, const Update& update, const Optimizer& optimizer) override;
   void commit() noexcept override;
@@ -223,9 +226,14 @@ class AllClients : public Book {
 
  private:
   void plan_terms(int64_t client, int64_t now);
+  bool plan_row();
+  void give_up(int64_t client);
+  bool keeps_rows() const { return rows_ || tiers_; }
 
   Setting setting_;
   std::optional<Rows> rows_;
+  std::shared_ptr<Tiers> tiers_;
+  int format_ = kPlainRows;
   uint64_t seed_;
   float* sum_;
   Scrub* scrub_;

@@ -10,7 +10,7 @@ import torch
 
 from fastagg import registry
 from fastagg.distill import Distillation
-from fastagg.errors import CheckpointError, ConfigError, FastaggError, MissingPart
+from fastagg.errors import CacheError, CheckpointError, ConfigError, FastaggError, MissingPart
 from fastagg.layout import Layout, Taken
 from fastagg.serving import checkpoint
 from fastagg.serving.server import Server
@@ -31,6 +31,7 @@ def load(
     Raises:
         CheckpointError: no checkpoint, damaged, or of another format; or it has a part that is not registered
             (:func:`fastagg.register`).
+        CacheError: its rows are on a disk, and another server uses them.
     """
     try:
         return server_from(checkpoint.read(Path(path)), device, distill)
@@ -55,7 +56,7 @@ def server_from(
             config["direction"] = {**config["direction"], "distill": distill}
         parts = {key: registry.part(key, config.pop(key)) for key in ("direction", "optimizer", "staleness")}
         return Server(Taken(layout, state), **parts, **config, device=device)
-    except CheckpointError:
+    except (CheckpointError, CacheError):
         raise
     except MissingPart as error:
         raise CheckpointError(str(error)) from error

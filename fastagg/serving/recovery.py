@@ -103,6 +103,9 @@ def _newest(disk: Disk, found: Contents) -> tuple[dict[str, Any], int, dict[str,
 def made_of(server: Server) -> dict[str, Any]:
     """The settings that a folder's server must keep, as JSON has them."""
     config = {key: value for key, value in server.config().items() if key not in _FREE}
+    if isinstance(config["direction"].get("cache"), dict):  # rows on tiers: how many of them are in memory is free
+        cache = {key: value for key, value in config["direction"]["cache"].items() if key != "memory"}
+        config["direction"] = {**config["direction"], "cache": cache}
     found: dict[str, Any] = json.loads(json.dumps(config, default=lambda other: type(other).__name__))
     return {**found, "size": server.layout.size}
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fastagg import _checks, _keywords, ops, registry
 from fastagg._build import native
-from fastagg.errors import CheckpointError, ConfigError, FastaggError, OtherLife, UpdateTooLarge
+from fastagg.errors import CacheError, CheckpointError, ConfigError, FastaggError, OtherLife, UpdateTooLarge
 from fastagg.layout import Layout, Parsed, Piece, Taken
 from fastagg.layout.nearness import nearer_to_model
 from fastagg.parts.directions import Direction, DistillationRecord, Single
@@ -628,6 +628,15 @@ class Server:
             parts = self._core.memory()
         return {**parts, "total": sum(parts.values())}
 
+    def tiers(self) -> dict[str, int]:
+        """What happened to the rows of ``cache=fastagg.Tiered(...)`` since they were opened; empty without them.
+
+        Of answers whose clients had a row: ``ahead`` (the row was in memory), ``late`` (it was on its way) and ``cold``
+        (nobody had asked for it, or memory had no room). ``lost`` rows were damaged and given up. ``read`` and
+        ``written`` are bytes; ``frames`` is how many rows fit into memory; ``on_disk`` are the file's bytes."""
+        with self._lock:
+            return self._core.state.tiers()
+
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
@@ -674,7 +683,7 @@ class Server:
             raise CheckpointError("the checkpoint holds updates of a deterministic round; this server has none")
         try:
             fresh = Core.loaded(self, state, like)
-        except CheckpointError:
+        except (CheckpointError, CacheError):
             raise
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
             raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
@@ -690,7 +699,9 @@ class Server:
             CheckpointError: the file could not be written. An existing file has not changed.
         """
         with self._lock:
-            checkpoint.write(self.state_dict(copy=False), Path(path))
+            state = self.state_dict(copy=False)
+            checkpoint.write(state, Path(path))
+            self._core.state.saved(state["direction"])
 
 
 def _not_answers(answers: list[Any]) -> ConfigError:

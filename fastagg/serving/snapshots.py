@@ -186,6 +186,8 @@ class Keeper:
                 path = self.folder / checkpoint_name(sequence)
                 self.disk.rename(partial, path)
                 self.disk.sync_folder(self.folder)
+                with server._lock:
+                    server._core.state.saved(cut.state["direction"])
             except OSError as error:
                 with contextlib.suppress(OSError):
                     self.disk.remove(partial)

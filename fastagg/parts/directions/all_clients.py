@@ -15,6 +15,7 @@ from fastagg.parts.names import Cache, Kind, Mode, Warmup, words
 from fastagg.parts.staleness import Staleness
 from fastagg.storage import memory
 from fastagg.storage.cache import ClientCache
+from fastagg.storage.tiered import Tiered, TieredRows
 
 WARMUPS = words(Warmup)
 
@@ -28,23 +29,33 @@ class AllClients(Direction):
 
     Args:
         num_clients: n, >= 1. Client ids are 0..n-1.
-        cache: format of the rows: ``fp32``, ``bf16``, ``int8`` or ``int4``.
+        cache: format of the rows in memory: ``fp32``, ``bf16``, ``int8`` or ``int4``; or a
+            :class:`fastagg.Tiered`: the rows are on a disk, and some of them in memory.
         warmup: ``full``: no step until all clients have answered once (Algorithm 1). ``partial``: every arrival steps
             along the mean of the clients that have answered so far.
         mode: ``incremental`` takes O(d) per arrival. ``direct`` recomputes the sum each time, in O(n*d).
     """
 
     num_clients: int
-    cache: Cache = "fp32"
+    cache: Cache | Tiered = "fp32"
     warmup: Warmup = "full"
     mode: Mode = "incremental"
     kind: Kind = field(default="gradient", kw_only=True)
     in_kernels: ClassVar[bool] = True
+    rows_one_by_one: ClassVar[bool] = True  # whether an arrival changes its client's row alone
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _checks.whole("num_clients", self.num_clients, least=1, most=_MOST_CLIENTS)
-        _checks.one_of("cache", self.cache, words(Cache))
+        if isinstance(self.cache, dict):  # from a checkpoint
+            object.__setattr__(self, "cache", Tiered(**self.cache))
+        if isinstance(self.cache, Tiered):
+            if not self.rows_one_by_one:
+                raise ConfigError("cache: rows leave ACED's sum many at a time, so they must be in memory")
+            if self.mode == "direct":
+                raise ConfigError("cache: with mode='direct' every arrival reads all rows, which must be in memory")
+        else:
+            _checks.one_of("cache", self.cache, words(Cache))
         _checks.one_of("warmup", self.warmup, WARMUPS)
         _checks.one_of("mode", self.mode, words(Mode))
 
@@ -59,7 +70,7 @@ class AllClients(Direction):
         )
 
     def start(self, material: Material) -> DirectionState:
-        return AllClientsState(self, material)
+        return TieredState(self, material) if isinstance(self.cache, Tiered) else AllClientsState(self, material)
 
 
 _MOST_CLIENTS = 2**31 - 1
@@ -104,6 +115,7 @@ class AllClientsState(DirectionState):
 
     def __init__(self, setting: AllClients, material: Material) -> None:
         size, device, seed = material.size, material.device, material.seed
+        assert not isinstance(setting.cache, Tiered)
         self.cache = ClientCache(size, setting.num_clients, setting.cache, device, seed)
         self.sum = memory.zeros(size, device)
         self.scrub = None if setting.mode == "direct" else scrub_of(self.cache, material)
@@ -132,6 +144,45 @@ class AllClientsState(DirectionState):
         self.sum.copy_(state["sum"])
         if self.scrub is not None and state["scrub"] is not None:
             self.scrub.load(state["scrub"])
+        super().load_state_dict(state)
+
+
+class TieredState(DirectionState):
+    """Rows on a disk, their sum, and the weight of each row in it."""
+
+    def __init__(self, setting: AllClients, material: Material) -> None:
+        assert isinstance(setting.cache, Tiered)
+        if material.device.type != "cpu":
+            raise ConfigError(f"cache: rows on tiers are fetched to the host, and this server is on {material.device}")
+        if material.origin:
+            raise ConfigError("cache: rows on tiers are of a whole model, and this server has a slice (origin)")
+        self.rows = TieredRows(setting.cache, material.size, setting.num_clients)
+        self.sum = memory.zeros(material.size, material.device)
+        super().__init__(
+            native.serving.AllClients.on(
+                sign=setting.sign, setting=setting.book_setting(), tiers=self.rows.native, seed=material.seed,
+                sum=self.sum.data_ptr(),
+            )
+        )  # fmt: skip
+
+    def memory(self) -> dict[str, int]:
+        return {"direction": self.sum.nbytes + self.book.nbytes()}
+
+    def finite(self) -> bool:
+        return bool(torch.isfinite(self.sum).all())
+
+    def tiers(self) -> dict[str, int]:
+        return self.rows.counts()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"cache": self.rows.state_dict(), **self.book.state(), "sum": self.sum}
+
+    def saved(self, state: dict[str, Any]) -> None:
+        self.rows.saved(state["cache"])
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rows.load_state_dict(state["cache"])
+        self.sum.copy_(state["sum"])
         super().load_state_dict(state)
 
 

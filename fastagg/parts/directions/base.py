@@ -95,6 +95,13 @@ class DirectionState:
         """Plain data and tensors; tensors may be shared."""
         return dict(self.book.state())
 
+    def saved(self, state: dict[str, Any]) -> None:
+        """A checkpoint with this :meth:`state_dict` is on the disk."""
+
+    def tiers(self) -> dict[str, int]:
+        """What happened to rows on tiers; empty if there are none."""
+        return {}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`, for a new state. Tensors are copied."""
         self.book.load(state)

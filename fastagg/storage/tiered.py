@@ -1,0 +1,232 @@
+"""Rows of clients on a disk, with some of them in memory: for more clients than memory has rows for."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import re
+import secrets
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastagg import _checks
+from fastagg._build import native
+from fastagg.errors import CacheError, CheckpointError, ConfigError
+from fastagg.parts.names import Cache, Damaged, words
+
+ROWS, INDEX = "rows.bin", "rows.json"
+_FORMAT = 1
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True)
+class Tiered:
+    """Rows on a disk and a part of them in memory: ``fastagg.ACE(..., cache=fastagg.Tiered("int8", path="rows/"))``.
+
+    When a client is sent a model its row is fetched, so that the row is in memory when the client answers. A thread
+    writes the new row back. A checkpoint of the server refers to the rows in ``path`` and does not copy them, so keep
+    both. One server at a time can use a folder.
+
+    Args:
+        format: of the rows: ``fp32``, ``bf16``, ``int8`` or ``int4``.
+        memory: bytes for rows in memory, as a number or as text: ``"64GB"``, ``"512MiB"``. At least four rows.
+        path: a folder on a local disk, which is made if it is missing.
+        keep: how many checkpoints stay loadable, counting back from the last. A row that changes after a checkpoint
+            takes a second place in the file until that checkpoint is given up.
+        damaged: what happens when a row is read whose checksum is wrong. ``"stop"``: ``receive`` raises CacheError,
+            which names the client. ``"warm up"``: the sum is computed again without this row, which reads all rows
+            once. The client then counts as one that has not answered yet.
+
+    Raises:
+        ConfigError: a setting is out of range.
+    """
+
+    format: Cache = "int8"
+    memory: int | str = "1GB"
+    path: str | os.PathLike[str] = "rows"
+    keep: int = 2
+    damaged: Damaged = "stop"
+
+    def __post_init__(self) -> None:
+        _checks.one_of("format", self.format, words(Cache))
+        _checks.whole("keep", self.keep, least=1)
+        _checks.one_of("damaged", self.damaged, words(Damaged))
+        bytes_of(self.memory)
+        if not isinstance(self.path, (str, os.PathLike)) or not str(self.path):
+            raise ConfigError(f"path: expected a folder, got {self.path!r:.100}")
+        object.__setattr__(self, "path", os.fspath(self.path))
+
+
+def bytes_of(memory: int | str) -> int:
+    """``"64GB"`` as a number.
+
+    Raises:
+        ConfigError: it is no number of bytes.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", memory, re.I) if isinstance(memory, str) else None
+    if found is not None:
+        number, unit, binary = found.groups()
+        return int(float(number) * (_BINARY if binary and unit else _UNITS)[unit.upper()])
+    if isinstance(memory, bool) or not isinstance(memory, int) or memory < 1:
+        raise ConfigError(f"memory: expected bytes, such as 8_000_000_000 or '8GB', got {memory!r:.100}")
+    return memory
+
+
+class TieredRows:
+    """A row for each client, on the tiers that ``setting`` says.
+
+    Nothing is opened before the first arrival, :meth:`state_dict` or :meth:`load_state_dict`.
+
+    Args:
+        setting: format, memory and folder.
+        size: d, elements of a row.
+        clients: n.
+
+    Raises:
+        ConfigError: the memory holds fewer than four rows.
+    """
+
+    def __init__(self, setting: Tiered, size: int, clients: int) -> None:
+        self.setting, self.size, self.clients = setting, size, clients
+        self.folder = Path(setting.path)
+        try:
+            self.native = native.serving.Tiers(
+                format=setting.format, shape=(size, clients), memory=bytes_of(setting.memory),
+                rules=(setting.keep, setting.damaged == "warm up"), path=str(self.folder / ROWS),
+            )  # fmt: skip
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        me = weakref.ref(self)
+        self.native.on_first_use(lambda: _alive(me)._claim())
+        self._id = ""
+        self._listed: list[int] = []  # checkpoints that can be loaded
+
+    def row(self, client: int) -> Tensor | None:
+        """The row of ``client`` as it is used everywhere, dequantised: [d] fp32. None if it has none."""
+        found = self.native.row(client)
+        if found is None:
+            return None
+        held = np.frombuffer(bytearray(found), dtype=np.uint8)
+        out = torch.empty(self.size)
+        scaled = native.row_formats[self.setting.format][1]
+        rows = native.Rows(
+            format=self.setting.format, size=self.size, slots=1, data=held.ctypes.data,
+            scales=held.ctypes.data + self.native.scales_at if scaled else 0,
+        )  # fmt: skip
+        native.read_row(rows, slot=0, out=out.data_ptr())
+        return out
+
+    def counts(self) -> dict[str, int]:
+        """What happened to rows since the folder was opened, and what they take."""
+        return {**self.native.counts(), "frames": self.native.frames, "on_disk": self.native.nbytes_on_disk}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the rows are. When this returns they are on the disk, and stay there until :meth:`saved` of a later
+        one.
+
+        Raises:
+            CacheError: the disk refuses.
+        """
+        cut = self.native.cut()
+        self._write([*self._listed, cut["number"]])
+        return {**cut, "id": self._id, "format": self.setting.format}
+
+    def saved(self, state: dict[str, Any]) -> None:
+        """A checkpoint with this :meth:`state_dict` is written: those before the last ``keep`` are given up."""
+        oldest = self.native.kept_with(state["number"])[0]
+        self._write([number for number in self._listed if number >= oldest])  # before their rows' places are used
+        self.native.confirm(state["number"])
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`, for rows that were not used yet.
+
+        Raises:
+            CheckpointError: the folder does not have these rows any more. CacheError: it is in use.
+        """
+        index = self._read()
+        if index is None or index["id"] != state["id"]:
+            raise CheckpointError(f"{self.folder}: it does not have the rows of this checkpoint")
+        if state["format"] != self.setting.format:
+            raise CheckpointError(f"the checkpoint's rows are {state['format']}, this server's {self.setting.format}")
+        if state["number"] not in index["checkpoints"]:
+            raise CheckpointError(
+                f"{self.folder}: the rows of this checkpoint were given up; it has those of the checkpoints "
+                f"{index['checkpoints']}, and this is number {state['number']} (Tiered.keep says how many stay)"
+            )
+        names = "slots", "sums", "shadow"
+        given = {**state, **{name: state[name].numpy() for name in names}}
+        _once_more(lambda: self.native.load(given))
+        self._id = state["id"]
+        self._write([state["number"]])
+
+    def _claim(self) -> None:
+        """Make the folder this server's, which has no rows yet.
+
+        Raises:
+            ConfigError: checkpoints refer to what is in it. CacheError: it is in use, or the disk refuses.
+        """
+        index = self._read()
+        if index is not None and index["checkpoints"]:
+            raise ConfigError(
+                f"{self.folder}: checkpoints of another server refer to the rows in it: load one of them, name "
+                "another folder, or remove this one"
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _once_more(self.native.open)
+        self._id = secrets.token_hex(8)
+        self._write([])
+
+    def _read(self) -> dict[str, Any] | None:
+        path = self.folder / INDEX
+        try:
+            index: dict[str, Any] = json.loads(path.read_text())
+            good = (
+                index["version"] == _FORMAT and isinstance(index["id"], str) and isinstance(index["checkpoints"], list)
+            )
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise CheckpointError(f"{path}: it is damaged: {error!s:.200}") from error
+        if not good:
+            raise CheckpointError(f"{path}: it is of another version of fastagg, or damaged")
+        return index
+
+    def _write(self, checkpoints: list[int]) -> None:
+        """Say on the disk which checkpoints the rows are of."""
+        path, partial = self.folder / INDEX, self.folder / (INDEX + ".partial")
+        about = {"version": _FORMAT, "id": self._id, "rows": self.setting.format, "size": self.size}
+        with partial.open("w") as file:
+            json.dump({**about, "clients": self.clients, "checkpoints": checkpoints}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        self._listed = checkpoints
+
+
+def _once_more(take: Callable[[], None]) -> None:
+    """Take the folder. A server that nobody refers to may still have it, until Python collects cycles."""
+    try:
+        take()
+    except CacheError:
+        gc.collect()
+        take()
+
+
+def _alive(rows: weakref.ref[TieredRows]) -> TieredRows:
+    found = rows()
+    assert found is not None
+    return found
