@@ -1,4 +1,4 @@
-"""A server as its folder says it was: the newest whole checkpoint, then what the journal says happened after it."""
+"""Restores a server from its folder: the newest undamaged checkpoint, then all records of the journal after it."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from fastagg.storage.disk import Disk
 from fastagg.storage.pieces import Pieces
 from fastagg.storage.segments import Record
 
-# What may be another server's from one opening to the next: it bounds what is waited for, and makes no model.
+# These settings may change from one opening to the next. They limit waiting and do not affect the model.
 _FREE = ("lease", "max_delay", "max_open_per_client", "max_clients", "max_waiting", "validate")
 
 
 @dataclass
 class Recovered:
-    """What a folder gave."""
+    """The result of a recovery."""
 
     server: Server
     walk: Walk
     checkpoint: int  # its sequence number
-    oldest: int  # of the checkpoints that are whole: records up to this one are not needed
-    made: dict[str, Any]  # the settings that the folder was begun with
-    uploads: dict[int, int]  # number -> the record that tells of it
-    replayed: dict[str, int]  # records by kind
-    damaged: list[Path]  # checkpoints
+    oldest: int  # of the undamaged checkpoints; records up to this one are not needed
+    made: dict[str, Any]  # the settings with which the folder was made
+    uploads: dict[int, int]  # number -> the record that refers to it
+    replayed: dict[str, int]  # the number of replayed records by kind
+    damaged: list[Path]  # damaged checkpoints
 
 
 def recover(disk: Disk, folder: Path, make: Callable[[], Server]) -> Recovered:
-    """The server, with limits and leases as ``make`` has them, and whose journal goes on after ``walk.last``.
+    """Restore the server. It has the limits and leases of ``make``; its journal continues after ``walk.last``.
 
     Raises:
-        CheckpointError: the folder is damaged. ConfigError: ``make`` makes another server than the folder's.
+        CheckpointError: the folder is damaged. ConfigError: ``make`` makes a server that differs from the folder's.
     """
     found = contents(disk, folder)
     state, sequence, manifest, damaged = _newest(disk, found)
@@ -80,11 +80,11 @@ def _load(server: Server, state: dict[str, Any]) -> None:
 
 
 def _newest(disk: Disk, found: Contents) -> tuple[dict[str, Any], int, dict[str, Any], list[Path]]:
-    """The newest whole checkpoint: its state, sequence number and manifest, and the damaged ones. Those that are newer
-    are taken out of ``found``.
+    """Return the newest undamaged checkpoint: its state, sequence number and manifest. Also return the damaged ones.
+    Checkpoints that are newer are removed from ``found``.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: every checkpoint is damaged, or there is none.
     """
     wrong: list[str] = []
     damaged: list[Path] = []
@@ -101,7 +101,7 @@ def _newest(disk: Disk, found: Contents) -> tuple[dict[str, Any], int, dict[str,
 
 
 def made_of(server: Server) -> dict[str, Any]:
-    """The settings that a folder's server must keep, as JSON has them."""
+    """Return the settings that a folder's server must keep, as in JSON."""
     config = {key: value for key, value in server.config().items() if key not in _FREE}
     found: dict[str, Any] = json.loads(json.dumps(config, default=lambda other: type(other).__name__))
     return {**found, "size": server.layout.size}
@@ -117,13 +117,13 @@ def _check_made(folder: Path, was: dict[str, Any], now: dict[str, Any]) -> None:
 
 
 def _lift_limits(server: Server) -> None:
-    """Nothing ends while the journal is read: it says itself what ended."""
+    """Make sure that no task ends by itself while the journal is replayed. Its records tell which tasks ended."""
     most = 2**63 - 1
     server._core.ledger.limit(lease=math.inf, max_delay=most, open_per_client=most, clients=most)
 
 
 def _limit_again(server: Server, limits: tuple[Any, ...]) -> None:
-    """The server's own limits hold again; every lease begins anew."""
+    """Restore the server's own limits. Every lease begins anew."""
     lease, delay, per_client, clients = (2**63 - 1 if limit is None else limit for limit in limits)
     server._core.ledger.limit(
         lease=math.inf if limits[0] is None else lease, max_delay=delay, open_per_client=per_client, clients=clients
@@ -132,7 +132,7 @@ def _limit_again(server: Server, limits: tuple[Any, ...]) -> None:
 
 
 class Player:
-    """Does again what records say."""
+    """Replays records on a server."""
 
     def __init__(self, server: Server, disk: Disk, found: Contents) -> None:
         self.server, self.disk, self.found = server, disk, found
@@ -140,10 +140,10 @@ class Player:
         self.counts: dict[str, int] = {}
 
     def play(self, record: Record) -> None:
-        """One record.
+        """Replay one record.
 
         Raises:
-            CheckpointError: it cannot be done again, or gives another result.
+            CheckpointError: the record cannot be replayed, or gives another result.
         """
         try:
             self._play(record)
@@ -202,7 +202,7 @@ class Player:
             raise CheckpointError(f"it gave {was}, and now gives {now}: another rule, or another model")
 
     def _check_sizes(self, found: Arrival) -> None:
-        """What native code will not look at again."""
+        """Check what native code will not check again."""
         layout, parsed = self.server.layout, found.parsed
         sizes = [parsed.parameters.size, *([] if parsed.buffers is None else [parsed.buffers.size])]
         if sizes != [layout.size, layout.buffer_size][: len(sizes)]:

@@ -1,4 +1,4 @@
-"""What all ranks of a sharded server must have in common, and what it cannot have."""
+"""The settings that all ranks of a sharded server must share, and those that it cannot have."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fastagg.serving.server import Server
 
 
 def refuse_unfit(server: Server) -> None:
-    """Refuse what a slice cannot do alone.
+    """Refuse settings that do not work on a slice.
 
     Raises:
-        ConfigError: and why.
+        ConfigError: the server has such a setting; the message tells why.
     """
     staleness = server.staleness
     reasons = [
@@ -34,10 +34,10 @@ def refuse_unfit(server: Server) -> None:
 
 
 def common(all: list[bytes]) -> Any:
-    """What every rank said of its settings, as JSON.
+    """Return the settings that all ranks have reported, as JSON.
 
     Raises:
-        ConfigError: two ranks differ; the setting and both values.
+        ConfigError: two ranks differ. The message has the setting and both values.
     """
     said = [json.loads(one) for one in all]
     first = dict(_flat("", said[0]["settings"]))
