@@ -68,7 +68,7 @@ class Judging:
 
         Raises:
             UnknownClient, UnknownVersion, NonFiniteUpdate, ConfigError and others: the update is refused; nothing has
-            changed.
+                changed.
         """
         server, core = self.server, self.server._core
         change = None if control is None else self._control(control)

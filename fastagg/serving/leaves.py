@@ -61,7 +61,7 @@ class Leaf:
 
         Raises:
             ShapeMismatch, DTypeMismatch, NonFiniteUpdate, UpdateTooLarge, ConfigError: the update is refused, as by a
-            server. The sum is unchanged.
+                server. The sum is unchanged.
         """
         share = admission.share(num_samples, self.weighting)
         parsed = self.layout.parse(update)

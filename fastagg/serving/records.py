@@ -179,7 +179,7 @@ def dtype_of(code: int) -> torch.dtype:
 def tensor_at(body: Any, at: int, dtype: torch.dtype, elements: int) -> Tensor:
     """Return elements in a buffer as a tensor that shares them. Do not write to it."""
     if elements * dtype.itemsize > len(body) - at:
-        raise ValueError("a record that ends too early")
+        raise ValueError("the record ends too early")
     if not elements:
         return torch.empty(0, dtype=dtype)
     array = np.frombuffer(body, np.uint8, elements * dtype.itemsize, at)

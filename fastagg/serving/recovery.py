@@ -111,8 +111,8 @@ def _check_made(folder: Path, was: dict[str, Any], now: dict[str, Any]) -> None:
     for key in {**was, **now}:
         if was.get(key) != now.get(key):
             raise ConfigError(
-                f"{folder}: it was begun with {key}={was.get(key)!r:.150}, and make() gives {now.get(key)!r:.150}; "
-                "open it with the settings it was begun with (server.lr may be set afterwards), or use another folder"
+                f"{folder}: it was made with {key}={was.get(key)!r:.150}, but make() gives {now.get(key)!r:.150}; "
+                "open it with its original settings (server.lr may be set afterwards), or use another folder"
             )
 
 
@@ -150,7 +150,7 @@ class Player:
         except FastaggError as error:
             kind = records.NAMES.get(record.kind, str(record.kind))
             raise CheckpointError(
-                f"the journal's record {record.sequence} ({kind}) cannot be done again: {error}"
+                f"the journal's record {record.sequence} ({kind}) cannot be replayed: {error}"
             ) from error
         name = records.NAMES[record.kind]
         self.counts[name] = self.counts.get(name, 0) + 1
@@ -167,7 +167,7 @@ class Player:
             if record.kind == records.DISPATCH:
                 sent = server.dispatch(client).version
                 if sent != version:
-                    raise CheckpointError(f"it sent version {version}, and now sends {sent}")
+                    raise CheckpointError(f"the server sent version {version} then, but sends version {sent} now")
             elif record.kind == records.HAND_ON:
                 road.hand_on(client, version)
             elif record.kind == records.EXPIRE:
@@ -182,7 +182,7 @@ class Player:
             first, number = records.read_life(body)
             road.begin_life(first, number)
         else:
-            raise CheckpointError("a kind of record that this version does not know")
+            raise CheckpointError("this version of fastagg does not know this kind of record")
 
     def _arrive(self, record: Record) -> None:
         server = self.server
@@ -199,19 +199,19 @@ class Player:
             return
         was, now = found.decided, records.decided(receipt)
         if not records.same(was, now):
-            raise CheckpointError(f"it gave {was}, and now gives {now}: another rule, or another model")
+            raise CheckpointError(f"the result was {was} then, but is {now} now: the rule or the model differs")
 
     def _check_sizes(self, found: Arrival) -> None:
         """Check what native code will not check again."""
         layout, parsed = self.server.layout, found.parsed
         sizes = [parsed.parameters.size, *([] if parsed.buffers is None else [parsed.buffers.size])]
         if sizes != [layout.size, layout.buffer_size][: len(sizes)]:
-            raise CheckpointError(f"an update of {sizes} numbers, and the model has {layout.size}")
+            raise CheckpointError(f"the update has {sizes} numbers, but the model has {layout.size}")
         like = [one.numel() for one in self.server._core.statistics.counters]
         if parsed.counters is not None and [one.numel() for one in parsed.counters] != like:
-            raise CheckpointError("other counters than the model's")
+            raise CheckpointError("the update's counters are not the model's")
         if not (math.isfinite(found.share) and found.share > 0):
-            raise CheckpointError(f"a weight of {found.share}")
+            raise CheckpointError(f"the update's weight is {found.share}, expected a number above 0")
 
     def _upload(self, record: Record, found: Arrival) -> Pieces:
         assert found.blob is not None

@@ -1,4 +1,4 @@
-"""What goes together: the one place that says which parts and settings make no sense side by side."""
+"""Checks which parts and settings can be combined. No other module does this."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def check(server: Server) -> None:
     """Refuse a server whose parts or settings contradict each other.
 
     Raises:
-        ConfigError: and why.
+        ConfigError: there is such a contradiction; the message tells which.
     """
     direction, optimizer, staleness = server.direction, server.optimizer, server.staleness
     optimizer.check()
@@ -38,7 +38,7 @@ def check(server: Server) -> None:
 
 
 def _waits(direction: Direction, staleness: Staleness, deterministic: bool) -> str | None:
-    """Why a number is needed on the host before a step."""
+    """Return why a step needs a number on the host first; None if it does not."""
     if direction.measures:
         return "weighs an update by its direction"
     if direction.runs_models:

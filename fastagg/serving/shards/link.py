@@ -36,7 +36,7 @@ class Link:
 
     Args:
         group: the process group, which must have gloo for CPU tensors. None: the default group, or only this process if
-        torch.distributed was not started.
+            torch.distributed was not started.
         timeout: how many seconds a rank waits for another.
 
     Attributes:

@@ -55,16 +55,16 @@ def sharded(make: Make, model: Any, group: Any = None, *, timeout: float = 60.0)
 
     Args:
         make: makes a server of the piece that it gets, such as ``lambda piece: fastagg.FADAS(piece, lr=0.01)``. It must
-        be the same on all ranks.
+            be the same on all ranks.
         model: the whole model, in any form that :class:`fastagg.Server` takes, without running statistics. Rank r takes
-        its slice from the model that was given on rank r.
+            its slice from the model that was given on rank r.
         group: a process group of torch.distributed. None: the default group, or only this process if none was started.
-        It must have gloo for tensors on the CPU (``backend="gloo"`` or ``"cpu:gloo,cuda:nccl"``).
+            It must have gloo for tensors on the CPU (``backend="gloo"`` or ``"cpu:gloo,cuda:nccl"``).
         timeout: how many seconds a rank waits for another. A rank that takes longer for its share of a step is lost.
 
     Raises:
         ConfigError: ranks have different settings (the message names the setting), the model has fewer groups of 65,536
-        elements than there are ranks, or a setting does not work with slices.
+            elements than there are ranks, or a setting does not work with slices.
         DTypeMismatch: the model's tensors are already distributed (DTensor).
         RankLost: a rank did not answer.
     """
@@ -91,7 +91,7 @@ class ShardedServer:
 
     Raises:
         RankLost: from any method, after a rank died, stopped or could not follow. Load a checkpoint with the remaining
-        ranks.
+            ranks.
     """
 
     def __init__(self, make: Make, model: Any, link: Link, timeout: float) -> None:
@@ -274,14 +274,14 @@ class ShardedServer:
         Args:
             client, version, num_samples, kind, incarnation: as in :meth:`fastagg.Server.receive`.
             update: a :class:`fastagg.SharedVector`, which every rank reads in place (one host); or None, if every rank
-            already holds its slice (:meth:`deliver`). On one host every form that a server takes works, too. It is
-            first copied into memory that all ranks share.
+                already holds its slice (:meth:`deliver`). On one host every form that a server takes works, too. It is
+                first copied into memory that all ranks share.
             control: for FedAC, in the same forms.
 
         Raises:
             NotDelivered: a rank does not hold its slice.
             RankLost: a rank does not answer. FastaggError: as in :class:`fastagg.Server`; nothing has changed on any
-            rank.
+                rank.
         """
         with self._leading("receive"):
             server = self._server

@@ -58,7 +58,7 @@ class Updates:
 
         Raises:
             ConfigError: the ranks are on several hosts. ShapeMismatch, DTypeMismatch: the vector does not fit this
-            model.
+                model.
         """
         if given is None:
             return None
