@@ -69,8 +69,8 @@ def bench(
         ),
     ] = None,
 ) -> None:
-    """Measure: --quick here and now, or one rule beside torch.compile, too (`fastagg bench ace-int8`), or a checkout's
-    benchmarks; further arguments go to pytest."""
+    """Run benchmarks: --quick on this machine, or one rule compared with torch and torch.compile (`fastagg bench
+    ace-int8`), or those of a checkout of the repository. Further arguments go to pytest."""
     import subprocess
     from importlib.util import find_spec
 
@@ -96,7 +96,7 @@ def _quick(out: Path, picture: str, rule: str | None) -> None:
     import warnings
 
     from fastagg import quick
-    from fastagg.cli import quick_report  # without its packages it says so before anything is measured
+    from fastagg.cli import quick_report  # it reports missing packages before anything is measured
     from fastagg.cli.tables import quick_table
     from fastagg.facts import facts
     from fastagg.sim.plots import check_format
@@ -123,7 +123,7 @@ def _quick(out: Path, picture: str, rule: str | None) -> None:
 
 
 def _bench_folder() -> Path | None:
-    # Beside the package too: an editable install is run from anywhere.
+    # Also beside the package, because an editable install can be run from anywhere.
     for root in (Path.cwd(), Path(__file__).resolve().parents[2]):
         if (root / "bench").is_dir() and (root / "pyproject.toml").is_file():
             return root / "bench"
