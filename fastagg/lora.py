@@ -5,8 +5,8 @@ Adapters are dicts of arrays as ``peft.get_peft_model_state_dict`` returns them.
 layer's weight, [out, in]; peft's scale is ``lora_alpha / rank``. A server whose model is only the adapters keeps, sends
 and averages only adapters. There are two ways to let clients have different ranks:
 
-- **padded** (HetLoRA, Cho et al. 2024): the server's adapters have the largest rank. A client trains the first rows of A
-  and columns of B (:func:`cut`) and fills up with zeros (:func:`padded`). The mean of products is not the product of
+- **padded** (HetLoRA, Cho et al. 2024): the server's adapters have the largest rank. A client trains the first rows of
+  A and columns of B (:func:`cut`) and fills up with zeros (:func:`padded`). The mean of products is not the product of
   means, so this is an approximation. The scale must be the same for all: ``lora_alpha = rank``.
 - **stacked** (FLoRA, Wang et al. 2024): the server averages the products. ``sum_i p_i B_i A_i`` is the product of the
   stacks ``[p_1 B_1 ... p_n B_n]`` and ``[A_1; ...; A_n]``, so this is exact for every mixture of ranks. The server's
