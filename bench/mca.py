@@ -1,8 +1,8 @@
-"""Predicts cycles per element of a loop on processors that are not available, with llvm-mca: python bench/mca.py amsgrad
+"""Predicts cycles per element of a loop on processors that are not available: python bench/mca.py amsgrad
 
 It compiles peers/plain.cpp, or another file (--source, --flags), to assembly. In each named function it takes the
-innermost loop that moves furthest per iteration. llvm-mca does not model caches and memory. If a loop is predicted to
-take longer than moving its bytes, arithmetic is the limit.
+innermost loop that moves furthest per iteration, and asks llvm-mca. llvm-mca does not model caches and memory. If a
+loop is predicted to take longer than moving its bytes, arithmetic is the limit.
 """
 
 from __future__ import annotations
