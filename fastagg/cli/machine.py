@@ -31,7 +31,7 @@ def info(
 
 @app.command()
 def tune(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and print; remember nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and print; do not remember the result.")] = False,
     forget: Annotated[bool, typer.Option("--forget", help="Forget what was remembered, for all processors.")] = False,
 ) -> None:
     """Measure what suits this processor, in less than a second, print why, and remember it."""
@@ -58,7 +58,7 @@ def tune(
 def bench(
     context: typer.Context,
     quick: Annotated[
-        bool, typer.Option("--quick", help="This machine beside torch, in a minute; needs no checkout.")
+        bool, typer.Option("--quick", help="Compare this machine with torch in a minute; needs no checkout.")
     ] = False,
     out: Annotated[Path, typer.Option("--out", help="Folder for the results of --quick.")] = Path("runs/bench"),
     picture: Annotated[str, typer.Option("--format", metavar="png|pdf|svg", help="Format of its picture.")] = "png",

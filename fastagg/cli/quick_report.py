@@ -18,7 +18,7 @@ from fastagg.sim import output, plots
 if TYPE_CHECKING:
     from fastagg.quick import Measured
 
-TITLE = "fastagg beside torch on this machine"
+TITLE = "fastagg compared with torch on this machine"
 AXIS = "torch's time / fastagg's (above 1 fastagg is faster)"
 
 
@@ -78,7 +78,7 @@ def html(measured: Sequence[Measured], busy: float, facts: Mapping[str, Any]) ->
     ]
     blocks = [
         page.table(QUICK_HEADINGS, quick_rows(measured), quick_caption(measured, busy)),
-        page.ratios("Whole arrivals beside eager torch", AXIS, bars),
+        page.ratios("Whole arrivals, compared with eager torch", AXIS, bars),
         page.settings("Machine and versions", facts),
     ]
     return page.page(TITLE, blocks, f"{facts['processor']}, {facts['threads']} threads, torch {facts['torch']}")

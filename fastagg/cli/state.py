@@ -13,7 +13,7 @@ from fastagg.cli.screen import show
 
 @app.command()
 def doctor(
-    path: Annotated[Path, typer.Argument(metavar="FOLDER|FILE", help="Of fastagg.open, or of server.save.")],
+    path: Annotated[Path, typer.Argument(metavar="FOLDER|FILE", help="From fastagg.open, or from server.save.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Report the contents of a server's folder or file, whether all checksums are right, and what a recovery would

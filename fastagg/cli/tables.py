@@ -57,7 +57,7 @@ def quick_rows(measured: Sequence[Measured]) -> list[list[str]]:
 
 def quick_table(measured: Sequence[Measured], busy: float) -> Table:
     """Return the results of `fastagg bench --quick` as a table for the terminal. It names losses in words."""
-    table = Table(title="Whole arrivals beside eager torch", title_justify="left", box=None)
+    table = Table(title="Whole arrivals, compared with eager torch", title_justify="left", box=None)
     for heading in QUICK_HEADINGS:
         table.add_column(heading, justify="left" if heading == "rule" else "right")
     for row in quick_rows(measured):
@@ -76,12 +76,12 @@ def verdict(line: Measured) -> str:
 def quick_caption(measured: Sequence[Measured], busy: float) -> str:
     """Return how to read the table, and whether the machine was quiet enough for it."""
     text = (
-        "An arrival: dispatch and receive, with checks, versions and receipts. torch: the same rule in place, with one "
-        "look for NaN. Below 1 fastagg is slower. ACE with int8 rows stands beside torch with fp32 rows."
+        "An arrival is dispatch and receive, with checks, versions and receipts. torch does the same rule in place, "
+        "with one check for NaN. Below 1 fastagg is slower. ACE with int8 rows is compared with torch with fp32 rows."
     )
     if busy > 0.05:
         text += (
-            f" OTHER PROCESSES USED {busy:.0%} OF THIS MACHINE: torch's threads suffer more from that than fastagg's, "
-            "so these ratios flatter fastagg. Measure again on a quiet machine."
+            f" OTHER PROCESSES USED {busy:.0%} OF THIS MACHINE: this slows torch's threads down more than fastagg's, "
+            "so these ratios are too good for fastagg. Measure again on a quiet machine."
         )
     return text

@@ -127,7 +127,7 @@ def check_claims(state: dict[str, Any], config: dict[str, Any], layout: Layout) 
     claims = [config.get("num_clients"), rows, direction.get("size") if rows is not None else None]
     most = max((count for count in claims if isinstance(count, int)), default=0)
     if most * _BYTES_PER_CLIENT > max(_ALWAYS, 2 * sum(held.values())):
-        raise CheckpointError(f"the checkpoint is damaged: it claims {most} clients, and holds next to nothing of them")
+        raise CheckpointError(f"the checkpoint is damaged: it claims {most} clients, but is too small for them")
 
 
 def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
@@ -231,7 +231,7 @@ def read(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: no such checkpoint") from error
     except pickle.UnpicklingError as error:  # torch's own message recommends loading it anyway
-        raise CheckpointError(f"{path}: refused: it holds something else than tensors and plain data") from error
+        raise CheckpointError(f"{path}: refused: it contains other objects than tensors and plain data") from error
     except Exception as error:  # a damaged file can cause any kind of error
         raise CheckpointError(f"{path}: not a whole checkpoint: {type(error).__name__}: {error}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:

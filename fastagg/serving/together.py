@@ -30,11 +30,11 @@ def check(server: Server) -> None:
         )
     if server.deterministic and not direction.synchronous:
         raise ConfigError(
-            "deterministic: for synchronous rules; where updates are applied as they come, their order is part of "
+            "deterministic: it needs a synchronous rule. If updates are applied as they come, their order is part of "
             f"the algorithm, got direction {type(direction).__name__}"
         )
     if server.validate == "deferred" and (reason := _waits(direction, staleness, server.deterministic)):
-        raise ConfigError(f'validate="deferred": not for a server that waits anyway: it {reason}')
+        raise ConfigError(f'validate="deferred": it has no effect on a server that must wait: it {reason}')
 
 
 def _waits(direction: Direction, staleness: Staleness, deterministic: bool) -> str | None:

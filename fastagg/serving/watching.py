@@ -159,11 +159,13 @@ class Numbers:
         from prometheus_client import Counter, Histogram
 
         self._me = weakref.ref(server)
-        self._arrivals = Counter("fastagg_arrivals", "Updates that were taken", registry=registry)
-        self._refusals = Counter("fastagg_refusals", "Calls that were refused", ["reason"], registry=registry)
+        self._arrivals = Counter("fastagg_arrivals", "Updates taken", registry=registry)
+        self._refusals = Counter("fastagg_refusals", "Calls refused", ["reason"], registry=registry)
         self._delays = Histogram("fastagg_delay_versions", "Delays of updates", buckets=_DELAYS, registry=registry)
-        self._steps = Histogram("fastagg_step_seconds", "Taking an answer", buckets=_SECONDS, registry=registry)
-        self._waits = Histogram("fastagg_wait_seconds", "Waiting for the disk", buckets=_SECONDS, registry=registry)
+        self._steps = Histogram("fastagg_step_seconds", "Seconds per answer", buckets=_SECONDS, registry=registry)
+        self._waits = Histogram(
+            "fastagg_wait_seconds", "Seconds waiting for the disk", buckets=_SECONDS, registry=registry
+        )
         registry.register(self)
 
     def arrived(self, receipts: list[Receipt], seconds: float, waited: float) -> None:
@@ -193,7 +195,7 @@ class Numbers:
             core = server._core
             found = {
                 "version": ("Steps so far", core.ledger.version),
-                "open_tasks": ("Tasks that are out", core.ledger.open_tasks),
+                "open_tasks": ("Open tasks", core.ledger.open_tasks),
                 "oldest_task_seconds": ("Age of the oldest task with a lease", core.ledger.oldest_task),
                 "expired_tasks": ("Tasks that ended without an answer", core.ledger.expired),
             }
@@ -201,13 +203,13 @@ class Numbers:
         journal = getattr(server, "_journal", None)
         if journal is not None:
             found["journal_last"] = ("The journal's last record", journal.last)
-            found["journal_durable"] = ("Its last record on the disk", journal.durable)
-            found["journal_bytes"] = ("Bytes written to it", journal.written)
+            found["journal_durable"] = ("The last record on the disk", journal.durable)
+            found["journal_bytes"] = ("Bytes written to the journal", journal.written)
             found["journal_syncs"] = ("Calls of fdatasync", journal.syncs)
-        found["finite"] = ("Whether all that is held is finite", int(finite))
+        found["finite"] = ("Whether all numbers held are finite", int(finite))
         for name, (told, value) in found.items():
             yield GaugeMetricFamily(f"fastagg_{name}", told, value=value)
-        family = GaugeMetricFamily("fastagg_memory_bytes", "Bytes held, by what they are", labels=["part"])
+        family = GaugeMetricFamily("fastagg_memory_bytes", "Bytes held, by part", labels=["part"])
         for part, nbytes in held.items():
             if part != "total":
                 family.add_metric([part], nbytes)

@@ -70,7 +70,7 @@ def story(groups: Sequence[Group]) -> list[str]:
     if known := {method: value for method, value in uploads.items() if value is not None}:
         order = sorted(known, key=lambda method: known[method])
         counts = ", ".join(f"{method} {known[method]:,.0f}" for method in order)
-        lines.append(f"Uploads to {TARGET:.0%}, what the clients pay: {counts}. Most: {order[-1]}.")
+        lines.append(f"Uploads until {TARGET:.0%}, which are the clients' work: {counts}. Most: {order[-1]}.")
     final = sorted(groups, key=lambda group: group.over("last5_accuracy_mean").mean or 0.0)
     last, first = final[0].over("last5_accuracy_mean"), final[-1].over("last5_accuracy_mean")
     gap = 100 * ((first.mean or 0.0) - (last.mean or 0.0))
@@ -84,7 +84,7 @@ def story(groups: Sequence[Group]) -> list[str]:
     for group in groups:
         wall, received = group.wall_seconds(), group.over("uploads").mean or 1.0
         costs.append(f"{group.method} {1e3 * wall['server'] / received:.2f} ms ({wall['server'] / wall['total']:.0%})")
-    lines.append(f"The server, with the schedule, per update and of the run: {', '.join(costs)}.")
+    lines.append(f"Server time (with the schedule) per update, and its share of the run: {', '.join(costs)}.")
     return lines
 
 

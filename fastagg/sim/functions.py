@@ -39,7 +39,7 @@ def call(function: Callable[..., Any], key: str, *positional: Any, **keywords: A
     try:
         inspect.signature(function).bind(*positional, **keywords)
     except TypeError as error:
-        raise ConfigError(f"{key}: the function does not take what it is given: {error}") from None
+        raise ConfigError(f"{key}: the function does not take these arguments: {error}") from None
     except ValueError:  # some built-in functions have no signature
         pass
     return function(*positional, **keywords)

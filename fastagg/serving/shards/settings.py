@@ -23,10 +23,10 @@ def refuse_unfit(server: Server) -> None:
         (server.device.type != "cpu", "device", "slices lie on the CPU"),
         (server.lease is not None, "lease", "every rank has a clock of its own; use expire(before=...)"),
         (isinstance(server.direction, Echo), "direction", "FedEcho runs the whole model; no rank has it"),
-        (type(server.direction).combine is not Direction.combine, "direction", "one of your own sees a slice alone"),
-        (server.optimizer.has_own_step, "optimizer", "one of your own sees a slice alone"),
+        (type(server.direction).combine is not Direction.combine, "direction", "your own class would see only a slice"),
+        (server.optimizer.has_own_step, "optimizer", "your own class would see only a slice"),
         (getattr(staleness, "sketch", None) is not None, "sketch", "distances are measured; leave it out"),
-        (server._core.policy.looks and not isinstance(staleness, Euclidean), "staleness", "it sees a slice alone"),
+        (server._core.policy.looks and not isinstance(staleness, Euclidean), "staleness", "it would see only a slice"),
     ]  # fmt: skip
     for unfit, setting, why in reasons:
         if unfit:

@@ -68,7 +68,7 @@ def build(
         if text is None:
             raise ConfigError(f"model {name!r} needs text, the data's inputs are {tuple(shape)}")
         if text.writes != (name == "causal-lm"):
-            raise ConfigError(f"model {name!r} does not go with this data: causal-lm and mathinstruct belong together")
+            raise ConfigError(f"model {name!r} does not fit this data: causal-lm and mathinstruct need each other")
         if name == "lstm":
             from fastagg.sim.models.lstm import NextCharacter
 
