@@ -340,7 +340,7 @@ def test_without_its_extra_the_command_line_names_what_is_missing(monkeypatch, c
 
 
 def test_runs_side_by_side_take_the_package_that_is_installed(recipe, tmp_path):
-    """And not the checkout in whose root they are started, whose extension was never built."""
+    """They must not import the checkout in whose root they start, because its extension was never built."""
     (tmp_path / "fastagg").mkdir()
     (tmp_path / "fastagg" / "__init__.py").write_text("")
     (tmp_path / "bin").mkdir()
