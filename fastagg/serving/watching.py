@@ -37,10 +37,9 @@ def watch(server: Server, registry: Any = None, *, slow: float = 1.0) -> Server:
         server: the server to watch. It is returned.
         registry: a registry of ``prometheus_client`` (the extra ``metrics``), for example
             ``prometheus_client.REGISTRY``. It gets counters and histograms of arrivals, refusals by reason, delays, and
-            the
-        seconds of steps and of waiting for the disk. When it is scraped, it also reads: open tasks, the age of the
-            oldest one (with ``lease``), bytes by part, the version, the last record that is on the disk, and whether
-            the model is finite.
+            the seconds of steps and of waiting for the disk. When it is scraped, it also reads: open tasks, the age of
+            the oldest one (with ``lease``), bytes by part, the version, the last record that is on the disk, and
+            whether the model is finite.
         slow: an answer is slow if it takes at least this many seconds.
 
     Raises:

@@ -151,7 +151,7 @@ def test_demo_quick_compares_the_methods(tmp_path, monkeypatch):
     monkeypatch.setattr(demo_module, "QUICK", 50)
     result = invoke("demo", "--quick", "--seed", 1, "--out", tmp_path / "demo")
     assert result.exit_code == 0, result.output
-    for label in ("FedAvg", "FADAS", "FedBuff", "FedAsync", "Accuracy at the end:", "The server"):
+    for label in ("FedAvg", "FADAS", "FedBuff", "FedAsync", "Accuracy at the end:", "Server time"):
         assert label in result.stdout
     assert str(tmp_path / "demo" / "accuracy.png") in result.stdout
     assert {p.name for p in (tmp_path / "demo").iterdir()} == {
