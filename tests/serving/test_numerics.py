@@ -184,7 +184,7 @@ def test_running_out_of_memory_leaves_the_round_as_it_was(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("name", ["FedBuff", "FADAS", "FedAsync"])
 def test_asynchronous_rules_have_an_order(name: str) -> None:
-    with pytest.raises(fastagg.ConfigError, match="deterministic: for synchronous rules"):
+    with pytest.raises(fastagg.ConfigError, match="deterministic: it needs a synchronous rule"):
         getattr(fastagg, name)(torch.zeros(D), deterministic=True)
 
 
