@@ -1,3 +1,3 @@
-"""For who types ``python setup.py install``: the package is built by pip, from pyproject.toml and CMakeLists.txt."""
+"""Refuses ``python setup.py install``. pip builds the package, from pyproject.toml and CMakeLists.txt."""
 
 raise SystemExit("fastagg is built by pip: pip install .")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The CPU kernels on ARM, for who has none: the trace program (tests/native) for this machine and, cross-compiled and
-# emulated, for 64-bit ARM. Both must leave the bits of tests/native/trace.txt.
+# Checks the CPU kernels on ARM without an ARM machine. The trace program (tests/native) is built for this machine, and
+# cross-compiled for 64-bit ARM and emulated. Both must give the bits of tests/native/trace.txt.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$1

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The reports in a browser: tests/page with Chromium, which is installed where it can be.
+# Checks the reports in a browser: runs tests/page with Chromium, which is installed if possible.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if ! command -v chromium >/dev/null && test "$(id -u)" = 0; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Clang (CLANG, or the newest that is here): it must find nothing to warn of in the kernels and the bindings, and its
-# kernels must leave the bits of tests/native/trace.txt.
+# Checks with Clang (CLANG, or the newest installed one): the kernels and the bindings must compile without warnings,
+# and the kernels must give the bits of tests/native/trace.txt.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$1

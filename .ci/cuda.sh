@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compile the CUDA kernels for every architecture and read the compiler's own report: no kernel may spill registers or
-# use local memory. Then what the assembler made of them, an older assembler, and what a user reads of a driver.
+# Compiles the CUDA kernels for every architecture and reads the compiler's report: no kernel may spill registers or use
+# local memory. Then it checks the assembler's output, an older assembler, and the messages about a driver.
 set -euo pipefail
 build=$1
 cmake -S . -B "$build" -G Ninja -DFASTAGG_DEVELOPER=ON -DPython_EXECUTABLE="$(command -v python)" \
@@ -21,7 +21,7 @@ assert not bad, f"{len(bad)} kernels spill or use local memory: {bad}"
 print(f"{len(kernels)} kernels for {', '.join(architectures)}: no spills, no local memory")
 PY
 
-# What the assembler made of them: 128-bit accesses in the kernels that stream vectors, and what bandwidth they allow.
+# The assembler's output: 128-bit accesses in the kernels that stream vectors, and the bandwidth that they allow.
 pip install -q nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm -c constraints.txt
 packages=$(python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 tools=$(dirname "$(find "$packages" -name nvdisasm | head -n 1)")
@@ -30,8 +30,8 @@ PATH="$tools:$PATH" python .ci/sass.py "${objects[@]}" >"$build.sass" || { grep 
 tail -n 1 "$build.sass"
 PATH="$tools:$PATH" python .ci/evidence.py "${objects[@]}" || exit 1
 
-# An older assembler: CUDA 12.4's, from the package index, on the same code with the version that it knows at its head.
-# For sm_75 as well, which no default build has.
+# An older assembler: CUDA 12.4's, from the package index, on the same code with the version that it knows in the
+# header. Also for sm_75, which default builds do not include.
 pip download -q --no-deps -d "$build/older" nvidia-cuda-nvcc-cu12==12.4.131
 (cd "$build/older" && python -m zipfile -e ./*.whl .)
 older=$(find "$build/older" -name ptxas)
@@ -50,7 +50,7 @@ for kernel in csrc/cuda/*.cu; do
 done
 grep "Compiling entry" "$build.older" | wc -l | sed 's/$/ kernels from the assembler of CUDA 12.4/'
 
-# What a user reads of a driver, from the real runtime over a driver's library that answers so (tests/native).
+# The messages about a driver, from the real runtime with a fake driver's library (tests/native).
 mkdir -p "$build/driver"
 gcc -shared -fPIC -o "$build/driver/libcuda.so.1" tests/native/fake_driver.c
 nvcc -std=c++17 -cudart static -o "$build/driver/answer" tests/native/driver.cpp csrc/cuda/device.cu

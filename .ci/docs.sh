@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The documentation as a site, warnings as errors, and the notebook from its first cell to its last. Takes WORKDIR. Needs
-# fastagg[docs,sim] installed. Nothing here asks a network: where user namespaces are allowed, it is built without one.
+# Builds the documentation as a site, with warnings as errors, and runs the notebook from its first cell to its last.
+# Takes WORKDIR. Needs fastagg[docs,sim] installed. It uses no network; if user namespaces are allowed, it is built
+# without one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$1

@@ -1,11 +1,12 @@
-"""What the assembler made of the CUDA kernels, and the bandwidth it allows: python .ci/evidence.py OBJECT... [--write]
+"""Reports the assembler's result for the CUDA kernels, and the possible bandwidth: evidence.py OBJECT... [--write]
 
-For every kernel that streams vectors, on every architecture: registers, local memory, and of its hot loop the 128-bit
-accesses, instructions per element, double-precision instructions per element, and the bytes that a thread has asked for
-before it first waits. From these and a card's data sheet follows what the kernel can reach on it, and what limits it:
-an estimate from above, not a measurement. --write puts the table into docs/cuda.md.
+For every kernel that streams vectors, on every architecture, it reports registers and local memory. For the kernel's
+hot loop it reports the 128-bit accesses, instructions per element, double-precision instructions per element, and the
+bytes that a thread has requested before it first waits. With a card's data sheet these give the bandwidth that the
+kernel can reach, and what limits it. This is an upper estimate, not a measurement. --write puts the table into
+docs/cuda.md.
 
-The hot loop's path is the one with the most 128-bit accesses: of a cache's kernels, the one into AMSGrad.
+The hot loop's path is the one with the most 128-bit accesses. For a cache's kernels it is the one into AMSGrad.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ SINGLE, FLUSH = "(fastagg::DirectionKind)0", "(fastagg::DirectionKind)1"
 
 
 class Card(NamedTuple):
-    """From the vendor's data sheets; `latency` of device memory in ns is a round figure of published measurements."""
+    """Values from the vendor's data sheets. `latency` of device memory, in ns, is rounded from published
+    measurements."""
 
     architecture: str
     processors: int
@@ -43,8 +45,8 @@ CARDS = {
 
 
 class Kernel(NamedTuple):
-    """One that is shown: its name's beginning; bytes per element that must move (bench/cases); elements of a thread
-    in one turn of its loop; threads of a block."""
+    """A kernel in the table: the beginning of its name; the bytes per element that must move (bench/cases); the
+    elements of a thread in one turn of its loop; the threads of a block."""
 
     name: str
     bytes: float
@@ -82,7 +84,7 @@ def run(*command: str) -> str:
 
 
 def functions(path: str) -> dict[tuple[str, str], list[Instruction]]:
-    """(architecture, mangled name) -> its instructions."""
+    """Return (architecture, mangled name) -> its instructions."""
     found: dict[tuple[str, str], list[Instruction]] = {}
     architecture, current = "", []
     for line in run("cuobjdump", "-sass", path).splitlines():
@@ -96,7 +98,7 @@ def functions(path: str) -> dict[tuple[str, str], list[Instruction]]:
 
 
 def resources(path: str) -> dict[tuple[str, str], tuple[int, int]]:
-    """(architecture, mangled name) -> registers, bytes of stack and local memory."""
+    """Return (architecture, mangled name) -> registers, bytes of stack and local memory."""
     found, architecture, name = {}, "", ""
     for line in run("cuobjdump", "-res-usage", path).splitlines():
         if match := re.search(r"arch = (sm_\d+)", line):
@@ -114,7 +116,7 @@ def target(text: str) -> int | None:
 
 
 def ends(text: str) -> bool:
-    """Whether nothing falls through it."""
+    """Return whether execution never continues behind this instruction."""
     return bool(re.match(r"(BRA(\.\w+)* 0x|EXIT|BRX|RET)", text))
 
 
@@ -126,7 +128,7 @@ def width(text: str) -> int:
 
 
 def hot_path(code: list[Instruction]) -> list[str]:
-    """The loop's turn with the most 128-bit accesses, and of these the one with the fewest instructions."""
+    """Return the loop's turn with the most 128-bit accesses; of several, the one with the fewest instructions."""
     loops = []
     for at, text in code:
         to = target(text)
@@ -165,7 +167,7 @@ def hot_path(code: list[Instruction]) -> list[str]:
 
 
 def in_flight(path: list[str]) -> int:
-    """Bytes asked for in a turn before the first of them is used."""
+    """Return the bytes that a turn requests before the first of them is used."""
     asked, waiting = 0, set()
     for text in path:
         registers = [int(number) for number in REGISTER.findall(text)]
@@ -180,7 +182,7 @@ def in_flight(path: list[str]) -> int:
 
 
 class Seen(NamedTuple):
-    """What one kernel is on one architecture; per element where that makes sense."""
+    """The figures of one kernel on one architecture; per element if that makes sense."""
 
     registers: int
     local: int
@@ -192,7 +194,7 @@ class Seen(NamedTuple):
 
 
 def allowed(card: Card, seen: Seen, threads: int) -> tuple[float, str]:
-    """GB/s, and what sets them."""
+    """Return GB/s, and what limits them."""
     registers = -(-seen.registers // 8) * 8
     resident = min(card.threads, 65536 // (registers * threads) * threads)
     lanes = card.processors * card.ghz
@@ -215,7 +217,7 @@ def _figures(seen: Seen) -> tuple[str, ...]:
 
 
 def table(found: dict[str, dict[str, Seen]]) -> str:
-    """Kernels on the architectures of the cards, then by card."""
+    """Return the table of kernels on the cards' architectures, then by card."""
     shown = sorted({card.architecture for card in CARDS.values()} & {a for by in found.values() for a in by})
     lines = [f"On {', '.join(shown)}; one figure where all are the same.", "",
              "| kernel | registers | local memory | 128-bit accesses a turn | bytes per element | "

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Flower for real, in an environment of its own: its processes on loopback and its simulation engine run the example app.
-# Takes WORKDIR for its files, and a wheel of this checkout or, without one, builds it.
+# Tests real Flower in its own environment: its processes on loopback and its simulation engine run the example app.
+# Takes WORKDIR for its files, and a wheel of this checkout. Without a wheel it builds one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$1 package=${2:-.}

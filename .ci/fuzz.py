@@ -1,10 +1,10 @@
-"""Coverage-guided fuzzing (atheris) of what reads a server's files: they are read, or refused by name.
+"""Coverage-guided fuzzing (atheris) of the code that reads a server's files: it must read or refuse them by name.
 
 python .ci/fuzz.py record|journal|checkpoint|file CORPUS [options of libFuzzer, as -max_total_time=120]
 
-CORPUS is a folder: what reached something new stays there. With -runs=0 it is only gone through again.
+CORPUS is a folder for inputs that reached new code. With -runs=0 its inputs are only replayed.
 
-Checksums are made good after every change, since otherwise nothing behind them is ever reached.
+Checksums are corrected after every change. Otherwise the code after the checks would never be reached.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _RECORD = struct.Struct("<4sIQQQQB7x")
 
 
 def make() -> fastagg.Server:
-    """The folder's server."""
+    """Return the folder's server."""
     return PRESETS[NAME](model(SIZE))
 
 
 def folder() -> LossyDisk:
-    """A folder with a checkpoint and a journal that has a record of every kind."""
+    """Return a folder with a checkpoint, and a journal that has a record of every kind."""
     disk = LossyDisk()
     with open_on(disk, HOME, make, "arrival", segment=16384) as server:
         for k, call in enumerate(calls(NAME, 12)):
@@ -59,12 +59,12 @@ def folder() -> LossyDisk:
         server.lr = server.lr / 2
         with server.receiving(0) as upload:
             upload.write(bytes(4 * SIZE))
-    open_on(disk, HOME, make, "arrival", segment=16384).close()  # and of a life
+    open_on(disk, HOME, make, "arrival", segment=16384).close()  # a second opening adds a record of a life
     return disk
 
 
 def copied(disk: LossyDisk) -> LossyDisk:
-    """The same files, for a reader that may do what it likes with them."""
+    """Return a copy of the files, which the reader may change."""
     found = LossyDisk()
     found.names_of, found.folders = dict(disk.names_of), set(disk.folders)
     found.data = {node: bytearray(held) for node, held in disk.data.items()}
@@ -73,7 +73,7 @@ def copied(disk: LossyDisk) -> LossyDisk:
 
 
 def expected(act: Callable[[], object]) -> None:
-    """Read or refused by name, in no more than 500 characters."""
+    """Check that a file is read, or refused by name in no more than 500 characters."""
     try:
         act()
     except (fastagg.CheckpointError, fastagg.ConfigError) as error:
@@ -81,7 +81,7 @@ def expected(act: Callable[[], object]) -> None:
 
 
 def edited(data: bytes, edits: atheris.FuzzedDataProvider) -> bytes:
-    """``data`` with some of its bytes replaced, taken out or put in."""
+    """Return ``data`` with some of its bytes replaced, removed or inserted."""
     found = bytearray(data)
     for _ in range(edits.ConsumeIntInRange(1, 4)):
         at, cut = edits.ConsumeIntInRange(0, len(found)), edits.ConsumeIntInRange(0, 12)
@@ -91,7 +91,7 @@ def edited(data: bytes, edits: atheris.FuzzedDataProvider) -> bytes:
 
 
 def record() -> Callable[[bytes], None]:
-    """One record's body."""
+    """Fuzz the body of one record."""
 
     def one(data: bytes) -> None:
         body = memoryview(data)
@@ -102,7 +102,7 @@ def record() -> Callable[[bytes], None]:
 
 
 def journal() -> Callable[[bytes], None]:
-    """A journal some of whose records say something else, with good checksums; then a recovery."""
+    """Fuzz a journal: some records are changed and have correct checksums. Then recover."""
     disk = folder()
     found: list[tuple[int, int]] = []
     for path, node in disk.names_of.items():
@@ -119,7 +119,7 @@ def journal() -> Callable[[bytes], None]:
             body = bytes(held[at + 48 : at + 48 + length])
             what = edits.ConsumeIntInRange(0, 9)
             if what < 7:
-                body = edited(body, edits)[:length].ljust(length, b"\0")  # the next one stays where it is
+                body = edited(body, edits)[:length].ljust(length, b"\0")  # the next record keeps its place
             elif what == 7:
                 kind = edits.ConsumeIntInRange(0, 255)
             elif what == 8:
@@ -134,7 +134,7 @@ def journal() -> Callable[[bytes], None]:
 
 
 def checkpoint() -> Callable[[bytes], None]:
-    """A checkpoint whose manifest or header says something else, with good checksums; then a recovery."""
+    """Fuzz a checkpoint: its manifest or header is changed and has correct checksums. Then recover."""
     disk = folder()
     last = max(path for path in disk.folders if path.name.startswith("checkpoint-"))
     files = {path.name: node for path, node in disk.names_of.items() if path.parent == last}
@@ -160,7 +160,7 @@ def checkpoint() -> Callable[[bytes], None]:
 
 
 def file() -> Callable[[bytes], None]:
-    """A file of ``Server.save``, with some of its bytes changed."""
+    """Fuzz a file of ``Server.save``: some of its bytes are changed."""
     place = Path(tempfile.mkdtemp()) / "one.fastagg"
     server = make()
     for client in range(3):
@@ -183,7 +183,7 @@ if __name__ == "__main__":
     corpus = Path(sys.argv[2])
     corpus.mkdir(parents=True, exist_ok=True)
     rng = random.Random(0)
-    for k in range(32):  # something to begin with
+    for k in range(32):  # the first inputs
         (corpus / f"seed {k}").write_bytes(rng.randbytes(rng.randint(1, 200)))
     if sys.argv[1] == "record":
         disk = folder()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Coverage-guided fuzzing of what reads a server's files, each for so many seconds (1,800), with the extension that is in
-# fastagg/. What reached something new is then gone through again with a build that has AddressSanitizer and UBSan, whose
-# libraries keep the coverage for themselves: .ci/fuzz.sh BUILD [SECONDS]
+# Coverage-guided fuzzing of the code that reads a server's files, SECONDS (1,800) for each, with the extension in
+# fastagg/. Then inputs that reached new code are replayed with a build that has AddressSanitizer and UBSan, because
+# their libraries would take over the coverage counters: .ci/fuzz.sh BUILD [SECONDS]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$1

@@ -6,5 +6,5 @@ import nbformat
 from nbclient import NotebookClient
 
 notebook = nbformat.read(sys.argv[1], as_version=4)
-NotebookClient(notebook, timeout=300).execute()  # raises where a cell does
+NotebookClient(notebook, timeout=300).execute()  # raises an error if a cell does
 print(f"{sys.argv[1]}: {sum(cell.cell_type == 'code' for cell in notebook.cells)} cells ran")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# NVIDIA FLARE for real, in an environment of its own: install fastagg[nvflare] from this checkout, run the tests that need
-# FLARE, its simulator's jobs among them. Needs Python, a C++ compiler and the package index; takes WORKDIR for its files,
-# and a wheel of this checkout or, without one, builds it.
+# Tests real NVIDIA FLARE in its own environment: installs fastagg[nvflare] from this checkout and runs the tests that
+# need FLARE, including jobs in its simulator. Needs Python, a C++ compiler and the package index. Takes WORKDIR for its
+# files, and a wheel of this checkout. Without a wheel it builds one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$1 package=${2:-.}
@@ -10,10 +10,10 @@ python3 -m venv "$work/venv"
 # shellcheck disable=SC1091
 . "$work/venv/bin/activate"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 MPLBACKEND=Agg
-# torch first: FLARE asks for none, and this line's version is the one with which the rest was tested.
+# torch comes first: FLARE does not require a version, and this line installs the version used in the other tests.
 pip install -q "$(grep '^torch==' constraints.txt)"
 pip install -q -c constraints.txt "$package[nvflare,test]"
-# From another folder: the package that is tested is the one that was installed.
+# Run from another folder, so that the installed package is tested.
 here=$(pwd)
 cd "$work"
 python -c 'import fastagg, sys; assert "site-packages" in fastagg.__file__, fastagg.__file__'

@@ -1,4 +1,4 @@
-"""What a fresh install must be able to do: import, one step, a checkpoint; from any folder but the checkout's."""
+"""Checks a fresh install: import, one step, a checkpoint. It runs in any folder except the checkout's."""
 
 import sys
 import tempfile

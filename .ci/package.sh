@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What a stranger installs: the wheel that was built from the source distribution, in environments of their own.
-# Takes WORKDIR for its files and that wheel. The core alone makes a step; without the command line's packages the command
-# names them; with the oldest versions that pyproject.toml allows, the command line and a run work.
+# Tests what a user installs: the wheel built from the source distribution, in new environments. Takes WORKDIR for its
+# files and that wheel. With the core only, a step works. Without the command line's packages, the command names them.
+# With the oldest versions that pyproject.toml allows, the command line and a run work.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 here=$(pwd) work=$1 wheel=$2
@@ -18,8 +18,8 @@ fi
 grep -q 'pip install "fastagg\[cli\]"' refusal
 cat refusal
 
-# The floors. torch is the one that is tested everywhere else: its oldest one comes with gigabytes of CUDA packages.
-# .ci/floors.txt names it for who has a mirror of CPU builds: FASTAGG_FLOOR_TORCH=1.
+# The oldest versions. torch has the version used in all other tests, because its oldest one comes with gigabytes of
+# CUDA packages. With a mirror of CPU builds, FASTAGG_FLOOR_TORCH=1 uses the version in .ci/floors.txt.
 python3 -m venv floors
 if test -n "${FASTAGG_FLOOR_TORCH:-}"; then
   cp "$here/.ci/floors.txt" floors.txt
@@ -34,7 +34,7 @@ floors/bin/fastagg info --json >/dev/null
 floors/bin/fastagg demo --quick --out demo
 test -s demo/report.html
 
-# How long help takes, and what `import fastagg` adds to `import torch`.
+# The time of --help, and the time that `import fastagg` adds to `import torch`.
 core/bin/pip install -q -c "$here/constraints.txt" "$wheel[cli]"
 core/bin/python - <<'PY'
 import subprocess

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# Parts of .ci/run, LANES (two) at a time, in order where they can be. What a part prints is shown whole when it has ended.
-#   part NAME AFTER COMMAND   COMMAND is a line of bash; AFTER names the parts that it needs, or whose place it would fight for
-#   run_parts FOLDER          runs them all, says what each took, and fails when one failed; an empty folder for its files
+# Runs the parts of .ci/run, LANES (two) at a time, in order if possible. A part's output is shown when it has ended.
+#   part NAME AFTER COMMAND   COMMAND is a line of bash; AFTER names parts that it needs, or that use the same resources
+#   run_parts FOLDER          runs all, reports the time of each, and fails if one failed; FOLDER is empty
 names=() after=() commands=()
 
 part() {
@@ -9,7 +9,7 @@ part() {
 }
 
 begin_part() { # INDEX FOLDER
-  set -m # a process group of its own, to be ended whole, and in which Ctrl-C is not ignored: tests send it
+  set -m # a process group of its own, so that it can be ended whole; tests in it need Ctrl-C
   {
     trap 'echo "$1 $?" >&9' EXIT
     TIMEFORMAT='%0R %0U %0S'

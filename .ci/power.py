@@ -1,7 +1,7 @@
-"""The long runs of what tests/serving/test_power.py and test_killed.py do in seconds.
+"""Long runs of tests/serving/test_power.py and test_killed.py, which take seconds as tests.
 
-python .ci/power.py power 100000    lose power so often
-python .ci/power.py kill 10000      kill -9 so often
+python .ci/power.py power 100000    power is lost this often
+python .ci/power.py kill 10000      kill -9 this often
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / "serving")]
 
 
 def main(what: str, count: int) -> None:
-    """Run, and say how far it is after every part."""
+    """Run one of them, and report the progress after every part."""
     from test_killed import NAMES, kill
     from test_power import crashes
 

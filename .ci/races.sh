@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Races in the CUDA kernels, without a card: ThreadSanitizer watches every CUDA thread (csrc/emulation/race_detector.h) and
-# must be silent. Then each barrier and fence of the kernels loses its effect in turn, and it must not be: what protects
-# nothing, or goes unwatched, fails. Kernels with errors of other kinds must be noticed by the emulation.
+# Looks for races in the CUDA kernels without a GPU. ThreadSanitizer watches every CUDA thread
+# (csrc/emulation/race_detector.h) and must report nothing. Then each barrier and fence of the kernels is disabled in
+# turn, and it must report a race. A barrier that protects nothing, or is not watched, fails this test. The emulation
+# must also detect kernels with other kinds of errors.
 set -euo pipefail
 build=$1
 here=$(pwd)

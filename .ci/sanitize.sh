@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Build the extension with AddressSanitizer and UBSan, the CUDA kernels emulated on the CPU with it (csrc/emulation), and
-# run on it every test that is marked `kernel` and not `slow`: the CPU's, and those that compare the two. tests/conftest.py
-# sees to it that the mark is there.
-# Also: no per-instruction-set object may hold a weak symbol, or the linker could keep the AVX-512 copy for everybody.
+# Builds the extension with AddressSanitizer and UBSan, including the CUDA kernels emulated on the CPU (csrc/emulation).
+# Runs on it every test that is marked `kernel` and not `slow`: the CPU's tests, and those that compare CPU and CUDA.
+# tests/conftest.py checks that the mark is there. Also checks that no object of an instruction set has a weak symbol;
+# the linker could otherwise keep the AVX-512 copy for all machines.
 set -euo pipefail
 build=$1
 shift # what follows are options of CMake
@@ -26,14 +26,15 @@ rm -rf "$build/package"
 mkdir -p "$build/package"
 cp -r fastagg "$build/package/fastagg"
 cp "$build"/_native*.so "$build/package/fastagg/"
-# Torch leaks by design at exit, and its own allocations are not what is tested here.
-# The emulating build has an operator new of its own, which tests make fail, over ASan's malloc: no mismatch.
+# Torch leaks by design at exit, and its allocations are not tested here. The emulating build has its own operator new,
+# which tests make fail. It uses ASan's malloc, so this is not a mismatch.
 export ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0 UBSAN_OPTIONS=print_stacktrace=1
 export LD_PRELOAD="$(c++ -print-file-name=libasan.so) $(c++ -print-file-name=libubsan.so)" PYTHONPATH="$build/package"
 export FASTAGG_TEST_EXTENSION="$build/package"
-# pytest, not python -m pytest, which would put this folder's unbuilt package first.
+# pytest instead of python -m pytest, which would put this folder's unbuilt package first.
 pytest -n auto -q -p no:cacheprovider -m "kernel and not slow" \
   "$here/tests" --ignore "$here/tests/sim" --ignore "$here/tests/integrations"
-# An arrival on a device that is cut at any line has happened or has not: its launches are one native call.
+# An arrival on a device that is interrupted at any line has happened or has not, because its launches are one native
+# call.
 FASTAGG_TEST_EMULATED=1 pytest -n auto -q -p no:cacheprovider "$here/tests/serving/test_torn.py" \
   -k "each_line_of_receive and CA2FL and int8 and not latest"

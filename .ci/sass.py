@@ -1,7 +1,7 @@
 """Reads the disassembly of the CUDA kernels: python .ci/sass.py OBJECT...
 
-No kernel may touch local memory, and those that stream vectors (their aligned variants) must do so with 128-bit loads
-and stores, for every architecture. Prints one line per kernel with what it found.
+No kernel may use local memory. Kernels that stream vectors (their aligned variants) must use 128-bit loads and stores,
+on every architecture. It prints one line per kernel with the findings.
 """
 
 from __future__ import annotations

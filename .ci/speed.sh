@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Three kernels against the machine's own streams and against torch, so that a third that is lost is noticed
-# (bench/speed.py says how). Up to three tries. Measures the package that is installed. Needs no arguments.
+# Compares three kernels with the machine's own streams and with torch, to detect a loss of a third (see
+# bench/speed.py). It tries up to three times. It measures the installed package and takes no arguments.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 for try in 1 2 3; do

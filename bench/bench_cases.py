@@ -1,7 +1,7 @@
 """Every case at a small size, as pytest-benchmark shows it: pytest bench/ --benchmark-only
 
-Each (case, size) is measured once, interleaved, and its candidates are reported as a benchmark each. torch.compile is
-left out unless FASTAGG_BENCH_COMPILE=1: it takes minutes before anything is timed.
+Each (case, size) is measured once with all candidates taking turns, and each candidate is reported as a benchmark.
+torch.compile is left out unless FASTAGG_BENCH_COMPILE=1, because it takes minutes before anything is timed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import timing
 from cases import CASES
 from measure import Found, measure
 
-# FASTAGG_BENCH_SIZES=1000,100000 FASTAGG_BENCH_ROUNDS=31 for another look.
+# FASTAGG_BENCH_SIZES=1000,100000 FASTAGG_BENCH_ROUNDS=31 sets other sizes and rounds.
 SIZES = [int(size) for size in os.environ.get("FASTAGG_BENCH_SIZES", "").split(",") if size]
 ROUNDS = int(os.environ.get("FASTAGG_BENCH_ROUNDS", "5"))
 WITHOUT = () if os.environ.get("FASTAGG_BENCH_COMPILE") else ("torch.compile",)
-timing.SETTLE, timing.PATIENCE = 0.005, 0.0  # a look, within two minutes: run.py waits for quiet
-SMALL, OWN = 1_000_000, 1_000_000  # parameters; the largest of a case's own sizes that is still quick
+timing.SETTLE, timing.PATIENCE = 0.005, 0.0  # a quick measurement within two minutes; run.py waits for a quiet machine
+SMALL, OWN = 1_000_000, 1_000_000  # the largest of a case's own sizes that is still quick
 QUICK = [
     (name, case.sizes[0] if len(case.sizes) == 1 else size, one.name)
     for name, case in CASES.items()
@@ -33,7 +33,7 @@ QUICK = [
 
 @cache
 def once(name: str, size: int) -> Found:
-    """The rows of one interleaved run, measured at the first call."""
+    """Return the rows of one interleaved run. It is measured at the first call."""
     return measure(CASES[name], size, rounds=ROUNDS, without=WITHOUT, within=3.0)
 
 
@@ -45,8 +45,8 @@ def bench_case(case: str, size: int, candidate: str, benchmark: Any) -> None:
     row = next(row for row in found.rows if (row.case, row.candidate, row.unit) == (case, candidate, "s"))
     benchmark.group = f"{case}, d = {size:,}"
     benchmark.extra_info.update({key: value for key, value in vars(row).items() if value is not None})
-    # pytest-benchmark times one function after the other; these samples were taken in turns with all the others'.
-    # Its fixture has no public way to take samples, so this is what its own `pedantic` does inside.
+    # pytest-benchmark times one function after the other, but these samples were taken in turns with all others. Its
+    # fixture has no public way to add samples, so this does what its own `pedantic` does.
     benchmark._mode = "interleaved"
     stats = benchmark._make_stats(1)
     for seconds in found.samples[candidate]:

@@ -1,4 +1,4 @@
-"""A device's own clock: CUDA events around launches that wait on the device already, without the host's time."""
+"""A device's own clock: CUDA events around launches that are already queued. It does not include the host's time."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import time
 import torch
 from timing import Clock, HostClock, Run
 
-BUSY = 3_000_000  # the device's clocks, some 2 ms: longer than any candidate's launches take the host
+BUSY = 3_000_000  # clocks of the device, about 2 ms: longer than the host needs for any candidate's launches
 
 
 def clock(device: torch.device) -> Clock:
-    """The one for candidates on ``device``."""
+    """Return the clock for candidates on ``device``."""
     return HostClock() if device.type == "cpu" else CudaClock(device)
 
 
 class CudaClock:
-    """Seconds of the device between two events, one call a sample; the host's seconds are kept apart, in ``host``.
+    """Measures the device's seconds between two events, one call per sample. The host's seconds are in ``host``.
 
-    Before each sample a buffer of twice the L2 cache is overwritten, so that no candidate finds its vectors there, and
-    the device is kept busy while the host asks for the call: what is measured is the call alone.
+    Before each sample a buffer of twice the L2 cache's size is overwritten, so that no candidate finds its vectors in
+    the cache. The device is kept busy until the host has launched the call. So only the call itself is measured.
     """
 
     settles = False

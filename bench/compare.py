@@ -1,9 +1,9 @@
-"""Which of fastagg's own figures became worse: python bench/compare.py OLD NEW
+"""Finds fastagg's own figures that became worse: python bench/compare.py OLD NEW
 
-OLD and NEW are files of rows, JSON of pytest-benchmark, or commits, whose bench/results/ is read. Times from a million
-parameters on are compared relative to the streams that were measured beside them, so that a machine that is slower
-today is not blamed on the code; shorter ones as they are. A change counts when the two spreads (p20 to p80) do not
-overlap and the medians differ by more than 3%.
+OLD and NEW are files of rows, JSON of pytest-benchmark, or commits, whose bench/results/ is read. From a million
+parameters on, times are compared relative to the streams of the same run, so that a slower machine does not look like
+slower code. Shorter times are compared directly. A change counts if the two spreads (p20 to p80) do not overlap and the
+medians differ by more than 3%.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import results
 from results import Row
 
 LEAST = 0.03
-STREAMING = 1_000_000  # below this many parameters the streams show what a call costs, not what memory gives
+STREAMING = 1_000_000  # with fewer parameters the streams measure the cost of a call, not of memory
 OURS = "fastagg"
 
 
 @dataclass(frozen=True)
 class Change:
-    """One row of both: new time over old at the medians, and whether that is beyond noise."""
+    """One row in both: new time over old at the medians, and whether the change is larger than noise."""
 
     old: Row
     new: Row
@@ -33,13 +33,13 @@ class Change:
 
 
 def changes(old: Sequence[Row], new: Sequence[Row]) -> list[Change]:
-    """Every row of fastagg's that both have and that was measured anew."""
+    """Return every row of fastagg's that is in both and was measured again."""
     before = {row.key: row for row in old if row.candidate.startswith(OURS) and row.unit == "s"}
     return [_change(before[row.key], row) for row in new if row.key in before and before[row.key] != row]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print a table; 1 when something became slower, 2 when nothing can be compared."""
+    """Print a table. Return 1 if something became slower, 2 if nothing can be compared."""
     parser = argparse.ArgumentParser(prog="fastagg bench --compare", description=__doc__)
     parser.add_argument("old", help="a file or a commit")
     parser.add_argument("new", help="a file or a commit")
@@ -66,7 +66,7 @@ def _rows(given: str) -> list[Row]:
 
 def _change(old: Row, new: Row) -> Change:
     raw = new.median / old.median
-    machine = 1.0  # how much slower the streams ran in the new run
+    machine = 1.0  # how much slower the streams were in the new run
     if new.size >= STREAMING and old.share and new.share:
         machine = raw * new.share / old.share
     ratio = raw / machine

@@ -1,4 +1,4 @@
-"""Benchmarks measure the checkout's own package where none is installed."""
+"""If no package is installed, benchmarks measure the checkout's own."""
 
 from __future__ import annotations
 

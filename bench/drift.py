@@ -1,7 +1,7 @@
-"""Does the mean of a client cache drift? python bench/drift.py --size 11200000 --clients 50 --arrivals 5000
+"""Measures whether a client cache's mean drifts: python bench/drift.py --size 11200000 --clients 50 --arrivals 5000
 
-Runs ACE for many arrivals and compares the mean it steps along with the exact mean of the rows it holds, in ulp of the
-largest row magnitude; beside it, what a plain fp32 running mean of the same rows would have become on a slice.
+It runs ACE for many arrivals and compares the mean that ACE steps along with the exact mean of the stored rows, in ulp
+of the largest row magnitude. For comparison it follows a plain fp32 running mean of the same rows on a slice.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch
 
 import fastagg
 
-SLICE = 4096  # coordinates on which the plain running mean is followed beside
+SLICE = 4096  # coordinates for which the plain running mean is computed, too
 
 
 def main() -> int:
-    """Print one Markdown row a format."""
+    """Print one Markdown row per format."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", type=int, default=11_200_000)
     parser.add_argument("--clients", type=int, default=50)
@@ -38,10 +38,10 @@ def main() -> int:
 
 
 def row(size: int, clients: int, arrivals: int, format: str) -> str:
-    """Run one format."""
+    """Measure one format and return its row of the table."""
     server = fastagg.ACE(torch.zeros(size), lr=1e-6, num_clients=clients, cache=format, warmup="partial")
     generator = torch.Generator().manual_seed(0)
-    # Clients that agree are the hard case: the sum is n times a row.
+    # Clients that agree are the hardest case, because the sum is n times a row.
     pool = [torch.randn(size, generator=generator).mul_(0.1).add_(1.0) for _ in range(7)]
     state = server._core.state
     plain, held = torch.zeros(SLICE), [torch.zeros(SLICE) for _ in range(clients)]
@@ -72,7 +72,7 @@ def row(size: int, clients: int, arrivals: int, format: str) -> str:
 
 
 def _decoded(cache: fastagg.ClientCache, client: int) -> torch.Tensor:
-    """The first elements of a row."""
+    """Return the first elements of a row."""
     blocks = SLICE // 256
     row_bytes = cache.row_bytes * SLICE // (-(-cache.size // 256) * 256)
     return fastagg.reference.decode(cache.data[client, :row_bytes], cache.scales[client, :blocks], cache.format, SLICE)

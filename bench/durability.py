@@ -1,9 +1,9 @@
-"""What durability costs. Run it alone on a machine:
+"""Measures the cost of durability. Run it alone on a machine:
 
     python bench/durability.py [FOLDER] [--only NAME] [--small]
 
-FOLDER is on the disk to be measured (default: the current folder). Every line says what it is relative to, in the same
-run: one fdatasync of the same disk, a raw write of the same bytes, the same server without a folder.
+FOLDER is on the disk to measure (default: the current folder). Every line names its comparison from the same run: one
+fdatasync of the same disk, a raw write of the same bytes, or the same server without a folder.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from fastagg._build import native
 from fastagg.serving.opening import open_on
 from fastagg.storage.disk import Disk
 
-_waited = native.serving.Journal.waited  # seconds that this thread has waited for a disk
+_waited = native.serving.Journal.waited  # seconds that the calling thread has waited for a disk
 
 
 def clock(call: Callable[[], Any]) -> float:
-    """Seconds of one call."""
+    """Return the seconds of one call."""
     begun = time.perf_counter()
     call()
     return time.perf_counter() - begun
 
 
 def one_sync(folder: Path, nbytes: int, times: int = 100) -> float:
-    """Median seconds of a write of so many bytes into an allocated file, and its fdatasync."""
+    """Return the median seconds of a write of ``nbytes`` to an allocated file with its fdatasync."""
     path, data = folder / "sync", os.urandom(nbytes)
     file = os.open(path, os.O_RDWR | os.O_CREAT)
     room = -(-nbytes // 4096) * 4096
     os.posix_fallocate(file, 0, room * times)
-    for k in range(times):  # written once, as segments that are used again are
+    for k in range(times):  # written once before, as reused segments are
         os.pwrite(file, data, k * room)
     os.fsync(file)
     found = [clock(lambda k=k: (os.pwrite(file, data, k * room), os.fdatasync(file))) for k in range(times)]
@@ -52,10 +52,10 @@ def one_sync(folder: Path, nbytes: int, times: int = 100) -> float:
 
 
 def acknowledgement(folder: Path, small: bool) -> None:
-    """One client: receive to acknowledgement over one fdatasync, and the part before the wait over a plain receive.
+    """One client: from receive to acknowledgement, compared with one fdatasync; and the part before the wait.
 
-    The two servers take turns, so that both find the caches as a wait for the disk leaves them; a second plain one says
-    how far apart two of a kind are.
+    The part before the wait is compared with a plain receive. The two servers take turns, so that both find the caches
+    in the state after a wait for the disk. A second plain server shows how much two equal servers differ.
     """
     for size, times in ((1_000, 2000), (10_000, 1000), (100_000, 500), (1_000_000, 200), (10_000_000, 30)):
         times = max(10, times // 20) if small else times
@@ -89,7 +89,7 @@ def acknowledgement(folder: Path, small: bool) -> None:
 
 
 def threads(folder: Path, small: bool) -> None:
-    """64 threads: durable acknowledgements per second over one fdatasync at a time."""
+    """64 threads: durable acknowledgements per second, compared with one fdatasync at a time."""
     for size in (1_000, 10_000):
         rounds, count = 5 if small else 50, 64
         with fastagg.open(
@@ -115,7 +115,7 @@ def threads(folder: Path, small: bool) -> None:
 
 
 def bandwidth(folder: Path, small: bool) -> None:
-    """Durable payload over what the disk writes raw."""
+    """Durable payload, compared with raw writes to the disk."""
     size, count, workers = (1_000_000, 40, 4) if small else (4_000_000, 100, 8)
     with open_on(
         Disk(), folder / "wide", lambda: fastagg.FedBuff(torch.zeros(size), buffer_size=10), "arrival"
@@ -140,7 +140,7 @@ def bandwidth(folder: Path, small: bool) -> None:
 
 
 def stall(folder: Path, small: bool) -> None:
-    """Longest receive during a checkpoint: ACE int8, n = 200, d = 1 M."""
+    """The longest receive during a checkpoint: ACE int8, n = 200, d = 1 M."""
     clients, size = (20, 100_000) if small else (200, 1_000_000)
     make = lambda: fastagg.ACE(torch.zeros(size), lr=0.1, num_clients=clients, cache="int8")  # noqa: E731
     update = torch.randn(size)
@@ -190,7 +190,7 @@ def recovery(folder: Path, small: bool) -> None:
 
 
 def upload(folder: Path, small: bool) -> None:
-    """Peak of anonymous memory while 1 GB is streamed in, beyond the server's own."""
+    """The peak of anonymous memory while 1 GB is streamed in, in addition to the server's own."""
     size, chunk = (10_000_000 if small else 250_000_000), bytes(1 << 20)
 
     def anonymous() -> int:
@@ -221,7 +221,7 @@ PARTS = {one.__name__: one for one in (acknowledgement, threads, bandwidth, stal
 
 
 def main() -> None:
-    """All of them, or one."""
+    """Run all measurements, or one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", default=".")
     parser.add_argument("--only", choices=PARTS)

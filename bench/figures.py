@@ -1,4 +1,4 @@
-"""The report's three pictures, in the look of the simulator's. A processor is drawn where its results have rows."""
+"""The report's three pictures, in the simulator's style. A processor is included if it has results."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fastagg.sim import plots
 
 ARRIVALS = ("arrival FedBuff, M = 10", "arrival FADAS, M = 1", "arrival ACE int8")
 KERNELS = ("accumulate", "amsgrad", "ace int8")
-MOST = 5  # lines of a panel
-LARGE = (8_000_000, 20_000_000)  # parameters: where the third picture compares
+MOST = 5  # lines per panel
+LARGE = (8_000_000, 20_000_000)  # parameters: the sizes of the third picture
 
 
 def captions(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """File and caption of every picture that the results are enough for."""
+    """Return file and caption of every picture for which there are enough results."""
     return [(name, words) for name, words, _, enough in PICTURES if enough(rows)]
 
 
 def draw(rows: Sequence[Row], folder: Path) -> None:
-    """Write them as PNG."""
+    """Write the pictures as PNG."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, _, paint, enough in PICTURES:
         if enough(rows):
@@ -35,7 +35,7 @@ def draw(rows: Sequence[Row], folder: Path) -> None:
 
 
 def curves(rows: Sequence[Row], names: Sequence[str]) -> Figure:
-    """Nanoseconds per parameter over the size: a line of panels for every processor, a panel for each case."""
+    """Draw nanoseconds per parameter over the size: a row of panels per processor, a panel per case."""
     devices = sorted({row.processor for row in rows if row.case in names})
     figure = Figure(figsize=(3.1 * len(names), 2.7 * len(devices)), layout="constrained")
     grid = figure.subplots(len(devices), len(names), squeeze=False)
@@ -68,7 +68,7 @@ def _panel(axes: Axes, rows: Sequence[Row], title: str) -> None:
 
 
 def _drawn(rows: Sequence[Row]) -> list[str]:
-    """fastagg, then the peers with most sizes, those with the best ratio first."""
+    """Return fastagg, then the peers with the most sizes; those with the best ratio come first."""
     peers = {row.candidate for row in rows if is_peer(row.candidate) and row.ratio}
 
     def order(candidate: str) -> tuple[int, float]:
@@ -79,7 +79,7 @@ def _drawn(rows: Sequence[Row]) -> list[str]:
 
 
 def ratios(rows: Sequence[Row]) -> Figure:
-    """What the best peer takes over fastagg's time, at about ten million parameters."""
+    """Draw the best peer's time over fastagg's, at about ten million parameters."""
     devices, names = sorted({row.processor for row in _large(rows)}), [n for n in CASES if _best(rows, n)]
     figure = Figure(figsize=(6.4, 0.9 + 0.2 * len(names)), layout="constrained")
     axes = figure.subplots()
@@ -107,7 +107,7 @@ def _large(rows: Sequence[Row]) -> list[Row]:
 
 
 def _best(rows: Sequence[Row], name: str) -> list[Row]:
-    """A processor's best peer of a case, on the most threads."""
+    """Return a processor's best peer of a case, with the most threads."""
     found = []
     own = [row for row in _large(rows) if row.case == name]
     for device in sorted({row.processor for row in own}):

@@ -26,7 +26,7 @@ THREADS = 32
 
 @dataclass(frozen=True)
 class Waiting:
-    """Of one run: seconds from when an answer comes until it is taken in, and how many waited at once."""
+    """One run: the seconds from an answer's arrival until it is counted, and how many answers waited at once."""
 
     p50: float
     p99: float
@@ -44,7 +44,7 @@ class Waiting:
 
 
 def arrivals(count: int, rate: float, burst: int, seed: int) -> list[float]:
-    """Times of so many answers, ``rate`` a second on average, ``burst`` of them together."""
+    """Return arrival times of ``count`` answers: ``rate`` per second on average, ``burst`` of them together."""
     draw, at, found = random.Random(seed), 0.0, list[float]()
     while len(found) < count:
         at += draw.expovariate(rate / burst)
@@ -53,7 +53,7 @@ def arrivals(count: int, rate: float, burst: int, seed: int) -> list[float]:
 
 
 def model(came: Sequence[float], service: Sequence[float], seed: int) -> list[float]:
-    """When each is done, by Lindley's recursion: it begins when it has come and the one before is done."""
+    """Return when each answer is done, by Lindley's recursion: it begins when it has come and the last one is done."""
     draw, free, done = random.Random(seed), 0.0, []
     for at in came:
         free = max(at, free) + draw.choice(service)
@@ -62,7 +62,7 @@ def model(came: Sequence[float], service: Sequence[float], seed: int) -> list[fl
 
 
 def serve(server: fastagg.Server, update: torch.Tensor, came: Sequence[float]) -> list[float]:
-    """The same for real: each of the threads waits for the next answer's time and hands it in."""
+    """Measure the same with a real server: each thread waits until the next answer's time and hands it in."""
     done, numbers, lock = [0.0] * len(came), iter(range(len(came))), threading.Lock()
     for client in range(len(came)):
         server.dispatch(client)
@@ -87,7 +87,7 @@ def serve(server: fastagg.Server, update: torch.Tensor, came: Sequence[float]) -
 
 
 def alone(server: fastagg.Server, update: torch.Tensor, count: int) -> list[float]:
-    """Seconds of so many arrivals at a server that is otherwise idle."""
+    """Return the seconds of ``count`` arrivals at an otherwise idle server."""
     found = []
     for _ in range(count):
         time.sleep(0.005)
@@ -99,7 +99,7 @@ def alone(server: fastagg.Server, update: torch.Tensor, count: int) -> list[floa
 
 
 def main() -> None:
-    """Print the model's and the real figures for several loads, in Markdown."""
+    """Print the model's and the real figures for several loads, as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=float, default=1e7, help="parameters (1e7)")
     parser.add_argument("--count", type=int, default=600, help="answers of each run (600)")

@@ -1,7 +1,7 @@
-"""Other frameworks' servers beside fastagg's, fed the same replies: python bench/integrations.py nvflare
+"""Compares other frameworks' servers with fastagg's on the same replies: python bench/integrations.py nvflare
 
-Prints rows and keeps them, updates a second and memory, as bench/run.py keeps its own. Each framework may have an
-environment of its own; what it needs is said when it is missing.
+It prints rows (updates per second and memory) and stores them as bench/run.py does. Each framework may need its own
+environment. A message names missing packages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import results
 import tables
 import timing
 
-# Each is a function `(rounds: int)` of a module, which imports its framework; it gives rows, or what is to be printed.
+# Each is a function `(rounds: int)` of a module that imports its framework. It returns rows, or text to print.
 REPORTS = {
     "flower": "integrations_flower:report",
     "flower-processes": "integrations_processes:report",
@@ -29,7 +29,7 @@ REPORTS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line: prints Markdown; 2 when nothing may be kept or the framework is not here."""
+    """The command line. It prints Markdown and returns 2 if results may not be stored or the framework is missing."""
     parser = argparse.ArgumentParser(prog="bench/integrations.py", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("report", choices=REPORTS)
     parser.add_argument("--rounds", type=int, default=15, help="samples of each candidate")

@@ -1,6 +1,7 @@
-"""APPFL's aggregators alone: its FedAsync and FedBuff beside fastagg's. Ten clients upload a model and get the next.
+"""Compares APPFL's FedAsync and FedBuff aggregators with fastagg's. Ten clients upload a model and get the next one.
 
-APPFL runs with ``optimize_memory=False``: its default collects Python's garbage at every call, which would flatter us.
+APPFL runs with ``optimize_memory=False``. Its default runs Python's garbage collector at every call, which would make
+fastagg look better.
 
     python bench/integrations.py appfl
 """
@@ -24,8 +25,8 @@ logging.getLogger("fastagg").setLevel(logging.ERROR)
 
 
 def uploads() -> list[dict[str, torch.Tensor]]:
-    """As many as there are clients, and one more: no client sends the same numbers twice running, which would be a
-    message that came twice."""
+    """Return one upload more than there are clients, so that no client sends the same numbers twice in a row. fastagg
+    would take that for a repeated message."""
     return [model(1 + k) for k in range(CLIENTS + 1)]
 
 
@@ -78,7 +79,7 @@ CANDIDATES = {
 
 
 def report(rounds: int) -> list[Row]:
-    """The comparison."""
+    """Run the comparison."""
     memory = peaks(__file__, list(CANDIDATES))
     runs = {name: make() for name, make in CANDIDATES.items()}
     for run in runs.values():

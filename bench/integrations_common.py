@@ -1,4 +1,4 @@
-"""What the benchmarks of integrations share: the model, interleaved rounds, peak memory in a process of its own."""
+"""Shared by the benchmarks of integrations: the model, interleaved rounds, peak memory in a separate process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLIENTS = 10
 
 
 def model(seed: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
-    """One model's arrays."""
+    """Return one model's arrays."""
     generator = torch.Generator().manual_seed(seed)
     return {f"layer{i}.weight": torch.randn(s, generator=generator) * scale for i, s in enumerate(SHAPES)}
 
@@ -35,13 +35,13 @@ def compare(
     before: Mapping[str, Callable[[], object]] | None = None,
     size: int | None = None,
 ) -> list[Row]:
-    """Two rows a candidate: updates a second, and bytes in memory at most, beyond model and replies.
+    """Return two rows per candidate: updates per second, and peak memory in addition to model and replies.
 
     Args:
-        candidates: each handles ``CLIENTS`` updates a call, and has done so once.
-        peaks: of each, in models.
-        before: what comes before a call and is not timed.
-        size: of the model, in parameters; by default this module's.
+        candidates: functions that handle ``CLIENTS`` updates per call. Each was already called once.
+        peaks: the peak of each candidate, in models.
+        before: functions that are called before a call and are not timed.
+        size: the model's number of parameters; by default this module's.
     """
     found = timing.interleave(candidates, rounds=rounds, before=before, patience=60)
     d = size or sum(a * b for a, b in SHAPES)
@@ -55,14 +55,14 @@ def compare(
 
 
 def stamped(rows: list[Row]) -> list[Row]:
-    """With processor, versions, commit and date."""
+    """Add processor, versions, commit and date to rows."""
     stamp = machine.stamp(torch.device("cpu"))
     return [replace(row, **stamp) for row in rows]
 
 
 def peaks(file: str, names: list[str]) -> dict[str, float]:
-    """Peak resident memory of each candidate, alone in a process, beyond what it had before its first call."""
-    # This checkout, installed or not: the process begins in bench/.
+    """Return each candidate's peak resident memory, alone in a process, minus that before its first call."""
+    # Uses this checkout, installed or not. The process starts in bench/.
     paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     found = {}
@@ -78,7 +78,7 @@ def peak_of(run: Callable[[], object]) -> None:
     """Print the growth of this process's resident memory during three calls, in models."""
     before = _status("VmRSS")
     with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # forget the peak so far
+        file.write("5")  # resets the peak
     for _ in range(3):
         run()
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Flower's own FedAvg and FedAdam and fastagg's, given the same ten replies: time, memory, error in low precision."""
+"""Compares Flower's FedAvg and FedAdam with fastagg's on the same ten replies: time, memory, low-precision errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
-    """ResNet-18's arrays for ten classes: 11.2 M parameters."""
+    """Return ResNet-18's arrays for ten classes: 11.2 M parameters."""
     found: dict[str, tuple[int, ...]] = {"stem": (64, 3, 7, 7)}
     width = 64
     for stage, out in enumerate((64, 128, 256, 512)):
@@ -46,18 +46,18 @@ def shapes() -> dict[str, tuple[int, ...]]:
 
 
 def size() -> int:
-    """Parameters in all."""
+    """Return the number of parameters."""
     return sum(math.prod(shape) for shape in shapes().values())
 
 
 def start() -> dict[str, torch.Tensor]:
-    """The model to start from."""
+    """Return the first model."""
     draw = torch.Generator().manual_seed(0)
     return {name: 0.05 * torch.randn(shape, generator=draw) for name, shape in shapes().items()}
 
 
 class Nodes:
-    """As much of a grid as sampling asks for."""
+    """The part of a grid that sampling needs."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -67,7 +67,7 @@ class Nodes:
 
 
 class Rounds:
-    """One strategy, given the same replies round after round."""
+    """One strategy that gets the same replies in every round."""
 
     def __init__(self, make: Callable[[], Any], start: ArrayRecord, replies: list[RecordDict]) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0  # as in a ServerApp
@@ -77,15 +77,15 @@ class Rounds:
         self.result: ArrayRecord | None = None
 
     def prepare(self) -> None:
-        """What comes before: the round is configured, the clients have answered."""
+        """Do what precedes a call: the round is configured, and the clients have answered."""
         config = ConfigRecord()
         sent = self.strategy.configure_train(1, self.result or self.start, config, Nodes(len(self.replies)))
         sent = sorted(sent, key=lambda message: message.metadata.dst_node_id)
         self.pending = [Message(reply, reply_to=message) for reply, message in zip(self.replies, sent, strict=True)]
 
     def aggregate(self) -> None:
-        """The aggregation call alone."""
-        if not self.pending:  # the timer's own look at how slow it is
+        """Do only the aggregation call."""
+        if not self.pending:  # the timer's own warm-up call
             self.prepare()
         self.result, metrics = self.strategy.aggregate_train(1, self.pending)
         self.pending = []
@@ -93,7 +93,7 @@ class Rounds:
 
 
 def replies(start: dict[str, torch.Tensor], clients: int, *, noise: float = 0.01) -> list[RecordDict]:
-    """Trained models, each with its number of samples."""
+    """Return trained models, each with its number of samples."""
     records = []
     for client in range(clients):
         draw = torch.Generator().manual_seed(client)
@@ -104,27 +104,27 @@ def replies(start: dict[str, torch.Tensor], clients: int, *, noise: float = 0.01
 
 
 def resident(field: str) -> int:
-    """Bytes of this process in memory: ``VmRSS``, now, or ``VmHWM``, at most since :func:`forget_peak`."""
+    """Return this process's resident bytes: ``VmRSS`` is the current value, ``VmHWM`` the peak since forget_peak."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
     return int(line.split()[1]) * 1024
 
 
 def forget_peak() -> None:
-    """Start measuring the peak anew."""
+    """Reset the peak."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def at_rest() -> int:
-    """Bytes in memory when all that was freed is given back."""
+    """Return the resident bytes after all freed memory was given back."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return resident("VmRSS")
 
 
 def memory(name: str) -> tuple[float, float]:
-    """Models held between two rounds beside what came and went, and models more at the peak of the call.
+    """Return the models held between two rounds, without the messages, and the additional models at the call's peak.
 
-    In a process of its own: what others have freed may be used again unseen.
+    It runs in its own process, because memory freed by others could be reused unnoticed.
     """
     logging.getLogger("flwr").setLevel(logging.ERROR)
     model, arrays = 4 * size(), start()
@@ -142,13 +142,13 @@ def memory(name: str) -> tuple[float, float]:
 
 
 def alone(name: str) -> tuple[float, float]:
-    """:func:`memory` in a process of its own."""
+    """Run :func:`memory` in its own process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(memory, name).result()
 
 
 def errors(dtype: torch.dtype, clients: int = 100) -> list[str]:
-    """Largest error of the mean of 100 clients, in units of the last place of the model's own type."""
+    """Return the largest error of the mean of 100 clients, in units in the last place of the model's own type."""
     model = {"w": (100 + torch.randn(20_000, generator=torch.Generator().manual_seed(7))).to(dtype)}
     given = replies(model, clients, noise=0.5)
     values = torch.stack([read(reply["arrays"])["w"].double() for reply in given])
@@ -164,13 +164,13 @@ def errors(dtype: torch.dtype, clients: int = 100) -> list[str]:
             assert rounds.result is not None
             off = (read(rounds.result)["w"].double() - exact).abs() / place
             found.append(f"{off.max():.2f} (mean {off.mean():.2f})")
-        except Exception as error:  # what a user of theirs would see
+        except Exception as error:  # the error that Flower's users would see
             found.append(f"fails: {type(error).__name__}: {error}")
     return found
 
 
 def report(rounds: int) -> list[Row]:
-    """The comparison; errors of the mean in low precision are printed first."""
+    """Run the comparison. It prints the errors of low-precision means first."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     for dtype in (torch.float16, torch.bfloat16):
         theirs_, ours = errors(dtype)
@@ -182,7 +182,7 @@ def report(rounds: int) -> list[Row]:
     for one in running.values():
         one.prepare()
         one.aggregate()
-    # Equal before timed; the two FedAdams are not, Flower's takes its bias correction one round further.
+    # Both must be equal before they are timed. The FedAdams differ: Flower's bias correction is one round ahead.
     ours, own = (read(running[f"{whose} FedAvg"].result or record) for whose in ("fastagg", "Flower"))
     for name in ours:
         torch.testing.assert_close(ours[name], own[name].to(torch.float32))

@@ -1,6 +1,7 @@
-"""The twenty-line HTTP server of docs/integrations.md over loopback, with clients that only send: updates a second.
+"""Measures the twenty-line HTTP server of docs/integrations.md over loopback: updates per second.
 
-The server is a process, and so is every client, which fetches a model and posts an update of it in fp16, over and over.
+The server and every client are processes. A client fetches a model and posts an update in fp16, repeatedly. It does not
+train.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LINE = "server = fastagg.FedBuff(torch.nn.Linear(64, 10), buffer_size=2)"
 
 
 def serve(rule: str, shape: tuple[int, int], ready: Any) -> None:
-    """The page's own code, with another model."""
+    """Run the page's own code with another model."""
     code = next(block for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S) if LINE in block)
     line = f"server = fastagg.{rule}(torch.nn.Linear{shape}, buffer_size=10)"
     scope: dict[str, Any] = {}
@@ -37,7 +38,7 @@ def serve(rule: str, shape: tuple[int, int], ready: Any) -> None:
 
 
 def train(port: int, name: int, size: int, begin: float, done: Any) -> None:
-    """A client without the training; how many of its updates were taken, and when the last was."""
+    """Act as a client without training. Return how many of its updates were taken, and when the last one was."""
     update, count = np.full(size, 1e-4, np.float16).tobytes(), 0
     time.sleep(max(0.0, begin - time.time()))
     while time.time() < begin + SECONDS:
@@ -52,13 +53,13 @@ def train(port: int, name: int, size: int, begin: float, done: Any) -> None:
 
 
 def rate(rule: str, shape: tuple[int, int]) -> float:
-    """Updates a second that reached the model's buffer."""
+    """Return the updates per second that reached the model's buffer."""
     context = multiprocessing.get_context("spawn")
     ready, done = context.Queue(), context.Queue()
     server = context.Process(target=serve, args=(rule, shape, ready), daemon=True)
     server.start()
     try:
-        port, begin = ready.get(timeout=120), time.time() + 5.0  # when all processes are there
+        port, begin = ready.get(timeout=120), time.time() + 5.0  # when all processes have started
         size = shape[0] * shape[1] + shape[1]
         given = [(port, name, size, begin, done) for name in range(CLIENTS)]
         clients = [context.Process(target=train, args=one, daemon=True) for one in given]
@@ -72,7 +73,7 @@ def rate(rule: str, shape: tuple[int, int]) -> float:
 
 
 def report(rounds: int) -> list[Row]:
-    """Updates a second; the model goes out in fp32, updates come in fp16."""
+    """Measure updates per second. The model is sent in fp32, and updates come in fp16."""
     rows = []
     for (rows_, columns), rule in product(SIZES, ("FedBuff", "FADAS")):
         found = Quantiles.of([rate(rule, (rows_, columns)) for _ in range(rounds)])

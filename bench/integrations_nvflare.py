@@ -1,6 +1,6 @@
-"""NVIDIA FLARE's aggregation call alone: its own running sum in torch beside fastagg's aggregator, ten replies a round.
+"""Compares NVIDIA FLARE's running sum in torch with fastagg's aggregator: the aggregation call only, ten replies.
 
-The replies are ten different ones, as they are in a federation: one that is read ten times stays in the caches.
+The replies are ten different ones, as in a federation. A single reply read ten times would stay in the caches.
 
 python bench/integrations_nvflare.py [--rounds 9]
 """
@@ -21,7 +21,7 @@ from fastagg.integrations.nvflare import Aggregator
 
 
 def theirs(kind: ParamsType) -> Callable[[], object]:
-    """What FLARE's FedAvg does with each result, and at the end of a round."""
+    """Return what FLARE's FedAvg does with each result and at the end of a round."""
     current = FLModel(ParamsType.FULL, model(0))
     replies = _replies(kind)
 
@@ -35,7 +35,7 @@ def theirs(kind: ParamsType) -> Callable[[], object]:
 
 
 def ours(algorithm: str, kind: ParamsType) -> Callable[[], object]:
-    """The same through accept_model and aggregate_model."""
+    """Return the same through accept_model and aggregate_model."""
     aggregator, number = Aggregator(algorithm), 0
     current = model(0)
     aggregator._traffic.start(current)
@@ -69,7 +69,7 @@ CANDIDATES = {
 
 
 def report(rounds: int) -> list[Row]:
-    """The comparison."""
+    """Run the comparison."""
     memory = peaks(__file__, list(CANDIDATES))
     runs = {name: make() for name, make in CANDIDATES.items()}
     for run in runs.values():

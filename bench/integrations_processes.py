@@ -1,4 +1,5 @@
-"""Flower's own processes on loopback: a SuperLink, SuperNodes, a ServerApp with Flower's strategies and fastagg's."""
+"""Flower's own processes on loopback: a SuperLink, SuperNodes, and a ServerApp with Flower's or fastagg's
+strategies."""
 
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ COLUMNS = ("round", "aggregation", "after the last reply", "held", "peak")
 
 
 def federation(folder: str, app: Path | None = None) -> Federation:
-    """Flower's processes, which find fastagg and what benchmarks share."""
+    """Start Flower's processes. They can import fastagg and the benchmarks' shared modules."""
     os.environ["PYTHONPATH"] = f"{HERE.parent}:{HERE}"
     return Federation(Path(folder), **({} if app is None else {"app": app}))
 
 
 def rounds_of(strategy: str, rounds: int) -> list[dict[str, float]]:
-    """What the ServerApp printed of each round but the first, which also waits for processes to start."""
+    """Return what the ServerApp printed for each round except the first, which also waits for processes to start."""
     with tempfile.TemporaryDirectory() as folder:
         flower = federation(folder, HERE / "flower_app")
         try:
@@ -43,7 +44,7 @@ def rounds_of(strategy: str, rounds: int) -> list[dict[str, float]]:
 
 
 def report(rounds: int) -> str:
-    """ResNet-18's arrays, ten clients that do not train; a Markdown table."""
+    """Measure ResNet-18's arrays with ten clients that do not train. Return a Markdown table."""
     lines = [
         f"{CLIENTS} SuperNodes that move 11,181,642 parameters and do not train; medians of {rounds} rounds. "
         "Memory is in models.",
@@ -67,7 +68,7 @@ def report(rounds: int) -> str:
 
 
 def straggling(runs: int, seconds: float = 120.0, slow: float = 30.0) -> str:
-    """Digits at four SuperNodes, one of which sleeps ``slow`` seconds before it trains; a Markdown table."""
+    """Train the digits on four SuperNodes; one sleeps ``slow`` seconds before it trains. Return a Markdown table."""
     uploads = {"FedAvg": 4, "FedAMS": 4, "FedBuff": 2, "FADAS": 2}  # per version
     seen: dict[str, list[list[tuple[int, float, float]]]] = {rule: [] for rule in uploads}
     for _ in range(runs):
@@ -97,7 +98,7 @@ def _spread(values: list[float] | list[int], form: str = "{:.3f}") -> str:
 
 
 def _accuracies(rule: str, seconds: float, slow: float) -> list[tuple[int, float, float]]:
-    """Version, seconds since the first model went out, accuracy; from the example's own app."""
+    """Return version, seconds since the first model was sent, and accuracy, from the example's own app."""
     with tempfile.TemporaryDirectory() as folder:
         flower = federation(folder)
         try:

@@ -1,5 +1,5 @@
-"""What a row was measured on and with, and how a processor is called: vendor, name, and microarchitecture where
-/proc/cpuinfo lets one know."""
+"""The machine and software of a measurement, and the name of a processor: vendor, name, and microarchitecture if
+/proc/cpuinfo identifies it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import torch
 
 import fastagg
 
-# (vendor, family, model): the microarchitecture, and a core's L2 cache, which must fit: a virtual machine may give the
-# number of a processor that it is not (as a Xeon with Rocket Lake's number and four times Rocket Lake's cache).
+# (vendor, family, model): the microarchitecture and a core's L2 cache. The cache must match, because a virtual machine
+# may report another processor's number (for example a Xeon with Rocket Lake's number and four times its cache).
 KNOWN = {
     ("AuthenticAMD", 23, 49): ("Zen 2", "512K"),
     ("AuthenticAMD", 25, 1): ("Zen 3", "512K"),
@@ -35,7 +35,7 @@ KNOWN = {
 
 
 def stamp(device: torch.device) -> dict[str, str]:
-    """Processor, versions, commit and date, as every row has them."""
+    """Return processor, versions, commit and date, as stored in every row."""
     processor = label(about()) if device.type == "cpu" else torch.cuda.get_device_properties(device).name
     cuda = "" if device.type == "cpu" else f", CUDA {torch.version.cuda}"
     versions = (
@@ -47,7 +47,7 @@ def stamp(device: torch.device) -> dict[str, str]:
 
 
 def about() -> dict[str, Any]:
-    """The processor, its caches, and how the system hands out memory."""
+    """Return the processor, its caches, and how the system allocates memory."""
     return {
         "device": device(),
         "processor": processor(),
@@ -59,7 +59,7 @@ def about() -> dict[str, Any]:
 
 
 def label(about: Mapping[str, Any]) -> str:
-    """The processor's name in the report."""
+    """Return the processor's name in the report."""
     said = about.get("processor") or {}
     key = (said.get("vendor"), said.get("family"), said.get("model"))
     name = re.sub(r"\((R|TM|model \d+)\)|\bCPU\b|@.*$", "", about["device"])
@@ -70,18 +70,18 @@ def label(about: Mapping[str, Any]) -> str:
 
 
 def device() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     cpuinfo = _read("/proc/cpuinfo")
     found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     if found is None:
         return platform.processor() or platform.machine()
-    # Virtual machines hide the marketing name; family and model tell which one it is.
+    # Virtual machines hide the marketing name. Family and model identify the processor.
     number = re.search(r"^model\s*:\s*(\d+)$", cpuinfo, re.MULTILINE)
     return f"{found[1].strip()} (model {number[1]})" if number else found[1].strip()
 
 
 def processor() -> dict[str, Any]:
-    """Vendor, family and model as /proc/cpuinfo has them, from which :func:`label` tells the microarchitecture."""
+    """Return vendor, family and model from /proc/cpuinfo. :func:`label` finds the microarchitecture from them."""
     cpuinfo = _read("/proc/cpuinfo")
     found = {
         key: re.search(rf"^{name}\s*:\s*(\S+)$", cpuinfo, re.MULTILINE)
@@ -92,7 +92,7 @@ def processor() -> dict[str, Any]:
 
 
 def available_bytes(device: torch.device | None = None) -> int:
-    """Memory that can be taken without swapping, here or on a device."""
+    """Return how much memory can be allocated without swapping, on the host or on a device."""
     if device is not None and device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return _meminfo("MemAvailable") or 8 << 30

@@ -1,8 +1,8 @@
-"""Cycles per element of a loop on processors not at hand, as llvm-mca predicts them: python bench/mca.py amsgrad
+"""Predicts cycles per element of a loop on processors that are not available: python bench/mca.py amsgrad
 
-Takes the compiler's assembly of peers/plain.cpp, or of another file (--source, --flags), and in each function named the
-innermost loop that moves furthest in one turn. llvm-mca knows nothing of caches and memory: where a loop takes longer
-than its bytes do, arithmetic is the limit.
+It compiles peers/plain.cpp, or another file (--source, --flags), to assembly. In each named function it takes the
+innermost loop that moves furthest per iteration, and asks llvm-mca. llvm-mca does not model caches and memory. If a
+loop is predicted to take longer than moving its bytes, arithmetic is the limit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from itertools import dropwhile, takewhile
 from pathlib import Path
 
 BENCH = Path(__file__).resolve().parent
-# With the instructions to compile for: older compilers do not know the newer names.
+# With the instruction sets to compile for, because older compilers do not know the newer names.
 CPUS = {
     "znver3": "x86-64-v3", "znver4": "x86-64-v4", "icelake-server": "x86-64-v4", "sapphirerapids": "x86-64-v4",
 }  # fmt: skip
@@ -28,7 +28,7 @@ TURNS = 1000
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print a Markdown table; 1 when a loop was not found, 2 when there is no llvm-mca."""
+    """Print a Markdown table. Return 1 if a loop was not found, 2 if llvm-mca is missing."""
     parser = argparse.ArgumentParser(prog="bench/mca.py", description=__doc__)
     parser.add_argument("functions", nargs="*", help="by default all that the source declares with LOOP")
     parser.add_argument("--source", type=Path, default=BENCH / "peers" / "plain.cpp")
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def find() -> str | None:
-    """llvm-mca 19 by preference, else the newest that there is."""
+    """Return llvm-mca 19 if available, otherwise the newest version."""
     wanted = ["llvm-mca-19", *(f"llvm-mca-{number}" for number in range(30, 13, -1)), "llvm-mca"]
     return next((name for name in wanted if shutil.which(name)), None)
 
@@ -82,14 +82,14 @@ def compiled(source: Path, flags: Sequence[str]) -> list[str]:
 
 
 def body(assembly: Sequence[str], function: str) -> list[str]:
-    """The lines of a function, whether its name is mangled or not."""
+    """Return the lines of a function, with or without a mangled name."""
     label = re.compile(rf"(?:{function}|_Z\w*{len(function)}{function}\w*):")
     lines = dropwhile(lambda line: not label.match(line), assembly)
     return list(takewhile(lambda line: not line.lstrip().startswith(".cfi_endproc"), lines))
 
 
 def widest(lines: Sequence[str]) -> tuple[list[str], int]:
-    """The innermost loop that moves furthest in one turn, and the bytes of fp32 that it moves."""
+    """Return the innermost loop that moves furthest per iteration, and the bytes of fp32 that it moves."""
     best: tuple[list[str], int] = ([], 0)
     for at, line in enumerate(lines):
         jump = re.match(r"\s+j\w+\s+(\.L\w+)", line)
@@ -99,7 +99,7 @@ def widest(lines: Sequence[str]) -> tuple[list[str], int]:
         loop = [text for text in lines[start + 1 : at + 1] if not text.lstrip().startswith((".p2align", ".loc", "#"))]
         text = "\n".join(loop)
         steps = re.findall(r"\s(?:add|sub)q\s+\$-?(\d+), (%r\w+)", text)
-        # An index in elements, not in bytes, shows in the addresses.
+        # An index may count elements instead of bytes; the addresses show which.
         moved = max((int(step) * (4 if f"{register},4)" in text else 1) for step, register in steps), default=0)
         if moved > best[1] and ":" not in text:
             best = (loop, moved)
@@ -107,7 +107,7 @@ def widest(lines: Sequence[str]) -> tuple[list[str], int]:
 
 
 def cycles(tool: str, cpu: str, loop: Sequence[str]) -> float:
-    """Of one turn, over many."""
+    """Return the cycles per iteration, averaged over many."""
     command = [tool, "-mtriple=x86_64-linux-gnu", f"-mcpu={cpu}", f"-iterations={TURNS}"]
     done = subprocess.run(command, input="\n".join([*loop, ""]), capture_output=True, text=True, check=True)
     found = re.search(r"Total Cycles:\s+(\d+)", done.stdout)

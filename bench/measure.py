@@ -1,5 +1,5 @@
-"""One case at one size: every candidate built, compared with fastagg's result, and timed in turns with the others and
-with what memory gives."""
+"""Measures one case at one size. Every candidate is built, compared with fastagg's result, and timed in turns with the
+others and with the streams that measure memory."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from roofline import Stream, best, streams
 
 import fastagg
 
-FLOORS = ("the native call alone", "the copy alone, pinned already")  # less work than ours by intent, so no peers
-# A sample of milliseconds sees one state of the core's clock and of the neighbours: short steps need more of them.
+# they do less work than ours by intent, so they are not peers
+FLOORS = ("the native call alone", "the copy alone, pinned already")
+# A sample of milliseconds depends on the current state of the core's clock and of the neighbours. So short steps need
+# more samples.
 ROUNDS, SHORT_ROUNDS, SHORT = 15, 31, 1_000_000
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a measurement gave.
+    """The result of a measurement.
 
     Attributes:
-        rows: a row a candidate, and one for each kind of stream.
+        rows: a row per candidate, and one for each kind of stream.
         samples: seconds of each candidate, for pytest-benchmark.
         skipped: candidates without figures, with the reason.
         others, discarded: as in timing.py.
@@ -58,17 +60,18 @@ def measure(
 ) -> Found:
     """Measure a case.
 
-    Candidates that do not fit into memory together run in groups; each group holds fastagg and the streams, and ratios
-    are taken within a group.
+    Candidates that together need more memory than there is run in groups. Each group contains fastagg and the streams,
+    and ratios are computed within a group.
 
     Args:
-        rounds: samples of each; by default 31 below a million parameters and 15 from there on.
-        only, without: keep the peers whose names contain one of these words; drop those with one of those.
-        clock: what times a sample; by default the device's own (``clocks.py``).
-        within: seconds after which no further round begins, once there are five.
+        rounds: samples of each candidate; by default 31 below a million parameters, otherwise 15.
+        only, without: keep only the peers whose names contain one of the words in ``only``; drop those with one in
+            ``without``.
+        clock: the clock of a sample; by default the device's own (``clocks.py``).
+        within: after so many seconds no further round begins, if there are at least five.
 
     Raises:
-        AssertionError: a candidate's result is not fastagg's.
+        AssertionError: a candidate's result differs from fastagg's.
     """
     rounds = rounds or (SHORT_ROUNDS if size < SHORT else ROUNDS)
     problem = replace(Problem(size, device=device), lr=case.lr)
@@ -77,7 +80,7 @@ def measure(
         one for one in rest
         if any(word in one.name for word in only) and not any(word in one.name for word in without)
     ]  # fmt: skip
-    # The streams' three vectors, the update and its negative, the leader's state, two vectors to compare results.
+    # For all: the streams' three vectors, the update and its negative, the leader's state, two vectors for comparisons.
     shared = (3 if case.bytes else 0) + 2 + leader.vectors + (3 + 4 if case.corrected else 3)
     free = machine.available_bytes(device)
     if 4 * size * shared > 0.9 * free:
@@ -137,12 +140,12 @@ def _group(
 
 
 def is_counted(candidate: str) -> bool:
-    """Whether the case's bytes are what this candidate moves: of ours and of its floors, and not of fp32 moments."""
+    """Return whether the case's bytes are what this candidate moves: fastagg and its floors, without fp32 moments."""
     return not is_peer(candidate) and candidate != "fastagg, fp32 moments"
 
 
 def build(case: Case, problem: Problem, group: Iterable[Candidate]) -> tuple[dict[str, Built], dict[str, str]]:
-    """Candidates whose first step gave the right result, and the reasons of those that cannot run."""
+    """Return the candidates whose first step gave the right result, and the reasons of those that cannot run."""
     built: dict[str, Built] = {}
     skipped: dict[str, str] = {}
     expected: dict[bool, torch.Tensor] = {}
@@ -182,7 +185,7 @@ def _near(name: str, got: torch.Tensor, want: torch.Tensor, apart: float) -> Non
 
 
 def _equal(name: str, got: torch.Tensor, want: torch.Tensor, problem: Problem, rounding: float) -> None:
-    """Rounding apart: a wrong formula differs by the size of the step, hundreds of times more."""
+    """Check equality up to rounding. A wrong formula differs by the size of a step, which is hundreds of times more."""
     difference = (got.to(want.device) - want).abs_()
     worst = float(difference.max()) if want.numel() else 0.0
     bound = rounding * float(want.abs().max()) + 1e-5 * problem.lr if want.numel() else 0.0

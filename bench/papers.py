@@ -1,10 +1,11 @@
-"""The papers' tables at their own sizes: how many hours each takes on this machine, then all of them, resumable.
+"""Runs the papers' tables at their own sizes. First it estimates the hours of each on this machine. It can resume.
 
     python bench/papers.py --data-dir FOLDER [--run] [--device cuda] [-j 4] [--seeds 3] [TABLE...]
 
-Prints hours first: of every method in a table's first setting a few client updates are run, and the share of the run
-they are is set against their wall seconds. With --run the tables follow, in bf16 and channels_last where there are
-images; what is finished is only read, what was begun goes on. Data that is not in the folder is said and left out.
+It prints hours first. For every method in a table's first setting it runs a few client updates, and divides their wall
+seconds by their share of the run. With --run the tables follow, in bf16, with channels_last for images. Finished runs
+are only read, and unfinished ones are continued. If a data set is not in the folder, this is reported and its table is
+left out.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ TABLES = (
     "asyncfeded-figure3-synthetic", "asyncfeded-figure3-femnist", "asyncfeded-figure3-shakespeare",
     "asyncfeded-figure4-synthetic", "asyncfeded-figure4-femnist", "asyncfeded-figure4-shakespeare",
 )  # fmt: skip
-WARM, UPDATES = 3, 12  # client updates before the clock starts, and while it goes
+WARM, UPDATES = 3, 12  # client updates before the clock starts, and those that are timed
 IMAGES = ("cifar10", "cifar100", "femnist", "mnist")
 
 
 def changes(values: dict[str, object], device: str, folder: str) -> dict[str, object]:
-    """What a run on this machine changes in a recipe."""
+    """Return what a run on this machine changes in a recipe."""
     data = values["data"]
     assert isinstance(data, dict)
     images = data["name"] in IMAGES
@@ -42,14 +43,14 @@ def changes(values: dict[str, object], device: str, folder: str) -> dict[str, ob
 
 
 def hours(cell: tables.Cell, device: str, folder: str) -> float:
-    """Wall hours of one run, from its first few client updates."""
+    """Return the wall hours of one run, estimated from its first few client updates."""
     values = config.changed(cell.values, changes(cell.values, device, folder))
     simulation = Simulation(config.from_dict(values, cell.label))
     for _ in range(WARM):
         simulation.step()
     share, start = simulation.done(), time.perf_counter()
     done = 0
-    while done < UPDATES or (simulation.done() == share and done < 20 * UPDATES):  # until the run is seen to move on
+    while done < UPDATES or (simulation.done() == share and done < 20 * UPDATES):  # until the run has advanced
         simulation.step()
         done += 1
     if device != "cpu":

@@ -1,4 +1,4 @@
-"""One benchmark problem: a size, a device, an update and the state to step; what a candidate is, and what a case is."""
+"""One benchmark problem: a size, a device, an update and the state to step. Also defines candidates and cases."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fastagg.storage import memory
 
 CPU = torch.device("cpu")
 OURS = "fastagg"
-ROUNDING = 2e-6  # relative difference between two right results of one step
-SIZES = (1_000, 100_000, 10_000_000, 100_000_000)  # parameters: what the report's first page shows
+ROUNDING = 2e-6  # the relative difference allowed between two right results of one step
+SIZES = (1_000, 100_000, 10_000_000, 100_000_000)  # parameters: the sizes on the report's first page
 Allocate = Callable[[int, torch.device], Tensor]
 
 
 class Skip(Exception):
-    """A candidate that cannot run here, with the reason."""
+    """A candidate cannot run here; the message has the reason."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Built:
     """A candidate ready to run.
 
     Attributes:
-        run: makes one step, or as many as the case's ``period`` says.
-        result: the vector to compare with the others'; None for a floor, which does less than they by intent.
-        before: what must be done before each run, and is not timed.
-        warm: runs before results are compared.
-        kept: bytes per parameter that it keeps for each client, where the case is about that.
+        run: makes one step, or as many as the case's ``period``.
+        result: the vector to compare with the others'. None for a floor, which does less work by intent.
+        before: preparation before each run, which is not timed.
+        warm: the number of runs before results are compared.
+        kept: the bytes per parameter that it stores for each client, if the case measures that.
     """
 
     run: Callable[[], object]
@@ -46,12 +46,12 @@ class Built:
 class Candidate:
     """One way to do an operation.
 
-    Attributes:
-        name: as in the report; names that begin with `fastagg` are ours, the first one is what the others stand beside.
+    name: the name in the report. Names that begin with `fastagg` are ours. The first one is compared with the others.
+        build: allocates the state and compiles. Raises :class:`Skip` if it cannot run.
         build: allocates the state and compiles; raises :class:`Skip` where it cannot run.
-        vectors: vectors of length d it holds at its peak, temporaries included.
+        vectors: the number of vectors of length d that it holds at its peak, temporaries included.
         corrected: whether it applies Adam's bias correction, as torch.optim always does.
-        note: what a reader must know.
+        note: a remark for readers.
         devices: where it runs.
     """
 
@@ -65,24 +65,24 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Case:
-    """One thing that a server does: a file of ``cases/`` makes a few that belong together.
+    """One operation of a server. A file in ``cases/`` defines a few that belong together.
 
     Attributes:
-        bytes: read and written per parameter, each once, by what the rule needs and whatever a kernel really moves; 0
-            where the work is not counted in bytes. This is the only place that says so.
-        candidates: ours first; the first one's result is what the others' must equal.
+        bytes: the bytes read and written per parameter, each once, that the rule needs, whatever a kernel really moves.
+            0 if the work is not counted in bytes. Only this attribute defines it.
+        candidates: ours first. The others' results must equal the first one's.
         group: ``arrival`` (a whole one, dispatch to receipt), ``kernel`` (one pass) or ``path`` (anything else).
-        sizes: parameters that it is measured at; of one element where the case has its own size.
+        sizes: the numbers of parameters that are measured; one element if the case has its own size.
         corrected: our result with Adam's bias correction, for peers that always apply it.
-        exact: the result in float64; ours must equal it within rounding, peers within ``rounding``.
+        exact: the result in float64. Ours must equal it within rounding, peers within ``rounding``.
         lr: learning rate.
-        rounding: relative difference of elements that rounding may make.
-        apart: instead, the relative difference of norms that is allowed.
-        reads: it writes nothing, so that what memory gives is what it gives to reading.
-        period: calls or arrivals that one run makes; figures are of one.
-        least: seconds that a sample takes at least.
-        devices: where its own candidate runs.
-        host: it is timed by the host's clock on any device.
+        rounding: the relative difference of elements that rounding may cause.
+        apart: instead of ``rounding``, the relative difference of norms that is allowed.
+        reads: whether it writes nothing; then it is compared with the streams that only read.
+        period: how many calls or arrivals one run makes. Figures are per call or arrival.
+        least: the least seconds of a sample.
+        devices: the devices of its own candidate.
+        host: whether the host's clock times it on every device.
     """
 
     name: str
@@ -103,18 +103,19 @@ class Case:
 
 
 def plain(size: int, device: torch.device = CPU) -> Tensor:
-    """Memory as a user of torch gets it."""
+    """Allocate memory as a user of torch does."""
     return torch.empty(size, device=device)
 
 
 def huge(size: int, device: torch.device = CPU) -> Tensor:
-    """Memory as a fastagg Server keeps its state: huge pages, where the system has them."""
+    """Allocate memory as a fastagg Server does for its state: huge pages, if the system has them."""
     return memory.empty(size) if device.type == "cpu" else plain(size, device)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A step of length ``size`` with FADAS's own settings. The data repeats a random tile: no timing depends on it."""
+    """A step of length ``size`` with FADAS's own settings. The data repeats a random tile; timings do not depend on
+    it."""
 
     size: int
     lr: float = 1e-3
@@ -124,11 +125,11 @@ class Problem:
     device: torch.device = field(default=CPU)
 
     def zeros(self, allocate: Allocate = huge) -> Tensor:
-        """A fresh vector of zeros."""
+        """Return a new vector of zeros."""
         return allocate(self.size, self.device).zero_()
 
     def vector(self, kind: str, allocate: Allocate = plain) -> Tensor:
-        """A fresh vector: ``update``, ``x``, ``acc`` or a moment; always the same values."""
+        """Return a new vector: ``update``, ``x``, ``acc`` or a moment. The values are always the same."""
         out, tile = allocate(self.size, self.device), _tile(kind)
         for at in range(0, self.size, tile.numel()):
             piece = out[at : at + tile.numel()]
@@ -136,26 +137,26 @@ class Problem:
         return out
 
     def vectors(self, kinds: Iterable[str], allocate: Allocate = plain) -> list[Tensor]:
-        """Several of them."""
+        """Return several such vectors."""
         return [self.vector(kind, allocate) for kind in kinds]
 
     @cached_property
     def update(self) -> Tensor:
-        """The arriving update, shared by all candidates: in plain memory, as a client's message is."""
+        """The arriving update, shared by all candidates. It is in plain memory, like a client's message."""
         return self.vector("update")
 
     @cached_property
     def negated(self) -> Tensor:
-        """Its negative, for optimizers that descend."""
+        """The update's negative, for optimizers that descend."""
         return -self.update
 
     def layers(self, vector: Tensor) -> list[Tensor]:
-        """Views of ``vector`` cut like ResNet-18's 62 parameters, scaled to this size."""
+        """Return views of ``vector`` with the sizes of ResNet-18's 62 parameters, scaled to this size."""
         return list(torch.split(vector, layer_sizes(self.size)))
 
 
 def resnet18_shapes(classes: int = 10) -> list[tuple[int, ...]]:
-    """Parameters of the ResNet-18 for CIFAR (3x3 stem): 62 arrays, 11,173,962 elements."""
+    """Return the shapes of the ResNet-18 for CIFAR (3x3 stem): 62 arrays, 11,173,962 elements."""
     shapes: list[tuple[int, ...]] = [(64, 3, 3, 3), (64,), (64,)]
     width = 64
     for out in (64, 128, 256, 512):
@@ -168,7 +169,7 @@ def resnet18_shapes(classes: int = 10) -> list[tuple[int, ...]]:
 
 
 def layer_sizes(size: int) -> list[int]:
-    """ResNet-18's layer sizes scaled to ``size`` elements in all."""
+    """Return ResNet-18's layer sizes, scaled to ``size`` elements in total."""
     own = [torch.Size(shape).numel() for shape in resnet18_shapes()]
     sizes = [max(1, n * size // sum(own)) for n in own]
     sizes[-2] += size - sum(sizes)
@@ -176,7 +177,7 @@ def layer_sizes(size: int) -> list[int]:
 
 
 def batches(candidates: Iterable[Candidate], problem: Problem, shared: float) -> Iterator[list[Candidate]]:
-    """Candidates in as few groups as fit into memory together, beside ``shared`` vectors that every group needs."""
+    """Yield candidates in as few groups as memory allows. Every group needs ``shared`` vectors in addition."""
     room = 0.8 * machine.available_bytes(problem.device) / (4 * problem.size) - shared
     group: list[Candidate] = []
     used = 0.0

@@ -1,7 +1,7 @@
-"""docs/performance.md, its pictures and its full tables, from the rows in results/: python bench/report.py
+"""Makes docs/performance.md, its pictures and its full tables from the rows in results/: python bench/report.py
 
-`--check` writes nothing and fails when the pages are not what the results say. The page is one screen, the tables have
-every candidate. Both mark a loss in the cell where it is.
+`--check` writes nothing. It fails if the pages do not match the results. The page is one screen; the tables have every
+candidate. Both mark a loss in its cell.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from measure import is_peer
 from problem import OURS, SIZES, Case
 from results import Row
 
-TEXT = Path(__file__).with_name("page.md")  # what is said on the page, with {} where figures come
+TEXT = Path(__file__).with_name("page.md")  # the text of the page, with {} where figures are inserted
 DOCS = results.ROOT / "docs"
-NEAR = 1.25  # a size this many times away from a column's stands in it
+NEAR = 1.25  # a column also takes sizes up to this factor away
 At = tuple[str, int, int]  # case, size, threads
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the pages and the pictures, or with --check compare the pages; 1 when one is stale, 2 for bad results."""
+    """Write the pages and the pictures; with --check compare the pages. Return 1 if one is stale, 2 for bad results."""
     parser = argparse.ArgumentParser(prog="bench/report.py", description=__doc__)
     parser.add_argument("--results", type=Path, default=results.RESULTS, help="folder of JSONL files")
     parser.add_argument("--out", type=Path, default=DOCS, help="folder of performance.md and performance/")
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def page(rows: Sequence[Row]) -> str:
-    """The one screen."""
+    """Return the page of one screen."""
     names = sorted({row.processor for row in rows})
     parts = [TEXT.read_text()]
     found = {
@@ -86,7 +86,7 @@ def _screen(rows: Sequence[Row], names: Sequence[str]) -> str:
 
 
 def _near(rows: Iterable[Row], processor: str, case: Case, size: int) -> list[Row]:
-    """A case's rows at the measured size next to ``size``, on the most threads."""
+    """Return a case's rows at the measured size nearest to ``size``, with the most threads."""
     near = [
         row for row in rows
         if (row.processor, row.case, row.unit) == (processor, case.name, "s") and size / NEAR <= row.size <= size * NEAR
@@ -95,7 +95,8 @@ def _near(rows: Iterable[Row], processor: str, case: Case, size: int) -> list[Ro
         return []
     places = [(row.size, row.threads) for row in near]
 
-    def order(place: tuple[int, int]) -> tuple[int, int, float]:  # all cores, beside most peers, next to the column's
+    # all cores first, then with the most peers, then nearest to the column's size
+    def order(place: tuple[int, int]) -> tuple[int, int, float]:
         return -place[1], -places.count(place), abs(math.log(place[0] / size))
 
     at = min(set(places), key=order)
@@ -103,7 +104,7 @@ def _near(rows: Iterable[Row], processor: str, case: Case, size: int) -> list[Ro
 
 
 def _cell(rows: Sequence[Row]) -> str:
-    """Time; share of streaming; what the best peer takes over it."""
+    """Return a cell: the time, the share of streaming, and the best peer's time over fastagg's."""
     own = next((row for row in rows if row.candidate == OURS), None)
     if own is None:
         return "—"
@@ -143,7 +144,7 @@ def _software(rows: Sequence[Row], name: str) -> str:
 
 
 def _servers(rows: Sequence[Row], names: Sequence[str]) -> str:
-    """Whole servers and whole runs: a line for each thing measured, whoever's it is."""
+    """Return the table of whole servers and whole runs: a line for each measurement, also of other servers."""
     kept = [row for row in rows if row.case.startswith(("server, ", "simulator, "))]
     lines = ["| | | " + " | ".join(names) + " |", "|---|---|" + "---|" * len(names)] if kept else []
     for case, candidate, unit in dict.fromkeys((row.case, row.candidate, row.unit) for row in kept):
@@ -160,7 +161,7 @@ def _over(row: Row) -> str:
 
 
 def full(rows: Sequence[Row]) -> str:
-    """Every case, size and number of threads, with every candidate."""
+    """Return the page with every case, size and number of threads, and every candidate."""
     names = sorted({row.processor for row in rows})
     parts = [
         "# All figures",

@@ -1,7 +1,7 @@
-"""Measured rows: one JSON object a line, one file a processor. It needs nothing but Python: any machine reads them.
+"""Measured rows: one JSON object per line, one file per processor. Reading them needs only Python, on any machine.
 
-A row replaces the one before it of the same case, candidate, size and threads; git has what was there. No samples are
-kept, and nothing of a tree that was changed since its commit.
+A row replaces the earlier one with the same case, candidate, size and threads; git has the old ones. Samples are not
+stored. Results of a tree with uncommitted changes are not stored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
-# What measuring and reporting write themselves does not change what is measured.
+# The outputs of measuring and reporting do not change what is measured.
 WRITTEN = ("bench/results", "docs/performance", "docs/performance.md")
 Key = tuple[str, str, str, int, int, str]
 
@@ -26,14 +26,14 @@ class Row:
     """One candidate at one size.
 
     Attributes:
-        case: which of ``cases/``; ``streams`` for what memory gives, ``servers`` for whole ones.
+        case: one of ``cases/``; ``streams`` for the memory's speed, ``servers`` for whole servers.
         size: d, parameters.
-        threads: of fastagg and of torch; 0 on a device.
-        unit: of the next three: ``s`` per call or arrival, ``1/s``, ``B`` (bytes), ``B/parameter``.
-        ratio: its time over that of the case's first candidate, taken round by round: p20, median, p80.
-        share: counted bytes per second over what memory gave in the same run: to the better of copy and triad, or, for
-            cases that write nothing, to reading.
-        versions: of the software.
+        threads: the threads of fastagg and of torch; 0 on a device.
+        unit: the unit of the next three: ``s`` per call or arrival, ``1/s``, ``B`` (bytes), ``B/parameter``.
+        ratio: its time over that of the case's first candidate, computed per round: p20, median, p80.
+        share: counted bytes per second over the memory's speed in the same run. This is the better of copy and triad
+            or, for cases that write nothing, reading.
+        versions: the software's versions.
     """
 
     case: str
@@ -53,19 +53,19 @@ class Row:
 
     @property
     def key(self) -> Key:
-        """What a newer row replaces."""
+        """The key by which a newer row replaces an older one."""
         return self.processor, self.case, self.unit, self.size, self.threads, self.candidate
 
     def line(self) -> str:
-        """As it stands in a file, with four digits."""
+        """Return the row as a line of a file, with four digits."""
         return json.dumps({key: _short(value) for key, value in asdict(self).items() if value is not None})
 
 
 def load(path: Path) -> list[Row]:
-    """Read a file of rows, or pytest-benchmark's JSON of this suite.
+    """Read a file of rows, or this suite's JSON from pytest-benchmark.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the file has another form.
     """
     try:
         return parse(path.read_text())
@@ -76,10 +76,10 @@ def load(path: Path) -> list[Row]:
 
 
 def load_all(folder: Path = RESULTS) -> list[Row]:
-    """Read every file of a folder.
+    """Read every file in a folder.
 
     Raises:
-        ValueError: one of them holds something else, or a row of a tree that was changed since its commit.
+        ValueError: a file has another form, or a row is from a tree with uncommitted changes.
     """
     rows = [row for path in sorted(folder.glob("*.jsonl")) for row in load(path)]
     for row in rows:
@@ -89,10 +89,10 @@ def load_all(folder: Path = RESULTS) -> list[Row]:
 
 
 def load_commit(name: str) -> list[Row]:
-    """Read the results that a commit has.
+    """Read the results in a commit.
 
     Raises:
-        ValueError: there is no such commit, or it has none.
+        ValueError: there is no such commit, or it has no results.
     """
     listed = _git("ls-tree", "-r", "--name-only", name, "--", "bench/results")
     if listed is None:
@@ -104,10 +104,10 @@ def load_commit(name: str) -> list[Row]:
 
 
 def parse(text: str) -> list[Row]:
-    """Rows of a file's text.
+    """Return the rows in a file's text.
 
     Raises:
-        ValueError: it holds something else.
+        ValueError: the text has another form.
     """
     try:
         if text.lstrip().startswith('{"case"'):
@@ -118,7 +118,7 @@ def parse(text: str) -> list[Row]:
 
 
 def merged(old: Iterable[Row], new: Iterable[Row]) -> list[Row]:
-    """Both, the newer of each, in an order that does not depend on when they were measured."""
+    """Merge both; the newer of two rows stays. The order does not depend on the time of measurement."""
     found: dict[Key, Row] = {}
     for row in sorted([*old, *new], key=lambda row: row.date):
         found[row.key] = row
@@ -126,10 +126,10 @@ def merged(old: Iterable[Row], new: Iterable[Row]) -> list[Row]:
 
 
 def save(rows: Sequence[Row], path: Path | None = None) -> list[Path]:
-    """Add rows to ``path``, or to the file of their processor in ``results/``; return where they are.
+    """Add rows to ``path``, or to the file of their processor in ``results/``. Return the paths.
 
     Raises:
-        ValueError: no ``path``, and a row's tree was changed since its commit.
+        ValueError: ``path`` is None and a row's tree had uncommitted changes.
     """
     places: dict[Path, list[Row]] = {}
     for row in rows:
@@ -144,7 +144,8 @@ def save(rows: Sequence[Row], path: Path | None = None) -> list[Path]:
 
 
 def commit() -> str:
-    """The checkout's commit, with ``-dirty`` if a tracked file was changed since, ``unknown`` outside a checkout."""
+    """Return the checkout's commit, with ``-dirty`` if a tracked file has changed, or ``unknown`` outside a
+    checkout."""
     name = _git("rev-parse", "--short", "HEAD")
     if name is None:
         return "unknown"
@@ -153,7 +154,7 @@ def commit() -> str:
 
 
 def slug(text: str) -> str:
-    """As the name of a file."""
+    """Return ``text`` as a file's name."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 

@@ -1,9 +1,9 @@
-"""What this machine's memory gives to the simplest passes, each in the best form we know: the 100% of a report.
+"""Measures this machine's memory with the simplest passes, each in its best known form: the 100% of a report.
 
-The roofline is the better of copy and triad, in bytes counted the STREAM way: what the program names, 8 and 12 bytes
-per element. A store to a line that is not in a cache reads it first unless the store bypasses the caches, so what
-really moves can be 12 and 16 bytes. An optimizer step rewrites what it has read, so it moves exactly what is counted,
-and can pass a copy that reads its destination: the in-place passes are the stricter mark, and are measured beside.
+The roofline is the better of copy and triad, counted as in STREAM: the bytes that the program names, 8 and 12 per
+element. A store to a line outside the caches first reads the line, unless the store bypasses the caches. So 12 and 16
+bytes may really move. An optimizer step rewrites what it has read, so it moves exactly the counted bytes. It can be
+faster than a copy that reads its destination. The in-place passes are the stricter comparison, and are measured, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True)
 class Stream:
-    """One streaming pass: its kind, and the bytes per element that it names."""
+    """One streaming pass: its kind, and the bytes per element that it counts."""
 
     kind: str  # copy | triad | read | in place
     run: Run
@@ -33,7 +33,7 @@ class Stream:
 
 
 def streams(problem: Problem) -> dict[str, Stream]:
-    """All candidates at the problem's size, on three vectors of their own. Their results are checked here."""
+    """Return all streams at the problem's size, on three vectors of their own. Their results are checked here."""
     a, b, c = (huge(problem.size, problem.device).fill_(value) for value in (0.0, 1.0, 2.0))
     found = {
         "copy: torch copy_": Stream("copy", lambda: a.copy_(b), 8),
@@ -49,7 +49,7 @@ def streams(problem: Problem) -> dict[str, Stream]:
         pool = ThreadPoolExecutor(threads)
         found["copy: memcpy"] = Stream("copy", _memcpy(a, b, pool, threads), 8)
         found["read: fastagg inspect"] = Stream("read", lambda: ops.inspect(b), 4)
-    else:  # the form that nobody waits for
+    else:  # the form for which the host does not wait
         found["read: fastagg judge"] = Stream("read", lambda: ops.judge(b), 4)
     for name, stream in found.items():
         expected = {"copy": 1.0, "triad": 2.0}.get(stream.kind)
@@ -62,7 +62,7 @@ def streams(problem: Problem) -> dict[str, Stream]:
 
 
 def best(timings: Timings, found: dict[str, Stream], size: int, kinds: tuple[str, ...]) -> tuple[str, float]:
-    """The fastest stream of these kinds, and its counted bytes per second (at its median)."""
+    """Return the fastest stream of these kinds, and its counted bytes per second (at its median)."""
     speeds = {
         name: stream.counted * size / timings.seconds(name).p50
         for name, stream in found.items()

@@ -1,6 +1,6 @@
-"""Measure cases beside their peers: python bench/run.py arrival kernel --within 6
+"""Measures cases together with their peers: python bench/run.py arrival kernel --within 6
 
-Prints a table for each case and size, and keeps a row for each candidate in results/, one file a processor.
+It prints a table for each case and size. It stores a row for each candidate in results/, one file per processor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ GROUPS = tuple(dict.fromkeys(case.group for case in CASES.values()))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; 0 when everything was measured, 1 when candidates disagreed, 2 when nothing may be kept."""
+    """The command line. Return 0 if everything was measured, 1 if candidates disagreed, 2 if results may not be
+    stored."""
     parser = _parser()
     given = parser.parse_args(arguments)
     device = torch.device(given.device)
@@ -55,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
                     found = measure(
                         case, size, rounds=given.rounds, only=given.only, device=device, within=given.within
                     )
-                except AssertionError as error:  # an hour of other figures must not be lost with it
+                except AssertionError as error:  # it must not discard an hour of other figures
                     wrong.append(f"{case.name}, d = {size:,}: {error}")
                     continue
                 print(tables.measured(case, size, threads, found), flush=True)
@@ -67,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def wanted(names: list[str]) -> list[Case]:
-    """Cases by name or by group, in the order asked for."""
+    """Return cases by name or by group, in the requested order."""
     found = {}
     for name in names:
         found.update({one: case for one, case in CASES.items() if name in (one, case.group)})

@@ -1,7 +1,8 @@
-"""How many elements should share a scale? python bench/scale_block.py
+"""Compares how many elements should share a scale: python bench/scale_block.py
 
-Relative rounding error (root mean square over root mean square) and bytes per element of int8 and int4 rows, for
-Gaussian numbers, for heavy tails (Student's t, 3 degrees of freedom) and for a gradient of a small network.
+It prints the relative rounding error (root mean square over root mean square) and the bytes per element of int8 and
+int4 rows, for Gaussian numbers, for heavy tails (Student's t, 3 degrees of freedom) and for a gradient of a small
+network.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def main() -> int:
 
 
 def error(values: Tensor, block: int, levels: int) -> float:
-    """Relative error of unbiased rounding with one scale for ``block`` elements."""
+    """Return the relative error of unbiased rounding with one scale for ``block`` elements."""
     rows = values[: values.numel() // block * block].view(-1, block)
     scale = rows.abs().amax(dim=1, keepdim=True).clamp_min(1e-30) / levels
     stored = torch.floor(rows / scale + torch.rand_like(rows)) * scale
@@ -38,7 +39,7 @@ def error(values: Tensor, block: int, levels: int) -> float:
 
 
 def gradient() -> Tensor:
-    """One batch's gradient of a three-layer network: layers of different scales side by side."""
+    """Return one batch's gradient of a three-layer network. Its layers have different scales."""
     model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
     nn.functional.cross_entropy(model(torch.randn(50, 784)), torch.randint(0, 10, (50,))).backward()
     return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])

@@ -1,9 +1,8 @@
-"""What a server costs at any size, from what was measured: python bench/scaling.py [--help]
+"""Estimates the cost of a server of any size from measurements: python bench/scaling.py [--help]
 
-The time of an arrival is a constant and a part for every parameter, fitted to this processor's rows in ``results/``.
-Memory, network and disk follow from the rule. What a machine has, and what it costs, are arguments and assumptions.
-For every size the table says how many arrivals a second one machine takes, which of its resources ends first, and what
-helps then.
+The time of an arrival is a constant plus a part per parameter, fitted to this processor's rows in ``results/``. Memory,
+network and disk follow from the rule. A machine's resources and prices are arguments and assumptions. For every size
+the table has the arrivals per second of one machine, the resource that is exhausted first, and what helps then.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ import results
 from results import Row
 
 SIZES, CLIENTS = (1e5, 1e7, 1e9, 1e11), (1e2, 1e4, 1e6, 1e8)
-BYTES = 4.0  # of a parameter on its way, either way
+BYTES = 4.0  # bytes per parameter that is sent, in each direction
 BEYOND_CACHES = 5e6  # parameters
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Where it was measured, and the bytes of state that it needs.
+    """The measured case of a rule, and the bytes of state that the rule needs.
 
     Attributes:
-        case: of the rows.
-        state: per parameter: model, the next version, moments, buffer or sum.
-        row: per parameter and client.
-        client: per client: ledger, weights.
-        leaves: whether sums of several clients are taken.
+        case: the case of the rows.
+        state: bytes per parameter: model, the next version, moments, buffer or sum.
+        row: bytes per parameter and client.
+        client: bytes per client: ledger, weights.
+        leaves: whether the rule takes sums of several clients.
     """
 
     case: str
@@ -45,19 +44,19 @@ RULES = {
     "FedBuff": Rule("arrival FedBuff, M = 10", 12.0, leaves=True),
     "FADAS": Rule("arrival FADAS, M = 1", 24.0, leaves=True),
     "ACE, int8 rows": Rule("arrival ACE int8", 12.0, row=1.016, client=24.0),
-    "ACE, int4 rows": Rule("arrival ACE int8", 12.0, row=0.516, client=24.0),  # its time is int8's, or a little less
+    "ACE, int4 rows": Rule("arrival ACE int8", 12.0, row=0.516, client=24.0),  # its time is at most int8's
 }
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What one has: bytes, bytes a second, euros."""
+    """A machine: bytes, bytes per second, euros."""
 
     memory: float
     network: float
     disk: float
     hour: float
-    egress: float  # a byte
+    egress: float  # per byte
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,8 @@ class Time:
 
 
 def fit(measured: Iterable[tuple[float, float]]) -> Time:
-    """Of pairs of a size and seconds: the part of a parameter is that of sizes which no cache holds, and the constant
-    is what is left at the smallest size. Sizes between take less, since a cache helps them."""
+    """Fit pairs of a size and seconds. The part per parameter comes from sizes that no cache holds. The constant is
+    what remains at the smallest size. Sizes between take less time than fitted, because a cache helps them."""
     pairs = sorted(measured)
     large = [seconds / size for size, seconds in pairs if size >= BEYOND_CACHES]
     if len(large) == len(pairs) or not large:
@@ -84,15 +83,15 @@ def fit(measured: Iterable[tuple[float, float]]) -> Time:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one size on one machine, or on as many as its memory takes.
+    """The cost of one size on one machine, or on as many machines as its memory needs.
 
     Attributes:
         memory: bytes.
-        machines: that hold it.
-        rates: arrivals a second that each resource allows.
-        limit: the resource that ends first.
+        machines: how many machines hold it.
+        rates: the arrivals per second that each resource allows.
+        limit: the resource that is exhausted first.
         helps: what to do then.
-        euros: of a million arrivals.
+        euros: the cost of a million arrivals.
     """
 
     memory: float
@@ -104,12 +103,12 @@ class Cost:
 
     @property
     def rate(self) -> float:
-        """Arrivals a second."""
+        """Arrivals per second."""
         return min(self.rates.values())
 
 
 def cost(rule: Rule, time: Time, size: float, clients: float, machine: Machine) -> Cost:
-    """Of ``size`` parameters and so many clients."""
+    """Return the cost of ``size`` parameters and ``clients`` clients."""
     rows = rule.row * size * clients
     memory = rule.state * size + rows + rule.client * clients
     machines = max(1, math.ceil(memory / machine.memory))
@@ -134,7 +133,7 @@ def cost(rule: Rule, time: Time, size: float, clients: float, machine: Machine) 
 
 
 def times(rows: Sequence[Row], processor: str) -> dict[str, list[tuple[float, float]]]:
-    """Measured sizes and seconds of every case, on the most threads."""
+    """Return measured sizes and seconds of every case, with the most threads."""
     ours = [row for row in rows if row.processor == processor and row.candidate == "fastagg" and row.unit == "s"]
     most = max((row.threads for row in ours), default=0)
     found: dict[str, list[tuple[float, float]]] = {}
@@ -154,7 +153,7 @@ def _digits(number: float) -> str:
 
 
 def in_bytes(count: float) -> str:
-    """Three digits and a unit."""
+    """Return a number of bytes with three digits and a unit."""
     for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
         if count < 999.5 or unit == "PB":
             return f"{count:.3g} {unit}" if count < 999.5 else f"{count:,.0f} {unit}"
@@ -163,7 +162,7 @@ def in_bytes(count: float) -> str:
 
 
 def main() -> None:
-    """Print the fit and a table for every rule, in Markdown."""
+    """Print the fit and a table for every rule, as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processor", default="AMD EPYC (Zen 4)", help="whose rows are fitted")
     parser.add_argument("--memory", type=float, default=512e9, help="bytes of a machine (512e9)")

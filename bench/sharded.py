@@ -1,10 +1,10 @@
-"""Ranks over one process, with the update in shared memory. Run it alone on a machine:
+"""Compares ranks with one process, with the update in shared memory. Run it alone on a machine:
 
     python bench/sharded.py [--parameters 110000000] [--ranks 2] [--rounds 15] [--rules asgd fadas ace-int8]
 
-Every round takes one arrival by the ranks and one by a single process with as many threads as the ranks have together,
-in turn; the median of the rounds' ratios is printed. Two ranks on two cores show what the messages cost, and no
-speed-up.
+Every round takes one arrival with the ranks and one with a single process that has as many threads as all ranks
+together. They take turns, and the median of the rounds' ratios is printed. Two ranks on two cores show the cost of the
+messages, and no speed-up.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def seconds(call: Callable[[], Any]) -> float:
 def measure(
     name: str, server: fastagg.ShardedServer, alone: fastagg.Server, shared: Any, rounds: int, threads: tuple[int, int]
 ) -> None:
-    """``threads``: of this rank, and of the single process, which has all cores while it works."""
+    """``threads``: the threads of this rank, and of the single process, which has all cores while it works."""
 
     def arrival(which: int, client: int) -> float:
         on: Any = (server, alone)[which]
@@ -60,7 +60,7 @@ def measure(
         pair = [0.0, 0.0]
         for which in (0, 1) if turn % 2 else (1, 0):
             pair[which] = arrival(which, turn % CLIENTS)
-        if turn >= 3:  # until then memory is asked for
+        if turn >= 3:  # the first turns allocate memory
             ratios.append(pair[0] / pair[1])
             mine.append(pair[0])
             theirs.append(pair[1])

@@ -1,9 +1,9 @@
-"""Three kernels against two floors each: python bench/speed.py
+"""Checks three kernels against two floors each: python bench/speed.py
 
-A kernel is too slow if it is below both: its share of streaming, and what torch takes over it. A machine whose cores
-a neighbour slows down still streams, and one whose memory he takes still computes; torch suffers from both as
-we do. A floor is about two thirds of what the report's processors reach. On one thread, and of each the best of many
-calls that take turns.
+A kernel is too slow if it is below both floors: its share of streaming, and torch's time over its own. If a neighbour
+slows the cores down, streaming still works; if it uses the memory's bandwidth, computing still works. torch suffers
+from both as fastagg does. A floor is about two thirds of the values on the report's processors. It uses one thread, and
+the best of many calls that take turns.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from roofline import streams
 
 import fastagg
 
-SIZE = 8_000_000  # parameters: beyond the caches of either, and a call is some milliseconds
+SIZE = 8_000_000  # parameters: beyond the caches, and a call takes some milliseconds
 ROUNDS = 40
 
 
 class Floor(NamedTuple):
-    """Of the best copy or triad (of reading for distances, which writes nothing), and of a peer's time over ours."""
+    """The least share of the best copy or triad (of reading for distances), and the least ratio of a peer's time to
+    ours."""
 
     share: float
     peer: str
@@ -43,7 +44,7 @@ FLOORS = {
 
 
 def main() -> int:
-    """Print a line for each; 1 when one is below both of its floors."""
+    """Print a line for each kernel. Return 1 if one is below both of its floors."""
     timing.do_not_wait()
     fastagg.set_num_threads(1)
     torch.set_num_threads(1)
@@ -62,9 +63,10 @@ def _holds(name: str, floor: Floor) -> bool:
 
 
 def measured(name: str, size: int = SIZE) -> tuple[float, float]:
-    """A case's best speed over the best stream's, and the peer's best time over the case's."""
+    """Return a case's best speed over the best stream's, and the peer's best time over the case's."""
     case, problem, peer = CASES[name], Problem(size), FLOORS[name].peer
-    vars(problem)["update"] = problem.vector("update", huge)  # as the streams' vectors: no pages are compared
+    # in the same memory as the streams' vectors, so that pages make no difference
+    vars(problem)["update"] = problem.vector("update", huge)
     built, _ = build(case, problem, [one for one in case.candidates() if one.name in (OURS, peer)])
     kinds = ("read",) if case.reads else ("copy", "triad")
     beside = {key: one for key, one in streams(problem).items() if one.kind in kinds}

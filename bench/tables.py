@@ -1,4 +1,4 @@
-"""Rows to Markdown: a run's own table, and what the pages of the report have in common."""
+"""Converts rows to Markdown: a run's own table, and what the report's pages share."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 
 
 def time(seconds: float) -> str:
-    """With three digits."""
+    """Return a time with three digits."""
     name, scale = next((unit for unit in UNITS if seconds >= unit[1]), UNITS[-1])
     return f"{seconds / scale:.3g} {name}"
 
 
 def value(row: Row) -> str:
-    """The median in its unit."""
+    """Return the median in its unit."""
     if row.unit == "s":
         return time(row.median)
     if row.unit == "B":
@@ -27,7 +27,7 @@ def value(row: Row) -> str:
 
 
 def ratio(row: Row) -> str:
-    """The candidate's time over fastagg's; bold where a peer's is less."""
+    """Return the candidate's time over fastagg's. It is bold if a peer's is less."""
     if row.ratio is None:
         return ""
     text = f"{row.ratio[1]:.2f}"
@@ -35,23 +35,23 @@ def ratio(row: Row) -> str:
 
 
 def loses(row: Row) -> bool:
-    """Whether this is a peer that fastagg is slower than, by what two digits show."""
+    """Return whether this peer is faster than fastagg, as far as two digits show."""
     return is_peer(row.candidate) and row.ratio is not None and round(row.ratio[1], 2) < 1
 
 
 def best_peer(rows: Sequence[Row]) -> Row | None:
-    """The fastest of the peers."""
+    """Return the fastest of the peers."""
     peers = [row for row in rows if is_peer(row.candidate) and row.ratio is not None]
     return min(peers, key=lambda row: row.ratio[1] if row.ratio else 0.0, default=None)
 
 
 def threads(count: int) -> str:
-    """In words."""
+    """Return the number of threads in words."""
     return {0: "the card", 1: "1 thread"}.get(count, f"{count} threads")
 
 
 def size(d: int) -> str:
-    """Parameters, short."""
+    """Return a number of parameters in short form."""
     for unit, scale in (("M", 1e6), ("k", 1e3)):
         if d >= scale:
             return f"{d / scale:.3g} {unit}"
@@ -59,7 +59,7 @@ def size(d: int) -> str:
 
 
 def measured(case: Case, d: int, count: int, found: Found) -> str:
-    """The candidates of one case at one size, and how quiet the machine was."""
+    """Return the candidates of one case at one size, and how quiet the machine was."""
     lines = [
         f"### {case.name}, d = {d:,}, {threads(count)}",
         "",

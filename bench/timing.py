@@ -1,7 +1,8 @@
-"""Timing several callables against each other: interleaved, in one process, every round on its own.
+"""Times several callables against each other: interleaved, in one process, round by round.
 
-A machine drifts (neighbours, clocks, memory), so two loops run one after the other compare two moments, not two
-programs. Here each round runs every candidate once, in a fresh random order, and ratios are taken within a round.
+A machine changes over time (neighbours, clocks, memory). Two loops run one after the other would compare two moments,
+not two programs. So each round runs every candidate once, in a new random order, and ratios are computed within a
+round.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ Run = Callable[[], object]
 
 
 class Clock(Protocol):
-    """What times a sample. ``clocks.py`` has a device's."""
+    """The clock of a sample. ``clocks.py`` has a device's."""
 
-    settles: bool  # whether candidates share the cores with the clock, so that a pause between them is due
-    host: dict[str, list[float]]  # seconds of the host for each call, where that is not what is measured
+    settles: bool  # whether candidates share the cores with the clock, so that it must pause between them
+    host: dict[str, list[float]]  # seconds of the host for each call, if the clock measures something else
 
     def sample(self, name: str, run: Run, calls: int) -> float:
-        """Seconds per call of ``calls`` calls in a row."""
+        """Return the seconds per call of ``calls`` consecutive calls."""
 
     def wait(self) -> None:
-        """Return when what was asked for has been done."""
+        """Return when all launched work is done."""
 
 
 class HostClock:
-    """Wall seconds of the calling thread."""
+    """Measures the wall seconds of the calling thread."""
 
     settles = True
 
@@ -52,16 +53,16 @@ class HostClock:
         pass
 
 
-# torch's OpenMP threads spin for some milliseconds after an operation before they sleep, on cores that the next
-# candidate needs. This pause lets them stop; what happens without it is measured as a candidate of its own. This thread
-# stays awake meanwhile: a core that has slept can take ten milliseconds to come back to speed, on a shared machine.
+# torch's OpenMP threads spin for some milliseconds after an operation before they sleep. They use cores that the next
+# candidate needs. This pause lets them stop; a separate candidate measures the effect without it. This thread stays
+# awake meanwhile, because on a shared machine a core that has slept can take ten milliseconds to reach full speed.
 SETTLE = 0.02
 
-# A round during which other processes took more than this share of all cores is thrown away, whole, and run again,
-# as often as there are rounds. Which candidates it favoured cannot be known, so none of it is kept.
+# If other processes took more than this share of all cores during a round, the whole round is discarded and repeated,
+# at most as often as there are rounds. It is unknown which candidates such a round favours, so no part of it is kept.
 DISTURBED = 0.05
 PATIENCE = 20.0  # seconds to wait for a quiet moment before a round
-FEWEST = 5  # rounds that are measured however long they take
+FEWEST = 5  # at least so many rounds are measured, however long they take
 
 
 class Quantiles(NamedTuple):
@@ -79,14 +80,14 @@ class Quantiles(NamedTuple):
 
 @dataclass(frozen=True)
 class Timings:
-    """What an interleaved run measured.
+    """The measurements of an interleaved run.
 
     Attributes:
-        rounds: candidate -> round -> seconds per call. Slow candidates sit out some rounds.
+        rounds: candidate -> round -> seconds per call. Slow candidates skip some rounds.
         calls: candidate -> calls per sample.
-        others: largest share of all cores' time that other processes took in a round, or None where that is not known.
-        discarded: rounds thrown away because others took more than ``DISTURBED``.
-        lost: candidates that ran out of memory on the way, with the reason; ``rounds`` has nothing of them.
+        others: the largest share of all cores' time that other processes took in a round; None if it is unknown.
+        discarded: how many rounds were discarded because others took more than ``DISTURBED``.
+        lost: candidates that ran out of memory, with the reason. ``rounds`` does not contain them.
     """
 
     rounds: dict[str, dict[int, float]]
@@ -96,15 +97,15 @@ class Timings:
     lost: dict[str, str]
 
     def samples(self, name: str) -> list[float]:
-        """Seconds per call, in the order measured."""
+        """Return the seconds per call, in the order of measurement."""
         return list(self.rounds[name].values())
 
     def seconds(self, name: str) -> Quantiles:
-        """Seconds per call."""
+        """Return the quantiles of the seconds per call."""
         return Quantiles.of(self.samples(name))
 
     def ratio(self, name: str, to: str) -> Quantiles:
-        """Time of ``name`` over time of ``to``, round by round: above 1 where ``to`` is the faster."""
+        """Return the time of ``name`` over the time of ``to``, per round. Above 1, ``to`` is faster."""
         base = self.rounds[to]
         return Quantiles.of([seconds / base[r] for r, seconds in self.rounds[name].items() if r in base])
 
@@ -124,27 +125,27 @@ def interleave(
 ) -> Timings:
     """Time every candidate ``rounds`` times, in a new random order each round.
 
-    The order changes because a candidate's predecessor matters: it leaves caches and spinning threads behind.
+    The order changes because a candidate's predecessor affects it: it leaves data in caches, and spinning threads.
 
     Args:
         candidates: what to time, already warm (compiled, allocated, its result checked).
         rounds: samples of each.
-        before: untimed preparation right before a candidate's sample.
-        least: seconds a sample takes at least; faster candidates are called several times and averaged. Where one of
-            them is, every sample follows an untimed call: what fits into the caches is then there for all candidates,
-            and not only for those that are called often.
-        patience: candidates slower than this many seconds run in every third round only.
-        settle: seconds of pause before each sample; None for ``SETTLE``.
-        seed: of the order.
-        clock: what times a sample; wall seconds by default. A device's clock makes one call a sample: it is the
-            device's own time, and what the call before left in its caches is overwritten.
-        within: seconds after which no further round begins, once there are five.
-        needed: the candidate whose lack of memory is an error. Another one that runs out of memory is dropped, alone.
+        before: preparation right before a candidate's sample, which is not timed.
+        least: the least seconds of a sample. Faster candidates are called several times, and the mean is taken. If
+            there is such a candidate, every sample follows an untimed call. Then data that fits in the caches is there
+            for all candidates, not only for those that are called often.
+        patience: candidates slower than this many seconds run only in every third round.
+        settle: the seconds of the pause before each sample; None: ``SETTLE``.
+        seed: the seed of the order.
+        clock: the clock of a sample; by default wall seconds. A device's clock makes one call per sample, measures the
+            device's own time, and overwrites the caches before each call.
+        within: after so many seconds no further round begins, if there are at least five.
+        needed: it is an error if this candidate runs out of memory. Any other candidate is then dropped alone.
     """
     clock = clock or HostClock()
     order, shuffle = list(candidates), random.Random(seed).shuffle
     prepare, lost = before or {}, dict[str, str]()
-    # What must be prepared is called once a sample; on a device everything is.
+    # A call that needs preparation is made once per sample. On a device this applies to all.
     many = {name: run for name, run in candidates.items() if name not in prepare} if clock.settles else {}
     warm = {name: _warm(run, least, clock) for name, run in many.items()}
     calls = {name: _calls(warm[name], least) if name in warm else 1 for name in order}
@@ -202,7 +203,7 @@ def interleave(
 
 
 def do_not_wait() -> None:
-    """Measure on a machine in use, too: for trying a benchmark out."""
+    """Measure also on a busy machine, to try a benchmark."""
     global DISTURBED, PATIENCE, SETTLE
     DISTURBED, PATIENCE, SETTLE = math.inf, 0.0, 0.0
 
@@ -224,7 +225,7 @@ def _stay_awake(seconds: float) -> None:
 
 
 def _warm(run: Run, least: float, clock: Clock) -> float:
-    """Seconds per call once code, caches and threads are there: a slow first call must not make a sample short."""
+    """Return the seconds per call after a warm-up. A slow first call must not make a sample short."""
     once = min(clock.sample("", run, 1) for _ in range(2))
     return once if once >= least else min(once, clock.sample("", run, _calls(once, least / 4)))
 
@@ -241,7 +242,7 @@ def _quantile(ordered: list[float], q: float) -> float:
 
 
 def _busy() -> tuple[float, float, float] | None:
-    """Core-seconds that ran something since boot, core-seconds of this process, and the wall clock."""
+    """Return the core-seconds of all processes since boot, the core-seconds of this process, and the wall clock."""
     try:
         fields = [int(f) for f in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     except (OSError, ValueError):

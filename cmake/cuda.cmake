@@ -1,5 +1,5 @@
-# The CUDA kernels, when nvcc is here. The runtime is linked statically, so the extension loads on a machine with no
-# CUDA at all and `device_count` answers 0 there.
+# The CUDA kernels, if nvcc is installed. The runtime is linked statically. So the extension also loads on a machine
+# without CUDA, and `device_count` returns 0 there.
 include(CheckLanguage)
 check_language(CUDA)
 if(NOT CMAKE_CUDA_COMPILER)
@@ -10,8 +10,8 @@ endif()
 message(NOTICE "fastagg: nvcc is here, so the CUDA kernels are compiled too. That takes several minutes. "
   "To skip them: -DFASTAGG_CUDA=OFF, which is pip install --config-settings=cmake.define.FASTAGG_CUDA=OFF .")
 
-# Real code for every architecture named, by default for those of these that this nvcc knows, and PTX of the newest so
-# that later cards can run it too. PTX of what is made for one card alone (90a) would run nowhere else.
+# Machine code for every named architecture; by default for those in this list that nvcc knows. Also PTX of the newest,
+# so that later devices can run it. PTX of code for one kind of device (90a) would run nowhere else.
 set(architectures "${FASTAGG_CUDA_ARCHITECTURES}")
 if(NOT architectures)
   execute_process(COMMAND "${CMAKE_CUDA_COMPILER}" --list-gpu-arch OUTPUT_VARIABLE known COMMAND_ERROR_IS_FATAL ANY)
@@ -52,7 +52,7 @@ target_sources(_native PRIVATE csrc/bindings/cuda.cpp csrc/serving/on_cuda.cpp $
 string(REPLACE ";" "," architectures "${architectures}")
 target_compile_definitions(_native PRIVATE FASTAGG_CUDA FASTAGG_CUDA_ARCHITECTURES="${architectures}"
   FASTAGG_CUDA_PTX="${ptx}")
-# The module itself has no CUDA source; without a word on its architectures newer versions of CMake call that an error.
+# The module itself has no CUDA source. Newer versions of CMake report an error if its architectures are not set.
 set_target_properties(_native PROPERTIES CUDA_ARCHITECTURES OFF CUDA_RUNTIME_LIBRARY Static LINKER_LANGUAGE CXX)
 find_package(CUDAToolkit REQUIRED)
 target_link_libraries(_native PRIVATE CUDA::cudart_static)

@@ -1,4 +1,4 @@
-# The CUDA kernels compiled as C++ against csrc/emulation, which runs them on the CPU: for tests, never for a package.
+# Compiles the CUDA kernels as C++ with csrc/emulation, which runs them on the CPU. Only for tests, never for a package.
 add_library(fastagg_emulated OBJECT ${FASTAGG_CUDA_SOURCES} csrc/emulation/emulation.cpp)
 set_source_files_properties(${FASTAGG_CUDA_SOURCES} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-xc++")
 target_include_directories(fastagg_emulated PRIVATE csrc/emulation)

@@ -4,7 +4,7 @@ target_compile_options(fastagg_races PRIVATE -fsanitize=thread -g1)
 target_link_options(fastagg_races PRIVATE -fsanitize=thread)
 add_executable(fastagg_planted tests/native/planted.cpp csrc/emulation/emulation.cpp)
 
-# What plays the card is not watched itself: what it knows of all threads would look like races.
+# The emulation itself is not watched: it accesses all threads' data, which would look like races.
 add_library(fastagg_racing_emulation OBJECT csrc/emulation/emulation.cpp)
 target_compile_definitions(fastagg_racing_emulation PRIVATE FASTAGG_RACES)
 target_sources(fastagg_races PRIVATE $<TARGET_OBJECTS:fastagg_racing_emulation>)

@@ -22,19 +22,19 @@ myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence"]
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # signatures have them; docstrings give shapes and units, which types do not
+autodoc_typehints = "none"  # signatures have the types; docstrings give shapes and units, which types do not show
 autodoc_typehints_format = "short"
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
-napoleon_use_ivar = True  # else an attribute of a named tuple is described twice
-# torch's and Python's own names have no pages here, and a site that is built without a network cannot look them up.
+napoleon_use_ivar = True  # otherwise an attribute of a named tuple is described twice
+# Torch's and Python's names have no pages here, and a site that is built without a network cannot look them up.
 nitpicky = False
 
 REPOSITORY = "https://github.com/fastagg/fastagg/blob/main/"
 
 
 def _outward(app: object, docname: str, source: list[str]) -> None:
-    """Point links to files outside docs/ at the repository: they work there and here."""
+    """Point links to files outside docs/ to the repository. So they work there and on the site."""
     del app
     deeper = docname.count("/")
     inside = re.escape("../" * deeper)

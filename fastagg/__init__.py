@@ -3,7 +3,7 @@
 Every algorithm's server step is one pass over memory, on CPU and CUDA. Start with a preset
 (:func:`FADAS`, :func:`FedBuff`, :func:`FedAsync`) or assemble a :class:`Server` from parts.
 
-torch is imported when the first public name is asked for, not before: ``fastagg --help`` must answer at once.
+torch is imported only when the first public name is used, so that ``fastagg --help`` answers at once.
 """
 
 from importlib import import_module
@@ -25,12 +25,12 @@ def _import_everything() -> None:
 
 registry.filled_by(_import_everything)
 
-if not TYPE_CHECKING:  # a type checker that sees this function takes every misspelt name for a right one
+if not TYPE_CHECKING:  # a type checker that sees this function would accept every misspelt name
 
     def __getattr__(name: str) -> Any:
         if not name.startswith("__") or name in ("__all__", "__version__"):
-            # `from fastagg import ops` asks here first. Inside the package it must import ops and nothing else: the
-            # rest may be half imported at that moment.
+            # `from fastagg import ops` calls this first. Inside the package it must import only ops, because the rest
+            # may be half imported at that moment.
             if find_spec(f"fastagg.{name}") is not None:
                 return import_module(f"fastagg.{name}")
             _import_everything()

@@ -1,4 +1,4 @@
-"""The compiled extension: what was built, what runs here, how many threads it may use."""
+"""The compiled extension: what was compiled, what runs here, and how many threads it may use."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ except ImportError as error:  # a checkout that was not installed, or a broken b
         "that was not installed does not work."
     ) from error
 
-from fastagg import _checks, tuning  # after the extension, whose absence is explained above
+from fastagg import _checks, tuning  # after the extension, because the message above explains a missing one
 
-_MOST_THREADS = 4096  # more than any machine has cores; asking for more is a slip
+_MOST_THREADS = 4096  # more than any machine has cores; a larger number is a mistake
 
 
 def usable_cores() -> int:
-    """Cores this process may use: its CPU affinity, and its control group's quota where there is one."""
+    """Return how many cores this process may use: by its CPU affinity, and its control group's quota if there is
+    one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -48,7 +49,7 @@ def set_num_threads(count: int) -> None:
 
 
 def get_num_threads() -> int:
-    """Threads that CPU kernels use, the caller's included."""
+    """Return the number of threads that CPU kernels use, including the caller."""
     return int(native.threads())
 
 
@@ -58,7 +59,7 @@ def set_isa(name: str) -> None:
     The environment variable ``FASTAGG_ISA`` does the same at import. Results do not depend on it.
 
     Raises:
-        ConfigError: not compiled into this build, or this processor does not have it.
+        ConfigError: the instruction set is not in this build, or this processor does not have it.
     """
     if not isinstance(name, str) or not native.select_isa(name):
         usable = [isa for isa, supported in native.cpu_isas().items() if supported]
@@ -66,7 +67,7 @@ def set_isa(name: str) -> None:
 
 
 def build_info() -> dict[str, Any]:
-    """What was compiled and what will run here.
+    """Return what was compiled and what runs here.
 
     Returns:
         A dict with ``version``; ``cpu_isas`` (compiled instruction sets, best first, and whether this processor

@@ -1,4 +1,4 @@
-"""Checks of settings, all raising ConfigError with what was expected and what came."""
+"""Checks of settings. All raise ConfigError with the expected and the given value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastagg.errors import ConfigError
 
 _LARGEST = 3.4e38  # of float32, in which kernels compute
 
-# What other libraries and papers call our settings, where the spelling does not tell.
+# Names of our settings in other libraries and papers, if the spelling is too different to guess.
 _ELSEWHERE = {
     "learning_rate": "lr", "server_lr": "lr", "server_learning_rate": "lr", "eta": "lr", "step_size": "lr",
     "epsilon": "eps", "tau": "eps", "m": "buffer_size", "n": "num_clients", "clients": "num_clients",
@@ -19,7 +19,7 @@ _ELSEWHERE = {
 
 
 def number(name: str, value: Any, *, above: float | None = None, least: float | None = None) -> float:
-    """A number that is finite in float32, ``> above`` or ``>= least`` where given."""
+    """Return ``value`` if it is a number that is finite in float32, ``> above`` and ``>= least`` if these are given."""
     bound = (
         ""
         if above is None and least is None
@@ -32,7 +32,7 @@ def number(name: str, value: Any, *, above: float | None = None, least: float | 
 
 
 def whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:
-    """A whole number ``>= least``, and ``<= most`` where given."""
+    """Return ``value`` if it is a whole number ``>= least``, and ``<= most`` if this is given."""
     bad = isinstance(value, bool) or not isinstance(value, int) or value < least
     if bad or (most is not None and value > most):
         bound = f">= {least}" if most is None else f"in {least}..{most}"
@@ -41,7 +41,7 @@ def whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:
 
 
 def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
-    """One of ``choices``."""
+    """Return ``value`` if it is one of ``choices``."""
     if value not in choices:
         expected = f"{name}: expected one of {', '.join(map(repr, choices))}, got {value!r}"
         raise ConfigError(expected + meant(value, choices))
@@ -49,13 +49,13 @@ def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """What to say of a name that is not known: the nearest one that is, or all of them."""
+    """Return the message about an unknown name. It contains the nearest known name, or all of them."""
     known = sorted(known)
     return f"unknown {what} {name!r}" + (meant(name, known) or f"; known: {', '.join(known)}")
 
 
 def meant(name: Any, known: Iterable[str]) -> str:
-    """``; did you mean 'scaled'?`` for ``'scald'``; empty where nothing known is near."""
+    """Return ``; did you mean 'scaled'?`` for ``'scald'``; an empty text if no known name is near."""
     if not isinstance(name, str):
         return ""
     by_lower = {one.lower(): one for one in known}

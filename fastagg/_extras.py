@@ -1,4 +1,4 @@
-"""Packages that not everybody needs: each belongs to an extra, and a missing one is named with its extra.
+"""Optional packages: each belongs to an extra. The error about a missing package names its extra.
 
 The core needs torch and numpy. The command line and the simulator need what pyproject.toml lists under their extras.
 """
@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 from fastagg.errors import MissingDependency
 
-# The modules that each extra brings, by what they are imported as.
+# The modules of each extra, by their import names.
 CLI = ("typer", "rich")
 METRICS = ("prometheus_client",)
 SIM = (*CLI, "matplotlib", "pydantic", "tomli_w", "sklearn")

@@ -1,4 +1,4 @@
-"""Keyword arguments that a function does not have: a named error with the nearest name, instead of Python's own."""
+"""Unknown keyword arguments: a named error with the nearest known name, instead of Python's own error."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ R = TypeVar("R")
 
 
 class Keywords(NamedTuple):
-    """Names of what a function takes."""
+    """The names of a function's arguments."""
 
-    settings: frozenset[str]  # keywords, those of an unpacked TypedDict included
+    settings: frozenset[str]  # keywords, including those of an unpacked TypedDict
     required: frozenset[str]  # keywords without a default
-    positional: frozenset[str]  # what may be given by place as well
+    positional: frozenset[str]  # those that may also be positional
 
 
 @cache
 def of(function: Callable[..., Any]) -> Keywords:
-    """What ``function`` takes. Looked up when it is first asked for, not when the package is imported."""
+    """Return the arguments of ``function``. They are looked up at the first use, not when the package is imported."""
     found = inspect.signature(function).parameters.values()
     own = [p for p in found if p.kind is p.KEYWORD_ONLY]
     settings = {p.name for p in own}
@@ -39,9 +39,9 @@ def of(function: Callable[..., Any]) -> Keywords:
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """``function``, its name, signature and documentation, but that a keyword it does not have raises UnknownSetting.
+    """Return ``function`` with its name, signature and documentation. An unknown keyword raises UnknownSetting.
 
-    What it passes on as ``**keywords`` must be typed, ``Unpack[a TypedDict]``: that is what says which there are.
+    If it passes on ``**keywords``, these must be typed as ``Unpack[a TypedDict]``, which lists the known ones.
     """
     name = function.__qualname__.removesuffix(".__init__")
 

@@ -1,4 +1,4 @@
-"""The client's side, where an algorithm needs one: what a client keeps or adds to its local training."""
+"""The client's side of algorithms that need one: what a client stores or adds to its local training."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor, nn
 class GradientDifference:
     """A client of ACE with client caches (the ACE paper, Algorithm a.5): it sends ``g_new - g_prev``.
 
-    What it remembers is what the server has been told, rounding included, so that errors never add up.
+    It stores what the server has been told, including rounding, so that errors do not accumulate.
     """
 
     def __init__(self) -> None:
         self._sent: Tensor | None = None
 
     def difference(self, gradient: Tensor) -> Tensor:
-        """What to send for a new flat gradient ([d], fp32); the first one is sent whole.
+        """Return what to send for a new flat gradient ([d], fp32). The first gradient is sent whole.
 
         Raises:
-            ValueError: its length changed.
+            ValueError: the gradient's length has changed.
         """
         gradient = gradient.detach().reshape(-1).to(torch.float32)
         if self._sent is None:
@@ -34,11 +34,11 @@ class GradientDifference:
         return change
 
     def state_dict(self) -> dict[str, Tensor | None]:
-        """What it remembers; the tensor is its own and changes with it."""
+        """Return what it stores. The tensor is not a copy, so it changes later."""
         return {"sent": self._sent}
 
     def load_state_dict(self, state: dict[str, Tensor | None]) -> None:
-        """Inverse of :meth:`state_dict`; the tensor is copied."""
+        """Inverse of :meth:`state_dict`. The tensor is copied."""
         sent = state["sent"]
         self._sent = None if sent is None else sent.clone()
 
@@ -58,7 +58,7 @@ class DriftCorrection:
         """Correct a locally trained model for drift.
 
         Args:
-            start: x_s, the model it was sent, flat [d].
+            start: x_s, the model that it was sent, flat [d].
             trained: y, after ``steps`` local steps of learning rate ``lr``, flat [d].
             server: C, the task's ``control``, [d].
             steps: E, >= 1.
@@ -81,7 +81,7 @@ def add_proximal_gradient_(module: nn.Module, start: Iterable[Tensor], mu: float
     Call it between ``backward()`` and the local optimizer's step.
 
     Args:
-        module: the model in training; parameters without a gradient are left out.
+        module: the model in training. Parameters without a gradient are skipped.
         start: the parameters it started from, in the order of ``module.parameters()``.
         mu: >= 0.
     """

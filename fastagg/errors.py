@@ -1,15 +1,15 @@
-"""Every error the package raises on purpose. Each is also the built-in error a user would think of catching."""
+"""All errors that the package raises on purpose. Each is also a built-in error that a user would expect."""
 
 
 class FastaggError(Exception):
-    """Base of all of them."""
+    """The base of all of them."""
 
     def __str__(self) -> str:  # KeyError would print the repr of its message
         return str(self.args[0]) if self.args else ""
 
 
 class ConfigError(FastaggError, ValueError):
-    """A setting is out of range, unknown, or does not go with another one."""
+    """A setting is out of range, unknown, or cannot be combined with another one."""
 
 
 class UnknownSetting(ConfigError, TypeError):
@@ -17,23 +17,23 @@ class UnknownSetting(ConfigError, TypeError):
 
 
 class MissingPart(ConfigError, LookupError):
-    """A direction, optimizer or staleness policy that nobody registered under its name."""
+    """A direction, optimizer or staleness policy with this name is not registered."""
 
 
 class ShapeMismatch(FastaggError, ValueError):
-    """An array has another shape, length or set of names than the model."""
+    """An array's shape, length or set of names differs from the model's."""
 
 
 class DTypeMismatch(FastaggError, TypeError, ValueError):
-    """An array has an element type that is not accepted here."""
+    """An array's element type is not accepted here."""
 
 
 class NonFiniteUpdate(FastaggError, ValueError):
-    """An update (or a model) holds NaN or infinity."""
+    """An update (or a model) contains NaN or infinity."""
 
 
 class UpdateTooLarge(FastaggError, ValueError):
-    """An update is finite, but so large that what it is multiplied by or added to would leave the range of float32."""
+    """An update is finite, but so large that the step could leave the range of float32."""
 
 
 class UnknownClient(FastaggError, KeyError):
@@ -41,19 +41,20 @@ class UnknownClient(FastaggError, KeyError):
 
 
 class UnknownVersion(FastaggError, KeyError):
-    """The client holds no unanswered model of that version."""
+    """The client has no open task of that version."""
 
 
 class OtherLife(UnknownVersion):
-    """The answer is to a task of another life of this server: a version that a restart has lost."""
+    """The answer is to a task of another life of this server: to a version that a restart has lost."""
 
 
 class Busy(FastaggError, RuntimeError):
-    """A limit is reached (clients, open tasks, waiting answers). Nothing has changed: the same call may do later."""
+    """A limit is reached (clients, open tasks, waiting answers). Nothing has changed; the same call may work later."""
 
 
 class NotDurable(FastaggError, RuntimeError):
-    """The disk refuses, so nothing is acknowledged: what raises this may be in the model, and is not in the journal."""
+    """The disk failed, so the call is not acknowledged. Its change may be in the model, but it is not in the
+    journal."""
 
 
 class CacheError(FastaggError, OSError):
@@ -61,15 +62,15 @@ class CacheError(FastaggError, OSError):
 
 
 class RankLost(FastaggError, RuntimeError):
-    """A rank of a sharded server died, stopped or could not follow. The others cannot go on without its slice."""
+    """A rank of a sharded server died, stopped or could not follow. The others cannot continue without its slice."""
 
 
 class NotSharded(ConfigError, AttributeError):
-    """A sharded server does not have this method of :class:`fastagg.Server`, or not on this rank."""
+    """A sharded server does not have this method of :class:`fastagg.Server`, or does not have it on this rank."""
 
 
 class NotDelivered(FastaggError, LookupError):
-    """A rank does not hold its slice of an answer. Nothing has changed: the same call will do when it was delivered."""
+    """A rank does not hold its slice of an answer. Nothing has changed; repeat the call after delivering the slice."""
 
 
 class CheckpointError(FastaggError, ValueError):
@@ -81,12 +82,13 @@ class DataError(FastaggError, ValueError):
 
 
 class MissingDependency(FastaggError, ImportError):
-    """A package that an integration needs is not installed, or too old."""
+    """A package that an integration needs is not installed or too old."""
 
 
 class DeviceError(FastaggError, RuntimeError):
-    """A device refused: out of memory, a failed launch, a driver or a build that does not fit the card."""
+    """A device failed: out of memory, a failed launch, or a driver or a build that does not fit the device."""
 
 
 class RunFailed(FastaggError, RuntimeError):
-    """A run cannot go on: its clients fail, or send what is refused, and would again. It carries the last cause."""
+    """A run cannot continue: its clients fail, or every answer is refused, and this would repeat. Has the last
+    cause."""

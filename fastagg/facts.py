@@ -1,4 +1,4 @@
-"""What a bug report or a results page needs to know about where it was made."""
+"""The facts about a machine and its software that a bug report or a results page needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def facts() -> dict[str, Any]:
-    """Package, Python, torch, system, processor, threads and tuning, as plain data that JSON can hold."""
+    """Return package, Python, torch, system, processor, threads and tuning, as plain data for JSON."""
     import torch
 
     from fastagg._build import build_info, usable_cores

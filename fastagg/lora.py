@@ -1,17 +1,17 @@
-"""LoRA adapters of unequal rank under one server: cut and padded with zeros, or as the products that they stand for.
+"""LoRA adapters of different ranks on one server: cut and padded with zeros, or averaged as products.
 
-Adapters are dicts of arrays as ``peft.get_peft_model_state_dict`` gives them: for every adapted layer
-``<layer>.lora_A.weight``, [rank, in], and ``<layer>.lora_B.weight``, [out, rank]; the layer's weight, [out, in], gets
-``scale * B A`` on top, where peft's scale is ``lora_alpha / rank``. A server that is given adapters alone keeps, sends
-and averages adapters alone. Two ways to let clients have ranks of their own:
+Adapters are dicts of arrays as ``peft.get_peft_model_state_dict`` returns them. Every adapted layer has
+``<layer>.lora_A.weight``, [rank, in], and ``<layer>.lora_B.weight``, [out, rank]. ``scale * B A`` is added to the
+layer's weight, [out, in]; peft's scale is ``lora_alpha / rank``. A server whose model is only the adapters keeps, sends
+and averages only adapters. There are two ways to let clients have different ranks:
 
-- **padded** (HetLoRA, Cho et al. 2024): the server's adapters have the largest rank; a client trains the first rows of
+- **padded** (HetLoRA, Cho et al. 2024): the server's adapters have the largest rank. A client trains the first rows of
   A and columns of B (:func:`cut`) and fills up with zeros (:func:`padded`). The mean of products is not the product of
   means, so this is an approximation. The scale must be the same for all: ``lora_alpha = rank``.
-- **stacked** (FLoRA, Wang et al. 2024): what is averaged is the products. ``sum_i p_i B_i A_i`` is the product of the
-  stacks ``[p_1 B_1 ... p_n B_n]`` and ``[A_1; ...; A_n]``, so it is exact for every mixture of ranks. The server has
-  the adapted layers' weights themselves, clients send adapters that began with ``B = 0`` (a reply of kind ``lora``),
-  and :func:`products` is what it adds up, under any rule, asynchronous ones too.
+- **stacked** (FLoRA, Wang et al. 2024): the server averages the products. ``sum_i p_i B_i A_i`` is the product of the
+  stacks ``[p_1 B_1 ... p_n B_n]`` and ``[A_1; ...; A_n]``, so this is exact for every mixture of ranks. The server's
+  model has the adapted layers' weights themselves. Clients send adapters that began with ``B = 0`` (a reply of kind
+  ``lora``). The server adds up :func:`products`, with any rule, also asynchronous ones.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ _A, _B, _PEFT = ".lora_A.weight", ".lora_B.weight", "base_model.model."
 
 
 def cut(adapters: Mapping[str, Any], rank: int) -> dict[str, Tensor]:
-    """The part of the server's adapters that a client of a smaller rank trains: the first rows of A and columns of B.
+    """Return the part of the server's adapters that a client of a smaller rank trains: the first rows of A, columns of
+    B.
 
     Args:
-        adapters: of at least this rank; arrays that are no adapters pass as they are.
-        rank: the client's, >= 1.
+        adapters: adapters of at least this rank. Other arrays are returned unchanged.
+        rank: the client's rank, >= 1.
 
     Raises:
-        ShapeMismatch: they have a smaller rank.
+        ShapeMismatch: the adapters have a smaller rank.
         ConfigError: the rank is out of range.
     """
     _checks.whole("rank", rank, least=1)
@@ -54,10 +55,10 @@ def cut(adapters: Mapping[str, Any], rank: int) -> dict[str, Tensor]:
 
 
 def padded(adapters: Mapping[str, Any], rank: int) -> dict[str, Tensor]:
-    """A client's adapters at the server's ``rank``: zeros beyond its own, so that the product is the same.
+    """Pad a client's adapters with zeros to the server's ``rank``. Their product stays the same.
 
     Raises:
-        ShapeMismatch: they have a larger rank.
+        ShapeMismatch: the adapters have a larger rank.
         ConfigError: the rank is out of range.
     """
     _checks.whole("rank", rank, least=1)
@@ -79,15 +80,15 @@ def padded(adapters: Mapping[str, Any], rank: int) -> dict[str, Tensor]:
 def products(
     adapters: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], scale: float = 1.0
 ) -> dict[str, Tensor]:
-    """The update that adapters stand for: ``scale * B A`` for every adapted weight, fp32, and zeros for the others.
+    """Return the update of the adapters: ``scale * B A`` for every adapted weight, fp32, and zeros for the others.
 
     Args:
         adapters: A and B of each adapted layer.
-        shapes: of all parameters by name: ``<layer>.weight``, without peft's ``base_model.model.``.
+        shapes: the shapes of all parameters by name: ``<layer>.weight``, without peft's ``base_model.model.``.
         scale: peft's ``lora_alpha / rank``.
 
     Raises:
-        ShapeMismatch: an array is no adapter, lacks its other half, or belongs to no parameter of this shape.
+        ShapeMismatch: an array is not an adapter, its other half is missing, or the model has no such parameter.
     """
     _checks.number("scale", scale)
     update = {}
@@ -114,7 +115,7 @@ def products(
 
 
 def _axis(name: str, tensor: Tensor) -> int | None:
-    """The dimension that is the rank; None for what is no adapter."""
+    """Return the dimension that is the rank; None if this is not an adapter."""
     if not name.endswith((_A, _B)):
         return None
     if tensor.dim() != 2:

@@ -16,14 +16,14 @@ from fastagg.storage.cache import ClientCache
 
 
 class Choice(NamedTuple):
-    """What was measured for one setting.
+    """The measurements for one setting.
 
     Attributes:
         setting: its name.
         seconds: median seconds of the step, by value.
         usual: the table's value.
-        chosen: the fastest one, if it is faster than the table's by more than the noise; else the table's.
-        step: which step was measured.
+        chosen: the fastest value, if it is faster than the table's by more than the noise; otherwise the table's.
+        step: the step that was measured.
     """
 
     setting: str
@@ -33,15 +33,15 @@ class Choice(NamedTuple):
     step: str
 
 
-_SIZE = 3 << 20  # 12 MiB a vector: a step's vectors together are more than most caches hold
+_SIZE = 3 << 20  # 12 MiB per vector: a step's vectors together do not fit in most caches
 _ROUNDS = 9
-_WORTH = 0.95  # of the table's time: what a value must be below to replace it
+_WORTH = 0.95  # a value must take less than this part of the table's time to replace it
 
 
 def measure() -> list[Choice]:
     """Measure the settings that matter, one after the other, in less than a second.
 
-    The settings in use are those of the table meanwhile, and what they were afterwards.
+    During the measurement the settings are those of the table. Afterwards they are what they were before.
     """
     x, out, update, acc = (memory.empty(_SIZE).fill_(1e-3) for _ in range(4))
     part = _SIZE // 4
@@ -80,13 +80,13 @@ def measure() -> list[Choice]:
 
 
 def _times(setting: str, values: list[int], base: dict[str, int], run: Callable[[], object]) -> dict[int, float]:
-    """Median seconds of ``run`` under each value, interleaved."""
+    """Return the median seconds of ``run`` with each value. The values take turns."""
     samples: dict[int, list[float]] = {value: [] for value in values}
     for turn in range(_ROUNDS + 1):
         for value in values if turn % 2 else values[::-1]:
             native.set_tuning({**base, setting: value})
             start = time.perf_counter()
             run()
-            if turn:  # the first one warms up
+            if turn:  # the first turn is a warm-up
                 samples[value].append(time.perf_counter() - start)
     return {value: statistics.median(taken) for value, taken in samples.items()}

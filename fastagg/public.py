@@ -1,4 +1,4 @@
-"""All public names, in one place. ``import fastagg`` reads this module when the first of them is asked for."""
+"""All public names, in one place. ``import fastagg`` imports this module when the first of them is used."""
 
 from fastagg import clients, ops, presets, reference, registry
 from fastagg._build import build_info, get_num_threads, set_isa, set_num_threads

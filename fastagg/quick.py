@@ -1,12 +1,12 @@
-"""This machine beside torch, in less than a minute: ``fastagg bench --quick``; and one rule beside torch.compile, too:
-``fastagg bench ace-int8``.
+"""Compares this machine with torch in less than a minute: ``fastagg bench --quick``. Also compares one rule with
+torch.compile: ``fastagg bench ace-int8``.
 
-Each case is a whole server in fastagg's public API, from the task that goes out to the receipt, beside the plainest
-in-place loop of the same rule in eager torch. The loop looks for NaN with one ``dot`` and does nothing else that a
-server does: no versions, no receipts, no locks. Both must end at the same model before anything is timed.
+Each case is a whole server in fastagg's public API, from the task to the receipt. It is compared with the plainest
+in-place loop of the same rule in eager torch. The loop looks for NaN with one ``dot`` and does no other work of a
+server: no versions, no receipts, no locks. Both must end at the same model before anything is timed.
 
-A round runs both sides of every case in a fresh random order, and the ratio is taken within the round, so that a noisy
-moment does not favour one side. The repository's bench/ measures more rules, more sizes and stronger peers.
+A round runs both sides of every case in a new random order. The ratio is computed within the round, so that a
+disturbance does not favour one side. The repository's bench/ measures more rules, more sizes and stronger peers.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from fastagg.storage import memory
 
 SIZES = (100_000, 4_000_000)
 ROUNDS = 15
-SECONDS = 40.0  # after which no further round begins
-FEWEST = 5  # rounds that are measured however long they take
+SECONDS = 40.0  # after this time no new round begins
+FEWEST = 5  # at least so many rounds are measured, however long they take
 CLIENTS = 8
 BUFFER = 4
 BLOCK = 256
-_LEAST = 2e-3  # seconds that a sample takes at least: short arrivals are repeated
+_LEAST = 2e-3  # the least time of a sample in seconds: short arrivals are repeated
 
 Arrive = Callable[[int, Tensor], None]
 Wrap = Callable[
@@ -53,10 +53,10 @@ def _compile(step: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """A rule: ``ours`` makes fastagg's server, ``plain`` the plain loop on a model of one's own.
+    """A rule: ``ours`` makes fastagg's server, ``plain`` makes the plain loop, on a model of its own.
 
-    Both give what handles an arrival. ``peer`` says what stands beside ours; ``tolerance`` how far the two models may
-    be apart, relative to their norm.
+    Both return a function that handles an arrival. ``peer`` names the other side. ``tolerance`` is the largest allowed
+    difference between the two models, relative to their norm.
     """
 
     name: str
@@ -68,13 +68,13 @@ class Case:
 
 @dataclass
 class Measured:
-    """What was measured of a case at a size.
+    """The measurements of a case at one size.
 
     Attributes:
-        case: its name.
-        peer: what stands beside it.
-        size: parameters of the model.
-        ours, torch: seconds of an arrival, a sample per round.
+        case: the case's name.
+        peer: the name of the other side.
+        size: the number of the model's parameters.
+        ours, torch: the seconds of an arrival, one sample per round.
     """
 
     case: str
@@ -85,12 +85,12 @@ class Measured:
 
     @property
     def ratio(self) -> float:
-        """How many times as long torch takes: the median over rounds. Below 1, fastagg is slower."""
+        """Return torch's time divided by fastagg's: the median over rounds. Below 1, fastagg is slower."""
         return statistics.median(self._ratios())
 
     @property
     def spread(self) -> tuple[float, float]:
-        """The 20th and the 80th percentile of the rounds' ratios."""
+        """Return the 20th and the 80th percentile of the rounds' ratios."""
         ordered = sorted(self._ratios())
         return ordered[len(ordered) // 5], ordered[-1 - len(ordered) // 5]
 
@@ -175,7 +175,7 @@ def _ace(x: Tensor, wrap: Wrap = _eager) -> Arrive:
 
 
 def _ace_int8(x: Tensor, wrap: Wrap = _eager) -> Arrive:
-    """Rows in bytes with a scale for every 256 elements, rounded at random and without bias, as fastagg's."""
+    """ACE with int8 rows: a scale per 256 elements, random and unbiased rounding, as in fastagg."""
     blocks = -(-len(x) // BLOCK)
     total, padded = torch.zeros_like(x), torch.zeros(blocks, BLOCK)
     rows = [torch.zeros(blocks, BLOCK, dtype=torch.int8) for _ in range(CLIENTS)]
@@ -206,14 +206,14 @@ def _ace_loop(x: Tensor, total: Tensor, arrived: Callable[[int, Tensor], None], 
         _finite(update)
         arrived(client, update)
         seen.add(client)
-        if len(seen) == CLIENTS:  # ACE's first step waits for everybody
+        if len(seen) == CLIENTS:  # ACE's first step waits for all clients
             descend(x, total)
 
     return arrive
 
 
-Peers = dict[str, tuple[Callable[..., Arrive], float]]  # what stands beside ours, and how far apart models may be
-# Rows in int8 round each update by up to a level of its block's largest element, and each side by numbers of its own.
+Peers = dict[str, tuple[Callable[..., Arrive], float]]  # a loop, and how far its model may be from fastagg's
+# With int8 rows each update is rounded by up to one level of its block's scale, and the two sides round differently.
 _RULES: dict[str, tuple[str, Callable[[Tensor], Server], Peers]] = {
     "asgd": ("ASGD", lambda x: presets.ASGD(x, lr=1e-3), {"torch, in place": (_asgd, 1e-5)}),
     "fedbuff": (
@@ -240,7 +240,7 @@ _RULES: dict[str, tuple[str, Callable[[Tensor], Server], Peers]] = {
 
 
 def cases() -> list[Case]:
-    """The rules that are measured, each beside its first peer."""
+    """Return the rules that are measured, each with its first peer."""
     found = []
     for name, ours, peers in _RULES.values():
         peer, (plain, apart) = next(iter(peers.items()))
@@ -249,7 +249,7 @@ def cases() -> list[Case]:
 
 
 def asked(rule: str) -> list[Case]:
-    """One rule beside all its peers: eager torch, and its last form compiled by torch.
+    """Return one rule with all its peers: eager torch, and its last form compiled by torch.
 
     Raises:
         ConfigError: there is no such rule.
@@ -267,16 +267,16 @@ def measure(
     told: Callable[[], None] = lambda: None,
     chosen: Sequence[Case] | None = None,
 ) -> tuple[list[Measured], float]:
-    """Measure ``chosen`` cases, or :func:`cases`, at all ``sizes``; ``told`` is called after every round.
+    """Measure ``chosen`` cases, or :func:`cases`, at all ``sizes``. ``told`` is called after every round.
 
-    A peer that torch cannot compile here, for want of a C++ compiler say, is left out with a warning.
+    If torch cannot compile a peer here, for example without a C++ compiler, it is left out with a warning.
 
     Returns:
-        What was measured, and the share (0 to 1) of the machine that other processes used meanwhile. With more than a
-        few percent of it the figures say little: threads wait for each other.
+        The measurements, and the share (0 to 1) of the machine that other processes used meanwhile. If this is more
+        than a few percent, the figures mean little, because threads wait for each other.
 
     Raises:
-        AssertionError: fastagg and the plain loop do not end at the same model, so that nothing may be compared.
+        AssertionError: fastagg and the plain loop do not end at the same model, so they cannot be compared.
     """
     found: dict[tuple[str, str, int], Measured] = {}
     pairs: dict[tuple[str, str, int], tuple[Callable[[], None], Callable[[], None], int]] = {}
@@ -286,7 +286,7 @@ def measure(
             key = case.name, case.peer, size
             try:
                 pairs[key] = _pair(case, size, updates)
-            except Exception as error:  # the compiler's stack raises whatever its layers raise
+            except Exception as error:  # each layer of the compiler raises its own errors
                 if isinstance(error, AssertionError) or "compile" not in case.peer:
                     raise
                 warnings.warn(f"{case.peer} is left out: {str(error).splitlines()[0][:200]}", stacklevel=2)
@@ -313,7 +313,7 @@ def measure(
 
 
 def _others() -> float:
-    """Seconds of processor that other processes have used since the machine started; 0 where nobody counts them."""
+    """Return the seconds of processor that other processes have used since the start; 0 if they are not counted."""
     try:
         with open("/proc/stat") as file:
             user, nice, system = (int(word) for word in file.readline().split()[1:4])
@@ -323,7 +323,7 @@ def _others() -> float:
 
 
 def _pair(case: Case, size: int, updates: list[Tensor]) -> tuple[Callable[[], None], Callable[[], None], int]:
-    """Both sides of a case, warm and checked against each other, and how many arrivals a call is."""
+    """Return both sides of a case, warmed up and checked against each other, and the number of arrivals per call."""
     start, x = torch.zeros(size), memory.empty(size).zero_()
     server, plain = case.ours(start), case.plain(x)
 

@@ -1,7 +1,7 @@
-"""Every name there is: the presets, the parts, and users' own.
+"""All names: of the presets, the parts, and users' own parts.
 
-Parts go into checkpoints as a name and settings, so whoever reads one must know the names. The package's own are
-registered by :mod:`fastagg.parts` and :mod:`fastagg.presets`, a user's by :func:`register`.
+A checkpoint contains parts as a name and settings, so a program that reads it must know the names. :mod:`fastagg.parts`
+and :mod:`fastagg.presets` register the package's own, and :func:`register` a user's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from fastagg import _checks, _keywords
 from fastagg.errors import ConfigError, MissingPart
 
-if TYPE_CHECKING:  # the registry is below the parts
+if TYPE_CHECKING:  # the registry must not import parts
     from fastagg.parts.directions import Direction
     from fastagg.parts.optimizers import Optimizer
     from fastagg.parts.staleness import Staleness
@@ -23,24 +23,25 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Part = TypeVar("Part", bound="Direction | Optimizer | Staleness")
 
-_bases: dict[str, type] = {}  # kind -> the class that all parts of this kind derive from
+_bases: dict[str, type] = {}  # kind -> the base class of all parts of this kind
 _parts: dict[tuple[str, str], type] = {}  # (kind, name) -> class
 _presets: dict[str, Callable[..., Any]] = {}
-_fill: list[Callable[[], None]] = []  # imports the package's own parts and presets, which register themselves
+# functions that import the package's own parts and presets, which register themselves
+_fill: list[Callable[[], None]] = []
 
 
 def filled_by(fill: Callable[[], None]) -> None:
-    """Call ``fill`` before anybody lists names: the package's own may not be imported yet."""
+    """Call ``fill`` before names are listed, because the package's own may not be imported yet."""
     _fill[:] = [fill]
 
 
 def add_kind(kind: str, base: type) -> None:
-    """Parts derived from ``base`` are of this kind: ``direction``, ``optimizer`` or ``staleness``."""
+    """Make classes derived from ``base`` parts of this kind: ``direction``, ``optimizer`` or ``staleness``."""
     _bases[kind] = base
 
 
 def register(part: type[Part]) -> type[Part]:
-    """Make checkpoints with a part of one's own loadable: a class decorator.
+    """Register a part of your own, so that checkpoints with it can be loaded. It is a class decorator.
 
     ::
 
@@ -50,8 +51,8 @@ def register(part: type[Part]) -> type[Part]:
             power: float = 1.0
             ...
 
-    Its name is the class's. The program that loads the checkpoint must register it, too, before
-    :func:`fastagg.load`: a checkpoint holds the name and the settings, never code.
+    Its name is the class's name. The program that loads the checkpoint must register the class, too, before
+    :func:`fastagg.load`. A checkpoint contains the name and the settings, but never code.
 
     Args:
         part: a frozen dataclass derived from :class:`fastagg.Direction`, :class:`fastagg.Optimizer` or
@@ -59,11 +60,11 @@ def register(part: type[Part]) -> type[Part]:
             them.
 
     Returns:
-        ``part``, as it came.
+        ``part``, unchanged.
 
     Raises:
-        ConfigError: it is no such class, or another one has this name. The same class defined again, as when a
-            notebook's cell runs twice, takes the place of the old one.
+        ConfigError: it is not such a class, or another class has this name. If the same class is defined again, for
+            example when a notebook's cell runs twice, it replaces the old one.
     """
     kind = _kind(part)
     name = part.__name__
@@ -77,16 +78,16 @@ def register(part: type[Part]) -> type[Part]:
 
 
 def parts(kind: str) -> Mapping[str, type]:
-    """Name to class, of all parts of a kind: ``direction``, ``optimizer`` or ``staleness``."""
+    """Return all parts of a kind (``direction``, ``optimizer`` or ``staleness``) as name to class."""
     _filled()
     return {name: part for (of, name), part in _parts.items() if of == kind}
 
 
 def describe(part: Any) -> dict[str, Any]:
-    """A part as plain data: ``{"name": ..., **settings}``, from which :func:`part` makes it again.
+    """Return a part as plain data: ``{"name": ..., **settings}``. :func:`part` makes the part from it.
 
     Raises:
-        ConfigError: another part is registered under its name, so that one would come back instead.
+        ConfigError: another part is registered under its name, so :func:`part` would return that one.
     """
     kind, name = _kind(type(part)), type(part).__name__
     there = _parts.get((kind, name))
@@ -97,11 +98,11 @@ def describe(part: Any) -> dict[str, Any]:
 
 
 def part(kind: str, settings: Mapping[str, Any]) -> Any:
-    """The direction, optimizer or staleness policy that :func:`describe` described.
+    """Return the direction, optimizer or staleness policy that :func:`describe` described.
 
     Raises:
         MissingPart: no part of this kind has this name.
-        ConfigError: it has no such setting, or the setting is out of range.
+        ConfigError: the part has no such setting, or the setting is out of range.
     """
     given = dict(settings)
     name = given.pop("name", None)
@@ -124,9 +125,9 @@ def part(kind: str, settings: Mapping[str, Any]) -> Any:
 
 
 def preset(function: Callable[P, R]) -> Callable[P, R]:
-    """Register a preset under its name; a keyword that it does not have raises ConfigError with the nearest one.
+    """Register a preset under its name. An unknown keyword raises ConfigError with the nearest known one.
 
-    Keywords it passes on to :class:`fastagg.Server` are typed, ``**server: Unpack[fastagg.ServerSettings]``.
+    If it passes keywords on to :class:`fastagg.Server`, they are typed: ``**server: Unpack[fastagg.ServerSettings]``.
     """
     checked = _keywords.checked(function)
     _presets[function.__name__] = checked
@@ -134,7 +135,7 @@ def preset(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def presets() -> Mapping[str, Callable[..., Any]]:
-    """Name to function, of all algorithms: what recipes and other frameworks' configurations may name."""
+    """Return all algorithms, name to function. Recipes and other frameworks' configurations may use these names."""
     _filled()
     return MappingProxyType(_presets)
 

@@ -1,19 +1,19 @@
-"""What depends on the processor: the settings in use, and where they come from.
+"""The processor-dependent settings in use, and where they come from.
 
-Settings change how fast a step is and never what it computes. Whoever comes first in this list decides:
+Settings change how fast a step is, never what it computes. The first of these sources that has settings is used:
 
 1. the environment variable ``FASTAGG_TUNE``, such as ``prefetch=512,stream_from=never``, or ``default``
 2. what ``fastagg tune`` remembered for this processor
 3. the table in csrc/cpu/tuning.cpp, by the processor's vendor and family
 
 =========== =================================================================================================
-prefetch    elements ahead of the arithmetic that memory is asked for, a multiple of 64; 0 for never
-stream_from elements from which outputs that are not inputs go past the caches; 0 or ``never``
+prefetch    how many elements ahead memory is prefetched, a multiple of 64; 0: not at all
+stream_from from this many elements on, outputs that are not inputs bypass the caches; 0 or ``never``
 width       bits of a vector (128, 256, 512) in loops over more than ``wide_below`` bytes
-wide_below  bytes up to which loops take the widest vectors there are
+wide_below  up to so many bytes loops use the widest vectors
 spin        microseconds that idle worker threads stay awake after a call
-group       elements that a thread takes at a time, a multiple of 1,024 in 4,096..65,536
-places      places of a group that passes which only read visit in turn: 1, 2, 4, ..., 32
+group       the elements that a thread takes at a time, a multiple of 1,024 in 4,096..65,536
+places      in how many places of a group read-only passes read in turn: 1, 2, 4, ..., 32
 =========== =================================================================================================
 """
 
@@ -32,7 +32,7 @@ _source = "table"
 
 
 def processor() -> str:
-    """The processor's name, as the operating system gives it, with vendor, family and model."""
+    """Return the processor's name, as the operating system gives it, with vendor, family and model."""
     vendor, family, model = native.processor()
     name = vendor or "unknown processor"
     try:
@@ -44,12 +44,12 @@ def processor() -> str:
 
 
 def current() -> dict[str, int]:
-    """The settings in use."""
+    """Return the settings in use."""
     return dict(native.tuning())
 
 
 def source() -> str:
-    """Who decided them."""
+    """Return where the settings in use come from."""
     return f"table ({native.default_tuning_name()})" if _source == "table" else _source
 
 
@@ -57,7 +57,7 @@ def set_tuning(settings: Mapping[str, int], origin: str = "set_tuning") -> None:
     """Use ``settings``, some or all of them, from the next call on.
 
     Raises:
-        ConfigError: an unknown name, or a value out of range; nothing was changed.
+        ConfigError: a name is unknown, or a value is out of range. Nothing has changed.
     """
     global _source
     native.set_tuning(dict(settings))
@@ -65,25 +65,25 @@ def set_tuning(settings: Mapping[str, int], origin: str = "set_tuning") -> None:
 
 
 def from_environment() -> None:
-    """Settings at import: ``FASTAGG_TUNE``, else what was remembered, else the table.
+    """Choose the settings at import: ``FASTAGG_TUNE``; if it is not set, the remembered ones; otherwise the table.
 
     Raises:
-        ConfigError: ``FASTAGG_TUNE`` cannot be understood.
+        ConfigError: ``FASTAGG_TUNE`` is not valid.
     """
     if given := os.environ.get("FASTAGG_TUNE"):
         if given != "default":
             set_tuning(parse(given), "FASTAGG_TUNE")
         return
     if remembered := recall():
-        with suppress(ConfigError):  # of another version of this package, which named other settings
+        with suppress(ConfigError):  # they may come from another version of fastagg with other settings
             set_tuning(remembered, f"fastagg tune ({memory_file()})")
 
 
 def parse(text: str) -> dict[str, int]:
-    """``prefetch=512,stream_from=never`` as settings.
+    """Parse settings such as ``prefetch=512,stream_from=never``.
 
     Raises:
-        ConfigError: it cannot be understood.
+        ConfigError: the text is not valid.
     """
     found = {}
     for part in text.split(","):
@@ -99,13 +99,13 @@ def parse(text: str) -> dict[str, int]:
 
 
 def memory_file() -> Path:
-    """Where ``fastagg tune`` remembers what it chose, for every processor by name."""
+    """Return the file in which ``fastagg tune`` remembers its choices for every processor by name."""
     folder = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(folder) / "fastagg" / "tune.json"
 
 
 def recall() -> dict[str, int] | None:
-    """What was remembered for this processor."""
+    """Return the remembered settings of this processor, or None."""
     try:
         found = json.loads(memory_file().read_text())[processor()]
         return {str(name): int(value) for name, value in found.items()}
@@ -114,7 +114,7 @@ def recall() -> dict[str, int] | None:
 
 
 def remember(settings: Mapping[str, int]) -> Path:
-    """Keep ``settings`` for this processor; other processors' stay.
+    """Remember ``settings`` for this processor. Other processors' settings stay.
 
     Raises:
         OSError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""Shared fixtures: every instruction set this machine can run, and hypothesis without its clock."""
+"""Shared fixtures: every instruction set that this machine can run, and hypothesis without deadlines."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from hypothesis import settings
 import fastagg
 from fastagg.ops.place import emulated
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # a process for every core: torch's threads would be in their way
+# there is a process for every core, so torch's threads would disturb each other
+if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start
     torch.set_num_threads(1)
 
-# What `max_examples` says in a test is what a thorough run tries; `examples` says what the others make of it.
+# A test's `max_examples` is the number for a thorough run. `examples` computes the number for other runs.
 settings.register_profile("quick", deadline=None, print_blob=True)
 settings.register_profile("thorough", settings.get_profile("quick"))
 settings.register_profile("sanitizer", deadline=None, derandomize=True)
@@ -28,7 +29,7 @@ if wanted := os.environ.get("FASTAGG_TEST_EXTENSION"):  # the sanitizer run must
     assert fastagg._build.native.__file__.startswith(wanted), fastagg._build.native.__file__
     settings.load_profile("sanitizer")
 
-if os.environ.get("FASTAGG_TEST_EMULATED"):  # every op of every test through the CUDA kernels, on the CPU
+if os.environ.get("FASTAGG_TEST_EMULATED"):  # every op of every test uses the CUDA kernels, on the CPU
     emulation = emulated()
     emulation.__enter__()
 
@@ -38,14 +39,14 @@ USES_KERNELS = re.compile(r"\bfastagg\.(ops|reference)\b|\bfrom fastagg import .
 
 
 def examples(wanted: int, profile: str) -> int:
-    """How many examples a property gets that asks for `wanted`."""
+    """Return how many examples a property gets if it asks for `wanted`."""
     if profile == "thorough":
         return wanted
     return min(wanted, max(5, wanted // 4) if profile == "quick" else 5)
 
 
 def kept_settings(item: pytest.Item) -> tuple[Any, str] | None:
-    """Where a property's settings are: the object and the name on it. None for a test that is no property."""
+    """Return the object with a property's settings and their name on it. None if the test is not a property."""
     if isinstance(getattr(getattr(item, "cls", None), "settings", None), settings):
         return item.cls, "settings"  # a state machine's
     test, name = getattr(item, "obj", None), "_hypothesis_internal_use_settings"
@@ -55,9 +56,9 @@ def kept_settings(item: pytest.Item) -> tuple[Any, str] | None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """No module that calls kernels is left out under sanitizers; properties get their profile's number of examples.
+    """Check that sanitizers run every module that calls kernels. Give properties their profile's number of examples.
 
-    In a thorough run a property that gets more of them than in a quick one is slow, so that `-m slow` runs it.
+    A property that gets more examples in a thorough run than in a quick one is slow, so that `-m slow` runs it.
     """
     for path in {item.path for item in items if item.get_closest_marker("kernel") is None}:
         if USES_KERNELS.search(path.read_text()):
@@ -86,7 +87,7 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def threads() -> Iterator[None]:
-    """Whatever the test does to the thread count is undone."""
+    """Undo all changes of the thread count."""
     before = fastagg.get_num_threads()
     yield
     fastagg.set_num_threads(before)
@@ -94,7 +95,7 @@ def threads() -> Iterator[None]:
 
 @pytest.fixture
 def tuning() -> Iterator[Callable[..., None]]:
-    """Set how the CPU's loops run (csrc/cpu/tuning.h), by name; it is as it was afterwards."""
+    """Set how the CPU's loops run (csrc/cpu/tuning.h), by name. Restore it after the test."""
     native = fastagg._build.native
     before = native.tuning()
     yield lambda **settings: native.set_tuning(settings)

@@ -1,7 +1,7 @@
-"""What the kernel tests share: sizes, vectors, and the kernels' specification as float32 NumPy.
+"""Shared by the kernel tests: sizes, vectors, and the kernels' specification as float32 NumPy.
 
-`spec_step` performs the operations of csrc/math/optimizers.h in the same order in IEEE float32, so a kernel must
-equal it to the bit; `fastagg.reference` is float64, so a kernel must be near it.
+`spec_step` does the operations of csrc/math/optimizers.h in the same order in IEEE float32, so a kernel must equal it
+bit for bit. `fastagg.reference` is float64, so a kernel must be close to it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from fastagg.ops import OPTIMIZERS
 
-# Around the widths where loops change: nothing, vectors, prefetch strides, blocks (1,024), groups (65,536).
+# Sizes around those at which loops change: empty, vectors, prefetch strides, blocks (1,024), groups (65,536).
 SIZES = (0, 1, 3, 15, 16, 17, 41, 63, 64, 65, 401, 1023, 1024, 1025, 2048, 4097, 65535, 65536, 65537, 200003)
 BETAS = (0.9, 0.99)
 
@@ -33,7 +33,7 @@ def extreme(size: int, seed: int) -> torch.Tensor:
 
 
 def moments(optimizer: str, size: int, seed: int, offset: int = 0) -> dict[str, torch.Tensor]:
-    """Moments in the middle of a run: v and vhat not negative, vhat >= v."""
+    """Moments as in the middle of a run: v and vhat are not negative, and vhat >= v."""
     state = {"m": vector(size, seed, 1e-2, offset), "v": vector(size, seed + 1, 1e-2, offset).square()}
     state["vhat"] = torch.maximum(state["v"], vector(size, seed + 2, 1e-2, offset).square())
     return {name: state[name].contiguous() for name in OPTIMIZERS[optimizer]}
@@ -68,7 +68,7 @@ def spec_step(
     base: torch.Tensor | None = None,
     **state: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
-    """New x and moments, operation by operation in float32."""
+    """Return new x and moments, computed operation by operation in float32."""
     f = np.float32
     root_scale = f(1.0)
     if correction is not None:

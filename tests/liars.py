@@ -1,4 +1,4 @@
-"""Arrays that are not what they say: freed, fake, nested, or of a class that lies about its size and address."""
+"""Arrays that are not what they claim: freed, fake, nested, or of a class with a false size and address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLAIMED = 300  # elements
 
 
 class Lying(Tensor):
-    """Whatever it holds, it claims to hold as many numbers as the model, at an address of its own."""
+    """It claims to hold as many numbers as the model, at an address of its own, whatever it really holds."""
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
@@ -48,7 +48,7 @@ class LyingArray(np.ndarray):
 
 
 class Impostor:
-    """No array at all, but ``isinstance`` says that it is one of ``kind``."""
+    """Not an array, but ``isinstance`` says that it is one of ``kind``."""
 
     def __init__(self, kind: type) -> None:
         self.kind = kind
@@ -59,19 +59,19 @@ class Impostor:
 
 
 def freed(tensor: Tensor, left: int = 0) -> Tensor:
-    """``tensor`` with ``left`` bytes of its memory left."""
+    """Return ``tensor`` after its memory was reduced to ``left`` bytes."""
     tensor.untyped_storage().resize_(left)
     return tensor
 
 
 def fake(size: int = CLAIMED) -> Tensor:
-    """A tensor without numbers, which says that it is on the CPU."""
+    """Return a tensor without numbers that claims to be on the CPU."""
     with FakeTensorMode():
         return torch.zeros(size)
 
 
 def nested(layout: torch.layout) -> Tensor:
-    """Two tensors in one."""
+    """Return two tensors in one."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it is a prototype, says torch
+        warnings.simplefilter("ignore")  # torch warns that it is a prototype
         return torch.nested.nested_tensor([torch.zeros(CLAIMED - 1), torch.zeros(1)], layout=layout)

@@ -1,4 +1,4 @@
-"""Models that layouts must get right, and a comparison of whole server states."""
+"""Models that are difficult for layouts, and a comparison of whole server states."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Residual(nn.Module):
 
 
 class Tied(nn.Module):
-    """Two names for one parameter, and one that does not train."""
+    """Two names for one parameter, and one frozen parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,8 @@ class Tied(nn.Module):
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two nested states are equal to the bit, but for the lives of the servers, which are random numbers."""
+    """Return whether two nested states are equal bit for bit, except for the servers' lives, which are random
+    numbers."""
     if isinstance(a, Tensor):
         return isinstance(b, Tensor) and a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
     if isinstance(a, dict):

@@ -1,6 +1,6 @@
-"""Every preset under the names of its variants, and a fixed run of calls to play on one.
+"""Every preset with its variants, by name, and a fixed run of calls for it.
 
-Inputs come from whole numbers alone (splitmix64), so that they are the same with every version of every library.
+Inputs are computed from whole numbers only (splitmix64), so that they are the same with every version of every library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 import fastagg
 
 CLIENTS = 3
-ROUND = 3  # of the synchronous rules
+ROUND = 3  # clients per round of the synchronous rules
 
 Make = Callable[..., fastagg.Server]
 
@@ -37,7 +37,7 @@ _ADAPTIVE = {
     "FedAMS": {**_ROUNDS, "bias_correction": True},
 }
 
-# FedEcho is left out: between its steps a model is trained with torch's matrix products, whose bits are torch's.
+# FedEcho is left out: between its steps a model is trained with torch's matrix products, whose bits depend on torch.
 PRESETS: dict[str, Make] = {
     "FedBuff": _of("FedBuff", buffer_size=3),
     "FedBuff, one": _of("FedBuff", buffer_size=1, lr=0.5),
@@ -81,12 +81,12 @@ PRESETS: dict[str, Make] = {
     **{f"{name}, moments in 8 bits": _of(name, **settings, moments="8bit") for name, settings in _ADAPTIVE.items()},
 }
 SYNCHRONOUS = ("FedAvg", "FedProx", "FedAdam", "FedYogi", "FedAdagrad", "FedAMS")
-OF_THE_WHOLE = ("AsyncFedED", "FedAC", "FedBuff, clipped")  # those whose steps follow norms of whole updates
+OF_THE_WHOLE = ("AsyncFedED", "FedAC", "FedBuff, clipped")  # their steps depend on norms of whole updates
 
 
 @lru_cache(maxsize=256)
 def numbers(seed: int, size: int, shift: int) -> Tensor:
-    """Whole numbers of up to 24 bits over a power of two from 2^shift to 2^(shift + 7): exact in fp32."""
+    """Return whole numbers of up to 24 bits divided by a power of two from 2^shift to 2^(shift + 7): exact in fp32."""
     with np.errstate(over="ignore"):
         z = (np.arange(1, size + 1, dtype=np.uint64) + np.uint64(seed << 32)) * np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -98,14 +98,14 @@ def numbers(seed: int, size: int, shift: int) -> Tensor:
 
 
 class Call(NamedTuple):
-    """One call: a task sent to a client, or its answer, the ``number``-th update of the run."""
+    """One call: a task for a client, or its answer, the ``number``-th update of the run."""
 
     client: int
     number: int | None = None
 
 
 def calls(name: str, arrivals: int) -> Iterator[Call]:
-    """Rounds for a synchronous preset; else clients that answer more and less often, so that delays vary."""
+    """Yield rounds for a synchronous preset. Otherwise some clients answer more often than others, so delays vary."""
     if name.startswith(SYNCHRONOUS):
         for first in range(0, arrivals, ROUND):
             clients = [(first + k) % CLIENTS for k in range(ROUND)]
@@ -121,18 +121,18 @@ def calls(name: str, arrivals: int) -> Iterator[Call]:
 
 @lru_cache(maxsize=256)
 def update(number: int, size: int) -> Tensor:
-    """The ``number``-th update of a run; every fifth one in bf16, some much smaller than others."""
+    """Return the ``number``-th update of a run. Every fifth one is bf16, and some are much smaller than others."""
     values = numbers(number + 1, size, 24 + 4 * (number % 3))
     return values.to(torch.bfloat16) if number % 5 == 4 else values
 
 
 def model(size: int) -> Tensor:
-    """The model that a run begins with."""
+    """Return the first model of a run."""
     return numbers(0, size, 22)
 
 
 def tensors(server: fastagg.Server) -> dict[str, Tensor]:
-    """What a run leaves behind: the model, moments, sums, and the rows with their scales."""
+    """Return the result of a run: the model, moments, sums, and the rows with their scales."""
     state = server.state_dict(copy=False)
     held = {"flat": state["flat"], **{f"moment {key}": value for key, value in sorted(state["moments"].items())}}
     for key in ("acc", "sum", "control", "change"):

@@ -87,7 +87,7 @@ def graph_of(package: Path) -> Graph:
 
 
 def circle(graph: Graph) -> list[str]:
-    """A circle of modules, or none."""
+    """Return a cycle of modules, or nothing."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -106,7 +106,7 @@ def height(module: str) -> int:
 
 
 def upward(graph: Graph) -> list[str]:
-    """What imports something above it."""
+    """Return the modules that import something above them."""
     return [
         f"{name} imports {other}"
         for name, others in graph.items()
@@ -138,7 +138,7 @@ def test_every_module_stands_in_a_room_and_imports_nothing_above_it(graph: Graph
 
 
 def test_the_reference_knows_nothing_of_the_kernels(graph: Graph) -> None:
-    """They are tested against it: of the package it may use the shape of an update and the formats' numbers."""
+    """Kernels are tested against the reference, so it may use only an update's shape and the formats' numbers."""
     room = f"{PACKAGE.name}.reference"
     inside = {module for module in graph if module.startswith(room)}
     outside = set().union(*(graph[module] for module in inside)) - inside

@@ -1,4 +1,4 @@
-"""The README is short, and whole; that its code runs is tests/docs/test_snippets.py's to say."""
+"""The README is short and complete. tests/docs/test_snippets.py runs its code."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ EXTREMES: dict[str, tuple[dict[str, int], int]] = {
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """torch's own threads, which copies of 70,001 elements would wake, have nothing to do here."""
+    """Keeps torch's own threads idle, which copies of 70,001 elements would wake."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -104,7 +104,7 @@ def test_neither_loops_nor_threads_change_a_bit(
 
 
 def test_a_hash_sees_everything_a_run_leaves() -> None:
-    """Had a hash left something out, a change of it would go unseen."""
+    """Checks that the hash includes everything: each change must change it."""
     for name, expected in {
         "FADAS": {"flat", "moment m", "moment v", "moment vhat"},
         "FADAS, moments in 8 bits": {"flat", "moment m", "moment v", "moment vhat", "moment units"},
@@ -128,7 +128,7 @@ def test_a_hash_sees_everything_a_run_leaves() -> None:
 
 
 def test_the_runs_move() -> None:
-    """A run that stood still, or that never met a delay, would prove nothing."""
+    """A run whose model did not change, or that had no delays, would prove nothing."""
     for name in PRESETS:
         server = played(name, 3000)
         assert server.steps >= ARRIVALS[3000] // 4, name

@@ -1,4 +1,4 @@
-"""Settings that depend on the processor: who decides them, what `fastagg tune` does, and what is refused."""
+"""Settings that depend on the processor: their sources, `fastagg tune`, and refused values."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Random traces of dispatches and arrivals, and a driver that plays one against any server.
 
-A trace is a plain list of `Send(client)` and `Return(client, which, seed, num_samples)`. It says nothing
-about versions, because how fast the version grows depends on the rule: the driver keeps the versions each
-client still owes and turns `which` into one of them, so a server never gets an update of a version it did not
-send. Two servers that follow the same rule therefore see the same calls.
+A trace is a plain list of `Send(client)` and `Return(client, which, seed, num_samples)`. It has no versions, because
+how fast the version grows depends on the rule. The driver knows the versions that each client still owes and turns
+`which` into one of them. So a server never gets an update of a version that it did not send. Two servers that follow
+the same rule therefore see the same calls.
 
 Update vectors are drawn from the event's seed, as float32 values, so that the package (float32) and the
 oracle (float64) work on exactly the same numbers.

@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# A Linux wheel that other machines can install: tools/wheel.sh [--cuda] [OUT], OUT being wheelhouse/.
-# Builds the source distribution, from it a wheel for the Python that `python` is, and lets auditwheel give it the
-# manylinux tag of the oldest glibc it runs with. Needs a C++ compiler and the package index; --cuda needs nvcc. The tag
-# follows from the glibc of the machine: run this in a manylinux image (or let cibuildwheel do so, see pyproject.toml) for
-# one that older systems accept.
+# Makes a Linux wheel that other machines can install: tools/wheel.sh [--cuda] [OUT]. OUT is wheelhouse/ by default. It
+# builds the source distribution, and from it a wheel for the version of `python`. auditwheel gives it the manylinux tag
+# of the oldest glibc with which it runs. Needs a C++ compiler and the package index; --cuda needs nvcc. The tag depends
+# on this machine's glibc. For older systems run it in a manylinux image, or use cibuildwheel (see pyproject.toml).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cuda=OFF

@@ -1,4 +1,4 @@
-"""Every case, by its name: each module here has a list ``CASES``, and a new file is all that a new one takes."""
+"""All cases, by name. Each module here has a list ``CASES``, so a new case needs only a new file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An update joins the buffer's sum."""
+"""Adding an update to the buffer's sum."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""ACE's and ACED's fused arrival: a client's row is exchanged, the sum follows, the model steps along the mean.
+"""ACE's and ACED's fused arrival: a client's row is replaced, the sum is updated, the model steps along the mean.
 
-Quantised rows are compared on updates that every level represents exactly (``peers/rows.py``), since two random
-roundings cannot agree. Bytes are without scales (0.016) and the sum's scrub (0.6 to 1.6): what the rule needs.
+Quantised rows are compared on updates that every level represents exactly (``peers/rows.py``), because two random
+roundings cannot agree. Bytes are those that the rule needs, without scales (0.016) and the sum's scrub (0.6 to 1.6).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fastagg import ClientCache, ops
 
-ROWS = 4  # that are really there; what an arrival reads and writes does not depend on how many
+ROWS = 4  # rows that really exist; what an arrival reads and writes does not depend on their number
 ROW_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
 
 
@@ -32,7 +32,7 @@ def _ours(problem: Problem, format: str, optimizer: str = "sgd", expires: bool =
     def run() -> None:
         nonlocal turn
         slot, terms = turn % ROWS, None
-        if expires:  # another client expires; it comes back to the sum by the same amount at the next arrival
+        if expires:  # another client expires; the next arrival adds the same amount back
             slot, other = turn % 2, 2 + turn % 2
             terms = [(other, -1.0 if turn % 4 < 2 else 1.0)]
         ops.cached_step_(
@@ -69,7 +69,7 @@ def _expiring(
 
 
 def _torch(problem: Problem, format: str, compile_: bool, optimizer: str = "sgd", expires: bool = False) -> Built:
-    # Whole blocks of 256 only: the few elements after them change no timing.
+    # Only whole blocks of 256. The few elements after them change no timing.
     size = whole(problem.size) if format in ("int8", "int4") else problem.size
     x, g, u = problem.vector("x"), grid(problem, format)[:size], problem.zeros()[:size]
     rows = Rows(size, format, problem.device)
@@ -82,7 +82,7 @@ def _torch(problem: Problem, format: str, compile_: bool, optimizer: str = "sgd"
     if not compile_:
         return Built(partial(step, *given), lambda: x[: whole(problem.size)])
     run = compiled(step, *given)
-    rows.row.copy_(Rows(size, format, problem.device).row)  # compiling ran it
+    rows.row.copy_(Rows(size, format, problem.device).row)  # compiling has run the step
     for tensor in (rows.scale, u, *more):
         tensor.zero_()
     x.copy_(problem.vector("x"))
@@ -107,10 +107,11 @@ def _case(name: str, bytes_: float, format: str, rounding: float = 2e-6, **how: 
     return Case(name, bytes_, partial(_candidates, name, format, **how), lr=0.1, rounding=rounding)
 
 
-# The update is read; the model, the sum and a row are read and written.
+# The update is read. The model, the sum and a row are read and written.
 CASES = [
     *(_case(f"ace {format}", 20 + 2 * size, format) for format, size in ROW_BYTES.items()),
-    # torch's own sqrt had 12 bits on its second thread in some processes, where ours and the first thread's had all.
+    # In some processes torch's own sqrt had 12 correct bits on its second thread, and all bits on ours and the first
+    # one.
     _case("ace int8 amsgrad", 46, "int8", 1e-5, optimizer="amsgrad"),
-    _case("aced int8", 23, "int8", expires=True),  # another client's row is read
+    _case("aced int8", 23, "int8", expires=True),  # another client's row is also read
 ]

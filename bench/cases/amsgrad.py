@@ -1,6 +1,6 @@
 """A whole step of AMSGrad or Adam along a given direction, ``x + lr*m/(sqrt(v) + eps)``, with fp32 and 8-bit moments.
 
-Peers keep their state in plain torch or NumPy memory, as these libraries' users have it.
+Peers keep their state in plain torch or NumPy memory, as users of these libraries do.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fastagg.parts import moments
 
 
 def settings(problem: Problem) -> dict[str, object]:
-    """Of a step, by keyword."""
+    """Return the settings of a step, by keyword."""
     return {"lr": problem.lr, "betas": problem.betas, "eps": problem.eps}
 
 
 def state(problem: Problem, optimizer: str, allocate: Callable[..., Tensor] = plain) -> list[Tensor]:
-    """The model and its moments."""
+    """Return the model and its moments."""
     return problem.vectors(("x", *ops.OPTIMIZERS[optimizer]), allocate)
 
 
@@ -41,7 +41,7 @@ def _ours(problem: Problem, optimizer: str, aside: bool = False) -> Built:
 
 
 def _corrected(problem: Problem, optimizer: str) -> Tensor:
-    """The model after one step with Adam's bias correction in round 1, as torch.optim takes it."""
+    """Return the model after one step with Adam's bias correction in round 1, as in torch.optim."""
     x, *vectors = state(problem, optimizer)
     held = dict(zip(ops.OPTIMIZERS[optimizer], vectors, strict=True))
     return ops.step_(x, problem.update, optimizer=optimizer, correction=1, **settings(problem), **held)
@@ -50,7 +50,7 @@ def _corrected(problem: Problem, optimizer: str) -> Tensor:
 def _torch_optim(problem: Problem, optimizer: str, by_layer: bool = False, **form: bool) -> Built:
     x, *vectors = state(problem, optimizer)
     cut = problem.layers if by_layer else lambda vector: [vector]
-    # One flat parameter where that is faster; gradients are there already, so a step is all that is timed.
+    # One flat parameter if that is faster. Gradients already exist, so only a step is timed.
     parameters = [torch.nn.Parameter(piece) for piece in cut(x)]
     for parameter, piece in zip(parameters, cut(problem.negated), strict=True):
         parameter.grad = piece
@@ -88,7 +88,7 @@ def _compiled(problem: Problem, optimizer: str) -> Built:
         x.addcdiv_(m, second.sqrt().add_(eps), value=lr)
 
     run = compiled(step, problem.update, *held)
-    for vector, fresh in zip(held, state(problem, optimizer), strict=True):  # compiling ran it once
+    for vector, fresh in zip(held, state(problem, optimizer), strict=True):  # compiling has run the step once
         vector.copy_(fresh)
     return Built(run, lambda: held[0])
 
@@ -96,8 +96,8 @@ def _compiled(problem: Problem, optimizer: str) -> Built:
 def _flower(problem: Problem, optimizer: str) -> Built:
     """The form of ``aggregate_fit`` in Flower's FedAdam strategy: one list comprehension per line of the paper.
 
-    It favours the peer three times: the update is given (Flower subtracts two models first), the learning rate is a
-    Python float (Flower's NumPy scalar turns everything into float64), and no round trip through bytes is timed.
+    It favours the peer in three ways. The update is given, but Flower subtracts two models first. The learning rate is
+    a Python float, but Flower's NumPy scalar turns everything into float64. No conversion to bytes and back is timed.
     """
     held = [[p.numpy() for p in problem.layers(vector)] for vector in state(problem, optimizer)]
     delta = [p.numpy() for p in problem.layers(problem.update)]
@@ -151,7 +151,7 @@ def _from_zeros(problem: Problem, optimizer: str, format: str) -> Built:
 
 
 def _coded(optimizer: str) -> list[Candidate]:
-    """Moments in 8 bits beside fp32 ones. Both start from zeros, so their first steps agree."""
+    """8-bit moments compared with fp32 ones. Both start from zeros, so their first steps agree."""
     owned = len(ops.OPTIMIZERS[optimizer])
     return [
         Candidate("fastagg", partial(_from_zeros, optimizer=optimizer, format="8bit"), 1 + owned / 4),
@@ -163,12 +163,13 @@ def _coded(optimizer: str) -> list[Candidate]:
 
 
 def _case(optimizer: str) -> Case:
-    bytes_ = 12 + 8 * len(ops.OPTIMIZERS[optimizer])  # d read, x and each moment read and written
+    bytes_ = 12 + 8 * len(ops.OPTIMIZERS[optimizer])  # d is read; x and each moment are read and written
     return Case(optimizer, bytes_, lambda: _candidates(optimizer), corrected=partial(_corrected, optimizer=optimizer))
 
 
 def _coded_case(optimizer: str) -> Case:
-    # Each moment a byte, read and written; for every 256 a unit of fp32 for m, and one for v and vhat together.
+    # Each moment is a byte, read and written. For every 256 elements there is an fp32 unit for m, and one for v and
+    # vhat.
     names = ops.OPTIMIZERS[optimizer]
     bytes_ = 12 + 2 * len(names) + 8 * (2 if "v" in names else 1) / 256
     return Case(f"{optimizer} 8bit", bytes_, lambda: _coded(optimizer))

@@ -1,7 +1,7 @@
-"""Whole arrivals: a task goes out, is held, and is answered; beside the rule's arithmetic in checked eager torch.
+"""Whole arrivals: a task is sent, held and answered. The peers do the rule's arithmetic in checked eager torch.
 
-The peers (``peers/arrivals.py``) work in place and look for NaN with one ``dot``. Where their name says that a version
-is kept they write the next one beside it, as a server must whose client still holds the one before.
+The peers (``peers/arrivals.py``) work in place and look for NaN with one ``dot``. If their name says that a version is
+kept, they write the next version to another vector, as a server must if a client still holds the current one.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from problem import Built, Candidate, Case, Problem
 import fastagg
 
 LR, BETAS, EPS, BUFFER, CLIENTS, MANY = 1e-3, (0.9, 0.99), 1e-8, 10, 100, 64
-MOST = 0.08  # of the free memory, for one candidate's rows: three of them, and streams beside, in one group
+MOST = 0.08  # the part of the free memory for one candidate's rows: a group has three of them, and the streams
 Make = Callable[..., fastagg.Server]  # (start, **keywords)
 Peer = Callable[[eager.Model, int], eager.Receive]
 
 
-@cache  # the first candidate's rows leave less room, and the second must hear as many
+@cache  # cached, because the first candidate's rows leave less room, but the second must use as many clients
 def heard(size: int, device: torch.device) -> int:
-    """Clients that take part: as many of them as have room for an fp32 row, here and at the peer."""
+    """Return the number of clients: as many as there is room for fp32 rows, for us and for the peer."""
     return max(2, min(CLIENTS, int(MOST * machine.available_bytes(device) / (4 * size))))
 
 
 def in_turn(receive: Callable[[int], object], clients: int, period: int = 1) -> Callable[[], None]:
-    """The next clients' arrivals."""
+    """Return a function that handles the next clients' arrivals."""
     at = 0
 
     def run() -> None:
@@ -42,7 +42,7 @@ def in_turn(receive: Callable[[int], object], clients: int, period: int = 1) -> 
 
 
 def arrival(server: fastagg.Server, update: object) -> Callable[[int], None]:
-    """One at a server, the task held until its answer is there."""
+    """Return a function for one arrival at a server. The task is held until its answer is counted."""
 
     def receive(client: int) -> None:
         task = server.dispatch(client)
@@ -53,7 +53,7 @@ def arrival(server: fastagg.Server, update: object) -> Callable[[int], None]:
 
 
 def served(problem: Problem, make: Make, **more: object) -> fastagg.Server:
-    """The server; on a device it does not wait for its looks at updates."""
+    """Return the server. On a device it does not wait for the checks of updates."""
     deferred = {"validate": "deferred"} if problem.device.type == "cuda" else {}
     return make(torch.zeros(problem.size, device=problem.device), **deferred, **more)
 
@@ -86,7 +86,7 @@ def _candidates(make: Make, peers: dict[str, Peer], rows: bool = False) -> list[
 
 
 def _many(problem: Problem, make: Make) -> Built:
-    """Tasks for all, then ``receive_many``."""
+    """Send tasks to all clients, then call ``receive_many``."""
     server = served(problem, make)
     answers = [(client, problem.update, None, None) for client in range(MANY)]
 
@@ -110,7 +110,7 @@ FEDBUFF_SERVER = partial(fastagg.FedBuff, lr=1.0, buffer_size=BUFFER)
 ASGD = partial(fastagg.ASGD, lr=LR)
 FADAS = partial(fastagg.FADAS, lr=LR, buffer_size=1, betas=BETAS, eps=EPS)
 FEDASYNC = partial(fastagg.FedAsync, alpha=0.6, policy="constant")
-# With a partial warm-up rows take memory once they are heard.
+# With a partial warm-up a row takes memory only after its client was heard.
 ACE = {
     name: partial(fastagg.ACE, lr=LR, num_clients=CLIENTS, cache=name, warmup="partial") for name in ("fp32", "int8")
 }
@@ -127,8 +127,8 @@ EAGER: dict[str, Peer] = {
     "fused": lambda model, _: eager.fadas_fused(model, LR, BETAS, EPS),
     "FedAsync": lambda model, _: eager.fedasync(model, 0.6),
 }
-LOOK = 4  # bytes: an update is read once more than its kernels do, to refuse one with a NaN
-# The first of a buffer is written, the others are added, the last goes into the step.
+LOOK = 4  # bytes: an update is read once more than by its kernels, to refuse NaN
+# The first update of a buffer is written, the others are added, and the last is read by the step.
 FEDBUFF = LOOK + (8 + 12 * (BUFFER - 2) + 16) / BUFFER
 
 

@@ -1,4 +1,4 @@
-"""CA2FL: an update's difference to its client's row joins the sum, and the row is replaced."""
+"""CA2FL: the difference of an update to its client's row is added to the sum, and the row is replaced."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastagg import ClientCache, ops
 
-ROWS = 4  # that are really there; what an arrival reads and writes does not depend on how many
+ROWS = 4  # rows that really exist; what an arrival reads and writes does not depend on their number
 
 
 def _ours(problem: Problem) -> Built:

@@ -1,5 +1,5 @@
-"""Arrivals against the number of clients, every one another client's: ACE by the format of its rows, and what it keeps
-for each client; and servers of a million clients beside such of a hundred."""
+"""Arrivals for different numbers of clients, each from another client: ACE by the format of its rows, and the memory
+per client; and servers of a million clients compared with servers of a hundred."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def _ours(problem: Problem, clients: int, format: str) -> Built:
     server = fastagg.ACE(
         torch.zeros(problem.size), lr=LR, num_clients=clients, cache=format, warmup="partial"
     )  # fmt: skip
-    receive, order = arrival(server, grid(problem, "int4")), _order(clients)  # int4's levels: all formats hold them
+    # int4's levels, which all formats represent exactly
+    receive, order = arrival(server, grid(problem, "int4")), _order(clients)
     cache = server._core.state.cache
     return Built(
         in_turn(lambda at: receive(order[at]), clients), lambda: server.flat[: whole(problem.size)], warm=clients,

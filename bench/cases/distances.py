@@ -1,4 +1,4 @@
-"""AsyncFedED's two norms: of the update, and of what the model moved since the client fetched it. It only reads."""
+"""AsyncFedED's two norms: of the update, and of the model's change since the client fetched it. It only reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastagg import ops
 
 
 def exact(problem: Problem) -> Tensor:
-    """The same two norms, their squares added in float64."""
+    """Return the same two norms, with their squares added in float64."""
     squares = torch.zeros(2, dtype=torch.float64, device=problem.device)
     vectors = (*problem.vectors(("x", "base")), problem.update)
     for here, there, update in zip(*(v.split(1 << 24) for v in vectors), strict=True):
@@ -25,7 +25,7 @@ def exact(problem: Problem) -> Tensor:
 def _ours(problem: Problem) -> Built:
     x, base, update = problem.vectors(("x", "base", "update"), huge)
     found = torch.zeros(2)
-    if problem.device.type == "cuda":  # the form that nobody waits for
+    if problem.device.type == "cuda":  # the form for which the host does not wait
         judged = [ops.judge(update, x=x, base=base)]
 
         def judge() -> None:

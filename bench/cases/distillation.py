@@ -1,7 +1,6 @@
-"""FedEcho's distillation loss, one forward and backward pass, beside torch.
+"""FedEcho's distillation loss, one forward and backward pass, compared with torch.
 
-Candidates get the teachers' probabilities (or their logarithm) ready made, as a server that prepares them once a flush
-would have them.
+Candidates get the teachers' probabilities (or their logarithm) as input, because a server computes them once per flush.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def _built(problem: Problem, shape: tuple[int, int], loss: Callable[..., Tensor]
         fast = torch.compile(_plain)
         try:
             fast(z, targets.probs, targets.labels).backward()
-        except Exception as error:  # the compiler's stack raises whatever its layers raise
+        except Exception as error:  # each layer of the compiler raises its own errors
             raise Skip(f"torch.compile failed: {type(error).__name__}: {str(error).splitlines()[0][:120]}") from error
 
     def run() -> None:
@@ -75,7 +74,7 @@ def _candidates(shape: tuple[int, int]) -> list[Candidate]:
     ]
 
 
-# The logits and the targets are read, the gradient is written.
+# The logits and the targets are read, and the gradient is written.
 CASES = [
     Case(
         f"distillation loss [{rows}, {classes}]", 12, partial(_candidates, (rows, classes)), "path", (rows * classes,),

@@ -1,4 +1,4 @@
-"""The last update of a buffer: AMSGrad along the mean of all, in one pass."""
+"""The last update of a buffer: one pass steps AMSGrad along the mean of all."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _torch(problem: Problem) -> Built:
 
 
 def _fused(problem: Problem) -> Built:
-    """torch's fused Adam on the mean of the buffer, formed first in one expression."""
+    """torch's fused Adam along the mean of the buffer, which one expression computes first."""
     x, m, v, vhat, acc = problem.vectors(KINDS)
     d, scale = problem.update, -1.0 / problem.buffer_size
     parameter = torch.nn.Parameter(x)

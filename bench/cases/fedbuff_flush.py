@@ -1,4 +1,4 @@
-"""The last update of a buffer steps along the mean of all, in one pass."""
+"""The last update of a buffer: one pass steps along the mean of all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _torch(problem: Problem) -> Built:
     step = problem.lr / problem.buffer_size
 
     def run() -> None:
-        # The buffer is cleared next anyway, so it may as well hold the sum; only a first run's result means something.
+        # The buffer is cleared next, so it may hold the sum. Only the first run's result is meaningful.
         acc.add_(d)
         x.add_(acc, alpha=step)
 

@@ -1,4 +1,4 @@
-"""Is an update finite, and how large is it? One pass that only reads."""
+"""Checks that an update is finite, and computes its norm, in one pass that only reads."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fastagg import ops
 
 
 def exact(problem: Problem) -> Tensor:
-    """The update's norm, its squares added in float64."""
+    """Return the update's norm, with its squares added in float64."""
     return torch.stack([piece.double().square().sum() for piece in problem.update.split(1 << 24)]).sum()[None].sqrt()
 
 
 def _ours(problem: Problem) -> Built:
     update, found = problem.vector("update", huge), torch.zeros(1)
-    if problem.device.type == "cuda":  # the form that nobody waits for
+    if problem.device.type == "cuda":  # the form for which the host does not wait
         seen = [ops.judge(update)]
 
         def judge() -> None:
@@ -35,7 +35,7 @@ def _torch(problem: Problem) -> Built:
     found = torch.zeros(1, device=problem.device)
 
     def run() -> None:
-        # A norm is finite exactly when every element is (short of overflow): one read where two are usual.
+        # A norm is finite exactly if every element is (except for overflow). So one read is enough instead of two.
         found[0] = torch.linalg.vector_norm(problem.update)
 
     return Built(run, lambda: found)
@@ -61,5 +61,5 @@ def _candidates() -> list[Candidate]:
     ]
 
 
-# Peers add in fp32: torch is 1.3% off at 110 M.
+# Peers add in fp32. At 110 M elements torch is off by 1.3%.
 CASES = [Case("inspect", 4, _candidates, rounding=0.05, exact=exact, reads=True)]

@@ -1,5 +1,6 @@
-"""From a framework's message to the model, FedBuff over M updates (FedAvg's mean, when M clients answer), per update:
-what an integration costs beyond the step, beside NumPy as Flower writes it and Flower's own function."""
+"""The time per update from a framework's message to the model, with FedBuff over M updates (FedAvg's mean if M clients
+answer). It shows what an integration costs in addition to the step. Peers: NumPy as Flower writes it, Flower's
+function."""
 
 from __future__ import annotations
 
@@ -113,7 +114,7 @@ def _candidates() -> list[Candidate]:
     return [Candidate(name, build, 4, note=note) for name, (build, note) in (ours | peers).items()]
 
 
-# As FedBuff's whole arrivals are counted: the messages' own bytes are not in it.
+# Counted like FedBuff's whole arrivals. The messages' own bytes are not included.
 BYTES = LOOK + (8 + 12 * (M - 2) + 16) / M
 CASES = [
     Case(

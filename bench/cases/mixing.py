@@ -1,4 +1,4 @@
-"""FedAsync's mixing, from a delta: the model moves towards its client's base and update."""
+"""FedAsync's mixing of a delta: the model moves towards its client's base plus update."""
 
 from __future__ import annotations
 

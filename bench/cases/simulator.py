@@ -1,8 +1,8 @@
-"""Whole runs of the simulator beside a plain torch loop that does the same, per client update and on one thread.
+"""Whole runs of the simulator, compared with a plain torch loop that does the same: per client update, one thread.
 
-The plain loop keeps the same clients, delays, arrivals and batches, trains each client by itself with torch.optim.SGD
-and autograd, and adds deltas up as FedBuff does: what one writes without a package. Setup, dispatch, training, server
-and the tests of the model are in the time of both.
+The plain loop has the same clients, delays, arrivals and batches. It trains each client by itself with torch.optim.SGD
+and autograd, and adds deltas as FedBuff does. It is what one would write without a package. Both times include setup,
+dispatch, training, server and the tests of the model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from problem import Built, Candidate, Case, Problem
 from torch import nn
 
 UPLOADS = 200
-UNTRAINED = 2.303  # the loss of ten equal guesses, which both must be below: a loop that does not train is no peer
+# the loss of ten equal guesses; both losses must be lower, because a loop that does not train is not a peer
+UNTRAINED = 2.303
 MODELS = (
     ("MLP", {"name": "mlp", "widths": [64]}, 4_810),
     ("CNN, 16 and 32 channels", {"name": "cnn", "widths": [16, 32]}, 9_978),
@@ -26,7 +27,7 @@ MODELS = (
 
 
 def recipe(model: dict[str, object], uploads: int = UPLOADS) -> Any:
-    """Twenty-five of fifty clients in flight, two epochs of batches of 50 on digits, a buffer of 5."""
+    """Return the recipe: 25 of 50 clients in flight, two epochs of batches of 50 on digits, a buffer of 5."""
     from fastagg.sim import config
 
     values = {
@@ -43,7 +44,7 @@ def recipe(model: dict[str, object], uploads: int = UPLOADS) -> Any:
 
 
 def plain(given: Any) -> float:
-    """The same run as anybody would write it; the test loss at the end."""
+    """Do the same run with a plain loop. Return the final test loss."""
     from fastagg.sim import build
 
     data = build.build_data(given.data, given.seed)
@@ -86,7 +87,7 @@ def plain(given: Any) -> float:
         if len(buffer) == 5:
             state = {
                 name: value + sum(one[name] for one in buffer) / 5 if name in learned
-                # Running statistics: their mean, since changes of stale ones may add up to a negative variance.
+                # The running statistics' mean, because changes of stale ones could add up to a negative variance.
                 else sum(one[name] for one in buffer) / 5 if value.is_floating_point()
                 else buffer[-1][name]
                 for name, value in state.items()

@@ -1,4 +1,4 @@
-"""A random linear map of an update to 4,096 numbers that keeps norms, in one read. Nobody else's server has one."""
+"""A random linear map of an update to 4,096 numbers that keeps norms, in one read. No other server has it."""
 
 from __future__ import annotations
 

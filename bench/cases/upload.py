@@ -1,4 +1,4 @@
-"""An update in pageable host memory on its way to a device, beside torch's way and a copy that is pinned already."""
+"""Copying an update from pageable host memory to a device, compared with torch's way and a copy from pinned memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What stands beside fastagg in several cases: the plainest C++ loop, the native call alone, torch.compile, rows in
-torch, and a whole arrival in eager torch. What belongs to one case stands in its file."""
+"""Peers of fastagg in several cases: the plainest C++ loop, the native call alone, torch.compile, rows in torch, and a
+whole arrival in eager torch. Peers of one case are in its file."""
 
 from peers.compiled import compiled
 from peers.native import native_call

@@ -1,7 +1,7 @@
-"""A server's arithmetic for one arrival in eager torch: in place, nothing allocated, one ``dot`` that looks for NaN.
+"""A server's arithmetic for one arrival in eager torch: in place, no allocation, one ``dot`` that looks for NaN.
 
-It favours the peer: no tasks, no versions, no delays, no locks, no names or shapes. Where a version is kept for clients
-in flight, the step writes the next one beside it in the operation that makes it, which is cheaper than a copy first.
+It favours the peer: it has no tasks, versions, delays, locks, names or shapes. If a version is kept for clients in
+flight, the step writes the next version directly to another vector, which is cheaper than copying first.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ Receive = Callable[[int, Tensor], None]
 
 
 class Model:
-    """The vector that arrivals change: in place, or as a new version each time.
+    """The vector that arrivals change, in place or as a new version each time.
 
     Attributes:
         x: the current version, [d].
-        keeps: whether a client may still hold it, so that it must not change.
+        keeps: whether a client may still hold it; then it must not change.
     """
 
     def __init__(self, start: Tensor, keeps: bool) -> None:
@@ -42,7 +42,7 @@ class Model:
 
 
 def look(update: Tensor) -> None:
-    """One pass that reads: NaN and infinity stay in the sum of squares. On a device nobody waits for it."""
+    """Read an update once: NaN and infinity remain in the sum of squares. On a device the host does not wait for it."""
     if update.is_cuda:
         torch._assert_async(torch.isfinite(torch.dot(update, update)))
     elif not math.isfinite(torch.dot(update, update).item()):
@@ -50,7 +50,7 @@ def look(update: Tensor) -> None:
 
 
 def fedbuff(model: Model, lr: float, buffer_size: int) -> Receive:
-    """The mean of every M updates."""
+    """Step along the mean of every M updates."""
     acc, held = torch.empty_like(model.x), 0
 
     def receive(client: int, update: Tensor) -> None:
@@ -69,7 +69,7 @@ def fedbuff(model: Model, lr: float, buffer_size: int) -> Receive:
 
 
 def asgd(model: Model, lr: float) -> Receive:
-    """Every gradient is a step."""
+    """Step along every gradient."""
 
     def receive(client: int, gradient: Tensor) -> None:
         look(gradient)
@@ -79,7 +79,7 @@ def asgd(model: Model, lr: float) -> Receive:
 
 
 def fadas(model: Model, lr: float, betas: tuple[float, float], eps: float) -> Receive:
-    """AMSGrad at every update (M = 1), one operation after the other."""
+    """AMSGrad for every update (M = 1), one operation after the other."""
     m, v, vhat, root = (torch.zeros_like(model.x) for _ in range(4))
     b1, b2 = betas
 
@@ -95,9 +95,9 @@ def fadas(model: Model, lr: float, betas: tuple[float, float], eps: float) -> Re
 
 
 def fadas_fused(model: Model, lr: float, betas: tuple[float, float], eps: float) -> Receive:
-    """The same by torch's fused kernel, called without its optimizer around it.
+    """The same with torch's fused kernel, called without its optimizer class.
 
-    It corrects Adam's bias; in the step it is told of, the corrections are 1 to the last bit.
+    It corrects Adam's bias. At the step number that it gets, the corrections are exactly 1.
     """
     m, v, vhat = (torch.zeros_like(model.x) for _ in range(3))
     late = [torch.tensor(1e6, device=model.x.device)]
@@ -115,12 +115,12 @@ def fadas_fused(model: Model, lr: float, betas: tuple[float, float], eps: float)
 
 
 def fedasync(model: Model, alpha: float) -> Receive:
-    """Towards the client's model, which started from the version now current."""
+    """Move towards the client's model, which started from the current version."""
     base = model.x.clone()
 
     def receive(client: int, update: Tensor) -> None:
         look(update)
-        if model.keeps:  # the version before is the client's base, as it stands
+        if model.keeps:  # the previous version is the client's base, unchanged
             model.x = torch.lerp(model.x, model.x, alpha).add_(update, alpha=alpha)
         else:
             model.x.mul_(1 - alpha).add_(base, alpha=alpha).add_(update, alpha=alpha)
@@ -130,7 +130,7 @@ def fedasync(model: Model, alpha: float) -> Receive:
 
 
 def ace(model: Model, lr: float, rows: Tensor) -> Receive:
-    """The mean of the rows heard so far; the sum follows the change of one row."""
+    """Step along the mean of the rows heard so far. The sum is updated by the change of one row."""
     total, heard = torch.zeros_like(model.x), set[int]()
 
     def receive(client: int, gradient: Tensor) -> None:

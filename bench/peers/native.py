@@ -1,6 +1,6 @@
-"""A case's kernel without the Python around it: one native call on structs that are ready, as a server holds them.
+"""A case's kernel without the Python around it: one native call on prepared structs, as in a server.
 
-A floor and no peer: what fastagg's own candidate takes beyond it are the checks of an op that is called from Python.
+It is a floor, not a peer. fastagg's own candidate takes longer by the checks of an op that is called from Python.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Run = Callable[[], object]
 
 
 def native_call(case: str) -> list[Candidate]:
-    """The candidate of one case, if it has one."""
+    """Return the candidate of one case, if it has one."""
     if case not in _BUILDS:
         return []
     build, vectors = _BUILDS[case]
@@ -27,7 +27,7 @@ def native_call(case: str) -> list[Candidate]:
 
 
 def update_of(update: torch.Tensor) -> object:
-    """The struct of one flat update, which must outlive it."""
+    """Return the struct of one flat update. The update must live longer than the struct."""
     return native.Update([(update.data_ptr(), update.numel(), 0)])
 
 
@@ -35,7 +35,7 @@ def _built(build: Callable[[Problem], tuple[Run, object]], problem: Problem) -> 
     run, held = build(problem)
 
     def kept() -> object:
-        return run(), held  # their addresses are in the structs
+        return run(), held  # the structs contain their addresses
 
     return Built(kept, None)
 

@@ -1,5 +1,5 @@
-// The plainest loop of each formula, left to the compiler to vectorise: what anybody gets from C++ in an afternoon.
-// plain.py compiles this file and calls it; bench/mca.py reads the loops' assembly by their names.
+// The plainest loop of each formula, which the compiler vectorises: what anybody can write in C++ in an afternoon.
+// plain.py compiles this file and calls it. bench/mca.py finds the loops' assembly by their names.
 #include <cmath>
 #include <thread>
 #include <vector>
@@ -8,7 +8,7 @@
 using Vector = float* __restrict;
 using Given = const float* __restrict;
 
-struct Settings {  // what a loop multiplies by
+struct Settings {  // the factors in a loop
   float b1, b2, lr, eps, scale;
 };
 
@@ -96,7 +96,7 @@ LOOP inspect(long n, Given d, double* found) {
   found[0] = norm;
 }
 
-// One prepared call: plain.py fills it once, so that what is timed hands over a single pointer.
+// One prepared call. plain.py fills it once, so that the timed call passes only a pointer.
 struct Call {
   float* v[6];  // in the order of the loop's parameters
   Settings s;
@@ -104,7 +104,7 @@ struct Call {
   double found[2];
 };
 
-// The first part here and every other on a thread of its own, started for this call.
+// The first part runs on this thread. Every other part runs on a thread that is started for this call.
 template <class Part>
 static void parts(Call& call, Part part) {
   const long each = (call.n / call.threads + 15) / 16 * 16;
@@ -123,7 +123,7 @@ static void parts(Call& call, Part part) {
   for (long t = 0; t < 2 * call.threads; t++) call.found[t % 2] += found[t];
 }
 
-// Without threads nothing stands between the call and the loop.
+// Without threads, the call goes directly to the loop.
 template <class Part>
 static void run(Call& call, Part part) {
   if (call.threads > 1) return parts(call, part);

@@ -1,7 +1,7 @@
 """The yardstick: each formula's plainest C++ loop (`plain.cpp`), vectorised by the system's compiler for this machine.
 
-It shows what a plain loop gets where fastagg's kernels must be worth their code. So that loops are compared and not
-pages, its state lies in huge pages as fastagg's does; that is the one exception to how peers get memory.
+It shows the speed of a plain loop, which fastagg's kernels must beat to be worth their code. Its state is in huge pages
+like fastagg's, so that loops are compared, not pages. All other peers allocate memory in their own way.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 NAME = "plain C++ loop"
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd")
 ON_X86 = ("-mprefer-vector-width=256",)
-CLIENTS = 4  # rows that take turns, as at fastagg's candidates
-WORTH_THREADS = 1_000_000  # below, starting a thread costs more than the loop
+CLIENTS = 4  # rows that take turns, as in fastagg's candidates
+WORTH_THREADS = 1_000_000  # below this size starting a thread takes longer than the loop
 Run = Callable[[], object]
 Build = Callable[[Problem], Built]
 
 
 def plain_loop(operation: str) -> list[Candidate]:
-    """The loop of one case, if it has one, for the end of its list of peers."""
+    """Return the loop of one case, if it has one. It goes to the end of the case's list of peers."""
     if operation not in _BUILDS:
         return []
     build, vectors = _BUILDS[operation]
@@ -44,26 +44,26 @@ def plain_loop(operation: str) -> list[Candidate]:
 
 
 def flags() -> tuple[str, ...]:
-    """What the compiler is told here."""
+    """Return the compiler's flags on this machine."""
     return FLAGS + (ON_X86 if platform.machine() in ("x86_64", "AMD64") else ())
 
 
 @cache
 def library() -> ctypes.CDLL:
-    """The loops, compiled at first use and kept for the next process.
+    """Return the loops. They are compiled at the first use and stored for the next process.
 
     Raises:
-        Skip: there is no C++ compiler, or it refused.
+        Skip: there is no C++ compiler, or it failed.
     """
     compiler = os.environ.get("CXX", "c++")
     command = [compiler, *flags(), "-shared", "-fPIC", "-pthread", str(SOURCE)]
     try:
         version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-        # -march=native: a cache directory that several machines share must not mix them up.
+        # because of -march=native: machines that share a cache directory must not use each other's file
         key = [SOURCE.read_bytes(), " ".join(command).encode(), version, _processor()]
         kept = _folder() / f"plain-{hashlib.sha256(b'|'.join(key)).hexdigest()[:16]}.so"
         if not kept.is_file():
-            # Aside first, so that a process that starts meanwhile never loads half a file.
+            # Written elsewhere first, so that another process never loads half a file.
             with tempfile.TemporaryDirectory(dir=kept.parent) as aside:
                 subprocess.run([*command, "-o", f"{aside}/plain.so"], capture_output=True, check=True)
                 os.replace(f"{aside}/plain.so", kept)
@@ -75,12 +75,12 @@ def library() -> ctypes.CDLL:
 
 
 def _folder() -> Path:
-    """The user's cache directory, or one that lasts until the next boot; outside the repository either way."""
+    """Return the user's cache directory, or one that lasts until the next boot. Both are outside the repository."""
     try:
         chosen = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastagg-bench"
         chosen.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=chosen).close()
-    except (OSError, RuntimeError):  # read-only, or no home
+    except (OSError, RuntimeError):  # read-only, or there is no home
         return Path(tempfile.mkdtemp(prefix="fastagg-bench-"))
     return chosen
 
@@ -104,9 +104,9 @@ class _Settings(ctypes.Structure):
 
 
 class _Call(ctypes.Structure):
-    """As in plain.cpp."""
+    """The same struct as in plain.cpp."""
 
-    held: tuple[Tensor, ...]  # the tensors whose addresses these are
+    held: tuple[Tensor, ...]  # the tensors with these addresses
 
     _fields_ = (
         ("v", ctypes.c_void_p * 6),
@@ -118,7 +118,7 @@ class _Call(ctypes.Structure):
 
 
 def _prepared(name: str, problem: Problem, *vectors: Tensor, scale: float = 1.0) -> tuple[Run, _Call]:
-    """The call with its only argument in place: some hundred nanoseconds, whatever the loop takes."""
+    """Return the call with its only argument prepared. It costs some hundred nanoseconds for every loop."""
     call = _Call(n=problem.size, threads=fastagg.get_num_threads())
     call.v[: len(vectors)] = [vector.data_ptr() for vector in vectors]
     call.s = _Settings(*problem.betas, problem.lr, problem.eps, scale)
@@ -129,7 +129,7 @@ def _prepared(name: str, problem: Problem, *vectors: Tensor, scale: float = 1.0)
 
 
 def _in_place(name: str, *kinds: str, mean: bool = False) -> Build:
-    """Loops that change their first vector; the update is always the second one."""
+    """Return loops that change their first vector. The update is always the second one."""
 
     def build(problem: Problem) -> Built:
         target, *others = problem.vectors(kinds, huge)
@@ -155,13 +155,13 @@ def _ca2fl_arrival(problem: Problem) -> Built:
 
 
 def _in_turn(runs: list[Run]) -> Run:
-    """Another client at each call, as fastagg's candidate has it: what lies in a cache is the same for both."""
+    """Use another client in each call, as fastagg's candidate does. So both find the same data in a cache."""
     turn = cycle(runs)
     return lambda: next(turn)()
 
 
 def _norms(name: str, *kinds: str) -> Build:
-    """Loops that only read: the roots of their sums, in fp64."""
+    """Return loops that only read. They return the roots of their sums, in fp64."""
 
     def build(problem: Problem) -> Built:
         run, call = _prepared(name, problem, *problem.vectors(kinds, huge))
@@ -171,7 +171,7 @@ def _norms(name: str, *kinds: str) -> Build:
     return build
 
 
-# And the vectors of length d that each holds.
+# Each entry has the loop and the number of vectors of length d that it holds.
 _BUILDS: dict[str, tuple[Build, float]] = {
     "amsgrad": (_in_place("amsgrad", "x", "m", "v", "vhat"), 4),
     "adam": (_in_place("adam", "x", "m", "v"), 3),

@@ -1,5 +1,5 @@
-"""A client's row as one would keep it in torch: int8, or two in a byte, with one scale for every 256 elements, rounded
-stochastically, which is what the fused arrival does."""
+"""A client's row in torch: int8, or two values in a byte, with one scale per 256 elements and stochastic rounding, like
+the fused arrival."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ LEVELS = {"fp32": 127, "bf16": 127, "int8": 127, "int4": 7}
 
 
 def grid(problem: Problem, format: str) -> Tensor:
-    """An update whose every block of 256 holds all levels of the format, so that rounding it is exact and candidates
-    with other random numbers must still agree."""
+    """Return an update in which every block of 256 has all levels of the format. Rounding it is exact, so candidates
+    with other random numbers must agree."""
     levels = LEVELS[format]
     numbers = torch.arange(problem.size, dtype=torch.int64, device=problem.device)
     return (numbers * 37 % (2 * levels + 1) - levels).to(torch.float32).mul_(2.0**-10)
 
 
 def whole(size: int) -> int:
-    """Elements in whole blocks of 256. Candidates are compared on those: a rest has not all levels in it."""
+    """Return the elements in whole blocks of 256. Only these are compared, because a rest does not have all levels."""
     return size // BLOCK * BLOCK
 
 
 class Rows:
-    """One client's row, and its scales."""
+    """One client's row and its scales."""
 
     def __init__(self, size: int, format: str, device: torch.device) -> None:
         blocks = -(-size // BLOCK)

@@ -1,4 +1,4 @@
-// The CUDA kernels as `_native.cuda`: the CPU functions' structs, those that only CUDA has, and where to run.
+// Binds the CUDA kernels as `_native.cuda`: with the CPU functions' structs, CUDA's own, and the device and stream.
 #include "../cuda/cuda.h"
 
 #include "structs.h"
@@ -10,7 +10,7 @@ namespace {
 
 using py::arg;
 
-// What every launch that reads an update refuses.
+// Refuses what every launch that reads an update must refuse.
 void check(const Update& update) {
   if (update.pieces.size() > cuda::kMostPieces)
     throw Refused("update: expected at most " + std::to_string(cuda::kMostPieces) + " pieces on a CUDA device, got " +
@@ -147,7 +147,7 @@ void bind_cuda(py::module_& m) {
     return std::make_tuple(found.devices, found.driver, found.words);
   });
 #if defined(FASTAGG_CUDA_EMULATED)
-  m.attr("cuda_emulated") = true;  // csrc/emulation: for tests
+  m.attr("cuda_emulated") = true;  // built with csrc/emulation, for tests
 #else
   m.attr("cuda_emulated") = false;
 #endif

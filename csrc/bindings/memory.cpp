@@ -1,4 +1,4 @@
-// Vectors of the server's own, as torch's tensors: fastagg/storage/memory.py.
+// Binds the server's own vectors, as torch tensors, for fastagg/storage/memory.py.
 #include "../memory/blocks.h"
 #include "../memory/tensors.h"
 #include "structs.h"

@@ -1,5 +1,5 @@
-// The Python door: structs, addresses and scalars in, nothing else. Checks of tensors live in fastagg/ops, which owns
-// them. Every call that touches vectors releases the GIL.
+// The module that Python imports. It takes structs, addresses and scalars only. fastagg/ops checks the tensors. Every
+// call that touches vectors releases the GIL.
 #include <pybind11/numpy.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ using namespace fastagg;
 
 namespace {
 
-// The GIL is worth releasing for what takes longer than taking it again.
+// Releases the GIL if the work takes longer than getting the GIL back.
 class Released {
  public:
   explicit Released(int64_t elements) {
@@ -111,7 +111,7 @@ void recompute_sum(const Rows& rows, Address weights, Address sum, int64_t first
   cpu::recompute_sum(rows, at(weights), at(sum), first, last, stride);
 }
 
-// Of add_rows: block, first and last slot, the shadow's address.
+// The jobs of add_rows, given as (block, first slot, last slot, address of the shadow).
 std::vector<RowJob> jobs_of(const Rows& rows,
                             const std::vector<std::tuple<int64_t, int64_t, int64_t, Address>>& given) {
   std::vector<RowJob> jobs;
@@ -176,7 +176,7 @@ py::dict dict_of(const cpu::Tuning& tuning) {
                   "places"_a = tuning.places);
 }
 
-// By name, as tuning() gives them.
+// Sets values by name, as tuning() returns them.
 void set_tuning(const std::map<std::string, int64_t>& given) {
   cpu::Tuning tuning = cpu::tuning();
   struct Setting {

@@ -1,4 +1,4 @@
-// The server's road, its ledger and the directions' books, as fastagg/serving and fastagg/parts build them.
+// Binds the server's road, its ledger and the directions' books. fastagg/serving and fastagg/parts build them.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -122,12 +122,12 @@ void append(Journal& journal, int kind, const py::bytes& body) {
   journal.push(std::move(entry));
 }
 
-// What the next arrival of this thread's call is made of. Parameters: (address, elements, type); the rest with its role
-// before that.
+// Describes the parts of this thread's next arrival, for its record. Parameters are (address, elements, type); the
+// other parts have their role first.
 void describe(const py::list& parameters, const std::vector<std::tuple<int, Address, uint64_t, int>>& rest,
               const py::object& owners, const std::tuple<double, bool, std::shared_ptr<Blob>>& facts) {
   Held* held = Held::current();
-  if (held == nullptr) return;  // nobody waits, and what is written down is the update itself
+  if (held == nullptr) return;  // nobody waits, so the record is of the update itself
   Note note;
   note.given = true;
   std::tie(note.share, note.known, note.blob) = facts;

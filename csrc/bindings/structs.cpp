@@ -48,7 +48,7 @@ Rows rows_of(const std::string& format, int64_t size, int64_t slots, Address dat
   return rows;
 }
 
-// No rows: the update itself enters the sum.
+// Without rows, the update itself is added to the sum.
 Exchange exchange_of(const RandomKey& key, const Rows* given, int64_t read, int64_t write, const Rows* write_to) {
   require(given != nullptr || (read == -1 && write == -1), "exchange: rows are needed to read or write one");
   if (given == nullptr) return {kPlainRows, {}, {}, key};
@@ -86,7 +86,7 @@ Moments moments_of(Address m, Address v, Address vhat) {
   return moments;
 }
 
-// `units`: two rows of `blocks` floats: m's, and v's and vhat's.
+// `units`: two rows of `blocks` floats, one for m, one for v and vhat.
 Moments coded_moments_of(Address m, Address v, Address vhat, Address units, int64_t blocks, const RandomKey& key) {
   require(units != 0 && m != 0, "moments in 8 bits: m and its units are needed");
   Moments moments;
@@ -223,7 +223,7 @@ void bind_structs(py::module_& m) {
            by_name, arg("seed"), arg("step"), arg("client"));
   py::class_<Update>(m, "Update")
       .def(py::init(&update_of), arg("pieces"), by_name, arg("origin") = 0)
-      // One piece, without the list: what most updates are, and a microsecond less.
+      // Makes an update of one piece without a list. It is the usual case, and saves a microsecond.
       .def_static("one", &make_one, arg("address"), arg("size"), arg("dtype"), arg("origin"))
       .def_readonly("size", &Update::size)
       .def_readonly("origin", &Update::origin);

@@ -1,4 +1,4 @@
-// How Python's values become the structs of plan.h: by keyword, each checked when it is made.
+// Converts Python values, given by keyword, to the structs of plan.h. Each struct is checked when it is made.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -17,7 +17,7 @@ namespace fastagg {
 
 using Address = uintptr_t;
 
-// Becomes fastagg.errors.ConfigError.
+// In Python: fastagg.errors.ConfigError.
 class Refused : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -27,7 +27,7 @@ T* at(Address address) {
   return reinterpret_cast<T*>(address);
 }
 
-// The place of a name in a list of types, or of names.
+// The place of a name in a list of types or names.
 template <typename... Each>
 int named(const std::string& name, List<Each...>, const char* what) {
   int found = -1, place = 0;
@@ -38,18 +38,18 @@ int named(const std::string& name, List<Each...>, const char* what) {
   throw Refused(std::string(what) + ": unknown '" + name + "'; known: " + known);
 }
 
-// Logits, and what they become, [rows, classes].
+// Logits [rows, classes], and the address of the result.
 struct Batch {
   int64_t rows, classes;
 };
 
-// What a teacher says of every row (csrc/cpu/distill.h).
+// The teachers' result for every row (csrc/cpu/distill.h).
 struct Targets {
   Address probs, labels, entropy;
   int64_t rows;
 };
 
-// What CPU and CUDA refuse alike, once the structs are whole: what they could not see of each other.
+// Checks that need several structs at once. CPU and CUDA both refuse what fails here.
 void check_step(const Update& update, const Direction& direction, const Optimizer& optimizer);
 void check_blocks(const Rows& rows, int64_t first, int64_t last, int64_t stride);
 void check_slot(const Rows& rows, int64_t slot);

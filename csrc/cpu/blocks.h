@@ -1,4 +1,4 @@
-// Common to all passes over an update: its runs, its blocks, and how threads share it.
+// Used by all passes over an update: its runs, its blocks, and the division of work between threads.
 #pragma once
 
 #include <algorithm>
@@ -29,8 +29,9 @@ inline void widen(const Kernels& table, const Piece& piece, int64_t offset, floa
     std::memcpy(out, static_cast<const float*>(piece.data) + offset, static_cast<size_t>(n) * sizeof(float));
 }
 
-// visit(values, at, n) for runs that together are elements begin..end-1, in order: as much of an fp32 piece as there
-// is, where it lies; of other types a block at a time, widened into scratch, which stays in the L1 cache.
+// Calls visit(values, at, n) for consecutive runs that together are elements begin..end-1. A run of an fp32 piece is as
+// long as possible and is read in place. Pieces of other types are widened into scratch, one block at a time, which
+// stays in the L1 cache.
 template <typename Visit>
 void for_each_run(const Update& update, const Kernels& table, int64_t begin, int64_t end, Visit visit) {
   Scratch scratch;
@@ -47,7 +48,8 @@ void for_each_run(const Update& update, const Kernels& table, int64_t begin, int
   }
 }
 
-// Whole blocks of an update, in increasing order: where they lie, or put together in scratch.
+// Reads whole blocks of an update in increasing order. A block is read in place if possible, otherwise it is assembled
+// in scratch.
 class Reader {
  public:
   Reader(const Update& update, const Kernels& table, int64_t position)
@@ -74,7 +76,7 @@ class Reader {
   Scratch scratch_;
 };
 
-// The loops over fp32 vectors of so many bytes together.
+// The loops for fp32 vectors that take `bytes` in total.
 inline const Kernels& loops_for(int64_t bytes) {
   return bytes <= tuning().wide_below ? kernels() : streaming_kernels();
 }
@@ -88,14 +90,14 @@ T* shifted(T* pointer, int64_t by) {
 
 inline bool streams(int64_t size) { return tuning().stream_from > 0 && size >= tuning().stream_from; }
 
-// Elements that a thread takes at a time: a few turns for every thread, whole blocks, and not more than fits the
-// caches. A caller that works alone takes everything.
+// How many elements a thread takes at a time: whole blocks, several turns per thread, and no more than the caches hold.
+// A caller that works alone takes all elements.
 inline int64_t turn_of(int64_t size, bool shared) {
   if (!shared) return size;
   return std::clamp((size / (8 * threads()) + kBlock - 1) / kBlock * kBlock, 4 * kBlock, tuning().group);
 }
 
-// part(begin, end) for parts of 0..size-1, in parallel; `bytes` are touched for every element.
+// Calls part(begin, end) in parallel for parts that cover 0..size-1. `bytes` are touched for every element.
 template <typename Part>
 void for_each_part(int64_t size, int64_t bytes, Part part) {
   if (size == 0) return;

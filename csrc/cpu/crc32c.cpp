@@ -34,7 +34,7 @@ uint32_t portable(uint32_t crc, const uint8_t* data, int64_t count) {
   return crc;
 }
 
-// What `crc` becomes when so many zero bytes follow, as a matrix over bits.
+// The effect on `crc` of a number of following zero bytes, as a matrix over bits.
 struct Zeros {
   uint32_t column[32];
 
@@ -55,8 +55,8 @@ Zeros zeros(int64_t bytes) {
   return found;
 }
 
-// The instruction answers after three cycles and can be asked in each: three parts are read at once, and their
-// checksums joined by moving each past the zeros that the next part would be.
+// The CRC instruction has a latency of three cycles, and one can start in each cycle. So three parts are read at once.
+// Their checksums are joined: each is advanced past as many zero bytes as the following parts have.
 constexpr int64_t kPart = 4096;
 
 #if defined(__x86_64__)

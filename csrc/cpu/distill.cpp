@@ -15,7 +15,7 @@ namespace {
 const RowLoss<float>& row_loss(const Kernels& table, float) { return table.distill_f32; }
 const RowLoss<double>& row_loss(const Kernels& table, double) { return table.distill_f64; }
 
-// Rows by the chunk, so that a chunk is worth waking a thread for.
+// Processes rows in chunks that are large enough to be worth waking a thread for.
 template <typename Function>
 void for_each_row(int64_t rows, int64_t classes, Function&& function) {
   const int64_t chunk = std::max<int64_t>(1, 16384 / std::max<int64_t>(classes, 1));

@@ -1,18 +1,20 @@
-// FedEcho's distillation loss over a batch of rows (math/distill.h). T is float; double is for gradient checks.
+// FedEcho's distillation loss over a batch of rows (math/distill.h). T is float, or double for gradient checks.
 #pragma once
 
 #include <cstdint>
 
 namespace fastagg::cpu {
 
-// Teachers, [rows, classes]: probabilities of scale*logits, their argmax (the first of equals) and entropy in nats.
+// Teachers, [rows, classes]: the probabilities of scale*logits, their argmax (the first of equal ones) and entropy in
+// nats.
 template <typename T>
 void soft_targets(const T* logits, double scale, int64_t rows, int64_t classes, T* probs, int64_t* labels,
                   double* entropy);
 
-// Mean loss over the rows that count, and its gradient with respect to the student's logits [rows, classes].
-// Row r of the student has the teacher's row `which[r]`, or r where `which` is null; a label of kIgnored leaves
-// a row out. std::out_of_range: `which` names none of the `teachers`, or a label no class; nothing was written.
+// The mean loss over the rows that count, and its gradient with respect to the student's logits [rows, classes]. Row r
+// of the student belongs to the teacher's row `which[r]`, or to row r if `which` is null. A row with the label kIgnored
+// does not count. Throws std::out_of_range, with nothing written, if `which` names a row outside `teachers` or a label
+// is not a class.
 struct Distilled {
   double loss;
   double alpha;

@@ -1,7 +1,7 @@
 // Rows of the distillation loss (math/distill.h). Included by kernels.inl.
 //
-// A row is swept in pieces of kColumns; sums are kept lane by lane within a block of reduce.h's size and folded in
-// double, so they have the same bits whatever the vector width.
+// A row is processed in pieces of kColumns. Sums are kept per lane within a block of reduce.h's size and folded in
+// double. So they have the same bits for every vector width.
 constexpr int64_t kColumns = 128;
 
 template <typename T>
@@ -15,7 +15,7 @@ FASTAGG_FN double fold_lanes(const T* lanes) {
   return quads[0];
 }
 
-// The largest of scale*in. NaN is passed over: the row's sum will be NaN.
+// The largest value of scale*in. NaN is skipped here; it makes the row's sum NaN later.
 template <typename T>
 FASTAGG_FN T largest_of(const T* in, T scale, int64_t n) {
   T lanes[kColumns];
@@ -78,10 +78,10 @@ void soft_targets_row(const T* logits, T scale, int64_t classes, T* probs, int64
   FASTAGG_NO_CARRY
   for (int64_t i = 0; i < classes; ++i) probs[i] *= inverse;
   const double found = log_positive(sums[0]) - sums[1] / sums[0];
-  *entropy = found < 0.0 ? 0.0 : found;  // rounding, where the teacher is certain
+  *entropy = found < 0.0 ? 0.0 : found;  // rounding can make it negative if the teacher is certain
 }
 
-// The row's loss; gradient = df/dz * share.
+// Returns the row's loss. gradient = df/dz * share.
 template <typename T>
 double distill_row(const T* logits, const T* probs, int64_t label, double entropy, double alpha, double share,
                    int64_t classes, T* gradient) {

@@ -9,14 +9,14 @@ void fold(const std::vector<Trained>& trained, const float* acc, float* acc_out,
   const Kernels& table = kernels();
   const int64_t size = trained.front().model.size;
   const bool past = streams(size) && acc_out != acc && aligned(acc_out);
-  const int64_t vectors = static_cast<int64_t>(2 * trained.size());  // with a base or a sum
+  const int64_t vectors = static_cast<int64_t>(2 * trained.size());  // each model has a base or a sum
   for_each_part(size, 4 * vectors, [&](int64_t begin, int64_t end) {
     std::vector<Reader> readers;
     readers.reserve(trained.size());
     for (const Trained& one : trained) readers.emplace_back(one.model, table, begin);
     for (int64_t at = begin; at < end; at += kBlock) {
       const int64_t n = std::min(kBlock, end - at);
-      Scratch scratch;  // what comes before the last one stays in the nearest cache
+      Scratch scratch;  // all differences but the last are added here, in the L1 cache
       const float* before = shifted(acc, at);
       for (size_t k = 0; k < trained.size(); ++k) {
         Fold run{};

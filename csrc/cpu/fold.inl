@@ -1,4 +1,4 @@
-// Trained models added to a sum without their difference being written anywhere. Included by kernels.inl.
+// Adds trained models to a sum without writing their differences to memory. Included by kernels.inl.
 
 FASTAGG_FN I larger_bits(I most, U bits) {
   const I found = (I)(bits & 0x7fffffffu);
@@ -9,8 +9,9 @@ FASTAGG_FN int32_t larger_bits(int32_t most, uint32_t bits) {
   return found > most ? found : most;
 }
 
-// Based: differences from a base; else the update is one. Fresh: there is no sum yet. Of infinity and NaN the bits are
-// larger than any number's, so `most` is the largest magnitude as an integer.
+// Based: the values are models and are compared with a base; otherwise they are differences. Fresh: there is no sum
+// yet. The bits of infinity and NaN are larger than any number's, so `most` is the largest magnitude, compared as an
+// integer.
 template <bool Based, bool Fresh, typename L, bool Streams, typename Most>
 FASTAGG_FN Most fold_at(const Fold& f, int64_t i, Most most) {
   typedef typename L::F Of;
@@ -24,7 +25,7 @@ FASTAGG_FN Most fold_at(const Fold& f, int64_t i, Most most) {
 
 template <bool Based, bool Fresh, bool Streams>
 FASTAGG_FN int32_t fold_of(const Fold& given) {
-  const Fold f = given;  // a copy, so that the compiler sees that no store changes it
+  const Fold f = given;  // a copy: the compiler then knows that no store changes it
   I wide{};
   int64_t i = 0;
   for (; i + kStrip <= f.n; i += kStrip) {

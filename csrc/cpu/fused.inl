@@ -1,12 +1,12 @@
 // Direction and optimizer of fp32 vectors in one loop, for every combination of the two. Included by kernels.inl.
 //
-// Each direction says what it reads (to be asked for ahead) and what D is, with lanes L: vectors for most of a run, and
-// single elements, which are the specification, for its end.
+// Each direction declares what it reads, so that it can be prefetched, and how it computes D with lanes L. Most of a
+// run uses vectors. Its end uses single elements, which are the specification.
 
 FASTAGG_FN void ahead_of(const void* pointer) { __builtin_prefetch(pointer, 0, 3); }
 
 constexpr int64_t kLine = 16;   // floats in a cache line
-constexpr int64_t kStrip = 64;  // elements between two rounds of asking ahead
+constexpr int64_t kStrip = 64;  // elements between two rounds of prefetches
 
 struct One : Scalar {
   static constexpr int64_t kWide = 1;
@@ -62,7 +62,7 @@ struct AlongBlend {
   }
 };
 
-// Reads: there is an old row. Writes: there is a place for the new one.
+// Reads: there is an old row. Writes: the new row has a place.
 template <bool Both>
 struct AlongMean {
   static constexpr bool kReadsX = false;
@@ -154,7 +154,7 @@ FASTAGG_FN void ask_for_state(const Run& r, int64_t i) {
 
 template <typename Towards, typename Does>
 void fused(const Run& given) {
-  const Run r = given;  // a copy, so that the compiler sees that no store changes it
+  const Run r = given;  // a copy: the compiler then knows that no store changes it
   int64_t i = 0;
   if (r.ahead != 0 || r.stream_out || r.stream_write) {
     for (; i + kStrip <= r.n; i += kStrip) {

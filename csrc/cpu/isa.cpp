@@ -1,4 +1,4 @@
-// Which table of kernels this processor runs: the best supported one, or the one that was asked for.
+// Chooses the table of kernels for this processor: the best supported one, or the requested one.
 #include <atomic>
 #include <cstring>
 
@@ -40,7 +40,7 @@ const Isa kIsas[] = {
     {&baseline::table, true},
 };
 
-// Of an instruction set's tables: the one whose vectors have so many floats, or its first, which is the widest.
+// Returns the instruction set's table with this many floats per vector. If it has none, returns its first, the widest.
 const Kernels* find(const char* name, int64_t lanes) {
   const Kernels* first = nullptr;
   for (const Isa& candidate : kIsas) {

@@ -13,25 +13,26 @@
 
 namespace fastagg::cpu {
 
-// What a fused loop forms its direction from.
+// How a fused loop forms its direction.
 enum Along : int {
   kAlongSingle = 0,
   kAlongFlush,
   kAlongBlend,
   kAlongReplace,     // mean: an old row and a new one
-  kAlongEnter,       // mean: where one of them is missing
+  kAlongEnter,       // mean: an old row or a new one is missing
   kAlongBuffered,    // calibrated, without a step
   kAlongCalibrated,  // calibrated, with a step
-  kAlongSum,         // D = sum*sum_scale: the sum has moved already
+  kAlongSum,         // D = sum*sum_scale: the sum was updated before
   kAlongs
 };
 
-// What it does with the direction: step with an optimizer (its place in the list), or one of these.
+// What a loop does with the direction: an optimizer's step (its place in the list), or one of these.
 constexpr int kGives = Optimizers::kCount;      // out = D
-constexpr int kMoves = Optimizers::kCount + 1;  // nothing: the sum and the row have moved
+constexpr int kMoves = Optimizers::kCount + 1;  // nothing more: the sum and the row were updated
 constexpr int kActs = Optimizers::kCount + 2;
 
-// A run of elements; pointers are to its first one. Which are used, math/directions.h and the optimizer say.
+// A run of elements. Each pointer is to the run's first element. math/directions.h and the optimizer tell which are
+// used.
 struct Run {
   const float* update;
   float gain, weight, scale;
@@ -43,11 +44,11 @@ struct Run {
   const float* x;
   float* out;
   int64_t n;
-  int64_t ahead;                  // elements ahead that memory is asked for; 0: never
-  bool stream_out, stream_write;  // past the caches; aligned to 64 bytes
+  int64_t ahead;                  // how many elements ahead memory is prefetched; 0: not at all
+  bool stream_out, stream_write;  // stores that bypass the caches; the pointer is aligned to 64 bytes
 };
 
-// A block with moments in 8 bits (math/moments.h); n is a multiple of kScaleBlock (the caller pads with zeros).
+// A block with 8-bit moments (math/moments.h). n is a multiple of kScaleBlock; the caller pads with zeros.
 struct CodedBlock {
   const float* direction;
   const float* x;
@@ -57,27 +58,28 @@ struct CodedBlock {
   int64_t n, ahead;
 };
 
-// A row's block becomes gain*in; with a sum, sum += entering*new - leaving*old, and then += term_weight*term if there
-// is a term. n is a multiple of kScaleBlock.
+// Sets a row's block to gain*in. With a sum, also sum += entering*new - leaving*old, and sum += term_weight*term if
+// there is a term. n is a multiple of kScaleBlock.
 struct RowChange {
   const float* in;
   float gain;
-  const uint32_t* words;  // random ones, of this block
-  Row read, write;        // may be the same; read may be missing
-  Row term;               // another than what is written
+  const uint32_t* words;  // this block's random words
+  Row read, write;        // may be the same row; `read` may be missing
+  Row term;               // a different row from the written one
   float entering, leaving, dither, term_weight;
   float* sum;
   int64_t n, ahead;
-  const float* ask;  // what the next stage reads in a block from now
+  const float* ask;  // the next stage will read a block here; it is prefetched
 };
 
-// out = acc + weight*(in - base). acc null: of nothing; base null: of in. `out` may be acc, not if it is streamed.
+// out = acc + weight*(in - base). If acc is null, it counts as zero; if base is null, so does base. `out` may be acc
+// unless the stores bypass the caches.
 struct Fold {
   const float *in, *base, *acc;
   float* out;
   float weight;
   int64_t n, ahead;
-  bool stream_out;  // past the caches; aligned to 64 bytes
+  bool stream_out;  // stores that bypass the caches; `out` is aligned to 64 bytes
 };
 
 // A row of the distillation loss (distill.h).
@@ -92,27 +94,28 @@ constexpr int kSums = 3;
 
 struct Kernels {
   const char* isa;
-  int lanes;                                      // floats in a vector
-  void (*fused[kAlongs][kActs])(const Run& run);  // null where the two do not go together
-  // `first`: the number of the first scale block in the whole vector. Null for SGD, which has no moments.
+  int lanes;                                      // floats per vector
+  void (*fused[kAlongs][kActs])(const Run& run);  // null if the direction and the act do not go together
+  // `first`: the number of the first scale block within the whole vector. Null for SGD, because it has no moments.
   void (*coded[Optimizers::kCount])(const CodedBlock& block, const Hyper& hyper, const RandomKey& key, int64_t first);
   void (*widen_f16)(const uint16_t* in, float* out, int64_t n);
   void (*widen_bf16)(const uint16_t* in, float* out, int64_t n);
-  int32_t (*fold)(const Fold& run);  // the bits of the largest magnitude of in - base
-  // The random words of a whole block, 4 times 128 of them (rows.inl says which element has which). This stage only
-  // computes, so it asks meanwhile for a block that a later one reads (`ask`, any address; null: it does not).
+  int32_t (*fold)(const Fold& run);  // returns the bits of the largest magnitude of in - base
+  // The random words of a whole block, 4 times 128 (rows.inl tells which element uses which). This stage does not wait
+  // for memory. So it also prefetches the block at `ask`, which a later stage reads. `ask` may be any address, or null.
   void (*random_words)(const RandomKey& key, int64_t block, uint32_t* words, const float* ask);
   void (*change[RowFormats::kCount])(const RowChange& change);
   void (*decode[RowFormats::kCount])(Row row, float* out, int64_t n, int64_t ahead);
   // sum += weight*row
   void (*add_row[RowFormats::kCount])(float* sum, Row row, float weight, int64_t n, int64_t ahead);
-  // total += weight*row, in double, and back
+  // total += weight*row, added in double
   void (*add_exactly[RowFormats::kCount])(double* total, Row row, float weight, int64_t n, int64_t ahead);
   void (*settle)(const double* total, float* sum, int64_t n);
-  // Adds a block, with random signs, to the buckets from a random place on, of k and a block's length more.
+  // Adds a block, with random signs, to consecutive buckets from a random place on. There are k buckets and one block's
+  // length more.
   void (*sketch)(const float* in, const RandomKey& key, int64_t block, int64_t k, float* buckets, int64_t n);
-  // Sums over at most a strand (math/reduce.h), n a multiple of 128 (the caller pads with zeros): of update^2; of
-  // (x - base)^2 and, if `inner`, of (x - base)*update.
+  // Sums over at most one strand (math/reduce.h): of update^2; or of (x - base)^2 and, if `inner`, of (x -
+  // base)*update. n is a multiple of 128; the caller pads with zeros.
   void (*squares)(const float* update, int64_t n, int64_t ahead, double* out);
   void (*apart)(const float* update, const float* x, const float* base, bool inner, int64_t n, int64_t ahead,
                 double* out);
@@ -120,7 +123,7 @@ struct Kernels {
   RowLoss<double> distill_f64;
 };
 
-// The tables this build holds, best first, and whether this processor can run each.
+// The tables in this build, best first, and whether this processor can run each.
 struct Isa {
   const Kernels* kernels;
   bool supported;
@@ -128,9 +131,9 @@ struct Isa {
 int isa_count();
 Isa isa(int index);
 
-// The table in use, with the widest vectors that its instruction set has, and the one for loops over vectors that do
-// not fit the caches (tuning.h, `width`), which may have `fused` alone. `select` returns false and changes nothing when
-// the instruction set is unknown or unsupported.
+// kernels() is the table in use, with the widest vectors of its instruction set. streaming_kernels() is the table for
+// loops over vectors that do not fit in the caches (tuning.h, `width`); it may have only `fused`. `select` returns
+// false and changes nothing if the instruction set is unknown or unsupported.
 const Kernels& kernels();
 const Kernels& streaming_kernels();
 bool select(const char* name);

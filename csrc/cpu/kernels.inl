@@ -1,7 +1,7 @@
-// The kernels of one table. Included once per instruction set and vector width (FASTAGG_LANES floats), inside that
-// table's own namespace (FASTAGG_TABLE), by a file compiled with its flags. Nothing here may have external linkage
-// except the table, and nothing may come from the C++ library: a shared template would be compiled with the wrong flags
-// for somebody (see math/portable.h).
+// The kernels of one table. A file compiled with the flags of an instruction set includes this once for each vector
+// width (FASTAGG_LANES floats), inside that table's own namespace (FASTAGG_TABLE). Only the table may have external
+// linkage. Nothing may come from the C++ library: the linker could keep one table's copy of a shared template for all
+// of them (see math/portable.h).
 
 #include "../math/distill.h"
 #include "../math/half.h"
@@ -17,7 +17,7 @@
 namespace fastagg::cpu::FASTAGG_TABLE {
 namespace {
 
-// In this order: each uses what stands in the ones before.
+// The order matters: each file uses the ones before it.
 // clang-format off
 #include "simd.h"
 #include "fused.inl"
@@ -65,7 +65,7 @@ constexpr void fill_rows(Kernels& to, List<Each...>) {
 }
 #endif
 
-// The table, from the lists of optimizers and row formats.
+// Fills the table from the lists of optimizers and row formats.
 template <typename Towards, typename... Each>
 constexpr void fill_steps(void (*(&to)[kActs])(const Run&), List<Each...>) {
   int act = 0;

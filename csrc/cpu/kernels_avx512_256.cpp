@@ -1,4 +1,4 @@
-// The long loops over fp32 vectors in half of the width: all that `streaming_kernels()` is asked for.
+// The long loops over fp32 vectors with vectors of half the width. `streaming_kernels()` needs no other kernels.
 #define FASTAGG_TABLE avx512_256
 #define FASTAGG_ISA "avx512"
 #define FASTAGG_LANES 8

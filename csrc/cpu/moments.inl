@@ -1,8 +1,8 @@
-// Block kernels of optimizers whose moments have 8 bits (math/moments.h): decode, step, encode, all in the L1 cache.
-// Included by kernels.inl, after rows.inl.
+// Block kernels of optimizers with 8-bit moments (math/moments.h): decode, step, encode, all in the L1 cache. Included
+// by kernels.inl, after rows.inl.
 //
-// In lanes and not left to the compiler: this work is bound by what the processor can do per cycle, and combining three
-// operands in one instruction, where there is one, is a fifth of it.
+// The lanes are written out instead of leaving them to the compiler. The speed is limited by instructions per cycle.
+// Instructions that combine three operands, where they exist, save a fifth of the time.
 
 constexpr int64_t kQuarter = kScaleBlock / 4;
 
@@ -14,7 +14,7 @@ FASTAGG_FN float largest_of(F values) {
   return lanes[0];
 }
 
-// Code I of each word as math/moments.h says, without its unit: values over c*2^Span.
+// Decodes code I of each word as in math/moments.h, but without its unit: values divided by c*2^Span.
 template <int I, uint32_t Span, uint32_t Mask>
 FASTAGG_FN F relative(U words) {
   constexpr uint32_t base = (127u - Span) << 23;
@@ -31,7 +31,8 @@ FASTAGG_FN F decoded_v(U words) {
   return relative<I, kSpanV, 0xff>(words);
 }
 
-// `codes` with code I set. `random` is a word's bits rotated, `unit` c as a float and `minus` the negative of its bits.
+// Returns `codes` with code I set. `random` is a word's rotated bits, `unit` is c as a float, `minus` the negative of
+// c's bits.
 template <int I>
 FASTAGG_FN U encoded_m(F value, U random, float unit, uint32_t minus, U codes) {
   const U given = (U)value;
@@ -46,15 +47,15 @@ FASTAGG_FN U encoded_v(F value, U random, float unit, uint32_t minus, U codes) {
   return pick(shift<8 * I - kCut>(above), 0xffu << (8 * I), codes);
 }
 
-// A block between its step and its encoding.
+// The state of a block between its step and its encoding.
 struct Fresh {
   alignas(64) float m[kScaleBlock], v[kScaleBlock], vhat[kScaleBlock];
   alignas(64) uint32_t words[kQuarter];
-  float most_m, most_v;  // the largest magnitude of m, and of v or vhat
+  float most_m, most_v;  // the largest magnitude of m; and of v or vhat
   uint32_t unit_m, unit_v;
 };
 
-// What a loop over a block's 64 words holds in registers.
+// The values that a loop over a block's 64 words keeps in registers.
 struct Turn {
   Hyper h;
   float full_m, full_v, decay1, decay2;
@@ -66,7 +67,7 @@ struct Words3 {
   U m, v, vhat, random, m_out, v_out;
 };
 
-// Where a block's vectors start, and how far ahead of the arithmetic they are asked for.
+// The addresses of a block's vectors, and how far ahead they are prefetched.
 struct Vectors {
   const float* direction;
   const float* x;
@@ -109,12 +110,12 @@ FASTAGG_FN void finish_quarter(const Turn& t, const Vectors& at_block, const Fre
   const F d = vector_at<F>(at_block.direction + at), x = vector_at<F>(at_block.x + at);
   put_vector(Opt::template moved<Simd>(d, x, held, t.h), at_block.x_out + at);
   w.m_out = encoded_m<I>(held.m, rotate<8 * I>(w.random), t.unit_m, t.minus_m, w.m_out);
-  // Another element's bits, so that an element's two errors have nothing to do with each other.
+  // Uses another element's random bits, so that the two rounding errors of an element are independent.
   if constexpr (Opt::kV) w.v_out = encoded_v<I>(held.v, rotate<8 * (I ^ 2)>(w.random), t.unit_v, t.minus_v, w.v_out);
 }
 
-// Advances the moments of block `b` into `now`, and moves and encodes block b-1 from `before`, in one loop: the one is
-// long chains of additions, the other waits for divisions, and neither alone fills the processor.
+// In one loop: advances the moments of block `b` into `now`, and moves and encodes block b-1 from `before`. The first
+// consists of long chains of additions, and the second waits for divisions. Neither alone keeps the processor busy.
 template <typename Opt, bool Advances, bool Finishes>
 FASTAGG_FN void coded_turn(const CodedBlock& block, int64_t b, const Hyper& hyper, Fresh& now, const Fresh& before) {
   const uint32_t* m = block.m + b * kQuarter;
@@ -178,7 +179,7 @@ FASTAGG_FN void coded_turn(const CodedBlock& block, int64_t b, const Hyper& hype
   }
 }
 
-// Anything larger counts as the largest from here on, so that one overflow does not become a block of NaN.
+// Limits values to the largest that can be stored. So one overflow does not turn a whole block into NaN.
 void keep_finite(float* values) {
   const float largest = float_from_bits(kLargest);
   for (int64_t i = 0; i < kScaleBlock; ++i) {
@@ -187,7 +188,7 @@ void keep_finite(float* values) {
   }
 }
 
-// The units in which a block that has been stepped will be stored.
+// Chooses the units in which a block is stored after its step.
 template <typename Opt>
 FASTAGG_FN void choose_units(Fresh& fresh) {
   const float largest = float_from_bits(kLargest);
@@ -202,8 +203,8 @@ FASTAGG_FN void choose_units(Fresh& fresh) {
   fresh.unit_v = unit_bits(bits_of(fresh.most_v), kSpanV);
 }
 
-// vhat = max(vhat, v), as codes: rounding with the same bits keeps order, so the larger code is the larger value's. In
-// another unit than before, vhat is rounded anew.
+// vhat = max(vhat, v), on codes. Both are rounded with the same random bits, which keeps their order. So the larger
+// code belongs to the larger value. If the unit has changed, vhat is first encoded again.
 FASTAGG_FN void raise_vhat(const CodedBlock& block, int64_t b, const Fresh& fresh) {
   uint32_t* vhat = block.vhat + b * kQuarter;
   if (bits_of(block.units_v[b]) != fresh.unit_v) {

@@ -1,4 +1,4 @@
-// Whether an update is nearly the model itself: somebody sent a trained model where a difference belongs.
+// Detects an update that is nearly the model itself: probably a trained model was sent instead of a difference.
 #include <algorithm>
 #include <cstring>
 
@@ -21,7 +21,7 @@ float element(const Piece& piece, int64_t at) {
   return piece.dtype == kFloat16 ? widen_f16(half) : widen_bf16(half);
 }
 
-// |u - x| < share*|u| on every so many elements, `most` of them at most.
+// Whether |u - x| < share*|u| on evenly spaced elements, at most `most` of them.
 bool nearer_than(double share, const Update& update, const float* x, int64_t most) {
   const int64_t every = (update.size + most - 1) / most;
   double apart = 0.0, length = 0.0;
@@ -39,7 +39,7 @@ bool nearer_than(double share, const Update& update, const float* x, int64_t mos
 }  // namespace
 
 bool nearly(const Update& update, const float* x) {
-  // Few elements first, which is all it takes where nothing is wrong.
+  // A few elements come first. They are enough for an ordinary update.
   return update.size > 0 && nearer_than(0.5, update, x, kFew) && nearer_than(0.1, update, x, kMany);
 }
 

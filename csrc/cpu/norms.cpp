@@ -1,4 +1,4 @@
-// Norms and sketches of an arriving update: what decides whether, and how far, the model moves.
+// Norms and sketches of an arriving update. They decide whether, and how far, the model moves.
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -17,7 +17,7 @@ double total_of_groups(const std::vector<Sums>& groups, size_t which) {
   return fastagg::total_of_groups(groups.size(), [&](size_t g) { return groups[g][which]; });
 }
 
-// `count` values, and zeros up to a multiple of 128: they change no sum.
+// `count` values followed by zeros up to a multiple of 128. The zeros change no sum.
 struct alignas(64) Strand {
   float values[kStrand];
 
@@ -29,7 +29,7 @@ struct alignas(64) Strand {
   }
 };
 
-// The update's strand at `at`, where it lies, or put together.
+// Returns the update's strand at `at`, read in place if possible, otherwise assembled in `scratch`.
 const float* strand_of(const Update& update, const Kernels& table, int64_t at, int64_t count, Strand& scratch) {
   const auto piece = piece_at(update, at);
   if (piece->dtype == kFloat32 && at + count <= piece->begin + piece->size)
@@ -40,10 +40,10 @@ const float* strand_of(const Update& update, const Kernels& table, int64_t at, i
   return scratch.values;
 }
 
-// sums(values, at, count, out) sums a strand. The groups' sums, in reduce.h's shape.
+// Returns the groups' sums in reduce.h's order. sums(values, at, count, out) sums one strand.
 //
-// A pass that only reads waits for memory, and some processors fetch ahead within a page alone: there a group's strands
-// are read at several places in turn. They are added in their order all the same.
+// This pass only reads, so it waits for memory. Some processors prefetch only within a page. For them the pass reads a
+// group's strands at several places in turn. The strands are still added in order.
 template <typename Of>
 std::vector<Sums> group_sums(const Update& update, int used, int64_t bytes, Of sums) {
   std::vector<Sums> groups(static_cast<size_t>((update.size + kGroup - 1) / kGroup), Sums{});
@@ -101,12 +101,13 @@ Distances distances(const Update& update, const float* x, const float* base, boo
 }
 
 void sketch(const Update& update, int64_t k, uint64_t seed, float* out) {
-  // A fixed number of parts, each summed in order by one thread, and then added in order: the same bits on any number
-  // of threads.
+  // The number of parts is fixed. One thread sums each part in order, and the parts are added in order. So the bits do
+  // not depend on the number of threads.
   constexpr int64_t kParts = 32;
   const int64_t blocks = (update.size + kBlock - 1) / kBlock;
   const int64_t parts = std::min(kParts, blocks);
-  const int64_t length = k + kBlock;  // a block that begins near the end of the circle runs over; folded back below
+  // a block that begins near the end of the circle runs over it and is folded back below
+  const int64_t length = k + kBlock;
   const std::unique_ptr<float[]> partial(new float[static_cast<size_t>(parts * length)]);  // each part clears its own
   const Kernels& table = kernels();
   const RandomKey key{seed, 0, 0xFFFFFFFFu};
@@ -125,7 +126,7 @@ void sketch(const Update& update, int64_t k, uint64_t seed, float* out) {
   for (int64_t p = 0; p < parts; ++p) {
     const float* buckets = partial.get() + p * length;
     for (int64_t bucket = 0; bucket < k; ++bucket) totals[static_cast<size_t>(bucket)] += buckets[bucket];
-    for (int64_t bucket = 0; bucket < kBlock; ++bucket)  // what ran over the end of the circle
+    for (int64_t bucket = 0; bucket < kBlock; ++bucket)  // folds back what ran over the end of the circle
       totals[static_cast<size_t>(bucket)] += buckets[k + bucket];
   }
   for (int64_t bucket = 0; bucket < k; ++bucket) out[bucket] = static_cast<float>(totals[static_cast<size_t>(bucket)]);

@@ -19,11 +19,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 
-// A thread that gives way and comes back after longer than this was not alone on its core.
+// If a yielding thread gets its core back only after this time, another thread was using the core.
 constexpr microseconds kTaken{100};
-// How long the caller stays awake for workers that are still busy when it is not.
+// How long the caller spins for workers that are still busy when its own work is done.
 constexpr microseconds kPatience{40};
-// Calls for which workers do not stay awake after one found its core taken.
+// For how many calls a worker does not spin after it found its core taken.
 constexpr int kBackOff = 16;
 
 void pause() {
@@ -34,7 +34,7 @@ void pause() {
 #endif
 }
 
-// done() within `limit`, and nobody else wanted this core meanwhile.
+// Spins until done() or until `limit` is over. Also stops if another thread wants this core; then `taken` is set.
 template <typename Done>
 bool spin_until(Done done, microseconds limit, bool* taken) {
   const auto start = Clock::now();
@@ -43,7 +43,7 @@ bool spin_until(Done done, microseconds limit, bool* taken) {
       if (done()) return true;
       pause();
     }
-    sched_yield();  // whoever waits for this core gets it now, and not when the scheduler's slice is over
+    sched_yield();  // gives the core to a waiting thread now, instead of at the end of the time slice
     const auto after = Clock::now();
     if (after - now > kTaken) {
       *taken = true;
@@ -54,7 +54,7 @@ bool spin_until(Done done, microseconds limit, bool* taken) {
   return false;
 }
 
-// A share of the chunks, on a line of its own.
+// One thread's share of the chunks, on its own cache line.
 struct alignas(64) Share {
   std::atomic<int64_t> next{0};
   int64_t end = 0;
@@ -101,14 +101,14 @@ class Pool {
 
   int workers() const { return static_cast<int>(workers_.size()); }
 
-  // Whether the workers are worth calling: they are awake, or the work is worth waking them, or calls come so fast one
-  // after the other that they will be awake for the next ones.
+  // Whether calling the workers is worth it: they are awake, or the work is large enough to wake them, or calls follow
+  // each other so quickly that the workers will be awake for the next ones.
   bool worth(int64_t bytes) const {
     if (sleeping_.load(std::memory_order_relaxed) == 0 || bytes >= kWorthWaking) return true;
     return Clock::now() - last_ < microseconds{tuning().spin};
   }
 
-  // The caller worked alone.
+  // Call it after the caller worked alone.
   void passed() { last_ = Clock::now(); }
 
   void run(Task task, void* context, int64_t chunks) {
@@ -128,7 +128,7 @@ class Pool {
       wake_.notify_all();
     }
     job.work(0);
-    job_.store(nullptr);  // a worker that comes only now finds nothing, and nobody waits for it
+    job_.store(nullptr);  // a worker that comes later finds no job, and the caller does not wait for it
     wait_for_workers();
     passed();
   }
@@ -139,8 +139,8 @@ class Pool {
   void wait_for_workers() {
     bool taken = false;
     if (spin_until([this] { return idle(); }, kPatience, &taken)) return;
-    // Something else has a worker's core, torch's threads for one, which stay awake for milliseconds after an
-    // operation. This core is about to be free: let the worker come here.
+    // Another thread uses a worker's core. Torch's threads, for example, stay awake for milliseconds after an
+    // operation. The caller's core is about to be free, so the worker may run on it.
     let_go();
     std::unique_lock<std::mutex> lock(mutex_);
     waiting_.store(true);
@@ -148,8 +148,9 @@ class Pool {
     waiting_.store(false);
   }
 
-  // A worker that has slept may be woken on the caller's own core and share it for milliseconds, until the scheduler
-  // notices that another one idles: half of a step at ten million parameters. So workers stay off the caller's core.
+  // A sleeping worker may be woken on the caller's core. It then shares the core for milliseconds, until the scheduler
+  // notices that another core is idle. This can take half as long as a step at ten million parameters. So workers stay
+  // off the caller's core.
   void keep_off_this_core() {
 #if defined(__linux__)
     const int core = sched_getcpu();
@@ -178,7 +179,7 @@ class Pool {
 
   void serve(size_t index) {
     uint64_t seen = 0;
-    int quiet = 0;  // calls to come after which this worker sleeps at once
+    int quiet = 0;  // for so many more calls this worker sleeps at once
     for (;;) {
       wait_for_call(seen, quiet);
       seen = generation_.load();
@@ -216,8 +217,8 @@ class Pool {
   alignas(64) std::atomic<int> active_{0};
   std::atomic<int> sleeping_{0};
   std::atomic<bool> waiting_{false}, stop_{false};
-  Clock::time_point last_{};  // end of the last call that had work for several threads
-  bool crowded_ = false;      // fewer cores than threads: nobody stays awake for nothing
+  Clock::time_point last_{};  // the end of the last call with work for several threads
+  bool crowded_ = false;      // there are fewer cores than threads, so no thread spins
 #if defined(__linux__)
   cpu_set_t allowed_;
   int callers_core_ = -1;
@@ -225,8 +226,8 @@ class Pool {
   std::vector<std::thread> workers_;
 };
 
-// Everything a forked child must not inherit half-way: it gets a fresh one, and the parent's threads, which do not
-// exist in the child, are left behind with the old.
+// Everything that a forked child must not inherit in an intermediate state. The child gets a new State. The old one is
+// left behind, with the parent's threads, which do not exist in the child.
 struct State {
   std::mutex busy;
   std::unique_ptr<Pool> pool;

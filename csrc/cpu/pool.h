@@ -11,14 +11,14 @@ namespace fastagg::cpu {
 
 using Task = void (*)(void* context, int64_t chunk);
 
-// Calls task(context, 0..chunks-1), each once, on the pool and on the calling thread; returns when all are done.
-// Every thread begins with a share of its own, in which it finds in its caches what it left there in the last call, and
-// then helps the others: a core that is slowed down by a neighbour does less. When the pool is busy with another caller
-// (two server threads at once) the work runs on the calling thread alone.
+// Calls task(context, i) once for each i in 0..chunks-1, on the pool and on the calling thread. Returns when all are
+// done. Each thread begins with its own share, because its caches may still hold the data of the last call. Then it
+// helps the others, because a neighbour may slow a core down. If another caller uses the pool at the same time (two
+// server threads), the work runs on the calling thread alone.
 //
-// `bytes` is what all chunks touch. Little work is done by the caller alone: what one core has lately written is slow
-// to reach another. Waking a worker that sleeps costs 10 to 20 us on a virtual machine, so middling work is shared with
-// those that are awake, and wakes them only where calls follow each other fast.
+// `bytes` is the memory that all chunks touch. The caller does little work alone, because data that one core has just
+// written reaches another core slowly. Waking a sleeping worker costs 10 to 20 us on a virtual machine. So medium work
+// is shared with awake workers. It wakes sleeping ones only if calls follow each other quickly.
 void parallel(int64_t chunks, int64_t bytes, Task task, void* context);
 
 constexpr int64_t kWorthSharing = int64_t{1} << 19;
@@ -30,6 +30,6 @@ void parallel(int64_t chunks, int64_t bytes, Function& function) {
 }
 
 int threads();
-void set_threads(int count);  // count >= 1; takes effect at the next call
+void set_threads(int count);  // count >= 1; applies from the next call on
 
 }  // namespace fastagg::cpu

@@ -1,13 +1,13 @@
 // Block kernels of the client caches: random bits, storing and reading rows, the sum over clients. Included by
 // kernels.inl.
 //
-// Loops over pairs of elements that the compiler vectorises; math/rows.h says what one pair becomes.
+// They are loops over pairs of elements, which the compiler vectorises. math/rows.h defines the result for one pair.
 
 FASTAGG_FN W wide(uint64_t word) { return W{} + word; }
 
-// math/philox.h's philox(), on kDoubles counters at once, in lanes of 64 bits that hold 32-bit words: one widening
-// multiplication gives both halves of a product, and what is left in the upper halves never matters, since the next
-// multiplication reads the lower ones only.
+// math/philox.h's philox() on kDoubles counters at once. Each 64-bit lane holds a 32-bit word, so one widening
+// multiplication gives both halves of a product. The upper half of a lane may hold anything, because the next
+// multiplication reads only the lower half.
 FASTAGG_FN void philox_lanes(W& a, W& b, W& c, W& d, uint32_t key0, uint32_t key1) {
 #pragma GCC unroll 7
   for (int round = 0; round < 7; ++round) {
@@ -22,7 +22,7 @@ FASTAGG_FN void philox_lanes(W& a, W& b, W& c, W& d, uint32_t key0, uint32_t key
   }
 }
 
-// words[w][j]: word w of call j, for `Calls` calls.
+// Computes words[w][j], word w of call j, for `Calls` calls.
 template <int64_t Calls>
 FASTAGG_FN void philox_words(const RandomKey& key, int64_t block, uint32_t* words, const float* ask) {
   const uint64_t low = static_cast<uint32_t>(block), high = static_cast<uint64_t>(block) >> 32 << 7;
@@ -48,16 +48,16 @@ FASTAGG_FN void philox_words(const RandomKey& key, int64_t block, uint32_t* word
   }
 }
 
-// Element i has the lower half of words[i/256][i%128] in the first 128 elements of a scale block and the upper half in
-// the second, as math/philox.h numbers them.
+// Element i uses half of words[i/256][i%128]: the lower half if it is in the first 128 elements of a scale block, the
+// upper half if it is in the second. math/philox.h uses the same numbering.
 void random_words_block(const RandomKey& key, int64_t block, uint32_t* words, const float* ask) {
   philox_words<kCalls>(key, block, words, ask);
 }
 
 static_assert(kHalf == kCalls, "a scale block shares one word of every call");
 
-// The largest magnitude of one scale block. Bit patterns of non-negative floats order like the floats, and an integer
-// maximum may be taken in any order.
+// The largest magnitude in one scale block. The bits of non-negative floats have the same order as the floats. An
+// integer maximum may be taken in any order.
 FASTAGG_FN float absmax(const float* in) {
   int32_t most = 0;
   for (int64_t i = 0; i < kScaleBlock; ++i) {
@@ -67,8 +67,8 @@ FASTAGG_FN float absmax(const float* in) {
   return float_from_bits(static_cast<uint32_t>(most));
 }
 
-// All scales of a block first: their divisions wait for each other's maxima, not for the rounding in between. The
-// largest of gain*in is gain times the largest, since rounding keeps order.
+// Computes all scales of a block first. So the divisions wait only for the maxima, not for the rounding in between. The
+// largest magnitude of gain*in is gain times the largest of in, because rounding keeps order.
 FASTAGG_FN void find_scales(const float* in, float gain, float levels, float* scales, float* inverses, int64_t n) {
   const float size = gain < 0.0f ? -gain : gain;
   for (int64_t b = 0; b < n / kScaleBlock; ++b) {
@@ -91,8 +91,8 @@ FASTAGG_FN void ask_for_codes(const typename Format::Code* codes, int64_t ahead)
   for (int64_t at = 0; at < kBytes; at += 64) ahead_of(from + at);
 }
 
-// Storing a row alone, or with the sum's exchange and the first term: one pass, in which codes never leave registers,
-// takes a fifth less than a pass for each.
+// Stores a row; with `Sums` it also does the exchange in the sum and the first term. Doing all in one pass keeps codes
+// in registers and takes a fifth less time than separate passes.
 template <typename Format, bool Sums, bool Old, bool Termed>
 FASTAGG_FN void change_of(const RowChange& change) {
   constexpr bool kScaled = Format::kLevels > 0;
@@ -158,7 +158,7 @@ void change_block(const RowChange& change) {
   run(change);
 }
 
-// visit(i, value) for every element of a row's block, n of them.
+// Calls visit(i, value) for all n elements of a row's block.
 template <typename Format, typename Visit>
 FASTAGG_FN void for_each_value(const Row& row, int64_t n, int64_t ahead, Visit visit) {
   for (int64_t b = 0; b < n; b += kScaleBlock) {
@@ -212,10 +212,11 @@ void settle_block(const double* total, float* sum, int64_t n) {
   for (int64_t i = 0; i < n; ++i) sum[i] = static_cast<float>(total[i]);
 }
 
-// The sketch of one block: calls 0 to 7 give a bit for every element, which is its sign, and call 8 where in the circle
-// of k buckets the block begins. Bit i%32 of word i/32 is element i's; a vector's lanes ask for theirs at once.
+// The sketch of one block. Philox calls 0 to 7 give one bit for every element: its sign. Call 8 gives the place in the
+// circle of k buckets where the block begins. Bit i%32 of word i/32 belongs to element i. A vector's lanes extract
+// their bits at once.
 void sketch_block(const float* in, const RandomKey& key, int64_t block, int64_t k, float* buckets, int64_t n) {
-  constexpr int64_t kCallsOfBlock = 16;  // nine, in whole vectors
+  constexpr int64_t kCallsOfBlock = 16;  // nine are used; rounded up to whole vectors
   uint32_t words[4 * kCallsOfBlock];
   philox_words<kCallsOfBlock>(key, block, words, nullptr);
   const auto of_element = [&](int64_t i) { return words[i / 32 % 4 * kCallsOfBlock + i / 128] >> (i % 32); };

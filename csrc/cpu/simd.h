@@ -35,17 +35,17 @@ FASTAGG_FN void put_vector(V value, T* to) {
   memcpy(to, &value, sizeof value);
 }
 
-// `mask` lanes are all ones or all zeros.
+// `mask`: the bits of each lane are all ones or all zeros.
 FASTAGG_FN F chosen(I mask, F yes, F no) { return (F)(((U)mask & (U)yes) | (~(U)mask & (U)no)); }
 
-// Streamed stores are weakly ordered: make them visible before a run counts as done.
+// Streamed stores are weakly ordered. The fence makes them visible before a run counts as done.
 FASTAGG_FN void fence() {
 #if defined(__SSE2__)
   _mm_sfence();
 #endif
 }
 
-// What element functions ask of a type of lanes (math/portable.h has the one for a single element).
+// The operations that element functions need from a type of lanes. math/portable.h has them for a single element.
 typedef F Vector;
 struct Simd {
   typedef Vector F;
@@ -54,7 +54,7 @@ struct Simd {
   FASTAGG_FN F load(const float* from) { return vector_at<F>(from); }
   FASTAGG_FN void store(F value, float* to) { put_vector(value, to); }
 
-  // Past the caches; `to` is aligned to a vector.
+  // Stores past the caches. `to` is aligned to a vector.
   FASTAGG_FN void stream(F value, float* to) {
 #if defined(FASTAGG_512)
     _mm512_stream_ps(to, (__m512)value);
@@ -105,7 +105,7 @@ struct Simd {
   }
 };
 
-// The larger of `most` and |value|; NaN is passed over.
+// The larger of `most` and |value|. NaN is skipped.
 FASTAGG_FN F larger_magnitude(F most, F value) {
 #if defined(FASTAGG_512)
   return (F)_mm512_maskz_range_ps(0xffff, (__m512)value, (__m512)most, 0x0b);
@@ -127,7 +127,7 @@ FASTAGG_FN U pick(U a, uint32_t mask, U b) {
 #endif
 }
 
-// Left, or right where it is negative.
+// Shifts left, or right if `Left` is negative.
 template <int Left>
 FASTAGG_FN U shift(U a) {
   if constexpr (Left >= 0)
@@ -161,7 +161,8 @@ FASTAGG_FN W widening_product(W x, W y) {
 #endif
 }
 
-// Half a vector of floats, in double. GCC makes __builtin_convertvector of eight in two halves.
+// Half a vector's floats, converted to double. It exists because GCC splits __builtin_convertvector of eight floats in
+// two.
 typedef float HalfF __attribute__((vector_size(2 * kFloats)));
 FASTAGG_FN D widened(HalfF values) {
 #if defined(FASTAGG_512)
@@ -171,7 +172,7 @@ FASTAGG_FN D widened(HalfF values) {
 #endif
 }
 
-// sum + a*b, of doubles that were floats: the product is exact, so one rounding or two give the same bits.
+// sum + a*b, where a and b were floats. The product is exact in double, so a fused operation gives the same bits.
 FASTAGG_FN D add_product(D sum, D a, D b) {
 #if defined(FASTAGG_512)
   return (D)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)sum);

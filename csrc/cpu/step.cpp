@@ -1,11 +1,12 @@
-// A server step: one fused loop where everything is fp32, else stages over blocks of 1,024 elements in the L1 cache.
+// A server step. If everything is fp32, it is one fused loop. Otherwise stages run over blocks of 1,024 elements in the
+// L1 cache.
 #include "blocks.h"
 #include "cpu.h"
 
 namespace fastagg::cpu {
 namespace {
 
-// Everything of a step but its place, which `at` fills in.
+// Everything that a step needs except its position, which `at` adds.
 class Step {
  public:
   Step(const Update& update, const Direction& direction, const Optimizer& optimizer)
@@ -70,7 +71,7 @@ class Step {
 
   int act() const { return optimizer_.steps() ? optimizer_.kind : direction_.kind == kMean ? kMoves : kGives; }
 
-  // Bytes touched for every element, near enough to decide whether threads are worth waking.
+  // The approximate number of bytes touched per element. It decides whether waking threads is worth it.
   int64_t bytes() const {
     int64_t vectors = 1;
     for (const void* one : {static_cast<const void*>(whole_.acc), static_cast<const void*>(whole_.base),
@@ -82,7 +83,7 @@ class Step {
     return 4 * (vectors + static_cast<int64_t>(direction_.sum.terms.size()) + (optimizer_.moments.coded() ? 4 : 0));
   }
 
-  // The run of n elements from `at` on, whose update's values are these.
+  // The run of n elements from `at` on. `values` are its update's values.
   Run run_at(const float* values, int64_t at, int64_t n) const {
     Run run = whole_;
     run.update = values;
@@ -107,7 +108,7 @@ class Step {
     return {static_cast<char*>(row.data) + at * facts_.bits / 8, shifted(row.scales, at / kScaleBlock)};
   }
 
-  // The optimizer on a block of the sum or of whatever `from` forms, with moments in 8 bits or not.
+  // Runs the optimizer on a block along the direction that `from` forms. Its moments are fp32 or 8-bit.
   void finish(Along from, const Run& run, int64_t at) {
     if (optimizer_.moments.coded())
       coded_of(from, run, at);
@@ -119,8 +120,8 @@ class Step {
     coded_of(from, run_at(values, at, n), at);
   }
 
-  // The direction's block in scratch, then the optimizer on it. Moments in 8 bits come in whole scale blocks: the
-  // vector's last one is padded with zeros.
+  // Forms a block of the direction in scratch and runs the optimizer on it. 8-bit moments need whole scale blocks, so
+  // the vector's last one is padded with zeros.
   void coded_of(Along from, const Run& run, int64_t at) {
     Scratch direction, x, out;
     const int64_t n = run.n, whole = padded(n);
@@ -152,8 +153,8 @@ class Step {
     if (rest > 0) std::memcpy(run.out, out.values, bytes);
   }
 
-  // A block of a step through rows that are coded, or with terms. Rows are padded to whole scale blocks, vectors are
-  // not: the last block of a vector goes through scratch.
+  // A block of a step with coded rows or with terms. Rows are padded to whole scale blocks, but vectors are not. So a
+  // vector's last block goes through scratch.
   void cached(Reader& reader, int64_t at, int64_t n) {
     const int64_t whole = padded(n);
     const float* values = reader.block(at, n);
@@ -183,7 +184,7 @@ class Step {
         std::memcpy(sum.values, run.sum, static_cast<size_t>(n) * sizeof(float));
         total = sum.values;
       }
-      // A term that is the written row is added once it has been written.
+      // If a term is the row being written, it is added after the row was written.
       const bool termed =
           !direction_.sum.terms.empty() && direction_.sum.terms[0].row.data != direction_.row.write.data;
       const Term term = termed ? direction_.sum.terms[0] : Term{};
@@ -238,7 +239,8 @@ class Step {
                                             direction_.sum.terms[i].weight, n, tuning().prefetch);
   }
 
-  // Stages write whole scale blocks, the fused loop the vector alone: what follows it in the row is zero either way.
+  // Stages write whole scale blocks, but the fused loop writes only the vector. This makes the row's padding zero in
+  // both cases.
   void clear_padding() const {
     if (direction_.row.write.data == nullptr) return;
     const size_t rest = static_cast<size_t>(padded(update_.size) - update_.size) * sizeof(float);

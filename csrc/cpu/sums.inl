@@ -1,4 +1,4 @@
-// Sums of squares and products in double over one strand, in math/reduce.h's shape, with the lanes in registers.
+// Sums of squares and products in double over one strand, in math/reduce.h's order. The lanes stay in registers.
 // Included by kernels.inl.
 
 FASTAGG_FN double total_of_lanes(const double* lanes) {
@@ -10,7 +10,7 @@ FASTAGG_FN double total_of_lanes(const double* lanes) {
   return quads[0];
 }
 
-// add(i, sums) adds the products of elements i..i+kDoubles-1 to each of the sums; n is a multiple of 128.
+// Calls add(i, sums), which adds the products of elements i..i+kDoubles-1 to each sum. n is a multiple of 128.
 template <int Sums, typename Add, typename... Stream>
 FASTAGG_FN void sums_of(double* out, int64_t n, int64_t ahead, Add add, const Stream*... streams) {
   constexpr int64_t kHeld = kLanes / kDoubles;

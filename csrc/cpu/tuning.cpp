@@ -12,9 +12,10 @@ namespace {
 
 constexpr int64_t kNever = 0, kCache = int64_t{2} << 20;
 
-// Measured by bench/ (docs/performance.md). Asking half a block ahead is worth a tenth on Intel, and costs 20 to 40% on
-// AMD, whose own prefetchers see the streams. Writing past the caches is worth 10 to 25% on both, since the loops
-// stream from registers; through a scratch block it was a loss on AMD. Nothing clever where nothing was measured.
+// Measured with bench/ (docs/performance.md). Prefetching half a block ahead gains a tenth on Intel. On AMD it costs 20
+// to 40%, because AMD's own prefetchers detect the streams. Stores that bypass the caches gain 10 to 25% on both,
+// because the loops store directly from registers. Through a scratch block they were a loss on AMD. Processors that
+// were not measured get the plain defaults.
 struct Known {
   const char* vendor;
   int family_from, family_to;
@@ -55,8 +56,8 @@ const Tuning& row_of(const Processor& processor) {
   return kUnknown;
 }
 
-// A setting is never changed, so that a step which reads it while another one is set sees one or the other: the few
-// that a process sets are kept.
+// A setting is never changed after it was published. So a step that reads it while another is set sees one or the
+// other. Old settings are kept; a process sets only a few.
 std::atomic<const Tuning*> current{nullptr};
 
 }  // namespace

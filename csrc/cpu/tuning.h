@@ -10,16 +10,16 @@ namespace fastagg::cpu {
 
 struct Tuning {
   const char* name;
-  int64_t prefetch;     // elements ahead of the arithmetic that memory is asked for; 0: never
-  int64_t stream_from;  // elements from which outputs that are not inputs go past the caches; 0: never
-  int64_t width;        // bits of a vector in loops over more than `wide_below` bytes, where there is a choice
-  int64_t wide_below;   // bytes up to which such loops take the widest vectors: what a core's own cache holds
+  int64_t prefetch;     // how many elements ahead memory is prefetched; 0: not at all
+  int64_t stream_from;  // from this many elements on, outputs that are not inputs bypass the caches; 0: never
+  int64_t width;        // bits of a vector in loops over more than `wide_below` bytes, if there is a choice
+  int64_t wide_below;   // up to so many bytes loops use the widest vectors: the size of a core's own cache
   int64_t spin;         // microseconds that idle workers stay awake after a call
-  int64_t group;        // elements that a thread takes at a time, at most 65,536
-  int64_t places;       // places of a group that passes which only read visit in turn: a power of two, at most 32
+  int64_t group;        // the elements that a thread takes at a time, at most 65,536
+  int64_t places;       // in how many places of a group read-only passes read in turn: a power of two, at most 32
 };
 
-// This processor's vendor ("GenuineIntel", "AuthenticAMD", "ARM", "" where it does not say), family and model.
+// This processor's family and model, and its vendor: "GenuineIntel", "AuthenticAMD", "ARM", or "" if it is unknown.
 struct Processor {
   char vendor[16];
   int family;
@@ -27,9 +27,9 @@ struct Processor {
 };
 const Processor& processor();
 
-// The table's row for this processor, and the one in use.
+// default_tuning() is the table's row for this processor; tuning() is the one in use.
 const Tuning& default_tuning();
 const Tuning& tuning();
-void set_tuning(const Tuning& tuning);  // in range; from the next call on
+void set_tuning(const Tuning& tuning);  // values must be in range; applies from the next call on
 
 }  // namespace fastagg::cpu

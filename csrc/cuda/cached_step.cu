@@ -1,4 +1,4 @@
-// Directions through rows, mean and calibrated: the client's row, the sum over clients and the model in one pass.
+// The directions that use rows, mean and calibrated: the client's row, the sum over clients and the model in one pass.
 #include "moments.cuh"
 #include "optimizer.cuh"
 #include "rows.cuh"
@@ -14,22 +14,22 @@ struct Terms {
   Term term[kMostTerms];
 };
 
-// Direction's part that the kernel reads.
+// The part of Direction that the kernel reads.
 struct Along {
   DirectionKind kind;
-  bool takes_update;  // false: terms alone
+  bool takes_update;  // false: only terms are added
   double gain;
   Row read, write;
   RandomKey key;
-  int64_t first_block;  // in the whole model, for the rounding
+  int64_t first_block;  // its number in the whole model; keys the rounding
   float* sum;
   float entering, leaving, dither, sum_scale;
   const float* acc;
-  float* out;  // of a calibrated direction without a step
+  float* out;  // the output of a calibrated direction without a step
   float weight, acc_scale;
 };
 
-// A thread's moments of a scale block, in fp32.
+// A thread's moments of a scale block in fp32.
 struct PlainMoments {
   Held half[2];
 };
@@ -51,14 +51,14 @@ __device__ __forceinline__ void optimize_plain(const Optimizer& optimizer, const
   });
 }
 
-// One scale block, the j-th of its block, by one warp.
+// One warp processes one scale block, the j-th of its block.
 template <typename Format, bool Coded, bool Whole, typename Reader>
 __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, int64_t size, int64_t begin, int j,
                                              const Along& c, const Terms& terms, const Optimizer& optimizer, float gain,
                                              bool keep) {
   const int64_t index = begin / kScaleBlock;
   const bool reads = c.read.data != nullptr, steps = optimizer.kind >= 0;
-  // Everything is asked for before anything is computed: what is in flight is what fills the memory.
+  // All loads start before anything is computed. The number of loads in flight determines the memory throughput.
   Halves given{}, old{}, x{}, acc{}, sum{};
   std::conditional_t<Coded, CodedMoments, PlainMoments> held{};
   if (steps) {
@@ -76,16 +76,16 @@ __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, i
               [&](int h, int64_t at, int64_t left) { given.half[h] = reader.template read<Whole>(at, left); });
     each([&](int h, int e) { given.half[h].v[e] *= gain; });
   } else if (reads) {
-    given = old;  // a dropped update: the client's row stays what it was, zero where there was none
+    given = old;  // a dropped update: the client's row stays as it was, zero if there was none
   }
   Halves entering = given;
   if (c.write.data != nullptr) {
-    __syncwarp();  // the old row, which may be this one, has been read
+    __syncwarp();  // every lane has read the old row, which may be the one written now
     if (keep || !reads)
       entering = encode<Format>(c.write, index, given, dice, j);
     else if (c.write.data != c.read.data)
       copy_block<Format>(c.read, c.write, index);
-    __syncwarp();  // terms may read it
+    __syncwarp();  // terms may read the new row
   }
   const auto finish_sum = [&] {
     for (int t = 0; t < terms.count; ++t) {
@@ -97,7 +97,7 @@ __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, i
   };
   Halves d;
   if (c.kind == kMean) {
-    const float dither = keep ? c.dither : 0.0f;  // a dropped update leaves the sum as it is, to the bit
+    const float dither = keep ? c.dither : 0.0f;  // a dropped update changes no bit of the sum
     each([&](int h, int e) {
       float& s = sum.half[h].v[e];
       if (c.takes_update)
@@ -176,8 +176,9 @@ void cached_step(const Update& update, const Direction& direction, const Optimiz
                        moments_aligned(optimizer.moments);
   const unsigned blocks = warps(blocks_of(update.size), where.device);
   Optimizer none;
-  // A kernel takes so many terms. More of them (ACED, when hundreds of clients expire at once) take further launches;
-  // a mean steps in the last one, a calibrated direction, whose terms follow the step, in the first.
+  // A launch takes a limited number of terms. If there are more (ACED, when hundreds of clients expire at once),
+  // further launches add the rest. A mean steps in the last launch. A calibrated direction steps in the first, because
+  // its terms follow the step.
   bool steps_first = direction.kind == kCalibrated;
   size_t next = 0;
   do {
@@ -190,7 +191,7 @@ void cached_step(const Update& update, const Direction& direction, const Optimiz
              cached_kernel_for<Reader>(RowFormats{}, row.format, steps && optimizer.moments.coded()), source, aligned,
              along, terms, steps ? optimizer : none, where.verdict);
     });
-    along.kind = kMean;  // the terms that are left
+    along.kind = kMean;  // the remaining terms
     along.takes_update = steps_first = false;
     along.read = along.write = {};
     along.acc = nullptr;

@@ -17,8 +17,8 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What one read of an update found, and what follows from it; in device memory, so that a step can obey it without
-// anybody waiting.
+// What one read of an update found, and the resulting decision. It lies in device memory, so that a step can obey it
+// although the host does not wait for it.
 struct Verdict {
   double norm2, moved2, inner;  // |update|^2, |x - base|^2, (x - base).update
   double gain, weight;
@@ -28,42 +28,42 @@ struct Verdict {
 struct Where {
   int device;
   void* stream;  // a cudaStream_t
-  // What a step or a sum obeys: its gain and weight are multiplied in, in double, and an update that is not kept counts
-  // for nothing. Null: none.
+  // The verdict that a step or a sum obeys, or null. Its gain and weight are multiplied in, in double. An update that
+  // is not kept counts as zero.
   const Verdict* verdict = nullptr;
 };
 
 int runtime_version();
-int device_count();  // 0 where no driver or no device answers
+int device_count();  // 0 if there is no driver or no device
 
-// What the driver says, as it is: nothing is raised.
+// What the driver answered. It reports errors in `words` and does not throw.
 struct Answer {
   int devices = 0;
-  int driver = 0;     // the newest CUDA that it supports, as 12040 for 12.4; 0 without a driver
-  std::string words;  // where no device answers: why, and what to do
+  int driver = 0;     // the newest CUDA version that it supports, as 12040 for 12.4; 0 without a driver
+  std::string words;  // if there is no device: the reason, and what to do
 };
 Answer answer();
 void compute_capability(int device, int* major, int* minor);
 
-// More pieces than this an update cannot have: kernels take their arguments by value, 32 KB at most.
+// The most pieces of an update. Kernels take their arguments by value, at most 32 KB.
 constexpr int kMostPieces = 512;
 
-// All five directions. No optimizer: only with the mean and the calibrated one.
+// All five directions. Only the mean and the calibrated direction may be without an optimizer.
 void step(const Update& update, const Direction& direction, const Optimizer& optimizer, const Where& where);
 
-// out = acc + weight*update; acc null starts a new sum.
+// out = acc + weight*update. If acc is null, a new sum begins.
 void accumulate(const Update& update, const float* acc, double weight, float* out, const Where& where);
 
-// Blocks of 1,024 elements: first, first + stride, ... below last.
+// The blocks first, first + stride, ... below last, of 1,024 elements each.
 struct Blocks {
   int64_t first, last, stride;
 };
 
-// sum = sum of weights[s]*row(s) over all slots with a weight other than 0, added in double and rounded once, for these
-// blocks. Weights are on the device too.
+// sum = sum of weights[s]*row(s) over all slots with a nonzero weight, added in double and rounded once, for these
+// blocks. The weights are on the device, too.
 void recompute_sum(const Rows& rows, const float* weights, float* sum, const Blocks& blocks, const Where& where);
 
-// What cpu::add_rows and cpu::settle_rows do, in one launch each; jobs and weights are on the device too.
+// These do what cpu::add_rows and cpu::settle_rows do, in one launch each. The jobs and weights are on the device, too.
 void add_rows(const Rows& rows, const RowJob* jobs, int64_t count, const float* weights, float weight,
               const Where& where);
 void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size, const Where& where);
@@ -73,27 +73,27 @@ void zero(float* vector, int64_t count, const Where& where);
 // out = row(slot), decoded.
 void read_row(const Rows& rows, int64_t slot, float* out, const Where& where);
 
-// What the verdict shall follow from; 0 for none.
+// The rules that determine the verdict. A value of 0 switches a rule off.
 struct Rules {
   double clip_norm = 0.0;                        // gain = min(1, clip_norm/|update|)
   double lam = 0.0, eps = 1.0, gamma_max = 0.0;  // weight = lam/(gamma + eps); keep gamma <= gamma_max
 };
 
-// The model and the version that the update was trained from, where their distance is asked for; else null.
+// The model and the version that the update was trained from, if their distance is needed; otherwise null.
 struct Against {
   const float* x = nullptr;
   const float* base = nullptr;
   bool inner = false;  // whether (x - base).update is wanted
 };
 
-// Norms in one read of all vectors, in reduce.h's fixed shape, and the verdict that follows. `scratch` has room for
-// judge_scratch(update.size) numbers, whatever they are: what the launch's blocks of threads tell each other belongs to
-// this launch alone, so that launches on any streams, and graphs of them, have nothing in common.
+// Computes norms in one read of all vectors, in reduce.h's fixed order, and then the verdict. `scratch` holds
+// judge_scratch(update.size) numbers and needs no initialisation. The launch's blocks of threads exchange data only
+// there. So launches on any streams, and graphs of them, do not disturb each other.
 int64_t judge_scratch(int64_t size);
 void judge(const Update& update, const Against& against, const Rules& rules, double* scratch, Verdict* verdict,
            const Where& where);
 
-// `partial` has room for min(32, blocks)*(k + 1024) floats.
+// `partial` holds min(32, blocks)*(k + 1024) floats.
 void sketch(const Update& update, int64_t k, uint64_t seed, float* partial, float* out, const Where& where);
 
 // Logits, [rows, classes].
@@ -102,7 +102,7 @@ struct Logits {
   int64_t rows, classes;
 };
 
-// What teachers say of every row: probabilities, labels and entropies (math/distill.h).
+// What the teachers give for every row: probabilities, labels and entropies (math/distill.h).
 struct Targets {
   float* probs;
   int64_t* labels;
@@ -111,11 +111,11 @@ struct Targets {
 };
 void soft_targets(const Logits& logits, double scale, const Targets& out, const Where& where);
 
-// The distillation loss and its gradient. `which`: the teachers' rows, null for the first ones in order.
+// The distillation loss and its gradient. `which`: the teachers' rows; null: the first rows in order.
 struct Loss {
   const int64_t* which;
   double alpha_min, alpha_max;
-  double* scratch;  // 2 + rows
+  double* scratch;  // 2 + rows numbers
   float* value;     // one number
   float* gradient;
 };

@@ -1,4 +1,4 @@
-// What is here.
+// Reports which devices there are.
 #include "launch.cuh"
 
 namespace fastagg::cuda {
@@ -50,7 +50,7 @@ Answer answer() {
   found.driver = driver_version();
   const cudaError_t status = cudaGetDeviceCount(&found.devices);
   if (status == cudaSuccess) return found;
-  (void)cudaGetLastError();  // clear it: the next call must not report this one's failure
+  (void)cudaGetLastError();  // clears the error, so that the next call does not report this one's failure
   found.devices = 0;
   found.words = words_for(status);
   return found;

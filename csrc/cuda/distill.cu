@@ -1,6 +1,6 @@
-// FedEcho's distillation loss on the GPU: one block of threads for each row, which it reads twice (the second time from
-// the cache while a row fits there). Element math is csrc/math/distill.h; sums are per thread and folded in a fixed
-// tree, so results do not change from run to run, but they are not the CPU's to the last bit.
+// FedEcho's distillation loss on the GPU. One block of threads processes each row and reads it twice, the second time
+// from the cache if the row fits there. The arithmetic of an element is csrc/math/distill.h. Sums are per thread and
+// folded in a fixed tree. So results are the same in every run, but their last bits differ from the CPU's.
 //
 // Bytes per logit: targets 8, loss and gradient 12.
 #include <math_constants.h>
@@ -11,8 +11,8 @@
 namespace fastagg::cuda {
 namespace {
 
-// A block's reductions have shared memory of their own each, and one barrier: between two calls of the same one there
-// is another's, after which its memory is free again.
+// Each reduction of a block of threads has its own shared memory and one barrier. Between two calls of the same
+// reduction there is a call of another one. After that one's barrier the memory is free again.
 struct Pair {
   double a, b;
 };
@@ -33,7 +33,7 @@ __device__ __forceinline__ Pair sum_of_block(Pair value) {
   return total;
 }
 
-// The largest value and the first place where it is.
+// The largest value, and the first place that has it.
 struct Most {
   float value;
   long long at;
@@ -96,15 +96,15 @@ __global__ void __launch_bounds__(kThreads, 2) targets_kernel(Logits logits, flo
   }
 }
 
-// Nobody can be told of a row or a label that is out of range without being waited for: its loss is NaN, and nothing is
-// read there.
+// Whether the row's teacher and label are in range. The host does not wait, so an error cannot be raised here. Instead
+// the loss becomes NaN, and nothing is read out of range.
 __device__ __forceinline__ bool known(const Targets& t, int64_t classes, int64_t from) {
   return from >= 0 && from < t.rows && t.labels[from] < classes && (t.labels[from] >= 0 || t.labels[from] == kIgnored);
 }
 
 __device__ __forceinline__ int64_t teacher_of(const Loss& l, int64_t r) { return l.which == nullptr ? r : l.which[r]; }
 
-// One block: how many rows count, and alpha (Eq. 4), to the front of the scratch.
+// One block of threads counts the rows that count, and writes alpha (Eq. 4) to the front of the scratch.
 __global__ void __launch_bounds__(kThreads, 2) mixing_kernel(Logits z, Targets t, Loss l) {
   Pair sums{0.0, 0.0};
   for (int64_t r = threadIdx.x; r < z.rows; r += kThreads) {

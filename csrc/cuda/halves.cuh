@@ -8,14 +8,14 @@
 
 namespace fastagg::cuda {
 
-// The first and the second elements of a thread's pairs.
+// A thread's four elements of both halves of a scale block.
 struct Halves {
   Four half[2];
 };
 
 constexpr int kScaleBlocks = static_cast<int>(kBlock / kScaleBlock);
 
-// visit(h, e) for every element of this thread's.
+// Calls visit(h, e) for each of this thread's elements.
 template <typename Visit>
 __device__ __forceinline__ void each(Visit visit) {
 #pragma unroll
@@ -24,8 +24,8 @@ __device__ __forceinline__ void each(Visit visit) {
     for (int e = 0; e < kFour; ++e) visit(h, e);
 }
 
-// visit(h, at, left) for this thread's four elements of both halves, in a vector of `size` elements that has the scale
-// block at `begin`.
+// Calls visit(h, at, left) for this thread's four elements in each half of the scale block that starts at `begin`, in a
+// vector of `size` elements.
 template <typename Visit>
 __device__ __forceinline__ void each_half(int64_t begin, int64_t size, Visit visit) {
 #pragma unroll
@@ -47,12 +47,12 @@ __device__ __forceinline__ void store_halves(float* out, int64_t begin, int64_t 
   each_half(begin, size, [&](int h, int64_t at, int64_t left) { store<Whole>(out + at, left, x.half[h]); });
 }
 
-// visit(whole, reader, begin, j) for every scale block of this warp's, the j-th of its block of 1,024; `whole` says
-// whether 16-byte accesses reach its end. before(block) comes first in every block.
+// Calls visit(whole, reader, begin, j) for every scale block of this warp, the j-th of its block of 1,024. `whole`:
+// whether 16-byte accesses may be used up to its end. before(block) is called first for every block.
 template <typename Reader, typename Before, typename Visit>
 __device__ __forceinline__ void for_each_scale_block(const typename Reader::From& source, bool aligned, Before before,
                                                      Visit visit) {
-  // In 32 bits, which count more elements than a card can hold: registers are short in the largest kernels.
+  // 32 bits count more blocks than a GPU's memory can hold. The largest kernels are short of registers.
   const auto blocks = static_cast<unsigned>((source.size + kBlock - 1) / kBlock);
   for (auto block = static_cast<unsigned>(warp_of_grid()); block < blocks;
        block += static_cast<unsigned>(warps_of_grid())) {
@@ -62,7 +62,7 @@ __device__ __forceinline__ void for_each_scale_block(const typename Reader::From
 #pragma unroll 1
     for (int j = 0; j < kScaleBlocks; ++j) {
       const int64_t begin = first + j * kScaleBlock;
-      if (begin >= source.size) break;  // the same for the whole warp
+      if (begin >= source.size) break;  // the same branch for the whole warp
       if (aligned && begin + kScaleBlock <= source.size)
         visit(std::true_type{}, reader, begin, j);
       else

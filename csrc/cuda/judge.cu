@@ -1,4 +1,4 @@
-// What follows from an update's norms: clipping, and AsyncFedED's weight (paper 003, Eqs. 6 and 7).
+// Decides from an update's norms: clipping, and AsyncFedED's weight (paper 003, Eqs. 6 and 7).
 #include "norms.cuh"
 
 namespace fastagg::cuda {

@@ -1,4 +1,4 @@
-// Common to all launches: the device guard, the error check and the grid.
+// Used by all launches: the device guard, the error check and the grid.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,12 +10,12 @@
 
 namespace fastagg::cuda {
 
-// The runtime's own words, and what to do about it where that is known.
+// The runtime's message, and for known errors what to do.
 std::string words_for(cudaError_t status);
 
 inline void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
-  (void)cudaGetLastError();  // clear it: the next call must not report this one's failure
+  (void)cudaGetLastError();  // clears the error, so that the next call does not report this one's failure
   throw Error(std::string("CUDA, ") + what + ": " + words_for(status));
 }
 
@@ -26,7 +26,7 @@ class DeviceGuard {
     changed_ = device != before_;
     if (changed_) check(cudaSetDevice(device), "select device");
   }
-  // Selecting a device makes a context on it: what was not changed is not set.
+  // Selecting a device creates a context on it. So the device is set back only if it was changed.
   ~DeviceGuard() {
     if (changed_) (void)cudaSetDevice(before_);
   }
@@ -43,14 +43,14 @@ constexpr int kWarp = 32;
 constexpr int kWarps = kThreads / kWarp;
 constexpr unsigned kAll = 0xFFFFFFFFu;
 
-// Enough blocks of threads to fill every multiprocessor several times; the kernels stride over the rest.
+// Returns enough blocks of threads to fill every multiprocessor several times. The kernels loop over the rest.
 inline unsigned grid(int64_t wanted, int device, int64_t each = 16) {
   int processors = 1;
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "multiprocessor count");
   return static_cast<unsigned>(std::clamp<int64_t>(wanted, 1, processors * each));
 }
 
-// One warp for each of `items`.
+// The grid for one warp per item.
 inline unsigned warps(int64_t items, int device) { return grid((items + kWarps - 1) / kWarps, device); }
 
 struct Shape {
@@ -58,7 +58,7 @@ struct Shape {
   unsigned blocks, threads;
 };
 
-// kernel(arguments...) on `where`; a launch that fails is an exception with the launch's name.
+// Launches kernel(arguments...) on `where`. If the launch fails, it throws an exception with the launch's name.
 template <typename... Expected, typename... Given>
 void launch(const char* what, const Where& where, Shape shape, void (*kernel)(Expected...), Given&&... arguments) {
   cudaLaunchConfig_t config{};

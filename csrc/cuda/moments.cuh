@@ -14,7 +14,7 @@ struct Words {
   uint32_t of[kFour];
 };
 
-// A scale block's moments as they are stored.
+// A scale block's moments in their stored form.
 struct CodedMoments {
   Words m, v, vhat;
   float unit_m, unit_v;
@@ -36,7 +36,7 @@ __device__ __forceinline__ Words load_words(const uint8_t* codes, int64_t begin)
   return out;
 }
 
-// Each of two lanes that share words has half of their codes; the others are zero.
+// Two lanes share each group of words. Each has half of the codes; its other codes are zero here.
 template <bool Whole>
 __device__ __forceinline__ void store_words(uint8_t* codes, int64_t begin, Words words) {
 #pragma unroll
@@ -64,7 +64,7 @@ __device__ __forceinline__ CodedMoments load_coded(const Moments& from, int64_t 
   return found;
 }
 
-// The random words of this lane's four: words of calls that the lanes make between them.
+// The random words for this lane's four words. The lanes compute the Philox calls together.
 __device__ __forceinline__ Words random_words(const RandomKey& key, int64_t index) {
   const int group = lane() % kHalfWarp / kFour;
   const Philox made = random_call(key, index, static_cast<uint32_t>(lane() % kHalfWarp));
@@ -83,7 +83,7 @@ __device__ __forceinline__ uint32_t rotated(uint32_t word, int right) {
   return word >> right | word << ((32 - right) & 31);
 }
 
-// A code without its unit: a value over c*2^span.
+// A code's value without its unit: divided by c*2^span.
 __device__ __forceinline__ float relative(uint32_t code, uint32_t span) {
   const uint32_t base = (127u - span) << 23;
   return float_from_bits(code << kCut | base) - float_from_bits(base);
@@ -106,19 +106,19 @@ __device__ __forceinline__ uint32_t encoded_v(float value, uint32_t random, uint
   return above(value > least ? value : least, random, unit) & 0xffu;
 }
 
-// Anything larger counts as the largest, so that one overflow does not become a block of NaN.
+// Limits a value to the largest that can be stored. So one overflow does not turn a whole block into NaN.
 __device__ __forceinline__ float kept_finite(float value) {
   const float largest = float_from_bits(kLargest);
   value = value < largest ? value : largest;
   return value > -largest ? value : -largest;
 }
 
-// A step of one scale block along d: writes the new x, codes and units. `index`: the block's in the whole model.
+// Steps one scale block along d: writes the new x, codes and units. `index`: its number in the whole model.
 template <typename Kind, bool Whole>
 __device__ __forceinline__ void optimize_coded(const Optimizer& o, const CodedMoments& held, int64_t begin,
                                                int64_t size, int64_t index, const Halves& d, const Halves& x) {
   const int odd = lane() / kHalfWarp;
-  const auto place = [odd](int h) { return 16 * h + 8 * odd; };  // of a code in its word
+  const auto place = [odd](int h) { return 16 * h + 8 * odd; };  // the place of a code in its word
   const float full_m = full_of(held.unit_m, kSpanM), full_v = full_of(held.unit_v, kSpanV);
   const float decay1 = o.hyper.beta1 * full_m, decay2 = o.hyper.beta2 * full_v;
   MomentsOf<float> now[2][kFour] = {};
@@ -129,7 +129,7 @@ __device__ __forceinline__ void optimize_coded(const Optimizer& o, const CodedMo
     if constexpr (Kind::kV) one.v = decoded_v(held.v.of[e] >> place(h));
     if constexpr (Kind::kScalesV) one.v = one.v * full_v;
     if constexpr (Kind::kVhat) one.vhat = decoded_v(held.vhat.of[e] >> place(h)) * full_v;
-    // Past the vector's end nothing moves.
+    // Elements past the vector's end do not change.
     const bool is = Whole || begin + h * kHalf + lane() * kFour + e < size;
     Kind::template advance<Scalar>(is ? d.half[h].v[e] : 0.0f, one, o.hyper, decay1, decay2);
     largest_m = fmaxf(largest_m, fabsf(one.m));
@@ -158,19 +158,20 @@ __device__ __forceinline__ void optimize_coded(const Optimizer& o, const CodedMo
     out.half[h].v[e] = Kind::template moved<Scalar>(d.half[h].v[e], x.half[h].v[e], one, o.hyper);
     m.of[e] |= encoded_m(one.m, rotated(random.of[e], place(h)), unit_m) << place(h);
     if constexpr (Kind::kV) {
-      // Another element's bits, so that an element's two errors have nothing to do with each other.
+      // Uses another element's random bits, so that the two rounding errors of an element are independent.
       const uint32_t bits = rotated(random.of[e], place(1 - h));
       const uint32_t code = encoded_v(one.v, bits, unit_v);
       v.of[e] |= code << place(h);
       if constexpr (Kind::kVhat) {
-        // vhat = max(vhat, v), as codes: rounding with the same bits keeps order. In another unit it is rounded anew.
+        // vhat = max(vhat, v), on codes: the same random bits keep their order. If the unit changed, vhat is encoded
+        // again.
         uint32_t before = held.vhat.of[e] >> place(h) & 0xffu;
         if (!same_unit) before = encoded_v(decoded_v(before) * full_v, bits, unit_v);
         vhat.of[e] |= (before > code ? before : code) << place(h);
       }
     }
   });
-  __syncwarp();  // every lane has read the codes and units that are written now
+  __syncwarp();  // all lanes have read the codes and units that are now overwritten
   store_halves<Whole>(o.x_out, begin, size, out);
   store_words<Whole>(o.moments.coded_m, begin, m);
   if constexpr (Kind::kV) store_words<Whole>(o.moments.coded_v, begin, v);
@@ -181,7 +182,7 @@ __device__ __forceinline__ void optimize_coded(const Optimizer& o, const CodedMo
   }
 }
 
-// Of whatever kind the optimizer is.
+// Steps a block with the optimizer whose kind is known only at run time.
 template <bool Whole>
 __device__ __forceinline__ void optimize_coded(const Optimizer& o, const CodedMoments& held, int64_t begin,
                                                int64_t size, int64_t index, const Halves& d, const Halves& x) {

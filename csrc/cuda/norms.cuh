@@ -18,7 +18,7 @@ struct Sums {
   double of[kSums];
 };
 
-constexpr int kParts = 4;  // of a group
+constexpr int kParts = 4;  // parts of a group
 constexpr int kPartStrands = static_cast<int>(kGroupStrands) / kParts;
 constexpr int kPartThreads = kPartStrands * static_cast<int>(kQuads);
 
@@ -28,11 +28,11 @@ static_assert(kSlots % (2 * kPartThreads) == 0, "as many slots for every thread,
 
 FASTAGG_FN int64_t groups_of(int64_t size) { return size > 0 ? (size + kGroup - 1) / kGroup : 1; }
 
-// What the blocks of threads of one launch tell each other.
+// The data that the blocks of threads of one launch exchange.
 struct Scratch {
-  double* strand;      // kSums of every strand, group after group
-  double* group;       // kSums of every group
-  unsigned* finished;  // groups; then of every group its parts
+  double* strand;      // kSums numbers for every strand, group after group
+  double* group;       // kSums numbers for every group
+  unsigned* finished;  // the count of finished groups; then for every group the count of its finished parts
 
   __device__ __forceinline__ double* strands(int sum, int64_t group_, int64_t groups) const {
     return strand + (sum * groups + group_) * kGroupStrands;
@@ -42,12 +42,12 @@ struct Scratch {
 FASTAGG_FN int64_t counters_of(int64_t groups) { return 1 + groups; }
 FASTAGG_FN int64_t sums_of(int64_t groups) { return groups * kSums * (kGroupStrands + 1); }
 
-// A thread's sums: those of the lanes 4t..4t+3.
+// A thread's sums of the lanes 4t..4t+3.
 struct Lanes {
   double of[kSums][kFour];
 };
 
-// `N` rows of kLanes elements, all of which are asked for before the first is added.
+// Adds `N` rows of kLanes elements. All of their loads start before the first addition.
 template <bool Moves, bool Inner, int N, bool Whole, typename Reader>
 __device__ __forceinline__ void add_rows(Reader& reader, const float* x, const float* base, int64_t at, int64_t left,
                                          Lanes& lanes) {
@@ -75,32 +75,33 @@ __device__ __forceinline__ void add_rows(Reader& reader, const float* x, const f
     }
 }
 
-// The sum over a strand's quads, which fold in halves, for the first of its eight threads.
+// Folds a strand's quads in halves. The first of its eight threads gets the sum.
 __device__ __forceinline__ double fold(double quad) {
   for (int half = kQuads / 2; half > 0; half /= 2) quad += __shfl_down_sync(kAll, quad, half);
   return quad;
 }
 
-// Whether this block of threads is the last of `all` to count here. It then sees what the others wrote before.
+// Whether this block of threads is the last of `all` to increment the counter. Then it sees what the others wrote.
 __device__ __forceinline__ bool last_to_come(unsigned* counter, int64_t all) {
   __shared__ bool last;
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence();  // what this block wrote, before the count
+    __threadfence();  // this block's writes come before the count
     last = atomicAdd(counter, 1u) == static_cast<unsigned>(all - 1);
-    __threadfence();  // and the count before what others wrote
+    __threadfence();  // the count comes before reading the others' writes
   }
   __syncthreads();
   return last;
 }
 
-// The total of all groups, for every thread of the block.
+// The total of all groups. Every thread of the block gets it.
 __device__ __forceinline__ double total_of(const double* groups_sums, int64_t groups) {
   __shared__ double slots[kSlots];
   for (int slot = static_cast<int>(threadIdx.x); slot < kSlots; slot += kPartThreads) {
     double sum = 0.0;
     for (int64_t g = slot; g < groups; g += kSlots) sum += __ldcg(groups_sums + g);
-    slots[slot] = sum;  // read by this thread alone while halves are whole rounds of the block
+    // no barrier yet: while `half` is a multiple of the block's size, only this thread reads its slots
+    slots[slot] = sum;
   }
   for (int half = kSlots / 2; half > 0; half /= 2) {
     for (int slot = static_cast<int>(threadIdx.x); slot < half; slot += kPartThreads) slots[slot] += slots[slot + half];
@@ -111,7 +112,7 @@ __device__ __forceinline__ double total_of(const double* groups_sums, int64_t gr
   return total;
 }
 
-// then(sums) by one thread, when all groups are done.
+// When all groups are done, one thread calls then(sums).
 template <bool Moves, bool Inner, typename Reader, typename Then>
 __global__ void __launch_bounds__(kPartThreads, 8)
     norms_kernel(const __grid_constant__ typename Reader::From source, bool aligned, const float* x, const float* base,
@@ -155,7 +156,7 @@ __global__ void __launch_bounds__(kPartThreads, 8)
   }
 }
 
-// Without x, |update|^2 alone.
+// Without x it computes |update|^2 only.
 template <typename Then>
 void reduce(const Update& update, const Against& against, double* memory, const Then& then, const Where& where) {
   const DeviceGuard guard(where.device);

@@ -6,12 +6,12 @@
 
 namespace fastagg::cuda {
 
-// Directions that go through rows (cached_step.cu); step() sends them there.
+// For directions that use rows (cached_step.cu). step() calls it for them.
 void cached_step(const Update& update, const Direction& direction, const Optimizer& optimizer, const Where& where);
 
 __device__ __forceinline__ bool kept(const Verdict* verdict) { return verdict == nullptr || verdict->keep != 0.0; }
 
-// What an update is multiplied by where gain and weight are one factor.
+// An update's factor, if gain and weight are one factor.
 __device__ __forceinline__ float judged(double factor, const Verdict* verdict) {
   return static_cast<float>(verdict == nullptr ? factor : factor * verdict->gain * verdict->weight);
 }
@@ -28,7 +28,7 @@ __device__ __forceinline__ Held load_moments(const Moments& from, int64_t at, in
   return found;
 }
 
-// Whichever there are.
+// Loads the moments that the optimizer has.
 template <bool Whole>
 __device__ __forceinline__ Held load_moments(const Moments& from, int64_t at, int64_t left) {
   Held found{};

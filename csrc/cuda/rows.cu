@@ -1,10 +1,10 @@
-// Rows without a step: the sum over clients made anew, and a row read back.
+// Rows without a step: recomputes the sum over clients, and reads a row.
 #include "rows.cuh"
 
 namespace fastagg::cuda {
 namespace {
 
-// The slots' rows, one after the other.
+// The rows of all slots, one after the other.
 struct Table {
   Row first;
   int64_t row_bytes, row_scales, slots;
@@ -22,7 +22,7 @@ __device__ __forceinline__ void write(float* out, int64_t index, int64_t size, b
     store_halves<false>(out, begin, size, x);
 }
 
-// A warp for every scale block of every stride-th block; sums in double, slot after slot.
+// One warp per scale block of every stride-th block. Sums are in double, slot after slot.
 template <typename Format>
 __global__ void __launch_bounds__(kThreads)
     recompute_kernel(Table rows, int64_t size, bool aligned, const float* weights, float* sum, int64_t first,
@@ -45,8 +45,8 @@ __global__ void __launch_bounds__(kThreads)
 
 constexpr int kTogether = 4;
 
-// Adds the rows of `Count` slots one after the other, whose loads do not wait for each other. Rows of slots without a
-// weight are loaded too, but not added.
+// Adds the rows of `Count` slots in order. Their loads do not wait for each other. Rows of slots with weight 0 are
+// loaded, too, but not added.
 template <typename Format, int Count>
 __device__ __forceinline__ void add_slots(const Table& rows, int64_t slot, int64_t index, const float* weights,
                                           float weight, double (&total)[2][kFour]) {
@@ -61,14 +61,14 @@ __device__ __forceinline__ void add_slots(const Table& rows, int64_t slot, int64
   }
 }
 
-// A warp for every scale block of every job.
+// One warp per scale block of every job.
 template <typename Format>
 __global__ void __launch_bounds__(kThreads)
     add_kernel(Table rows, int64_t size, const RowJob* jobs, int64_t count, const float* weights, float weight) {
   for (int64_t item = warp_of_grid(); item < count * kScaleBlocks; item += warps_of_grid()) {
     const RowJob job = jobs[item / kScaleBlocks];
     const int64_t part = item % kScaleBlocks, index = job.block * kScaleBlocks + part;
-    const int64_t begin = part * kScaleBlock, left_of_block = size - job.block * kBlock;  // in the shadow
+    const int64_t begin = part * kScaleBlock, left_of_block = size - job.block * kBlock;  // its place in the shadow
     if (begin >= left_of_block) continue;
     double total[2][kFour];
     each_half(begin, left_of_block, [&](int h, int64_t at, int64_t left) {
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A block of threads for every job.
+// One block of threads per job.
 __global__ void __launch_bounds__(kThreads) settle_kernel(const RowJob* jobs, int64_t count, float* sum, int64_t size) {
   for (int64_t index = blockIdx.x; index < count; index += gridDim.x) {
     const RowJob job = jobs[index];

@@ -9,11 +9,11 @@
 
 namespace fastagg::cuda {
 
-// A thread's four calls.
+// The results of a thread's four Philox calls.
 struct Dice {
   Philox call[kFour];
 
-  // 16 bits for an element of scale block j.
+  // The 16 random bits of an element of scale block j.
   __device__ __forceinline__ uint32_t of(int j, int h, int e) const {
     const Philox& p = call[e];
     const uint32_t word = j == 0 ? p.a : j == 1 ? p.b : j == 2 ? p.c : p.d;
@@ -28,7 +28,7 @@ __device__ __forceinline__ Dice roll(const RandomKey& key, int64_t block) {
   return dice;
 }
 
-// NaN is the largest of all, by its bits.
+// NaN counts as the largest, because its bits are.
 __device__ __forceinline__ float absmax(const Halves& x) {
   unsigned most = 0;
   each([&](int h, int e) {
@@ -38,7 +38,7 @@ __device__ __forceinline__ float absmax(const Halves& x) {
   return float_from_bits(warp_max(most));
 }
 
-// A thread's codes of a scale block, four of each plane, which move in one access.
+// A thread's codes of a scale block: four of each plane, moved in one access.
 template <typename Format>
 struct Codes {
   using Code = typename Format::Code;
@@ -70,7 +70,7 @@ struct Codes {
   }
 };
 
-// The row's scale block `index`.
+// Reads the row's scale block `index`.
 template <typename Format>
 __device__ __forceinline__ Halves decode(const Row& row, int64_t index) {
   Codes<Format> codes;
@@ -87,14 +87,14 @@ __device__ __forceinline__ Halves decode(const Row& row, int64_t index) {
   return out;
 }
 
-// Stores x as scale block `index`, the j-th of its block, and returns what was stored.
+// Stores x as scale block `index`, the j-th of its block. Returns the values as stored.
 template <typename Format>
 __device__ __forceinline__ Halves encode(const Row& row, int64_t index, const Halves& x, const Dice& dice, int j) {
   float scale = 1.0f, inverse = 1.0f;
   if constexpr (Format::kLevels > 0) {
     scale = scale_of(absmax(x), static_cast<float>(Format::kLevels));
     inverse = 1.0f / scale;
-    // Who may read an old scale in this place has passed a barrier.
+    // All lanes that read the old scale here have passed a barrier.
     if (lane() == 0) row.scales[index] = scale;
   }
   Codes<Format> codes;
@@ -114,7 +114,7 @@ __device__ __forceinline__ Halves encode(const Row& row, int64_t index, const Ha
   return back;
 }
 
-// One row's scale block becomes another's, to the bit.
+// Copies one row's scale block to another, bit for bit.
 template <typename Format>
 __device__ __forceinline__ void copy_block(const Row& from, const Row& to, int64_t index) {
   Codes<Format> codes;

@@ -1,26 +1,26 @@
-// Sketches: a random linear map to k numbers, the CPU's bits. A sketch is of a whole update, so its random numbers are
-// keyed by the update's own blocks, whatever its origin.
+// Sketches: a random linear map to k numbers, with the CPU's bits. A sketch is of a whole update. So its random numbers
+// are keyed by the update's own blocks, whatever its origin.
 //
 // Every block of 1,024 elements is added, with random signs, to 1,024 neighbouring buckets that begin at a random
-// place, block after block within a part. What must come in order is what falls into one bucket: so a thread has
-// buckets of its own, in registers, and goes over all blocks of a part to take from each what falls there. Every
-// element is read once.
+// place. A part's blocks are added in order. Only additions to the same bucket must be in order. So each thread keeps
+// its own buckets in registers, goes over all blocks of a part, and takes from each block what belongs to its buckets.
+// Every element is read once.
 #include "../math/philox.h"
 #include "source.cuh"
 
 namespace fastagg::cuda {
 namespace {
 
-// CPU and GPU alike cut an update into this many parts, each added in order.
+// CPU and GPU divide an update into this number of parts. Each part is added in order.
 constexpr int64_t kParts = 32;
 
-constexpr int kBuckets = 2;  // of a thread, kWarp apart
+constexpr int kBuckets = 2;  // buckets of a thread, kWarp apart
 constexpr int64_t kWarpBuckets = kBuckets * kWarp, kThreadsBuckets = kWarps * kWarpBuckets;
-constexpr int kTogether = 4;   // blocks whose elements are asked for before one is added
-constexpr int kSignCalls = 8;  // calls of a block that give its signs; the next one gives its place
+constexpr int kTogether = 4;   // blocks that are loaded before the first is added
+constexpr int kSignCalls = 8;  // a block's calls for its signs; the call after them gives its place
 static_assert(kTogether * kSignCalls == kWarp, "a call of four blocks for every lane");
 
-// Up to four blocks, in order; `count` of them are there.
+// Up to four blocks in order. `count` tells how many.
 struct Few {
   int count = 0;
   int64_t block[kTogether] = {};
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, 2) sketch_kernel(const __grid_consta
     float sum[kBuckets] = {};
     for (int64_t some = begin; some < end; some += kThreads) {
       const int64_t own = some + threadIdx.x;
-      __syncthreads();  // the last places have been read
+      __syncthreads();  // all threads have read the last places
       places[threadIdx.x] =
           static_cast<int64_t>((random_call(key, own, kSignCalls).a * static_cast<uint64_t>(k)) >> 32);
       __syncthreads();

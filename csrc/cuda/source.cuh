@@ -19,7 +19,7 @@ struct Source {
   int64_t size;
   int count;
   const void* data[kMostPieces];
-  int64_t end[kMostPieces];  // in the flat vector, times 4, plus the dtype
+  int64_t end[kMostPieces];  // the piece's end in the flat vector, times 4, plus its dtype
 
   __device__ __forceinline__ int64_t end_of(int piece) const { return end[piece] >> 2; }
   __device__ __forceinline__ int64_t begin_of(int piece) const { return piece == 0 ? 0 : end_of(piece - 1); }
@@ -47,7 +47,7 @@ class Flat {
   using From = WholeVector;
   __device__ __forceinline__ Flat(const From& source, int64_t) : data_(source.data) {}
 
-  // Elements at..at+3; where they are not `Whole`, there are `left` of them and the others are 0.
+  // Returns elements at..at+3. Unless `Whole`, only `left` of them exist, and the others are 0.
   template <bool Whole>
   __device__ __forceinline__ Four read(int64_t at, int64_t left) {
     return load<Whole>(data_ + at, left);
@@ -58,7 +58,7 @@ class Flat {
   const float* data_;
 };
 
-// Reads any update, in increasing order.
+// Reads any update, at increasing positions.
 class Cursor {
  public:
   using From = Source;
@@ -111,13 +111,13 @@ class Cursor {
   int piece_;
 };
 
-// Says which reader.
+// A type that names a reader.
 template <typename One>
 struct With {
   using Reader = One;
 };
 
-// launch(With<reader>, source): with the reader that suits the update.
+// Calls launch(With<reader>, source) with the reader that suits the update.
 template <typename Launch>
 void read_with(const Update& update, Launch launch) {
   const bool one = update.pieces.size() == 1 && update.pieces[0].dtype == kFloat32;

@@ -1,4 +1,4 @@
-// Direction and optimizer in one pass. Element math is csrc/math, the CPU's own, compiled without contraction.
+// Direction and optimizer in one pass. The arithmetic is the CPU's (csrc/math), compiled without contraction.
 #include <type_traits>
 
 #include "moments.cuh"
@@ -8,8 +8,8 @@
 namespace fastagg::cuda {
 namespace {
 
-// visit<rows>(reader, at, left) for a thread's part of all rows of 128 elements. Where the vectors are aligned and the
-// block is full it is two rows at a time, so that both are asked for before either is computed, and without a tail.
+// Calls visit<rows>(reader, at, left) for a thread's part of all rows of 128 elements. If the vectors are aligned and
+// the block is full, it takes two rows at a time, without a tail. Then both are loaded before either is computed.
 template <typename Reader, typename Visit>
 __device__ __forceinline__ void for_each_row(const typename Reader::From& source, bool aligned, Visit visit) {
   for (int64_t block = warp_of_grid(); block * kBlock < source.size; block += warps_of_grid()) {
@@ -27,7 +27,7 @@ __device__ __forceinline__ void for_each_row(const typename Reader::From& source
   }
 }
 
-// Direction's part that these kernels read.
+// The part of Direction that these kernels read.
 struct Along {
   const float *acc, *base;
   double gain, weight;
@@ -44,7 +44,7 @@ __device__ __forceinline__ Factors factors_of(const Along& along, const Verdict*
   return {gain, weight, gain * weight};
 }
 
-// One element of D, from the update's, the model's, and that of the buffer or the base.
+// One element of D, computed from the elements of the update, the model, and the buffer or base.
 template <DirectionKind Direct>
 __device__ __forceinline__ float direction_of(float u, float x, float other, const Factors& by, float scale,
                                               bool keep) {
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   });
 }
 
-// The same with moments in 8 bits, of which a scale block shares a unit.
+// The same with 8-bit moments. The elements of a scale block share a unit.
 template <DirectionKind Direct, bool Whole, typename Reader>
 __device__ __forceinline__ void coded_rows(Reader& reader, int64_t begin, int64_t size, const Along& along,
                                            const Factors& by, const Optimizer& optimizer, int64_t index, bool keep) {

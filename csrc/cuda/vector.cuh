@@ -20,7 +20,7 @@ struct Four {
   float v[kFour];
 };
 
-// `left` elements lie from `in` on; those that do not are 0.
+// Loads four elements from `in`. Only `left` of them exist; the others are 0.
 template <bool Whole>
 __device__ __forceinline__ Four load(const float* in, int64_t left) {
   if constexpr (Whole) {
@@ -37,7 +37,7 @@ __device__ __forceinline__ Four load(const float* in, int64_t left) {
 template <bool Whole>
 __device__ __forceinline__ void store(float* out, int64_t left, const Four& value) {
   if constexpr (Whole) {
-    // The plain assignment is sometimes taken apart into four stores.
+    // The compiler sometimes splits a plain assignment into four stores.
     __stwb(reinterpret_cast<float4*>(out), make_float4(value.v[0], value.v[1], value.v[2], value.v[3]));
   } else {
 #pragma unroll
@@ -48,13 +48,13 @@ __device__ __forceinline__ void store(float* out, int64_t left, const Four& valu
 
 __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
 
-// This warp's place among all warps of the launch, and how many there are.
+// This warp's number among all warps of the launch, and the number of warps.
 __device__ __forceinline__ int64_t warp_of_grid() {
   return static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
 }
 __device__ __forceinline__ int64_t warps_of_grid() { return static_cast<int64_t>(gridDim.x) * kWarps; }
 
-// The warp's largest value, which all its threads get.
+// The largest value of the warp. All its threads get it.
 __device__ __forceinline__ unsigned warp_max(unsigned value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
   for (int half = kWarp / 2; half > 0; half /= 2) value = max(value, __shfl_xor_sync(kAll, value, half));

@@ -1,5 +1,5 @@
-// In a build for tests `operator new` of this library can be told to fail (csrc/memory/blocks.h), so that a test can
-// show what a server is left with when there is no memory, at every place.
+// In a build for tests, `operator new` of this library can be told to fail (csrc/memory/blocks.h). So tests can check a
+// server's state after a failed allocation at any place.
 #include <cstdlib>
 #include <new>
 

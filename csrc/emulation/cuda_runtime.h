@@ -1,12 +1,14 @@
-// CUDA on a CPU, for tests: just enough of the language and the runtime that the files in csrc/cuda compile as C++ and
-// run, every thread a fiber that stops at barriers and shuffles. Nothing here is fast, and nothing here is in the
-// package: it shows on a machine without a GPU that a kernel computes what the CPU does, and lets sanitizers watch it.
+// Runs CUDA code on a CPU, for tests. It has just enough of the language and the runtime for the files in csrc/cuda to
+// compile as C++ and run. Every thread is a fiber that stops at barriers and shuffles. It is slow, and it is not in the
+// package. It shows on a machine without a GPU that a kernel computes the same as the CPU code, and sanitizers can
+// watch it.
 //
-// Blocks of threads run in a random order, with shared memory that holds NaN at first. A shuffle whose mask is not the
-// whole warp, or that not all of the warp come to, ends the process; so does a barrier that not all threads come to.
+// Blocks of threads run in a random order. Their shared memory holds NaN at first. The process ends at a shuffle whose
+// mask is not the whole warp, or that some threads of the warp do not reach. It also ends at a barrier that some
+// threads do not reach.
 //
-// With FASTAGG_RACES blocks run at the same time, each with shared memory of its own, and ThreadSanitizer is told what
-// orders one thread's memory accesses with another's (race_detector.h).
+// With FASTAGG_RACES, blocks run at the same time, each with its own shared memory. ThreadSanitizer is told what orders
+// one thread's memory accesses with another's (race_detector.h).
 #pragma once
 
 #include <math.h>
@@ -54,12 +56,12 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 extern FASTAGG_PER_BLOCK dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulation {
-// Where a barrier or a fence stands.
+// The source line of a barrier or a fence.
 struct Place {
   const char* file;
   int line;
 };
-// Every lane of the warp leaves `bytes` bytes and then takes those of lane `from`.
+// Every lane of the warp publishes `bytes` bytes, and then reads those of lane `from`.
 void exchange(unsigned mask, void* value, size_t bytes, int from);
 int lane();
 void run(unsigned blocks, unsigned threads, const std::function<void()>& kernel);

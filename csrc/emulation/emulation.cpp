@@ -16,7 +16,7 @@
 FASTAGG_PER_BLOCK dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 #if !defined(FASTAGG_RACES)
-// Where the kernels' shared variables lie (cuda_runtime.h).
+// The section of the kernels' shared variables (cuda_runtime.h).
 extern char __start_fastagg_shared[] __attribute__((weak, visibility("hidden")));
 extern char __stop_fastagg_shared[] __attribute__((weak, visibility("hidden")));
 #endif
@@ -42,13 +42,13 @@ struct Fiber {
   races::Thread races;
 };
 
-// The last of `size` fibers to come moves the generation on; the others wait until it has moved.
+// The last of `size` fibers to arrive advances the generation. The others wait until it has advanced.
 struct Barrier {
   unsigned waiting = 0, generation = 0;
   races::Meeting races;
 };
 
-// The threads of one block, each a fiber that stops at barriers and shuffles.
+// The threads of one block. Each is a fiber that stops at barriers and shuffles.
 class Block {
  public:
   explicit Block(unsigned threads) : fibers_(threads), warps_(threads / kWarp) {
@@ -116,8 +116,8 @@ class Block {
   ucontext_t scheduler_;
   void* scheduler_races_ = nullptr;
 #else
-  // Fibers are entered by their context the first time and by jumps from then on: a context switch of the C library's
-  // asks the kernel about signals, which takes longer than what a thread does between two barriers.
+  // A fiber is entered through its context the first time, and by jumps later. The C library's context switch calls the
+  // kernel because of signals. That takes longer than a thread's work between two barriers.
   void leave() {
     if (_setjmp(fiber().here) == 0) _longjmp(scheduler_, 1);
   }
@@ -161,14 +161,14 @@ void Block::start() {
   }
 }
 
-// Not memcpy, of which ThreadSanitizer takes notice.
+// Not memcpy, because ThreadSanitizer would record its accesses.
 void copy(volatile char* to, const char* from, size_t bytes) {
   for (size_t i = 0; i < bytes; ++i) to[i] = from[i];
 }
 
 std::mutex mutex;  // one launch at a time
 
-// In another order at every launch, which no result may depend on; the same orders in every process.
+// A new order at every launch, because no result may depend on it. Every process has the same sequence of orders.
 std::vector<unsigned> shuffled(unsigned blocks) {
   static uint64_t state =
       getenv("FASTAGG_EMULATION_SEED") != nullptr ? strtoull(getenv("FASTAGG_EMULATION_SEED"), nullptr, 10) : 1;
@@ -182,7 +182,7 @@ std::vector<unsigned> shuffled(unsigned blocks) {
 }
 
 #if !defined(FASTAGG_RACES)
-// Shared memory holds anything when a block begins: here NaN, -1, and true.
+// Shared memory may hold anything when a block begins. Here it holds NaN, -1 and true.
 __attribute__((no_sanitize_address)) void poison_shared_memory() {
   for (volatile char* at = __start_fastagg_shared; at < __stop_fastagg_shared; ++at) *at = static_cast<char>(0xff);
 }
@@ -198,15 +198,14 @@ void exchange(unsigned mask, void* value, size_t bytes, int from) {
   copy(mine.slot(mine.current()), static_cast<const char*>(value), bytes);
   mine.wait(mine.warp(), kWarp);
   copy(static_cast<char*>(value), mine.slot(mine.current() / kWarp * kWarp + static_cast<unsigned>(from)), bytes);
-  mine.wait(mine.warp(), kWarp);  // nobody writes before all have read
+  mine.wait(mine.warp(), kWarp);  // all must have read before anyone writes
 }
 
 void run(unsigned blocks, unsigned threads, const std::function<void()>& kernel) {
   const std::lock_guard<std::mutex> lock(mutex);
   const std::vector<unsigned> order = shuffled(blocks);
 #if defined(FASTAGG_RACES)
-  // A thread for every block, which know nothing of each other: whatever one reads of another's must be ordered by
-  // fences.
+  // One thread for every block. Only fences may order the accesses of different blocks.
   std::vector<std::thread> running;
   for (const unsigned which : order)
     running.emplace_back([=, &kernel] {
@@ -219,7 +218,7 @@ void run(unsigned blocks, unsigned threads, const std::function<void()>& kernel)
     });
   for (std::thread& each : running) each.join();
 #else
-  static std::unique_ptr<Block> own;  // made once: it serves every launch
+  static std::unique_ptr<Block> own;  // made once and used by every launch
   if (own == nullptr || own->threads() != threads) own = std::make_unique<Block>(threads);
   block = own.get();
   blockDim = dim3(threads);

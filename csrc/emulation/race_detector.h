@@ -1,16 +1,15 @@
-// What ThreadSanitizer is told of CUDA's threads, in a build with FASTAGG_RACES: every one is a thread of its own to
-// it, which knows of the others what barriers and fences tell it and nothing else. Without FASTAGG_RACES: nothing.
+// Tells ThreadSanitizer about CUDA's threads, in a build with FASTAGG_RACES. Each CUDA thread is a thread of its own
+// there, and only barriers and fences order it with others. Without FASTAGG_RACES nothing happens.
 //
-//   __syncthreads, __syncwarp   what all threads did before happens before what they do afterwards
+//   __syncthreads, __syncwarp   what all threads did before it happens before what they do after it
 //   shuffles                    order nothing
-//   __threadfence, atomicAdd    what a thread did before its fence, or learnt at a barrier before it, happens before
-//   what
-//                               another does after a fence that follows its own atomic on the same address. A barrier
-//                               between a fence and its atomic takes the fence's effect away: what was learnt there is
+//   __threadfence, atomicAdd    Thread A: work, fence, atomic. Thread B: a later atomic on that address, fence, work.
+//                               A's work, with all that A learnt at barriers before its fence, happens before B's work.
+//                               A barrier between A's fence and A's atomic cancels this, because what A learns there is
 //                               not behind the fence.
 //
-// FASTAGG_PLANT=FILE:LINE in the environment takes the effect of one barrier or fence away, though threads still wait
-// there: a race is planted, and must be found.
+// FASTAGG_PLANT=FILE:LINE in the environment disables the effect of one barrier or fence, although threads still wait
+// there. This plants a race, which the test must find.
 #pragma once
 
 #include <stdlib.h>
@@ -35,7 +34,7 @@ namespace emulation::races {
 
 #if defined(FASTAGG_RACES)
 
-constexpr unsigned kNoOrder = 1;  // of __tsan_switch_to_fiber
+constexpr unsigned kNoOrder = 1;  // a flag of __tsan_switch_to_fiber
 
 inline void* here() { return __tsan_get_current_fiber(); }
 inline void enter(void* fiber) { __tsan_switch_to_fiber(fiber, kNoOrder); }
@@ -47,7 +46,7 @@ inline bool planted(Place place) {
   return at == std::string(slash == nullptr ? place.file : slash + 1) + ":" + std::to_string(place.line);
 }
 
-// Two in turn: who leaves a barrier late must not learn what others did after it.
+// Two places, used in turn: a thread that leaves a barrier late must not be ordered after what others do later.
 struct Meeting {
   char turn[2];
 };
@@ -55,10 +54,10 @@ struct Meeting {
 struct Thread {
   void* fiber = nullptr;
   bool fenced = false;
-  void* seen = nullptr;  // by an atomic since the last fence
+  void* seen = nullptr;  // set by an atomic since the last fence
 
   void begin() { fiber = __tsan_create_fiber(0), fenced = false, seen = nullptr; }
-  // What the block did, for who launched it.
+  // Orders the block's work before what its launcher does next.
   void end() {
     void* mine = here();
     enter(fiber);

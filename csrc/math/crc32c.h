@@ -1,5 +1,5 @@
-// CRC-32C (Castagnoli's polynomial, reflected: 0x82F63B78; RFC 3720), by table, one byte at a time. It is the
-// specification, and it runs on processors without an instruction for it.
+// CRC-32C (Castagnoli's polynomial, reflected: 0x82F63B78; RFC 3720) with a table, one byte at a time. This is the
+// specification. It also runs on processors that have no instruction for it.
 #pragma once
 
 #include <stdint.h>

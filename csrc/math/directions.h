@@ -3,9 +3,8 @@
 //   single      D = (gain*weight)*u
 //   flush       D = (acc + (gain*weight)*u)*scale              FedBuff, FADAS: a buffer and its last update
 //   blend       D = weight*((base - x) + gain*u)               FedAsync: the client's model minus the server's
-//   mean        sum <- sum + (entering*new - leaving*old)      ACE, ACED: new is what the client's row stores of
-//   gain*u,
-//               D = sum_scale*sum                              and old what it stored before (with a dither, see below)
+//   mean        sum <- sum + (entering*new - leaving*old)      ACE, ACED: new is gain*u as the client's row stores it,
+//               D = sum_scale*sum                              old is what the row stored before (dither: see below)
 //   calibrated  c = acc + weight*(gain*u - old)                CA2FL; without a step acc = c
 //               D = acc_scale*c + sum_scale*sum
 //
@@ -29,19 +28,19 @@ FASTAGG_FN F blend_of(F base, F x, F u, float gain, float weight) {
   return weight * ((base - x) + gain * u);
 }
 
-// A sum over clients that is updated millions of times: sum += entering*new - leaving*old. The difference is as exact
-// as the rows are, and only its addition rounds in the sum's last place. Left alone that rounding would lose a change
-// of less than half an ulp every time, while nobody adds the rows up again: with many clients that all move slowly
-// the sum would stand still. So a fraction of an ulp is added, the same for all elements and another at every arrival
-// (sum_dither): on average nothing, and enough to carry what many small changes add up to. A sum of zero stays zero.
+// Updates a sum over clients, which happens millions of times: sum += entering*new - leaving*old. The difference is
+// exact for the stored rows. Only the addition rounds, in the sum's last place. Without a remedy, changes of less than
+// half an ulp would be lost each time. With many clients that all move slowly, the sum would stand still until the rows
+// are added up again. So a fraction of an ulp is added (sum_dither). It is the same for all elements and differs
+// between arrivals. It averages to zero, and lets small changes add up. A sum of zero stays zero.
 template <typename L, typename F>
 FASTAGG_FN F exchanged(F sum, F entering, float entering_weight, F leaving, float leaving_weight, float dither) {
   const F power = L::from_bits(L::bits(sum) & 0x7f800000u);
   return sum + ((entering_weight * entering - leaving_weight * leaving) + power * dither);
 }
 
-// The arrival's fraction of an ulp, -1/2..1/2, over 2^23: multiples of the golden ratio, less whole numbers, which fill
-// that range evenly however few of them there are.
+// The fraction of an ulp for one arrival, in -1/2..1/2, divided by 2^23. It is a multiple of the golden ratio minus a
+// whole number. These values fill the range evenly even if there are few of them.
 FASTAGG_FN float sum_dither(uint64_t arrival) {
   const int32_t odd = static_cast<int32_t>((arrival * 0x9E3779B97F4A7C15ull) >> 40) * 2 + 1 - (1 << 24);
   return static_cast<float>(odd) * (1.0f / (1 << 25)) * (1.0f / (1 << 23));

@@ -8,7 +8,7 @@
 
 namespace fastagg {
 
-// 2^n. Unsigned, so that what NaN makes of n is some number and no overflow.
+// 2^n. n is unsigned, so that a NaN's n is some number and does not overflow.
 FASTAGG_FN float two_to(uint32_t n) {  // -126 <= n <= 127
   const uint32_t bits = (n + 127u) << 23;
   float out;
@@ -23,11 +23,11 @@ FASTAGG_FN double two_to(uint64_t n) {  // -1022 <= n <= 1023
   return out;
 }
 
-// exp(x), x <= 0, within 2 ulp; what would be below the smallest normal number is 0. NaN stays NaN.
+// exp(x) for x <= 0, within 2 ulp. Results below the smallest normal number become 0. NaN stays NaN.
 FASTAGG_FN float exp_negative(float x) {
   const float clamped = x < -87.0f ? -87.0f : x;
-  // x = n*log(2) + r with |r| <= log(2)/2: the magic number's addition rounds to a whole n, which is then also in its
-  // low bits; log(2) is taken in two parts, the first so short that n times it is exact.
+  // x = n*log(2) + r with |r| <= log(2)/2. Adding the magic number rounds to a whole n and leaves n in the low bits.
+  // log(2) is split in two parts. The first part has so few bits that n times it is exact.
   const float shifted = clamped * 1.44269504088896341f + 12582912.0f;
   const float n = shifted - 12582912.0f;
   uint32_t bits;
@@ -51,7 +51,7 @@ FASTAGG_FN double exp_negative(double x) {
   uint64_t bits;
   memcpy(&bits, &shifted, sizeof bits);
   const double r = (clamped - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10;
-  double p = 1.0 / 6227020800.0;  // Taylor's series to the 13th power
+  double p = 1.0 / 6227020800.0;  // Taylor series to the 13th power
   p = p * r + 1.0 / 479001600.0;
   p = p * r + 1.0 / 39916800.0;
   p = p * r + 1.0 / 3628800.0;
@@ -68,7 +68,7 @@ FASTAGG_FN double exp_negative(double x) {
   return x < -708.0 ? 0.0 : value;
 }
 
-// log(x), x >= 1, within 2 ulp: x = 2^k*f with f near 1, and log f = 2*artanh((f-1)/(f+1)). NaN and infinity stay.
+// log(x) for x >= 1, within 2 ulp: x = 2^k*f with f near 1, and log f = 2*artanh((f-1)/(f+1)). NaN and infinity stay.
 FASTAGG_FN double log_positive(double x) {
   if (!(x < 1.7976931348623157e308)) return x;
   int64_t bits;

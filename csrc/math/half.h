@@ -1,7 +1,7 @@
 // fp16 and bf16 to fp32, exactly, in integer arithmetic.
 //
-// Hardware conversions exist on most targets, but not under one name and not in the baseline instruction set;
-// these few integer operations vectorise everywhere and give the same bits everywhere. NaN stays NaN.
+// Most targets have hardware conversions, but under different names and not in the baseline instruction set. These few
+// integer operations vectorise everywhere and give the same bits everywhere. NaN stays NaN.
 #pragma once
 
 #include "portable.h"
@@ -16,7 +16,7 @@ FASTAGG_FN float widen_f16(uint16_t half) {
   // Rebias the exponent (127 - 15 = 112) for normal numbers; infinities and NaN get the top exponent.
   const uint32_t rebias = magnitude >= 0x7c00u ? (224u << 23) : (112u << 23);
   const uint32_t normal = (magnitude << 13) + rebias;
-  // Subnormals are magnitude * 2^-24, a product that is exact in fp32.
+  // Subnormals are magnitude * 2^-24. This product is exact in fp32.
   const uint32_t subnormal = bits_of(static_cast<float>(static_cast<int32_t>(magnitude)) * 5.9604644775390625e-8f);
   return float_from_bits(sign | (magnitude < 0x0400u ? subnormal : normal));
 }

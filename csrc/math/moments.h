@@ -22,20 +22,20 @@
 
 namespace fastagg {
 
-constexpr int kCut = 20;  // bits of the mantissa that are not kept
+constexpr int kCut = 20;  // bits of the mantissa that are cut off
 constexpr uint32_t kCutMask = (1u << kCut) - 1u;
-constexpr uint32_t kSmallestField = 27;       // of c: 2^-100
+constexpr uint32_t kSmallestField = 27;       // c's exponent field: 2^-100
 constexpr uint32_t kSpanM = 15, kSpanV = 31;  // binades above c
 
-// 16 calls of Philox serve a block: word w of call j is for elements i*64 + 16w + j, i in 0..3.
+// 16 calls of Philox serve a block. Word w of call j belongs to elements i*64 + 16w + j, i in 0..3.
 constexpr uint32_t kMomentCalls = 16;
 
-// What is stored of anything larger, infinities and NaN: 1.5*2^127.
+// The value stored for anything larger, including infinity and NaN: 1.5*2^127.
 constexpr uint32_t kLargest = 0x7f400000u;
 
-// The bits of c for a block whose largest magnitude has the bits `most`. Above 1.75 of a power of two it is the next
-// power's c, so that the largest value plus c, rounded up, still has a code; 1.75 itself, to which a largest value may
-// have been rounded up, is not above: a block that does not change keeps its unit.
+// The bits of c for a block whose largest magnitude has the bits `most`. Above 1.75 times a power of two, c is that of
+// the next power. So the largest value plus c has a code even if it is rounded up. Exactly 1.75 is not above, because a
+// largest value may have been rounded up to it. So a block that does not change keeps its unit.
 FASTAGG_FN uint32_t unit_bits(uint32_t most, uint32_t span) {
   const uint32_t field = (most + 0x1fffffu) >> 23;
   return (field > span + kSmallestField ? field - span : kSmallestField) << 23;

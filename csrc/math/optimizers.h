@@ -43,15 +43,15 @@ FASTAGG_FN F descend(F x, F m, F second, const Hyper& h) {
   return x + (h.lr * m) / (L::root(second) * h.root_scale + h.eps);
 }
 
-// The moments of one element or vector; what an optimizer does not have is never read.
+// The moments of one element or vector. Those that the optimizer does not have are never read.
 template <typename F>
 struct MomentsOf {
   F m, v, vhat;
 };
 
-// `advance` updates the moments. decay1 and decay2 multiply the old m and v: the betas, and the unit of a moment that
-// is stored in one (kScalesV: v is used without a decay as well, so that its unit must be multiplied in first). `moved`
-// is the new x, from the new moments. L: the lanes' own operations (portable.h).
+// `advance` updates the moments. decay1 and decay2 multiply the old m and v. They are the betas times the unit, if a
+// moment is stored in units. kScalesV: v is also used without a decay, so its unit must be multiplied in first. `moved`
+// computes the new x from the new moments. L: the operations on lanes (portable.h).
 struct Sgd {
   static constexpr const char* kName = "sgd";
   static constexpr bool kM = false, kV = false, kVhat = false, kScalesV = false;

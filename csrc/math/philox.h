@@ -26,16 +26,16 @@ FASTAGG_FN Philox philox(Philox counter, uint32_t key0, uint32_t key1) {
   return counter;
 }
 
-// What one stored row's rounding is keyed by.
+// The key of one stored row's rounding.
 struct RandomKey {
   uint64_t seed;
   uint64_t step;    // the arrival's number
   uint32_t client;  // the row's owner
 };
 
-// 128 calls serve a block of 1,024 elements: call j gives 16 bits each to elements j, j+128, ..., j+896, in the order
-// a.low, a.high, b.low, ... Neighbouring elements are neighbouring calls, which is what vector units like; on a GPU, a
-// thread that owns elements 4t..4t+3 of every 128 owns calls 4t..4t+3 whole.
+// 128 calls serve a block of 1,024 elements. Call j gives 16 bits each to elements j, j+128, ..., j+896, in the order
+// a.low, a.high, b.low, ... Neighbouring elements use neighbouring calls, which suits vector units. A GPU thread with
+// elements 4t..4t+3 of every 128 needs exactly calls 4t..4t+3.
 constexpr int64_t kCalls = 128;
 
 FASTAGG_FN Philox random_call(const RandomKey& key, int64_t block, uint32_t call) {

@@ -15,7 +15,7 @@
 #define FASTAGG_FN static inline __attribute__((always_inline))
 #endif
 
-// The loop carries no dependence: an output may be the very array an input is (in place), never a shifted one.
+// The loop has no dependences between iterations: an output may be the same array as an input, but never a shifted one.
 #if defined(__clang__)
 #define FASTAGG_NO_CARRY _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -36,8 +36,8 @@ FASTAGG_FN uint32_t bits_of(float value) {
   return bits;
 }
 
-// Element functions take their operations from a type of lanes: this one, a single element, is the specification, and
-// what CUDA's threads run; cpu/simd.h has the vectors.
+// Element functions take their operations from a type of lanes. This one, a single element, is the specification, and
+// CUDA's threads run it. cpu/simd.h has the vectors.
 struct Scalar {
   typedef float F;
   typedef uint32_t U;

@@ -18,12 +18,12 @@ namespace fastagg::memory {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kWorthKeeping = size_t{1} << 16;  // below it the allocator's own lists are as good
-constexpr size_t kKeptPerSize = 2;                 // the rest goes back to the operating system
+constexpr size_t kWorthKeeping = size_t{1} << 16;  // smaller blocks: the C library reuses them as fast
+constexpr size_t kKeptPerSize = 2;                 // further blocks go back to the operating system
 constexpr size_t kSizes = 16;
 constexpr size_t kAlignment = 64;
 
-// Blocks of one size, for reuse.
+// Blocks of one size, kept for reuse.
 struct Shelf {
   size_t nbytes = 0;
   std::array<void*, kKeptPerSize> blocks{};
@@ -31,7 +31,8 @@ struct Shelf {
   uint64_t used = 0;
 };
 
-// Of the sizes that were asked for last, so that no number of sizes holds memory for ever.
+// Shelves for the sizes that were asked for last. There are only kSizes of them, so old sizes do not hold memory
+// forever.
 struct Free {
   std::mutex mutex;
   std::array<Shelf, kSizes> shelves;
@@ -44,12 +45,12 @@ struct Free {
   }
 };
 
-// Never destroyed: vectors may outlive everything else at the end of a process.
+// Never destroyed, because vectors may outlive everything else when a process ends.
 Free& free_blocks() {
   static Free* const held = [] {
     auto* made = new Free;
 #if defined(__unix__) || defined(__APPLE__)
-    // A child must not find the lock held by a thread that it does not have.
+    // Otherwise a forked child could find the lock held by a thread that it does not have.
     pthread_atfork([] { free_blocks().mutex.lock(); }, [] { free_blocks().mutex.unlock(); },
                    [] { free_blocks().mutex.unlock(); });
 #endif
@@ -61,7 +62,7 @@ Free& free_blocks() {
 std::atomic<int64_t> failing{-1};
 
 #if defined(__linux__)
-// Whole pages, of which the first lies where a huge page may begin.
+// The length in whole huge pages. The first page begins where a huge page may begin.
 size_t mapped(size_t nbytes) { return (nbytes + kHugePage - 1) / kHugePage * kHugePage; }
 
 void* from_system(size_t nbytes) {
@@ -71,7 +72,7 @@ void* from_system(size_t nbytes) {
     return block;
   }
   const size_t length = mapped(nbytes) + kHugePage;
-  // Private: memory that forked children share has no huge pages.
+  // Private, because memory shared with forked children gets no huge pages.
   void* all = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (all == MAP_FAILED) throw std::bad_alloc();
   char* begin = static_cast<char*>(all);

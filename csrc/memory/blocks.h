@@ -8,19 +8,19 @@
 
 namespace fastagg::memory {
 
-// `nbytes` of memory that nobody has written to, at a multiple of 64 bytes. Throws std::bad_alloc.
+// Returns `nbytes` of memory that nobody has written to, aligned to 64 bytes. Throws std::bad_alloc.
 void* take(size_t nbytes);
-// From any thread. A block that is not kept for reuse goes back to the operating system.
+// Any thread may call it. If `keep` is false, the block goes back to the operating system.
 void give_back(void* block, size_t nbytes, bool keep) noexcept;
-// Whether `take` would ask the operating system for nothing, or for little.
+// Whether `take` could reuse a block, or needs only little memory from the operating system.
 bool lies_about(size_t nbytes);
-// Blocks kept for reuse go back to the operating system.
+// Gives all blocks kept for reuse back to the operating system.
 void trim() noexcept;
 
-// For tests: the allocation after `count` more of them fails, once; none, if it is negative. Counted are those of
-// `take` and, in a build that emulates CUDA, everything that `operator new` gives to this library.
+// For tests: one allocation fails, after `count` more have succeeded. Negative: none fails. Counted are allocations by
+// `take`. In a build that emulates CUDA, every `operator new` of this library is counted, too.
 void fail_after(int64_t count) noexcept;
-int64_t left_to_fail() noexcept;  // negative: it has failed, or none is to
+int64_t left_to_fail() noexcept;  // how many will still succeed; negative: one has failed, or none is to fail
 bool fails_now() noexcept;
 
 }  // namespace fastagg::memory

@@ -34,7 +34,7 @@ struct Version {
   uint32_t major, minor;
 };
 
-struct Managed {  // of a capsule "dltensor"
+struct Managed {  // the content of a capsule "dltensor"
   Tensor tensor;
   void* context;
   void (*deleter)(Managed*);
@@ -75,9 +75,9 @@ struct Torch {
   PyObject *is_neg = nullptr, *storage = nullptr, *nbytes = nullptr, *offset = nullptr;
 };
 
-Torch torch;  // until the process ends, as torch itself
+Torch torch;  // never released, like torch itself
 
-// What torch gives back when the last view of a vector is gone: on any thread, without the GIL.
+// The memory of a vector. Torch destroys it with the last view of the vector, on any thread and without the GIL.
 template <typename Shell>
 struct Held {
   Shell shell{};
@@ -110,12 +110,13 @@ py::object made(int64_t count, Type type, bool keep, float** data) {
   const auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(&held->shell, "dltensor", nullptr));
   if (!capsule) throw py::error_already_set();
   object = PyObject_CallOneArg(torch.from_dlpack, capsule.ptr());
-  if (PyCapsule_IsValid(capsule.ptr(), "dltensor") == 0) held.release();  // torch has it, and renamed the capsule
+  // torch has taken it, and has renamed the capsule
+  if (PyCapsule_IsValid(capsule.ptr(), "dltensor") == 0) held.release();
   if (object == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
 }
 
-// The answer to a question that a tensor can be asked, as a number; -1 if it has none.
+// Calls a method of a tensor that returns a number. Returns -1 if it fails.
 int64_t ask(PyObject* object, PyObject* method) {
   const auto found = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(object, method));
   const int64_t number = found ? PyLong_AsLongLong(found.ptr()) : -1;
@@ -123,7 +124,7 @@ int64_t ask(PyObject* object, PyObject* method) {
   return number;
 }
 
-// Whether elements of that shape lie one after the other; strides count elements.
+// Whether the elements of this shape are contiguous. Strides count elements.
 bool in_order(const int64_t* shape, const int64_t* strides, int32_t dims) {
   int64_t expected = 1;
   for (int32_t i = dims; i-- > 0;) {
@@ -137,7 +138,7 @@ const float* tensor_data(py::handle given, const int64_t* shape, int32_t dims) {
   if (torch.exchange == nullptr || torch.exchange->look == nullptr) return nullptr;
   Tensor found{};
   if (torch.exchange->look(given.ptr(), &found) != 0) {
-    PyErr_Clear();  // it has no memory of its own: sparse, within a transform of functions
+    PyErr_Clear();  // the tensor has no memory of its own: it is sparse, or inside a torch.func transform
     return nullptr;
   }
   const Type& type = found.type;
@@ -147,7 +148,8 @@ const float* tensor_data(py::handle given, const int64_t* shape, int32_t dims) {
   if (found.strides != nullptr && !in_order(shape, found.strides, dims)) return nullptr;
   int64_t size = 1;
   for (int32_t i = 0; i < dims; ++i) size *= shape[i];
-  // The numbers with the other sign (the imaginary part of a conjugate); freed, or cut short (resize_ of its storage).
+  // Not readable as plain memory: a tensor with the negative bit (the imaginary part of a conjugate), or one whose
+  // storage was freed or made smaller (resize_).
   if (size == 0 || ask(given.ptr(), torch.is_neg) != 0) return nullptr;
   const auto storage = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(given.ptr(), torch.storage));
   if (!storage) {

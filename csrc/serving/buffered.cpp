@@ -36,7 +36,7 @@ void Buffered::reserve(size_t more) {
 
 Outcome Buffered::plan(const Facts& facts) { return plan_round({facts}, room() == facts.count); }
 
-// All of them into the sum, but for the last one if that makes a step: it goes straight there.
+// Adds all updates to the sum. If they make a step, the last one is not added: the step's kernel reads it directly.
 Outcome Buffered::plan_round(const std::vector<Facts>& facts, bool steps) {
   plan_numbers(facts, steps);
   size_t count = 0;
@@ -59,7 +59,8 @@ void Buffered::plan_numbers(const std::vector<Facts>& facts, bool steps) {
     total_next_ += one.counts_for();
     acc_bound_next_ += std::abs(weight_of(one)) * one.norm;
   }
-  bound_ = acc_bound_next_ / total_next_;  // what waits must be fit for a step, or it would stand in its way for ever
+  // A waiting update must be fit for a step now. Otherwise it would block every later step.
+  bound_ = acc_bound_next_ / total_next_;
   kept_bound_ = acc_bound_next_;
 }
 
@@ -74,7 +75,7 @@ void Buffered::run(Runner& runner, const Update& update, const Optimizer& optimi
   Direction direction;
   direction.gain = last.gain * sign_;
   direction.weight = weight_of(last);
-  if (fresh) {  // nothing to add to
+  if (fresh) {  // the sum is still empty
     direction.weight /= total_next_;
   } else {
     direction.kind = kFlush;
@@ -108,12 +109,13 @@ Outcome Buffered::plan_fold(const std::vector<Trained>& trained) {
   facts_.clear();
   for (const Trained& one : trained) {
     facts_.push_back(one.facts);
-    facts_.back().norm = kLargestElement;  // larger ones count as not finite
+    facts_.back().norm = kLargestElement;  // run_fold reports larger elements as not finite
   }
   plan_round(facts_, static_cast<int64_t>(trained.size()) == room());
   if (!acc_) acc_ = vector_of(vector_());
   beside_ = {};
-  // Beside the sum it is a read less and a vector more: where none lies about, models are looked at first.
+  // With a second vector the fold saves one read. If there is no spare one, the models are checked first and then
+  // added.
   if (!held_.empty()) beside_ = vector_of(spare_());
   return outcome_;
 }
@@ -160,7 +162,7 @@ bool Buffered::plan_flush() {
 
 py::dict Buffered::state() const {
   py::dict state;
-  state["acc"] = held_.empty() ? py::none() : acc_.owner;  // between rounds it holds nothing
+  state["acc"] = held_.empty() ? py::none() : acc_.owner;  // between rounds the sum is empty
   state["total"] = total_;
   state["versions"] = held_;
   return state;

@@ -1,5 +1,5 @@
-// The way in for the usual update of a server with a journal, in one native call: its turn, the arrival with its
-// record, and the wait for the disk. Calls of Python's for each of these take longer than a small step.
+// The usual arrival at a server with a journal, in one native call: wait for the turn, take the update, make the
+// record, wait for the disk. Separate calls from Python for these stages would take longer than a small step.
 #pragma once
 
 #include <chrono>
@@ -16,7 +16,8 @@ class Door {
     turn_ = &py::cast<Turn&>(held_);
   }
 
-  // As Road::take. The receipt comes when the record is on the disk, if its sender waits for that.
+  // Does what Road::take does. If the sender waits for the disk, the receipt is returned when the record is on the
+  // disk.
   py::object take(py::handle client, py::handle update, py::handle version, py::handle num_samples) {
     const auto begun = std::chrono::steady_clock::now();
     Held held(road_->journal());
@@ -35,9 +36,10 @@ class Door {
     return receipt;
   }
 
-  py::object follow = py::none();  // called with the server's lock when the model is another one
+  py::object follow = py::none();  // called under the server's lock, after an update was taken
   py::object tell_slow = py::none();
-  double slow = std::numeric_limits<double>::infinity();  // seconds from which `tell_slow` is told
+  // a call that takes more seconds than this is reported to `tell_slow`
+  double slow = std::numeric_limits<double>::infinity();
 
  private:
   struct Inside {
@@ -47,7 +49,7 @@ class Door {
     ~Inside() {
       try {
         turn_->exit();
-      } catch (const py::error_already_set&) {  // somebody else's lock by now: a forked child's
+      } catch (const py::error_already_set&) {  // in a forked child the lock belongs to another thread
       }
     }
     Turn* turn_;

@@ -1,5 +1,5 @@
-// A sum of fp32 numbers that never rounds, so that it may be updated for ever: what is added and taken away again
-// leaves nothing behind. It is a whole number of 320 bits in units of the smallest float.
+// A sum of fp32 numbers that never rounds. So it can be updated forever: a number that was added and removed again
+// leaves no error. The sum is a whole number of 320 bits, in units of the smallest float.
 #pragma once
 
 #include <cmath>
@@ -13,14 +13,14 @@ class ExactSum {
   void add(float value) { change(value, false); }
   void remove(float value) { change(value, true); }
 
-  // Rounded once, to nearest.
+  // The sum, rounded once to the nearest double.
   double value() const {
     int top = kLimbs - 1;
     while (top > 0 && limbs_[top] == 0) --top;
     if (limbs_[top] == 0) return 0.0;
     const int spare = __builtin_clzll(limbs_[top]);
     uint64_t leading = limbs_[top] << spare;
-    bool rest = false;  // whether anything is set below the leading 64 bits
+    bool rest = false;  // whether any bit below the leading 64 bits is set
     if (top > 0) {
       if (spare > 0) leading |= limbs_[top - 1] >> (64 - spare);
       rest = (limbs_[top - 1] << spare) != 0;
@@ -32,7 +32,7 @@ class ExactSum {
  private:
   static constexpr int kLimbs = 5, kSmallest = 149;
 
-  // value >= 0, and what is removed was added before.
+  // `value` >= 0. A removed value must have been added before.
   void change(float value, bool negative) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);

@@ -3,7 +3,7 @@
 namespace fastagg::serving {
 namespace {
 
-// A dict of Python's own or an OrderedDict, as state_dict() gives it, that says nothing more of itself (`kind`).
+// A plain dict, or an OrderedDict (the type of state_dict()) without an attribute `kind` that describes it further.
 bool is_plain_dict(PyObject* given) {
   return PyDict_CheckExact(given) || (PyODict_CheckExact(given) && PyObject_HasAttrString(given, "kind") == 0);
 }
@@ -31,7 +31,7 @@ Form::Read Form::read(py::handle given, int64_t size, memory::Arrays& arrays, Up
   if (count == 0 || (by_name ? PyDict_Size(from) : PySequence_Fast_GET_SIZE(from)) != count) return Read::kNo;
   for (Py_ssize_t i = 0; i < count; ++i) {
     const Part& part = parts_[static_cast<size_t>(i)];
-    // Held: hashing a name, or reading an array, may run Python that changes what the update holds.
+    // The reference is kept: hashing a name or reading an array may run Python code that changes the update.
     PyObject* found = nullptr;
     if (by_name) {
       found = PyDict_GetItemWithError(from, part.name.ptr());

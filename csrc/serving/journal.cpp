@@ -19,21 +19,22 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr size_t kHeader = 48, kBlock = 4096;
-constexpr uint64_t kGroup = 32u << 20;          // bytes that one sync may wait for
-constexpr uint64_t kPending = 256u << 20;       // bytes that may wait for the disk where nobody waits for them
-constexpr milliseconds kIdle{50};               // that a record may wait that nobody waits for
-constexpr milliseconds kAgain{500};             // until a full disk is asked again
-constexpr milliseconds kSignals{50};            // until somebody who waits looks for Ctrl-C
-constexpr int kIdleRounds = 20;                 // after so many without a record the thread sleeps until it is woken
-constexpr size_t kMostBuffers = 512;            // of one call; the system's limit is 1,024
-constexpr size_t kSpares = 64, kSmall = 65536;  // records whose memory is used again, and of so many bytes each
+constexpr uint64_t kGroup = 32u << 20;     // the largest group of records for one sync, in bytes
+constexpr uint64_t kPending = 256u << 20;  // the most bytes in the queue if no sender waits for the disk
+constexpr milliseconds kIdle{50};          // the longest time that a record waits if no sender waits for it
+constexpr milliseconds kAgain{500};        // the time between two attempts on a full disk
+constexpr milliseconds kSignals{50};       // how often a waiting caller checks for Ctrl-C
+constexpr int kIdleRounds = 20;            // after so many rounds without a record the thread sleeps until it is woken
+constexpr size_t kMostBuffers = 512;       // of one call; the system's limit is 1,024
+constexpr size_t kSpares = 64, kSmall = 65536;  // how many written records are reused, and the largest of them in bytes
 constexpr uint8_t kZeros[8] = {};
 
 thread_local double seconds_waited = 0.0;
 
 using Header = std::array<uint8_t, kHeader>;
 
-// magic, crc of what follows, use, sequence, synced, length, kind, zeros; little endian, as the processors are.
+// The fields: magic, CRC of all that follows, use, sequence, synced, length, kind, zeros. They are little endian, as on
+// all supported processors.
 Header header_of(const Entry& entry, uint64_t use, uint64_t synced) {
   Header head{};
   const uint64_t numbers[4] = {use, entry.sequence, synced, entry.length()};
@@ -91,14 +92,15 @@ Journal::Journal(py::object files, bool direct, std::string folder, uint64_t seq
       last_(sequence) {}
 
 Journal::~Journal() {
-  if (PyGILState_Check() == 0) files_.release();    // the thread's, after a `close` that did not wait for it
-  while (first_) first_ = std::move(first_->next);  // one by one: a long queue is deeper than the stack
+  if (PyGILState_Check() == 0) files_.release();  // the journal's thread destroys it if `close` did not wait
+  // iterative, because recursion over a long queue would overflow the stack
+  while (first_) first_ = std::move(first_->next);
   while (spare_) spare_ = std::move(spare_->next);
 }
 
 std::shared_ptr<Journal> Journal::begin(py::object files, bool direct, std::string folder, uint64_t sequence) {
   auto journal = std::make_shared<Journal>(std::move(files), direct, std::move(folder), sequence);
-  std::thread([journal] { journal->work(); }).detach();  // `close` waits for it
+  std::thread([journal] { journal->work(); }).detach();  // `close` waits for the thread
   return journal;
 }
 
@@ -131,7 +133,7 @@ void Journal::check() {
     lock.lock();
   }
   if (!failed_) return;
-  urgent_ = true;  // the disk is asked again
+  urgent_ = true;  // wakes the thread, which tries the disk again
   wake_.notify_one();
   throw NotDurable(refusal());
 }
@@ -206,7 +208,7 @@ void Journal::take_back(const uint64_t* sequences, size_t count) noexcept {
     if (!mine) continue;
     try {
       if (!final_) one->copy_parts();
-    } catch (const std::bad_alloc&) {  // it is in the model, and will never be in the journal
+    } catch (const std::bad_alloc&) {  // the update is in the model, but its record cannot be kept
       failed_ = final_ = true;
       failure_ = "MemoryError";
     }
@@ -215,7 +217,7 @@ void Journal::take_back(const uint64_t* sequences, size_t count) noexcept {
 }
 
 void Journal::close(double seconds) {
-  if (getpid() != process_) return;  // a forked child has no such thread
+  if (getpid() != process_) return;  // the thread does not exist in a forked child
   {
     const Unlocked unlocked;
     std::unique_lock<std::mutex> lock(mutex_);
@@ -254,7 +256,8 @@ void Journal::work() noexcept {
     if (!first_ || final_ || (closing_ && failed_)) break;
     group.clear();
     uint64_t size = 0;
-    for (Entry* one = first_.get(); one != nullptr; one = one->next.get()) {  // they stay until they are on the disk
+    // records stay in the queue until they are on the disk
+    for (Entry* one = first_.get(); one != nullptr; one = one->next.get()) {
       const uint64_t its = kHeader + one->length();
       if (!group.empty() && size + its > kGroup) break;
       group.push_back(one);
@@ -362,7 +365,8 @@ void Journal::put(std::vector<iovec>& buffers, uint64_t offset) {
   }
 }
 
-// What the system could not write it may have thrown away: it must not be asked again.
+// After a failed sync the system may have dropped the data. A second sync could then falsely succeed, so the failure is
+// final.
 void Journal::sync() {
   ++syncs;
   if (!direct_) return ask(true, [&] { files_.attr("sync")(file_); });
@@ -377,7 +381,7 @@ void Journal::sync() {
   if (failed != 0) throw Failed{error_of(errno), true};
 }
 
-// Python does it; `final`: if it cannot, nothing of this folder can be believed any more.
+// Asks Python to do `act`. `final`: if it fails, nothing in this folder can be relied on any more.
 template <typename Act>
 void Journal::ask(bool final, Act act) {
   if (Py_IsInitialized() == 0) throw Failed{"Python has ended", true};
@@ -416,7 +420,7 @@ void Journal::end() {
   }
   try {
     ask(true, [&] { files_.attr("close")(file); });
-  } catch (const Failed&) {  // a file that is not written to any more
+  } catch (const Failed&) {  // the file is not written to any more
   }
 }
 

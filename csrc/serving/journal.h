@@ -1,9 +1,9 @@
-// What happens to a server, on its way to the disk: records in a queue, and one thread, which does not hold the GIL,
-// that writes them in groups, one sync for each. The format of the files is fastagg/storage/segments.py's, which reads
-// them.
+// The journal writes to disk what happens to a server. Records wait in a queue. One thread, which does not hold the
+// GIL, writes them in groups, with one sync for each group. fastagg/storage/segments.py defines and reads the files'
+// format.
 //
-// A record is made before its call changes anything, since that may fail, and is queued in the same native call, which
-// cannot: neither Ctrl-C nor a failed allocation falls between an arrival and its record.
+// A record is made before its call changes anything, because making it may fail. It is queued in the same native call,
+// which cannot fail. So neither Ctrl-C nor a failed allocation can fall between an arrival and its record.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -25,18 +25,18 @@ namespace fastagg::serving {
 
 namespace py = pybind11;
 
-// Becomes fastagg.errors.NotDurable.
+// In Python: fastagg.errors.NotDurable.
 class NotDurable : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// An update that was streamed into a file, which must be on the disk before the record that tells of it.
+// An update that was streamed into a file. The file must be on the disk before the record that refers to it.
 struct Blob {
   uint64_t number, nbytes;
   uint32_t crc;
   uint8_t dtype;
   int file;
-  std::atomic<uint64_t> sequence{0};  // of that record, once there is one
+  std::atomic<uint64_t> sequence{0};  // the number of that record, as soon as it has one
 };
 
 struct Part {
@@ -44,17 +44,17 @@ struct Part {
   size_t size;
 };
 
-// A record: its body is `own`, and then `parts`, which lie in the memory of a sender who waits.
+// A record. Its body is `own`, followed by `parts`, which lie in the memory of a sender who waits.
 struct Entry {
   explicit Entry(uint8_t of) : kind(of) {}
   Entry(const Entry&) = delete;
   Entry& operator=(const Entry&) = delete;
   size_t length() const;
-  void copy_parts();  // the sender may use its memory again
+  void copy_parts();  // after this call the sender may reuse its memory
   void clear() noexcept;
 
   uint8_t kind;
-  bool waits = false;  // whether its sender waits for the disk
+  bool waits = false;  // whether the sender waits for the disk
   uint64_t sequence = 0;
   std::vector<uint8_t> own;
   std::vector<Part> parts;
@@ -65,28 +65,29 @@ using Queued = std::unique_ptr<Entry>;
 
 class Journal {
  public:
-  enum class Mode { kNone, kStep, kArrival };  // which arrivals are waited for
+  enum class Mode { kNone, kStep, kArrival };  // for which arrivals the sender waits
 
-  // `files` does what is rare: next_segment(first, nbytes) -> (file, use, nbytes), settle(file), close(file); and,
-  // unless a file is the operating system's own (`direct`), write(file, buffers, offset) and sync(file). All of them
-  // may raise OSError. `sequence`: of the last record, which is on the disk.
+  // `files` does the rare operations: next_segment(first, nbytes) -> (file, use, nbytes), settle(file), close(file). If
+  // `direct` is false, it also does write(file, buffers, offset) and sync(file) instead of the operating system. All of
+  // them may raise OSError. `sequence` is the number of the last record that is already on the disk.
   Journal(py::object files, bool direct, std::string folder, uint64_t sequence);
   Journal(const Journal&) = delete;
   Journal& operator=(const Journal&) = delete;
   ~Journal();
   static std::shared_ptr<Journal> begin(py::object files, bool direct, std::string folder, uint64_t sequence);
 
-  // Those who write hold the server's lock and the GIL, so that records are in the order in which things happened.
-  void check();  // throws NotDurable or Busy; waits where too much does that nobody waits for
+  // Writers hold the server's lock and the GIL. So records are in the order of events.
+  // Throws NotDurable or Busy. Waits if too many bytes are queued for which no sender waits.
+  void check();
   uint64_t next() const { return last_ + 1; }
-  Queued fresh(uint8_t kind);        // an empty one: memory that was written is used again
-  void push(Queued entry) noexcept;  // `next()` is its number
+  Queued fresh(uint8_t kind);        // an empty entry; reuses the memory of one that was written
+  void push(Queued entry) noexcept;  // gives the entry the number `next()`
   bool waits(bool applied) const { return mode == Mode::kArrival || (mode == Mode::kStep && applied); }
 
-  void wait(uint64_t sequence);  // until it is on the disk; throws NotDurable
-  // Whoever sent these does not wait any longer: what is not written yet is copied.
+  void wait(uint64_t sequence);  // waits until the record is on the disk; throws NotDurable
+  // The senders of these records stop waiting. What is not written yet is copied.
   void take_back(const uint64_t* sequences, size_t count) noexcept;
-  // Write what waits, and end, no later than after so many seconds; negative: however long that takes.
+  // Writes what is queued and ends the thread. Waits at most `seconds`, or without a limit if it is negative.
   void close(double seconds);
   std::string failure() const;
 
@@ -96,7 +97,7 @@ class Journal {
   std::atomic<int64_t> waiting{0};
   uint64_t last() const { return last_; }
 
-  static double waited();  // seconds that this thread has waited, so far
+  static double waited();  // the seconds that the calling thread has waited so far
 
  private:
   struct Failed;
@@ -115,20 +116,20 @@ class Journal {
   const std::string folder_;
   const int process_;
 
-  mutable std::mutex mutex_;  // whoever holds it never waits for the GIL
+  mutable std::mutex mutex_;  // its holder never waits for the GIL
   std::condition_variable wake_, done_;
-  Queued first_, spare_;  // spare_: what was written and may be used again
+  Queued first_, spare_;  // spare_: written entries that are reused
   size_t spares_ = 0;
-  Queued ready_;  // one of those, for who writes next: theirs who hold the server's lock
+  Queued ready_;  // a spare entry for the next writer; only the holder of the server's lock uses it
   Entry* newest_ = nullptr;
   std::atomic<uint64_t> last_;
   uint64_t begun_ = 0;  // the last record of the group that is being written
   bool urgent_ = false, closing_ = false, asleep_ = false, ended_ = false;
   std::atomic<bool> failed_{false};
-  bool final_ = false;  // the failure stays
+  bool final_ = false;  // the failure is permanent
   std::string failure_;
 
-  // The thread's own.
+  // Used by the journal's thread only.
   int file_ = -1;
   PastCache past_cache_;
   uint64_t use_ = 0, at_ = 0, size_ = 0;

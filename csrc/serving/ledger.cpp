@@ -9,9 +9,9 @@ namespace {
 using Numbers = py::array_t<int64_t, py::array::c_style | py::array::forcecast>;
 
 std::string shown(py::handle id) {
-  PyObject* text = PyObject_ASCII(id.ptr());  // so that it can be cut anywhere
+  PyObject* text = PyObject_ASCII(id.ptr());  // ASCII, so that it can be cut anywhere
   if (text == nullptr) {
-    PyErr_Clear();  // an id of somebody else's class, or a number of thousands of digits
+    PyErr_Clear();  // an id of a user's class, or a number with thousands of digits
     return std::string("of type ") + Py_TYPE(id.ptr())->tp_name;
   }
   std::string found = py::cast<std::string>(py::reinterpret_steal<py::object>(text));
@@ -19,7 +19,7 @@ std::string shown(py::handle id) {
   return found;
 }
 
-// A whole number of 64 bits; false if it is none.
+// Reads a whole number of 64 bits. Returns false if the id is not one.
 bool whole(py::handle id, int64_t* number, bool* beyond) {
   if (PyFloat_Check(id.ptr())) return false;
   const py::object index = py::reinterpret_steal<py::object>(PyNumber_Index(id.ptr()));
@@ -30,7 +30,7 @@ bool whole(py::handle id, int64_t* number, bool* beyond) {
   int overflow = 0;
   *number = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
   if (overflow == 0) return true;
-  if (overflow > 0) {  // 2^63 and above, which frameworks draw for their nodes
+  if (overflow > 0) {  // 2^63 and above: some frameworks draw such ids for their nodes
     const unsigned long long large = PyLong_AsUnsignedLongLong(index.ptr());
     if (PyErr_Occurred() == nullptr) {
       *number = static_cast<int64_t>(large);
@@ -52,7 +52,7 @@ std::string name_of(py::handle id) {
   return std::string(text, static_cast<size_t>(size));
 }
 
-// Numbers of 2^63 and above are kept as names that nobody else can have: no text in UTF-8 has this byte.
+// Numbers of 2^63 and above are stored as names with this first byte. No UTF-8 text contains it, so no name is equal.
 constexpr char kLargeNumber = '\xff';
 
 std::string key_of(py::handle id) {
@@ -84,7 +84,7 @@ py::object Ledger::identify(py::handle id) const {
                           std::to_string(PyUnicode_GET_LENGTH(id.ptr())));
     name_of(id);
     if (PyUnicode_CheckExact(id.ptr())) return py::reinterpret_borrow<py::object>(id);
-    return py::reinterpret_steal<py::object>(PyUnicode_FromObject(id.ptr()));  // a plain one, not NumPy's
+    return py::reinterpret_steal<py::object>(PyUnicode_FromObject(id.ptr()));  // a plain str, not NumPy's
   }
   int64_t number = 0;
   bool beyond = false;
@@ -126,7 +126,7 @@ int64_t Ledger::place_for(py::handle id) {
   const int64_t found = place_of(id);
   if (found >= 0) return found;
   int64_t place = static_cast<int64_t>(records_.size());
-  // So that forgetting cannot fail.
+  // Reserved now, so that forgetting cannot fail.
   if (free_records_.capacity() <= records_.size()) free_records_.reserve(2 * records_.size() + 16);
   if (!free_records_.empty()) {
     place = free_records_.back();
@@ -211,7 +211,7 @@ int32_t Ledger::told(py::handle id, int32_t usual) const {
   return said > 0 ? said : usual;
 }
 
-// What must hold before `id` gets one more task.
+// Checks the limits that must hold before `id` gets another task.
 void Ledger::check_limits(py::handle id, int64_t place) const {
   const bool is_new = place < 0 || records_[static_cast<size_t>(place)].last < 0;
   if (is_new && known_ >= limits.clients)
@@ -254,7 +254,7 @@ int64_t Ledger::send(py::handle id, int64_t version, int32_t told, const py::obj
 }
 
 double Ledger::clock() const {
-  if (!limits.expires()) return 0.0;  // nobody looks
+  if (!limits.expires()) return 0.0;  // nothing expires, so no one reads it
   return skew + std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
@@ -267,7 +267,7 @@ int64_t Ledger::expire(int64_t most) {
     if (one.ends > time && one.version >= now - limits.max_delay) break;
     due_.pop_front();
     Record& record = records_[static_cast<size_t>(one.place)];
-    if (record.last < 0 || place_of(one.id) != one.place) continue;  // forgotten meanwhile
+    if (record.last < 0 || place_of(one.id) != one.place) continue;  // the client was forgotten meanwhile
     if (const Task* task = task_of(record, one.version); task != nullptr && over(*task, time)) {
       if (notes_ended) ended_.emplace_back(one.id, one.version);
       close(one.place, one.version);
@@ -393,7 +393,7 @@ void Ledger::renew() {
   due_.assign(due.begin(), due.end());
 }
 
-// As columns: a line for each client that is known, and one for each open task.
+// The state as columns: one row for each known client, and one for each open task.
 py::dict Ledger::state() const {
   std::vector<int64_t> places;
   py::list ids;
@@ -422,7 +422,7 @@ py::dict Ledger::state() const {
   return state;
 }
 
-// Into a ledger that is new.
+// Loads a state into a new ledger.
 void Ledger::load(const py::dict& state) {
   const auto require = [](bool holds, const char* otherwise) {
     if (!holds) throw std::invalid_argument(otherwise);
@@ -448,7 +448,7 @@ void Ledger::load(const py::dict& state) {
     places.push_back(place);
     ++known_;
   }
-  for (size_t t = owner.size(); t-- > 0;) {  // backwards, as they are put in front of each other
+  for (size_t t = owner.size(); t-- > 0;) {  // backwards, because `open` puts each task in front of the others
     require(owner[t] >= 0 && owner[t] < static_cast<int64_t>(places.size()), "a task of nobody");
     Record& record = records_[static_cast<size_t>(places[static_cast<size_t>(owner[t])])];
     require(started[t] >= 0 && started[t] <= now && task_of(record, started[t]) == nullptr, "a task's version");
@@ -457,7 +457,7 @@ void Ledger::load(const py::dict& state) {
     if (keeps_) payload = versions[py::int_(started[t])];
     open(record, started[t], static_cast<int32_t>(told[t]), payload, clock() + limits.lease);
   }
-  renew();  // nobody could answer while there was no server
+  renew();  // leases begin anew, because no client could answer while the server was down
 }
 
 }  // namespace fastagg::serving

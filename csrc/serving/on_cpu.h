@@ -1,4 +1,4 @@
-// A server's kernels on the processor.
+// Runs a server's kernels on the processor.
 #pragma once
 
 #include <algorithm>

@@ -7,7 +7,7 @@
 namespace fastagg::serving {
 namespace {
 
-constexpr size_t kApart = 16;  // bytes: every vector begins at a multiple
+constexpr size_t kApart = 16;  // bytes: every vector begins at a multiple of this
 
 template <typename T>
 const T* at(const char* bytes, size_t place) {
@@ -16,7 +16,7 @@ const T* at(const char* bytes, size_t place) {
 
 }  // namespace
 
-// Where the values begin among the bytes.
+// Appends the values to the bytes. Returns where they begin.
 template <typename T>
 size_t OnCuda::pack(const T* values, size_t count) {
   const size_t place = (bytes_.size() + kApart - 1) / kApart * kApart;

@@ -1,5 +1,5 @@
-// A server's kernels on a CUDA device: launched one after the other in one call, when everything that they need is
-// there.
+// Runs a server's kernels on a CUDA device. The launches are collected, and all of them start in one call when all data
+// that they need is on the device.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -14,8 +14,8 @@ namespace fastagg::serving {
 
 class OnCuda : public Runner {
  public:
-  // `there(bytes)`: the device, the stream that is current on it, the address of the verdict to obey (0: none), and
-  // where on the device the bytes are, a NumPy array, or None if there are none. They stay there until the next call.
+  // `there(bytes)` copies the bytes, a NumPy array or None, to the device. It returns the device, its current stream,
+  // the address of the verdict to obey (0: none) and the address of the bytes. They stay there until the next call.
   explicit OnCuda(py::function there) : there_(std::move(there)) {}
 
   void step(const Update& update, const Direction& direction, const Optimizer& optimizer) override;

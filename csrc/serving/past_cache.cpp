@@ -12,9 +12,9 @@ namespace fastagg::serving {
 namespace {
 
 constexpr uint64_t kBlock = 4096;
-constexpr uint64_t kStage = uint64_t{8} << 20;  // smaller writes leave a disk's queue empty
+constexpr uint64_t kStage = uint64_t{8} << 20;  // smaller writes would leave the disk's queue empty
 
-// False: the usual way says what is wrong, if anything is.
+// Writes all bytes. Returns false if that fails; the ordinary way then reports the error.
 bool all(int file, const uint8_t* from, uint64_t size, uint64_t offset) {
   for (uint64_t done = 0; done < size;) {
     const ssize_t count = pwrite(file, from + done, size - done, static_cast<off_t>(offset + done));

@@ -1,4 +1,5 @@
-// Large writes past the system's page cache: new pages in it take several times as long as the disk does.
+// Large writes that go past the system's page cache, because allocating new pages in it takes several times as long as
+// the disk does.
 #pragma once
 
 #include <sys/uio.h>
@@ -12,7 +13,7 @@ namespace fastagg::serving {
 
 class PastCache {
  public:
-  // From so many bytes on a write is worth the copy that its alignment needs.
+  // The smallest write for which this pays: the data must be copied to align it.
   static constexpr uint64_t kLarge = uint64_t{1} << 20;
 
   PastCache() = default;
@@ -20,12 +21,12 @@ class PastCache {
   PastCache& operator=(const PastCache&) = delete;
   ~PastCache() { close(); }
 
-  // The same file once more. Systems and file systems that have no such writes are asked once.
+  // Opens the same file again for such writes. If the system or file system has none, this is asked only once.
   void open(int file);
   void close();
 
-  // All of the buffers at `offset`, a multiple of 4,096, and zeros up to the next one. False: written in part or not at
-  // all, as the system does not do it here. Nothing is on the disk before a sync of the file.
+  // Writes all buffers at `offset`, a multiple of 4,096, and zeros up to the next multiple. Returns false if the system
+  // does not support it; then a part may be written. Nothing is safe on the disk before the file is synced.
   bool write(const std::vector<iovec>& buffers, uint64_t offset);
 
  private:
@@ -35,7 +36,7 @@ class PastCache {
 
   int file_ = -1;
   bool refused_ = false;
-  std::unique_ptr<uint8_t, Free> stage_;  // where buffers become aligned
+  std::unique_ptr<uint8_t, Free> stage_;  // the buffers are copied here to align them
 };
 
 }  // namespace fastagg::serving

@@ -1,9 +1,9 @@
-// Objects of a Python class with __slots__, made by writing its slots where they lie. Calling the class would take
-// longer than a small step.
+// Makes objects of a Python class with __slots__ by writing the slots in memory. Calling the class would take longer
+// than a small step.
 #pragma once
 
 #include <pybind11/pybind11.h>
-#include <structmember.h>  // what a slot is, before Python 3.12
+#include <structmember.h>  // declares slots before Python 3.12
 
 #include <initializer_list>
 #include <stdexcept>
@@ -16,7 +16,7 @@ namespace py = pybind11;
 
 class Record {
  public:
-  // Of `cls`, whose slots `names` are written, in this order; others stay empty.
+  // `names`: the slots of `cls` that are written, in this order. Other slots stay empty.
   Record(py::type cls, const std::vector<std::string>& names) : cls_(std::move(cls)) {
     for (const std::string& name : names) {
       const py::object found = cls_.attr(name.c_str());
@@ -25,7 +25,7 @@ class Record {
     }
   }
 
-  // Throws where there is no memory for it, and where a value is missing for the same reason.
+  // Throws if there is no memory for the object, or if a value is null because there was no memory for it.
   py::object make(std::initializer_list<py::object> values) const {
     auto* type = reinterpret_cast<PyTypeObject*>(cls_.ptr());
     auto made = py::reinterpret_steal<py::object>(type->tp_alloc(type, 0));
@@ -35,7 +35,7 @@ class Record {
     return made;
   }
 
-  // The `i`-th of the names.
+  // Sets the slot of the `i`-th name.
   void set(const py::object& record, size_t i, const py::object& value) const noexcept {
     auto** place = reinterpret_cast<PyObject**>(reinterpret_cast<char*>(record.ptr()) + offsets_[i]);
     PyObject* before = *place;

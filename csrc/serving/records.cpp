@@ -9,11 +9,12 @@
 namespace fastagg::serving {
 namespace {
 
-constexpr size_t kSmall = 2048;  // bytes of an update below which a copy is cheaper than to hold on to it
+constexpr size_t kSmall = 2048;  // bytes: a smaller update is copied, because that is cheaper than holding on to it
 constexpr size_t kWorthReleasing = 1 << 20;
-constexpr uint8_t kInFile = 1 << 7;  // of the highest byte of the number of parts: the update is in a file
+constexpr uint8_t kInFile = 1 << 7;  // a flag in the highest byte of the number of parts: the update is in a file
 constexpr uint8_t kZeros[8] = {};
-constexpr uint8_t kSizes[] = {4, 2, 2, 8, 4, 2, 1, 1, 1, 2, 4, 8};  // of an element, by its type in records.py
+// bytes per element, by type as numbered in records.py
+constexpr uint8_t kSizes[] = {4, 2, 2, 8, 4, 2, 1, 1, 1, 2, 4, 8};
 
 template <typename... Each>
 void put(std::vector<uint8_t>& to, Each... each) {

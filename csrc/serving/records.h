@@ -1,5 +1,5 @@
-// What a record says, as bytes; fastagg/serving/records.py reads them. And what a call holds until its records are on
-// the disk.
+// Encodes records as bytes; fastagg/serving/records.py decodes them. Also holds the memory of a call's updates until
+// their records are on the disk.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -15,29 +15,29 @@ namespace fastagg::serving {
 
 enum Kind : uint8_t { kDispatch = 2, kHandOn, kArrival, kCloseRound, kForget, kRate, kExpire };
 
-// A client and a version, which is -1 where there is none.
+// A record of a client and a version. The version is -1 if there is none.
 Queued record_of(Kind kind, py::handle client, int64_t version);
 Queued record_of(Kind kind);
 Queued record_of_rate(double lr);
 
-// A part of what a client sent: where it belongs (parameters, statistics, counters, a control variate) and its type, as
-// records.py numbers them.
+// A part of what a client sent: its place (parameters, statistics, counters, a control variate) and its type. Both are
+// numbered as in records.py.
 struct Sent {
   uint8_t role, dtype;
   uint64_t count;
   const void* data;
 };
 
-// What came with an answer, where that is more than an update's pieces.
+// What came with an answer in addition to an update's pieces.
 struct Note {
-  bool given = false, known = true;  // known: whether it is decided when the call returns
-  double share = 1.0;                // before anybody weighed it
+  bool given = false, known = true;  // known: whether the outcome is decided when the call returns
+  double share = 1.0;                // the client's share, before a rule weighs it
   std::vector<Sent> sent;
-  std::shared_ptr<Blob> blob;  // its parameters are there
+  std::shared_ptr<Blob> blob;  // the file with the parameters, if they were streamed
   py::object owners;
 };
 
-// What was decided.
+// The outcome of an arrival.
 struct Decided {
   bool applied;
   int64_t version;
@@ -45,8 +45,8 @@ struct Decided {
   double weight, norm;
 };
 
-// One call's updates whose bytes stay where they are until they are on the disk: those that somebody waits for and that
-// are large. It is left, however that happens, when nobody reads them any more.
+// Holds one call's updates until they are on the disk: the large ones for which a sender waits. Their bytes stay in the
+// sender's memory. However the call ends, it leaves this object only when nobody reads these bytes any more.
 class Held {
  public:
   explicit Held(std::shared_ptr<Journal> journal) : journal_(std::move(journal)) {}
@@ -59,18 +59,18 @@ class Held {
   void wait() { journal_->wait(last); }
   static Held* current() { return innermost; }  // of this thread
 
-  void make_room();                                        // for one more
-  void add(uint64_t sequence, py::object owner) noexcept;  // there is room for it
+  void make_room();                                        // for one more update
+  void add(uint64_t sequence, py::object owner) noexcept;  // `make_room` was called before
 
-  Note note;          // of the answer that comes next
-  uint64_t last = 0;  // the last record that its sender waits for
+  Note note;          // for the next answer
+  uint64_t last = 0;  // the last record for which its sender waits
 
  private:
   static thread_local Held* innermost;
   std::shared_ptr<Journal> journal_;
   Held* outer_ = nullptr;
   bool inside_ = false;
-  struct First {  // most calls have no more than one
+  struct First {  // most calls have only one
     uint64_t sequence = 0;
     py::object owner;
   };
@@ -79,11 +79,11 @@ class Held {
   std::vector<py::object> owners_;
 };
 
-// An answer's record, on its way through one call.
+// The record of an answer, while its call runs.
 class Arriving {
  public:
-  // Everything that may fail. `owner` holds the memory of `update`; null: it must be copied. Nothing, if there is no
-  // journal.
+  // Does everything that may fail. `owner` holds the memory of `update`; null: the bytes must be copied. Does nothing
+  // if there is no journal.
   void prepare(const std::shared_ptr<Journal>& journal, py::handle client, int64_t version, uint64_t life, double share,
                const Update& update, const Decided& decided, const py::object* owner);
   void push() noexcept;

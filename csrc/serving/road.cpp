@@ -11,9 +11,9 @@
 namespace fastagg::serving {
 namespace {
 
-// Elements from which a pass takes well longer than taking the GIL again.
+// From this many elements on a pass takes much longer than taking the GIL again.
 constexpr int64_t kWorthReleasing = 32768;
-constexpr double kHeaviest = 1e30;  // weights in a mean that float32 sums bear, and their inverses
+constexpr double kHeaviest = 1e30;  // the largest weight in a mean for which fp32 sums and inverse weights stay finite
 
 class Released {
  public:
@@ -46,7 +46,7 @@ Vector vector_of(py::object tensor) {
   return {std::move(tensor), data};
 }
 
-// [(object, attribute or index, value)]: values that were worked out before take their places.
+// Assigns values that were computed in advance: [(object, attribute or index, value)].
 void move_all(const py::object& moves) noexcept {
   if (moves.is_none()) return;
   for (const py::handle move : moves) {
@@ -85,9 +85,9 @@ void Road::bound_from(double model, double m, double v) {
 }
 
 void Road::begin_life(int64_t version, uint64_t number) {
-  constexpr size_t kMost = 64;  // of older ones no task is out any more
+  constexpr size_t kMost = 64;  // no task of an older life is still open
   while (!lives_.empty() && lives_.back().first >= version) lives_.pop_back();
-  if (!lives_.empty() && lives_.back().second == number) return;  // it goes on
+  if (!lives_.empty() && lives_.back().second == number) return;  // the same life goes on
   if (lives_.size() == kMost) lives_.erase(lives_.begin());
   lives_.emplace_back(version, number);
 }
@@ -109,7 +109,7 @@ void Road::attach(py::object journal) {
   ledger_->notes_ended = true;
 }
 
-// Refuse what could not be acknowledged. What the ledger ended by itself is written down before anything else is.
+// Refuses a call that could not be acknowledged.
 void Road::check_journal() const {
   if (journal_) journal_->check();
 }
@@ -162,7 +162,7 @@ int64_t Road::expire(py::handle before) {
 }
 
 py::object Road::send(py::handle client) {
-  constexpr int64_t kAtATime = 8;  // so that no call waits for many
+  constexpr int64_t kAtATime = 8;  // limits the time of one call
   check_journal();
   ledger_->expire(kAtATime);
   note_ended();
@@ -199,8 +199,8 @@ py::tuple Road::hand_on(py::handle client, int64_t version) {
   return found;
 }
 
-// Whether a piece of an update lies in the model's own memory, elsewhere than where it belongs: a step in place would
-// read what it has written.
+// Whether a piece of an update lies in the model's memory, but not at its own place. A step in place would then read
+// values that it has already written.
 bool Road::overlaps_model(const Update& update) const {
   const auto first = reinterpret_cast<uintptr_t>(flat_.data), last = first + static_cast<uintptr_t>(size_) * 4;
   uintptr_t place = first;
@@ -214,7 +214,7 @@ bool Road::overlaps_model(const Update& update) const {
   return false;
 }
 
-// Whether a step in place changes what was sent, wherever in the model it lies.
+// Whether a piece of an update lies anywhere in the model's memory. A step in place would then change the update.
 bool Road::lies_in_model(const Update& update) const {
   const auto first = reinterpret_cast<uintptr_t>(flat_.data), last = first + static_cast<uintptr_t>(size_) * 4;
   for (const auto& piece : update.pieces) {
@@ -244,9 +244,9 @@ bool Road::weigh(int64_t delay, double* weight) const {
   return true;
 }
 
-// The largest that m/sqrt(v) can be, twice over for rounding: v is at least c*b2^k times the square of the direction k
-// steps ago, which counts (1-b1)*b1^k in m. Directions whose squares vanish in fp32 leave v at zero beside an m that is
-// not.
+// The largest possible value of m/sqrt(v), doubled as a margin for rounding. v is at least c*b2^k times the square of
+// the direction k steps ago, and that direction has the weight (1-b1)*b1^k in m. If the squares of directions vanish in
+// fp32, v stays zero although m is not; kVanishing / eps bounds that case.
 double largest_ratio(const Stepper& stepper) {
   constexpr double kVanishing = 1e-22;
   if (stepper.kind == "adagrad") return std::max(2.0, kVanishing / stepper.eps);
@@ -258,7 +258,8 @@ double largest_ratio(const Stepper& stepper) {
   return std::max(2.0 * ratio, kVanishing / stepper.eps);
 }
 
-// The bounds only ever grow. What the vectors really hold is a pass over them, and rarely worth it.
+// Replaces the bounds, which otherwise only grow, by measured values. This is a pass over the vectors, and rarely
+// needed.
 void Road::measure() {
   const auto found = py::cast<std::vector<double>>(hooks_.measure(flat_.owner, moments_));
   double model = found[0];
@@ -268,8 +269,8 @@ void Road::measure() {
   bound_from(model, found[1], found[2]);
 }
 
-// How large the elements of everything can become with this step, at most: what would not stay finite is refused now.
-// An update that waits for others is looked at as if the step were now.
+// Computes upper bounds of all elements after this step, and refuses an update that might not stay finite. An update
+// that waits for others is checked as if the step were taken now.
 void Road::check_bounds(Step& step) {
   const auto refuse = [](const std::string& what) {
     throw TooLarge("the update is too large: " + what + " could leave the range of float32");
@@ -305,7 +306,8 @@ Vector Road::fresh_vector() const {
   return hooks_.vector.is_none() ? memory::new_vector(size_) : vector_of(hooks_.vector());
 }
 
-// What a step needs, none of it visible yet: its learning rate, where the next version goes, the optimizer's struct.
+// Prepares a step; nothing of it is visible yet: its learning rate, the vector of the next version, the optimizer's
+// struct.
 void Road::plan_step(Step& step, const Vector* into, bool copies, bool overlaps) {
   step.lr = stepper_.lr;
   if (step.outcome == Outcome::kStep && !hooks_.rate.is_none()) {
@@ -315,7 +317,7 @@ void Road::plan_step(Step& step, const Vector* into, bool copies, bool overlaps)
   }
   check_bounds(step);
   if (step.outcome != Outcome::kStep) return;
-  if (own()) {  // the direction alone, as a vector
+  if (own()) {  // only computes the direction, as a vector
     step.out = fresh_vector();
     step.out.owner.attr("zero_")();
     step.optimizer = {place_in<Sgd>(Optimizers{}), {}, {}, step.out.data, step.out.data};
@@ -347,7 +349,7 @@ void Road::plan_step(Step& step, const Vector* into, bool copies, bool overlaps)
   step.optimizer = {stepper_.place, hyper, step.kernel_moments, flat_.data, step.out ? step.out.data : flat_.data};
 }
 
-// `act` asks the runner for what was planned. Until all that it needs is there, nothing has changed.
+// `act` asks the runner for the planned kernels. Nothing has changed until everything that they need is ready.
 template <typename Act>
 void Road::carry_out(bool worth, Act act) {
   if (runner_->at_once()) {
@@ -367,7 +369,7 @@ void Road::carry_out(bool worth, Act act) {
   runner_->launch();
 }
 
-// What Python adds to a step: on a vector that nobody holds, so that it may fail.
+// Runs the part of a step that is in Python. It works on a vector that nobody else holds, so it may fail.
 void Road::ask_python(Step& step, const py::object& then) {
   if (step.outcome != Outcome::kStep) return;
   if (own()) {
@@ -410,7 +412,8 @@ bool Road::share_of(py::handle num_samples, double* share) const {
   } else if (PyFloat_CheckExact(num_samples.ptr())) {
     count = PyFloat_AS_DOUBLE(num_samples.ptr());
   }
-  if (!(count > 1.0 / kHeaviest && count < kHeaviest)) return false;  // refused by name, or of a type of its own
+  // refused by name, or a type of its own that Python reads
+  if (!(count > 1.0 / kHeaviest && count < kHeaviest)) return false;
   if (outside_.weighs_by_sample) *share = count;
   return true;
 }
@@ -424,8 +427,9 @@ py::object Road::take(py::handle client, py::handle update, py::handle version, 
   memory::Arrays arrays;
   const Form::Read found = outside_.form->read(update, size_, arrays, update_);
   if (found == Form::Read::kNo) return py::none();
-  if (found == Form::Read::kArrays && cpu::nearly(update_, flat_.data)) return py::none();  // there is a warning for it
-  if (Held* held = Held::current(); held != nullptr) held->note = Note{};  // of an answer that was refused
+  // Python warns that a model was sent
+  if (found == Form::Read::kArrays && cpu::nearly(update_, flat_.data)) return py::none();
+  if (Held* held = Held::current(); held != nullptr) held->note = Note{};  // a note may be left from a refused answer
   return arrive(client, version, share, py::none(), journal_ ? arrays.owner() : py::none());
 }
 
@@ -440,13 +444,14 @@ py::object Road::take_many(const py::list& answers, size_t begin) {
   py::list receipts;
   for (size_t i = begin; i < answers.size(); ++i) {
     const py::object answer = answers[i];
-    py::object given[4] = {py::none(), py::none(), py::none(), py::none()};  // the list is its owner's to change
+    // copied, because the list's owner may change it
+    py::object given[4] = {py::none(), py::none(), py::none(), py::none()};
     for (Py_ssize_t part = parts_of(answer); part-- > 0;)
       given[part] = py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(answer.ptr(), part));
     py::object receipt = py::none();
     try {
       receipt = take(given[0], given[1], given[2], given[3]);
-    } catch (const std::runtime_error&) {  // refused: it says so when it comes alone
+    } catch (const std::runtime_error&) {  // refused: the error is raised when this answer is taken alone
       if (PyErr_Occurred() != nullptr) throw;
     }
     if (receipt.is_none()) break;
@@ -486,11 +491,12 @@ py::object Road::arrive(py::handle client, py::handle version, double share, py:
   } else {
     counts = !is_set(more, "drop") && weigh(delay, &facts.weight);
   }
-  const py::object base = book_->blends() ? ledger_->payload(task.version) : py::none();  // held until it was read
+  // keeps the version in memory until it was read
+  const py::object base = book_->blends() ? ledger_->payload(task.version) : py::none();
   if (!base.is_none()) facts.base = vector_of(base).data;
   facts.count = static_cast<int64_t>(number(more, "count", 1.0));
   facts.total = number(more, "total", -1.0);
-  if (std::isnan(facts.norm)) facts.norm = 0.0;  // the device will know, and judge
+  if (std::isnan(facts.norm)) facts.norm = 0.0;  // the device will compute the norm and judge the update
 
   Step step;
   const bool waits = !counts || is_set(more, "waits");
@@ -519,7 +525,8 @@ py::object Road::arrive(py::handle client, py::handle version, double share, py:
     outside_.receipt.set(receipt, 9, py::int_(record.sequence()));
   }
 
-  if (const py::object agree = item(more, "agree"); !agree.is_none()) agree();  // the other ranks: they may fail yet
+  // may still fail: the other ranks must agree
+  if (const py::object agree = item(more, "agree"); !agree.is_none()) agree();
   if (!waits) carry_out(worth, [&] { book_->run(*runner_, update_, step.optimizer); });
   ask_python(step, then);
 
@@ -545,9 +552,9 @@ py::list Road::fold(const py::list& answers, const py::object& statistics) {
       task = ledger_->find(parts[0], parts[1]);
       book_->check(parts[0], task.version, now);
     } catch (const std::runtime_error&) {
-      break;  // it is refused when it is the first
+      break;  // a later call gets it as the first answer and raises the error
     }
-    bool again = false;  // whether it owes this one, too, is known when the first is in
+    bool again = false;  // whether the client has a second open task is known only after its first answer counted
     for (const Trained& other : trained) again = again || other.facts.client == task.client;
     Facts facts{task.client, task.version, now, 1.0, 1.0, py::cast<double>(parts[3]), std::nan("")};
     if (again || !weigh(now - task.version, &facts.weight)) break;
@@ -563,7 +570,7 @@ py::list Road::fold(const py::list& answers, const py::object& statistics) {
   try {
     plan_step(step, &into, false);
   } catch (const TooLarge&) {
-    return outcomes;  // by the largest that they could be; one by one it is known what they are
+    return outcomes;  // the bounds assume the largest elements; one by one the real ones are known
   }
   Update sum;
   if (step.outcome == Outcome::kStep) {
@@ -592,7 +599,7 @@ py::list Road::fold(const py::list& answers, const py::object& statistics) {
     for (const bool one : finite) all = all && one;
     if (all && step.outcome == Outcome::kStep) buffered->run_flush(*runner_, sum, step.optimizer);
   }
-  if (!all) {  // nothing has changed: the others may come again
+  if (!all) {  // nothing has changed, so the others may be sent again
     for (const bool one : finite) outcomes.append(one ? py::object(py::bool_(false)) : py::object(py::none()));
     return outcomes;
   }

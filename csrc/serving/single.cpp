@@ -20,7 +20,7 @@ Outcome Single::plan(const Facts& facts) {
 
 double Single::bound() const { return blend_ ? bound_ + std::abs(weight_) * 2.0 * model_bound : bound_; }
 
-// Between two versions lies nothing larger than both.
+// A value between two versions is not larger than both.
 double Single::growth(double lr) const {
   const bool between = blend_ && lr * weight_ >= 0.0 && lr * weight_ <= 1.0;
   return std::abs(lr) * (between ? bound_ : bound());

@@ -1,5 +1,5 @@
-// A lock for which no more than so many threads may wait. In C++, since a context manager of Python's can be
-// interrupted between taking or giving back the lock and its own end, and the lock would stay taken.
+// A lock for which only a limited number of threads may wait. It is C++, because a context manager in Python can be
+// interrupted between taking or releasing the lock and its own end. Then the lock would stay taken.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -17,9 +17,9 @@ class Turn {
   Turn(const py::object& lock, int64_t most)
       : acquire_(lock.attr("acquire")), release_(lock.attr("release")), most_(most) {}
 
-  // Throws Busy, with the lock as it was; what interrupts the wait passes.
+  // Throws Busy and leaves the lock as it was. An interrupt of the wait raises as usual.
   void enter() {
-    // Of Python's calls the fastest: small steps take little longer.
+    // The fastest way to call Python; small steps take little longer than it.
     const auto free = py::reinterpret_steal<py::object>(PyObject_CallOneArg(acquire_.ptr(), Py_False));
     if (!free) throw py::error_already_set();
     if (free.ptr() == Py_True) return;
@@ -45,7 +45,7 @@ class Turn {
   };
 
   py::object acquire_, release_;
-  int64_t most_, waiting_ = 0;  // counted by whoever has the GIL
+  int64_t most_, waiting_ = 0;  // protected by the GIL
 };
 
 }  // namespace fastagg::serving

@@ -1,5 +1,5 @@
-// Python's lock given back for a while. When Python ends it ends every thread that asks for the lock again, through
-// C++'s frames, which a destructor must not let pass: such a thread sleeps here until the process is gone.
+// Releases the GIL for a while. When Python exits, it ends every thread that asks for the GIL again by unwinding its
+// C++ frames, which a destructor must not allow. Such a thread sleeps here until the process is gone.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -10,7 +10,7 @@
 
 namespace fastagg::serving {
 
-// What asks Python for its lock.
+// Runs `act`, which asks Python for the GIL.
 template <typename Act>
 void or_sleep(Act act) {
 #if defined(__GLIBCXX__)
@@ -31,7 +31,7 @@ class Unlocked {
   Unlocked& operator=(const Unlocked&) = delete;
   ~Unlocked() { lock(); }
 
-  // Throws what a signal's handler raises.
+  // Throws what a signal handler raises.
   void check_signals() {
     lock();
     if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();

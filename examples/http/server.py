@@ -30,8 +30,8 @@ from starlette.routing import Route
 import fastagg
 
 TYPES = {"application/x-float32": torch.float32, "application/x-float16": torch.float16}
-REMEMBERED = 10_000  # answers whose receipts are given again to who asks twice
-STATUS: list[tuple[type[Exception], int]] = [  # the first that fits
+REMEMBERED = 10_000  # how many receipts are kept for clients that post an update again
+STATUS: list[tuple[type[Exception], int]] = [  # the first match counts
     (fastagg.OtherLife, 410), (fastagg.UnknownClient, 404), (fastagg.UnknownVersion, 409), (fastagg.Busy, 429),
     (fastagg.NotDurable, 503), (fastagg.FastaggError, 422),
 ]  # fmt: skip
@@ -46,13 +46,13 @@ class Refused(Exception):
 
 
 class Service:
-    """The requests of one server.
+    """Handles the requests to one server.
 
     Args:
-        make: makes the server that the folder begins with.
-        token: what clients say in ``Authorization: Bearer``.
-        seconds: that a client may take to send its update.
-        uploads: updates that may be on their way at a time; more are told to come later.
+        make: makes the server of a new folder.
+        token: the token that clients send in ``Authorization: Bearer``.
+        seconds: how many seconds a client may take to send its update.
+        uploads: how many updates may be received at a time. Further clients are told to come later.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Service:
         self.server: fastagg.DurableServer
 
     def app(self) -> Starlette:
-        """What uvicorn runs."""
+        """Return the app for uvicorn."""
 
         @contextlib.asynccontextmanager
         async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -82,7 +82,7 @@ class Service:
         return Starlette(routes=routes, lifespan=lifespan)
 
     def guarded(self, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """Every refusal has a status and a reason, as JSON."""
+        """Give every refusal a status and a reason, as JSON."""
 
         async def handle(request: Request) -> Response:
             given = request.headers.get("authorization", "").encode()
@@ -93,7 +93,7 @@ class Service:
             except Refused as error:
                 return JSONResponse({"error": str(error)}, error.status)
             except ClientDisconnect:
-                return Response(status_code=400)  # nobody hears it
+                return Response(status_code=400)  # the client has gone
             except fastagg.FastaggError as error:
                 status = next(status for kind, status in STATUS if isinstance(error, kind))
                 later = {"Retry-After": "1"} if status in (429, 503) else None
@@ -107,7 +107,7 @@ class Service:
     async def task(self, request: Request) -> Response:
         found = await run_in_threadpool(self.server.dispatch, request.path_params["client"])
         headers = {"X-Version": str(found.version), "X-Incarnation": str(found.incarnation)}
-        body = memoryview(found.flat.numpy()).cast("B")  # the version itself: it never changes
+        body = memoryview(found.flat.numpy()).cast("B")  # the version itself, which never changes
         return Response(bytes(body), media_type="application/x-float32", headers=headers)
 
     async def update(self, request: Request) -> Response:
@@ -124,7 +124,7 @@ class Service:
         if length != needed:
             raise Refused(413 if length > needed else 400, f"expected {needed} bytes, got {length}")
         key = client, version, incarnation
-        if key in self.done:  # the answer was lost on its way: it is given again
+        if key in self.done:  # the receipt was lost on its way, so it is sent again
             return JSONResponse(self.done[key])
         if key in self.coming:
             raise Refused(409, "this update is on its way already")
@@ -151,7 +151,7 @@ class Service:
     async def received(
         self, request: Request, client: str, version: int, incarnation: int, samples: float | None, dtype: torch.dtype
     ) -> fastagg.Receipt:
-        """Chunks go to the folder as they come; the step is taken in a thread."""
+        """Receive an update. Chunks go to the folder as they arrive; the step runs in a thread."""
         upload = await run_in_threadpool(
             self.server.receiving, client, version, samples, dtype=dtype, incarnation=incarnation
         )
@@ -166,7 +166,7 @@ class Service:
             if isinstance(error, TimeoutError):
                 raise Refused(408, f"the update took longer than {self.seconds} s") from None
             raise
-        # Not cancelled in the middle: whatever becomes of the connection, the update is taken or refused as a whole.
+        # Shielded, so that the update is taken or refused as a whole, whatever happens to the connection.
         await asyncio.shield(run_in_threadpool(stack.close))
         return upload.receipt
 
@@ -185,7 +185,7 @@ def _number(text: str | None) -> float | None:
 
 
 def main() -> None:
-    """Serve digits' softmax regression; put a model of your own into ``make``."""
+    """Serve softmax regression on the digits. Put your own model into ``make``."""
     import uvicorn
 
     parser = argparse.ArgumentParser()

@@ -1,4 +1,4 @@
-"""What runs at each site: plain local training of a small classifier of handwritten digits, told by FLARE when."""
+"""The program at each site: plain local training of a small classifier of handwritten digits, for FLARE's tasks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Trainer:
         self.slow = slow if self.number == 1 else 0.0
 
     def answer(self, task: flare.FLModel) -> flare.FLModel:
-        """Train for two epochs from the model in ``task``; NumPy or torch."""
+        """Train for two epochs from the model in ``task``. It may have NumPy or torch arrays."""
         self.model.load_state_dict({name: torch.as_tensor(value) for name, value in task.params.items()})
         with torch.no_grad():
             accuracy = (self.model(self.test.x).argmax(1) == self.test.y).float().mean().item()
@@ -38,7 +38,7 @@ class Trainer:
         return flare.FLModel(params=self.model.state_dict(), metrics={"accuracy": accuracy}, meta=meta)
 
     def train(self, epochs: int) -> int:
-        """SGD over shuffled batches of 32; returns the number of steps."""
+        """Do SGD over shuffled batches of 32. Return the number of steps."""
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         batches = [batch for _ in range(epochs) for batch in torch.randperm(len(self.mine)).split(32)]
         for batch in batches:

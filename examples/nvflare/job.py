@@ -1,4 +1,4 @@
-"""Federated digits on NVIDIA FLARE with fastagg as the server's arithmetic, in FLARE's simulator.
+"""Federated digits in NVIDIA FLARE's simulator; fastagg does the server's arithmetic.
 
 python job.py              # FedAMS in FLARE's own FedAvg rounds
 """
@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 CLIENTS = 4
 
 
-# At ten times less than FedAMS's rate below the model does not swing, whichever updates happen to be stale.
+# A tenth of FedAMS's rate below. With it the model does not oscillate, whichever updates happen to be stale.
 FADAS = {"lr": 0.003, "buffer_size": 2, "delay_threshold": 4}
 
 

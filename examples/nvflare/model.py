@@ -1,4 +1,4 @@
-"""The model that every site trains. FLARE makes it from its class, so it has one of its own."""
+"""The model that every site trains. FLARE creates it from its class, so the class has a file of its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Digits(nn.Module):
-    """8x8 images to ten logits."""
+    """Maps 8x8 images to ten logits."""
 
     def __init__(self, hidden: int = 64) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""A server whose model lies in slices on several processes, and beside it one process that does the same.
+"""A server whose model is divided into slices on several processes, compared with one process that does the same.
 
     torchrun --nproc-per-node=2 examples/sharded/serve.py
 
-Rank 0 is driven: here by a loop that plays the clients. The other ranks follow. Updates lie in memory that all ranks of
-this host share, so that nobody sends them anywhere.
+Your program drives rank 0; here a loop plays the clients. The other ranks follow. Updates are in memory that all ranks
+of this host share, so they are not sent anywhere.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def drive(server: fastagg.ShardedServer, model: torch.nn.Module, arrivals: int) 
     for number in range(arrivals):
         client = number * 3 % 4
         generator = torch.Generator().manual_seed(number)
-        vectors[client].tensor.copy_(torch.randn(size, generator=generator) * 0.1)  # your client's training
+        vectors[client].tensor.copy_(torch.randn(size, generator=generator) * 0.1)  # in place of your client's training
         receipt = server.receive(client, vectors[client])
         assert receipt == alone.receive(client, vectors[client].tensor)
         server.dispatch(client)

@@ -1,6 +1,6 @@
-"""The command line, whole: fastagg demo | run | compare | recipes | info | tune | bench | doctor.
+"""The whole command line: fastagg demo | run | compare | recipes | info | tune | bench | doctor.
 
-Each module adds its commands to ``app`` when it is imported. Their order here is their order in the help.
+Each module adds its commands to ``app`` when it is imported. The help shows them in the order of the imports.
 """
 
 from fastagg.cli import runs  # noqa: F401

@@ -1,6 +1,6 @@
-"""What the commands hang on: `fastagg` itself, and how it fails.
+"""The `fastagg` command itself, and how it reports errors.
 
-Every import beyond typer stands inside a command, so that `fastagg --help` answers at once. Results go to
+Commands import everything except typer inside their functions, so that `fastagg --help` answers at once. Results go to
 stdout, progress and errors to stderr. Exit codes: 0 done, 1 a benchmark failed or became slower, 2 the user's input was
 wrong, 130 ctrl-C.
 """
@@ -25,9 +25,9 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except FastaggError as error:
             fail(str(error))
-        except BrokenPipeError:  # `fastagg recipes | head`, which typer ends without a word
+        except BrokenPipeError:  # `fastagg recipes | head`: typer ends without a message
             raise
-        except OSError as error:  # where the disk is full even importing torch fails: it looks for a temporary folder
+        except OSError as error:  # if the disk is full, even importing torch fails, because it needs a temporary folder
             fail(str(error))
 
 

@@ -31,7 +31,7 @@ def info(
 
 @app.command()
 def tune(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and print; remember nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and print; do not remember the result.")] = False,
     forget: Annotated[bool, typer.Option("--forget", help="Forget what was remembered, for all processors.")] = False,
 ) -> None:
     """Measure what suits this processor, in less than a second, print why, and remember it."""
@@ -58,7 +58,7 @@ def tune(
 def bench(
     context: typer.Context,
     quick: Annotated[
-        bool, typer.Option("--quick", help="This machine beside torch, in a minute; needs no checkout.")
+        bool, typer.Option("--quick", help="Compare this machine with torch in a minute; needs no checkout.")
     ] = False,
     out: Annotated[Path, typer.Option("--out", help="Folder for the results of --quick.")] = Path("runs/bench"),
     picture: Annotated[str, typer.Option("--format", metavar="png|pdf|svg", help="Format of its picture.")] = "png",
@@ -69,8 +69,8 @@ def bench(
         ),
     ] = None,
 ) -> None:
-    """Measure: --quick here and now, or one rule beside torch.compile, too (`fastagg bench ace-int8`), or a checkout's
-    benchmarks; further arguments go to pytest."""
+    """Run benchmarks: --quick on this machine, or one rule compared with torch and torch.compile (`fastagg bench
+    ace-int8`), or those of a checkout of the repository. Further arguments go to pytest."""
     import subprocess
     from importlib.util import find_spec
 
@@ -96,7 +96,7 @@ def _quick(out: Path, picture: str, rule: str | None) -> None:
     import warnings
 
     from fastagg import quick
-    from fastagg.cli import quick_report  # without its packages it says so before anything is measured
+    from fastagg.cli import quick_report  # it reports missing packages before anything is measured
     from fastagg.cli.tables import quick_table
     from fastagg.facts import facts
     from fastagg.sim.plots import check_format
@@ -123,7 +123,7 @@ def _quick(out: Path, picture: str, rule: str | None) -> None:
 
 
 def _bench_folder() -> Path | None:
-    # Beside the package too: an editable install is run from anywhere.
+    # Also beside the package, because an editable install can be run from anywhere.
     for root in (Path.cwd(), Path(__file__).resolve().parents[2]):
         if (root / "bench").is_dir() and (root / "pyproject.toml").is_file():
             return root / "bench"

@@ -1,4 +1,4 @@
-"""What `fastagg bench --quick` leaves in its folder: a picture, a page and the samples."""
+"""The results of `fastagg bench --quick`: a picture, a page and the samples."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fastagg.sim import output, plots
 if TYPE_CHECKING:
     from fastagg.quick import Measured
 
-TITLE = "fastagg beside torch on this machine"
+TITLE = "fastagg compared with torch on this machine"
 AXIS = "torch's time / fastagg's (above 1 fastagg is faster)"
 
 
 def write(measured: Sequence[Measured], busy: float, facts: Mapping[str, Any], out: Path, picture: str) -> list[Path]:
-    """Write the picture, report.html and samples.json into ``out``; return where they are.
+    """Write the picture, report.html and samples.json into ``out``. Return their paths.
 
     Raises:
         DataError: ``out`` cannot be written.
@@ -48,7 +48,7 @@ def figure(measured: Sequence[Measured]) -> Figure:
     for place, line in zip(places, measured, strict=True):
         low, high = line.spread
         wins = line.ratio >= 1
-        # Losses are hatched, so that grey print shows them too.
+        # Losses are hatched, so that they can be seen in grey print.
         axes.barh(
             place,
             line.ratio - 1,
@@ -78,7 +78,7 @@ def html(measured: Sequence[Measured], busy: float, facts: Mapping[str, Any]) ->
     ]
     blocks = [
         page.table(QUICK_HEADINGS, quick_rows(measured), quick_caption(measured, busy)),
-        page.ratios("Whole arrivals beside eager torch", AXIS, bars),
+        page.ratios("Whole arrivals, compared with eager torch", AXIS, bars),
         page.settings("Machine and versions", facts),
     ]
     return page.page(TITLE, blocks, f"{facts['processor']}, {facts['threads']} threads, torch {facts['torch']}")

@@ -1,4 +1,4 @@
-"""What all commands print with: tables to stdout, errors to stderr."""
+"""The output of all commands: tables to stdout, errors to stderr."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import typer
 
 
 def show(renderable: Any) -> None:
-    """Print a table as wide as the terminal, or as wide as it needs where there is none."""
+    """Print a table as wide as the terminal. Without a terminal it is as wide as it needs to be."""
     from rich.console import Console
 
     console = Console()
-    # A pipe has no width; rich would fold the tables into 80 columns there.
+    # A pipe has no width, and rich would fold tables into 80 columns.
     if not console.is_terminal:
         console = Console(width=240)
     console.print(renderable)

@@ -13,10 +13,11 @@ from fastagg.cli.screen import show
 
 @app.command()
 def doctor(
-    path: Annotated[Path, typer.Argument(metavar="FOLDER|FILE", help="Of fastagg.open, or of server.save.")],
+    path: Annotated[Path, typer.Argument(metavar="FOLDER|FILE", help="From fastagg.open, or from server.save.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what a server's folder or file holds, whether every checksum is right, and what a recovery would do."""
+    """Report the contents of a server's folder or file, whether all checksums are right, and what a recovery would
+    do."""
     import json
 
     from fastagg.cli.tables import pairs_table

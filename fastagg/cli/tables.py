@@ -1,4 +1,4 @@
-"""Tables about this machine, for the terminal."""
+"""Tables about this machine for the terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def pairs_table(title: str, pairs: dict[str, Any]) -> Table:
-    """Return a table of names and values; nested dictionaries become dotted names."""
+    """Return a table of names and values. Nested dictionaries become dotted names."""
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column("name")
     table.add_column("value")
@@ -26,7 +26,7 @@ def pairs_table(title: str, pairs: dict[str, Any]) -> Table:
 
 
 def tuning_table(choices: Sequence[Choice]) -> Table:
-    """What `fastagg tune` measured: a line for each setting."""
+    """Return the results of `fastagg tune`: a line for each setting."""
     table = Table("setting", "step", "milliseconds by value", "table", "chosen", "why", box=None)
     for choice in choices:
         times = "  ".join(f"{value or 'never'}: {1e3 * taken:.2f}" for value, taken in choice.seconds.items())
@@ -44,7 +44,7 @@ QUICK_HEADINGS = ("rule", "parameters", "fastagg, ms", "torch, ms", "torch / fas
 
 
 def quick_rows(measured: Sequence[Measured]) -> list[list[str]]:
-    """The cells of what `fastagg bench --quick` measured: a line for each rule and size."""
+    """Return the results of `fastagg bench --quick` as cells: a line for each rule and size."""
     rows = []
     for line in measured:
         low, high = line.spread
@@ -56,8 +56,8 @@ def quick_rows(measured: Sequence[Measured]) -> list[list[str]]:
 
 
 def quick_table(measured: Sequence[Measured], busy: float) -> Table:
-    """What `fastagg bench --quick` measured, for the terminal. A loss is said in words."""
-    table = Table(title="Whole arrivals beside eager torch", title_justify="left", box=None)
+    """Return the results of `fastagg bench --quick` as a table for the terminal. It names losses in words."""
+    table = Table(title="Whole arrivals, compared with eager torch", title_justify="left", box=None)
     for heading in QUICK_HEADINGS:
         table.add_column(heading, justify="left" if heading == "rule" else "right")
     for row in quick_rows(measured):
@@ -68,20 +68,20 @@ def quick_table(measured: Sequence[Measured], busy: float) -> Table:
 
 
 def verdict(line: Measured) -> str:
-    """Who was faster; neither, where the middle of the rounds holds both."""
+    """Return which side was faster; neither, if the middle of the rounds contains 1."""
     low, high = line.spread
     return "faster" if low > 1 else "SLOWER" if high < 1 else "even"
 
 
 def quick_caption(measured: Sequence[Measured], busy: float) -> str:
-    """How to read the table, and whether the machine was quiet enough for it."""
+    """Return how to read the table, and whether the machine was quiet enough for it."""
     text = (
-        "An arrival: dispatch and receive, with checks, versions and receipts. torch: the same rule in place, with one "
-        "look for NaN. Below 1 fastagg is slower. ACE with int8 rows stands beside torch with fp32 rows."
+        "An arrival is dispatch and receive, with checks, versions and receipts. torch does the same rule in place, "
+        "with one check for NaN. Below 1 fastagg is slower. ACE with int8 rows is compared with torch with fp32 rows."
     )
     if busy > 0.05:
         text += (
-            f" OTHER PROCESSES USED {busy:.0%} OF THIS MACHINE: torch's threads suffer more from that than fastagg's, "
-            "so these ratios flatter fastagg. Measure again on a quiet machine."
+            f" OTHER PROCESSES USED {busy:.0%} OF THIS MACHINE: this slows torch's threads down more than fastagg's, "
+            "so these ratios are too good for fastagg. Measure again on a quiet machine."
         )
     return text

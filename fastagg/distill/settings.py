@@ -1,4 +1,4 @@
-"""What FedEcho's distillation is told: the model's code, the unlabelled data, and the paper's settings."""
+"""The settings of FedEcho's distillation: the model's code, the unlabelled data, and the paper's settings."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from fastagg.errors import ConfigError
 class Distillation:
     """Server-side distillation of the FedEcho paper, Algorithm 1, lines 12 to 15, and Eqs. 2 to 4.
 
-    The student's and the teachers' models run in eval mode: dropout is off, and BatchNorm uses running statistics,
-    the arriving client's for a teacher and the new global model's for the student.
+    The student and the teachers run in eval mode: dropout is off, and BatchNorm uses running statistics. A teacher uses
+    the arriving client's statistics, and the student uses those of the new global model.
 
     Args:
-        model: an nn.Module with the server's parameters, in the server's order; it is copied. Its output is logits,
-            [batch, C] or [batch, ..., C], or an object with such an attribute ``logits``.
+        model: an nn.Module with the server's parameters, in the server's order. It is copied. It returns logits,
+            [batch, C] or [batch, ..., C], or an object with an attribute ``logits``.
         unlabelled: the inputs without labels: a tensor [N, ...]; a mapping of tensors, passed as keywords; a Dataset
             (of inputs, or of tuples that begin with them); or the path of a folder of images or of an .npy, .npz
             or .pt file.
-        samples: how many of them to use, drawn once with the server's seed; None for all.
-        alpha: weight of the KL term: ``(alpha_min, alpha_max)``, between which the teachers' entropy decides (Eq. 4),
-            or one number.
-        clip_norm: nu, the largest Euclidean norm of a gradient (Eq. 2); None for no clipping.
-        lr, betas, eps: Adam's, with bias correction; moments start from zero at every flush unless ``keep_moments``.
-        keep_moments: let Adam's moments live on from flush to flush.
-        steps: Q, steps per flush; None for one pass over the samples. The paper does not give it.
+        samples: how many of them to use, drawn once with the server's seed; None: all.
+        alpha: the weight of the KL term. ``(alpha_min, alpha_max)``: the teachers' entropy chooses a value in this
+            range (Eq. 4). Or one number.
+        clip_norm: nu, the largest Euclidean norm of a gradient (Eq. 2); None: no clipping.
+        lr, betas, eps: Adam's, with bias correction. Moments start from zero at every flush unless ``keep_moments``.
+        keep_moments: keep Adam's moments from flush to flush.
+        steps: Q, the steps per flush; None: one pass over the samples. The paper does not give it.
         batch_size: samples per step. The paper does not give it.
         inference_batch_size: samples per forward pass of a teacher.
-        shape: resize images to this shape, (channels, height, width); None to take the inputs as they are.
-        forward: ``forward(model, inputs) -> logits``, where calling the model is not enough.
-        offload: keep logits in host memory when the server is on a GPU (large vocabularies).
+        shape: images are resized to this shape, (channels, height, width); None: inputs stay as they are.
+        forward: ``forward(model, inputs) -> logits``, if calling the model is not enough.
+        offload: if the server is on a GPU, keep logits in host memory (for large vocabularies).
 
     Raises:
         ConfigError: a setting is out of range.
@@ -78,6 +78,6 @@ class Distillation:
                 raise ConfigError(f"distill.betas: expected numbers in [0, 1), got {self.betas!r}")
 
     def settings(self) -> dict[str, Any]:
-        """All that is plain data, for checkpoints."""
+        """Return all settings that are plain data, for checkpoints."""
         skipped = ("model", "unlabelled", "forward")
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in skipped}

@@ -1,4 +1,4 @@
-"""The model's code, run on parameters that lie in a flat vector."""
+"""Runs the model's code on parameters in a flat vector."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from fastagg.layout import Layout
 
 
 class Student:
-    """A copy of the module whose parameters are views of whatever flat vector it is bound to.
+    """A copy of the module. Its parameters are views of the flat vector that it is bound to.
 
     Args:
         settings: the module, and how to run it.
         inputs: the unlabelled samples.
-        size, buffer_size: of the server's model.
+        size, buffer_size: the numbers of elements of the server's model and of its buffers.
 
     Attributes:
-        rows_per_sample: 1 for a classifier, the number of tokens where every one of them has logits.
+        rows_per_sample: 1 for a classifier; the number of tokens if every token has logits.
         classes: C.
-        copies: whether its parameters are copies and not views.
+        copies: whether its parameters are copies instead of views.
 
     Raises:
-        ConfigError: the module has another number of parameters or buffers, or does not return logits.
+        ConfigError: the module has a different number of parameters or buffers, or does not return logits.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Student:
         self._parameters = [p for p in self.module.parameters() if p.requires_grad]
         if any(p.dtype not in (torch.float32, torch.float16, torch.bfloat16) for p in self._parameters):
             raise ConfigError("distill.model: expected parameters in float32, float16 or bfloat16")
-        # Whether the module holds copies in a type of its own, to be made anew when the vector changes.
+        # Whether the module holds copies in its own type. They are made again when the vector changes.
         self.copies = any(p.dtype is not torch.float32 for p in self._parameters)
         with torch.no_grad():
             rows, self.classes = self._run(take(inputs, slice(0, 1))).shape
@@ -55,11 +55,11 @@ class Student:
 
     @property
     def rows(self) -> int:
-        """Rows of logits over all samples."""
+        """Return the number of rows of logits over all samples."""
         return length(self.inputs) * self.rows_per_sample
 
     def bind(self, flat: Tensor, buffers: Tensor) -> None:
-        """Run on ``flat`` [d] and the running statistics ``buffers`` from now on. fp32 parameters are views of it."""
+        """Use ``flat`` [d] and the running statistics ``buffers`` from now on. fp32 parameters become views of it."""
         held = dict(self.module.named_parameters())
         statistics = dict(self.module.named_buffers())
         for entry in self.layout.entries:
@@ -71,11 +71,11 @@ class Student:
                 statistics[entry.name].copy_(view)
 
     def logits(self, index: Tensor | slice) -> Tensor:
-        """Logits of the samples in ``index``, [rows, C]; differentiable unless gradients are off.
+        """Return the logits of the samples in ``index``, [rows, C]. They are differentiable unless gradients are off.
 
         Raises:
             ConfigError: the module does not return logits.
-            ShapeMismatch: they have another number of classes or rows than before.
+            ShapeMismatch: the number of classes or rows differs from before.
         """
         inputs = take(self.inputs, index)
         found = self._run(inputs)
@@ -86,7 +86,7 @@ class Student:
 
     @torch.no_grad()
     def infer(self, out: Tensor) -> None:
-        """Logits of all samples into ``out``, [rows*C] fp32, in chunks.
+        """Write the logits of all samples into ``out``, [rows*C] fp32, in chunks.
 
         Raises:
             NonFiniteUpdate: a logit is NaN or infinite.
@@ -100,7 +100,7 @@ class Student:
             raise NonFiniteUpdate("the client's model gives logits that are NaN or infinite on the unlabelled data")
 
     def gradients(self, loss: Tensor) -> list[Tensor]:
-        """The loss's gradients, one tensor for each parameter in the flat vector's order."""
+        """Return the loss's gradients, one tensor for each parameter in the flat vector's order."""
         found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         return [
             torch.zeros_like(p) if g is None else g.contiguous() for g, p in zip(found, self._parameters, strict=True)

@@ -13,39 +13,40 @@ from fastagg.storage.cache import ClientCache
 
 
 class Put(NamedTuple):
-    """A client's new logits, written where nobody looks yet."""
+    """A client's new logits, written to a slot that is not in use yet."""
 
-    sum: Tensor  # over all clients, with them
+    sum: Tensor  # over all clients, including the new logits
     heard: int
-    moves: list[tuple[Any, Any, Any]]  # (object, attribute or index, value): what makes them the client's
+    # (object, attribute or index, value): assigning these makes the new logits the client's
+    moves: list[tuple[Any, Any, Any]]
 
 
 class Teachers:
-    """A row of ``rows*classes`` logits per client, and their running sum: O(rows*classes) an arrival, whatever n is.
+    """A row of ``rows*classes`` logits per client, and their running sum. An arrival costs O(rows*classes) for any n.
 
-    A client's new row goes to a spare slot, and the client's old slot is the next spare one: until the moves are made
-    nothing has changed. The sum is in fp64, so that a million changes leave it where adding up all rows would.
+    A client's new row goes to a spare slot, and its old slot becomes the spare one. Nothing has changed until the moves
+    are made. The sum is in fp64. So after a million changes it still equals the sum of all rows.
 
     Args:
         num_clients: n.
-        rows, classes: of the logits.
-        format: of the rows, as :class:`fastagg.ClientCache` has them.
-        device: where they live.
-        seed: of the rounding.
+        rows, classes: the shape of the logits.
+        format: the format of the rows, as in :class:`fastagg.ClientCache`.
+        device: the rows' device.
+        seed: the seed of the rounding.
     """
 
     def __init__(self, num_clients: int, rows: int, classes: int, format: str, device: torch.device, seed: int) -> None:
         self.rows, self.classes = rows, classes
         self.cache = ClientCache(rows * classes, num_clients + 1, format, device, seed)
         self.sum = torch.zeros(rows * classes, dtype=torch.float64, device=device)
-        self.slots = [-1] * num_clients  # of the clients heard from
+        self.slots = [-1] * num_clients  # by client; -1: not heard from
         self.spare = 0
-        self.used = 1  # slots that were ever written, or are spare
-        self.heard = 0  # number of clients heard from
+        self.used = 1  # slots that were written at least once, or are spare
+        self.heard = 0  # the number of clients heard from
         self.arrivals = 0
 
     def put(self, client: int, logits: Tensor) -> Put:
-        """A client's logits, [rows*classes] fp32, finite: what would take the place of its old ones."""
+        """Store a client's logits, [rows*classes] fp32, finite. They replace the old ones when the moves are made."""
         old = self.slots[client]
         stored = memory.zeros(self.cache.size, self.cache.device)
         ops.cached_step_(
@@ -63,17 +64,17 @@ class Teachers:
         return Put(total, heard, moves)
 
     def mean(self, put: Put, out: Tensor) -> ops.SoftTargets:
-        """What the mean of all clients' logits says, new ones among them; probabilities go to ``out``,
+        """Return the targets from the mean of all clients' logits, including new ones. Probabilities go to ``out``,
         [rows, classes]."""
         logits = put.sum.to(torch.float32).view(self.rows, self.classes)
         return ops.soft_targets(logits, scale=1.0 / put.heard, out=out)
 
     def nbytes(self) -> int:
-        """Bytes of the rows and their sum."""
+        """Return the bytes of the rows and their sum."""
         return self.cache.nbytes() + self.sum.nbytes
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors may be shared."""
+        """Return the state. Tensors may be shared."""
         clients = [client for client, slot in enumerate(self.slots) if slot >= 0]
         return {
             "cache": {**self.cache.state_dict([self.slots[client] for client in clients]), "slots": None},
@@ -82,7 +83,7 @@ class Teachers:
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`, into a new one; tensors are copied."""
+        """Inverse of :meth:`state_dict`, for a new object. Tensors are copied."""
         clients = [int(client) for client in state["clients"]]
         rows = {**state["cache"], "slots": list(range(len(clients)))}
         if len(rows["data"]) != len(clients) or len(set(clients)) != len(clients):

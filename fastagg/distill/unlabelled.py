@@ -1,4 +1,4 @@
-"""Unlabelled inputs, from whatever a user has them in, as tensors that share their first dimension."""
+"""Unlabelled inputs in any of several forms, as tensors that share their first dimension."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def load(source: Any, samples: int | None, shape: Sequence[int] | None, seed: in
     """Read :class:`fastagg.distill.Distillation`'s ``unlabelled`` and draw ``samples`` of it (all if there are fewer).
 
     Args:
-        samples: how many; None for all.
-        shape: (channels, height, width) to resize images to; None for none.
-        seed: of the draw.
+        samples: how many; None: all.
+        shape: images are resized to this (channels, height, width); None: no resizing.
+        seed: the seed of the draw.
 
     Raises:
-        DataError: there is nothing there, or it cannot be read as inputs of one shape.
+        DataError: there is nothing, or it cannot be read as inputs of one shape.
     """
     inputs = _read(source, shape)
     count = length(inputs)
@@ -46,25 +46,25 @@ def load(source: Any, samples: int | None, shape: Sequence[int] | None, seed: in
 
 
 def length(inputs: Inputs) -> int:
-    """Number of samples."""
+    """Return the number of samples."""
     return len(inputs) if isinstance(inputs, Tensor) else len(next(iter(inputs.values()), ()))
 
 
 def take(inputs: Inputs, index: Tensor | slice) -> Inputs:
-    """The samples of ``index``."""
+    """Return the samples of ``index``."""
     if isinstance(inputs, Tensor):
         return inputs[index]
     return {name: tensor[index] for name, tensor in inputs.items()}
 
 
 def resize(images: Tensor, shape: Sequence[int]) -> Tensor:
-    """Images [N, (channels,) height, width] as fp32 [N, *shape], bilinear and antialiased.
+    """Resize images [N, (channels,) height, width] to fp32 [N, *shape], bilinear and antialiased.
 
-    8-bit ones are scaled to 0..1; one channel is repeated and several are averaged where ``shape`` asks for another
-    number.
+    8-bit images are scaled to 0..1. If ``shape`` has another number of channels, one channel is repeated, and several
+    are averaged.
 
     Raises:
-        DataError: they are no images, or ``shape`` is not (channels, height, width).
+        DataError: the inputs are not images, or ``shape`` is not (channels, height, width).
     """
     if images.dtype is torch.uint8:
         images = images.to(torch.float32) / 255
@@ -102,7 +102,7 @@ def _read(source: Any, shape: Sequence[int] | None) -> Inputs:
 def _from_dataset(source: Any) -> Inputs:
     try:
         items = [source[i] for i in range(len(source))]
-    except Exception as error:  # it is a user's own code
+    except Exception as error:  # a user's own code may raise anything
         kind = type(source).__name__
         raise DataError(
             f"distill.unlabelled: expected a tensor, a mapping, a Dataset or a path, got {kind} ({error})"
@@ -142,7 +142,7 @@ def _from_path(path: Path, shape: Sequence[int] | None) -> Inputs:
                 return _read(loaded, shape)
     except (OSError, ValueError, KeyError, IndexError, EOFError, RuntimeError, TypeError, zipfile.BadZipFile) as error:
         raise DataError(f"distill.unlabelled: {path}: cannot be read: {error}") from error
-    except Exception as error:  # unpickling has errors of its own
+    except Exception as error:  # unpickling has its own errors
         raise DataError(f"distill.unlabelled: {path}: cannot be read: {error}") from error
     raise DataError(f"distill.unlabelled: {path}: expected a folder of images or an .npy, .npz or .pt file")
 

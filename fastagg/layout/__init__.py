@@ -1,4 +1,4 @@
-"""A model as one flat vector and back."""
+"""Converts a model to one flat vector and back."""
 
 from fastagg.layout.model import Entry, Layout, ModelState, Parsed, Piece, Taken
 

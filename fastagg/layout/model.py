@@ -1,8 +1,8 @@
-"""A model as one flat vector and back.
+"""Converts a model to one flat vector and back.
 
-Trainable parameters lie one after the other, in the model's own order, in one fp32 vector. Buffers (BatchNorm's
-running statistics and counters) are kept apart: they are not steps of an optimizer and never enter norms, caches or
-moments. Parameters that do not train, and second names of tied ones, are carried along and never aggregated.
+Trainable parameters are in one fp32 vector, one after the other, in the model's own order. Buffers (BatchNorm's running
+statistics and counters) are kept separately: an optimizer does not step them, and they are not part of norms, caches or
+moments. Frozen parameters, and second names of tied ones, are kept but never aggregated.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Form = Literal["module", "state_dict", "list", "flat"]
 # alias: a second name of a tied parameter. constant: a parameter that does not train.
 Role = Literal["parameter", "buffer", "counter", "constant", "alias"]
 
-# What a state_dict cannot tell by itself: these names are BatchNorm's running statistics.
+# A state_dict does not mark buffers. Arrays with these names are BatchNorm's running statistics.
 _RUNNING = ("running_mean", "running_var")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One named array of the model: where it lies and what it is."""
+    """One named array of the model: its place and its role."""
 
     name: str
     shape: tuple[int, ...]
-    dtype: str  # torch's name for it, as in "float32"
+    dtype: str  # torch's name of it, such as "float32"
     role: Role
     offset: int  # in the vector of its role (parameters, buffers) or in the list of its role (counters, constants)
 
@@ -45,7 +45,7 @@ class Entry:
 
 
 class Parsed(NamedTuple):
-    """An update taken apart. Buffers and counters are the client's own values, not differences."""
+    """An update in parts. Buffers and counters are the client's own values, not differences."""
 
     parameters: Pieces
     buffers: Pieces | None
@@ -53,7 +53,7 @@ class Parsed(NamedTuple):
 
 
 class ModelState(NamedTuple):
-    """A model taken apart."""
+    """A model in parts."""
 
     flat: Tensor  # [d] fp32
     buffers: Tensor  # [number of buffer elements] fp32
@@ -61,29 +61,29 @@ class ModelState(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A model that is known already, and the state of the server that had it."""
+    """A model whose layout is known, with the state of its former server."""
 
     layout: Layout
     state: dict[str, Any]
 
 
 class Piece(NamedTuple):
-    """A slice of a model, one of several that are stepped together: what a server of a slice starts from."""
+    """A slice of a model whose slices are stepped together. A server of a slice starts from it."""
 
     flat: Tensor  # fp32, 1-D
     origin: int  # where it begins in the whole: a multiple of 65,536
-    norms: Any  # of whole vectors: `inspect`, `distances`, `largest` and `agree` (serving/shards/norms.py)
+    norms: Any  # norms of whole vectors: `inspect`, `distances`, `largest` and `agree` (serving/shards/norms.py)
 
 
 class Layout:
-    """The correspondence between a model's own form and the flat vector.
+    """The mapping between a model's own form and the flat vector.
 
     Attributes:
-        form: what the model came as: ``module``, ``state_dict``, ``list`` (of arrays) or ``flat``.
-        entries: every array of the model in its own order.
+        form: the form in which the model came: ``module``, ``state_dict``, ``list`` (of arrays) or ``flat``.
+        entries: every array of the model, in the model's order.
         size: d, the number of trainable parameters.
-        buffer_size: elements of all floating-point buffers.
-        bounds: what clients' buffers must keep.
+        buffer_size: the number of elements of all floating-point buffers.
+        bounds: the limits for clients' buffers.
     """
 
     def __init__(self, form: Form, entries: Sequence[Entry], constants: Sequence[Tensor] = ()) -> None:
@@ -96,7 +96,7 @@ class Layout:
                 self._by_role[entry.role].append(entry)
         self._known = {entry.name for entry in self.entries}
         self.size = sum(entry.size for entry in self._by_role["parameter"])
-        # Whether some of what `views` returns cannot be a view, its own dtype not being fp32.
+        # Whether some arrays that `views` returns cannot be views, because their own dtype is not fp32.
         self.has_copies = any(e.dtype != "float32" for e in self.entries if e.role in ("parameter", "buffer", "alias"))
         self.all_fp32 = all(e.dtype == "float32" for e in self._by_role["parameter"])
         self.has_buffers = bool(self._by_role["buffer"] or self._by_role["counter"])
@@ -105,11 +105,11 @@ class Layout:
 
     @classmethod
     def of(cls, params: Any) -> Layout:
-        """The layout of ``params``: an nn.Module, a state_dict, a list of arrays or one 1-D array.
+        """Return the layout of ``params``: an nn.Module, a state_dict, a list of arrays or one 1-D array.
 
         Raises:
             DTypeMismatch: an array is complex, sparse or quantised, or a flat model is not floating point.
-            ShapeMismatch: ``params`` is none of these forms.
+            ShapeMismatch: ``params`` has none of these forms.
         """
         if isinstance(params, nn.Module):
             first = {id(p): name for name, p in params.named_parameters()}
@@ -144,7 +144,7 @@ class Layout:
     ) -> Layout:
         entries: list[Entry] = []
         constants: list[Tensor] = []
-        offsets: dict[str, int] = {}  # of parameters, for their aliases
+        offsets: dict[str, int] = {}  # by parameter, for their aliases
         end = dict.fromkeys(("parameter", "buffer", "counter", "constant"), 0)
         for name, value in arrays:
             array = _dense(name, value)
@@ -163,7 +163,7 @@ class Layout:
         return cls(form, entries, constants)
 
     def spec(self) -> dict[str, Any]:
-        """Plain data from which :meth:`from_spec` rebuilds this layout."""
+        """Return plain data from which :meth:`from_spec` rebuilds this layout."""
         entries = [(e.name, list(e.shape), e.dtype, e.role, e.offset) for e in self.entries]
         return {"form": self.form, "entries": entries, "constants": self.constants}
 
@@ -174,11 +174,11 @@ class Layout:
         return cls(spec["form"], entries, spec["constants"])
 
     def same_as(self, other: Layout) -> bool:
-        """Whether updates and checkpoints of the one fit the other."""
+        """Return whether updates and checkpoints of one layout fit the other."""
         return self._by_role == other._by_role
 
     def take(self, params: Any, device: torch.device) -> ModelState:
-        """Copy a model of this layout into vectors of the server's own.
+        """Copy a model of this layout into the server's own vectors.
 
         Raises:
             NonFiniteUpdate: a parameter is NaN or infinite.
@@ -196,28 +196,29 @@ class Layout:
         return ModelState(flat, buffers, counters)
 
     def blank(self, device: torch.device) -> tuple[Tensor, list[Tensor]]:
-        """Buffers and counters of this layout's shapes and types: zeros."""
+        """Return buffers and counters with this layout's shapes and types, filled with zeros."""
         counters = [torch.zeros(e.shape, dtype=getattr(torch, e.dtype)) for e in self._by_role["counter"]]
         return memory.zeros(self.buffer_size, device), counters
 
     def parts(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Name and shape of every array of an update, for updates that are nothing but parameters; else none."""
+        """Return name and shape of every array of an update if updates have only parameters. Otherwise return
+        nothing."""
         if any(e.role != "parameter" or e.size == 0 for e in self.entries):
             return []
         return [(e.name, e.shape) for e in self.entries]
 
     def parse(self, update: Any, what: str = "update") -> Parsed:
-        """Take an update apart without copying what is contiguous.
+        """Divide an update into its parts. Contiguous arrays are not copied.
 
-        ``update`` is a flat 1-D array of d elements, or has the form of the model (an nn.Module or a mapping from
-        names for models that came so; a list of arrays, parameters alone or with the buffers, for every model).
-        Buffers may be left out, all together.
+        ``update`` is a flat 1-D array of d elements, or has the form of the model: an nn.Module or a mapping from names
+        if the model had names. For every model it may also be a list of arrays, only parameters or with the buffers.
+        Either all buffers or none must be given.
 
         Raises:
-            ShapeMismatch: wrong form, names, number of arrays, shape or length.
-            DTypeMismatch: a parameter that is not fp32, fp16 or bf16; a counter too large for the model's own type.
-            NonFiniteUpdate: running statistics that are not finite, or too large for their mean to be.
-            ConfigError: a running variance or a count below zero.
+            ShapeMismatch: the form, names, number of arrays, shape or length is wrong.
+            DTypeMismatch: a parameter is not fp32, fp16 or bf16, or a counter is too large for the model's own type.
+            NonFiniteUpdate: running statistics are not finite, or too large for their mean to be finite.
+            ConfigError: a running variance or a count is below zero.
         """
         if type(update) is Tensor and (plain := plain_pieces(update, self.size)) is not None:
             return Parsed(plain, None, None)
@@ -244,7 +245,7 @@ class Layout:
             found[entry.role].append((label, array))
         buffers = counters = None
         if found["buffer"]:
-            # Statistics may come in any floating-point type: they are averaged, not stepped.
+            # Statistics may have any floating-point type, because they are averaged, not stepped.
             buffers = _pieces([(label, _fp32(label, array)) for label, array in found["buffer"]])
         if found["counter"]:
             counters = [_dense(label, array) for label, array in found["counter"]]
@@ -257,7 +258,7 @@ class Layout:
         return parsed
 
     def cut(self, params: Any, begin: int, end: int) -> Tensor:
-        """Elements ``begin`` to ``end`` of the flat vector of a model of this layout, as a new fp32 tensor."""
+        """Return elements ``begin`` to ``end`` of the flat vector of a model of this layout, as a new fp32 tensor."""
         arrays = self._arrays(params)
         found = torch.empty(end - begin)
         for entry in self._by_role["parameter"]:
@@ -268,7 +269,7 @@ class Layout:
         return found
 
     def _arrays(self, params: Any, what: str = "params") -> Mapping[str, Any]:
-        """Arrays by name, their set of names checked."""
+        """Return arrays by name. Their set of names is checked."""
         if isinstance(params, nn.Module):
             params = params.state_dict()
         if isinstance(params, Mapping):
@@ -300,17 +301,18 @@ class Layout:
         return own if self.form == "flat" else f"{own} or a 1-D array"
 
     def views(self, flat: Tensor, buffers: Tensor, counters: Sequence[Tensor]) -> Any:
-        """The model in the form it came in: a dict for modules and state_dicts, a list, or the flat tensor.
+        """Return the model in its original form: a dict for modules and state_dicts, a list, or the flat tensor.
 
-        Arrays are views of ``flat`` and ``buffers`` where the model's own dtype is fp32, copies in that dtype
-        where it is not.
+        Arrays are views of ``flat`` and ``buffers`` if the model's own dtype is fp32. Otherwise they are copies in that
+        dtype.
         """
         if self.form == "flat" and self.entries[0].dtype == "float32":
             return flat
         arrays: dict[str, Tensor] = {}
         for e in self.entries:
             if e.role == "counter":
-                # Not the tensor itself: the server turns what it hands out to later values (Server.parameters).
+                # A new tensor object, because the server later points arrays that it hands out at new values
+                # (Server.parameters).
                 arrays[e.name] = counters[e.offset].detach()
             elif e.role == "constant":
                 arrays[e.name] = self.constants[e.offset]
@@ -323,8 +325,8 @@ class Layout:
         return list(arrays.values()) if self.form == "list" else arrays[""]
 
     def copies(self, flat: Tensor, buffers: Tensor, counters: Sequence[Tensor]) -> Any:
-        """:meth:`views` in memory of their own, for whoever may write to them; parameters lie in one new vector."""
-        if any(e.dtype == "float32" for e in self._by_role["parameter"]):  # others are copied as it is
+        """Return :meth:`views` in new memory, which the caller may write to. Parameters are in one new vector."""
+        if any(e.dtype == "float32" for e in self._by_role["parameter"]):  # others are copied anyway
             flat = flat.clone()
         made = self.views(flat, buffers.clone(), [counter.clone() for counter in counters])
         for e in self.entries:
@@ -333,7 +335,7 @@ class Layout:
         return made
 
     def difference(self, trained: Any, flat: Tensor) -> Any:
-        """``trained - flat`` for parameters and the values of ``trained`` for buffers, in this layout's form.
+        """Return ``trained - flat`` for parameters and the values of ``trained`` for buffers, in this layout's form.
 
         Parameters are views of one new fp32 vector.
         """
@@ -365,7 +367,7 @@ class Layout:
                 trained = array.to(flat.device).resolve_neg().contiguous().view(-1)
                 ops.difference(trained, self._cut(flat, e), cut)
                 continue
-            if e.dtype != "float32":  # what the client was sent is rounded to the model's own type
+            if e.dtype != "float32":  # the client was sent a model rounded to the model's own type
                 sent = sent.to(getattr(torch, e.dtype)).to(torch.float64)
             torch.sub(array.to(flat.device), sent, out=result[e.name])
         if self.form in ("module", "state_dict"):
@@ -373,7 +375,8 @@ class Layout:
         return list(result.values()) if self.form == "list" else vector
 
     def restored(self, difference: Any, model: ModelState) -> Any:
-        """``difference`` with the values of ``model`` added to its buffers and counters; its parameters as they are."""
+        """Return ``difference`` with ``model``'s values added to its buffers and counters. Its parameters do not
+        change."""
         if not self.has_buffers or not isinstance(difference, (Mapping, list, tuple)):
             return difference
         arrays = dict(self._arrays(difference, "update"))
@@ -411,7 +414,7 @@ def _pieces(arrays: list[tuple[str, Any]]) -> Pieces:
     try:
         return Pieces(array for _, array in arrays)
     except DTypeMismatch:
-        for label, array in arrays:  # say which one
+        for label, array in arrays:  # find out which one
             try:
                 Pieces([array])
             except DTypeMismatch as error:

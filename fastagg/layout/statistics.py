@@ -1,7 +1,7 @@
-"""What clients' BatchNorm statistics and counters must keep, so that means and largest values of them can be a model's.
+"""Limits for clients' BatchNorm statistics and counters, so that their means and largest values fit the model.
 
-Buffers become the mean of the clients' in fp32, counters the largest (fastagg/serving/statistics.py). A variance
-below zero makes NaN of whatever the model is shown.
+Buffers become the mean of the clients' in fp32. Counters become the largest (fastagg/serving/statistics.py). With a
+variance below zero the model's outputs would be NaN.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from fastagg.errors import ConfigError, DTypeMismatch, NonFiniteUpdate
 if TYPE_CHECKING:
     from fastagg.layout.model import Entry, Layout, Parsed
 
-# fp32 sums over 2**20 clients stay below 2**128, rounding included.
+# So fp32 sums over 2**20 clients stay below 2**128, with rounding.
 _LARGEST = 2.0**107
 
 
 class Bounds(NamedTuple):
-    """What holds of a layout's buffers and counters, each in the layout's order."""
+    """The limits for a layout's buffers and counters, each in the layout's order."""
 
     names: list[str]  # of buffers
-    limits: list[float]  # their largest magnitude: a mean of them is finite, in the model's own type as well
-    variances: list[int]  # which of them are running variances
-    limit: float  # the least of the limits
-    counters: list[tuple[str, torch.dtype, bool, int, int]]  # name, own type, whether it counts, least, most
+    limits: list[float]  # their largest magnitude, for which a mean is finite in the model's own type, too
+    variances: list[int]  # which buffers are running variances
+    limit: float  # the smallest of the limits
+    counters: list[tuple[str, torch.dtype, bool, int, int]]  # name, own type, whether it counts, smallest, largest
 
     @classmethod
     def of(cls, buffers: Sequence[Entry], counters: Sequence[Entry]) -> Bounds:
-        """The bounds of these arrays of a model."""
+        """Return the limits for these arrays of a model."""
         limits = [min(_LARGEST, torch.finfo(getattr(torch, entry.dtype)).max) for entry in buffers]
         variances = [i for i, entry in enumerate(buffers) if entry.name.endswith("running_var")]
         ranges = []
@@ -45,29 +45,31 @@ class Bounds(NamedTuple):
 
 
 def check_statistics(layout: Layout, parsed: Parsed, what: str = "update", *, wait: bool = False) -> None:
-    """Refuse buffers of which the model could not take the mean, or counters of which not the largest.
+    """Refuse buffers or counters whose mean or largest value would not be valid for the model.
 
     Args:
-        layout: of the model.
-        parsed: an update taken apart by it.
-        what: the update is called in messages.
-        wait: look at what lies on a GPU too, and wait for its answer; else it passes, and :func:`sound` says it there.
+        layout: the model's layout.
+        parsed: an update that it has parsed.
+        what: the update's name in messages.
+        wait: also check values on a GPU, and wait for the result. Otherwise they pass, and :func:`sound` checks them
+            there.
 
     Raises:
-        NonFiniteUpdate: running statistics that are not finite, or too large for their mean to be.
-        ConfigError: a running variance or a count below zero.
+        NonFiniteUpdate: running statistics are not finite, or too large for their mean to be finite.
+        ConfigError: a running variance or a count is below zero.
         DTypeMismatch: a counter does not fit the model's own type.
     """
     bounds, buffers = layout.bounds, parsed.buffers
     if buffers is not None and (wait or buffers.device.type == "cpu"):
-        if not ops.inspect(buffers).norm <= bounds.limit:  # the norm is no less than the largest; NaN compares as False
+        # the norm is at least the largest value; NaN compares as False
+        if not ops.inspect(buffers).norm <= bounds.limit:
             _refuse_large(bounds, buffers.owners, what)
         if bounds.variances and not _least([buffers.owners[i] for i in bounds.variances]) >= 0:
             _refuse_negative(bounds, buffers.owners, what)
     if parsed.counters is None:
         return
     for (name, own, counts, least, most), counter in zip(bounds.counters, parsed.counters, strict=True):
-        if counter.dtype is own and not counts:  # its own type holds it, whatever it is
+        if counter.dtype is own and not counts:  # its own type can hold any of its values
             continue
         if not (wait or counter.is_cpu):
             continue
@@ -80,7 +82,7 @@ def check_statistics(layout: Layout, parsed: Parsed, what: str = "update", *, wa
 
 
 def sound(layout: Layout, parsed: Parsed) -> Tensor:
-    """:func:`check_statistics` of buffers for those who do not wait: 1.0 or 0.0, float64, where the buffers lie."""
+    """Check buffers like :func:`check_statistics`, without waiting: 1.0 or 0.0, float64, on the buffers' device."""
     bounds, buffers = layout.bounds, parsed.buffers
     if buffers is None:
         return torch.ones((), dtype=torch.float64)
@@ -110,16 +112,16 @@ def _refuse_negative(bounds: Bounds, owners: Sequence[Tensor], what: str) -> Non
 
 
 def _least(owners: Sequence[Tensor]) -> float:
-    # One call for all of them: a model of a hundred layers has a hundred short ones.
+    # One call for all of them, because a model of a hundred layers has a hundred short ones.
     together = torch.cat([owner if owner.dim() == 1 else owner.reshape(-1) for owner in owners])
     return float(together.min()) if together.numel() else 0.0
 
 
 def _range(counter: Tensor) -> tuple[int, int]:
-    if counter.dtype is torch.int64 and counter.numel() == 1:  # what BatchNorm has
+    if counter.dtype is torch.int64 and counter.numel() == 1:  # BatchNorm's counter
         number = int(counter)
         return number, number
     if not counter.numel():
         return 0, 0
-    numbers = counter.cpu().numpy()  # torch has neither minimum nor int() of unsigned types
+    numbers = counter.cpu().numpy()  # torch has neither minimum nor int() for unsigned types
     return int(numbers.min()), int(numbers.max())

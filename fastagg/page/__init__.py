@@ -1,8 +1,8 @@
-"""One self-contained HTML page: tables, settings and pictures that answer to the mouse. It asks nothing of a network.
+"""One self-contained HTML page: tables, settings and interactive pictures. It loads nothing from a network.
 
-A page is a title and blocks; each function here makes one block of HTML. page.js draws the pictures from the numbers
-that stand in the page, so whoever has the page has the numbers too. What page.js draws is what matplotlib draws for
-print, from the same functions; nothing is computed in the browser but places on the screen.
+A page is a title and blocks. Each function here makes one block of HTML. page.js draws the pictures from the numbers in
+the page, so whoever has the page also has the numbers. matplotlib draws the same pictures for print, from the same
+functions. The browser computes nothing except positions on the screen.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-# Okabe and Ito's colours, distinct for colour-blind readers too. Print and screen share them.
+# Okabe and Ito's colours, which colour-blind readers can distinguish. Print and screen share them.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
 def page(title: str, blocks: Iterable[str], note: str = "") -> str:
-    """A whole document. ``blocks`` are HTML, ``title`` and ``note`` plain text."""
+    """Return a whole document. ``blocks`` are HTML; ``title`` and ``note`` are plain text."""
     style, script = (files(__name__).joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        # No page of ours loads anything: a browser may hold us to it.
+        # The page loads nothing. This policy makes the browser enforce it.
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         "script-src 'unsafe-inline'; img-src data:\">\n"
         f"<title>{html.escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
@@ -40,7 +40,7 @@ def heading(text: str) -> str:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> str:
-    """A table whose first column names the line; a click on a heading sorts by it."""
+    """Return a table. Its first column names the line. A click on a heading sorts by this column."""
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in headings)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
     note = f'<p class="caption">{html.escape(caption)}</p>' if caption else ""
@@ -51,7 +51,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], caption: str =
 
 
 def settings(title: str, values: Mapping[str, Any]) -> str:
-    """A folded list of names and values; nested mappings become dotted names."""
+    """Return a folded list of names and values. Nested mappings become dotted names."""
     rows = "".join(
         f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>\n" for name, value in flat(values)
     )
@@ -59,7 +59,7 @@ def settings(title: str, values: Mapping[str, Any]) -> str:
 
 
 def text(title: str, content: str) -> str:
-    """A folded piece of text as it stands, such as a configuration file."""
+    """Return a folded piece of text, unchanged, such as a configuration file."""
     return f"<details><summary>{html.escape(title)}</summary><pre>{html.escape(content)}</pre></details>"
 
 
@@ -74,30 +74,31 @@ def lines(
     log_y: bool = False,
     ends: tuple[float, float] | None = None,
 ) -> str:
-    """A picture of lines: the mouse reads values, the legend hides lines, a menu changes the x axis.
+    """Return a picture of lines. The mouse reads values, the legend hides lines, a menu changes the x axis.
 
     Args:
-        title: what stands above it.
-        y: the y axis in words.
-        xs: the x axes to choose from, key to words; the first one is shown.
-        series: each with ``name`` and ``points``: per key of ``xs`` a mapping of ``x`` and ``y`` and, for a band,
-            ``low`` and ``high``, all lists of one length.
+        title: the text above it.
+        y: the label of the y axis.
+        xs: the x axes to choose from, key to label. The first one is shown.
+        series: each with ``name`` and ``points``. ``points`` has for each key of ``xs`` a mapping of ``x`` and ``y``
+            and, for a band, ``low`` and ``high``. All are lists of the same length.
         target: a horizontal line.
         log_x: the keys of ``xs`` whose axis is logarithmic.
-        log_y: whether the y axis is.
-        ends: of the y axis; without it everything is shown.
+        log_y: whether the y axis is logarithmic.
+        ends: the ends of the y axis; by default it shows everything.
     """
     data = {"kind": "lines", "title": title, "y": y, "xs": dict(xs), "series": list(series), "target": target}
     return _picture(data | {"logX": list(log_x), "logY": log_y, "ends": ends, "colours": COLOURS})
 
 
 def ratios(title: str, axis: str, bars: Sequence[Mapping[str, Any]]) -> str:
-    """A picture of ratios around 1 on a logarithmic axis: each bar has ``name``, ``value``, ``low`` and ``high``."""
+    """Return a picture of ratios around 1 on a logarithmic axis. Each bar has ``name``, ``value``, ``low``,
+    ``high``."""
     return _picture({"kind": "ratios", "title": title, "x": axis, "bars": list(bars), "colours": COLOURS})
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Names and values as text, in order; nested mappings become dotted names."""
+    """Return names and values as text, in order. Nested mappings become dotted names."""
     rows: list[tuple[str, str]] = []
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -110,7 +111,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 
 def _picture(data: dict[str, Any]) -> str:
-    # "</" would end the script element; JSON may write it otherwise. NaN is no JSON.
+    # "</" would end the script element, but JSON may write it differently. JSON has no NaN.
     written = json.dumps(_finite(data), allow_nan=False).replace("</", "<\\/")
     return f'<figure class="picture"><script type="application/json">{written}</script></figure>'
 

@@ -1,9 +1,8 @@
-"""The kernels in plain float64 torch: the specification they are tested against, and the fallback on devices
-that have no kernel.
+"""The kernels in plain float64 torch. They are the specification that the kernels are tested against.
 
-Same names, arguments and in-place convention as :mod:`fastagg.ops`. Arithmetic is float64 whatever the tensors
-hold; results are rounded once, when they are written back. State tensors may be float64 themselves. Stored rows are the
-exception: their bits are specified, so they are made in fp32 as the kernels make them.
+Names, arguments and the in-place convention are those of :mod:`fastagg.ops`. Arithmetic is float64 for all types of
+tensors. Results are rounded once, when they are written. State tensors may be float64 themselves. Stored rows are an
+exception: their bits are specified, so they are computed in fp32 as in the kernels.
 """
 
 from fastagg.reference.cached import add_rows_, cached_step_, read_row, recompute_sum_, settle_rows_

@@ -1,4 +1,4 @@
-"""Server steps through a client cache, in plain torch; see :mod:`fastagg.ops.cached`."""
+"""Server steps through a client cache in plain torch; see :mod:`fastagg.ops.cached`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _F64 = torch.float64
 
 
 def read_row(cache: ClientCache, slot: int) -> Tensor:
-    """Row ``slot``, dequantised."""
+    """Return row ``slot``, decoded."""
     return decode(cache.data[slot], cache.scales[slot], cache.format, cache.size)
 
 
 def recompute_sum_(sum: Tensor, cache: ClientCache, weights: Tensor, first: int, last: int, stride: int = 1) -> Tensor:
-    """The exact sum of the rows that have a weight, for some blocks."""
+    """Compute the exact sum of the rows with a nonzero weight, for some blocks."""
     for block in range(first, last, stride):
         part = slice(block * 1024, (block + 1) * 1024)
         total = torch.zeros_like(sum[part], dtype=_F64)
@@ -41,7 +41,7 @@ def add_rows_(
     weights: Tensor | None = None,
     weight: float = 1.0,
 ) -> Tensor:
-    """See :func:`fastagg.ops.add_rows_`: the product is in fp32, since it is so with the kernels' bits."""
+    """See :func:`fastagg.ops.add_rows_`. The product is in fp32, as in the kernels."""
     factors = torch.full((cache.slots,), weight) if weights is None else weights
     for block, row, first, last in jobs:
         part = slice(block * 1024, min((block + 1) * 1024, cache.size))
@@ -131,5 +131,5 @@ def cached_step_(
 
 
 def _direction(d: Tensor) -> Tensor:
-    # Updates are fp32 at most; rounding the direction once is what the kernels do too.
+    # Updates have at most fp32's precision. The kernels also round the direction once.
     return d.to(torch.float32)

@@ -1,4 +1,4 @@
-"""FedEcho's distillation loss in float64, straight from the FedEcho paper, Eqs. 3 and 4."""
+"""FedEcho's distillation loss in float64, as in the FedEcho paper, Eqs. 3 and 4."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def soft_targets(logits: Tensor, *, scale: float = 1.0, out: Tensor | None = Non
 def distillation(
     student: Tensor, probs: Tensor, labels: Tensor, entropy: Tensor, rows: Tensor | None, low: float, high: float
 ) -> tuple[Tensor, Tensor]:
-    """The loss and its gradient with respect to ``student``, in the student's dtype."""
+    """Return the loss and its gradient with respect to ``student``, in the student's dtype."""
     z = student.to(torch.float64)
     p, label, h = probs.to(torch.float64), labels, entropy
     if rows is not None:

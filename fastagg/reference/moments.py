@@ -1,4 +1,4 @@
-"""How moments are kept in 8 bits, in plain torch, bit for bit what csrc/math/moments.h says."""
+"""8-bit moments in plain torch, with the bits that csrc/math/moments.h defines."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from torch import Tensor
 from fastagg.reference.rows import philox
 
 BLOCK = 256
-SPANS = {"m": 15, "v": 31, "vhat": 31}  # binades of a block, from its unit up
+SPANS = {"m": 15, "v": 31, "vhat": 31}  # the binades of a block, from its unit upwards
 LARGEST = 1.5 * 2.0**127
 _CUT, _CALLS, _SERVER, _MASK = 20, 16, 0xFFFFFFFF, 0xFFFFFFFF
-_LEAST_FIELD = 27  # of a unit: 2^-100
+_LEAST_FIELD = 27  # a unit's smallest exponent field: 2^-100
 
 
 def random_bits(seed: int, step: int, size: int, origin: int = 0) -> dict[str, Tensor]:
-    """20 random bits for each of ``size`` elements (whole blocks), int64: for ``m``, and for ``v`` and ``vhat``."""
+    """Return 20 random bits for each of ``size`` elements (whole blocks), int64: for ``m``, and for ``v`` and
+    ``vhat``."""
     blocks = size // BLOCK
     block = (origin // BLOCK + torch.arange(blocks, dtype=torch.int64)).repeat_interleave(_CALLS)
     call = torch.arange(_CALLS, dtype=torch.int64).repeat(blocks)
@@ -31,14 +32,14 @@ def random_bits(seed: int, step: int, size: int, origin: int = 0) -> dict[str, T
 
 
 def units_of(values: Tensor, span: int) -> Tensor:
-    """The unit of every block, [blocks] fp32, a power of two."""
+    """Return the unit of every block, [blocks] fp32, a power of two."""
     most = values.view(-1, BLOCK).abs().amax(dim=1).view(torch.int32).to(torch.int64)
     field = ((most + 0x1FFFFF) >> 23) - span
     return (field.clamp_min(_LEAST_FIELD) << 23).to(torch.int32).view(torch.float32)
 
 
 def encode(values: Tensor, units: Tensor, bits: Tensor, signed: bool) -> Tensor:
-    """Codes of fp32 ``values`` (whole blocks, in a unit for each), [bytes] uint8, in the order they are stored."""
+    """Return the codes of fp32 ``values`` (whole blocks, each with its unit), [bytes] uint8, in their stored order."""
     values = values.clamp(-LARGEST, LARGEST)
     c = units.repeat_interleave(BLOCK)
     magnitude = values.abs() if signed else torch.maximum(values, 0.125 * c)
@@ -49,7 +50,7 @@ def encode(values: Tensor, units: Tensor, bits: Tensor, signed: bool) -> Tensor:
 
 
 def decode(codes: Tensor, units: Tensor, signed: bool) -> Tensor:
-    """The values that codes stand for, [whole blocks] fp32."""
+    """Return the values of codes, [whole blocks] fp32."""
     code = codes.view(-1, BLOCK // 4, 4).transpose(1, 2).reshape(-1).to(torch.int64)
     c = units.repeat_interleave(BLOCK).to(torch.float64)
     magnitude = code & 127 if signed else code

@@ -1,4 +1,4 @@
-"""How a client's row is stored, in plain torch, bit for bit what csrc/math/philox.h and rows.h do."""
+"""How a client's row is stored, in plain torch, with the bits of csrc/math/philox.h and rows.h."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 from fastagg._build import native
 
-SCALE_BLOCK = native.scale_block  # elements that share one fp32 scale; csrc/math/rows.h
+SCALE_BLOCK = native.scale_block  # elements that share one fp32 scale (csrc/math/rows.h)
 _CALLS = 128  # Philox calls for a block of 1,024 elements
 _MASK = 0xFFFFFFFF
 _SMALLEST_SCALE = 2.0**-126
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int], rounds: int = 7) -> list[Tensor]:
-    """Philox4x32 (Salmon et al., SC 2011) on int64 tensors that hold 32-bit words."""
+    """Compute Philox4x32 (Salmon et al., SC 2011) on int64 tensors that hold 32-bit words."""
     a, b, c, d = counter
     k0, k1 = key
     for _ in range(rounds):
@@ -26,7 +26,7 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int],
 
 
 def _product(x: int, y: Tensor) -> tuple[Tensor, Tensor]:
-    """High and low words of a 32 by 32 bit product; in halves, since int64 has no room for all of it."""
+    """Return high and low words of a 32 by 32 bit product. It is computed in halves, because int64 is too small."""
     low, high = y & 0xFFFF, y >> 16
     part = x * low
     rest = x * high + (part >> 16)
@@ -34,7 +34,7 @@ def _product(x: int, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def random_bits(seed: int, arrival: int, client: int, size: int, origin: int = 0) -> Tensor:
-    """16 random bits for each of ``size`` elements of a row from ``origin`` on, int64 in 0..65535."""
+    """Return 16 random bits for each of ``size`` elements of a row from ``origin`` on, int64 in 0..65535."""
     blocks = -(-size // 1024)
     block = (origin // 1024 + torch.arange(blocks, dtype=torch.int64)).repeat_interleave(_CALLS)
     call = torch.arange(_CALLS, dtype=torch.int64).repeat(blocks)
@@ -79,7 +79,7 @@ def encode(values: Tensor, bits: Tensor, format: str) -> tuple[Tensor, Tensor]:
 
 
 def decode(row: Tensor, scales: Tensor, format: str, size: int) -> Tensor:
-    """The values a stored row stands for, [d] fp32."""
+    """Return the values of a stored row, [d] fp32."""
     if format == "fp32":
         return row.view(torch.float32)[:size].clone()
     if format == "bf16":

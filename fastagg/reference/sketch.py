@@ -1,4 +1,4 @@
-"""Random linear sketches in plain torch; csrc/cpu/norms.cpp says what they are."""
+"""Random linear sketches in plain torch; csrc/cpu/cpu.h defines them."""
 
 from __future__ import annotations
 

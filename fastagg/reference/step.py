@@ -1,8 +1,7 @@
-"""The kernels in plain float64 torch: the specification they are tested against, and the fallback on devices
-that have no kernel.
+"""The kernels in plain float64 torch. They are the specification that the kernels are tested against.
 
-Same names, arguments and in-place convention as :mod:`fastagg.ops`. Arithmetic is float64 whatever the tensors
-hold; results are rounded once, when they are written back. State tensors may be float64 themselves.
+Names, arguments and the in-place convention are those of :mod:`fastagg.ops`. Arithmetic is float64 for all types of
+tensors. Results are rounded once, when they are written. State tensors may be float64 themselves.
 """
 
 from __future__ import annotations
@@ -21,25 +20,25 @@ _F64 = torch.float64
 
 
 def sum_squares(update: Tensor | list[Tensor] | Pieces) -> float:
-    """Sum of squares of all elements; not finite exactly when some element is not finite."""
+    """Return the sum of squares of all elements. It is infinite or NaN exactly if some element is."""
     return float(as_pieces(update).flat(_F64).square().sum())
 
 
 def distances(update: Tensor | list[Tensor] | Pieces, x: Tensor, base: Tensor) -> tuple[float, float, float]:
-    """Squares of ``|x - base|`` and ``|update|``, and their inner product."""
+    """Return the squares of ``|x - base|`` and ``|update|``, and their inner product."""
     u, moved = as_pieces(update).flat(_F64), x.to(_F64) - base.to(_F64)
     return float(moved.square().sum()), float(u.square().sum()), float(moved @ u)
 
 
 def gather(update: Tensor | list[Tensor] | Pieces, out: Tensor) -> Tensor:
-    """``out = update`` (1-D, put together and widened)."""
+    """Compute ``out = update`` (1-D, joined and widened)."""
     return out.copy_(as_pieces(update).flat(_F64))
 
 
 def accumulate_(
     acc: Tensor, update: Tensor | list[Tensor] | Pieces, weight: float = 1.0, *, fresh: bool = False
 ) -> Tensor:
-    """``acc += weight*update``; with ``fresh``, ``acc = weight*update``."""
+    """Compute ``acc += weight*update``; with ``fresh``, ``acc = weight*update``."""
     total = weight * as_pieces(update).flat(_F64)
     return acc.copy_(total if fresh else acc.to(_F64) + total)
 
@@ -51,7 +50,7 @@ def fold(
     acc: Tensor | None,
     out: Tensor | None,
 ) -> list[bool]:
-    """``out = acc + sum(weight*(model - base))``; whether each difference is finite."""
+    """Compute ``out = acc + sum(weight*(model - base))``. Return whether each difference is finite."""
     total: Tensor | float = 0.0 if acc is None else acc.to(_F64)
     finite = []
     for model, base, weight in zip(models, bases, weights, strict=True):
@@ -85,7 +84,7 @@ def step_(
     out: Tensor | None = None,
     origin: int = 0,
 ) -> Tensor:
-    """Direction and optimizer of one server step; see :func:`fastagg.ops.step_`."""
+    """Do direction and optimizer of one server step; see :func:`fastagg.ops.step_`."""
     if units is not None:
         codes = {name: held for name, held in (("m", m), ("v", v), ("vhat", vhat)) if held is not None}
         how = {"optimizer": optimizer, "lr": lr, "betas": betas, "eps": eps, "correction": correction}
@@ -143,14 +142,14 @@ def _coded_step(
     how: dict[str, Any],
     along: dict[str, Any],
 ) -> Tensor:
-    """The step on what the codes stand for; then new codes."""
+    """Step with the values of the codes, then encode the new ones."""
     size = x.numel()
     whole = codes["m"].numel()
     held: dict[str, Any] = {
         name: decode(code, units[int(name != "m")], name == "m").to(_F64) for name, code in codes.items()
     }
     found = step_(x, update, **how, **along, **{name: values[:size] for name, values in held.items()})
-    rest = torch.zeros(whole - size, dtype=_F64, device=x.device)  # what pads the last block
+    rest = torch.zeros(whole - size, dtype=_F64, device=x.device)  # the padding of the last block
     step_(rest, rest.to(torch.float32), **how, **{name: values[size:] for name, values in held.items()})
     for row, name in enumerate(("m", "vhat" if "vhat" in held else "v")[: len(units)]):
         units[row].copy_(units_of(held[name].to(torch.float32), SPANS[name]))

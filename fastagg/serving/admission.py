@@ -1,4 +1,4 @@
-"""What must hold of an update before it may touch the model."""
+"""The checks of an update before it may change the model."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from fastagg.errors import ConfigError, NonFiniteUpdate
 from fastagg.layout import Layout, Parsed
 from fastagg.storage.pieces import Pieces
 
-_HEAVIEST = 1e30  # weights in a mean that float32 sums bear, and their inverses
+_HEAVIEST = 1e30  # the largest weight in a mean for which fp32 sums and inverse weights stay finite
 
 
 def share(num_samples: Any, weighting: str) -> float:
-    """What a client counts for in a mean.
+    """Return a client's weight in a mean.
 
     Raises:
-        ConfigError: ``num_samples`` is needed and missing, or not a positive number.
+        ConfigError: ``num_samples`` is needed but missing, or is not a positive number.
     """
     if num_samples is not None:
         num_samples = _checks.number("num_samples", _plain(num_samples), above=0)
@@ -33,14 +33,14 @@ def refuse_non_finite(layout: Layout, parsed: Parsed, finite: bool) -> None:
     """Refuse an update whose parameters are not ``finite``.
 
     Raises:
-        NonFiniteUpdate: naming the first array at fault.
+        NonFiniteUpdate: it is not finite; the message names the first bad array.
     """
     if not finite:
         raise non_finite(layout, parsed)
 
 
 def non_finite(layout: Layout, parsed: Parsed) -> NonFiniteUpdate:
-    """The error for an update whose parameters are not finite: it names the first array at fault."""
+    """Return the error for an update whose parameters are not finite. It names the first bad array."""
     return NonFiniteUpdate(f"update: NaN or infinity in {_culprits(layout, parsed.parameters)}")
 
 
@@ -48,17 +48,17 @@ def refuse_non_finite_buffers(parsed: Parsed) -> None:
     """Refuse running statistics that are not finite.
 
     Raises:
-        NonFiniteUpdate: they are not.
+        NonFiniteUpdate: a value is NaN or infinite.
     """
     if parsed.buffers is not None and not ops.inspect(parsed.buffers).finite:
         raise NonFiniteUpdate("update: NaN or infinity in its buffers (running statistics)")
 
 
 def control(layout: Layout, given: Any) -> Pieces:
-    """A change of a client's control variate (FedAC), in the form of the model or flat.
+    """Return a change of a client's control variate (FedAC). ``given`` has the form of the model or is flat.
 
     Raises:
-        ShapeMismatch, DTypeMismatch, NonFiniteUpdate: it is not one.
+        ShapeMismatch, DTypeMismatch, NonFiniteUpdate: ``given`` is not such a change.
     """
     pieces = layout.parse(given, "control").parameters
     if not ops.inspect(pieces).finite:
@@ -77,5 +77,5 @@ def _culprits(layout: Layout, pieces: Pieces) -> str:
 def _plain(value: Any) -> Any:
     try:
         return value.item()
-    except (AttributeError, ValueError, RuntimeError):  # not an array, or not of one number
+    except (AttributeError, ValueError, RuntimeError):  # not an array, or an array with several numbers
         return value

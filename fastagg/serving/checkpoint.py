@@ -1,4 +1,4 @@
-"""Checkpoints: torch's file format, written whole or not at all, checked before anything is believed."""
+"""Checkpoints in torch's file format. They are written completely or not at all, and checked before they are used."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fastagg.errors import CheckpointError
 from fastagg.layout import Layout
 
 FORMAT = 3
-_BYTES_PER_CLIENT = 32  # of the ledger and a book, before anybody was heard of
-_ALWAYS = 64 << 20  # bytes that no file needs to account for
+_BYTES_PER_CLIENT = 32  # bytes per client of the ledger and a book, for clients that were never heard of
+_ALWAYS = 64 << 20  # a state may need so many bytes in memory whatever the file's size
 
 
 def cloned(value: Any) -> Any:
-    """A copy of nested dicts, lists and tuples with every tensor cloned."""
+    """Return a copy of nested dicts, lists and tuples in which every tensor is cloned."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
@@ -35,7 +35,8 @@ def cloned(value: Any) -> Any:
 
 
 def on_device(value: Any, device: torch.device, _moved: dict[Any, Tensor] | None = None) -> Any:
-    """Nested dicts, lists and tuples with every tensor on ``device``; tensors that were one are still one."""
+    """Move every tensor in nested dicts, lists and tuples to ``device``. A tensor that occurs twice stays one
+    tensor."""
     moved = {} if _moved is None else _moved
     if isinstance(value, Tensor):
         key = (value.data_ptr(), value.shape, value.dtype)
@@ -50,7 +51,7 @@ def on_device(value: Any, device: torch.device, _moved: dict[Any, Tensor] | None
 
 
 def plain(value: Any) -> Any:
-    """Settings as a checkpoint may hold them: NumPy's scalars, which no loader trusts, become Python's."""
+    """Return settings for a checkpoint: NumPy's scalars, which loaders do not trust, become Python's numbers."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dict):
@@ -61,7 +62,7 @@ def plain(value: Any) -> Any:
 
 
 def open_tasks(state: dict[str, Any]) -> list[tuple[int | str, int]]:
-    """Client and version of every task that was out when a server's state was written."""
+    """Return the client and the version of every task that was open when a server's state was written."""
     tasks = state["tasks"]
     clients = [client if isinstance(client, str) else int(client) for client in tasks["clients"]]
     return [(clients[place], int(version)) for place, version in zip(
@@ -69,10 +70,10 @@ def open_tasks(state: dict[str, Any]) -> list[tuple[int | str, int]]:
 
 
 def check(state: Any, config: dict[str, Any], layout: Layout, moments: set[str]) -> None:
-    """Whether ``state`` can be loaded into a server of this configuration and layout.
+    """Check that ``state`` can be loaded into a server with this configuration and layout.
 
     Raises:
-        CheckpointError: it cannot, and why.
+        CheckpointError: it cannot; the message tells why.
     """
     if not isinstance(state, dict) or "format" not in state:
         raise CheckpointError("not a fastagg checkpoint")
@@ -89,7 +90,7 @@ def check(state: Any, config: dict[str, Any], layout: Layout, moments: set[str])
             f"this server has {layout.size} in {len(layout.entries)}"
         )
     begins = state["config"].get("origin", 0)
-    if begins != config["origin"]:  # the same number of parameters of another part of the model
+    if begins != config["origin"]:  # two slices of a model may have the same number of parameters
         raise CheckpointError(f"the checkpoint's origin is {begins}, this server's is {config['origin']}")
     for key, name in names.items():
         if name != config[key]["name"]:
@@ -104,11 +105,11 @@ def check(state: Any, config: dict[str, Any], layout: Layout, moments: set[str])
 
 
 def check_claims(state: dict[str, Any], config: dict[str, Any], layout: Layout) -> None:
-    """Whether what a state says of sizes is there, before anything is allocated that it asks for.
+    """Check the sizes that a state claims, before memory of these sizes is allocated.
 
     Raises:
-        CheckpointError: a tensor is larger than its bytes, the vectors are not the model's, or there are more clients
-            than a file of this size can have been written for.
+        CheckpointError: a tensor is larger than its bytes, the vectors do not fit the model, or there are more clients
+            than a file of this size can hold.
     """
     held: dict[int, int] = {}
     for name, tensor in _tensors("", state):
@@ -122,11 +123,11 @@ def check_claims(state: dict[str, Any], config: dict[str, Any], layout: Layout) 
         if not isinstance(vector, Tensor) or vector.numel() != size:
             raise CheckpointError(f"the checkpoint is damaged: {name} are not the {size} numbers of its layout")
     direction = config["direction"]
-    rows = direction.get("num_clients")  # with as many again as a step takes
+    rows = direction.get("num_clients")  # a step needs as many spare rows
     claims = [config.get("num_clients"), rows, direction.get("size") if rows is not None else None]
     most = max((count for count in claims if isinstance(count, int)), default=0)
     if most * _BYTES_PER_CLIENT > max(_ALWAYS, 2 * sum(held.values())):
-        raise CheckpointError(f"the checkpoint is damaged: it claims {most} clients, and holds next to nothing of them")
+        raise CheckpointError(f"the checkpoint is damaged: it claims {most} clients, but is too small for them")
 
 
 def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
@@ -145,13 +146,13 @@ def _bits(moments: set[str]) -> str:
 
 
 def write(state: dict[str, Any], path: Path) -> None:
-    """Write ``state`` beside ``path``, flush it to the disk, then take the name over in one step.
+    """Write ``state`` to a file beside ``path``, sync it to the disk, then rename it to ``path`` in one step.
 
-    A file that was there keeps its mode; a symbolic link stays, and the file that it names is written.
+    An existing file keeps its mode. If ``path`` is a symbolic link, the file that it points to is replaced.
 
     Raises:
-        CheckpointError: the file system refused, or ``path`` is a folder, a device or the like; what was at ``path`` is
-            as it was.
+        CheckpointError: the file system refused, or ``path`` is a folder, a device or similar. The old file is
+            unchanged.
     """
     temporary = None
     path = path.resolve()
@@ -169,7 +170,7 @@ def write(state: dict[str, Any], path: Path) -> None:
         temporary = None
         folder = os.open(path.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)  # the rename itself
+            os.fsync(folder)  # syncs the rename itself
         finally:
             os.close(folder)
     except (OSError, RuntimeError) as error:
@@ -181,7 +182,7 @@ def write(state: dict[str, Any], path: Path) -> None:
 
 
 def _mode(path: Path) -> int:
-    """The mode that the file at ``path`` has, or that a new one would have."""
+    """Return the mode of the file at ``path``, or the mode that a new file would get."""
     try:
         found = path.stat().st_mode
     except OSError:
@@ -194,13 +195,14 @@ def _mode(path: Path) -> int:
 
 
 def _cause(error: BaseException) -> BaseException:
-    # What the file system says reaches us, through torch, as an error about positions in its archive.
+    # Torch reports an error of the file system as an error about positions in its archive. The context has the real
+    # one.
     said = error.__context__
     return said if isinstance(error, RuntimeError) and isinstance(said, OSError) else error
 
 
 def _check_members(members: list[zipfile.ZipInfo], path: Path) -> None:
-    """Refuse an archive whose members are packed, or lie over each other: they could be larger than the file."""
+    """Refuse an archive with compressed or overlapping members: they could be larger than the file."""
     end = 0
     for member in sorted(members, key=lambda one: one.header_offset):
         packed = member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size
@@ -212,15 +214,15 @@ def _check_members(members: list[zipfile.ZipInfo], path: Path) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What :func:`write` wrote. Only tensors and plain data are ever loaded, no code.
+    """Read what :func:`write` wrote. It loads only tensors and plain data, never code.
 
     Raises:
-        CheckpointError: no such file, or not a whole checkpoint.
+        CheckpointError: there is no such file, or it is not a complete checkpoint.
     """
     try:
         with zipfile.ZipFile(path) as file:
             _check_members(file.infolist(), path)
-            damaged = file.testzip()  # torch does not look at the checksums
+            damaged = file.testzip()  # torch does not check the checksums
         if damaged is not None:
             raise CheckpointError(f"{path}: the checkpoint is damaged: wrong checksum of {damaged!r}")
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -228,9 +230,9 @@ def read(path: Path) -> dict[str, Any]:
         raise
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: no such checkpoint") from error
-    except pickle.UnpicklingError as error:  # torch's own text advises to load it regardless
-        raise CheckpointError(f"{path}: refused: it holds something else than tensors and plain data") from error
-    except Exception as error:  # there is no end to what a damaged file can make its readers raise
+    except pickle.UnpicklingError as error:  # torch's own message recommends loading it anyway
+        raise CheckpointError(f"{path}: refused: it contains other objects than tensors and plain data") from error
+    except Exception as error:  # a damaged file can cause any kind of error
         raise CheckpointError(f"{path}: not a whole checkpoint: {type(error).__name__}: {error}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path}: not a fastagg checkpoint of format {FORMAT}")

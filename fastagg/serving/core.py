@@ -1,4 +1,4 @@
-"""What a running server holds: tasks and versions, the direction's and the policy's state, the moments."""
+"""The state of a running server: tasks and versions, the direction's and the policy's state, the moments."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 class Core:
     """The state of one server.
 
-    ``ledger``, the direction's book and the model are the native road's, which moves them in one call; everything here
-    that an arrival replaces is replaced by that call, too: it is told (object, attribute, value).
+    ``ledger``, the direction's book and the model belong to the native road, which changes them in one call. That call
+    also replaces the attributes here that an arrival changes. It gets them as (object, attribute, value).
 
     Args:
-        server: whose settings hold.
-        flat: the model, fp32 [d]; it is the core's own from now on.
-        statistics: BatchNorm's.
+        server: the server whose settings apply.
+        flat: the model, fp32 [d]. The core owns it from now on.
+        statistics: BatchNorm's running statistics.
     """
 
     def __init__(self, server: Server, flat: Tensor, statistics: Statistics) -> None:
@@ -48,7 +48,8 @@ class Core:
         self.settings = server
         self.norms: Any = ops if server._norms is None else server._norms
         self.statistics = statistics
-        self.round: tuple[rounds.Entry, ...] = ()  # of a deterministic server: what waits for the others
+        # only if the server is deterministic: updates that wait for the rest of the round
+        self.round: tuple[rounds.Entry, ...] = ()
         self.policy = staleness.start(size, server.seed)
         self.keeps_model = direction.needs_base or direction.measures or staleness.measures
         keeps = self.keeps_model or self.policy.keep() is not None
@@ -94,8 +95,9 @@ class Core:
         self.measure_bounds()
 
     def _hooks(self, vector: Callable[[], Tensor] | None) -> Any:
-        """What the road asks Python (csrc/serving/road.h)."""
-        # Not `self`: what native code holds is invisible to Python's collector, and the server would never be freed.
+        """Return the functions that the road calls (csrc/serving/road.h)."""
+        # A weak reference: Python's collector does not see references held by native code, so the server would never be
+        # freed.
         me = weakref.ref(self)
         state, policy, staleness, optimizer = self.state, self.policy, self.settings.staleness, self.settings.optimizer
         hooks = native.serving.Hooks()
@@ -112,17 +114,17 @@ class Core:
         return hooks
 
     def measure_bounds(self) -> None:
-        """Bounds of elements begin anew, from what the model and the moments hold."""
+        """Compute new bounds of elements from the current model and moments."""
         self.road.bound_from(*self._bounds(self.road.flat, self.moments))
 
     def _bounds(self, x: Tensor, moments: OptimizerState) -> list[float]:
-        """Bounds of the elements of a version, of first and of second moments: of the whole model's, if this is a
-        slice."""
+        """Return bounds of the elements of a version, of first and of second moments. On a slice they are the whole
+        model's."""
         found = [_largest(x, self.norms), *moments.bounds(self.norms)]
         return found if self.norms is ops else [self.norms.largest(bound) for bound in found]
 
     def agreed(self, more: dict[str, Any]) -> dict[str, Any]:
-        """``more``, and what the road asks last before anything changes."""
+        """Return ``more`` with the function that the road calls last before anything changes."""
         return more if self.norms is ops else {**more, "agree": self.norms.agree}
 
     @property
@@ -135,7 +137,7 @@ class Core:
         return held, held.struct()
 
     def _own_step(self, direction: Tensor, lr: float, round: int) -> tuple[Tensor, list[tuple[Any, str, Any]]]:
-        """A step of an optimizer of a user's own."""
+        """Do a step with a user's own optimizer."""
         held, x = self.moments, self.road.flat
         flat, state = held.optimizer.step(x, direction, dict(held.tensors), lr, round)
         good = isinstance(flat, Tensor) and flat.dtype is torch.float32 and flat.shape == x.shape
@@ -145,19 +147,19 @@ class Core:
             raise ConfigError(f"step: expected a dict of tensors as state, got {state!r:.200}")
         if not ops.inspect(flat).finite:
             raise UpdateTooLarge(f"step: {type(held.optimizer).__name__} made the model NaN or infinite")
-        # Memory of the server's own: what was returned may be what it was given.
+        # Copied to the server's own memory, because the returned vector may be the one it was given.
         return memory.empty(x.numel(), x.device).copy_(flat), [(held, "tensors", state)]
 
     def _model(self) -> ModelState:
-        """The current model, to be handed out."""
+        """Return the current model for a task."""
         return ModelState(self.road.flat, self.statistics.values, self.statistics.counters)
 
     def room(self) -> int:
-        """Updates until the next step of a buffer."""
+        """Return how many updates a buffer takes until its next step."""
         return int(self.state.book.room)
 
     def statistics_of(self, parses: Sequence[Parsed], verdict: Tensor | None = None) -> Callable[..., Any] | None:
-        """What the native call asks before it commits: what the arrivals make of the running statistics."""
+        """Return the function that computes the new running statistics. The native call uses it before it commits."""
         if not self.statistics.count and all(p.buffers is None and p.counters is None for p in parses):
             return None
 
@@ -171,7 +173,7 @@ class Core:
         return ask
 
     def close_round(self) -> tuple[Any, ...] | None:
-        """Step with what has come."""
+        """Step with the updates that have arrived."""
         entries = rounds.in_order(self.round)
         asked = self.statistics_of([entry.parsed for entry in entries])
         ask = None if asked is None else (lambda kind: asked(len(entries), kind))
@@ -179,7 +181,7 @@ class Core:
         return self.road.close_round([entry.native() for entry in entries], True, None, None, more)
 
     def memory(self) -> dict[str, int]:
-        """Bytes held, by what they are."""
+        """Return the bytes held by each part."""
         held = self.state.memory()
         held["direction"] += rounds.nbytes(self.round)
         kept = {payload.data_ptr(): payload.nbytes for payload in self.ledger.payloads() if payload is not None}
@@ -193,7 +195,7 @@ class Core:
         }
 
     def finite(self) -> bool:
-        """Whether every number held is."""
+        """Return whether all numbers in the state are finite."""
         held = self.state.finite() and self.moments.finite() and self.statistics.finite()
         kept = [payload for payload in self.ledger.payloads() if payload is not None]
         policy = [value for value in self.policy.state_dict().values() if isinstance(value, Tensor)]
@@ -201,7 +203,7 @@ class Core:
         return held and all(ops.inspect(vector).finite for vector in (self.road.flat, *kept))
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data and tensors, some of them shared."""
+        """Return the state as plain data and tensors. Some tensors are shared."""
         for client in list(getattr(self.policy, "pending", ())):
             self.policy.settle(client, self.ledger)
         return {
@@ -213,10 +215,10 @@ class Core:
 
     @classmethod
     def loaded(cls, server: Server, state: dict[str, Any], like: Statistics) -> Core:
-        """A core in the state that :meth:`state_dict` gave; tensors are copied.
+        """Return a core with the state from :meth:`state_dict`. Tensors are copied.
 
         Raises:
-            ValueError and others: it is damaged.
+            ValueError and others: the state is damaged.
         """
 
         def owned(vector: Tensor) -> Tensor:
@@ -240,15 +242,15 @@ class Core:
         core.ledger.load({**tasks, "versions": held})
         for first, number in state.get("lives", ()):
             core.road.begin_life(int(first), int(number))
-        core.road.begin_life(int(state["version"]) + 1, new_life())  # what was made after that state is lost
+        core.road.begin_life(int(state["version"]) + 1, new_life())  # versions made after that state are lost
         core.round = tuple(rounds.Entry.loaded(entry, server, int(state["version"])) for entry in state["round"])
         core.measure_bounds()
         return core
 
 
 def new_life() -> int:
-    """A number that no other life of this server, or of another, has."""
-    return int.from_bytes(os.urandom(8), "big") >> 1  # it fits where a signed number is wanted
+    """Return a number that no other life of any server has."""
+    return int.from_bytes(os.urandom(8), "big") >> 1  # 63 bits, so that it fits in a signed number
 
 
 def _or_most(limit: int | None) -> int:
@@ -256,7 +258,8 @@ def _or_most(limit: int | None) -> int:
 
 
 def as_tensors(value: Any) -> Any:
-    """Nested plain data with NumPy's arrays as tensors: no checkpoint holds another library's objects."""
+    """Return nested plain data with tensors instead of NumPy's arrays. A checkpoint holds no other library's
+    objects."""
     if isinstance(value, np.ndarray):
         return torch.from_numpy(np.ascontiguousarray(value)) if value.size else torch.empty(0, dtype=torch.int64)
     if isinstance(value, dict):
@@ -265,7 +268,7 @@ def as_tensors(value: Any) -> Any:
 
 
 def _largest(vector: Tensor, norms: Any) -> float:
-    """A bound of a vector's elements: its norm, which is a fast read, or the largest one."""
+    """Return a bound of a vector's elements: its norm, which is fast to compute, or the largest element."""
     norm: float = norms.inspect(vector).norm
     return norm if norm < 1e37 else float(vector.abs().max())
 

@@ -1,5 +1,5 @@
-"""What a folder or a file of a server holds, whether every checksum is right, and what a recovery would do. Nothing is
-written, no lock is taken."""
+"""Reports the contents of a server's folder or file, whether every checksum is right, and what a recovery would do. It
+writes nothing and takes no lock."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fastagg.storage.disk import Disk
 
 
 def examine(path: Path) -> dict[str, Any]:
-    """Look at it.
+    """Examine the folder or file at ``path``.
 
     Returns:
-        Plain data: ``kind`` (``folder`` or ``file``), ``healthy``, ``problems`` (what is wrong, in words), and what is
-        in it. For a folder also ``recovery``: what :func:`fastagg.open` would do.
+        Plain data: ``kind`` (``folder`` or ``file``), ``healthy``, ``problems`` (descriptions of what is wrong), and
+        the contents. For a folder also ``recovery``: what :func:`fastagg.open` would do.
 
     Raises:
-        CheckpointError: there is nothing at ``path``.
+        CheckpointError: nothing exists at ``path``.
     """
     if not path.exists():
         raise CheckpointError(f"{path}: there is nothing")
@@ -60,7 +60,7 @@ def _folder(path: Path) -> dict[str, Any]:
         "uploads": len(held.uploads),
     }  # fmt: skip
     for older in [one["sequence"] for one in checkpoints if one["healthy"] and one["sequence"] != whole][:1]:
-        _recovery(Walk(disk, held, older), older, known, problems)  # it must do if the newer one is damaged one day
+        _recovery(Walk(disk, held, older), older, known, problems)  # it is needed if the newer one is damaged
     if whole is None:
         problems.append(f"{path}: no whole checkpoint is in it")
     else:

@@ -1,10 +1,10 @@
-"""The folder of an opened server: its checkpoints, its journal, its uploads, and what a recovery would make of them.
+"""The folder of a server: its checkpoints, its journal, its uploads, and how a recovery would read them.
 
-lock                        held by the process that has it open
-checkpoint-<sequence>/      a whole state: all records up to that one are in it
+lock                        locked by the process that has the folder open
+checkpoint-<sequence>/      a whole state, up to and including this record
 journal-<number>            segments, in order (storage/segments.py)
-upload-<number>             an update that was streamed in; a record of the journal tells of it
-*.partial                   what was not finished; nobody reads it
+upload-<number>             an update that was streamed in; a record of the journal refers to it
+*.partial                   unfinished files, which are never read
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ _UPLOAD = re.compile(r"upload-(\d{12})")
 
 
 def checkpoint_name(sequence: int) -> str:
-    """The folder of a checkpoint."""
+    """Return the name of a checkpoint's folder."""
     return f"checkpoint-{sequence:020d}"
 
 
 def upload_name(number: int) -> str:
-    """The file of an upload."""
+    """Return the name of an upload's file."""
     return f"upload-{number:012d}"
 
 
 @dataclass
 class Contents:
-    """What is in a folder, by its names."""
+    """The contents of a folder, found by names."""
 
     checkpoints: list[tuple[int, Path]]  # by their sequence numbers, oldest first
     segments: list[Segment]
-    others: list[tuple[int, Path]]  # named as segments that do not begin as such
+    others: list[tuple[int, Path]]  # named like segments, but with another beginning
     uploads: dict[int, Path]
     leftovers: list[Path]
 
 
 def contents(disk: Disk, folder: Path) -> Contents:
-    """Look at a folder; nothing is written."""
+    """List a folder's contents. Writes nothing."""
     names = disk.names(folder)
     checkpoints = [(int(m[1]), folder / m[0]) for m in map(_CHECKPOINT.fullmatch, names) if m]
     uploads = {int(m[1]): folder / m[0] for m in map(_UPLOAD.fullmatch, names) if m}
@@ -62,9 +62,9 @@ class Walk:
     """The journal's records after a sequence number, in order, each once.
 
     Attributes:
-        last: the last good record so far; all that follow are missing.
-        stopped: where the journal ends, in words.
-        needed: segments that hold records after ``begin``.
+        last: the last good record so far. After iteration no later record can be read.
+        stopped: a text that tells where the journal ends.
+        needed: the segments with records after ``begin``.
     """
 
     disk: Disk
@@ -75,10 +75,10 @@ class Walk:
     needed: list[Segment] = field(default_factory=list)
 
     def records(self) -> Iterator[Record]:
-        """Read them.
+        """Yield the records.
 
         Raises:
-            CheckpointError: a record is missing or damaged which was on the disk: later ones are there.
+            CheckpointError: a record is missing or damaged although it was on the disk, because a later one is there.
         """
         self.last = self.begin
         chain = self.found.segments

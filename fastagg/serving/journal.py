@@ -1,5 +1,5 @@
-"""The journal of an opened server: its segments, and what is rare. Records are made and written in C++, without the GIL
-(csrc/serving/journal.h)."""
+"""The journal of a server with a folder: its segments and its rare operations. C++ makes and writes the records,
+without the GIL (csrc/serving/journal.h)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SEGMENT = 64 << 20  # bytes
 
 
 class Files:
-    """What the thread that writes asks of Python: segments and uploads, and every write where a disk is not the
-    system's own. Every method may raise OSError.
+    """The operations that the journal's thread asks of Python: segments and uploads. If the disk is not the operating
+    system's, also every write. Every method may raise OSError.
 
     Args:
         disk, folder, number, free, busy, segment: as :class:`Journal`'s.
@@ -32,12 +32,12 @@ class Files:
         self.write, self.sync, self.close = disk.write, disk.sync, disk.close
 
     def next_segment(self, first: int, needed: int) -> tuple[int, int, int]:
-        """A segment for records from ``first`` on, with room for so many bytes: its file, use and size."""
+        """Return a segment for records from ``first`` on with room for ``needed`` bytes: its file, use and size."""
         with self._mutex:
             old = self._free.pop() if self._free else None
         try:
             segment, file = begin(self.disk, self.folder, self._number, first, max(self.segment_size, needed), old)
-        except OSError:  # whatever is there by that name is used again
+        except OSError:  # the file with that name is used again, whatever it contains
             if old is not None and self.disk.exists(old):
                 with self._mutex:
                     self._free.append(old)
@@ -48,12 +48,12 @@ class Files:
         return file, segment.use, segment.size
 
     def settle(self, file: int) -> None:
-        """An upload is on the disk, and so is its name."""
+        """Make sure that an upload and its name are on the disk."""
         self.disk.sync(file)
         self.disk.sync_folder(self.folder)
 
     def release(self, sequence: int) -> None:
-        """No recovery will ask for records up to this one: their segments are used again."""
+        """Allow reuse of segments: no recovery will need the records up to this one."""
         with self._mutex:
             while len(self._busy) > 1 and self._busy[1].first <= sequence + 1:
                 self._free.append(self._busy.pop(0).path)
@@ -63,14 +63,14 @@ class Journal:
     """The journal of one folder.
 
     Args:
-        sequence: of the last record that is there, all of which are on the disk.
-        number: of the segment to begin.
+        sequence: the number of the last record. It and all before it are on the disk.
+        number: the number of the segment to begin.
         free: files of segments that are not needed any more.
-        busy: segments that still are, in order.
-        segment: bytes of one.
+        busy: segments that are still needed, in order.
+        segment: bytes of one segment.
 
     Attributes:
-        native: what the road writes to (csrc/serving/journal.h).
+        native: the journal in C++, which the road writes to (csrc/serving/journal.h).
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Journal:
     ) -> None:  # fmt: skip
         self.disk = disk
         self._files = Files(disk, folder, number, free, busy, segment)
-        # A file of the system's own is written to without asking Python.
+        # Files of the operating system are written without calling Python.
         self.native: Any = native.serving.Journal(
             self._files, direct=type(disk) is Disk, folder=str(folder), sequence=sequence
         )
@@ -87,50 +87,50 @@ class Journal:
 
     @property
     def last(self) -> int:
-        """The last record, wherever it is."""
+        """The number of the last record, on the disk or not."""
         return int(self.native.last)
 
     @property
     def durable(self) -> int:
-        """The last record that is on the disk."""
+        """The number of the last record that is on the disk."""
         return int(self.native.durable)
 
     @property
     def pending(self) -> int:
-        """Bytes that wait for the disk."""
+        """How many bytes wait to be written."""
         return int(self.native.pending)
 
     @property
     def written(self) -> int:
-        """Bytes that were written."""
+        """How many bytes were written."""
         return int(self.native.written)
 
     @property
     def syncs(self) -> int:
-        """Calls of fdatasync."""
+        """How many times fdatasync was called."""
         return int(self.native.syncs)
 
     @property
     def groups(self) -> int:
-        """Groups of records that were written with one sync."""
+        """How many groups of records were written, each with one sync."""
         return int(self.native.groups)
 
     def append(self, kind: int, body: bytes) -> None:
-        """Queue a record that nobody waits for; the caller holds the server's lock."""
+        """Queue a record for which nobody waits. The caller must hold the server's lock."""
         self.native.append(kind, body)
 
     def wait(self, sequence: int) -> None:
-        """Until the record is on the disk.
+        """Wait until the record is on the disk.
 
         Raises:
-            NotDurable: it cannot be.
+            NotDurable: the record cannot be written.
         """
         self.native.wait(sequence)
 
     def flush(self) -> None:
-        """:meth:`wait` for all records."""
+        """Wait for all records, see :meth:`wait`."""
         self.wait(self.last)
 
     def close(self, seconds: float | None = None) -> None:
-        """Write what waits, and end. What cannot be written is given up. The wait is no longer than ``seconds``."""
+        """Write what is queued, and end. Records that cannot be written are dropped. Waits at most ``seconds``."""
         self.native.close(-1.0 if seconds is None else seconds)

@@ -1,8 +1,9 @@
-"""What is found out about an update before its plan is made, where that is more than the native road does by itself.
+"""Examines an update before its step is planned, if a rule needs more than the native road does by itself.
 
-There are three judges and one road. The road itself looks at an update on the processor: finite, its norm, clipping, a
-weight from its delay. Here are the two others: rules that need more than that before they can plan (distances, a
-direction's or a policy's Python), and a CUDA device, whose verdict is obeyed by the kernels and read later.
+There are three ways to examine an update. The road itself does the usual check on the processor: finite values, the
+norm, clipping, a weight from the delay. This module has the other two. Some rules need more before they can plan:
+distances, or a direction or policy in Python. And on a CUDA device the kernels obey the device's verdict, which the
+host reads later.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ More = dict[str, Any]
 
 
 class Judging:
-    """One server's judge.
+    """Examines the updates of one server.
 
     Attributes:
-        folds: whether trained models can be folded in without taking their difference first.
+        folds: whether trained models can be added without computing their differences first.
     """
 
     def __init__(self, server: Server) -> None:
@@ -53,7 +54,7 @@ class Judging:
         )  # fmt: skip
 
     def asks(self, parsed: Parsed, control: Any) -> bool:
-        """Whether there is anything to find out."""
+        """Return whether an update needs this examination."""
         return (
             self.always or parsed.buffers is not None or parsed.counters is not None or control is not None
             or self.server._core.statistics.count > 0
@@ -62,11 +63,12 @@ class Judging:
     def judge(
         self, client: Any, version: Any, parsed: Parsed, share: float, control: Any, known: More | None = None
     ) -> More:
-        """What the road is told of an update, see csrc/serving/road.cpp: ``judged``, ``norm``, ``weight``, ``drop``,
+        """Return the findings for the road, see csrc/serving/road.cpp: ``judged``, ``norm``, ``weight``, ``drop``,
         ``next_steps``, ``share``, ``pieces``, ``waits``, ``moves``, ``then``, ``statistics``.
 
         Raises:
-            UnknownClient, UnknownVersion, NonFiniteUpdate, ConfigError and others: it is refused; nothing has changed.
+            UnknownClient, UnknownVersion, NonFiniteUpdate, ConfigError and others: the update is refused; nothing has
+                changed.
         """
         server, core = self.server, self.server._core
         change = None if control is None else self._control(control)
@@ -105,7 +107,7 @@ class Judging:
         return more
 
     def _looked(self, parsed: Parsed, pieces: Pieces, base: Tensor | None) -> More:
-        """Norm of the whole update; where a rule wants them, how far the model moved since, and the cosine of both."""
+        """Return the update's norm; if a rule needs them, also how far the model has moved, and the cosine of both."""
         core, direction = self.server._core, self.server.direction
         if not self.measures or base is None:
             seen = core.norms.inspect(pieces)
@@ -156,7 +158,7 @@ class Judging:
             more["moves"] = [*more.get("moves", ()), *moves]
 
     def _wait(self, more: More, facts: Facts, parsed: Parsed, weight: float, share: float, version: Any) -> More:
-        """Keep an update until its round is complete; the last one takes all of them."""
+        """Keep an update until its round is complete. The last update of a round completes it."""
         core, size = self.server._core, self.server.direction.size
         core.state.book.check(facts.client, facts.version, core.ledger.version)
         entry = rounds.Entry(
@@ -183,7 +185,7 @@ class Judging:
         return {"receipt": receipt}
 
     def _deferred(self, more: More, facts: Facts, parsed: Parsed, base: Tensor | None) -> More:
-        """The device decides, and nobody waits for it."""
+        """Let the device decide. The host does not wait for it."""
         server, core = self.server, self.server._core
         x, measured = (core.road.flat, base) if self.measures else (None, None)
         verdict = ops.judge(facts.update, x=x, base=measured, clip_norm=server.clip_norm, **core.policy.rules())

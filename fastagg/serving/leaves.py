@@ -1,4 +1,4 @@
-"""Leaves: processes that each fold the updates of their own clients, and hand on one sum."""
+"""Leaves: processes that each add up the updates of their own clients and pass on one sum."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fastagg.parts.names import Weighting, words
 from fastagg.serving import admission
 from fastagg.storage import memory
 
-_LARGEST = 2.0**120  # of a sum's elements, as the server has it (csrc/serving/books.h)
+_LARGEST = 2.0**120  # the limit of a sum's elements, as in csrc/serving/books.h
 
 
 class Partial(NamedTuple):
-    """What a leaf hands on: a part of a buffer's sum.
+    """The result of a leaf: a part of a buffer's sum.
 
     Attributes:
         total: ``sum_i n_i * Delta_i``, fp32 [d]; ``n_i`` is 1, or the number of samples.
-        updates: how many it is made of.
-        weight: ``sum_i n_i``, what it counts for in the mean.
+        updates: the number of updates in it.
+        weight: ``sum_i n_i``, its weight in the mean.
     """
 
     total: Tensor
@@ -31,17 +31,18 @@ class Partial(NamedTuple):
 
 
 class Leaf:
-    """Folds the updates of its clients, all trained from one version, for :meth:`fastagg.Server.receive_partial`.
+    """Adds the updates of its clients, all trained from one version, for :meth:`fastagg.Server.receive_partial`.
 
-    It needs no server: the root dispatches a version to the leaf, and the leaf hands it to its clients. A leaf looks at
-    every update as the server would, and clips it; the root sees their sum alone. Running statistics are not handed on.
+    It needs no server. The root dispatches a version to the leaf, and the leaf passes it on to its clients. A leaf
+    checks and clips every update as the server would. The root sees only their sum. Running statistics are not passed
+    on.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes: its shapes alone are used.
-        clip_norm, weighting: as the root's :class:`fastagg.Server` would have them.
+        params: the model, in any form that :class:`fastagg.Server` takes. Only its shapes are used.
+        clip_norm, weighting: the same as for the root's :class:`fastagg.Server`.
 
     Attributes:
-        count: updates so far.
+        count: the number of updates so far.
     """
 
     def __init__(self, params: Any, *, clip_norm: float | None = None, weighting: Weighting = "uniform") -> None:
@@ -59,8 +60,8 @@ class Leaf:
         """Add a client's update, in one pass over memory.
 
         Raises:
-            ShapeMismatch, DTypeMismatch, NonFiniteUpdate, UpdateTooLarge, ConfigError: it is refused, as by a server;
-                the sum is as it was.
+            ShapeMismatch, DTypeMismatch, NonFiniteUpdate, UpdateTooLarge, ConfigError: the update is refused, as by a
+                server. The sum is unchanged.
         """
         share = admission.share(num_samples, self.weighting)
         parsed = self.layout.parse(update)
@@ -77,10 +78,10 @@ class Leaf:
         self.count += 1
 
     def take(self) -> Partial:
-        """The sum so far, to be handed on. The leaf begins anew.
+        """Return the sum so far. The leaf begins a new sum.
 
         Raises:
-            ConfigError: there was no update.
+            ConfigError: there is no update yet.
         """
         if self._total is None:
             raise ConfigError("take: this leaf has no updates yet")
@@ -90,10 +91,10 @@ class Leaf:
 
 
 def facts_of(partial: Partial, server: Any) -> dict[str, Any]:
-    """What the road is told of a partial.
+    """Return what the road needs to know of a partial sum.
 
     Raises:
-        ConfigError: the server's rule needs every single update, or this is no partial of it.
+        ConfigError: the server's rule needs every single update, or the sum does not fit this server.
     """
     if not server.direction.buffered or server._core.state.asks or server.deterministic or server._judging.measures:
         raise ConfigError(

@@ -12,10 +12,10 @@ from fastagg.serving.statistics import Statistics
 
 
 class LiveModel:
-    """What ``Server.flat`` and ``Server.parameters()`` give: the current version, wherever in memory it lies now.
+    """The result of ``Server.flat`` and ``Server.parameters()``: always the current version, wherever it is in memory.
 
-    Arrays are turned to the next version for as long as somebody holds them. Most callers read a model once and drop
-    it; arrivals after that cost nothing more.
+    Arrays are pointed at the next version as long as somebody holds them. Most callers read a model once and drop it;
+    then later arrivals cost nothing more.
     """
 
     def __init__(self, layout: Layout, flat: Tensor, statistics: Statistics) -> None:
@@ -23,10 +23,10 @@ class LiveModel:
         self.flat = flat.detach()
         self._at = self.flat.data_ptr()
         self._statistics = statistics
-        self._out: list[weakref.ref[Tensor]] = []  # in the layout's order, if any were handed out
+        self._out: list[weakref.ref[Tensor]] = []  # in the layout's order; empty if none were handed out
 
     def views(self, statistics: Statistics) -> Any:
-        """The model in the form it came in; arrays whose own dtype is not fp32 are copies, made now."""
+        """Return the model in its original form. Arrays whose own dtype is not fp32 are copies made now."""
         fresh = self.layout.views(self.flat, statistics.values.detach(), statistics.counters)
         if self.layout.has_copies or self.layout.form == "flat":
             return fresh
@@ -38,7 +38,7 @@ class LiveModel:
         return dict(zip(fresh, tensors, strict=True)) if isinstance(fresh, dict) else tensors
 
     def follow(self, flat: Tensor, statistics: Statistics) -> None:
-        """Point what was handed out at the version that is now the model's."""
+        """Point the arrays that were handed out at the current version."""
         if self._at == flat.data_ptr() and statistics is self._statistics:
             return
         self.flat.data = flat
@@ -50,7 +50,7 @@ class LiveModel:
                     old.data = new
         else:
             self._out = []
-        # Last: what is cut short is done again by the next call.
+        # Last: if this call is interrupted, the next call repeats it.
         self._at, self._statistics = flat.data_ptr(), statistics
 
     def _held(self) -> list[Tensor | None]:

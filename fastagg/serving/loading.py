@@ -1,4 +1,4 @@
-"""A server from a checkpoint."""
+"""Makes a server from a checkpoint."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def load(
     device: torch.device | str | None = None,
     distill: Distillation | None = None,
 ) -> Server:
-    """The server that :meth:`Server.save` wrote to ``path``, ready to go on.
+    """Return the server that :meth:`Server.save` wrote to ``path``, ready to continue.
 
-    The model comes back as a dict, a list or a flat tensor (an nn.Module's code is not in a checkpoint). FedEcho's
-    ``distill`` must be given again, with the same unlabelled data: neither it nor the code is in the checkpoint, and
-    its settings are the ones that hold from then on.
+    The model comes back as a dict, a list or a flat tensor, because a checkpoint does not contain an nn.Module's code.
+    FedEcho's ``distill`` must be given again, with the same unlabelled data, because the checkpoint contains neither
+    the data nor the code. The settings of this ``distill`` apply from then on.
 
     Raises:
-        CheckpointError: no checkpoint, damaged, or of another format; or it has a part that is not registered
-            (:func:`fastagg.register`).
+        CheckpointError: there is no checkpoint, it is damaged or has another format, or it uses a part that is not
+            registered (:func:`fastagg.register`).
         CacheError: its rows are on a disk, and another server uses them.
     """
     try:
@@ -42,10 +42,10 @@ def load(
 def server_from(
     state: dict[str, Any], device: torch.device | str | None = None, distill: Distillation | None = None
 ) -> Server:
-    """The server whose :meth:`Server.state_dict` this is; the rest as in :func:`load`.
+    """Return the server from a :meth:`Server.state_dict`; otherwise as :func:`load`.
 
     Raises:
-        CheckpointError: as there.
+        CheckpointError: as in :func:`load`.
     """
     try:
         config, layout = dict(state["config"]), Layout.from_spec(state["layout"])

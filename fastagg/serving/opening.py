@@ -1,4 +1,4 @@
-"""A server of a folder: fresh, or as it was when its process ended."""
+"""Opens a server's folder: with a new server, or with the state at the end of the previous process."""
 
 from __future__ import annotations
 
@@ -32,23 +32,24 @@ def open(
     keep: int = 2,
     checkpoint_every: int = EVERY,
 ) -> DurableServer:
-    """The server of the folder ``path``: the one that ``make`` makes or, if the folder has one, that one as it was: its
-    last checkpoint, and all that its journal says happened since, done again to the bit.
+    """Return the server of the folder ``path``. If the folder is empty, it is the server that ``make`` makes. Otherwise
+    the server is restored bit for bit: from its last checkpoint and all later records of its journal.
 
     Args:
-        path: a folder, or where one is to be.
-        make: makes the server, with the settings that the folder was begun with. Limits (``lease``, ``max_...``) may
-            change from one opening to the next.
-        durability: ``arrival``: ``receive`` returns when its update is on the disk. ``step``: when it made a step, and
-            so was everything before it. ``none``: nobody waits; a crash loses what the last fraction of a second
-            brought. ``receipt.durable`` says whether one is on the disk, ``server.flush()`` waits.
-        keep: checkpoints that stay; the journal goes back to the oldest of them.
-        checkpoint_every: bytes of journal after which a checkpoint is written in the background.
+        path: the folder. It is created if it does not exist.
+        make: a function that makes the server, with the settings with which the folder was made. Limits (``lease``,
+            ``max_...``) may change from one opening to the next.
+        durability: ``arrival``: ``receive`` returns when its update is on the disk. ``step``: only an update that made
+            a step waits for the disk, with all updates before it. ``none``: nobody waits, and a crash loses the updates
+            of the last fraction of a second. ``receipt.durable`` tells whether an update is on the disk, and
+            ``server.flush()`` waits for it.
+        keep: how many checkpoints are kept. The journal goes back to the oldest of them.
+        checkpoint_every: after so many bytes of journal a checkpoint is written in the background.
 
     Raises:
-        Busy: another process, or another server of this one, has the folder open.
-        CheckpointError: it is damaged, or could not be written. Nothing was changed.
-        ConfigError: a setting is refused, or ``make`` makes another server than the folder's.
+        Busy: another process, or another server of this process, has the folder open.
+        CheckpointError: the folder is damaged, or could not be written. Nothing has changed.
+        ConfigError: a setting is refused, or ``make`` makes a server that differs from the folder's.
     """
     return open_on(Disk(), Path(path), make, durability, keep=keep, checkpoint_every=checkpoint_every)
 
@@ -57,7 +58,7 @@ def open_on(
     disk: Disk, folder: Path, make: Callable[[], Server], durability: Durability, *, keep: int = 2,
     checkpoint_every: int = EVERY, segment: int = SEGMENT,
 ) -> DurableServer:  # fmt: skip
-    """:func:`open` of a folder on ``disk``, with segments of so many bytes."""
+    """:func:`open` for a folder on ``disk``, with segments of the given number of bytes."""
     _checks.one_of("durability", durability, words(Durability))
     _checks.whole("keep", keep, least=1)
     _checks.whole("checkpoint_every", checkpoint_every, least=1)
@@ -74,7 +75,7 @@ def open_on(
     try:
         server, keeper, journal = _opened(disk, folder, make, (lock, keep, checkpoint_every, segment))
         keeper.journal = journal
-        server.__class__ = DurableServer  # whatever refers to it goes on referring to it
+        server.__class__ = DurableServer  # all references to it stay valid
         assert isinstance(server, DurableServer)
         server._begin(folder, durability, journal, keeper)
     except OSError as error:
@@ -96,14 +97,14 @@ def _opened(
         return _fresh(disk, folder, make, told)
     past = recover(disk, folder, make)
     server, found = past.server, past.walk.found
-    for one in past.walk.needed:  # a killed process's last writes may be in memory alone
+    for one in past.walk.needed:  # the last writes of a killed process may be in memory only
         file = disk.open(one.path)
         try:
             disk.sync(file)
         finally:
             disk.close(file)
     uploads = _tidy(disk, found, past)
-    after = [one.first for one in found.segments[1:]] + [2**63]  # where the next segment begins
+    after = [one.first for one in found.segments[1:]] + [2**63]  # the first record of the next segment
     busy = [one for one, end in zip(found.segments, after, strict=False) if end > past.oldest + 1]
     free = [one.path for one in found.segments if one not in busy] + [path for _, path in found.others]
     number = 1 + max([one.number for one in found.segments] + [number for number, _ in found.others], default=0)
@@ -136,7 +137,7 @@ def _fresh(
         disk.remove(path)
     disk.sync_folder(folder.parent)
     keeper = Keeper(disk, folder, lock, made_of(server), [], {}, 1, keep, every)
-    keeper.write(server)  # what the journal goes on from
+    keeper.write(server)  # the checkpoint from which the journal continues
     journal = Journal(disk, folder, 0, 1, [], [], segment)
     _limit(journal, server)
     return server, keeper, journal
@@ -148,7 +149,7 @@ def _limit(journal: Journal, server: Server) -> None:
 
 
 def _tidy(disk: Disk, found: Contents, past: Recovered) -> dict[int, int]:
-    """Remove what nobody will read. The uploads that stay, with the records that tell of them."""
+    """Remove files that are no longer needed. Return the remaining uploads with the records that refer to them."""
     for path in found.leftovers:
         disk.remove(path)
     for path in past.damaged:
@@ -169,4 +170,4 @@ def _give_back(disk: Disk, keeper: Keeper | None, lock: int) -> None:
 
 def _abandoned(process: int, keeper: Keeper) -> None:
     if os.getpid() == process:  # a forked child has neither its thread nor its lock
-        keeper.close(5.0)  # nobody asked to wait
+        keeper.close(5.0)  # at exit, nobody asked to wait longer

@@ -1,4 +1,4 @@
-"""What a journal says: one record for everything that changes a server's state, and what it takes to do it again."""
+"""The contents of a journal: one record for each change of a server's state, with all that is needed to replay it."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ _DTYPES = (
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 _PARAMETERS, _BUFFERS, _COUNTER, _CONTROL = range(4)
 _Read = TypeVar("_Read")
-_WHOLE = struct.Struct("<Bqq")  # client is a number: that and a version
-_LARGE = struct.Struct("<BQq")  # client is a number beyond those
-_NAMED = struct.Struct("<BHq")  # client is text of so many bytes, a version
-_FACTS = struct.Struct("<dqBBqdddI")  # of an arrival
+_WHOLE = struct.Struct("<Bqq")  # if the client is a number: the number and a version
+_LARGE = struct.Struct("<BQq")  # if the client is a number of 2^63 and above
+_NAMED = struct.Struct("<BHq")  # if the client is text: its length in bytes, and a version
+_FACTS = struct.Struct("<dqBBqdddI")  # the facts about an arrival
 _PIECE = struct.Struct("<BBQ")  # role, type, elements
-_IN_FILE = 1 << 31  # beside the number of pieces: the update is in a file
+_IN_FILE = 1 << 31  # a flag in the number of pieces: the update is in a file
 _BLOB = struct.Struct("<QQIB")  # number, bytes, crc, type
 
 
 @dataclass
 class Arrival:
-    """One answer, as it came, and what was decided."""
+    """One answer as it came, and the outcome."""
 
     client: Client
-    version: int  # that it was trained from
+    version: int  # the version that it was trained from
     share: float
     parsed: Parsed
     control: Tensor | None = None
-    blob: tuple[int, int, int, int] | None = None  # an upload's file: number, bytes, checksum, type
-    incarnation: int = 0  # of the version
-    # applied, version afterwards, step size, weight, norm; None where nobody knew (a device decides)
+    blob: tuple[int, int, int, int] | None = None  # the file of an upload: number, bytes, checksum, type
+    incarnation: int = 0  # the life of that version
+    # applied, version afterwards, step size, weight, norm; None if the host did not know them (a device decides)
     decided: tuple[bool, int, float, float, float] | None = None
 
 
@@ -60,12 +60,12 @@ Part = tuple[int, int, int, int]  # role, and a piece
 
 
 def parts(parsed: Parsed, control: Tensor | None) -> tuple[list[Piece], list[Part], list[Any]]:
-    """Where an answer's bytes lie: its parameters, all else that came with it, and what holds the memory."""
+    """Return where an answer's bytes are: its parameters, its other parts, and the objects that own the memory."""
     owners: list[Any] = [parsed, control]
 
     def here(pieces: Pieces) -> list[Piece]:
         if pieces.device.type == "cpu":
-            return pieces.native  # whose codes are those of the first types here
+            return pieces.native  # they use the codes of the first types here
         found = [_host(owner) for owner in pieces.owners]
         owners.extend(found)
         return [(one.data_ptr(), one.numel(), _CODES[one.dtype]) for one in found]
@@ -85,13 +85,13 @@ def _host(owner: Any) -> Tensor:
 
 
 def decided(receipt: Receipt) -> tuple[bool, int, float, float, float]:
-    """What :meth:`Server.receive` said, as a record has it."""
+    """Return a receipt's values in the form of a record."""
     lr = math.nan if receipt.step_size is None else receipt.step_size
     return receipt.applied, receipt.version, lr, receipt.weight, receipt.update_norm
 
 
 def _named(read: Callable[[memoryview], _Read]) -> Callable[[memoryview], _Read]:
-    """Whatever is wrong with a record is said by one error."""
+    """Turn every error from reading a record into a CheckpointError."""
 
     @functools.wraps(read)
     def reads(body: memoryview) -> _Read:
@@ -105,7 +105,7 @@ def _named(read: Callable[[memoryview], _Read]) -> Callable[[memoryview], _Read]
 
 @_named
 def read_client(body: memoryview) -> tuple[Client, int, int]:
-    """A client, a version, and where they end."""
+    """Read a client and a version. Also return where they end."""
     if body[0] == 0:
         _, client, version = _WHOLE.unpack_from(body)
         return client, version, _WHOLE.size
@@ -119,10 +119,10 @@ def read_client(body: memoryview) -> tuple[Client, int, int]:
 
 @_named
 def read_arrival(body: memoryview) -> Arrival:
-    """What csrc/serving/records.cpp wrote; the tensors are views of ``body``. An upload's update is not looked for.
+    """Read an arrival as written by csrc/serving/records.cpp. Tensors are views of ``body``. Does not open an upload.
 
     Raises:
-        CheckpointError: it is no such record.
+        CheckpointError: the record has another form.
     """
     client, version, at = read_client(body)
     share, incarnation, known, applied, after, lr, weight, norm, count = _FACTS.unpack_from(body, at)
@@ -150,12 +150,12 @@ def read_arrival(body: memoryview) -> Arrival:
 
 @_named
 def read_rate(body: memoryview) -> float:
-    """A learning rate."""
+    """Read a learning rate."""
     return float(struct.unpack_from("<d", body)[0])
 
 
 def life(first: int, number: int) -> bytes:
-    """From a version on the server has a life of this number."""
+    """Return the body of a record: from the version ``first`` on the server's life has this number."""
     return struct.pack("<qq", first, number)
 
 
@@ -167,7 +167,7 @@ def read_life(body: memoryview) -> tuple[int, int]:
 
 
 def code_of(dtype: torch.dtype) -> int:
-    """A type as records have it."""
+    """Return the code of a type in records."""
     return _CODES[dtype]
 
 
@@ -177,17 +177,17 @@ def dtype_of(code: int) -> torch.dtype:
 
 
 def tensor_at(body: Any, at: int, dtype: torch.dtype, elements: int) -> Tensor:
-    """Elements that lie in a buffer, as a tensor that shares them: read it only."""
+    """Return elements in a buffer as a tensor that shares them. Do not write to it."""
     if elements * dtype.itemsize > len(body) - at:
-        raise ValueError("a record that ends too early")
+        raise ValueError("the record ends too early")
     if not elements:
         return torch.empty(0, dtype=dtype)
     array = np.frombuffer(body, np.uint8, elements * dtype.itemsize, at)
-    if not array.flags.writeable:  # torch would warn; nobody writes
+    if not array.flags.writeable:  # torch would warn, but nobody writes to it
         array = array.copy()
     return torch.from_numpy(array).view(dtype)
 
 
 def same(a: Iterable[float], b: Iterable[float]) -> bool:
-    """Equal, or both NaN."""
+    """Return whether the numbers are equal. NaN equals NaN."""
     return all(x == y or (x != x and y != y) for x, y in zip(a, b, strict=True))

@@ -1,4 +1,4 @@
-"""A server as its folder says it was: the newest whole checkpoint, then what the journal says happened after it."""
+"""Restores a server from its folder: the newest undamaged checkpoint, then all records of the journal after it."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from fastagg.storage.disk import Disk
 from fastagg.storage.pieces import Pieces
 from fastagg.storage.segments import Record
 
-# What may be another server's from one opening to the next: it bounds what is waited for, and makes no model.
+# These settings may change from one opening to the next. They limit waiting and do not affect the model.
 _FREE = ("lease", "max_delay", "max_open_per_client", "max_clients", "max_waiting", "validate")
 
 
 @dataclass
 class Recovered:
-    """What a folder gave."""
+    """The result of a recovery."""
 
     server: Server
     walk: Walk
     checkpoint: int  # its sequence number
-    oldest: int  # of the checkpoints that are whole: records up to this one are not needed
-    made: dict[str, Any]  # the settings that the folder was begun with
-    uploads: dict[int, int]  # number -> the record that tells of it
-    replayed: dict[str, int]  # records by kind
-    damaged: list[Path]  # checkpoints
+    oldest: int  # of the undamaged checkpoints; records up to this one are not needed
+    made: dict[str, Any]  # the settings with which the folder was made
+    uploads: dict[int, int]  # number -> the record that refers to it
+    replayed: dict[str, int]  # the number of replayed records by kind
+    damaged: list[Path]  # damaged checkpoints
 
 
 def recover(disk: Disk, folder: Path, make: Callable[[], Server]) -> Recovered:
-    """The server, with limits and leases as ``make`` has them, and whose journal goes on after ``walk.last``.
+    """Restore the server. It has the limits and leases of ``make``; its journal continues after ``walk.last``.
 
     Raises:
-        CheckpointError: the folder is damaged. ConfigError: ``make`` makes another server than the folder's.
+        CheckpointError: the folder is damaged. ConfigError: ``make`` makes a server that differs from the folder's.
     """
     found = contents(disk, folder)
     state, sequence, manifest, damaged = _newest(disk, found)
@@ -80,11 +80,11 @@ def _load(server: Server, state: dict[str, Any]) -> None:
 
 
 def _newest(disk: Disk, found: Contents) -> tuple[dict[str, Any], int, dict[str, Any], list[Path]]:
-    """The newest whole checkpoint: its state, sequence number and manifest, and the damaged ones. Those that are newer
-    are taken out of ``found``.
+    """Return the newest undamaged checkpoint: its state, sequence number and manifest. Also return the damaged ones.
+    Checkpoints that are newer are removed from ``found``.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: every checkpoint is damaged, or there is none.
     """
     wrong: list[str] = []
     damaged: list[Path] = []
@@ -101,7 +101,7 @@ def _newest(disk: Disk, found: Contents) -> tuple[dict[str, Any], int, dict[str,
 
 
 def made_of(server: Server) -> dict[str, Any]:
-    """The settings that a folder's server must keep, as JSON has them."""
+    """Return the settings that a folder's server must keep, as in JSON."""
     config = {key: value for key, value in server.config().items() if key not in _FREE}
     if isinstance(config["direction"].get("cache"), dict):  # rows on tiers: how many of them are in memory is free
         cache = {key: value for key, value in config["direction"]["cache"].items() if key != "memory"}
@@ -114,19 +114,19 @@ def _check_made(folder: Path, was: dict[str, Any], now: dict[str, Any]) -> None:
     for key in {**was, **now}:
         if was.get(key) != now.get(key):
             raise ConfigError(
-                f"{folder}: it was begun with {key}={was.get(key)!r:.150}, and make() gives {now.get(key)!r:.150}; "
-                "open it with the settings it was begun with (server.lr may be set afterwards), or use another folder"
+                f"{folder}: it was made with {key}={was.get(key)!r:.150}, but make() gives {now.get(key)!r:.150}; "
+                "open it with its original settings (server.lr may be set afterwards), or use another folder"
             )
 
 
 def _lift_limits(server: Server) -> None:
-    """Nothing ends while the journal is read: it says itself what ended."""
+    """Make sure that no task ends by itself while the journal is replayed. Its records tell which tasks ended."""
     most = 2**63 - 1
     server._core.ledger.limit(lease=math.inf, max_delay=most, open_per_client=most, clients=most)
 
 
 def _limit_again(server: Server, limits: tuple[Any, ...]) -> None:
-    """The server's own limits hold again; every lease begins anew."""
+    """Restore the server's own limits. Every lease begins anew."""
     lease, delay, per_client, clients = (2**63 - 1 if limit is None else limit for limit in limits)
     server._core.ledger.limit(
         lease=math.inf if limits[0] is None else lease, max_delay=delay, open_per_client=per_client, clients=clients
@@ -135,7 +135,7 @@ def _limit_again(server: Server, limits: tuple[Any, ...]) -> None:
 
 
 class Player:
-    """Does again what records say."""
+    """Replays records on a server."""
 
     def __init__(self, server: Server, disk: Disk, found: Contents) -> None:
         self.server, self.disk, self.found = server, disk, found
@@ -143,17 +143,17 @@ class Player:
         self.counts: dict[str, int] = {}
 
     def play(self, record: Record) -> None:
-        """One record.
+        """Replay one record.
 
         Raises:
-            CheckpointError: it cannot be done again, or gives another result.
+            CheckpointError: the record cannot be replayed, or gives another result.
         """
         try:
             self._play(record)
         except FastaggError as error:
             kind = records.NAMES.get(record.kind, str(record.kind))
             raise CheckpointError(
-                f"the journal's record {record.sequence} ({kind}) cannot be done again: {error}"
+                f"the journal's record {record.sequence} ({kind}) cannot be replayed: {error}"
             ) from error
         name = records.NAMES[record.kind]
         self.counts[name] = self.counts.get(name, 0) + 1
@@ -170,7 +170,7 @@ class Player:
             if record.kind == records.DISPATCH:
                 sent = server.dispatch(client).version
                 if sent != version:
-                    raise CheckpointError(f"it sent version {version}, and now sends {sent}")
+                    raise CheckpointError(f"the server sent version {version} then, but sends version {sent} now")
             elif record.kind == records.HAND_ON:
                 road.hand_on(client, version)
             elif record.kind == records.EXPIRE:
@@ -185,7 +185,7 @@ class Player:
             first, number = records.read_life(body)
             road.begin_life(first, number)
         else:
-            raise CheckpointError("a kind of record that this version does not know")
+            raise CheckpointError("this version of fastagg does not know this kind of record")
 
     def _arrive(self, record: Record) -> None:
         server = self.server
@@ -202,19 +202,19 @@ class Player:
             return
         was, now = found.decided, records.decided(receipt)
         if not records.same(was, now):
-            raise CheckpointError(f"it gave {was}, and now gives {now}: another rule, or another model")
+            raise CheckpointError(f"the result was {was} then, but is {now} now: the rule or the model differs")
 
     def _check_sizes(self, found: Arrival) -> None:
-        """What native code will not look at again."""
+        """Check what native code will not check again."""
         layout, parsed = self.server.layout, found.parsed
         sizes = [parsed.parameters.size, *([] if parsed.buffers is None else [parsed.buffers.size])]
         if sizes != [layout.size, layout.buffer_size][: len(sizes)]:
-            raise CheckpointError(f"an update of {sizes} numbers, and the model has {layout.size}")
+            raise CheckpointError(f"the update has {sizes} numbers, but the model has {layout.size}")
         like = [one.numel() for one in self.server._core.statistics.counters]
         if parsed.counters is not None and [one.numel() for one in parsed.counters] != like:
-            raise CheckpointError("other counters than the model's")
+            raise CheckpointError("the update's counters are not the model's")
         if not (math.isfinite(found.share) and found.share > 0):
-            raise CheckpointError(f"a weight of {found.share}")
+            raise CheckpointError(f"the update's weight is {found.share}, expected a number above 0")
 
     def _upload(self, record: Record, found: Arrival) -> Pieces:
         assert found.blob is not None

@@ -1,4 +1,4 @@
-"""A synchronous round whose result does not depend on the order its updates arrive in: they wait for each other."""
+"""A synchronous round whose result does not depend on the order of arrivals: updates wait until all have come."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """One update that waits: numbers of its judgement, and ``parsed``, which is its own copy."""
+    """One waiting update: the numbers from its examination, and ``parsed``, a copy of its own."""
 
     client: int | str
     version: int
@@ -24,11 +24,11 @@ class Entry(NamedTuple):
     parsed: Parsed
 
     def native(self) -> tuple[Any, ...]:
-        """As the native road takes it."""
+        """Return the update in the form that the native road takes."""
         return (self.parsed.parameters.native, self.version, self.gain, self.weight, self.share, self.norm)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data and tensors; tensors are shared."""
+        """Return plain data and tensors. Tensors are shared."""
         numbers = {key: getattr(self, key) for key in ("client", "gain", "weight", "share", "norm")}
         return {
             **numbers, "update": self.parsed.parameters.owners,
@@ -38,10 +38,10 @@ class Entry(NamedTuple):
 
     @classmethod
     def loaded(cls, state: dict[str, Any], server: Server, version: int) -> Entry:
-        """Inverse of :meth:`state_dict`, in the round of ``version``; tensors are copied.
+        """Inverse of :meth:`state_dict`, for the round of ``version``. Tensors are copied.
 
         Raises:
-            ValueError: an update is not of the server's model.
+            ValueError: the update does not fit the server's model.
         """
         layout = server.layout
         update, buffers = Pieces(state["update"]), None if state["buffers"] is None else Pieces(state["buffers"])
@@ -53,19 +53,19 @@ class Entry(NamedTuple):
 
 
 def kept(parsed: Parsed) -> Parsed:
-    """A copy of an update, its buffers and counters: the client's memory may be used again."""
+    """Return a copy of an update with its buffers and counters, so that the client may reuse its memory."""
     buffers = None if parsed.buffers is None else _copied(parsed.buffers)
     counters = None if parsed.counters is None else [counter.clone() for counter in parsed.counters]
     return Parsed(_copied(parsed.parameters), buffers, counters)
 
 
 def in_order(entries: Sequence[Entry]) -> list[Entry]:
-    """By the clients' ids: whole numbers first, then names."""
+    """Sort by the clients' ids: whole numbers first, then names."""
     return sorted(entries, key=lambda entry: (isinstance(entry.client, str), entry.client))
 
 
 def nbytes(entries: Sequence[Entry]) -> int:
-    """Bytes of the updates kept."""
+    """Return the bytes of the kept updates."""
     return sum(o.numel() * o.element_size() for entry in entries for o in entry.parsed.parameters.owners)
 
 

@@ -1,4 +1,4 @@
-"""Where a server's kernels run: on the processor, or on a CUDA device. Others are refused (storage/devices.py)."""
+"""Chooses where a server's kernels run: on the processor or on a CUDA device (storage/devices.py refuses others)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fastagg.storage.staging import send
 
 
 def on_host(device: torch.device) -> bool:
-    """Whether kernels on ``device`` are the processor's own."""
+    """Return whether kernels on ``device`` run on the processor."""
     return place(device) is CPU
 
 
 def runner_for(device: torch.device) -> tuple[Any, There | None]:
-    """The native runner, and what it asks Python, if anything."""
+    """Return the native runner, and the object that it asks for launches on a device, if any."""
     if on_host(device):
         return native.serving.OnCpu(), None
     there = There(device)
@@ -26,16 +26,16 @@ def runner_for(device: torch.device) -> tuple[Any, There | None]:
 
 
 class There:
-    """What the launches of one arrival need, made ready before the first of them (csrc/serving/on_cuda.h).
+    """Prepares what the launches of one arrival need, before the first of them (csrc/serving/on_cuda.h).
 
     Attributes:
-        verdict: what they obey (:func:`fastagg.ops.judge`); None for nothing.
+        verdict: the verdict that the launches obey (:func:`fastagg.ops.judge`); None if there is none.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.verdict: Tensor | None = None
-        self._bytes: Tensor | None = None  # torch gives its memory to nobody whose launches come before these
+        self._bytes: Tensor | None = None  # kept here, so that torch reuses its memory only for launches after these
 
     def __call__(self, numbers: Any) -> tuple[int, int, int, int]:
         on = place(self.device)

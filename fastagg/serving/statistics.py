@@ -1,4 +1,4 @@
-"""BatchNorm's running statistics and counters on the server: no steps of an optimizer, just plain means."""
+"""BatchNorm's running statistics and counters on the server. They follow plain means, not an optimizer."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ MODES = words(Buffers)
 
 @dataclass(frozen=True)
 class Statistics:
-    """Floating-point buffers take the mean of the clients' in the step (``mean``), the last arriving client's
-    (``latest``), or stay (``keep``); integer buffers take the largest of the clients' in the step, or stay.
+    """The server's buffers. In a step, floating-point buffers become the mean of the clients' (``mean``) or those of
+    the last client (``latest``), or stay (``keep``). Integer buffers become the largest of the clients', or stay.
 
-    Nothing changes in place: what an arrival makes of them is another object, and clients that were sent vectors may
-    still read them.
+    Nothing changes in place. An arrival makes a new object, because clients that were sent vectors may still read them.
 
     Attributes:
         mode: ``mean``, ``latest`` or ``keep``.
         values: floating-point buffers, fp32, 1-D.
         counters: integer buffers.
-        sum, most, count: of the clients' since the last step.
+        sum, most, count: of the clients' buffers since the last step.
     """
 
     mode: Buffers
@@ -41,7 +40,8 @@ class Statistics:
     count: int = 0
 
     def arrive(self, parsed: Parsed, verdict: Tensor | None = None) -> Statistics:
-        """With one client's buffers, if it sent any; the server's own stand for those of an update that is not kept."""
+        """Return the statistics with one client's buffers added, if it sent any. Rejected updates count with the
+        server's."""
         if self.mode == "keep" or (parsed.buffers is None and parsed.counters is None):
             return self
         total, most = self.sum if self.count else None, self.most if self.count else None
@@ -62,11 +62,11 @@ class Statistics:
         return replace(self, sum=total, most=most, count=self.count + 1)
 
     def after(self, parsed: Parsed) -> Tensor:
-        """The floating-point buffers that a step would leave if this client's were its last."""
+        """Return the floating-point buffers after a step whose last update is this client's."""
         return self.arrive(parsed).step().values
 
     def step(self) -> Statistics:
-        """The model stepped: the buffers follow."""
+        """Return the statistics after a step of the model."""
         if self.count == 0:
             return self
         values = self.values
@@ -76,30 +76,30 @@ class Statistics:
         return Statistics(self.mode, values, counters)
 
     def discard(self) -> Statistics:
-        """The step was dropped: so are the buffers that came with it."""
+        """Return the statistics after a dropped step. The buffers that came with its updates are dropped, too."""
         return Statistics(self.mode, self.values, self.counters)
 
     def nbytes(self) -> int:
-        """Bytes of the buffers and of their running sum."""
+        """Return the bytes of the buffers and of their running sum."""
         held = [self.values, *self.counters, *([] if self.sum is None else [self.sum])]
         return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
     def finite(self) -> bool:
-        """Whether all numbers are."""
+        """Return whether all numbers are finite."""
         held = [self.values, *([] if self.sum is None else [self.sum])]
         return all(bool(torch.isfinite(tensor).all()) for tensor in held)
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors are shared, not copied."""
+        """Return the state. Tensors are shared, not copied."""
         return {
             "values": self.values, "counters": self.counters, "sum": self.sum, "most": self.most, "count": self.count,
         }  # fmt: skip
 
     def loaded(self, state: dict[str, Any]) -> Statistics:
-        """Those of :meth:`state_dict`; tensors are copied.
+        """Return the statistics from :meth:`state_dict`. Tensors are copied.
 
         Raises:
-            ValueError: they have other shapes than this model's.
+            ValueError: their shapes are not this model's.
         """
         total = None if state["sum"] is None else _like(self.values, state["sum"])
         most = None if state["most"] is None else self._own(state["most"])
@@ -117,7 +117,7 @@ def _like(mine: Tensor, theirs: Tensor) -> Tensor:
 
 
 def _brought(counters: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
-    """Copies with the devices and types of ``like``; those that lie on a GPU come in one transfer."""
+    """Return copies with the devices and types of ``like``. All that lie on a GPU come in one transfer."""
     away = [i for i, new in enumerate(counters) if new.is_cuda and like[i].device.type == "cpu"]
     found = dict(enumerate(counters))
     if len(away) > 1:
@@ -128,6 +128,6 @@ def _brought(counters: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]
 
 
 def _larger(a: Tensor, b: Tensor) -> Tensor:
-    if a.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch has no maximum of these
+    if a.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch has no maximum for these
         return torch.maximum(a.to(torch.int64), b.to(torch.int64)).to(a.dtype)
     return torch.maximum(a, b)

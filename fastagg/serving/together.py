@@ -1,4 +1,4 @@
-"""What goes together: the one place that says which parts and settings make no sense side by side."""
+"""Checks which parts and settings can be combined. No other module does this."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def check(server: Server) -> None:
     """Refuse a server whose parts or settings contradict each other.
 
     Raises:
-        ConfigError: and why.
+        ConfigError: there is such a contradiction; the message tells which.
     """
     direction, optimizer, staleness = server.direction, server.optimizer, server.staleness
     optimizer.check()
@@ -30,15 +30,15 @@ def check(server: Server) -> None:
         )
     if server.deterministic and not direction.synchronous:
         raise ConfigError(
-            "deterministic: for synchronous rules; where updates are applied as they come, their order is part of "
+            "deterministic: it needs a synchronous rule. If updates are applied as they come, their order is part of "
             f"the algorithm, got direction {type(direction).__name__}"
         )
     if server.validate == "deferred" and (reason := _waits(direction, staleness, server.deterministic)):
-        raise ConfigError(f'validate="deferred": not for a server that waits anyway: it {reason}')
+        raise ConfigError(f'validate="deferred": it has no effect on a server that must wait: it {reason}')
 
 
 def _waits(direction: Direction, staleness: Staleness, deterministic: bool) -> str | None:
-    """Why a number is needed on the host before a step."""
+    """Return why a step needs a number on the host first; None if it does not."""
     if direction.measures:
         return "weighs an update by its direction"
     if direction.runs_models:

@@ -1,4 +1,4 @@
-"""The lock of a server that is not this process's."""
+"""The lock of a server that belongs to another process."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from fastagg.errors import ConfigError
 
 
 class Elsewhere:
-    """The lock of a server whose process forked, in the child."""
+    """The lock of a forked child's copy of a server."""
 
     def refuse(self, *_: object) -> NoReturn:
-        """Whatever is asked."""
+        """Raise ConfigError, whatever is called."""
         raise ConfigError("this server belongs to the process that made it: save it there and fastagg.load it here")
 
     def __enter__(self) -> None:

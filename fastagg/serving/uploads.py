@@ -1,4 +1,4 @@
-"""An update that comes in pieces: nothing of it is applied before it is whole and checked."""
+"""An update that arrives in pieces. It is not applied before it is complete and checked."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Upload:
-    """What :meth:`Server.receiving` gives: ``with server.receiving(client) as upload: upload.write(chunk)``.
+    """The result of :meth:`Server.receiving`: ``with server.receiving(client) as upload: upload.write(chunk)``.
 
-    The bytes are the flat update, [d] numbers of ``dtype``, little endian. Leaving the block without an error takes the
-    update as :meth:`Server.receive` does; leaving it with one drops it.
+    The bytes are the flat update: [d] numbers of ``dtype``, little endian. If the block ends without an error, the
+    server takes the update as :meth:`Server.receive` does. If it ends with an error, the update is dropped.
 
     Attributes:
-        receipt: what became of it, once the block has ended.
+        receipt: the outcome, after the block has ended.
     """
 
     receipt: Receipt
@@ -48,11 +48,11 @@ class Upload:
         return self
 
     def write(self, chunk: bytes | bytearray | memoryview) -> int:
-        """The next bytes, however many; a piece of a number may be split between two chunks. Returns how many came so
+        """Add the next bytes, of any number. A number's bytes may be split between two chunks. Returns the bytes so
         far.
 
         Raises:
-            ShapeMismatch: more than the model's came. NotDurable: the disk refuses.
+            ShapeMismatch: more bytes than the model has. NotDurable: the disk failed.
         """
         view = memoryview(chunk).cast("B")
         if self._done:
@@ -86,11 +86,11 @@ class Upload:
         raise NotImplementedError
 
     def _drop(self) -> None:
-        """Give back what was asked for."""
+        """Release what the upload holds."""
 
 
 class HeldUpload(Upload):
-    """In memory: of a server without a folder."""
+    """An upload in memory, for a server without a folder."""
 
     def __init__(self, size: int, dtype: Any, finish: Callable[[Tensor], Receipt]) -> None:
         super().__init__(size, dtype, finish)
@@ -105,11 +105,11 @@ class HeldUpload(Upload):
 
 
 class StoredUpload(Upload):
-    """In a file of the server's folder: the step reads it there, and the journal's record tells of it. In memory is a
-    chunk.
+    """An upload in a file of the server's folder. The step reads the file, and a record of the journal refers to it.
+    Only one chunk is in memory.
 
     Attributes:
-        number: of its file.
+        number: the number in the file's name.
         file: the open file.
     """
 
@@ -140,7 +140,7 @@ class StoredUpload(Upload):
         self.receipt = self._finish(Parsed(Pieces([update]), None, None), self._blob)
 
     def _drop(self) -> None:
-        if self._blob.sequence:  # it is in the model: the file stays, and the journal closes it
+        if self._blob.sequence:  # the update is in the model; the file stays, and the journal closes it
             return
         self.keeper.upload_dropped(self.number)
         self.disk.close(self.file)

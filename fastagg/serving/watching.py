@@ -1,6 +1,6 @@
-"""What a server says of itself while it runs: lines of the log, and numbers for Prometheus.
+"""What a running server reports: lines in the log, and metrics for Prometheus.
 
-Nothing of it is there before :func:`watch` is called: the methods of a server that nobody watches are its class's own.
+A server reports nothing before :func:`watch` is called. Until then its methods are exactly those of its class.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ from fastagg.serving.dispatch import Receipt
 from fastagg.serving.server import Server
 
 _log = logging.getLogger("fastagg")
-_EVERY = 1.0  # seconds between two lines of one reason
-_waited = native.serving.Journal.waited  # seconds that this thread has waited for a disk
+_EVERY = 1.0  # at least so many seconds between two lines with the same reason
+_waited = native.serving.Journal.waited  # seconds that the calling thread has waited for a disk
 _SECONDS = (1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0)
 _DELAYS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 def watch(server: Server, registry: Any = None, *, slow: float = 1.0) -> Server:
-    """Have a server say what happens to it. Servers of :func:`fastagg.open` say so to the log by themselves.
+    """Let a server report what happens to it. Servers of :func:`fastagg.open` write to the log without this call.
 
-    The logger ``fastagg`` gets a line for a refusal (no more than one a second for each reason, with how many there
-    were) and for a slow answer.
+    The logger ``fastagg`` gets a line for a refusal and for a slow answer. For each reason there is at most one line a
+    second, which tells how many refusals there were.
 
     Args:
-        server: it is given back.
-        registry: of ``prometheus_client`` (the extra ``metrics``), as ``prometheus_client.REGISTRY``: it gets counters
-            and histograms of arrivals, refusals by reason, delays, seconds of steps and of waiting for the disk, and
-            what is read when it is asked: open tasks, the oldest one's age (with ``lease``), bytes by part, the version
-            and the durable one's record, and whether the model is finite.
-        slow: seconds from which an answer is slow.
+        server: the server to watch. It is returned.
+        registry: a registry of ``prometheus_client`` (the extra ``metrics``), for example
+            ``prometheus_client.REGISTRY``. It gets counters and histograms of arrivals, refusals by reason, delays, and
+            the seconds of steps and of waiting for the disk. When it is scraped, it also reads: open tasks, the age of
+            the oldest one (with ``lease``), bytes by part, the version, the last record that is on the disk, and
+            whether the model is finite.
+        slow: an answer is slow if it takes at least this many seconds.
 
     Raises:
-        MissingDependency: ``registry`` is given, and prometheus_client is not installed.
-        ConfigError: ``server`` is none, or has a registry already.
+        MissingDependency: ``registry`` is given, but prometheus_client is not installed.
+        ConfigError: ``server`` is not a server, or already has a registry.
     """
     if not isinstance(server, Server):
         raise ConfigError(f"server: expected a fastagg.Server, got {server!r:.200}")
@@ -65,22 +66,22 @@ def watch(server: Server, registry: Any = None, *, slow: float = 1.0) -> Server:
 
 
 class Watch:
-    """What a server says. A server of a folder calls it by itself. Before the methods of any other it stands, and where
-    there are numbers to count.
+    """Reports on a server. A server with a folder calls it itself. For other servers, or if there is a registry, it
+    wraps the server's methods.
 
     Attributes:
-        numbers: where they are counted; None: nowhere.
-        stands: whether it stands before the methods.
+        numbers: the metrics; None if there is no registry.
+        stands: whether it wraps the server's methods.
     """
 
     def __init__(self, server: Server) -> None:
         self.slow, self.numbers = 1.0, None  # type: float, Numbers | None
         self.stands = False
-        self._said: dict[str, tuple[float, int]] = {}  # reason -> when last, refusals since
+        self._said: dict[str, tuple[float, int]] = {}  # reason -> time of the last line, refusals since then
         self._inside = threading.local()
 
     def stand_before(self, server: Server) -> None:
-        """Every call goes through here from now on."""
+        """Wrap the server's methods. From now on every call passes through this object."""
         if self.stands:
             return
         self.stands = True
@@ -88,17 +89,17 @@ class Watch:
             server.__dict__[name] = self._watched(weakref.ref(server), getattr(type(server), name), name)
 
     def refused(self, error: FastaggError) -> None:
-        """A server of a folder has refused something."""
+        """Report that a server with a folder has refused a call."""
         if not self.stands:
             self._refused(error)
 
     def was_slow(self, seconds: float, answers: int = 1) -> None:
-        """Answers took so long, before any wait for the disk."""
+        """Report that answers took this long, not counting any wait for the disk."""
         _log.warning("slow: %d answers took %.3f s", answers, seconds)
 
     @contextlib.contextmanager
     def timed(self, answers: int = 1) -> Iterator[None]:
-        """Say so if what is in this block is slow."""
+        """Report if the code in this block is slow."""
         begun, waited = time.perf_counter(), _waited()
         yield
         seconds = time.perf_counter() - begun - (_waited() - waited)
@@ -151,21 +152,23 @@ class Watch:
 
 
 class Numbers:
-    """A server's numbers in a registry of Prometheus."""
+    """A server's metrics in a Prometheus registry."""
 
     def __init__(self, server: Server, registry: Any) -> None:
         from prometheus_client import Counter, Histogram
 
         self._me = weakref.ref(server)
-        self._arrivals = Counter("fastagg_arrivals", "Updates that were taken", registry=registry)
-        self._refusals = Counter("fastagg_refusals", "Calls that were refused", ["reason"], registry=registry)
+        self._arrivals = Counter("fastagg_arrivals", "Updates taken", registry=registry)
+        self._refusals = Counter("fastagg_refusals", "Calls refused", ["reason"], registry=registry)
         self._delays = Histogram("fastagg_delay_versions", "Delays of updates", buckets=_DELAYS, registry=registry)
-        self._steps = Histogram("fastagg_step_seconds", "Taking an answer", buckets=_SECONDS, registry=registry)
-        self._waits = Histogram("fastagg_wait_seconds", "Waiting for the disk", buckets=_SECONDS, registry=registry)
+        self._steps = Histogram("fastagg_step_seconds", "Seconds per answer", buckets=_SECONDS, registry=registry)
+        self._waits = Histogram(
+            "fastagg_wait_seconds", "Seconds waiting for the disk", buckets=_SECONDS, registry=registry
+        )
         registry.register(self)
 
     def arrived(self, receipts: list[Receipt], seconds: float, waited: float) -> None:
-        """So many updates were taken in one call."""
+        """Count updates that one call has taken."""
         self._arrivals.inc(len(receipts))
         self._steps.observe(seconds)
         self._waits.observe(waited)
@@ -173,15 +176,15 @@ class Numbers:
             self._delays.observe(receipt.delay)
 
     def refused(self, reason: str) -> None:
-        """A call was refused."""
+        """Count a refused call."""
         self._refusals.labels(reason).inc()
 
     def describe(self) -> list[Any]:
-        """Nothing: asked for when it is registered, before there is anything to look at."""
+        """Return nothing: a registry asks for it when the metrics are registered, before they have values."""
         return []
 
     def collect(self) -> Iterator[Any]:
-        """What is looked at when somebody asks."""
+        """Yield the metrics that are read when the registry is scraped."""
         from prometheus_client.core import GaugeMetricFamily
 
         server = self._me()
@@ -191,7 +194,7 @@ class Numbers:
             core = server._core
             found = {
                 "version": ("Steps so far", core.ledger.version),
-                "open_tasks": ("Tasks that are out", core.ledger.open_tasks),
+                "open_tasks": ("Open tasks", core.ledger.open_tasks),
                 "oldest_task_seconds": ("Age of the oldest task with a lease", core.ledger.oldest_task),
                 "expired_tasks": ("Tasks that ended without an answer", core.ledger.expired),
             }
@@ -199,13 +202,13 @@ class Numbers:
         journal = getattr(server, "_journal", None)
         if journal is not None:
             found["journal_last"] = ("The journal's last record", journal.last)
-            found["journal_durable"] = ("Its last record on the disk", journal.durable)
-            found["journal_bytes"] = ("Bytes written to it", journal.written)
+            found["journal_durable"] = ("The last record on the disk", journal.durable)
+            found["journal_bytes"] = ("Bytes written to the journal", journal.written)
             found["journal_syncs"] = ("Calls of fdatasync", journal.syncs)
-        found["finite"] = ("Whether all that is held is finite", int(finite))
+        found["finite"] = ("Whether all numbers held are finite", int(finite))
         for name, (told, value) in found.items():
             yield GaugeMetricFamily(f"fastagg_{name}", told, value=value)
-        family = GaugeMetricFamily("fastagg_memory_bytes", "Bytes held, by what they are", labels=["part"])
+        family = GaugeMetricFamily("fastagg_memory_bytes", "Bytes held, by part", labels=["part"])
         for part, nbytes in held.items():
             if part != "total":
                 family.add_metric([part], nbytes)

@@ -1,4 +1,4 @@
-"""From a Config to the parts of a run: data, model, server, delays, participation."""
+"""Makes the parts of a run from a Config: data, model, server, delays, participation."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ LOADERS: dict[str, Callable[..., FederatedData]] = {
 
 
 def build_device(name: str) -> torch.device:
-    """Return the device of a run. ConfigError when torch has no such device here."""
+    """Return the device of a run. ConfigError if torch has no such device here."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -76,7 +76,7 @@ def build_device(name: str) -> torch.device:
 
 
 def find_folder(data: DataSection) -> Path | None:
-    """Return the folder of data that is read from files. DataError when it is not named or not there."""
+    """Return the folder of data that is read from files. DataError if it is not named or does not exist."""
     if not isinstance(data, FromFolder):
         return None
     if data.dir is None:
@@ -88,7 +88,7 @@ def find_folder(data: DataSection) -> Path | None:
 
 
 def build_data(data: DataSection, seed: int) -> FederatedData:
-    """Load the data set. DataError when its folder is not named or does not hold the files."""
+    """Load the data set. DataError if its folder is not named or does not have the files."""
     if isinstance(data, Given):
         raise ConfigError('data "given" is what a program passes: fastagg.sim.run(config, data=...)')
     if isinstance(data, Function):
@@ -133,7 +133,7 @@ def build_work(config: c.Config) -> LocalWork:
 def build_batched(
     config: c.Config, module: nn.Module, data: FederatedData, server: Server, schedule: Schedule
 ) -> tuple[BatchedTrainer | None, str | None]:
-    """Return what trains clients in batches, or None and the reason why they train one by one."""
+    """Return the object that trains clients in batches. Or return None and the reason why they train one by one."""
     reason = None if config.run.batched else "run.batched is off"
     reason = reason or ("run.autocast is on" if config.run.autocast else None)
     if isinstance(schedule, VersionSchedule):
@@ -147,9 +147,9 @@ def build_batched(
 
 
 def split_unlabelled(config: c.Config, data: FederatedData) -> tuple[FederatedData, Tensor | None]:
-    """Return the data and the samples that have no labels, None where there are none.
+    """Return the data and the samples without labels; None if there are none.
 
-    Those of a ``share`` of the test set are taken from it for every method alike, so that all are tested on the same.
+    A ``share`` of the test set is removed from it for every method, so that all are tested on the same samples.
     """
     unlabelled, seed = config.unlabelled, config.seed
     if unlabelled.path is not None or unlabelled.data is not None:
@@ -187,7 +187,7 @@ def build_distillation(config: c.Config, module: nn.Module, unlabelled: Tensor |
 
 
 def distils(algorithm: c.Algorithm) -> bool:
-    """Whether the preset takes a Distillation."""
+    """Return whether the preset takes a Distillation."""
     preset = registry.presets().get(algorithm.name)
     return preset is not None and "distill" in _keywords.of(preset).settings
 
@@ -195,7 +195,7 @@ def distils(algorithm: c.Algorithm) -> bool:
 def build_server(
     algorithm: c.Algorithm, module: nn.Module, clients: int, seed: int, distill: Distillation | None = None
 ) -> Server:
-    """Call the preset. ConfigError when it or one of its keywords is unknown, saying which are known."""
+    """Call the preset. ConfigError if it or one of its keywords is unknown; the message lists the known ones."""
     name, known = algorithm.name, registry.presets()
     if name not in known:
         known_names = ", ".join(sorted(known))
@@ -216,12 +216,12 @@ def build_server(
 
 
 def is_synchronous(algorithm: c.Algorithm) -> bool:
-    """Whether the preset works in rounds, which every client of the round has to finish."""
+    """Return whether the preset works in rounds, which every client of the round must finish."""
     return "clients_per_round" in _keywords.of(registry.presets()[algorithm.name]).settings
 
 
 def check_clients(config: c.Config, server: Server) -> None:
-    """Raise ConfigError unless clients as configured can work for this server."""
+    """Raise ConfigError if the configured clients cannot work with this server."""
     name, rule = config.algorithm.name, config.participation.rule
     if is_synchronous(config.algorithm):
         if rule != "round":
@@ -238,7 +238,7 @@ def check_clients(config: c.Config, server: Server) -> None:
 
 
 def build_schedule(config: c.Config, server: Server, sizes: Sequence[int]) -> Schedule:
-    """``sizes``: how many samples each client has."""
+    """Return the schedule. ``sizes``: the number of samples of each client."""
     delay, clients, seed = config.delay, config.data.clients, config.seed
     if isinstance(delay, c.VersionDelay):
         return VersionSchedule(server, build_version_delay(delay, config), clients, seed)
@@ -257,7 +257,7 @@ def build_schedule(config: c.Config, server: Server, sizes: Sequence[int]) -> Sc
 
 
 def build_delays(config: c.Config, sizes: Sequence[int], parameters: int) -> DelayModel:
-    """``sizes``: how many samples each client has."""
+    """Return the delay model. ``sizes``: the number of samples of each client."""
     delay, seed, clients, size = config.delay, config.seed, len(sizes), 4 * parameters  # bytes, fp32
     assert isinstance(delay, c.TimedDelay)
     if isinstance(delay, c.ThreeClassDelay):
@@ -282,14 +282,14 @@ def build_delays(config: c.Config, sizes: Sequence[int], parameters: int) -> Del
 
 
 def find_file(name: str, config: c.Config) -> Path:
-    """Return a file of delays: where ``name`` says, or in the data's folder."""
+    """Return a file of delays: the path ``name``, or a file in the data's folder."""
     path, folder = Path(name).expanduser(), getattr(config.data, "dir", None)
     inside = path if folder is None else Path(folder).expanduser() / name
     return inside if inside.is_file() and not path.is_file() else path
 
 
 def delay_classes(config: c.Config, sizes: Sequence[int]) -> np.ndarray | None:
-    """Return each client's class, 0 small, 1 medium, 2 large, or None where delays have none."""
+    """Return each client's class: 0 small, 1 medium, 2 large. None if the delays have no classes."""
     delay = config.delay
     if isinstance(delay, c.ThreeClassDelay):
         return ThreeClass(len(sizes), config.seed, delay.table, delay.gamma, delay.counts).classes
@@ -299,7 +299,7 @@ def delay_classes(config: c.Config, sizes: Sequence[int]) -> np.ndarray | None:
 
 
 def lost_clients(config: c.Config) -> frozenset[int]:
-    """Return the clients that ``config.dropout`` takes away, the same ones for every method with this seed."""
+    """Return the clients that ``config.dropout`` removes. They are the same for every method with this seed."""
     clients = config.data.clients
     lost = round(config.dropout.share * clients)
     left = config.algorithm.keywords["clients_per_round"] if is_synchronous(config.algorithm) else 1

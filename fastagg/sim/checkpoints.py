@@ -1,8 +1,8 @@
-"""A run's checkpoint: everything it needs to go on, in one file beside its results.
+"""A run's checkpoint: everything that it needs to continue, in one file in the run's folder.
 
-The file is the server's own checkpoint (``fastagg.load`` reads it) with one more key, "run", which holds what the
-simulator remembers. Which that is, the simulation says (``state_dict``). Random draws are keyed (seeds.py), so counters
-stand for generators. Sizes do not grow with the length of a run, the rows of metrics.csv aside.
+The file is the server's own checkpoint (``fastagg.load`` can read it) with one more key, "run", for the simulator's
+state. The simulation provides this state (``state_dict``). Random draws are keyed (seeds.py), so the state has counters
+instead of generators. Its size does not grow with the length of a run, except for the rows of metrics.csv.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FILE = "checkpoint.pt"
 
 
 class Resumable(Protocol):
-    """What can go on from a checkpoint: a simulation."""
+    """An object that can continue from a checkpoint: a simulation."""
 
     rows: list[Row]
 
@@ -51,15 +51,15 @@ class Checkpoints:
 
 
 def restore(simulation: Resumable, out: Path) -> bool:
-    """Let a new ``simulation`` go on from the checkpoint in ``out``; False when there is none to go on from.
+    """Let a new ``simulation`` continue from the checkpoint in ``out``. Return False if there is none.
 
-    CheckpointError when it is damaged or of another config.
+    CheckpointError if it is damaged or belongs to another config.
     """
     if not (out / FILE).exists():
         return False
     state = checkpoint.read(out / FILE)
     if state.get("run") is None:
-        return False  # a finished run left its server alone
+        return False  # a finished run left only its server
     try:
         simulation.load_state_dict(state)
     except CheckpointError as error:
@@ -69,7 +69,8 @@ def restore(simulation: Resumable, out: Path) -> bool:
 
 
 def same_run(out: Path, config: Config, *, strict: bool) -> bool:
-    """Whether ``out`` holds a run, begun or done, of this very config. ConfigError if ``strict`` and it is another."""
+    """Return whether ``out`` holds a run of exactly this config. ConfigError if ``strict`` and it is another
+    config's."""
     if not (out / "config.toml").exists():
         return False
     if changed := differences(load(out / "config.toml"), config):

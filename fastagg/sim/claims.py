@@ -1,8 +1,8 @@
-"""What a table is about, as claims: one method in one setting against another, seed by seed.
+"""Claims about a table: one method in one setting compared with another, seed by seed.
 
-Runs with the same seed share clients, delays, batches and arrivals; what is looked at is the difference of each pair.
-Its interval is Student's, of 95%. A claim is shown where all of the interval is on its side of zero, reversed where all
-is on the other, and a tie where it holds zero.
+Runs with the same seed have the same clients, delays, batches and arrivals. A claim is about the differences between
+such pairs of runs. Its interval is Student's, of 95%. A claim is "shown" if the whole interval is on the claimed side
+of zero, "reversed" if the whole interval is on the other side, and a "tie" if the interval contains zero.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal
 from fastagg.sim import tables
 from fastagg.sim.groups import Group
 
-# Student's t at 97.5% for 1 to 30 degrees of freedom; beyond them the normal law's 1.96 is close enough.
+# Student's t at 97.5% for 1 to 30 degrees of freedom. For more, the normal distribution's 1.96 is close enough.
 STUDENT = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
@@ -28,7 +28,7 @@ Verdict = Literal["shown", "tie", "reversed", "one seed"]
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of paired differences, its interval of 95% (None with one pair), and each pair's by seed."""
+    """The mean of paired differences, its 95% interval (None with one pair), and each pair's difference by seed."""
 
     mean: float
     low: float | None
@@ -50,7 +50,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim and what the runs say: ``difference`` is better minus worse, the other way about where less is better."""
+    """A claim and the runs' result. ``difference`` is better minus worse; if less is better, worse minus better."""
 
     claim: tables.Claim
     table: str
@@ -58,7 +58,7 @@ class Judged:
 
 
 def paired(better: Mapping[int, float], worse: Mapping[int, float]) -> Difference | None:
-    """Return the differences over the seeds that both have; None where there are none."""
+    """Return the differences for the seeds that both have; None if there are none."""
     pairs = {seed: better[seed] - worse[seed] for seed in sorted(better.keys() & worse.keys())}
     if not pairs:
         return None
@@ -73,14 +73,14 @@ def paired(better: Mapping[int, float], worse: Mapping[int, float]) -> Differenc
 
 
 def judged(names: Iterable[str], groups: Sequence[Group]) -> list[Judged]:
-    """Return the claims of the tables among ``names``, as far as ``groups`` have runs for them."""
+    """Return the claims of the tables in ``names`` for which ``groups`` have runs."""
     found = []
     for name in names:
         if not tables.is_table(name):
             continue
         table = tables.load(name)
         own = {(cell.method, cell.setting): cell.values["name"] for cell in table.cells}
-        counts = Counter(group.name for group in groups)  # more than one: the user has a grid over the table
+        counts = Counter(group.name for group in groups)  # more than one group: the user runs a grid over the table
         runs = {group.name: group for group in groups if counts[group.name] == 1}
         for claim in table.claims:
             sides = [runs.get(own[side]) for side in (claim.better, claim.worse)]

@@ -14,7 +14,7 @@ INK = {"shown": COLOURS[2], "tie": "#777777", "reversed": COLOURS[1], "one seed"
 
 
 def figure(found: Sequence[Judged], title: str = "") -> Figure:
-    """Draw one line per claim: right of zero it holds, left of zero the opposite does."""
+    """Draw one line per claim. If it lies right of zero, the claim holds; left of zero, the opposite holds."""
     texts = [textwrap.fill(one.claim.text, 44) for one in found]
     height = 1.3 + sum(0.28 + 0.2 * (text.count("\n") + 1) for text in texts)
     drawn = Figure(figsize=(9, height), dpi=150, layout="constrained")

@@ -1,4 +1,4 @@
-"""Virtual time: an event queue that never goes back and breaks ties by the order of scheduling."""
+"""Virtual time: an event queue that never goes back. Ties are broken by the order of scheduling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 
 
 class VirtualClock(Generic[Item]):
-    """Events ordered by virtual time; those due at the same time come out in the order they were scheduled.
+    """Events ordered by virtual time. Events with the same time come out in the order in which they were scheduled.
 
     ``now`` is the time of the last event taken out, 0.0 at the start. Its unit is the delay model's.
     """
@@ -26,7 +26,8 @@ class VirtualClock(Generic[Item]):
         return len(self._heap)
 
     def schedule(self, delay: float, item: Item) -> float:
-        """Let ``item`` happen ``delay`` from now; return when that is. ValueError on a negative or NaN delay."""
+        """Schedule ``item`` to happen ``delay`` from now and return the time. ValueError if the delay is negative or
+        NaN."""
         if not (delay >= 0.0 and math.isfinite(delay)):
             raise ValueError(f"a delay must be finite and at least 0, got {delay}")
         due = self.now + delay
@@ -35,17 +36,17 @@ class VirtualClock(Generic[Item]):
         return due
 
     def advance(self) -> Item:
-        """Take the next event out and move ``now`` to its time. IndexError when nothing is scheduled."""
+        """Take the next event out and move ``now`` to its time. IndexError if nothing is scheduled."""
         due, _, item = heapq.heappop(self._heap)
         self.now = due
         return item
 
     def next_time(self) -> float:
-        """Return when the next event is due. IndexError when nothing is scheduled."""
+        """Return the time of the next event. IndexError if nothing is scheduled."""
         return self._heap[0][0]
 
     def remove(self, unwanted: Callable[[Item], bool]) -> list[Item]:
-        """Take out, and return, what ``unwanted`` picks; it never happens. The others keep their times."""
+        """Remove and return the items that ``unwanted`` selects. The others keep their times."""
         picked = [entry for entry in sorted(self._heap, key=lambda entry: entry[:2]) if unwanted(entry[2])]
         gone = {order for _, order, _ in picked}
         self._heap = [entry for entry in self._heap if entry[1] not in gone]
@@ -53,7 +54,7 @@ class VirtualClock(Generic[Item]):
         return [item for _, _, item in picked]
 
     def state_dict(self, item: Callable[[Item], Any]) -> dict[str, Any]:
-        """Return the clock as plain data, what is scheduled through ``item``."""
+        """Return the clock as plain data. ``item`` converts the scheduled items."""
         heap = [(due, order, item(entry)) for due, order, entry in self._heap]
         return {"now": self.now, "scheduled": self._scheduled, "heap": heap}
 
@@ -62,5 +63,5 @@ class VirtualClock(Generic[Item]):
         self._heap = [(due, order, item(entry)) for due, order, entry in state["heap"]]
 
     def pending(self) -> list[Item]:
-        """Return what is scheduled, earliest first."""
+        """Return the scheduled items, earliest first."""
         return [item for _, _, item in sorted(self._heap, key=lambda entry: entry[:2])]

@@ -23,7 +23,7 @@ from fastagg.sim.section import Section
 
 
 class Algorithm(Section):
-    """A preset of fastagg by name; every other key is a keyword of it ("none" stands for Python's None)."""
+    """A preset of fastagg by name. Every other key is one of its keywords ("none" stands for Python's None)."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
@@ -35,7 +35,7 @@ class Algorithm(Section):
         return {key: None if value == "none" else value for key, value in extra.items()}
 
 
-# The default widths, and so the names, of the models: see fastagg.sim.models.
+# The default widths of the models. The keys are the models' names: see fastagg.sim.models.
 WIDTHS: dict[str, list[int]] = {
     "logistic": [],
     "mlp": [64],
@@ -370,7 +370,7 @@ def load(path: Path, changes: dict[str, Any] | None = None) -> Config:
 
 
 def parse_change(text: str) -> tuple[str, Any]:
-    """Split "client.lr=0.1" into its key and its value, read as TOML and, failing that, as plain text."""
+    """Split "client.lr=0.1" into its key and its value. The value is read as TOML; if that fails, it is plain text."""
     key, equals, value = text.partition("=")
     key, value = key.strip(), value.strip()
     if not equals or not key or not all(key.split(".")):
@@ -382,7 +382,7 @@ def parse_change(text: str) -> tuple[str, Any]:
 
 
 def parse_choices(text: str) -> tuple[str, list[Any]]:
-    """Split "client.lr=0.1,0.3" into its key and its values; a comma inside brackets or quotes is no separator."""
+    """Split "client.lr=0.1,0.3" into its key and its values. A comma inside brackets or quotes does not separate."""
     key, equals, values = text.partition("=")
     parts, depth, quote = [""], 0, ""
     for letter in values:
@@ -406,7 +406,7 @@ def explain(error: ValidationError) -> str:
 
 
 def _problem(item: Any) -> str:
-    # pydantic's location of a tagged section has the tag (data, digits, alpha); the user's key has not.
+    # pydantic's location of a tagged section contains the tag (data, digits, alpha), but the user's key does not.
     where = ".".join(str(part) for part in item["loc"] if part not in _TAGS)
     if item["type"] == "extra_forbidden":
         known = _known(item["loc"])
@@ -435,7 +435,7 @@ _TAGGED: dict[str, type[Section]] = {
     "version": VersionDelay,
 }
 _TAGS = frozenset(_TAGGED)
-# Sections of one kind. For other sections pydantic's location names the kind.
+# Sections with only one kind. For other sections pydantic's location names the kind.
 _PLAIN: dict[str, type[Section]] = {
     name: field.annotation
     for name, field in Config.model_fields.items()

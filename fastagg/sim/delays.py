@@ -105,7 +105,7 @@ class SizeTied(Stateless):
         self._seed = seed
         self._ranges = SIZE_TIED_TABLES[table]
         draws = generator(seed, "delay-size").random(clients)
-        ranks = np.lexsort((draws, np.asarray(sizes))).argsort()  # clients of one size in random order
+        ranks = np.lexsort((draws, np.asarray(sizes))).argsort()  # clients with the same size are in random order
         order = np.argsort(ranks / clients + gamma * generator(seed, "delay-class").random(clients), kind="stable")
         long = clients // 10
         short = round(0.6 * (clients - long))
@@ -218,7 +218,8 @@ class Suspension:
         rng = generator(self._seed, "suspension", client, number)
         hangs, part = rng.random() < self._share, rng.random()
         training = self._delays.duration(client, number, steps, now)
-        # The longest training is read before this one is added, and without hangs, which would otherwise grow.
+        # The longest training is read before this one is added. It excludes hangs, because it would otherwise keep
+        # growing.
         hang = part * self._longest if hangs else 0.0
         self._longest = max(self._longest, training)
         return training + hang

@@ -2,11 +2,11 @@
 
 The FADAS paper's large worst-case setting (50 clients, Dir(0.3), two local epochs of batch 50, Table 1's delays) on
 scikit-learn's digits with an MLP of 64 hidden units. FedAvg waits in every round for the slowest of 25 clients.
-FedBuff, FADAS and FedAsync keep 25 clients busy and take every update as it comes. All stop after the same number of
-uploads, so the clients work equally hard; what differs is how long that takes. Every method runs with three seeds.
+FedBuff, FADAS and FedAsync keep 25 clients busy and take every update as it arrives. All stop after the same number of
+uploads. So the clients do the same work, and only the time differs. Every method runs with three seeds.
 
-What was tuned, and how: as in the paper each method has its own learning rates from a grid, chosen by the mean of the
-last five evaluations, here averaged over seeds 10, 11 and 12, so that no seed below 10 had a part in the choice.
+The learning rates were tuned as in the paper: each method has its own, chosen from a grid by the mean of the last five
+evaluations. Here this mean is also over seeds 10, 11 and 12. So seeds below 10 did not influence the choice.
 
     FedAvg    eta_l 0.1, 0.3, 1, 3; eta 1                                        chosen 1
     FedBuff   eta_l 0.01, 0.03, 0.1, 0.3, 1; eta 1, as the paper has it          chosen 0.3
@@ -14,7 +14,7 @@ last five evaluations, here averaged over seeds 10, 11 and 12, so that no seed b
     FedAsync  eta_l 0.03, 0.1, 0.3, 1, 3; alpha 0.6 constant, alpha 0.6 and      chosen 1 and 0.9
               0.9 polynomial with a = 0.5                                        polynomial
 
-Digits are easy: tuned like this all methods end between 95% and 99%. ``fastagg compare`` and ``--set`` change the
+Digits are easy: with these rates all methods end between 95% and 99%. ``fastagg compare`` and ``--set`` change the
 setting (data.alpha=0.1, client.steps=20, another model).
 """
 
@@ -29,10 +29,10 @@ from fastagg.sim.recipes import load
 SYNCHRONOUS = "fedavg-digits-large"
 RECIPES = (SYNCHRONOUS, "fedbuff-digits-large", "fadas-digits-large", "fedasync-digits-large")
 TITLE = "Digits, 50 clients, Dir(0.3), large worst-case delays"
-TUNED = {SYNCHRONOUS: {"client.lr": 1.0}}  # where the recipe has another rate
+TUNED = {SYNCHRONOUS: {"client.lr": 1.0}}  # if the rate differs from the recipe's
 TARGET = 0.95
 SEEDS = 3
-QUICK = 10  # --quick trains this many times less
+QUICK = 10  # with --quick training is this many times shorter
 
 
 def configs(seed: int, quick: bool = False) -> list[Config]:
@@ -47,7 +47,7 @@ def configs(seed: int, quick: bool = False) -> list[Config]:
 
 
 def story(groups: Sequence[Group]) -> list[str]:
-    """What the runs showed, in sentences; a method that loses is named."""
+    """Return what the runs showed, in sentences. They name a method that loses."""
     waits = next((group for group in groups if group.name == SYNCHRONOUS), None)
     others = [group for group in groups if group is not waits]
     lines = []
@@ -70,7 +70,7 @@ def story(groups: Sequence[Group]) -> list[str]:
     if known := {method: value for method, value in uploads.items() if value is not None}:
         order = sorted(known, key=lambda method: known[method])
         counts = ", ".join(f"{method} {known[method]:,.0f}" for method in order)
-        lines.append(f"Uploads to {TARGET:.0%}, what the clients pay: {counts}. Most: {order[-1]}.")
+        lines.append(f"Uploads until {TARGET:.0%}, which are the clients' work: {counts}. Most: {order[-1]}.")
     final = sorted(groups, key=lambda group: group.over("last5_accuracy_mean").mean or 0.0)
     last, first = final[0].over("last5_accuracy_mean"), final[-1].over("last5_accuracy_mean")
     gap = 100 * ((first.mean or 0.0) - (last.mean or 0.0))
@@ -84,7 +84,7 @@ def story(groups: Sequence[Group]) -> list[str]:
     for group in groups:
         wall, received = group.wall_seconds(), group.over("uploads").mean or 1.0
         costs.append(f"{group.method} {1e3 * wall['server'] / received:.2f} ms ({wall['server'] / wall['total']:.0%})")
-    lines.append(f"The server, with the schedule, per update and of the run: {', '.join(costs)}.")
+    lines.append(f"Server time (with the schedule) per update, and its share of the run: {', '.join(costs)}.")
     return lines
 
 

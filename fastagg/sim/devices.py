@@ -53,7 +53,7 @@ class Speeds(Stateless):
         if not self._night:
             return work
         asleep = self._night * self._day
-        # Since the client's last evening: the night comes first, then the rest of its day.
+        # The time since the client's last evening. The night comes first, then the rest of its day.
         since = (now - self._evenings[client]) % self._day
         wait = max(0.0, asleep - since)
         awake = self._day - max(since, asleep)  # until the next evening
@@ -83,13 +83,13 @@ class Trace(Stateless):
         return time - now
 
     def _worked(self, client: int, time: float, column: int, work: float) -> float:
-        """The time when the client finishes ``work`` at the speeds of ``column``, if it begins at ``time``."""
+        """Return when the client finishes ``work`` at the speeds of ``column``, if it begins at ``time``."""
         rows, ends = self._rows[client], self._ends[client]
         period = ends[-1]
         lap, place = divmod(time, period)
         row = bisect_right(ends, place)
         whole = sum((end - begin) * entry[column] for begin, end, entry in zip([0.0, *ends], ends, rows, strict=False))
-        if work > 2 * whole:  # whole laps at once
+        if work > 2 * whole:  # whole repetitions of the trace are computed at once
             laps = math.floor(work / whole) - 1
             lap, work = lap + laps, work - laps * whole
         while True:

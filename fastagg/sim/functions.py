@@ -1,4 +1,4 @@
-"""Functions that a recipe names as "module:function": data and models of one's own."""
+"""Functions that a recipe names as "module:function": your own data and models."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fastagg.errors import ConfigError
 
 
 def find(name: str, key: str) -> Callable[..., Any]:
-    """Return the function ``name`` ("module:function"), which ``key`` of a recipe asks for; modules in the current
-    folder are found as well. ConfigError when it is not there."""
+    """Return the function ``name`` ("module:function"), which a recipe names in ``key``. Modules in the current folder
+    are found, too. ConfigError if there is no such function."""
     module, _, function = name.partition(":")
     here = str(Path.cwd())
     added = here not in sys.path
@@ -35,11 +35,11 @@ def find(name: str, key: str) -> Callable[..., Any]:
 
 
 def call(function: Callable[..., Any], key: str, *positional: Any, **keywords: Any) -> Any:
-    """Call it; ConfigError naming ``key`` when it takes other arguments."""
+    """Call the function. ConfigError that names ``key`` if it takes other arguments."""
     try:
         inspect.signature(function).bind(*positional, **keywords)
     except TypeError as error:
-        raise ConfigError(f"{key}: the function does not take what it is given: {error}") from None
+        raise ConfigError(f"{key}: the function does not take these arguments: {error}") from None
     except ValueError:  # some built-in functions have no signature
         pass
     return function(*positional, **keywords)

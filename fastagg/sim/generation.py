@@ -1,4 +1,4 @@
-"""What a model that writes solutions is scored by: the number at the end of each (GSM8K's measure)."""
+"""Scores a model that writes solutions by the number at the end of each (GSM8K's measure)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from fastagg.sim.data.federated import Samples
 
-IGNORED = -100  # the label that torch's cross-entropy passes over
+IGNORED = -100  # the label that torch's cross-entropy ignores
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 @dataclass(frozen=True)
 class FinalNumbers:
-    """The share of solutions, written greedily, that end in the reference's number; and the references' mean loss."""
+    """The share of greedily written solutions that end in the reference's number, and the references' mean loss."""
 
     tokenizer: Any
     new_tokens: int
@@ -35,8 +35,9 @@ class FinalNumbers:
         return right / len(test), loss / labels
 
     def _written(self, module: Any, x: Tensor, y: Tensor) -> list[str]:
-        """What the model writes after each question; questions are padded on the left, where generation needs it."""
-        starts = (y != IGNORED).int().argmax(dim=1) + 1  # tokens of the question
+        """Return what the model writes after each question. Questions are padded on the left, as generation needs
+        it."""
+        starts = (y != IGNORED).int().argmax(dim=1) + 1  # the number of the question's tokens
         longest = int(starts.max())
         prompts = torch.full((len(x), longest), self.tokenizer.pad_token_id, device=x.device)
         mask = torch.zeros_like(prompts)
@@ -49,6 +50,6 @@ class FinalNumbers:
 
 
 def same_number(written: str, wanted: str) -> bool:
-    """Whether the last numbers of both texts are equal; False where either has none."""
+    """Return whether the last numbers of both texts are equal. False if a text has none."""
     last = [found[-1].replace(",", "") for found in (NUMBER.findall(written), NUMBER.findall(wanted)) if found]
     return len(last) == 2 and float(last[0]) == float(last[1])

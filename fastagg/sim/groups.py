@@ -1,4 +1,4 @@
-"""Runs that differ in nothing but their seed, and what is said about them: means and deviations over seeds."""
+"""Groups of runs that differ only in their seed, with means and deviations over seeds."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fastagg.sim.sweep import NO_PAPER, SETTING, Cell, Choice, Paper
 
 @dataclass(frozen=True)
 class Group:
-    """One line of a table: a method in one setting, its results one per seed.
+    """One line of a table: a method in one setting, with one result per seed.
 
-    ``name`` is that of its recipe; ``choice`` is the setting, keys and values; ``paper`` what a paper says of it.
+    ``name`` is the recipe's name. ``choice`` is the setting: keys and values. ``paper`` has the paper's numbers.
     """
 
     name: str
@@ -34,12 +34,12 @@ class Group:
         return ", ".join(filter(None, (self.method, self.setting)))
 
     def ours(self) -> Spread:
-        """Return what the paper's numbers are of, as measured here."""
+        """Return the number measured here that corresponds to the paper's."""
         values = [result.summary.get(self.paper.measure) for result in self.results]
         return spread([None if value is None else value * self.paper.scale for value in values])
 
     def over(self, key: str) -> Spread:
-        """Return mean and deviation over seeds of a number of summary.json; those without one are left out."""
+        """Return mean and deviation over seeds of a number of summary.json. Seeds without this number are left out."""
         return spread([result.summary[key] for result in self.results])
 
     def wall_seconds(self) -> dict[str, float]:
@@ -48,13 +48,14 @@ class Group:
         return {activity: statistics.fmean(wall[activity] for wall in walls) for activity in walls[0]}
 
     def reached(self, target: float | None) -> list[Row | None]:
-        """Return for each seed the first evaluation at the target, by default each run's own."""
+        """Return for each seed the first evaluation at the target. The default target is each run's own."""
         return [reaching(r.rows, r.config.run.target if target is None else target) for r in self.results]
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and sample deviation (n - 1; None for fewer than two) of ``count`` values, ``missing`` had none."""
+    """Mean and sample deviation (n - 1; None for fewer than two) of ``count`` values. ``missing`` seeds had no
+    value."""
 
     mean: float | None
     deviation: float | None
@@ -69,7 +70,7 @@ def spread(values: Sequence[float | None]) -> Spread:
 
 
 def grouped(runs: Sequence[tuple[Cell, Result]]) -> list[Group]:
-    """Put the seeds of each method and grid point together, in the order in which they first come."""
+    """Group the seeds of each method and grid point, in the order in which they first occur."""
     found: dict[tuple[str, str], list[tuple[Cell, Result]]] = {}
     for cell, result in runs:
         found.setdefault((cell.config.name, repr(cell.choice)), []).append((cell, result))
@@ -78,20 +79,20 @@ def grouped(runs: Sequence[tuple[Cell, Result]]) -> list[Group]:
     for members in found.values():
         cell = members[0][0]
         method = cell.method or names[cell.config.name]
-        if list(names.values()).count(method) > 1:  # two recipes with one label would look the same
+        if list(names.values()).count(method) > 1:  # two recipes with the same label would look the same
             method = cell.config.name
         groups.append(Group(cell.config.name, method, cell.choice, [result for _, result in members], cell.paper))
     return groups
 
 
 def choice_keys(choices: Iterable[Choice]) -> dict[str, str]:
-    """Return all keys of ``choices`` and what they are called: the last part, or all of it where two share that."""
+    """Return all keys of ``choices`` with their short names: the last part, or the whole key if two share that part."""
     shorts = {key: key.rpartition(".")[2] for choice in choices for key, _ in choice}
     return {key: short if list(shorts.values()).count(short) == 1 else key for key, short in shorts.items()}
 
 
 def setting_text(choice: Choice, part: Choice | None = None) -> str:
-    """Return ``choice``, or that ``part`` of it, in words."""
+    """Return ``choice``, or its ``part``, in words."""
     keys = choice_keys([choice])
     return ", ".join(
         str(value) if key == SETTING else f"{keys[key]} {value}" for key, value in (choice if part is None else part)
@@ -101,8 +102,8 @@ def setting_text(choice: Choice, part: Choice | None = None) -> str:
 def speedups(groups: Sequence[Group], baseline: str | None, target: float | None) -> list[float | None]:
     """Return how many times sooner than ``baseline`` (a method, or a recipe's name) each group reaches the target.
 
-    The baseline's mean virtual time over the group's, at the same grid point; None where one of the two missed the
-    target with some seed, or their virtual times have other units. As in FADAS' Table 7.
+    This is the baseline's mean virtual time divided by the group's, at the same grid point, as in FADAS' Table 7. It is
+    None if one of the two missed the target with some seed, or if their units of virtual time differ.
     """
     if baseline is None:
         return [None] * len(groups)

@@ -1,4 +1,4 @@
-"""What a run records: a row per evaluation, delay statistics, wall seconds by activity, their summary."""
+"""The records of a run: a row per evaluation, delay statistics, wall seconds by activity, and their summary."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-LAST = 5  # versions at the end of a run that are all tested, for the mean that FADAS' Table 2 reports
+LAST = 5  # the last so many evaluations of a run, for the mean in FADAS' Table 2
 # setup: loading data, building model, server and schedule. server: dispatch and receive.
 ACTIVITIES = ("training", "server", "evaluation", "setup")
 
 
 def unit_text(unit: str) -> str:
-    """A delay model's unit of virtual time in words: "arrivals", "units of 10 s"."""
+    """Return a delay model's unit of virtual time in words: "arrivals", "units of 10 s"."""
     return f"units of {unit}" if unit[0].isdigit() else f"{unit}s"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One evaluation, a line of metrics.csv.
+    """One evaluation: a line of metrics.csv.
 
-    version: global updates so far; time: virtual, in the delay model's unit; uploads: client updates
-    received so far; accuracy: 0..1 on the test set; loss: mean cross-entropy there; delay_mean and
-    delay_max: staleness in versions of the updates since the row before (0 when there were none).
+    version: global updates so far. time: virtual time in the delay model's unit. uploads: client updates received so
+    far. accuracy: 0..1 on the test set. loss: its mean cross-entropy. delay_mean and delay_max: the staleness, in
+    versions, of the updates since the row before (0 if there were none).
     """
 
     version: int
@@ -39,7 +39,7 @@ class Row:
 
 
 class DelayStatistics:
-    """Counts delays by value: memory grows with the largest delay, not with the number of uploads."""
+    """Counts delays by value. So memory grows with the largest delay, not with the number of uploads."""
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
@@ -82,7 +82,7 @@ class DelayStatistics:
 
 @dataclass
 class Stopwatch:
-    """Wall seconds by activity: ACTIVITIES, and "other" for what none of them claims."""
+    """Wall seconds by activity: ACTIVITIES, and "other" for the rest."""
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ACTIVITIES, 0.0))
     _started: float = field(default_factory=time.perf_counter)
@@ -96,18 +96,18 @@ class Stopwatch:
             self.seconds[activity] += time.perf_counter() - start
 
     def restore(self, split: dict[str, float]) -> None:
-        """Go on from what ``split`` returned in an earlier process."""
+        """Continue from what ``split`` returned in an earlier process."""
         self.seconds = {activity: split[activity] for activity in ACTIVITIES}
         self._started = time.perf_counter() - split["total"]
 
     def split(self) -> dict[str, float]:
-        """Return the seconds of each activity, of the rest ("other"), and the total."""
+        """Return the seconds of each activity and of the rest ("other"), and their total."""
         total = time.perf_counter() - self._started
         return {**self.seconds, "other": total - sum(self.seconds.values()), "total": total}
 
 
 def participation(uploads: Counter[int], clients: int) -> dict[str, float]:
-    """Return how evenly the uploads are spread: the least and most by one client, and deviation over mean."""
+    """Return how evenly the uploads are spread: the fewest and most of one client, and deviation over mean."""
     counts = [uploads[client] for client in range(clients)]
     mean = statistics.fmean(counts)
     return {
@@ -118,9 +118,9 @@ def participation(uploads: Counter[int], clients: int) -> dict[str, float]:
 
 
 def last_evaluations(rows: Sequence[Row], count: int = LAST) -> tuple[float, float]:
-    """Return mean and population deviation of the last ``count`` versions' accuracies.
+    """Return mean and population deviation of the last ``count`` evaluations' accuracies.
 
-    It is what FADAS' Table 2 has of one run; its Tables 8 and 9 have deviations over three seeds.
+    FADAS' Table 2 has these numbers of one run. Its Tables 8 and 9 have deviations over three seeds.
     """
     values = [row.accuracy for row in rows[-count:]]
     return statistics.fmean(values), statistics.pstdev(values)
@@ -132,7 +132,7 @@ def reaching(rows: Sequence[Row], target: float) -> Row | None:
 
 
 def summarise(rows: Sequence[Row], target: float) -> dict[str, Any]:
-    """Return what summary.json says about the rows of one run (at least one row)."""
+    """Return the entries of summary.json that come from the rows of one run (at least one row)."""
     mean, deviation = last_evaluations(rows)
     end, reached = rows[-1], reaching(rows, target)
     return {
@@ -144,7 +144,8 @@ def summarise(rows: Sequence[Row], target: float) -> dict[str, Any]:
         "best_accuracy": max(row.accuracy for row in rows),
         "last5_accuracy_mean": mean,
         "last5_accuracy_std": deviation,
-        "last5_versions": end.version - rows[-LAST:][0].version + 1,  # how many versions those five rows span
+        # the number of versions between those five rows, both included
+        "last5_versions": end.version - rows[-LAST:][0].version + 1,
         "target_accuracy": target,
         "time_to_target": None if reached is None else reached.time,
         "uploads_to_target": None if reached is None else reached.uploads,

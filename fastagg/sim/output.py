@@ -1,9 +1,9 @@
 """The folder of a run: config.toml, metrics.csv, delays.csv, summary.json, accuracy.png, checkpoint.pt.
 
-While a run goes, metrics.csv and checkpoint.pt are what the last checkpoint had; summary.json comes at the end.
+During a run, metrics.csv and checkpoint.pt have the state of the last checkpoint. summary.json is written at the end.
 
-Each file is written beside its place and then renamed into it: a full disk or a kill leaves the old file or
-the new one, never half of one.
+Each file is written under another name and then renamed. So after a full disk or a kill it is the old file or the new
+one, never half of one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def begun(folder: Path) -> str:
-    """What run ``folder`` holds, in words: a finished one, an unfinished one, or "" for none."""
+    """Return what run ``folder`` contains: "a finished run", "an interrupted run", "an unfinished run", or ""."""
     summary = read_summary(folder / "summary.json") if folder.is_dir() else None
     if summary is not None:
         return "an interrupted run" if summary["interrupted"] else "a finished run"
@@ -45,7 +45,7 @@ def begun(folder: Path) -> str:
 
 
 def tidy(folder: Path) -> None:
-    """Remove what a killed process left half-written in ``folder``."""
+    """Remove files that a killed process left half-written in ``folder``."""
     for path in folder.glob("*.partial"):
         path.unlink(missing_ok=True)
 
@@ -68,7 +68,7 @@ def metrics_csv(rows: Sequence[Row]) -> str:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """Read what ``metrics_csv`` wrote, to the same bits. DataError when it is missing or damaged."""
+    """Read what ``metrics_csv`` wrote, to the same bits. DataError if it is missing or damaged."""
     types: list[Any] = [int if f.type == "int" else float for f in fields(Row)]
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -81,12 +81,12 @@ def read_metrics(path: Path) -> list[Row]:
 
 
 def delays_csv(delays: dict[int, int]) -> str:
-    """Return how many updates had which delay in server versions, as CSV with a header."""
+    """Return the number of updates for each delay in server versions, as CSV with a header."""
     return "delay,uploads\n" + "".join(f"{delay},{delays[delay]}\n" for delay in sorted(delays))
 
 
 def read_delays(path: Path) -> dict[int, int]:
-    """Read what ``delays_csv`` wrote. DataError when it is missing or damaged."""
+    """Read what ``delays_csv`` wrote. DataError if it is missing or damaged."""
     try:
         header, *lines = path.read_text(encoding="utf-8").splitlines()
         if header != "delay,uploads":
@@ -97,7 +97,7 @@ def read_delays(path: Path) -> dict[int, int]:
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
-    """Read what ``summary_json`` wrote, None when there is no such file. DataError when it is damaged."""
+    """Read what ``summary_json`` wrote; None if there is no such file. DataError if it is damaged."""
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(summary, dict) or not {"interrupted", "time_unit", "wall_seconds"} <= set(summary):

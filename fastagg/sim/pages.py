@@ -1,4 +1,4 @@
-"""``report.html`` of a run or a comparison: table, pictures to read values from, settings, machine, versions."""
+"""``report.html`` of a run or a comparison: a table, interactive pictures, settings, machine and versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fastagg.sim.plots import zoomed
 def comparison_page(
     groups: Sequence[Group], title: str = "", target: float | None = None, baseline: str | None = None
 ) -> str:
-    """One HTML page about ``groups``; those of a single run, too."""
+    """Return one HTML page about ``groups``. A single run is one group."""
     headings, rows = sweep_tables.rows(groups, target, baseline)
     blocks = [page.table(headings, rows, sweep_tables.caption(groups, baseline))]
     if (crossed := sweep_tables.pivot(groups)) is not None:

@@ -1,9 +1,9 @@
 """Who trains next: the two participation rules of asynchronous federated learning.
 
-A rule has ``initial() -> list[int]``, the clients that get a task at the start, and ``next(arrived) -> int``, the
-client that gets the current model after ``arrived`` has answered. ``drop(gone, flying)`` removes clients for good, of
-which ``flying`` are training, and returns the clients that get the model in their place. Draws are
-keyed by (seed, arrival), see seeds.py.
+A rule has three methods. ``initial() -> list[int]`` returns the clients that get a task at the start. ``next(arrived)
+-> int`` returns the client that gets the current model after ``arrived`` has answered. ``drop(gone, flying)`` removes
+the clients ``gone`` for good, of which ``flying`` are training, and returns the clients that get the model in their
+place. Draws are keyed by (seed, arrival), see seeds.py.
 """
 
 from __future__ import annotations

@@ -13,13 +13,12 @@ def dirichlet_split(
 ) -> list[np.ndarray]:
     """Split sample indices: each class is divided by its own Dirichlet(alpha) draw over the clients.
 
-    Small ``alpha`` gives each client few classes (Dir(0.1) is strongly skewed), large ``alpha`` an even
-    mix. A draw may leave clients with nothing, which a federation cannot have: a client below
-    ``min_samples`` is filled up with random samples of whichever client then holds the most. Every index
-    comes out exactly once.
+    Small ``alpha`` gives each client few classes (Dir(0.1) is strongly skewed). Large ``alpha`` gives an even mix. A
+    draw may leave a client with too few samples. Then it gets random samples of the client that has the most, until it
+    has ``min_samples``. Every index is used exactly once.
 
-    labels: integer array [N]. Returns ``clients`` sorted int64 arrays. ConfigError on alpha <= 0, clients < 1
-    or min_samples < 1; DataError when N < clients * min_samples.
+    labels: integer array [N]. Returns ``clients`` sorted int64 arrays. ConfigError if alpha <= 0, clients < 1 or
+    min_samples < 1. DataError if N < clients * min_samples.
     """
     if clients < 1 or min_samples < 1 or not alpha > 0:
         raise ConfigError(
@@ -36,7 +35,7 @@ def dirichlet_split(
     for label in np.unique(labels):
         indices = rng.permutation(np.flatnonzero(labels == label))
         shares = rng.dirichlet(np.full(clients, alpha))
-        # Cutting at rounded cumulative shares loses no sample, whatever the rounding of single shares.
+        # Cutting at rounded cumulative shares loses no sample, however single shares are rounded.
         cuts = np.rint(np.cumsum(shares)[:-1] * len(indices)).astype(np.int64)
         for part, chunk in zip(parts, np.split(indices, cuts), strict=True):
             part.extend(int(i) for i in chunk)

@@ -1,8 +1,8 @@
-"""How all pictures look, and the picture of a run. ``Figure`` without pyplot: no display and no global state.
+"""The style of all pictures, and the picture of a run. ``Figure`` without pyplot: no display and no global state.
 
-The pictures are made for a paper: small type at the size of print, lines that differ in colour, dashes and marker so
-that grey print keeps them apart, bands with an edge that stay readable where they cross, axes that show where the
-methods differ.
+The pictures are made for a paper. Type is small, at the size of print. Lines differ in colour, dashes and marker, so
+that they can be told apart in grey print. Bands have an edge, so that they stay readable where they cross. Axes show
+the range in which methods differ.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ FORMATS = ("png", "pdf", "svg")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (5, 1.5, 1, 1.5)), (0, (1, 1.2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DPI = 200  # of PNG
-TEXT = 9  # points, at the width that the picture has in print
+TEXT = 9  # in points, at the width that the picture has in print
 GREY = "#777777"
 
 
 def check_format(name: str) -> str:
-    """Return ``name`` if pictures can be written as it. ConfigError otherwise."""
+    """Return ``name`` if it is a format for pictures. ConfigError otherwise."""
     return _checks.one_of("--format", name, FORMATS)
 
 
 def look(number: int) -> dict[str, Any]:
-    """What tells line ``number`` (from 0) of a picture apart from the others: colour, dashes and marker."""
+    """Return the style of line ``number`` (from 0) of a picture: its colour, dashes and marker."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "linestyle": DASHES[(number + 2 * (number // len(MARKERS))) % len(DASHES)],
@@ -51,20 +51,21 @@ def look(number: int) -> dict[str, Any]:
 
 
 def marks(number: int, points: int, lines: int = 1) -> tuple[int, int]:
-    """Which points of a line of ``points`` get a marker: about eight, at other places than its neighbours'."""
+    """Return which points of a line of ``points`` get a marker: about eight, at other places than on the next line."""
     every = max(1, points // 8)
     return (number * every // max(1, lines)) % every, every
 
 
 def band(axes: Axes, x: np.ndarray, low: np.ndarray, high: np.ndarray, colour: str) -> None:
-    """Shade between ``low`` and ``high``, with a thin edge: where bands cross, the edges still tell them apart."""
+    """Shade between ``low`` and ``high``, with a thin edge. So bands can be told apart where they cross."""
     axes.fill_between(x, low, high, facecolor=(colour, 0.12), edgecolor=(colour, 0.35), linewidth=0.4)
 
 
 def zoomed(curves: Sequence[np.ndarray], target: float | None = None) -> tuple[float, float]:
-    """Return the ends of a y axis in percent that shows where ``curves`` [points] differ.
+    """Return the ends of a y axis, in percent, that shows where ``curves`` [points] differ.
 
-    What lies below the lowest curve after the first third of its points, the climb that all methods share, is left out.
+    All methods share the climb at the beginning. So the axis begins at the lowest point after the first third of the
+    curves.
     """
     late = np.concatenate([curve[len(curve) // 3 :] for curve in curves])
     low, high = float(late.min()), float(max(curve.max() for curve in curves))
@@ -76,7 +77,7 @@ def zoomed(curves: Sequence[np.ndarray], target: float | None = None) -> tuple[f
 
 
 def tidy(axes: Axes) -> None:
-    """What all axes have in common."""
+    """Set what all axes have in common."""
     axes.grid(color="#e2e2e2", linewidth=0.5)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -87,19 +88,19 @@ def tidy(axes: Axes) -> None:
 
 
 def logarithmic(axes: Axes, which: Literal["x", "y"]) -> None:
-    """Make an axis logarithmic, with its numbers as people write them: 10, not a power of ten."""
+    """Make an axis logarithmic, with ordinary numbers such as 10, not powers of ten."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
 
 def goal(axes: Axes, target: float) -> None:
-    """Draw the target accuracy, 0 to 1."""
+    """Draw the target accuracy, given as 0 to 1."""
     axes.axhline(100 * target, color=GREY, linewidth=0.8, linestyle=(0, (2, 3)), label=f"target {100 * target:g}%")
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write ``figure`` in the format that the path's suffix names, whole or not at all."""
+    """Write ``figure`` in the format of the path's suffix. The file is written completely or not at all."""
     kind = path.suffix[1:]
     replace_file(path, lambda temporary: figure.savefig(temporary, format=kind, dpi=DPI))
 
@@ -110,9 +111,10 @@ def accuracy_over_time(results: Sequence[Result], path: Path, title: str = "") -
 
 
 def accuracy_figure(results: Sequence[Result], title: str = "") -> Figure:
-    """Draw test accuracy over virtual time; a single run is titled with what its recipe is about.
+    """Draw test accuracy over virtual time. The title of a single run is its recipe's purpose.
 
-    Runs whose delay models have different units share no time: they are drawn over client updates received.
+    If the delay models have different units, virtual times cannot be compared. Then the x axis is client updates
+    received.
     """
     units = {result.unit for result in results}
     timed = len(units) == 1
@@ -138,8 +140,9 @@ def accuracy_figure(results: Sequence[Result], title: str = "") -> Figure:
 
 
 def legend_below(figure: Figure, axes: Axes, letters: int = 60) -> None:
-    """Put the legend of ``axes``' lines below all axes, where no curve can run under it; ``letters`` fit in a line."""
-    lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]  # matplotlib's own
+    """Put the legend of ``axes``' lines below all axes, so that it covers no curve; ``letters`` fit in a line."""
+    # others are matplotlib's own
+    lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
     longest = max(len(str(line.get_label())) for line in lines)
     columns = max(1, min(len(lines), letters // (longest + 8)))
     figure.legend(

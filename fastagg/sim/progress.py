@@ -1,4 +1,4 @@
-"""What a run tells the outside while it goes: a rich progress bar, or nothing."""
+"""The progress that a run shows: a rich progress bar, or nothing."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ class Progress(Protocol):
 
 class NoProgress:
     def advanced(self, share: float) -> None:
-        """Called for every client update with the share of the run that is over."""
+        """Called for every client update with the share of the run that is done."""
 
     def evaluated(self, row: Row) -> None:
         """Called with every new row."""
 
 
 class Tracking:
-    """Tells trackers of every row, and ``progress`` of everything; as a context it closes the trackers at its end."""
+    """Sends every row to the trackers, and everything to ``progress``. As a context it closes the trackers at its
+    end."""
 
     def __init__(self, progress: Progress, trackers: Any) -> None:
         self._progress, self._trackers = progress, Trackers(trackers)
@@ -54,7 +55,7 @@ class Tracking:
 
 
 class ProgressBar:
-    """A bar on stderr with the latest accuracy; silent where stderr is not a terminal."""
+    """A bar on stderr with the latest accuracy. Shows nothing if stderr is not a terminal."""
 
     def __init__(self, label: str) -> None:
         console = Console(stderr=True)
@@ -82,7 +83,7 @@ class ProgressBar:
         self._bar.stop()
 
     def advanced(self, share: float) -> None:
-        # An update of a tiny model takes a millisecond; telling rich about each would be felt.
+        # An update of a tiny model takes a millisecond. Reporting each one to rich would slow the run down.
         now = time.perf_counter()
         if now - self._drawn > 0.1:
             self._drawn = now
@@ -93,7 +94,7 @@ class ProgressBar:
 
 
 class CellsBar:
-    """A bar on stderr over all cells of a comparison, and a line for each one that ends."""
+    """A bar on stderr for all cells of a comparison, and a line for each cell that ends."""
 
     def __init__(self, cells: int) -> None:
         console = Console(stderr=True, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Tables about runs, for the terminal."""
+"""Tables about runs for the terminal."""
 
 from __future__ import annotations
 

@@ -1,20 +1,20 @@
-"""Which update arrives next, and what the server sends out afterwards.
+"""Decides which update arrives next, and what the server sends afterwards.
 
-A schedule hands the loop one ``Job`` at a time:
+A schedule gives the loop one ``Job`` at a time:
 
     schedule.start()          the first dispatches
-    schedule.next_time()      when the next update arrives (it moves nothing)
+    schedule.next_time()      when the next update arrives (changes nothing)
     schedule.in_flight()      the jobs whose updates will arrive later, as far as they are known
     job = schedule.next()     the update that arrives now; ``schedule.now`` is the virtual time
-    schedule.arrived(job)     after server.receive: dispatches that follow from it
+    schedule.arrived(job)     after server.receive: the dispatches that follow from it
 
-    schedule.drop(clients)    these clients never answer again, what they are training included
+    schedule.drop(clients)    these clients never answer again, not even the tasks that they are training
 
-``state_dict`` has all of it as plain data and tensors; a new schedule for the same config and the loaded server
-goes on from there instead of ``start``.
+``state_dict`` returns the schedule as plain data and tensors. A new schedule for the same config and the loaded server
+continues from it instead of calling ``start``.
 
-A Job holds the immutable snapshot the client was sent, so it can be trained at any moment between its
-dispatch and its arrival; the loop trains it on arrival, or with another that is in flight (batched.py).
+A Job holds the immutable snapshot that the client was sent. So it can be trained at any moment between its dispatch and
+its arrival. The loop trains it on arrival, or together with other jobs in flight (batched.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fastagg.serving.server import Server
 
 
-# How many local steps a client takes for what it was sent.
+# How many local steps a client takes for its task.
 Steps = Callable[[int, Dispatch], int]
 
 
@@ -75,11 +75,11 @@ class Schedule(Protocol):
 
 
 class TimedSchedule:
-    """Clients take virtual time: the delay model says how long, the participation rule says who is next.
+    """Clients take virtual time. The delay model tells how long, and the participation rule tells who is next.
 
-    With ``at_flush`` nobody is sent the model before its version changes; then as many are as have arrived since it
-    last did. Who is sent the model at once works on a version older by one, for all but the arrival that flushes the
-    buffer, so their delays count one more.
+    With ``at_flush`` the model is sent only when its version changes, to as many clients as have arrived since the last
+    change. Without it, a client that gets the model at once works on a version that is older by one, unless its arrival
+    flushed the buffer. So delays are larger by one without ``at_flush``.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class TimedSchedule:
         self.unit = delays.unit
         self._steps = steps
         self._at_flush = at_flush
-        self._owed: list[int] = []  # clients that arrived since the version changed, with ``at_flush``
+        self._owed: list[int] = []  # with ``at_flush``: the clients that have arrived since the version changed
         self._sent = server.version
         self._server = server
         self._delays = delays
@@ -101,7 +101,7 @@ class TimedSchedule:
         return self._clock.now
 
     def in_flight(self) -> list[Job]:
-        """Return the jobs being trained, the next to arrive first."""
+        """Return the jobs in training, in the order in which they will arrive."""
         return self._clock.pending()
 
     def start(self) -> None:
@@ -126,7 +126,7 @@ class TimedSchedule:
     def drop(self, clients: Collection[int]) -> None:
         lost = self._clock.remove(lambda job: job.client in clients)
         for job in lost:
-            self._server.forget(job.client, job.task.version)  # nobody will answer it, so it need not be kept
+            self._server.forget(job.client, job.task.version)  # nobody will answer it, so the server need not keep it
         for client in self._participation.drop(clients, len(lost)):
             self._dispatch(client)
 
@@ -156,10 +156,10 @@ class TimedSchedule:
 
 
 class RoundSchedule:
-    """Synchronous rounds: ``per_round`` uniformly drawn clients, all received when the slowest is done.
+    """Synchronous rounds of ``per_round`` uniformly drawn clients. All are received when the slowest is done.
 
-    The next round starts at that moment. Clients are drawn from (seed, round), durations as everywhere from (seed,
-    client, number), so virtual times compare with an asynchronous run's.
+    The next round starts at that moment. Clients are drawn from (seed, round), and durations as elsewhere from (seed,
+    client, number). So virtual times can be compared with those of an asynchronous run.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class RoundSchedule:
         self._dispatches: Counter[int] = Counter()
 
     def in_flight(self) -> list[Job]:
-        """Return the jobs of this round that were not received yet, in the order they will be."""
+        """Return the jobs of this round that were not received yet, in the order in which they will be."""
         return list(self._waiting)
 
     def start(self) -> None:
@@ -208,7 +208,7 @@ class RoundSchedule:
             self.start()
 
     def drop(self, clients: Collection[int]) -> None:
-        self._gone = set(clients)  # a round that has begun is finished: the server would wait for ever
+        self._gone = set(clients)  # a round that has begun is finished, because the server would otherwise wait forever
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -232,11 +232,10 @@ class RoundSchedule:
 class VersionSchedule:
     """One update per unit of time, from a uniformly drawn client, trained on x_{t-tau}.
 
-    Every version is sent to every client, and the tasks of the last ``longest + 1`` versions are kept
-    (snapshots shared with the server, no copies). An arrival draws its client and tau and answers that
-    client's task of version t - tau (version 0 while t < tau). A task is answered once: a client that has
-    used it is replaced by the next one in the drawn order, with the same tau; should all have used it, the
-    nearest newer version serves.
+    Every version is sent to every client. The tasks of the last ``longest + 1`` versions are kept (they share memory
+    with the server). An arrival draws its client and tau and answers that client's task of version t - tau (version 0
+    while t < tau). A task is answered once. If the drawn client has already answered it, the next client in the drawn
+    order takes its place, with the same tau. If all have answered it, the nearest newer version is used.
     """
 
     unit = "arrival"
@@ -249,9 +248,9 @@ class VersionSchedule:
         self._arrivals = 0
         self._updates: Counter[int] = Counter()
         self._gone: set[int] = set()
-        self._tasks: dict[int, dict[int, Dispatch]] = {}  # version -> client -> what it was sent
-        # The server remembers unanswered tasks, and most are never answered. So the clients take turns in dropping
-        # all of theirs, each about once in four windows: what is remembered stays bounded.
+        self._tasks: dict[int, dict[int, Dispatch]] = {}  # version -> client -> its task
+        # The server remembers unanswered tasks, and most are never answered. So the clients take turns in dropping all
+        # of theirs, each about once in four windows. This limits how many the server remembers.
         self._turn = -(-4 * (delays.longest + 1) // clients)
 
     @property
@@ -259,7 +258,7 @@ class VersionSchedule:
         return float(self._arrivals)
 
     def in_flight(self) -> list[Job]:
-        """Return nothing: which of the tasks that are out will be answered is drawn at each arrival."""
+        """Return nothing: each arrival draws which of the open tasks is answered."""
         return []
 
     def start(self) -> None:
@@ -279,7 +278,7 @@ class VersionSchedule:
             for client in order:
                 if (task := holders.pop(client, None)) is not None:
                     return self._job(client, task)
-        client = order[0]  # all have used all they hold: the current version can be sent once more
+        client = order[0]  # all clients have answered all their tasks; the current version can be sent once more
         return self._job(client, self._server.dispatch(client))
 
     def arrived(self, job: Job) -> None:

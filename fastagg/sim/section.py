@@ -1,4 +1,4 @@
-"""What every section of a recipe is: a frozen pydantic model that refuses keys it does not know."""
+"""The base of every section of a recipe: a frozen pydantic model that refuses unknown keys."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Random numbers keyed by what they are for, not by when they are drawn.
+"""Random numbers keyed by their purpose, not by the time of the draw.
 
-Every draw in a run comes from a generator made from (seed, stream, key...): the delay of client 7's third
-dispatch is the same number whatever the other clients did before. So two methods with the same seed see the
-same clients, the same delays and the same arrivals, training clients in another order (or several at once)
-changes nothing, and a resumed run needs counters only, no generator states.
+Every draw in a run comes from a generator made from (seed, stream, key...). For example, the delay of client 7's third
+dispatch is the same number whatever the other clients did before. So two methods with the same seed see the same
+clients, delays and arrivals. The order in which clients are trained (or several at once) changes nothing. A resumed run
+needs only counters, no generator states.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.random.bit_generator import ISeedSequence
 
 
 class _Hashed(ISeedSequence):
-    """Seeds a bit generator with words that are random already: a seventh of the time of NumPy's own SeedSequence."""
+    """Seeds a bit generator with words that are already random, in a seventh of the time of NumPy's SeedSequence."""
 
     def __init__(self, words: np.ndarray) -> None:
         self._words = words
@@ -38,7 +38,7 @@ def generator(seed: int, stream: str, *key: int) -> np.random.Generator:
     """Return a fresh NumPy generator for ``stream`` (e.g. "delay") and ``key`` (e.g. client, dispatch number)."""
     numbers = (seed, _stream(stream), *key)
     digest = blake2b(struct.pack(f"<{len(numbers)}q", *numbers), digest_size=32).digest()
-    words: Any = _Hashed(np.frombuffer(digest, np.uint64))  # NumPy's stubs know no seed sequence but its own
+    words: Any = _Hashed(np.frombuffer(digest, np.uint64))  # NumPy's type stubs accept only its own seed sequences
     return np.random.Generator(np.random.PCG64(words))
 
 

@@ -1,8 +1,8 @@
-"""Several small models of one architecture run at once: every layer gets a stack of weights, one per client.
+"""Trains several small models of one architecture at once: every layer has a stack of weights, one per client.
 
-Activations are [clients, ..., batch]: the batch comes last, so that everything between two products of matrices reads
-and writes long runs of memory, however few channels there are, and nothing is transposed between layers. Each layer
-returns its output and a function that carries the gradient back: autograd would cost as much as a small layer does.
+Activations are [clients, ..., batch]. Because the batch comes last, operations between two matrix products read and
+write long runs of memory even with few channels, and nothing is transposed between layers. Each layer returns its
+output and a function that computes its gradient. Autograd would take as long as a small layer itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LAYERS: dict[type[nn.Module], Layer] = {**FLAT, **stacked_images.LAYERS}
 
 
 def refusal(module: nn.Module) -> str | None:
-    """Why this module cannot run stacked; None if it can."""
+    """Return why this module cannot run stacked; None if it can."""
     for name, layer in _layers(module):
         where = name.rstrip(".") or "the model itself"
         if type(layer) not in LAYERS:
@@ -36,7 +36,7 @@ def refusal(module: nn.Module) -> str | None:
 
 
 def width(module: nn.Module, shape: Sequence[int]) -> int:
-    """Numbers per sample in the widest place, the inputs ``shape`` included."""
+    """Return the number of values per sample where it is largest, the inputs ``shape`` included."""
     x = torch.empty(1, *shape, device="meta")
     found = x.numel()
     for _, layer in _layers(copy.deepcopy(module).to("meta").eval()):
@@ -48,14 +48,14 @@ def width(module: nn.Module, shape: Sequence[int]) -> int:
 def gradients(
     module: nn.Module, x: Tensor, y: Tensor, weights: Mapping[str, Tensor], keep: Tensor
 ) -> dict[str, Tensor]:
-    """Gradients, like the parameters in ``weights``, of each client's own mean cross-entropy on its own batch.
+    """Gradients, in the form of ``weights``' parameters, of each client's own mean cross-entropy on its own batch.
 
     Args:
         module: the architecture.
         x: [clients, batch, ...].
         y: [clients, batch].
         weights: parameters and buffers by name, [clients, *shape]; the buffers are updated in place.
-        keep: [clients, batch], 1 for samples and 0 for what fills a shorter batch up.
+        keep: [clients, batch], 1 for samples and 0 for the padding of a shorter batch.
     """
     found: dict[str, Tensor] = {}
     backwards: list[Backward] = []
@@ -63,7 +63,7 @@ def gradients(
     owned = False
     x = x.movedim(1, -1).contiguous()
     for name, layer in _layers(module):
-        # Below the first layer that learns nobody asks for a gradient.
+        # Below the first layer with parameters no gradient is needed.
         learns = any(True for _ in layer.parameters())
         place = Place(name, weights, keep, count, found, asked=bool(backwards), owned=owned)
         x, backward = LAYERS[type(layer)](layer, x, place)
@@ -77,7 +77,7 @@ def gradients(
 
 
 def _cross_entropy(logits: Tensor, y: Tensor, share: Tensor) -> Tensor:
-    """Gradient of each client's mean loss; zero for samples that have no share in it."""
+    """Return the gradient of each client's mean loss. It is zero for samples that do not count."""
     share = share.unsqueeze(1)
     return logits.softmax(dim=1).mul_(share).scatter_add_(1, y.unsqueeze(1), -share)
 

@@ -1,4 +1,4 @@
-"""Layers of stacked models for images: x [clients, channels, height, width, batch] to y and the way back."""
+"""Layers of stacked models for images, x [clients, channels, height, width, batch], with their backward functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastagg.sim.stacked_windows import Pair, Windows
 
 
 def refusal(layer: nn.Module, where: str) -> str | None:
-    """Why a layer of a type in ``LAYERS`` cannot run stacked; None if it can."""
+    """Return why a layer of a type in ``LAYERS`` cannot run stacked; None if it can."""
     if isinstance(layer, nn.Conv2d) and (
         layer.groups != 1
         or layer.padding_mode != "zeros"
@@ -75,12 +75,12 @@ def _max_pool(layer: nn.MaxPool2d, x: Tensor, place: Place) -> tuple[Tensor, Bac
 
 
 def _batch_norm(layer: nn.BatchNorm2d, x: Tensor, place: Place) -> tuple[Tensor, Backward]:
-    """Statistics of each client's own samples, and its running ones follow (in ``weights``, in place)."""
+    """Uses the statistics of each client's own samples. Updates its running statistics in ``weights`` in place."""
     weights, name, shape = place.weights, place.name, x.shape
     places = shape[2] * shape[3]
     rows = place.keep.unsqueeze(1).expand(-1, places, -1).reshape(shape[0], 1, -1)  # [clients, 1, places*batch]
     count = place.count * places
-    # In place where it can be: memory that is already in the cache is several times faster than new memory.
+    # In place if possible: memory that is already in the cache is several times faster than new memory.
     flat = x.flatten(2)
     centred = torch.mul(flat, rows, out=flat if place.owned else None)
     mean = centred.sum(dim=2) / count
@@ -105,21 +105,21 @@ def _batch_norm(layer: nn.BatchNorm2d, x: Tensor, place: Place) -> tuple[Tensor,
         share = scale / -count
         torch.mul(centred, (gamma * inverse).mul_(share).unsqueeze(2), out=dx)
         dx.addcmul_(dy, scale.unsqueeze(2)).add_(share.mul_(beta).unsqueeze(2))
-        return dx.mul_(rows).view(shape)  # what fills a batch up gets no gradient, and so gives none further down
+        return dx.mul_(rows).view(shape)  # padding gets no gradient, so it passes none on
 
     return y.view(shape), backward
 
 
 def _group_norm(layer: nn.GroupNorm, x: Tensor, place: Place) -> tuple[Tensor, Backward]:
-    """Statistics of each sample's groups of channels; what fills a batch up is a sample like any other."""
+    """Uses the statistics of each sample's groups of channels. A batch's padding is treated like samples."""
     weights, name, shape = place.weights, place.name, x.shape
     clients, channels, batch = shape[0], shape[1], shape[-1]
-    # [clients, groups, numbers, batch], and the same memory by channels.
+    # [clients, groups, values, batch], and the same memory by channels.
     grouped, single = (clients, layer.num_groups, -1, batch), (clients, channels, -1, batch)
     by_channel = (clients, layer.num_groups, channels // layer.num_groups, batch)
     rows = x.reshape(grouped)
     centred = torch.sub(rows, rows.mean(dim=2, keepdim=True), out=rows if place.owned else None)
-    # Squares and a mean: vector_norm along a dimension that is not the last is several times slower.
+    # A square and a mean, because vector_norm along a dimension that is not the last is several times slower.
     inverse = (centred * centred).mean(dim=2, keepdim=True).add_(layer.eps).rsqrt_()
     scale = inverse.expand(by_channel)
     if layer.affine:

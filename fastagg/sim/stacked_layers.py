@@ -1,4 +1,4 @@
-"""Layers of stacked models for any data: x [clients, ..., batch] to y and the way back."""
+"""Layers of stacked models for any data, x [clients, ..., batch], with their backward functions."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-Backward = Callable[[Tensor], Tensor]  # gradient of the output, which it may overwrite, to that of the input
+# takes the gradient of the output, which it may overwrite; returns that of the input
+Backward = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a layer stands: its names' prefix, everybody's weights, the samples that count, what it adds to.
+    """What a layer needs to know: the prefix of its names, all weights, the samples that count, where gradients go.
 
     Attributes:
         name: prefix of the layer's names in ``weights``.
         weights: by name, [clients, *shape].
-        keep: [clients, batch], 1 for samples and 0 for what fills a shorter batch up.
-        count: [clients, 1], how many samples.
-        found: gradients by name; the way back adds the layer's own.
-        asked: whether the way back has to find the gradient of the layer's input.
+        keep: [clients, batch], 1 for samples and 0 for the padding of a shorter batch.
+        count: [clients, 1], the number of samples.
+        found: gradients by name; the backward function adds the layer's own.
+        asked: whether the backward function must compute the gradient of the layer's input.
         owned: whether the layer may overwrite its input.
     """
 
@@ -39,7 +40,7 @@ Layer = Callable[[Any, Tensor, Place], tuple[Tensor, Backward]]
 
 
 def product(x: Tensor, place: Place, *, bias: bool) -> tuple[Tensor, Backward]:
-    """The layer's weights, as matrices [clients, out, in], times x [clients, in, columns]."""
+    """Multiply the layer's weights, as matrices [clients, out, in], by x [clients, in, columns]."""
     weight = place.weights[f"{place.name}weight"]
     matrix = weight.flatten(2)
     y = torch.baddbmm(place.weights[f"{place.name}bias"].unsqueeze(2), matrix, x) if bias else torch.bmm(matrix, x)
@@ -82,7 +83,7 @@ LAYERS: dict[type[nn.Module], Layer] = {
     nn.Tanh: _tanh,
     nn.Identity: _identity,
 }
-# Layers whose way back needs their output as it was.
+# Layers whose backward function needs their unchanged output.
 KEEPING = (nn.ReLU, nn.Tanh)
-# Layers whose output is their input.
+# Layers that return their input as output.
 ALIASES = (nn.Flatten, nn.Identity)

@@ -12,12 +12,12 @@ Pair = tuple[int, int]
 
 
 class Windows:
-    """Where the windows of a kernel lie, for images of one shape.
+    """The positions of a kernel's windows, for images of one shape.
 
-    An image is kept in the ``stride[0] * stride[1]`` phases of its pixels: those of even and odd rows and columns, say.
-    What all windows see at one of their positions, a tap, is then made of runs of neighbours, not of single pixels, and
-    several times faster to copy and to add. Everything is a view by strides, worked out here once: as many slices
-    would take as long as the small copies they are made for.
+    An image is divided into ``stride[0] * stride[1]`` phases of its pixels, for example those of even and odd rows and
+    columns. A tap is what all windows see at one position of the kernel. In a phase a tap consists of runs of
+    neighbours, not of single pixels. So it is several times faster to copy and to add. All taps are strided views,
+    computed here once. Computing as many slices would take as long as the small copies themselves.
     """
 
     def __init__(self, shape: torch.Size, kernel: Pair, stride: Pair, padding: Pair) -> None:
@@ -26,7 +26,8 @@ class Windows:
         self.shape = shape
         self.out = (clients, channels, y.out, x.out, batch)
         self._phases = (clients, channels, y.stride, y.length, x.stride, x.length, batch)
-        right, row = x.length * batch, x.stride * x.length * batch  # to the next phase of columns; to the next row
+        # the step to the next phase of columns, and to the next row
+        right, row = x.length * batch, x.stride * x.length * batch
         down = y.length * row
         image = y.stride * down
         self._steps = (channels * image, image, row, batch, 1)
@@ -44,7 +45,7 @@ class Windows:
             i % y.stride * down + i // y.stride * row + j % x.stride * right + j // x.stride * batch
             for i, j in product(range(kernel[0]), range(kernel[1]))
         ]
-        # Copied at once: the taps that lie in one phase.
+        # Taps in the same phase are copied at once.
         self._patches = (clients, channels, *kernel, *self.out[2:])
         self._same_phase = [
             (
@@ -63,25 +64,25 @@ class Windows:
         self._window_steps = (*self._steps[:4], *self._steps[2:])
 
     def phases(self, x: Tensor, filling: float) -> Tensor:
-        """x taken apart, with its padding."""
+        """Divide x into its phases, with padding."""
         phases = x.new_full(self._phases, filling)
         for size, inside, outside in self._pieces:
             phases.as_strided(size, self._steps, inside).copy_(x.as_strided(size, self._image_steps, outside))
         return phases
 
     def image(self, phases: Tensor) -> Tensor:
-        """What ``phases`` took apart, without the padding."""
+        """Return the image that was divided into ``phases``, without the padding."""
         x = phases.new_empty(self.shape)
         for size, inside, outside in self._pieces:
             x.as_strided(size, self._image_steps, outside).copy_(phases.as_strided(size, self._steps, inside))
         return x
 
     def taps(self, phases: Tensor) -> list[Tensor]:
-        """Views [clients, channels, *out, batch], row by row of the kernel."""
+        """Return views [clients, channels, *out, batch], row by row of the kernel."""
         return [phases.as_strided(self.out, self._steps, first) for first in self._taps]
 
     def patches(self, phases: Tensor) -> Tensor:
-        """A copy of all taps, [clients, channels, *kernel, *out, batch]."""
+        """Return a copy of all taps, [clients, channels, *kernel, *out, batch]."""
         patches = phases.new_empty(self._patches)
         for which, size, first in self._same_phase:
             patches[which] = phases.as_strided(size, self._window_steps, first)
@@ -89,7 +90,7 @@ class Windows:
 
 
 class _Phase(NamedTuple):
-    """Which pixels of a side a phase holds: ``number`` from ``first`` on, and where the first stands in the phase."""
+    """The pixels of a side in one phase: ``number`` from ``first`` on, and the first one's place in the phase."""
 
     first: int
     start: int
@@ -97,7 +98,7 @@ class _Phase(NamedTuple):
 
 
 class _Side(NamedTuple):
-    """One side: the number of windows, the stride, the length of a phase with its padding, the phases."""
+    """One side of an image: the number of windows, the stride, the length of a padded phase, the phases."""
 
     out: int
     stride: int

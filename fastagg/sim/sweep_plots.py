@@ -1,4 +1,4 @@
-"""Pictures of a comparison: curves with a band over seeds, lines over a key, heat maps over two, delays."""
+"""Pictures of a comparison: curves with a band over seeds, lines over a key, heat maps over two keys, delays."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from fastagg.sim.result import Result
 from fastagg.sim.sweep import SETTING
 
 MOST_LINES = 6  # in one picture
-FAR = 8  # times as long as the shortest curve: from there on time is drawn on a logarithmic axis
+FAR = 8  # if the longest curve is so many times as long as the shortest, the time axis is logarithmic
 MEASURES = {"last5_accuracy_mean": "test accuracy (%)", "best_accuracy": "best test accuracy (%)"}
 
 
 def curves(groups: Sequence[Group], labels: Sequence[str], title: str = "", target: float | None = None) -> Figure:
     """Draw test accuracy over virtual time, server versions and client updates: the mean and a band over seeds.
 
-    The band is one sample deviation to either side. Seeds are evaluated at moments of their own: their curves are
-    joined by straight lines, and a seed that is over keeps its last accuracy. Virtual time is left out when the runs
-    have different units of it.
+    The band is one sample deviation to either side. Seeds are evaluated at different moments, so their curves are
+    joined by straight lines. A seed that has ended keeps its last accuracy. If runs have different units of virtual
+    time, the picture over it is left out.
     """
     units = {result.unit for group in groups for result in group.results}
     panels = [("version", "server versions"), ("uploads", "client updates received")]
@@ -62,7 +62,7 @@ def curves(groups: Sequence[Group], labels: Sequence[str], title: str = "", targ
 
 
 def far_apart(xs: Sequence[Any]) -> bool:
-    """Whether some curves end so much sooner than others that only a logarithmic x axis shows both."""
+    """Return whether some curves end so much earlier than others that only a logarithmic x axis shows both."""
     ends = [float(x[-1]) for x in xs]
     return min(ends) > 0 and max(ends) > FAR * min(ends)
 
@@ -77,7 +77,7 @@ def mean_curve(runs: Sequence[Sequence[Row]], field: str) -> tuple[np.ndarray, n
 
 
 def line_labels(groups: Sequence[Group]) -> list[str]:
-    """Return what tells the groups of one picture apart: the method and what of the setting is not common to all."""
+    """Return labels that distinguish the groups of one picture: the method, and what differs between settings."""
     keys = choice_keys(group.choice for group in groups)
     common = {key for key in keys if len({repr(dict(group.choice).get(key)) for group in groups}) == 1}
     several = len({group.method for group in groups}) > 1
@@ -91,9 +91,9 @@ def line_labels(groups: Sequence[Group]) -> list[str]:
 
 
 def few_lines(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """Part the groups by grid keys, the first ones first, until no picture has more than MOST_LINES lines.
+    """Divide the groups by grid keys, the first key first, until no picture has more than MOST_LINES lines.
 
-    Returns the groups of each picture by what it is called, "" when one picture does.
+    Returns the groups of each picture by the picture's name; "" if there is only one.
     """
     for depth in range(max(len(group.choice) for group in groups) + 1):
         parts: dict[str, list[Group]] = {}
@@ -105,8 +105,8 @@ def few_lines(groups: Sequence[Group]) -> dict[str, list[Group]]:
 
 
 def lines_over_key(groups: Sequence[Group]) -> Figure | None:
-    """Draw what the table is about over the one grid key with three numbers or more: a line per method, a bar for one
-    sample deviation to either side. None when there is no such key, or more keys than one.
+    """Draw the table's measure over the only grid key with at least three numbers: a line per method, with bars of one
+    sample deviation to either side. None if there is no such key, or more than one grid key.
     """
     keys = choice_keys(group.choice for group in groups)
     varied = [key for key in keys if len({repr(dict(group.choice).get(key)) for group in groups}) > 1]
@@ -143,7 +143,7 @@ def _place(group: Group, key: str) -> float | None:
 def heat_map(groups: Sequence[Group]) -> Figure | None:
     """Draw the mean accuracy over the first two grid keys with more than one value, one panel per method.
 
-    None when there are no two such keys. Over further keys the best value is taken.
+    None if there are no two such keys. If there are more keys, the best value over them is shown.
     """
     keys = choice_keys(group.choice for group in groups)
     values = {key: list(dict.fromkeys(repr(dict(group.choice).get(key)) for group in groups)) for key in keys}
@@ -186,10 +186,10 @@ def heat_map(groups: Sequence[Group]) -> Figure | None:
 
 
 def delay_tails(groups: Sequence[Group]) -> Figure:
-    """Draw which share of the updates had at least a delay, over that delay (the CCDF), both axes logarithmic.
+    """Draw the share of updates with at least a given delay, over that delay (the CCDF), on two logarithmic axes.
 
-    Stragglers are few and late: a logarithmic tail shows them where a histogram's last bars vanish. Groups whose
-    updates had the very same delays, as methods in one world have, share a line.
+    Very late updates are few. A logarithmic axis shows them; in a histogram their bars would be too small to see.
+    Groups with exactly the same delays share a line, for example several methods with the same clients and seed.
     """
     worlds: dict[tuple[tuple[int, int], ...], list[Group]] = {}
     for group in groups:
@@ -219,7 +219,7 @@ def delay_tails(groups: Sequence[Group]) -> Figure:
 
 
 def tail(delays: dict[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the delays of 1 and more, ascending, and the share of all updates that had at least that delay."""
+    """Return the delays of 1 and more, ascending, and for each the share of all updates with at least that delay."""
     total = sum(delays.values())
     values = sorted(delay for delay in delays if delay > 0)
     counts = np.array([delays[value] for value in values], dtype=float)

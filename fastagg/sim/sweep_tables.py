@@ -13,14 +13,14 @@ from rich.table import Table
 from fastagg.sim.groups import Group, Spread, choice_keys, speedups, spread
 from fastagg.sim.report import empty_table, units
 
-# What table.csv says of every group beside the accuracies and the times to target: numbers of summary.json.
+# The numbers of summary.json in table.csv, in addition to the accuracies and the times to target.
 NUMBERS = (
     "final_accuracy", "final_loss", "best_accuracy", "virtual_time", "uploads", "versions", "delay_mean",
     "delay_median", "delay_max", "tau_avg", "tau_median", "tau_max", "client_uploads_min", "client_uploads_max",
     "client_uploads_cv", "server_share",
 )  # fmt: skip
 
-# What a paper's tables are about, by (measure, scale); others are called by their names.
+# Titles of the papers' measures, by (measure, scale). Other measures are called by their names.
 MEASURES = {
     ("last5_accuracy_mean", 100.0): "Accuracy of a run's last five evaluations, %",
     ("final_accuracy", 100.0): "Final accuracy, %",
@@ -30,7 +30,7 @@ MEASURES = {
 
 
 def rows(groups: Sequence[Group], target: float | None, baseline: str | None) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and cells of the table that people read."""
+    """Return the headings and cells of the table that is printed."""
     targets = {r.config.run.target if target is None else target for g in groups for r in g.results}
     goal = f"{targets.pop():.0%}" if len(targets) == 1 else "target"
     paper = any(group.paper.numbers for group in groups)
@@ -57,9 +57,9 @@ def rows(groups: Sequence[Group], target: float | None, baseline: str | None) ->
 
 
 def pivot(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]] | None:
-    """Return methods by settings, as a paper prints it: what was measured here, and in brackets the paper's number.
+    """Return methods by settings, as in a paper: the number measured here, and the paper's number in brackets.
 
-    None where there are no several settings.
+    None if there is only one setting.
     """
     settings = list(dict.fromkeys(group.setting for group in groups))
     if len(settings) < 2:
@@ -108,7 +108,7 @@ def _rich(title: str, headings: list[str], lines: list[list[str]], text: str) ->
     table = empty_table(title, headings[0])
     table.columns[0].min_width = max(len(word) for line in lines for word in line[0].split())
     for place, heading in enumerate(headings[1:], start=1):
-        # rich would cut words to make room where it can break lines.
+        # rich would split words to save width if it may break lines.
         words = [*heading.split(), *(word for line in lines for word in line[place].split())]
         table.add_column(heading, justify="right", min_width=max(map(len, words)))
     for line in lines:
@@ -132,7 +132,7 @@ def _pipes(headings: list[str], lines: list[list[str]]) -> str:
 
 
 def groups_csv(groups: Sequence[Group], target: float | None = None, baseline: str | None = None) -> str:
-    """Return one line per group: mean and deviation over seeds of every number, as CSV with a header."""
+    """Return CSV with a header and one line per group: the mean and the deviation over seeds of every number."""
     paper = any(group.paper.numbers for group in groups)
     keys = choice_keys(group.choice for group in groups)
     lines = []

@@ -1,49 +1,50 @@
-"""Tables and figures of the papers as data: several methods in several settings, beside the paper's numbers.
+"""Tables and figures of the papers as data: several methods in several settings, with the paper's numbers.
 
-A table is a TOML file, ``NAME.toml`` in recipes/tables or anywhere:
+A table is a TOML file: ``NAME.toml`` in recipes/tables, or any other path:
 
     title = "..."                      one line, for headings
     source = "Wang et al. 2024, Table 2"
-    extends = "fadas-table2"           start from that table, see below
+    extends = "fadas-table2"           begin with that table, see below
 
-    [base]                             a recipe without name, label and about: what all cells share
+    [base]                             the keys that all cells share: a recipe without name, label, about
     data = { name = "cifar10", clients = 50 }
     ...
 
-    [methods.FADAS]                    a row: keys of a recipe that this method changes
+    [methods.FADAS]                    a row: the keys of a recipe that this method changes
     algorithm = { name = "FADAS", lr = 1e-4 }
     client = { lr = 0.1 }
 
     [methods.FADAS.at."Dir(0.3)"]      changes in one setting only
     client = { lr = 0.03 }
 
-    not_at = ["Dir(0.1)"]              settings that this method has no run in
+    not_at = ["Dir(0.1)"]              settings in which this method has no run
 
-    [settings."Dir(0.1)"]              a column: keys of a recipe that this setting changes
+    [settings."Dir(0.1)"]              a column: the keys of a recipe that this setting changes
     data = { alpha = 0.1 }
 
     [grid]                             instead of settings: every combination is a column
     "data.alpha" = [0.1, 0.3]
 
     [paper]                            what the paper reports
-    measure = "last5_accuracy_mean"    the entry of summary.json its numbers are to be set beside
-    scale = 100                        its numbers are that entry times this
+    measure = "last5_accuracy_mean"    the entry of summary.json that its numbers are compared with
+    scale = 100                        its numbers are this entry times the scale
     [paper.values.FADAS]
-    "Dir(0.1)" = [72.0, 0.94]          mean, and deviation where it is given
+    "Dir(0.1)" = [72.0, 0.94]          mean, and deviation if the paper gives it
 
-    [[claims]]                         what the table is about; see claims.py
+    [[claims]]                         what the table should show; see claims.py
     text = "FADAS is above FedBuff"
     better = ["FADAS", "Dir(0.1)"]     method and setting
     worse = ["FedBuff", "Dir(0.1)"]
-    measure = "time_to_target"         of summary.json; by default the last versions' accuracy
-    less = true                        less of it is better
+    measure = "time_to_target"         an entry of summary.json; default: the last versions' accuracy
+    less = true                        smaller is better
 
-A cell is base, then the method, then the setting, then the method's ``at``: later ones win key by key, except that a
-section that says its ``name`` (or, for participation, its ``rule``) replaces the one before it. A table without
-settings and grid has one column, whose label is empty.
+A cell combines base, then the method, then the setting, then the method's ``at``. Later ones replace earlier ones key
+by key. But a section with a ``name`` (in participation, a ``rule``) replaces the whole earlier section. A table without
+settings and grid has one column with an empty label.
 
-With ``extends`` the base goes on top of the other table's base by the same rule; a method or setting of the same label
-replaces the other one whole, others are added; ``only`` lists the methods to keep. A grid replaces settings and grid.
+With ``extends`` the base is merged with the other table's base by the same rule. A method or setting with the same
+label replaces the other one completely, and others are added. ``only`` lists the methods to keep. A grid replaces
+settings and grid.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ class _File(Section):
 
 @dataclass(frozen=True)
 class Claim:
-    """``better`` and ``worse``: a method and a setting each, of which the claim says that the one is better in
-    ``measure`` (an entry of summary.json times ``scale``), which is more of it unless ``less``."""
+    """The claim that ``better``, a method and a setting, is better than ``worse`` in ``measure`` (an entry of
+    summary.json times ``scale``). Larger is better, unless ``less``."""
 
     text: str
     better: tuple[str, str]
@@ -113,7 +114,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a table: a row and a column, the recipe as a dict for ``config.from_dict``, the paper's numbers."""
+    """One run of a table: its row and column, its recipe as a dict for ``config.from_dict``, the paper's numbers."""
 
     method: str
     setting: str
@@ -127,7 +128,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A whole table: its cells row by row. ``measure`` and ``scale``: see the module's docstring."""
+    """A whole table: its cells, row by row. The module's docstring explains ``measure`` and ``scale``."""
 
     name: str
     title: str
@@ -153,14 +154,14 @@ def names() -> list[str]:
 
 
 def is_table(name_or_path: str) -> bool:
-    """Whether this is a table of the package, or a TOML file with methods in it. ConfigError if it is unreadable."""
+    """Return whether this is a table: one of the package, or a TOML file with methods. ConfigError if unreadable."""
     return name_or_path in names() or (name_or_path.endswith(".toml") and "methods" in _parse(name_or_path))
 
 
 def load(name_or_path: str) -> Table:
-    """Return a table by its name in the package or by a path.
+    """Return a table, given by its name in the package or by a path.
 
-    ConfigError when there is no such table, or a cell is not a valid recipe.
+    ConfigError if there is no such table, or a cell is not a valid recipe.
     """
     file, name = _read(name_or_path), Path(name_or_path).stem
     cells = []
@@ -196,14 +197,14 @@ def expand(name_or_path: str) -> list[tuple[str, dict[str, Any]]]:
 
 @dataclass(frozen=True)
 class Entry:
-    """What `fastagg recipes` says of a recipe or a table.
+    """What `fastagg recipes` prints about a recipe or a table.
 
     Attributes:
-        name: what `fastagg run` or `fastagg compare` takes.
-        runs: how many runs it is: 1 for a recipe.
+        name: the argument for `fastagg run` or `fastagg compare`.
+        runs: the number of runs; 1 for a recipe.
         algorithms, data: the presets and data sets in it.
-        files: whether the data is read from files, so that --data-dir is needed.
-        purpose: one line. A table's names the paper's own table or figure.
+        files: whether the data is in files, so that --data-dir is needed.
+        purpose: one line. For a table it names the paper's own table or figure.
     """
 
     name: str
@@ -215,7 +216,7 @@ class Entry:
 
 
 def catalogue() -> list[Entry]:
-    """Every recipe and then every table of the package."""
+    """Return an entry for every recipe and then for every table of the package."""
     entries = []
     for name in recipes.names():
         recipe = recipes.load(name)
@@ -234,7 +235,7 @@ def _entry(name: str, configs: Sequence[config.Config], purpose: str) -> Entry:
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``below`` with ``above`` on top, section by section; one that says its name or rule replaces."""
+    """Merge ``above`` into ``below``, section by section. A section with a name or rule replaces the earlier one."""
     merged = dict(deepcopy(below))
     for key, value in above.items():
         replaces = not isinstance(value, Mapping) or "name" in value or "rule" in value

@@ -1,11 +1,11 @@
 """Delays given in server versions: the update that arrives was trained on x_{t-tau}.
 
-A model has ``longest``, the largest tau it can return (how many old versions must be kept), and
+A model has ``longest``, the largest tau that it can return (it tells how many old versions must be kept), and
 
     tau(client, arrival) -> int            the delay of the ``arrival``-th update (from 0), which ``client``
     sends
 
-How FedAsync was first tested (uniform), what the ACE paper varies (exponential), and what a measured file replays.
+Uniform delays are from FedAsync's first tests, and exponential ones from the ACE paper. A file replays measured ones.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class UniformVersions:
 class ExponentialVersions:
     """tau is an exponential draw, cut at five times its own mean and rounded up or down at random: mean ``mean``.
 
-    Rounding down alone would take half a version off every mean, a tenth of a mean of 5. How the ACE paper's beta has
-    an effect: with exponential *times* of one mean for everybody, another mean is only another unit of time, and all
-    that happens is the same.
+    Rounding down only would take half a version off every mean, which is a tenth of a mean of 5. Delays in versions
+    give the ACE paper's beta an effect. With exponential *times* and one mean for all clients, another mean would only
+    change the unit of time.
     """
 
     def __init__(self, seed: int, mean: float) -> None:
         if not mean > 0:
             raise ConfigError(f"the mean delay must be above 0, got {mean}")
         self._seed = seed
-        self._mean = mean / -math.expm1(-5)  # of the draws before the cut, which takes e^-5 of their mean
+        self._mean = mean / -math.expm1(-5)  # of the draws before the cut, which removes e^-5 of their mean
         self.longest = math.ceil(5 * self._mean)
 
     def tau(self, client: int, arrival: int) -> int:
@@ -60,7 +60,7 @@ class ExponentialVersions:
 
 
 class ReplayedVersions:
-    """Measured delays, one row per arrival, starting again at the top after the last row.
+    """Measured delays, one row per arrival. After the last row they start again with the first.
 
     ``table`` [rows, columns]: one column is shared by all clients; otherwise column c belongs to client c.
     """
@@ -77,8 +77,8 @@ class ReplayedVersions:
 def read_delays(path: Path, clients: int) -> np.ndarray:
     """Read a comma-separated file of delays without a header into an int64 array [rows, 1 or clients].
 
-    DataError when the file is missing or empty, when rows differ in length, when there is neither one
-    column nor one for each of the ``clients``, or when a value is not a whole number from 0 up.
+    DataError if the file is missing or empty, if rows differ in length, if there is neither one column nor one for each
+    of the ``clients``, or if a value is not a whole number from 0 up.
     """
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,1 +1,1 @@
-"""Where numbers lie: updates as they came, vectors, rows of clients, and the devices that hold them."""
+"""The memory that holds numbers: updates as they arrive, vectors, clients' rows, and the devices."""

@@ -1,4 +1,4 @@
-"""Where a server's state lives."""
+"""Chooses the device of a server's state."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fastagg.errors import ConfigError, DeviceError
 
 
 def choose(device: torch.device | str | None, params: Any) -> torch.device:
-    """The device that was asked for, by default the model's own if that is a CUDA device, else the CPU.
+    """Return the requested device. By default it is the model's own if that is a CUDA device, otherwise the CPU.
 
     Raises:
-        ConfigError: there is no such device here, or torch cannot use it.
-        DeviceError: there are no kernels for it, or not in this build.
+        ConfigError: this machine has no such device, or torch cannot use it.
+        DeviceError: fastagg, or this build, has no kernels for it.
     """
     if device is None:
         found = params.values() if isinstance(params, dict) else params
@@ -31,7 +31,7 @@ def choose(device: torch.device | str | None, params: Any) -> torch.device:
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device: {error}") from error
     if chosen.type == "cpu":
-        return torch.device("cpu")  # "cpu:0" is the same one, but not equal to it
+        return torch.device("cpu")  # "cpu:0" is the same device, but compares as unequal
     if chosen.type == "cuda":
         if not torch.cuda.is_available():
             cause = "this torch is built without CUDA" if torch.version.cuda is None else _why_none()
@@ -49,10 +49,10 @@ def choose(device: torch.device | str | None, params: Any) -> torch.device:
 
 
 def _check_kernels(device: torch.device) -> None:
-    """Say it now if this build's kernels cannot run on a CUDA device that torch can use.
+    """Check that this build's kernels can run on a CUDA device that torch can use.
 
     Raises:
-        DeviceError: and what to do.
+        DeviceError: they cannot; the message tells what to do.
     """
     if not native.cuda_architectures:
         raise DeviceError(
@@ -70,15 +70,15 @@ def _check_kernels(device: torch.device) -> None:
 
 
 def _why_none() -> str:
-    """Why no CUDA device answers, as far as this build can tell."""
+    """Return why no CUDA device is available, as far as this build can tell."""
     words = native.cuda_answer()[2] if native.cuda_architectures else ""
     return words or "no GPU, or too old a driver"
 
 
 def _has_code(major: int, minor: int, built: list[str], ptx: str) -> bool:
-    """Whether a card runs one of these: code of its own major version and no later minor one, or PTX that is not newer.
+    """Return whether a device can run this code: of the same major version and no later minor one, or older PTX.
 
-    Code with a letter is for one card alone (90a), or for the cards of its family (100f).
+    Code with a letter runs only on one kind of device (90a), or on the devices of its family (100f).
     """
     card = 10 * major + minor
     numbers = [(int(arch.rstrip("af")), arch.endswith("a")) for arch in built]

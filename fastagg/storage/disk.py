@@ -1,5 +1,4 @@
-"""What a durable server asks of the file system, all of it: one small seam, which tests replace by a disk that loses
-power."""
+"""All operations on files that a durable server needs, in one class. Tests replace it by a disk that loses power."""
 
 from __future__ import annotations
 
@@ -15,46 +14,46 @@ _MOST_BUFFERS = 512  # of one call; the system's limit is 1,024
 
 
 class Disk:
-    """Files by number, as the operating system has them. Every method raises OSError where that refuses."""
+    """Files by number, as in the operating system. Every method raises OSError if the system refuses."""
 
     def make_folder(self, path: Path) -> None:
-        """A folder, and those above it; it may be there."""
+        """Create a folder and those above it. They may exist."""
         path.mkdir(parents=True, exist_ok=True)
 
     def names(self, path: Path) -> list[str]:
-        """What a folder holds, sorted."""
+        """Return the sorted names in a folder."""
         return sorted(os.listdir(path))
 
     def exists(self, path: Path) -> bool:
-        """Whether there is a file or a folder of this name."""
+        """Return whether there is a file or a folder with this name."""
         return path.exists()
 
     def open(self, path: Path, *, create: bool = False, write: bool = True) -> int:
-        """A file that is there, or with ``create`` may be new."""
+        """Open an existing file. With ``create`` it may be new."""
         flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
         return os.open(path, flags | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o600)
 
     def close(self, file: int) -> None:
-        """The number is free again."""
+        """Close the file."""
         os.close(file)
 
     def size(self, file: int) -> int:
-        """Bytes."""
+        """Return the file's size in bytes."""
         return os.fstat(file).st_size
 
     def allocate(self, file: int, size: int) -> None:
-        """Room for so many bytes, so that writing there later neither fails nor changes what a sync must write."""
+        """Reserve room for ``size`` bytes, so that writing there does not fail and a sync need not write metadata."""
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file, 0, size)
         else:
             os.truncate(file, max(size, self.size(file)))
 
     def truncate(self, file: int, size: int) -> None:
-        """The file has this size from now on."""
+        """Set the file's size."""
         os.ftruncate(file, size)
 
     def write(self, file: int, buffers: Sequence[Any], offset: int) -> int:
-        """All of the buffers, one after the other, at ``offset``. Returns where they end."""
+        """Write all buffers, one after the other, at ``offset``. Return where they end."""
         left = [view for view in map(_bytes, buffers) if len(view)]
         while left:
             done = os.pwritev(file, left[:_MOST_BUFFERS], offset)
@@ -66,7 +65,7 @@ class Disk:
         return offset
 
     def read(self, file: int, size: int, offset: int) -> bytes:
-        """Up to ``size`` bytes."""
+        """Read up to ``size`` bytes."""
         parts = []
         while size and (part := os.pread(file, min(size, 1 << 30), offset)):
             parts.append(part)
@@ -74,16 +73,16 @@ class Disk:
         return b"".join(parts)
 
     def view(self, file: int) -> Any:
-        """The whole file as a buffer; its pages are read when they are looked at, and belong to the system."""
+        """Return the whole file as a buffer. The system reads its pages when they are used, and owns them."""
         size = self.size(file)
         return mmap.mmap(file, size, access=mmap.ACCESS_COPY) if size else b""
 
     def sync(self, file: int) -> None:
-        """Until what was written to the file is on the disk."""
+        """Wait until what was written to the file is on the disk."""
         (os.fdatasync if hasattr(os, "fdatasync") else os.fsync)(file)
 
     def sync_folder(self, path: Path) -> None:
-        """Until the names in a folder are on the disk."""
+        """Wait until the names in a folder are on the disk."""
         folder = os.open(path, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -91,11 +90,11 @@ class Disk:
             os.close(folder)
 
     def rename(self, old: Path, new: Path) -> None:
-        """A file or folder takes another name, whose file goes."""
+        """Rename a file or folder. A file that had the new name is removed."""
         os.replace(old, new)
 
     def remove(self, path: Path) -> None:
-        """A file, or a folder with all that it holds; it may be gone already."""
+        """Remove a file, or a folder with its contents. It need not exist."""
         with contextlib.suppress(FileNotFoundError):
             if path.is_dir() and not path.is_symlink():
                 for name in os.listdir(path):
@@ -105,7 +104,7 @@ class Disk:
                 os.unlink(path)
 
     def lock(self, path: Path) -> int | None:
-        """The file's number, with a lock that ends with this process; None if somebody else has it."""
+        """Lock a file until this process ends, and return its number. None if somebody else has locked it."""
         file = self.open(path, create=True)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

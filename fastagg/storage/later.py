@@ -1,4 +1,4 @@
-"""What a device has not said yet, and what it has not read yet: both without waiting for it."""
+"""Numbers that a device has not sent yet, and memory that it has not read yet. Neither makes the host wait."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 class Later:
-    """A few numbers of a device's, on their way to the host.
+    """A few numbers on their way from a device to the host.
 
-    Whoever reads them, on whatever stream, waits for the launch that makes them and for nothing that came after it.
+    Reading them, on any stream, waits only for the launch that computes them, not for later work.
 
     Args:
-        found: what the current stream computes; its memory is not needed any more.
+        found: the tensor that the current stream computes. The caller does not use its memory any more.
     """
 
     def __init__(self, found: Tensor) -> None:
@@ -28,23 +28,23 @@ class Later:
             self._event.record(torch.cuda.current_stream(found.device))
 
     def tolist(self) -> list[float]:
-        """The numbers; the first call waits for them."""
+        """Return the numbers. The first call waits for them."""
         if self._event is not None:
             self._event.synchronize()
         numbers: list[float] = self._host.tolist()
         return numbers
 
 
-_unread: deque[tuple[Any, Any]] = deque()  # events, and what lives until they have come
+_unread: deque[tuple[Any, Any]] = deque()  # events, and the objects that are kept until the events have happened
 
 
 class Lease:
-    """Memory of another library's, which its owner may reuse as soon as nobody holds it: held until the device has done
-    what was launched while this object lived.
+    """Keeps memory of another library until the device has done all work that was launched while this object lived.
+    Otherwise its owner could reuse the memory as soon as nobody holds it.
 
     Args:
-        owner: what holds the memory.
-        device: the launches' device; they are on the stream that is current now.
+        owner: the object that holds the memory.
+        device: the device of the launches, which are on its current stream.
     """
 
     __slots__ = ("_owner", "_stream")
@@ -57,18 +57,18 @@ class Lease:
         try:
             event = torch.cuda.Event()
             event.record(self._stream)
-        except Exception:  # the interpreter, or the device, is going
+        except Exception:  # the interpreter or the device is shutting down
             return
         _unread.append((event, self._owner))
         _sweep()
 
 
 def _sweep() -> None:
-    """Let go of what has been read. Takes no lock: it may run wherever an object dies."""
+    """Release memory that was read. It takes no lock, because it may run wherever an object is destroyed."""
     for _ in range(len(_unread)):
         try:
             event, owner = _unread.popleft()
-        except IndexError:  # another thread sweeps, too
+        except IndexError:  # another thread does the same
             return
         if not event.query():
             _unread.append((event, owner))

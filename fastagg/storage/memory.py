@@ -1,4 +1,4 @@
-"""Where state vectors live: huge pages on Linux, used again when the last view of them is gone (csrc/memory)."""
+"""Memory of the state vectors: huge pages on Linux, reused when the last view of a vector is gone (csrc/memory)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _HOST = ("cpu", torch.device("cpu"))
 
 
 def empty(size: int, device: torch.device | str = "cpu") -> Tensor:
-    """A 1-D fp32 tensor of ``size`` uninitialised elements on ``device``.
+    """Return a 1-D fp32 tensor of ``size`` uninitialised elements on ``device``.
 
     Raises:
-        MemoryError, DeviceError: there is no memory for it.
+        MemoryError, DeviceError: there is not enough memory.
     """
     if device in _HOST:
         made: Tensor = native.memory.vector(size)
@@ -29,12 +29,12 @@ def empty(size: int, device: torch.device | str = "cpu") -> Tensor:
 
 
 def empty_bytes(nbytes: int, device: torch.device | str = "cpu", *, recycle: bool = True) -> Tensor:
-    """A 1-D uint8 tensor of ``nbytes`` uninitialised bytes on ``device``.
+    """Return a 1-D uint8 tensor of ``nbytes`` uninitialised bytes on ``device``.
 
     Without ``recycle`` its memory goes back to the operating system when the last view is gone.
 
     Raises:
-        MemoryError, DeviceError: there is no memory for it.
+        MemoryError, DeviceError: there is not enough memory.
     """
     if torch.device(device).type == "cpu":
         made: Tensor = native.memory.bytes(nbytes, recycle)
@@ -49,21 +49,21 @@ def empty_bytes(nbytes: int, device: torch.device | str = "cpu", *, recycle: boo
 
 
 def spare(size: int, device: torch.device | str = "cpu") -> Tensor | None:
-    """:func:`empty`, if it takes little more memory than there is already; else None."""
+    """Return :func:`empty`, if this needs little more memory than is already held. Otherwise None."""
     free = torch.device(device).type != "cpu" or native.memory.lies_about(size * 4)
     return empty(size, device) if free else None
 
 
 def set_aside(size: int, count: int) -> None:
-    """Have ``count`` vectors lie about, which then cost memory once they are used: for who wants speed instead."""
+    """Reserve ``count`` vectors for reuse. This trades memory, which is used at the first use, for speed."""
     _ = [empty(size) for _ in range(count)]
 
 
 def zeros(size: int, device: torch.device | str = "cpu") -> Tensor:
-    """A 1-D fp32 tensor of ``size`` zeros on ``device``."""
+    """Return a 1-D fp32 tensor of ``size`` zeros on ``device``."""
     return empty(size, device).zero_()
 
 
 def trim() -> None:
-    """Hand blocks kept for reuse back to the operating system: for who will not need them soon."""
+    """Give blocks kept for reuse back to the operating system, if you will not need them soon."""
     native.memory.trim()

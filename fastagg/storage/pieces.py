@@ -1,4 +1,4 @@
-"""An update as it arrived: consecutive pieces of the flat vector, read by the kernels where they lie."""
+"""An update as it arrived: consecutive pieces of the flat vector, which the kernels read in place."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from torch.nn import Parameter
 from fastagg.errors import DTypeMismatch
 from fastagg.storage.later import Lease
 
-# Codes of csrc/plan.h, Dtype.
+# The codes of Dtype in csrc/plan.h.
 _TORCH_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _FLOAT32 = torch.float32
 _CPU = torch.device("cpu")  # making one takes as long as comparing three
-# By type, native byte order alone: asking a type for its name takes longer than reading a small layer.
+# By type, with native byte order only: asking a type for its name takes longer than reading a small layer.
 _NUMPY_CODES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1}
 _new = object.__new__
 
 
 class Pieces:
-    """Consecutive 1-D pieces of a flat vector on one device, none of them copied if it is contiguous.
+    """Consecutive 1-D pieces of a flat vector on one device. A contiguous piece is not copied.
 
-    Each piece is a torch tensor, a NumPy array or anything with DLPack, of any shape, in fp32, fp16 or bf16;
-    a piece that is not contiguous is copied. The pieces together are the flat vector. What a class of the user's own
-    says of its size or address is not asked: addresses and sizes are those of the memory.
+    Each piece is a torch tensor, a NumPy array or anything with DLPack, of any shape, in fp32, fp16 or bf16. A piece
+    that is not contiguous is copied. The pieces together are the flat vector. Addresses and sizes are those of the
+    memory; what a user's own class reports about its size or address is ignored.
 
     Attributes:
-        size: elements of all pieces together.
-        device: where they are.
+        size: the number of elements of all pieces together.
+        device: the pieces' device.
 
     Raises:
-        DTypeMismatch: another element type, pieces on two devices, or a piece without numbers in memory.
+        DTypeMismatch: another element type, pieces on two devices, or a piece whose numbers are not in memory.
     """
 
     __slots__ = ("device", "leases", "native", "owners", "size")
@@ -60,7 +60,7 @@ class Pieces:
             if code is None and not (piece.dtype.isnative and piece.dtype.name == "bfloat16"):  # from ml_dtypes
                 raise DTypeMismatch(f"expected float32, float16 or bfloat16, got a {piece.dtype} array")
             code = 2 if code is None else code
-            # A tensor would be refused, or warned about, for a read-only array; an address is not.
+            # A tensor of a read-only array would be refused, or cause a warning. An address does not.
             if not piece.flags.c_contiguous:
                 piece = np.ascontiguousarray(piece)
             self._append(piece, _address(piece), piece.size, code, _CPU)
@@ -71,21 +71,22 @@ class Pieces:
         if piece.is_meta:
             raise DTypeMismatch("expected numbers, got a tensor on the meta device, which has none")
         _refuse_freed(piece)
-        # Asked before done: at small d each of these calls costs as much as the kernel.
+        # Each call is made only if it is needed, because for small d it takes as long as the kernel.
         if piece.is_cuda:
             self._hold(piece)
         if piece.requires_grad:
             piece = piece.detach()
-        if piece.is_neg():  # the imaginary part of a conjugate: the numbers with the other sign
+        if piece.is_neg():  # the negative bit is set (the imaginary part of a conjugate): memory has the opposite sign
             piece = piece.resolve_neg()
         if not piece.is_contiguous():
             piece = piece.contiguous()
         self._append(piece, piece.data_ptr(), piece.numel(), code, piece.device)
 
     def _hold(self, piece: Tensor) -> None:
-        # Whoever made it may have done so on another stream, and frees it while this one still reads.
+        # The tensor may have been made on another stream. Without this, its memory could be freed while this stream
+        # reads it.
         piece.record_stream(torch.cuda.current_stream(piece.device))
-        if getattr(piece, "_of_another_library", False):  # which torch's allocator knows nothing of
+        if getattr(piece, "_of_another_library", False):  # torch's allocator does not know this memory
             leases = getattr(self, "leases", [])
             self.leases = [*leases, Lease(piece, piece.device)]
 
@@ -98,27 +99,27 @@ class Pieces:
         self.size += size
 
     def flat(self, dtype: torch.dtype) -> Tensor:
-        """The whole vector as one new 1-D tensor of ``dtype``, on the pieces' device."""
+        """Return the whole vector as one new 1-D tensor of ``dtype`` on the pieces' device."""
         if not self.owners:
             return torch.empty(0, dtype=dtype, device=self.device)
         return torch.cat([as_tensor(owner).reshape(-1).to(dtype) for owner in self.owners])
 
     def to(self, device: torch.device) -> Pieces:
-        """The same pieces on ``device``."""
+        """Return the same pieces on ``device``."""
         if device == self.device:
             return self
         return Pieces([as_tensor(owner).to(device) for owner in self.owners])
 
 
 def _address(array: np.ndarray) -> int:
-    # NumPy's own answer takes over twice as long, which is what a message of many small layers is made of.
+    # NumPy's own `__array_interface__` takes more than twice as long, and messages have many small layers.
     if array.flags.writeable and array.size and array.dtype in _NUMPY_CODES:
         return addressof(c_char.from_buffer(array.data))
     return int(array.ctypes.data)
 
 
 def as_pieces(update: Tensor | np.ndarray | Sequence[Any] | Pieces) -> Pieces:
-    """``update`` as pieces: one array, a sequence of arrays, or pieces already."""
+    """Return ``update`` as pieces. It may be one array, a sequence of arrays, or pieces."""
     if type(update) is Tensor:
         if (native := _plain(update)) is not None:
             found = _new(Pieces)
@@ -133,9 +134,9 @@ def as_pieces(update: Tensor | np.ndarray | Sequence[Any] | Pieces) -> Pieces:
 
 
 def _plain(tensor: Tensor) -> tuple[int, int, int] | None:
-    """Where a tensor of no other class lies, if it is what most are: fp32, on the CPU, one number after the other.
+    """Return the memory of a plain tensor of the usual form: fp32, on the CPU, contiguous. Otherwise None.
 
-    At small d every question costs as much as the kernel: there are no more than must be.
+    For small d every check takes as long as the kernel, so there are no more checks than necessary.
     """
     try:
         if (
@@ -145,17 +146,18 @@ def _plain(tensor: Tensor) -> tuple[int, int, int] | None:
             and not (tensor.requires_grad or tensor.is_nested or tensor.is_neg())
         ):
             size = tensor.numel()
-            # As in _refuse_freed: an address of 0 would be a faster sign, but of storages that are freed whole alone.
+            # As in _refuse_freed. An address of 0 would be a faster check, but it detects only storages that were freed
+            # whole.
             if tensor.untyped_storage().nbytes() >= 4 * (tensor.storage_offset() + size) or not size:
                 return tensor.data_ptr(), size, 0
-    except RuntimeError:  # no address: sparse or the like, which Pieces refuses by name
+    except RuntimeError:  # no address: sparse or similar; Pieces refuses it by name
         pass
     return None
 
 
 def plain_pieces(tensor: Tensor, size: int) -> Pieces | None:
-    """A tensor of torch's own class as pieces, if it is a plain vector of ``size`` fp32 elements on the CPU: the usual
-    update, with as few questions as there can be."""
+    """Return a tensor of torch's own class as pieces, if it is a contiguous vector of ``size`` fp32 elements on the
+    CPU. This is the usual update, with as few checks as possible. Otherwise None."""
     if tensor.dim() != 1:
         return None
     found = _plain(tensor)
@@ -169,12 +171,12 @@ def _of_one(tensor: Tensor, native: tuple[int, int, int]) -> Pieces:
 
 
 def as_array(value: Any) -> Any:
-    """``value`` as a plain torch tensor or NumPy array that shares its memory, by DLPack if it is neither.
+    """Return ``value`` as a plain torch tensor or NumPy array that shares its memory, by DLPack if it is neither.
 
-    An array of a class of its own becomes one of the base class: what its memory holds, whatever the class says.
+    An array of a subclass becomes one of the base class with the same memory, whatever the subclass reports.
 
     Raises:
-        DTypeMismatch: it is no array, or one without plain numbers in memory: nested, fake, a wrapper, masked.
+        DTypeMismatch: it is not an array, or its numbers are not plainly in memory: nested, fake, a wrapper, masked.
     """
     kind = type(value)
     if kind is np.ndarray or (kind is Tensor and not value.is_nested):
@@ -183,7 +185,7 @@ def as_array(value: Any) -> Any:
         return _plain_tensor(value)
     if isinstance(value, np.ndarray):
         return _plain_array(value)
-    if isinstance(value, np.generic):  # what NumPy's arithmetic makes of 0-dimensional arrays
+    if isinstance(value, np.generic):  # the result of NumPy's arithmetic on 0-dimensional arrays
         return np.asarray(value)
     try:
         found = torch.from_dlpack(value)
@@ -199,13 +201,14 @@ def as_array(value: Any) -> Any:
 def _plain_tensor(value: Tensor) -> Tensor:
     kind = type(value)
     if kind is Tensor or kind is Parameter:
-        if value.is_nested:  # and has no shape
+        if value.is_nested:  # it has no shape
             raise DTypeMismatch("expected one dense array, got a nested tensor")
         return value
-    # With a dispatch of its own it is a wrapper (fake, distributed, masked, nested): its numbers are elsewhere, if any.
+    # A class with its own dispatch is a wrapper (fake, distributed, masked, nested). Its memory does not hold the
+    # numbers.
     if getattr(kind, "__torch_dispatch__", None) is Tensor.__torch_dispatch__:
         try:
-            with torch._C.DisableTorchFunctionSubclass():  # the class may answer for as_subclass, too
+            with torch._C.DisableTorchFunctionSubclass():  # the class may override as_subclass, too
                 return _plain_tensor(Tensor.as_subclass(value, Tensor))
         except RuntimeError:
             pass
@@ -217,19 +220,19 @@ def _plain_array(value: np.ndarray) -> np.ndarray:
         raise DTypeMismatch("expected an array of numbers, got a masked array: fill in what is masked (filled())")
     try:
         return np.ndarray.view(value, np.ndarray)
-    except TypeError:  # it only says that it is an array
+    except TypeError:  # it claims to be an array, but is none
         raise DTypeMismatch(f"expected an array of numbers, got {type(value).__name__}") from None
 
 
 def _refuse_freed(tensor: Tensor) -> None:
-    """Refuse a dense tensor whose storage is smaller than it says: freed by ``untyped_storage().resize_(0)``, say.
+    """Refuse a dense tensor whose storage is too small, for example because of ``untyped_storage().resize_(0)``.
 
     Raises:
-        DTypeMismatch: it is.
+        DTypeMismatch: the storage is too small.
     """
     try:
         held = tensor.untyped_storage().nbytes()
-    except RuntimeError as error:  # inside a transform of functions, as torch.vmap
+    except RuntimeError as error:  # inside a transform such as torch.vmap
         raise DTypeMismatch(f"expected a tensor with its numbers in memory: {error}") from None
     size = tensor.numel()
     if not size:
@@ -243,10 +246,10 @@ def _refuse_freed(tensor: Tensor) -> None:
 
 
 def as_tensor(value: Any) -> Tensor:
-    """``value`` as a tensor, sharing memory where it can.
+    """Return ``value`` as a tensor that shares memory if possible.
 
     Raises:
-        DTypeMismatch: it is no array of numbers.
+        DTypeMismatch: it is not an array of numbers.
     """
     array = as_array(value)
     if isinstance(array, Tensor):
@@ -256,7 +259,7 @@ def as_tensor(value: Any) -> Tensor:
     if array.dtype.name == "bfloat16":  # from ml_dtypes; torch knows the type only by its bits
         return torch.from_numpy(array.view(np.uint16).copy()).view(torch.bfloat16)
     try:
-        # A tensor cannot be read-only, have a negative stride or another machine's byte order: copy those.
+        # A tensor cannot be read-only, or have a negative stride or another byte order. Such arrays are copied.
         plain = array.flags.writeable and array.dtype.isnative and all(s >= 0 for s in array.strides)
         return torch.from_numpy(array if plain else np.array(array, dtype=array.dtype.newbyteorder("=")))
     except TypeError as error:

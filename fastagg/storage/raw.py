@@ -1,4 +1,4 @@
-"""Memory as bytes: where it lies, and its checksum."""
+"""Memory as bytes: the bytes at an address, and checksums."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from fastagg._build import native
 
 
 def at(address: int, nbytes: int) -> memoryview:
-    """The bytes at an address; whoever asks keeps their owner alive."""
+    """Return the bytes at an address. The caller must keep their owner alive."""
     return memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B") if nbytes else memoryview(b"")
 
 
 def crc32c(buffers: Sequence[Any], before: int = 0) -> int:
-    """CRC-32C (Castagnoli) of buffers, one after the other, after ``before``."""
+    """Return the CRC-32C (Castagnoli) of consecutive buffers. ``before`` is the checksum of what precedes them."""
     arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers if len(buffer)]
     if not arrays:
         return before
-    # The elements' type is not looked at: bytes are what counts.
+    # Type and number of elements are placeholders: crc32c uses only the addresses and `bytes`.
     update = native.Update([(array.__array_interface__["data"][0], 1, 1) for array in arrays])
     return int(native.crc32c(update, bytes=[array.size for array in arrays], before=before, in_software=False))

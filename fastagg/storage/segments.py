@@ -1,15 +1,15 @@
-"""A journal's files: records one after the other, in segments of a fixed size that are used again.
+"""A journal's files: records one after the other, in segments of a fixed size that are reused.
 
-A segment begins with a block that says which it is: its number in the chain, a random number of this use of the file,
-and the sequence number of its first record. Records are written in groups. A group begins on a block of its own, so
-that no block is ever written again after it was synced: a torn write can only damage what nobody was promised. Every
-record says up to which record all was on the disk when it was written. So what recovery finds after a bad record
-tells whether that one may be missing (a crash), or must not be (damage).
+A segment begins with a block that identifies it: its number in the chain, a random number for this use of the file, and
+the sequence number of its first record. Records are written in groups. Each group begins on a new block, so no block is
+written again after it was synced. A torn write can therefore damage only records that were not acknowledged yet. Every
+record has the number of the last record that was on the disk when it was written. So later records tell recovery
+whether a bad record may be missing (after a crash) or must not be (damage).
 
     segment: magic, crc, number, use, first | zeros up to a block | groups
     record:  magic, crc, use, sequence, synced, length, kind | body | zeros up to 8 bytes
 
-csrc/serving/journal.cpp writes the records; segments begin here, and all is read here.
+csrc/serving/journal.cpp writes the records. This module makes segments and reads everything.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from fastagg.storage import raw
 from fastagg.storage.disk import Disk
 
 BLOCK = 4096
-_HEAD = struct.Struct("<8sIIQQQ")  # magic, crc of what follows, format, number, use, first
+_HEAD = struct.Struct("<8sIIQQQ")  # magic, CRC of what follows, format, number, use, first
 _SEGMENT = b"FASTAGGJ"
-_RECORD = struct.Struct("<4sIQQQQB7x")  # magic, crc of what follows, use, sequence, synced, length, kind
+_RECORD = struct.Struct("<4sIQQQQB7x")  # magic, CRC of what follows, use, sequence, synced, length, kind
 _MAGIC = b"FAGR"
 _FORMAT = 1
 _NAME = re.compile(r"journal-(\d{12})")
@@ -37,10 +37,10 @@ HEADER = _RECORD.size
 
 
 class Record(NamedTuple):
-    """One record, where it lies."""
+    """One record and its place."""
 
     sequence: int
-    synced: int  # all records up to this one were on the disk when it was written
+    synced: int  # all records up to this number were on the disk when it was written
     kind: int
     body: memoryview
     end: int  # where it ends in its segment
@@ -52,9 +52,9 @@ class Segment:
 
     Attributes:
         number: its place in the chain.
-        use: of the file: a random number that its records repeat.
-        first: sequence number of its first record.
-        size: bytes.
+        use: a random number for this use of the file. Its records repeat it.
+        first: the sequence number of its first record.
+        size: its size in bytes.
     """
 
     path: Path
@@ -65,12 +65,12 @@ class Segment:
 
 
 def name_of(number: int) -> str:
-    """The file of a segment."""
+    """Return the name of a segment's file."""
     return f"journal-{number:012d}"
 
 
 def begin(disk: Disk, folder: Path, number: int, first: int, size: int, old: Path | None) -> tuple[Segment, int]:
-    """A segment that is ready for records, and its open file. ``old``: a file that is not needed any more.
+    """Make a segment ready for records and open it. ``old``: a file that is not needed any more and is reused.
 
     Raises:
         OSError: there is no room for it, or the disk refused.
@@ -94,8 +94,8 @@ def begin(disk: Disk, folder: Path, number: int, first: int, size: int, old: Pat
 
 
 def chain(disk: Disk, folder: Path) -> tuple[list[Segment], list[tuple[int, Path]]]:
-    """The segments of a folder in their order, and (number, path) of files that are named so but do not begin so: their
-    use had only begun, or they are damaged."""
+    """Return the segments of a folder in order. Also return (number, path) of files that are named like segments but
+    begin differently: their use had only begun, or they are damaged."""
     found, others = [], []
     for name in disk.names(folder):
         match = _NAME.fullmatch(name)
@@ -120,12 +120,12 @@ def chain(disk: Disk, folder: Path) -> tuple[list[Segment], list[tuple[int, Path
 
 
 def records(view: Any, segment: Segment, start: int = BLOCK, sequence: int | None = None) -> Iterator[Record]:
-    """The good records of a segment, from ``start`` and the one after ``sequence`` on, up to the first bad one."""
+    """Yield the good records of a segment, from ``start`` on, after number ``sequence``, up to the first bad one."""
     at, wanted = start, segment.first if sequence is None else sequence + 1
     while True:
         found = _record_at(view, at, segment.use)
         if (found is None or found.sequence != wanted) and at % BLOCK:
-            at += -at % BLOCK  # the next group's
+            at += -at % BLOCK  # where the next group begins
             found = _record_at(view, at, segment.use)
         if found is None or found.sequence != wanted:
             return
@@ -134,7 +134,7 @@ def records(view: Any, segment: Segment, start: int = BLOCK, sequence: int | Non
 
 
 def place_of(view: Any, sequence: int, use: int) -> int | None:
-    """Where a record begins, if it is there and good."""
+    """Return where a record begins, if it is there and good."""
     for at in _magic(view):
         if _RECORD.unpack_from(view, at)[2:4] == (use, sequence) and _record_at(view, at, use) is not None:
             return at
@@ -142,7 +142,7 @@ def place_of(view: Any, sequence: int, use: int) -> int | None:
 
 
 def good_after(view: Any, sequence: int, use: int | None) -> int | None:
-    """The first good record after a bad one, ``sequence``, which proves that the bad one had been on the disk."""
+    """Return the first good record after the bad record ``sequence``. It proves that the bad one was on the disk."""
     for at in _magic(view):
         found = _record_at(view, at, use)
         if found is not None and found.synced >= sequence:
@@ -151,7 +151,7 @@ def good_after(view: Any, sequence: int, use: int | None) -> int | None:
 
 
 def _magic(view: Any) -> Iterator[int]:
-    """Where records may begin."""
+    """Yield the places where records may begin."""
     at = view.find(_MAGIC, 0)
     while at >= 0:
         if at % 8 == 0 and at + HEADER <= len(view):

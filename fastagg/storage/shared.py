@@ -1,4 +1,4 @@
-"""A vector in memory that other processes of this host read where it lies."""
+"""A vector in memory that other processes of this host read in place."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _MOST_MAPPED = 32
 
 
 class SharedVector:
-    """A vector that all processes of this host can read, for a sharded server's updates: nobody sends it anywhere.
+    """A vector that all processes of this host can read, for a sharded server's updates. It is not sent anywhere.
 
-    It is a file in the host's memory, so that any program may write it: ``size`` numbers one after the other. Write to
-    it through :attr:`tensor` or the file, and not while the server reads it.
+    It is a file in the host's memory, so any program can write it: ``size`` numbers one after the other. Write to it
+    through :attr:`tensor` or the file, but not while the server reads it.
 
     Args:
-        size: d, of the whole model.
+        size: d, the size of the whole model.
         dtype: torch's float32, float16 or bfloat16.
-        folder: where the file is; by default ``/dev/shm``, or the folder for temporary files where there is none.
+        folder: the file's folder; by default ``/dev/shm`` or, if it does not exist, the folder for temporary files.
 
     Attributes:
-        path: of the file. It goes away with this object, or when :meth:`close` is called.
+        path: the file. It is removed with this object, or when :meth:`close` is called.
         tensor: the numbers, [size].
 
     Raises:
@@ -49,7 +49,7 @@ class SharedVector:
             file, self.path = tempfile.mkstemp(prefix="fastagg-", dir=where)
             self._remove = weakref.finalize(self, _remove, self.path)
             try:
-                # All of it now: a write to memory that is not there would end the process.
+                # Reserve all memory now, because a write to missing memory would kill the process.
                 os.posix_fallocate(file, 0, size * dtype.itemsize)
             finally:
                 os.close(file)
@@ -59,24 +59,24 @@ class SharedVector:
         self.tensor = torch.from_file(self.path, shared=True, size=size, dtype=dtype)
 
     def close(self) -> None:
-        """Remove the file. Who has it mapped may still read it."""
+        """Remove the file. A process that has mapped it can still read it."""
         self._remove()
 
 
 class Mapped:
-    """The shared vectors of others that this process has mapped: mapping one again costs more than reading a part."""
+    """Other processes' shared vectors that this process has mapped. Mapping again takes longer than reading a part."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[tuple[str, int, torch.dtype], Tensor] = OrderedDict()
 
     def get(self, path: str, size: int, dtype: torch.dtype) -> Tensor:
-        """The vector at ``path``.
+        """Return the vector at ``path``.
 
         Raises:
-            ShapeMismatch: it is not there, or has another size.
+            ShapeMismatch: it does not exist, or has another size.
         """
         for key in [key for key in self._held if not os.path.exists(key[0])]:
-            del self._held[key]  # its memory is not free before the last one lets go of it
+            del self._held[key]  # its memory is freed when the last process releases it
         try:
             found = os.stat(path)
         except OSError as error:

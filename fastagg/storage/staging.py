@@ -1,7 +1,7 @@
-"""Updates that arrive in host memory, on their way to a GPU: through pinned memory, in chunks.
+"""Copies updates from host memory to a GPU: in chunks, through pinned memory.
 
-While the bus carries one chunk the processor copies the next one into the other half of the pinned buffer, and the
-device goes on computing: the copies have a stream of their own. Nobody waits for the last chunk; the device does.
+While one chunk is transferred, the processor copies the next one into the other half of the pinned buffer. The device
+goes on computing, because the copies have their own stream. The host does not wait for the last chunk; the device does.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from fastagg.storage.pieces import Pieces, as_tensor
 
 _CHUNK = 16 << 20  # bytes
 _SLOTS = 3
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # by Pieces' codes
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # in the order of Pieces' codes
 
 
 def upload(pieces: Pieces, device: torch.device) -> Pieces:
-    """The same update on ``device``: as it is if that is where it lies, else as one vector.
+    """Return the same update on ``device``: unchanged if it is already there, otherwise as one vector.
 
-    Pieces of one type keep it; pieces of several become fp32. The caller's memory may be used again when this returns.
+    Pieces of one type keep it. Pieces of several types become fp32. The caller may reuse its memory after this call.
     """
     if pieces.device == device:
         return pieces
@@ -32,8 +32,8 @@ def upload(pieces: Pieces, device: torch.device) -> Pieces:
 
 
 def send(numbers: Tensor, device: torch.device) -> Tensor:
-    """A few numbers of the host's on ``device``. Nobody waits: they go through pinned memory, which torch reuses when
-    they are there.
+    """Return a few host numbers on ``device`` without waiting. They go through pinned memory, which torch reuses after
+    the transfer.
     """
     if device.type != "cuda" or numbers.device.type != "cpu":
         return numbers.to(device)
@@ -41,7 +41,7 @@ def send(numbers: Tensor, device: torch.device) -> Tensor:
 
 
 class _Stage:
-    """The pinned buffer of one device, its stream, and what is on the way."""
+    """The pinned buffer of one device, its stream, and the current transfers."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -60,7 +60,7 @@ class _Stage:
         step = _CHUNK // dtype.itemsize
         compute = torch.cuda.current_stream(self.device)
         with self.lock:
-            # Memory of this stream's own: that of the other one may still be read by what runs there.
+            # Allocated on this stream, because work on the other stream may still read memory of its own.
             with torch.cuda.stream(self.stream):
                 out = torch.empty(pieces.size, dtype=dtype, device=self.device)
             for first in range(0, pieces.size, step):
@@ -72,7 +72,7 @@ class _Stage:
     def _send(self, pieces: Pieces, first: int, count: int, out: Tensor) -> None:
         slot, event = self.slots[self.next], self.events[self.next]
         if event is not None:
-            event.synchronize()  # the bus has taken what was in this slot
+            event.synchronize()  # the transfer of this slot's last chunk has ended
         native.copy(
             native.Update(pieces.native), first=first, count=count, item=out.element_size(), out=slot.data_ptr()
         )

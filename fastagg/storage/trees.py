@@ -1,6 +1,6 @@
-"""Nested plain data with tensors, as two files: tensors in the safetensors format, the rest and all checksums as JSON.
+"""Nested plain data with tensors, as two files: tensors in the safetensors format; all else and checksums in JSON.
 
-A tensor's checksum is a list: one for every so many bytes of it, so that parts may be written in any order.
+A tensor has a list of checksums, one for each part of a fixed number of bytes. So parts may be written in any order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fastagg.storage.disk import Disk
 
 FORMAT = 1
 TENSORS, MANIFEST = "state.safetensors", "manifest.json"
-_PART = 16 << 20  # bytes that one checksum covers, where a tensor has no parts of its own
+_PART = 16 << 20  # bytes per checksum, for a tensor that is not written in parts
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint64: "U64", torch.uint32: "U32",
@@ -30,13 +30,13 @@ _BY_NAME = {name: dtype for dtype, name in _DTYPES.items()}
 
 
 class Apart(NamedTuple):
-    """Stands for a tensor of this name that is written by itself."""
+    """A placeholder for the tensor of this name, which is written separately."""
 
     name: str
 
 
 def flatten(value: Any, tensors: dict[str, Tensor], name: str = "") -> Any:
-    """``value`` as JSON can say it; its tensors go to ``tensors``, by name."""
+    """Convert ``value`` to what JSON can hold. Its tensors go to ``tensors`` by name."""
     if isinstance(value, Tensor):
         tensors[name] = value
         return {"tensor": name}
@@ -68,11 +68,11 @@ def restored(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 class Writer:
-    """The tensors' file, whose parts are written in any order.
+    """Writes the tensors' file. Its parts may be written in any order.
 
     Args:
-        shapes: of every tensor: its type and shape.
-        parts: bytes that one checksum covers, for tensors that are written in parts of their own.
+        shapes: the type and the shape of every tensor.
+        parts: bytes per checksum, for tensors that are written in parts.
     """
 
     def __init__(
@@ -82,7 +82,8 @@ class Writer:
         header: dict[str, Any] = {}
         self._begins: dict[str, tuple[int, int]] = {}
         end = 0
-        for name, (dtype, shape) in sorted(shapes.items(), key=lambda one: -one[1][0].itemsize):  # all lie aligned
+        # so that all are aligned
+        for name, (dtype, shape) in sorted(shapes.items(), key=lambda one: -one[1][0].itemsize):
             size = dtype.itemsize * math.prod(shape)
             header[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [end, end + size]}
             self._begins[name] = (end, size)
@@ -100,19 +101,19 @@ class Writer:
         self.nbytes = self._base + end
 
     def part(self, name: str, index: int, data: Any) -> None:
-        """Write one part of a tensor: ``index`` in parts of its size."""
+        """Write one part of a tensor: number ``index`` of parts of its size."""
         begin, _ = self._begins[name]
         self.sums[name][index] = raw.crc32c([data])
         self.disk.write(self._file, [data], self._base + begin + index * self._parts[name])
 
     def whole(self, name: str, tensor: Tensor) -> None:
-        """Write all of a tensor that lies in one piece on the host."""
+        """Write a tensor that is contiguous on the host."""
         data = raw.at(tensor.data_ptr(), tensor.nbytes)
         for index in range(len(self.sums[name])):
             self.part(name, index, data[index * self._parts[name] : (index + 1) * self._parts[name]])
 
     def finish(self, tree: Any, more: dict[str, Any]) -> None:
-        """Sync it, write the manifest, and sync that."""
+        """Sync the file, then write the manifest and sync that."""
         try:
             self.disk.sync(self._file)
         finally:
@@ -129,17 +130,17 @@ class Writer:
         self.disk.sync_folder(self.folder)
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         if self._file >= 0:
             self.disk.close(self._file)
             self._file = -1
 
 
 def read_manifest(disk: Disk, folder: Path) -> dict[str, Any]:
-    """What :meth:`Writer.finish` wrote beside the tensors.
+    """Read what :meth:`Writer.finish` wrote in addition to the tensors.
 
     Raises:
-        CheckpointError: it is damaged, or of another format.
+        CheckpointError: it is damaged, or has another format.
     """
     path = folder / MANIFEST
     try:
@@ -161,10 +162,10 @@ def read_manifest(disk: Disk, folder: Path) -> dict[str, Any]:
 
 
 def read(disk: Disk, folder: Path, manifest: dict[str, Any], told: Callable[[str], None] | None = None) -> Any:
-    """The state that a manifest tells of; its tensors are views of the file.
+    """Return the state that a manifest describes. Its tensors are views of the file.
 
     Raises:
-        CheckpointError: a checksum is wrong, or the file is not what the manifest says.
+        CheckpointError: a checksum is wrong, or the file does not match the manifest.
     """
     path = folder / TENSORS
     try:
@@ -188,7 +189,7 @@ def _tensors(data: memoryview, manifest: dict[str, Any], told: Callable[[str], N
     header = json.loads(bytes(data[8 : 8 + size]))
     base, before = 8 + size, 0
     if set(header) != set(manifest["checksums"]):
-        raise CheckpointError("other tensors than its manifest's")
+        raise CheckpointError("its tensors are not those of its manifest")
     for name, said in header.items():
         begin, end = said["data_offsets"]
         dtype, shape, part = _BY_NAME[said["dtype"]], said["shape"], manifest["parts"][name]

@@ -1,4 +1,4 @@
-"""Rows as a run would leave them."""
+"""Rows as a run would store them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks are scripts beside each other: tests find them as they find each other."""
+"""The benchmarks are scripts in one folder that import each other. This makes them importable for tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 @pytest.fixture(autouse=True)
 def bench(monkeypatch):
-    """The folder, importable; on a machine in use nothing waits for quiet."""
+    """Make the benchmarks' folder importable. On a busy machine nothing waits for quiet."""
     monkeypatch.syspath_prepend(str(BENCH))
     import timing
 

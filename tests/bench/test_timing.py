@@ -79,7 +79,7 @@ def test_a_short_call_is_repeated_and_a_prepared_one_is_not():
 
 
 def test_a_devices_clock_measures_between_its_events_and_keeps_the_hosts_time_apart(monkeypatch):
-    """The card is stood in for: what is checked is the order of what it is asked."""
+    """The device is replaced by a fake. This checks the order of the calls to it."""
     import clocks
 
     asked = []

@@ -151,7 +151,7 @@ def test_demo_quick_compares_the_methods(tmp_path, monkeypatch):
     monkeypatch.setattr(demo_module, "QUICK", 50)
     result = invoke("demo", "--quick", "--seed", 1, "--out", tmp_path / "demo")
     assert result.exit_code == 0, result.output
-    for label in ("FedAvg", "FADAS", "FedBuff", "FedAsync", "Accuracy at the end:", "The server"):
+    for label in ("FedAvg", "FADAS", "FedBuff", "FedAsync", "Accuracy at the end:", "Server time"):
         assert label in result.stdout
     assert str(tmp_path / "demo" / "accuracy.png") in result.stdout
     assert {p.name for p in (tmp_path / "demo").iterdir()} == {
@@ -340,7 +340,7 @@ def test_without_its_extra_the_command_line_names_what_is_missing(monkeypatch, c
 
 
 def test_runs_side_by_side_take_the_package_that_is_installed(recipe, tmp_path):
-    """And not the checkout in whose root they are started, whose extension was never built."""
+    """They must not import the checkout in whose root they start, because its extension was never built."""
     (tmp_path / "fastagg").mkdir()
     (tmp_path / "fastagg" / "__init__.py").write_text("")
     (tmp_path / "bin").mkdir()

@@ -39,7 +39,7 @@ ORIGINS = st.sampled_from([0, ops.GROUP, 77 * ops.GROUP, 2**40 * ops.GROUP])
 
 
 class Side(NamedTuple):
-    """Where the same thing is done once more."""
+    """A copy of a state, for a second run of the same operation."""
 
     device: torch.device
     on: Callable[[], AbstractContextManager[None]]

@@ -44,7 +44,7 @@ def test_a_step_past_two_to_the_31() -> None:
 
 
 def test_norms_past_two_to_the_31() -> None:
-    """Of whole numbers: exact, so that one element too few or too many shows."""
+    """The sum of whole numbers is exact, so one element too few or too many would show."""
     room_for(1, LONG)
     g = torch.ones(LONG, device="cuda")
     g[-1] = 3.0
@@ -54,7 +54,7 @@ def test_norms_past_two_to_the_31() -> None:
 
 
 def test_a_cache_past_two_to_the_31() -> None:
-    """Rows of a cache whose bytes, and whose later rows' elements, are past it."""
+    """Rows of a cache whose bytes, and whose later rows' elements, lie beyond the limit."""
     from fastagg.storage.cache import ClientCache
 
     size, slots = 2**29 + 700, 5
@@ -94,7 +94,7 @@ def test_distillation(rows: int, classes: int) -> None:
 
 
 def test_two_streams_at_once() -> None:
-    """Norms on two streams, each of its own vector, a thousand times: what they tell their blocks is not shared."""
+    """Norms on two streams, each of its own vector, a thousand times: their blocks do not share scratch memory."""
     vectors = [torch.full((D,), float(value), device="cuda") for value in (1, 2)]
     streams = [torch.cuda.Stream() for _ in vectors]
     torch.cuda.synchronize()
@@ -127,7 +127,7 @@ def test_two_graphs_at_once() -> None:
 
 
 def test_many_threads() -> None:
-    """Threads that send to one server on one stream: none is lost, and the sum is theirs."""
+    """Threads send to one server on one stream: no update is lost, and the sum contains each once."""
     clients, each = 8, 20
     server = fastagg.FedBuff(torch.zeros(D, device="cuda"), lr=1.0, buffer_size=clients * each, validate="deferred")
     tasks = {client: [server.dispatch(client) for _ in range(each)] for client in range(clients)}
@@ -153,7 +153,7 @@ def test_many_threads() -> None:
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_two_devices() -> None:
-    """A server on each, the other one current: same bits, and the current device stays what it is."""
+    """A server on each device while the other one is current: the same bits, and the current device does not change."""
     found = []
     for index in (0, 1):
         with torch.cuda.device(1 - index):
@@ -170,7 +170,7 @@ def test_two_devices() -> None:
 
 
 def test_many_arrivals_while_the_device_sleeps() -> None:
-    """Past every turn of the scrub nobody waits: the host is done before the device begins."""
+    """The host never waits, also in turns of the scrub: it is done before the device begins."""
     server = fastagg.ACE(torch.zeros(D, device="cuda"), lr=0.1, num_clients=2, cache="int8", warmup="partial",
                          validate="deferred")  # fmt: skip
     update = torch.randn(D, device="cuda")

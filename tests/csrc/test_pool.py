@@ -32,7 +32,7 @@ def steps(count: int, seed: int) -> torch.Tensor:
 
 @pytest.fixture
 def alone(threads: None) -> list[torch.Tensor]:
-    """What each of four callers computes on one thread."""
+    """The result of each of four callers on one thread."""
     fastagg.set_num_threads(1)
     return [steps(20, 10 * caller) for caller in range(4)]
 
@@ -80,7 +80,7 @@ def test_right_after_a_parallel_operation_of_torch(alone: list[torch.Tensor]) ->
 
 
 def test_the_number_of_threads_is_the_callers_own(threads: None) -> None:
-    """Work is never left to threads that are gone: more, fewer, none, more again."""
+    """After changes of the thread count (more, fewer, none, more again) no work is left to threads that are gone."""
     x, given = torch.zeros(SIZE), torch.ones(SIZE)
     for step, count in enumerate((1, 4, 2, 1, 3, 2), start=1):
         fastagg.set_num_threads(count)

@@ -77,7 +77,7 @@ def test_traces(case: Case, buffer_size: int, steps: int, clip: float | None, al
 
 
 def test_it_moves_towards_the_teachers() -> None:
-    """The student's distance to what the teachers say shrinks by distilling, and by nothing else."""
+    """Distilling reduces the student's distance to the teachers' targets, and nothing else does."""
     server, plain = echo(buffer_size=2, steps=40, alpha=1.0), fastagg.FedBuff(network(), buffer_size=2)
     for s in (server, plain):
         for client, factor in ((0, 0.5), (1, -0.5)):

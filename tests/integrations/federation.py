@@ -19,19 +19,19 @@ _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
+    """Return a port on which nobody listens."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
 
 
 class Federation:
-    """Processes in groups of their own; ``close`` ends every one that is left.
+    """Processes in their own process groups. ``close`` ends all that are left.
 
     Args:
-        folder: where logs, Flower's home and a copy of the example app go.
-        simulated: run the simulation engine with this many virtual nodes in place of SuperNodes.
-        app: another app than the example.
+        folder: the folder for logs, Flower's home and a copy of the example app.
+        simulated: run the simulation engine with this many virtual nodes instead of SuperNodes.
+        app: an app to use instead of the example.
     """
 
     def __init__(self, folder: Path, simulated: int = 0, app: Path = APP) -> None:
@@ -55,7 +55,7 @@ class Federation:
         self.wait("link", "Application startup complete", 60)
 
     def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
-        """A process whose output goes to ``name``.log."""
+        """Start a process. Its output goes to ``name``.log."""
         with open(self.folder / f"{name}.log", "ab") as log:
             process = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, env=self.environment, cwd=self.folder,
@@ -65,7 +65,7 @@ class Federation:
         return process
 
     def node(self, part: int, parts: int, slow: float = 0.0) -> subprocess.Popen[bytes]:
-        """A SuperNode with one part of the data, which sleeps ``slow`` seconds before it trains."""
+        """Start a SuperNode with one part of the data. It sleeps ``slow`` seconds before it trains."""
         config = f"partition-id={part} num-partitions={parts} slow={slow}"
         return self.start(
             f"node{part}", "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.port}",
@@ -73,28 +73,28 @@ class Federation:
         )  # fmt: skip
 
     def run(self, name: str, **config: str | int | float) -> subprocess.Popen[bytes]:
-        """`flwr run`, its output and the ServerApp's in ``name``.log."""
+        """Start `flwr run`. Its output and the ServerApp's go to ``name``.log."""
         values = " ".join(f"{key}={value!r}" for key, value in config.items())
         return self.start(name, "flwr", "run", str(self.app), "test", "--stream", "--run-config", values)
 
     def log(self, name: str) -> str:
-        """What it said so far."""
+        """Return the log so far."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def wait(self, name: str, words: str, seconds: float) -> str:
-        """Wait until a log has ``words``; the log."""
+        """Wait until a log contains ``words``. Return the log."""
         until = time.monotonic() + seconds
         over = False
         while words not in self.log(name):
             if time.monotonic() > until or over:
                 raise AssertionError(f"{words!r} did not come; {name}.log:\n{self.log(name)[-4000:]}")
-            # A run that has ended says nothing more; looked at before its log is, for the last time.
+            # A run that has ended writes nothing more. So this is checked before its log is read for the last time.
             over = any(process.poll() is not None for process in self._running if process.args[0] == "flwr")
             time.sleep(0.1)
         return self.log(name)
 
     def server_app(self) -> int:
-        """The process id of the running ServerApp."""
+        """Return the process id of the running ServerApp."""
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
@@ -107,7 +107,7 @@ class Federation:
         raise AssertionError("no ServerApp is running")
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
-        """The process and all that it started, at once and without a word."""
+        """Kill the process and all that it started, at once."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(10)

@@ -1,4 +1,4 @@
-"""A FLARE client of the tests: the example's training, and misbehaviour by name of site."""
+"""A FLARE client for tests: it trains as in the example, or misbehaves, depending on the site's name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import nvflare.client as flare
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "nvflare"))  # in the simulator the job brings it along
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "nvflare"))  # the simulator's job brings its own copy
 
 from client import Trainer
 
@@ -32,11 +32,11 @@ def main() -> None:
         if site == "site-3" and turn > 0:
             reply.params["more"] = torch.zeros(3)
         if site == "site-4" and turn == 1:
-            time.sleep(11)  # away, beyond its task's timeout, and back
+            time.sleep(11)  # away for longer than its task's timeout, then back
         if site == "site-5" and turn == 4:
-            os._exit(1)  # it dies in the middle of a task, without a word
+            os._exit(1)  # it dies in the middle of a task, without a message
         if site in ("site-1", "site-2"):
-            time.sleep(0.4)  # on any machine the job is longer than the task of a site that is away
+            time.sleep(0.4)  # so that on any machine the job takes longer than the task of a site that is away
         turn += 1
         flare.send(reply)
 

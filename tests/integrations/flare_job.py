@@ -30,7 +30,7 @@ def asynchronous(workspace: str) -> None:
     """Five sites, four of which misbehave (flare_client.py)."""
     flare = BaseFedJob(name="digits")
     flare.to_server(PTModel(Digits()), id="persistor")
-    # However slowly the sites start on this machine, nobody is given up for good.
+    # No client is given up for good, however slowly the sites start on this machine.
     patient = {"timeout": 8, "retry_after": 0.5, "max_failures": None, "max_in_a_row": None}
     flare.to_server(RecordedController("FADAS", job.FADAS, versions=48, checkpoint=f"{workspace}/server.pt", **patient))
     flare.to_clients(ScriptRunner(script=str(HERE / "flare_client.py")))
@@ -38,7 +38,7 @@ def asynchronous(workspace: str) -> None:
 
 
 def resumed(workspace: str) -> None:
-    """Four sites; the server saves every version, and goes on from where it was killed."""
+    """Four sites. The server saves every version, and continues from the version at which it was killed."""
     flare = BaseFedJob(name="digits")
     flare.to_server(PTModel(Digits()), id="persistor")
     settings = {"versions": 32, "timeout": 8, "checkpoint": f"{workspace}/server.pt", "save_every": 1}
@@ -61,7 +61,7 @@ def goals(workspace: str) -> None:
 
 
 def failing(workspace: str, algorithm: str, *arguments: str) -> None:
-    """Whatever the clients do, it is no use."""
+    """A job that fails whatever its clients do."""
     flare = BaseFedJob(name="digits")
     flare.to_server(PTModel(Digits()), id="persistor")
     sites = [f"site-{number}" for number in range(1, job.CLIENTS + 1)]
@@ -73,7 +73,7 @@ def failing(workspace: str, algorithm: str, *arguments: str) -> None:
 
 
 def echo(workspace: str) -> None:
-    """FedEcho, with images without labels on the server."""
+    """FedEcho with unlabelled images on the server."""
     flare = BaseFedJob(name="digits")
     flare.to_server(PTModel(Digits()), id="persistor")
     flare.to_server(str(HERE / "flare_echo.py"))
@@ -86,7 +86,7 @@ def echo(workspace: str) -> None:
 
 
 def restarted(workspace: str) -> None:
-    """FLARE's own rounds go on from a checkpoint, from another model than that."""
+    """FLARE's own rounds continue from a checkpoint, although the job starts from another model."""
     recipe = FedAvgRecipe(
         name="digits", model=Digits(), min_clients=job.CLIENTS, num_rounds=1, train_script=str(EXAMPLE / "client.py"),
         aggregator=Aggregator("FedAMS", {"lr": 0.03}, checkpoint=f"{workspace}/server.pt"),

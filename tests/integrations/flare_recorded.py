@@ -1,4 +1,4 @@
-"""FLARE components of the tests: servers that keep what they received, so that it can be played again."""
+"""FLARE components for tests: servers that record what they receive, so that it can be replayed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastagg.integrations.nvflare import Aggregator, AsyncController, Traffic
 
 
 def record(traffic: Traffic, path: str) -> None:
-    """Append every update that ``traffic``'s server takes to a file, with the first model and the last."""
+    """Append every update that ``traffic``'s server takes to a file, with the first and the last model."""
     server, receive_models = traffic.server, traffic.server.receive_models
     kept: dict[str, Any] = {"first": server.state_dict(), "updates": []}
 

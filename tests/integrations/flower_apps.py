@@ -11,17 +11,17 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fastagg.integrations.flower import read, write
 
-TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0  # Flower sets them in its own processes
+TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0  # in its own processes Flower sets these
 
 Train = Callable[[Message], "RecordDict | Error | None"]
 
 
 class FakeGrid(Grid):
-    """Nodes answer with ``train(message)`` after ``delay(node)`` pulls; None is never answered.
+    """A grid whose nodes answer with ``train(message)`` after ``delay(node)`` pulls. None is never answered.
 
     Attributes:
-        nodes: who is online.
-        log: (node, what went out, message id) in order.
+        nodes: the online nodes.
+        log: (node, what was sent, message id) in order.
     """
 
     def __init__(self, train: Train, nodes: Iterable[int], delay: Callable[[int], int] = lambda node: 0) -> None:
@@ -53,7 +53,7 @@ class FakeGrid(Grid):
             answer = self.train(message)
             if answer is not None:
                 back = Message(answer, reply_to=message)
-                if isinstance(answer, Error) and answer.code == 5:  # not the node's words but the SuperLink's
+                if isinstance(answer, Error) and answer.code == 5:  # the SuperLink sends this error, not the node
                     back.metadata.__dict__["_src_node_id"] = 0
                 self.replies[ids[-1]] = (self.now + self.delay(node), back)
         return ids
@@ -70,12 +70,12 @@ class FakeGrid(Grid):
 
 
 def model(message: Message) -> dict[str, torch.Tensor]:
-    """The model in a message, as tensors of its own."""
+    """Return the model in a message, as new tensors."""
     return {name: array.clone() for name, array in read(message.content["arrays"]).items()}
 
 
 def trained(message: Message, step: float | None = None, samples: int = 10, **note: str | int) -> RecordDict:
-    """What a Flower client sends back: its parameters moved by a step that depends on the node and the version."""
+    """Return a Flower client's reply: its parameters move by a step that depends on the node and the version."""
     node, version = message.metadata.dst_node_id, message.content["config"]["fastagg-version"]
     step = 0.1 * node + 0.013 * version if step is None else step
     arrays = {n: a + step if a.is_floating_point() else a + 1 for n, a in model(message).items()}
@@ -83,7 +83,7 @@ def trained(message: Message, step: float | None = None, samples: int = 10, **no
 
 
 def node(message: Message) -> RecordDict:
-    """A node that trains, and evaluates: its score is the mean of the array ``w`` that it was sent."""
+    """A node that trains and evaluates. Its score is the mean of the array ``w`` that it was sent."""
     if message.metadata.message_type == "train":
         return trained(message)
     score = float(read(message.content["arrays"])["w"].mean())
@@ -91,7 +91,7 @@ def node(message: Message) -> RecordDict:
 
 
 def reply(arrays: dict[str, torch.Tensor], samples: int = 10, loss: float = 0.0, **note: str | int) -> RecordDict:
-    """Arrays, metrics, and a note if there is something in it."""
+    """Return a reply with arrays, metrics, and a note if it is not empty."""
     records = {"arrays": write(arrays), "metrics": MetricRecord({"num-examples": samples, "loss": loss})}
     told = ConfigRecord({f"fastagg-{name}": value for name, value in note.items()})
     return RecordDict({**records, "config": told} if note else records)

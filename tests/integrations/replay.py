@@ -1,4 +1,4 @@
-"""A run's events once more, on another server."""
+"""Replays a run's events on another server."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import fastagg
 
 
 def play(server: fastagg.Server, events: Sequence[tuple[Any, int, Any, Any]], rounds: bool = False) -> None:
-    """Send every task from the version it was from, and receive every update in its turn.
+    """Send every task from its version, and receive every update in its order.
 
     Args:
-        server: as it was before the first event.
+        server: a server in the state before the first event.
         events: client, version it trained from, update, weight, in order of arrival.
-        rounds: whether a round is closed when the first update of the next one comes, and after the last.
+        rounds: whether a round is closed when the first update of the next one comes, and after the last update.
     """
     ahead: dict[Any, list[int]] = {}
     for client, version, _, _ in events:

@@ -183,7 +183,7 @@ def close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def gradient(start: dict[str, torch.Tensor], new: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What APPFL's trainer uploads with ``send_gradient``: of parameters what they were less what they are."""
+    """APPFL's upload with ``send_gradient``: the old parameters minus the new ones."""
     names = {name for name, _ in Net().named_parameters()}
     return {name: start[name] - value if name in names else value.clone() for name, value in new.items()}
 
@@ -259,7 +259,7 @@ def sent(client: str, theirs: Any, ours: Aggregator) -> dict[str, torch.Tensor]:
 
 
 def test_fedbuff_beside_appfls_own() -> None:
-    """The same model after every step of clients that nobody overtook."""
+    """The same model after every step, if no client is late."""
     theirs, ours = fedbuffs()
     draw = torch.Generator().manual_seed(1)
     for version in range(1, 4):
@@ -271,7 +271,7 @@ def test_fedbuff_beside_appfls_own() -> None:
 
 
 def test_fedbuff_of_a_stale_client_is_the_papers() -> None:
-    """APPFL adds its model less the *newest* one, which takes back what others did since; ours what it changed."""
+    """APPFL adds the model minus the *newest* one, which undoes others' updates. fastagg adds the client's change."""
     theirs, ours = fedbuffs()
     draw = torch.Generator().manual_seed(1)
     old = sent("a", theirs, ours)
@@ -289,7 +289,7 @@ def test_fedbuff_of_a_stale_client_is_the_papers() -> None:
 
 
 def test_differences_instead_of_models(caplog: pytest.LogCaptureFixture) -> None:
-    """APPFL's ``send_gradient``: what was sent less what was trained. The same model, and no version kept."""
+    """With APPFL's ``send_gradient`` (sent minus trained model) the model is the same, and no version is kept."""
     torch.manual_seed(0)
     net, draw = Net(), torch.Generator().manual_seed(1)
     config = {"algorithm": "FedBuff", "settings": {"buffer_size": 2}}

@@ -101,7 +101,7 @@ def test_low_precision_sums_do_not_overflow_or_drift(dtype: torch.dtype) -> None
 
 
 class _Addressed:
-    """As much of a message as `train` above looks at."""
+    """The part of a message that `train` above uses."""
 
     def __init__(self, node: int) -> None:
         self.metadata = type("Metadata", (), {"dst_node_id": node})
@@ -146,7 +146,7 @@ def test_deterministic_means_independent_of_arrival() -> None:
 
 
 def bad(message):
-    """Nodes 4 to 9 answer badly, each in its own way."""
+    """Nodes 4 to 9 send bad answers, each of another kind."""
     node, arrays = message.metadata.dst_node_id, model(message)
     if node == 4:
         return reply({**arrays, "w": torch.ones(2, 2)})

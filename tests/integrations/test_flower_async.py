@@ -54,7 +54,7 @@ def asynchronous(make, **settings) -> flower.AsyncStrategy:
 
 
 class Journal:
-    """What a server was told, in order; and the same told to another."""
+    """Records a server's calls in order, and repeats them on another server."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events: list[tuple] = []
@@ -255,7 +255,7 @@ def test_nodes_that_vanish_and_return() -> None:
 
 
 def test_numbered_clients(caplog) -> None:
-    """Rules with a row per client: a new node takes the place of one that left, never of one that is there."""
+    """Rules with a row per client: a new node takes the row of one that has left, never of one that is online."""
 
     class Grid(FakeGrid):
         def get_node_ids(self):

@@ -59,7 +59,7 @@ def test_clients_of_unequal_rank_teach_one_model(how: str, lr: float, monkeypatc
 
 
 def test_a_client_that_has_trained_nothing_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fresh adapters stand for zero: the stacked server's model stays as it is, to the bit."""
+    """The product of new adapters is zero, so the stacked server's model does not change by a bit."""
     monkeypatch.syspath_prepend(str(APP))
     from adapted import client_app, server_app
 

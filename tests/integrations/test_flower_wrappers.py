@@ -183,7 +183,7 @@ def test_differential_privacy_reaches_the_clients(name: str) -> None:
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_the_noise_itself_is_in_what_clients_receive(name: str) -> None:
-    """Clients that do not move: what they receive in later rounds is noise alone, and it adds up."""
+    """Clients that do not train: in later rounds they receive only noise, which adds up."""
 
     class Still(Grid):
         @staticmethod
@@ -205,7 +205,7 @@ def test_the_noise_itself_is_in_what_clients_receive(name: str) -> None:
 
 
 class Decay:
-    """A subclass's change of the model on its way out, and on its way back in."""
+    """A subclass changes the model before it is sent, and the reply when it arrives."""
 
     def configure_train(self, server_round, arrays, config, grid):
         faded = ArrayRecord({name: _array(array.numpy() * np.float32(0.9)) for name, array in arrays.items()})

@@ -149,7 +149,7 @@ def loaded(aggregator: Aggregator, weights: dict[str, Any]) -> Heard:
 
 
 def test_a_restarted_job_is_given_the_checkpoints_model(tmp_path: Path) -> None:
-    """Whatever model the job starts from this time: what counts is the one that clients' updates were folded into."""
+    """The job may start from any model. The checkpoint's model counts, because it contains the clients' updates."""
     path = str(tmp_path / "server.pt")
     before = Aggregator("FedAMS", {"lr": 0.1}, checkpoint=path)
     loaded(before, dict(MODEL))
@@ -445,7 +445,7 @@ def weights(folder: Path) -> dict[str, Any]:
 
 
 def server_log(folder: Path) -> str:
-    """What the server's own process wrote to its file. What is printed is several processes' lines, run together."""
+    """Return the lines of the server's own file. Standard output mixes the lines of several processes."""
     return next(folder.rglob("server/log.txt")).read_text()
 
 
@@ -466,7 +466,7 @@ def test_fedams_in_flares_rounds(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_fadas_with_sites_that_misbehave(tmp_path: Path) -> None:
-    """One sends NaN, one arrays that the model has not, one stays away for longer than its task lasts, one dies."""
+    """One site sends NaN, one sends unknown arrays, one is away for longer than its task may take, one dies."""
     simulate("asynchronous", tmp_path)
     log = server_log(tmp_path)
     assert re.search("site-2: refused: .*NaN", log)
@@ -563,7 +563,7 @@ def test_fedecho_with_real_unlabelled_data(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_flares_rounds_go_on_from_a_checkpoint(tmp_path: Path) -> None:
-    """One round more, from a model that FLARE draws anew: it would be lost in one round."""
+    """One more round, with a new random model from FLARE. If it were used, one round could not repair it."""
     data, model = digits.load(4, alpha=10.0, seed=0), digits_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for part in [*data.clients] * 10:

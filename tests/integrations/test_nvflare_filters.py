@@ -153,7 +153,7 @@ def test_the_same_numbers_as_flares_own(name: str, kind: str, make: Callable[...
 
 
 def test_arrays_that_one_site_alone_leaves_out() -> None:
-    """FLARE takes the mean of those who sent an array, here all count; the log says so, once for each site."""
+    """FLARE averages the sites that sent an array. fastagg averages all, and logs this once for each site."""
     model = {"w": np.zeros(4, np.float32), "head": np.zeros(2, np.float32)}
     ours = Ours(model, weighting="uniform")
     for number in range(2):

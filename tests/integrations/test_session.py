@@ -20,7 +20,7 @@ MODEL = {"w": torch.linspace(-1, 1, 12).view(3, 4), "bn.running_mean": torch.zer
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """A clock that tests advance."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -281,7 +281,7 @@ def test_receiving_goes_on_while_a_version_is_evaluated() -> None:
 
 
 def test_the_last_version_is_evaluated_though_it_waits_behind_one_that_is() -> None:
-    """It was not due when it came; the run ends before the evaluation of the version before it has."""
+    """The evaluation is not due when it comes, and the run ends before the previous version's evaluation has ended."""
     free = threading.Event()
 
     def evaluate(version: int, model: object) -> dict[str, float]:
@@ -306,7 +306,7 @@ def test_the_last_version_is_evaluated_though_it_waits_behind_one_that_is() -> N
 
 
 def test_evaluations_that_wait_are_few() -> None:
-    """Whoever adds waits when models pile up, so that memory does not grow."""
+    """If models pile up, adding one waits. So memory does not grow."""
     may, most, now = threading.Semaphore(0), 0, 0
     book = Evaluation(lambda version, model: may.acquire(timeout=30) and {}, True)
 

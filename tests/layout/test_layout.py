@@ -29,7 +29,7 @@ def trained(model: nn.Module) -> nn.Module:
 
 
 def arrays(model: Any) -> list[Tensor]:
-    """Whatever form a model has, its arrays in order."""
+    """Return a model's arrays in order, for every form of model."""
     values = model.values() if isinstance(model, dict) else model if isinstance(model, list) else [model]
     return [torch.as_tensor(value) for value in values]
 

@@ -48,7 +48,7 @@ def test_models_of_any_size(size: int) -> None:
 
 
 def test_every_place_can_be_the_one_that_differs() -> None:
-    """Where all are looked at, one number that is far off shows."""
+    """If all elements are compared, a single very different number is noticed."""
     model = torch.ones(1000)
     for place in range(0, 1000, 37):
         update = model.clone()

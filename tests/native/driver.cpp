@@ -1,4 +1,4 @@
-// What the user reads of a driver: csrc/cuda/device.cu with the real CUDA runtime. .ci/cuda.sh runs it.
+// Prints what a user reads about a driver: csrc/cuda/device.cu with the real CUDA runtime. .ci/cuda.sh runs it.
 #include <cstdio>
 
 #include "../../csrc/cuda/cuda.h"

@@ -1,5 +1,5 @@
-// A driver's library (libcuda.so.1) that answers as the environment says: FAKE_DRIVER_VERSION as 12040, and what its
-// start results in, FAKE_DRIVER_RESULT. It has no devices. .ci/cuda.sh shows what fastagg makes of it.
+// A driver's library (libcuda.so.1) without devices. The environment sets its answers: its version, FAKE_DRIVER_VERSION
+// (12040 for 12.4), and the result of its start, FAKE_DRIVER_RESULT. .ci/cuda.sh shows what fastagg reports about it.
 #include <stdlib.h>
 #include <string.h>
 

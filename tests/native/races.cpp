@@ -1,10 +1,11 @@
-// Every CUDA kernel under ThreadSanitizer, each CUDA thread a thread of its own to it (csrc/emulation/race_detector.h):
+// Every CUDA kernel under ThreadSanitizer, with each CUDA thread as a thread of its own
+// (csrc/emulation/race_detector.h):
 //
-//   fastagg_races          silent if no two threads meet in memory without a barrier or a fence between them
-//   FASTAGG_PLANT=FILE:LINE fastagg_races      takes one barrier or fence away, and must not be silent
+//   fastagg_races                           silent if a barrier or a fence orders all accesses to shared data
+//   FASTAGG_PLANT=FILE:LINE fastagg_races   disables one barrier or fence, and must report a race
 //
-// .ci/races.sh runs both, for every barrier and fence there is. Sizes are such that every kernel has several blocks of
-// threads, and that some go round their loop twice.
+// .ci/races.sh runs both, for every barrier and fence. With these sizes every kernel has several blocks of threads, and
+// some threads run their loop twice.
 #include <cstdio>
 #include <cstring>
 #include <random>
@@ -36,7 +37,7 @@ Update whole(const std::vector<float>& values) {
   return update;
 }
 
-// The same in three pieces that end anywhere.
+// The same update in three pieces with odd ends.
 Update cut(const std::vector<float>& values) {
   Update update;
   const int64_t size = static_cast<int64_t>(values.size()), first = size / 3 + 1, second = size / 2 + 3;
@@ -101,7 +102,7 @@ void steps() {
 }
 
 void norms() {
-  // Nine groups: more quarters than the emulated card's blocks, which go round twice.
+  // Nine groups have more quarters than the emulated device has blocks, so some blocks run their loop twice.
   const std::vector<float> g = vector(9 * 65536 - 4000), x = vector(9 * 65536 - 4000);
   std::vector<double> scratch(static_cast<size_t>(cuda::judge_scratch(static_cast<int64_t>(g.size()))), 1e300);
   cuda::Verdict verdict{};
@@ -139,7 +140,8 @@ void rows() {
                        all.row(arrival == 3 ? 2 : arrival % 2),
                        {1, static_cast<uint64_t>(arrival), 0}};
       direction.sum.values = total.data();
-      direction.sum.terms = {{all.row(arrival % 2), 0.5f}, {all.row(3), -0.5f}};  // the first is the one just written
+      // the first is the row that was just written
+      direction.sum.terms = {{all.row(arrival % 2), 0.5f}, {all.row(3), -0.5f}};
       direction.buffer.acc = acc.data();
       direction.buffer.out = acc.data();
       const Optimizer optimizer = state.optimizer(place_in<Amsgrad>(Optimizers{}), arrival % 2 == 1);
@@ -156,7 +158,7 @@ void rows() {
 }
 
 void distillation() {
-  const int64_t count = 20, classes = 700;  // more rows than the emulated card has blocks
+  const int64_t count = 20, classes = 700;  // more rows than the emulated device has blocks
   const std::vector<float> logits = vector(count * classes);
   std::vector<float> probs(logits.size()), gradient(logits.size());
   std::vector<int64_t> labels(static_cast<size_t>(count));

@@ -1,10 +1,10 @@
-// Bits of everything that csrc/cpu computes, without Python: trace FILE [--write].
+// Checks the bits of everything that csrc/cpu computes, without Python: trace FILE [--write].
 //
-// Each case hashes what a few calls leave behind, and is run with every instruction set of this build that the
-// processor has, with vectors of every width, one and two threads, and the ends of every range of the tuning. All of
-// these, on every architecture and from every compiler, must give the hashes in FILE.
+// Each case hashes the results of a few calls. It runs with every instruction set of this build that the processor has,
+// with vectors of every width, with one and two threads, and with the ends of every range of the tuning. All of these,
+// on every architecture and with every compiler, must give the hashes in FILE.
 //
-// Inputs are put together from integers, so that no library function has a say in them.
+// Inputs are made from integers, so that they do not depend on library functions.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -40,7 +40,7 @@ class Random {
     return static_cast<uint32_t>((z ^ (z >> 31)) >> 32);
   }
 
-  // Any sign and mantissa, 2^-12..2^3; some are 0, -0, denormal or small.
+  // Any sign and mantissa, 2^-12..2^3. Some are 0, -0, denormal or small.
   uint32_t bits() {
     const uint32_t word = next(), rare = next();
     const uint32_t sign = word & 0x80000000u;
@@ -61,7 +61,7 @@ class Random {
   uint64_t state_;
 };
 
-// Memory at `shift` elements past a multiple of 64 bytes, so that both kinds of stores are tried.
+// Memory at `shift` elements after a multiple of 64 bytes, so that both kinds of stores are tested.
 template <typename T>
 class Array {
  public:
@@ -99,7 +99,7 @@ void fill(Bytes& values, Random& random) {
 enum Arrives : int { kWhole = 0, kPieces, kHalf16, kBrain16, kArrivals };
 constexpr const char* kArrivalNames[kArrivals] = {"fp32", "pieces", "fp16", "bf16"};
 
-// An update as it arrives: in one piece, in three odd ones of different types, or narrow.
+// An update: in one piece, in three odd pieces of different types, or in a narrow type.
 class Arrival {
  public:
   Arrival(int64_t size, Arrives how, int64_t origin, Random& random)
@@ -136,7 +136,7 @@ class Hash {
     state_ = (state_ ^ word) * 0x100000001B3ull;
     state_ ^= state_ >> 29;
   }
-  void value(float value) {  // which NaN an operation gives is the processor's choice
+  void value(float value) {  // the processor decides which NaN an operation gives
     word(value != value ? 0x7fc00000u : bits_of(value));
   }
   void value(double value) {
@@ -182,7 +182,7 @@ struct Place {
   Arrives how;
 };
 
-// The client has no row, has one that moves, has one with a term beside it, leaves.
+// The client has no row, has a row that changes, has a row and a term, or leaves.
 struct Visit {
   int64_t read, write, term;
 };
@@ -242,7 +242,7 @@ void run_steps(const Kind& kind, int optimizer_kind, bool coded, int format, con
         direction.sum.terms.push_back({rows.row(visit.term), -0.45f});
       if (direction.sum.values != nullptr && turn == 2) direction.sum.terms.push_back({rows.row(1), 0.6f});
     }
-    // Elsewhere, and in place.
+    // Once in another vector, and once in place.
     if (!kind.steps) direction.buffer.out = turn == 1 ? acc_out.data() : acc.data();
     optimizer.x = turn == 1 ? out.data() : x.data();
     optimizer.x_out = turn == 0 || turn == 1 ? out.data() : x.data();
@@ -252,7 +252,7 @@ void run_steps(const Kind& kind, int optimizer_kind, bool coded, int format, con
   for (Floats* one : {&x, &out, &m, &v, &vhat, &acc, &acc_out, &sum, &units, &scales}) hash.values(*one);
   for (Bytes* one : {&coded_m, &coded_v, &coded_vhat, &rows_data}) hash.values(*one);
 
-  // What was stored, read back.
+  // Reads back what was stored.
   if (!kind.steps && kind.direction == kMean) {
     const float weights[kSlotsKept] = {0.3f, 0.0f, 0.9f};
     const int64_t all = (n + kBlock - 1) / kBlock;
@@ -268,7 +268,7 @@ void run_steps(const Kind& kind, int optimizer_kind, bool coded, int format, con
   }
 }
 
-// Every size in every way, but the long one in only one, which another case does not share.
+// Every size in every place, except for the long size: it is in only one place, which differs between cases.
 std::vector<Place> places(int64_t number) {
   std::vector<Place> found;
   for (int how = 0; how < kArrivals; ++how) {
@@ -405,7 +405,7 @@ Lines trace() {
   return lines;
 }
 
-// How a trace is run. Nothing of it may show.
+// The settings of a run of the trace. They must not change any bit.
 struct Setting {
   int threads;
   int64_t prefetch, stream_from, width, wide_below, group, places;
@@ -435,7 +435,7 @@ int run(const std::string& path, bool write) {
   for (int i = 0; i < cpu::isa_count(); ++i) {
     const cpu::Isa isa = cpu::isa(i);
     const std::string name = isa.kernels->isa;
-    if (i > 0 && name == cpu::isa(i - 1).kernels->isa) continue;  // the same instructions, shorter vectors
+    if (i > 0 && name == cpu::isa(i - 1).kernels->isa) continue;  // the same instruction set with shorter vectors
     if (!isa.supported) {
       std::printf("%s: not on this processor\n", name.c_str());
       continue;

@@ -35,7 +35,7 @@ def filled(size: int, slots: int, format: str) -> ClientCache:
 
 
 def weights_of(slots: int, seed: int = 0) -> Tensor:
-    """A third of them zero, one of those of either sign."""
+    """Weights of which a third are zero, with both signs of zero."""
     rng = np.random.default_rng(seed)
     weights = rng.normal(size=slots).astype(np.float32) * (rng.random(slots) > 0.3)
     weights[:2] = 0.0, -0.0
@@ -114,7 +114,7 @@ def test_however_it_is_divided_it_is_the_recomputed_sum(
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_rows_without_weight_are_not_read_and_nothing_else_is_written(format: str, isa: str) -> None:
-    """Slots in use or not, such rows may hold anything; so may what lies beyond the vector's end."""
+    """Rows of weight zero may hold anything, whether the slot is in use or not. So may the padding."""
     size, slots = 1500, 6
     cache = filled(size, slots, format)
     weights = torch.tensor([0.0, 1.0, 0.0, -2.0, 0.0, 0.0])

@@ -294,7 +294,7 @@ def test_vectors_of_another_length_or_type() -> None:
 
 
 def test_addresses_go_by_name() -> None:
-    """Two addresses in the wrong order would be memory overwritten; two names cannot be."""
+    """Two addresses in the wrong order would overwrite memory. Keywords prevent this."""
     x = vector(D, 1)
     at, update = x.data_ptr(), native.Update([(x.data_ptr(), D, 0)])
     for call in (

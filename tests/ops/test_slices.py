@@ -160,7 +160,7 @@ def test_without_origins_slices_of_servers_differ(name: str) -> None:
 
 
 def test_a_state_of_another_slice_is_refused() -> None:
-    """Slices of a model are of one length: nothing else would tell them apart."""
+    """Slices of a model have the same length, so only their origin distinguishes them."""
     first, second = (fastagg.FedBuff(torch.zeros(ops.GROUP), origin=at) for at in (0, ops.GROUP))
     second.load_state_dict(second.state_dict())
     with pytest.raises(CheckpointError, match="origin is 65536, this server's is 0"):

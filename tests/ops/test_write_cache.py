@@ -1,4 +1,4 @@
-"""A row read in one cache and written to another: the in-place result, and the old row as it was to the bit."""
+"""A row is read in one cache and written to another: the in-place result, and the old row does not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the papers say that two rules are the same, on random traces."""
+"""Rules that are equal according to the papers are equal on random traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report is one file that asks nothing of a network, and a browser draws what stands in it."""
+"""A report is one file that needs no network, and a browser draws its pictures."""
 
 from __future__ import annotations
 

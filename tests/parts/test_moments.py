@@ -119,7 +119,7 @@ def test_an_overflow_stays_finite_and_in_its_own_block() -> None:
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_every_code_is_stored_as_it_was(signed: bool) -> None:
-    """Whatever the random bits and the unit; a value of zero counts as the smallest, but for m."""
+    """This holds for all random bits and units. For v and vhat zero counts as the smallest value."""
     codes = torch.arange(256, dtype=torch.uint8)
     for exponent in (-100, -31, 0, 80):
         units = torch.tensor([2.0**exponent])
@@ -287,7 +287,7 @@ SERVERS = {
 @given(case=cases(max_length=20, size=st.sampled_from([1, 17, 257, 1025])), cut=st.integers(0, 40))
 @settings(max_examples=8)
 def test_traces_are_the_same_on_every_instruction_set_and_after_a_restart(name: str, case: Case, cut: int) -> None:
-    """To the bit: one server on the best instruction set, one on the plainest, one that is stopped and loaded."""
+    """Three servers have equal bits: on the best instruction set, on the plainest, and one that is saved and loaded."""
     before = fastagg.build_info()["isa"]
     usable = [isa for isa, supported in fastagg.build_info()["cpu_isas"].items() if supported]
     results = []

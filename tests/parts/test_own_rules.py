@@ -1,4 +1,4 @@
-"""docs/rules.md: its examples run as they stand there, and compute what they say."""
+"""The examples of docs/rules.md run unchanged and compute what the page says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that is killed: it opens a folder, says which state it found, and takes updates, saying so after each."""
+"""A process that gets killed. It opens a folder, reports the state it found, takes updates, and reports each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ARRIVALS = 240
 
 
 def mark(server: fastagg.Server) -> str:
-    """Of the model and all that the rule keeps; not of who was sent what."""
+    """Return a mark of the model and all that the rule stores, but not of the tasks."""
     state = server.state_dict(copy=False)
     digest = hashlib.sha256(state["flat"].numpy().tobytes())
     for moment in state["moments"].values():
@@ -32,12 +32,12 @@ def mark(server: fastagg.Server) -> str:
 
 
 def answers(name: str) -> list[int]:
-    """Who sends the first update, the second, and so on."""
+    """Return who sends the first update, the second, and so on."""
     return [call.client for call in calls(name, ARRIVALS) if call.number is not None]
 
 
 def states(name: str) -> list[str]:
-    """Marks of a server that nobody kills, before its first update and after each."""
+    """Return the marks of a server that is not killed: before its first update and after each."""
     server = PRESETS[name](model(SIZE))
     found = [mark(server)]
     for number, client in enumerate(answers(name)):
@@ -48,7 +48,7 @@ def states(name: str) -> list[str]:
 
 
 def main(folder: str, name: str, marks: str) -> None:
-    """Until it is killed."""
+    """Run until it is killed."""
     server = open_on(
         Disk(), Path(folder), lambda: PRESETS[name](model(SIZE)), "arrival", segment=1 << 17, checkpoint_every=1 << 18
     )
@@ -63,8 +63,8 @@ def main(folder: str, name: str, marks: str) -> None:
 
 
 def breed(name: str, marks: str) -> None:
-    """For every line of stdin, a folder: a process that does :func:`main`; this one says when it has ended. Nothing is
-    imported anew, and this process itself never computes."""
+    """For every line of stdin, a folder, start a process that runs :func:`main`, and report when it has ended. Modules
+    are not imported again, and this process itself never computes."""
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

@@ -1,7 +1,7 @@
-"""A disk in memory that loses power: it remembers every write and every sync, and gives what may be left of them.
+"""A disk in memory that loses power. It records every write and sync, and returns what may remain of them.
 
-What was not synced is lost, kept or torn sector by sector, in any order. Names that were not synced are lost from some
-moment on.
+Data that was not synced is lost, kept or torn, sector by sector, in any order. Names that were not synced are lost from
+some moment on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Step = tuple[Any, ...]
 
 
 class LossyDisk(Disk):
-    """A file system of its own. ``steps`` is what happened, in order; :meth:`after` gives what the first of them leave.
+    """A file system of its own. ``steps`` has its operations in order; :meth:`after` returns what the first ones leave.
 
     ``fail(step)`` may raise OSError before a step.
     """
@@ -32,13 +32,13 @@ class LossyDisk(Disk):
         self.open_files: dict[int, int] = {}
         self.locked: set[int] = set()
         self.steps: list[Step] = []
-        self.base: tuple[dict[Path, int], set[Path], dict[int, bytes]] = ({}, set(), {})  # what was there before them
+        self.base: tuple[dict[Path, int], set[Path], dict[int, bytes]] = ({}, set(), {})  # the state before these steps
         self.fail = fail
         self._next = 100
         self._one = threading.RLock()
 
     def note(self, *step: Any) -> None:
-        """Remember a moment: an acknowledgement, say."""
+        """Record a moment, for example an acknowledgement."""
         with self._one:
             self.steps.append(step)
 
@@ -137,9 +137,9 @@ class LossyDisk(Disk):
             return file
 
     def after(self, count: int, rng: random.Random, sector: int) -> LossyDisk:
-        """What may be left if power goes after so many steps."""
+        """Return what may remain if power is lost after ``count`` steps."""
         names, folders = dict(self.base[0]), set(self.base[1])
-        pending: list[Step] = []  # of names, in order: a prefix of them is kept, and all up to the last sync
+        pending: list[Step] = []  # of names, in order: a prefix is kept, and all up to the last sync
         synced = {node: bytearray(held) for node, held in self.base[2].items()}
         unsynced: dict[int, list[tuple[int, bytes]]] = {}
         for step in self.steps[:count]:
@@ -147,7 +147,7 @@ class LossyDisk(Disk):
             if kind in ("folder", "create", "rename", "remove"):
                 pending.append(step)
             elif kind == "size":
-                held = synced.setdefault(step[1], bytearray())  # how long a file is goes with its content
+                held = synced.setdefault(step[1], bytearray())  # a file's length is synced with its content
                 synced[step[1]] = (held + bytes(max(0, step[2] - len(held))))[: step[2]]
             elif kind == "write":
                 unsynced.setdefault(step[1], []).append(step[2:])
@@ -200,8 +200,8 @@ def _put(held: bytearray, offset: int, new: bytes) -> None:
 
 
 def _tear(held: bytearray, offset: int, new: bytes, rng: random.Random, sector: int) -> None:
-    """Each sector of a write: lost, written, or torn. A sector that is lost may be written over by a later write."""
-    mood = rng.random()  # most of it is there, most of it is lost, or anything
+    """Write each sector: lost, written, or torn. A later write may overwrite a lost sector."""
+    mood = rng.random()  # most sectors are there, most are lost, or anything between
     for begin in range(offset - offset % sector, offset + len(new), sector):
         first, last = max(begin, offset), min(begin + sector, offset + len(new))
         fate = rng.random()

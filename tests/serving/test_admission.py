@@ -117,7 +117,7 @@ def test_huge_weights(name: str, samples: float) -> None:
 
 @pytest.mark.parametrize("name", ["FedBuff", "FADAS, corrected", "FedAvg"])
 def test_trained_models_with_huge_weights_or_elements(name: str) -> None:
-    """Folding assumes the largest updates there are; what it then cannot take goes the other way."""
+    """Folding assumes the largest possible updates. Models that it cannot take with this bound are added one by one."""
     server = PRESETS[name](model(D), weighting="samples")
     for round in range(3):
         tasks = [server.dispatch(client) for client in range(3)]
@@ -196,7 +196,7 @@ def test_a_state_that_is_not_finite_is_not_loaded(name: str, value: float) -> No
 
 
 class Worst:
-    """Neither a number nor text, and it cannot be printed."""
+    """An id that is neither a number nor text, and whose repr fails."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no")

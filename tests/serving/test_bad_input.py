@@ -1,4 +1,4 @@
-"""Bad updates and models: a named error that says what was expected and what came, and a state that is as it was."""
+"""Bad updates and models raise a named error with the expected and the given value, and leave the state unchanged."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def update_like(form: str, value: float = 0.25) -> Any:
 
 
 def running(name: str, form: str = "flat", **settings: Any) -> fastagg.Server:
-    """A server in the middle of things: a half-full buffer, stale and fresh clients in flight."""
+    """A server during a run: a half-full buffer, stale and fresh clients in flight."""
     server = SERVERS[name](model(form), **settings)
     for client in range(3):
         server.dispatch(client)
@@ -83,7 +83,7 @@ def running(name: str, form: str = "flat", **settings: Any) -> fastagg.Server:
 
 
 def refused(name: str, form: str, kinds: tuple[type[BaseException], ...], words: str, **call: Any) -> None:
-    """The call raises every one of ``kinds``, changes no bit, and what follows is as if it had never been made."""
+    """The call's error is of all ``kinds``, no bit changes, and later calls give the same results as without it."""
     settings = call.pop("settings", {})
     server, untouched = (running(name, form, **settings) for _ in range(2))
     before, live = bits(server.state_dict()), server.flat.clone()

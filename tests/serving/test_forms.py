@@ -1,4 +1,4 @@
-"""Updates by name and in order: what the native road takes apart by itself has the bits of what Python takes apart."""
+"""Updates by name and in order: the native road's own parsing gives the same bits as Python's."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def used(name: str) -> dict[str, Any]:
 
 
 def peak() -> int:
-    """Bytes that this process has ever had of memory."""
+    """Return the peak of this process's memory in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 

@@ -1,4 +1,4 @@
-"""kill -9 at random moments: no acknowledged update is lost or counted twice, and no state is neither."""
+"""After kill -9 at random moments no acknowledged update is lost or counted twice, and every state is a valid one."""
 
 from __future__ import annotations
 

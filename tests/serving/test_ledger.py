@@ -159,7 +159,7 @@ WEIGHTS = st.one_of(
 )
 @settings(max_examples=80)
 def test_the_mean_by_weights_of_every_size(arrivals: list[tuple[int, float, int]], cut: int) -> None:
-    """Rows whose weights come and go between 1e-30 and 1e30: what was added and left again leaves nothing behind."""
+    """Rows with weights between 1e-30 and 1e30 come and go. What was added and removed leaves no error."""
     server = fastagg.ACE(torch.zeros(D), lr=1.0, num_clients=4, mode="direct", warmup="partial", weighting="samples")
     rows: dict[int, tuple[Fraction, np.ndarray[Any, Any]]] = {}
     for number, (client, weight, seed) in enumerate(arrivals):

@@ -68,7 +68,7 @@ def rows(server: fastagg.Server) -> int:
 
 @pytest.mark.parametrize("name", NUMBERED)
 def test_numbered(name: str) -> None:
-    """Timings belong to the benchmarks: here only what would be seen if anything grew with the clients."""
+    """Benchmarks measure times. This only checks what would be visible if an arrival's cost grew with the clients."""
     small, large = NUMBERED[name](100), NUMBERED[name](MILLION)
     before = large.memory()
     assert before["clients"] <= 16 * MILLION
@@ -86,7 +86,7 @@ def test_numbered(name: str) -> None:
 @pytest.mark.parametrize("text", [False, True])
 @pytest.mark.parametrize("name", OPEN)
 def test_who_is_known_is_found(name: str, text: bool) -> None:
-    """No number of clients said ahead: a hundred thousand come, each answers once."""
+    """Without a given number of clients, a hundred thousand come and each answers once."""
     server, given, count = OPEN[name](0), update(0, D), 100_000
     for number in range(count):
         server.dispatch(str(number) if text else number)

@@ -1,4 +1,4 @@
-"""Numbers as a promise: fp32 sums on any wire, weights that cannot overflow, integers, and rounds without an order."""
+"""Numerical guarantees: fp32 sums for all types, weights that do not overflow, integers, rounds without an order."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_deterministic_round_has_no_order(name: str, order: tuple[int, ...]) -
 
 
 def test_without_it_the_order_shows() -> None:
-    """Else the test above proves nothing."""
+    """Otherwise the test above would prove nothing."""
     results = set()
     for order in itertools.permutations(range(3)):
         server = fastagg.FedAvg(torch.zeros(D), clients_per_round=3, weighting="uniform")
@@ -184,7 +184,7 @@ def test_running_out_of_memory_leaves_the_round_as_it_was(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("name", ["FedBuff", "FADAS", "FedAsync"])
 def test_asynchronous_rules_have_an_order(name: str) -> None:
-    with pytest.raises(fastagg.ConfigError, match="deterministic: for synchronous rules"):
+    with pytest.raises(fastagg.ConfigError, match="deterministic: it needs a synchronous rule"):
         getattr(fastagg, name)(torch.zeros(D), deterministic=True)
 
 

@@ -1,4 +1,4 @@
-"""A server of a folder: it comes back as it was, to the bit, whatever ended its process."""
+"""A server with a folder is restored bit for bit, whatever ended its process."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def without_lives(server: fastagg.Server) -> dict[str, Any]:
 
 
 def opened(folder: Path, make: Make, durability: Any = "arrival") -> fastagg.DurableServer:
-    """With segments that are quick to copy."""
+    """Open with small segments, which are quick to copy."""
     return open_on(Disk(), folder, make, durability, segment=1 << 16)
 
 

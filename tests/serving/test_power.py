@@ -1,4 +1,4 @@
-"""Power is lost: every recovery is a state that was, with everything acknowledged in it. And a disk that refuses."""
+"""After a power loss every recovery gives an earlier state with all acknowledged updates. Also tests failing disks."""
 
 from __future__ import annotations
 

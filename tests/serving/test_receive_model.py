@@ -1,4 +1,4 @@
-"""Folding a trained model in is folding its difference in, to the bit, whatever the rule, the model and the wire."""
+"""Adding a trained model gives the same bits as adding its difference, for all rules, models and types."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_version_that_a_client_holds_is_not_written_over() -> None:
 @pytest.mark.parametrize("stream_from", [0, 1], ids=["cached", "streamed"])
 @pytest.mark.parametrize("spare", [True, False])
 def test_one_by_one_with_and_without_a_spare_vector(spare: bool, stream_from: int, tuning, isa) -> None:
-    """A sum is made beside the last one, or in its place: with the same bits, and no model that is refused in it."""
+    """A sum is written to another vector or in place. The bits are the same, and refused models are not in it."""
     tuning(stream_from=stream_from)
     size = 600_037
     servers = [fastagg.FedAvg(torch.zeros(size), clients_per_round=4, weighting="uniform") for _ in range(2)]
@@ -183,7 +183,7 @@ def test_one_by_one_with_and_without_a_spare_vector(spare: bool, stream_from: in
 
 
 def test_two_vectors_set_aside_serve_every_round() -> None:
-    """One is the sum, the other where it goes next; a step hands back the model that it replaces."""
+    """One vector is the sum, and the next sum goes to the other. A step frees the model that it replaces."""
     size = 600_000
     server = fastagg.FedAvg(torch.zeros(size), clients_per_round=4, weighting="uniform")
     memory.trim()

@@ -1,4 +1,4 @@
-"""What a server promises: exactly once, nothing by half, versions in flight only, named errors, many threads."""
+"""A server's guarantees: updates count once and completely, only versions in flight are kept, errors are named."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ D = 300
 
 
 def running(name: str) -> fastagg.Server:
-    """A server in the middle of things: a half-full buffer, somebody in flight."""
+    """A server during a run: a half-full buffer, and a client in flight."""
     server = SERVERS[name](torch.linspace(-1, 1, D))
     for client in range(3):
         server.dispatch(client)

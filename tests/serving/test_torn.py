@@ -198,7 +198,7 @@ ONE_OF_EACH = ("FedBuff", "FedAsync, hinge", "AsyncFedED", "ACE, int8", "ACED, f
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_an_interrupt_of_several_at_once(name: str) -> None:
-    """The first k of them are in, for some k, and nothing of the others."""
+    """For some k, the first k updates were counted, and no part of the others."""
     server = PRESETS[name](model(D))
     if name in SYNCHRONOUS:
         answers = [(client, update(client, D), server.dispatch(client).version, 2.0) for client in range(3)]
@@ -410,7 +410,7 @@ def test_an_allocation_that_fails_wherever_the_scrub_is(name: str) -> None:
 
 
 def test_an_allocation_that_fails_while_it_distils() -> None:
-    """Not in native code: where pybind11 makes a kernel's structs for Python it ends the process."""
+    """Native code is excluded: there pybind11 ends the process when it cannot make a kernel's structs for Python."""
     for keep_moments in (False, True):
         server, act = echo_stepping(keep_moments=keep_moments)
         assert _starve_in_python(Moment(server, act)) > 8

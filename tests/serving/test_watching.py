@@ -1,4 +1,4 @@
-"""What a server says of itself: the log, and Prometheus' numbers. One that nobody watches has nothing of it."""
+"""A server's log and its Prometheus metrics. A server that is not watched has neither."""
 
 from __future__ import annotations
 

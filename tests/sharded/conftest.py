@@ -1,4 +1,4 @@
-"""Processes of a test, which never outlive it."""
+"""Starts a test's processes. None of them lives longer than the test."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SECONDS = 240  # on a machine that does much else
+SECONDS = 240  # on a busy machine
 
 
 def play(script: str, folder: Path, ranks: int, waits_for: Iterable[int]) -> dict[int, str]:
-    """Run a script as so many ranks, and what each of them printed; those that are not waited for are ended."""
+    """Run a script as several ranks. Return what each printed. Ranks that are not waited for are killed."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     processes = []
     try:
@@ -27,6 +27,6 @@ def play(script: str, folder: Path, ranks: int, waits_for: Iterable[int]) -> dic
     finally:
         for process in processes:
             if process.poll() is None:
-                process.send_signal(signal.SIGKILL)  # one that stands still does not hear another one
+                process.send_signal(signal.SIGKILL)  # a stuck process does not react to other signals
             process.wait()
     return {rank: (folder / f"{rank}.log").read_text() for rank in range(ranks)}

@@ -1,4 +1,4 @@
-"""Four processes in which things go wrong, one after the other. Each writes down what it saw.
+"""Four processes in which one thing after the other goes wrong. Each writes down what it saw.
 
 python tests/sharded/faults.py RANK SIZE FOLDER
 """
@@ -34,7 +34,7 @@ def make(piece: Any) -> fastagg.Server:
 
 
 class Seen:
-    """What this rank saw, case by case."""
+    """What this rank saw in each case."""
 
     def __init__(self, rank: int, folder: Path) -> None:
         self.rank, self.folder, self.cases = rank, folder, dict[str, Any]()
@@ -67,7 +67,7 @@ def refused_at_the_start(seen: Seen, group: Any) -> None:
 
 
 def all_or_none(seen: Seen, group: Any) -> None:
-    """Every refusal leaves the state as it was: at the end the model is that of the answers that were taken."""
+    """Every refusal leaves the state unchanged. At the end the model is that of the accepted answers."""
     server = fastagg.sharded(make, model(SIZE), group, timeout=20)
     rank, (_, begin, end, _) = server.rank, server.slices()[server.rank]
     if rank == 1:
@@ -90,9 +90,9 @@ def all_or_none(seen: Seen, group: Any) -> None:
         alone.dispatch(client)
     folder = seen.folder / "checkpoint"
     bad = update(0, SIZE).clone()
-    bad[-1] = torch.nan  # the last rank's
+    bad[-1] = torch.nan  # in the last rank's slice
     huge = update(0, SIZE).clone()
-    huge[3] = 3e38  # the first one's
+    huge[3] = 3e38  # in the first rank's slice
     seen.raised("lacks", lambda: server.receive_many([]))
     seen.raised("fails between", lambda: server.receive(6, update(0, SIZE)))
     before = server.parameters().clone()
@@ -119,7 +119,7 @@ def all_or_none(seen: Seen, group: Any) -> None:
 
 
 def _traffic(server: fastagg.ShardedServer) -> list[int]:
-    """Bytes of one arrival."""
+    """Return the bytes of one arrival."""
     shared = fastagg.SharedVector(SIZE)
     shared.tensor.copy_(update(3, SIZE))
     before = server.traffic
@@ -167,7 +167,7 @@ def main(rank: int, size: int, folder: Path) -> None:
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
     two = dist.new_group([0, 1])
     groups = {r: dist.new_group([0, 1, r]) for r in (DIES, STOPS)}
-    led = dist.new_group([LEADS, DIES])  # whose first rank stops
+    led = dist.new_group([LEADS, DIES])  # the group's first rank stops
     if rank in (0, 1):
         refused_at_the_start(seen, two)
         all_or_none(seen, two)
@@ -180,7 +180,7 @@ def main(rank: int, size: int, folder: Path) -> None:
             os.kill(int((folder / f"pid-{LEADS}").read_text()), signal.SIGCONT)
     if rank in (0, 1, DIES):
         lost(seen, groups[DIES], "dies", (lambda: os._exit(9)) if rank == DIES else None)
-    os._exit(0)  # the group cannot be taken down: some are not there any more
+    os._exit(0)  # the group cannot be closed, because some processes are gone
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Processes that play presets as the ranks of a sharded server. Rank 0 writes down what is not as it is in one process.
+"""Runs presets as the ranks of a sharded server. Rank 0 writes down every difference from one process.
 
 python tests/sharded/ranks.py RANK SIZE FOLDER NAME...
 """
@@ -15,7 +15,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest has it
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as in pytest
 
 import torch
 import torch.distributed as dist
@@ -77,7 +77,7 @@ def alone(name: str) -> tuple[dict[str, torch.Tensor], list[Any]]:
 
 
 def cases(size: int) -> dict[str, tuple[str, int]]:
-    """Every preset with 2 to ``size`` ranks in turn, and some with every number of them."""
+    """Return every preset with 2 to ``size`` ranks in turn, and some presets with every number of ranks."""
     names = [name for name in PRESETS if name not in LEFT_OUT]
     found = [(name, 2 + place % (size - 1)) for place, name in enumerate(names)]
     found += [(name, count) for name in EVERY_NUMBER for count in range(1, size + 1)]
@@ -85,7 +85,7 @@ def cases(size: int) -> dict[str, tuple[str, int]]:
 
 
 class Whole:
-    """What `tensors` asks: the state of the whole, from the files of its slices."""
+    """What `tensors` needs: the state of the whole model, from the files of its slices."""
 
     def __init__(self, folder: Path) -> None:
         manifest = checkpoint.read(folder / "manifest.pt")
@@ -97,7 +97,7 @@ class Whole:
 
 
 def difference(name: str, folder: Path, said: list[Any], server: Any) -> str:
-    """What is not as it is in one process; an empty string where all is."""
+    """Return the differences from one process as text; empty if there are none."""
     expected, receipts = alone(name)
     found = tensors(Whole(folder))  # type: ignore[arg-type]
     if found.keys() != expected.keys():
@@ -113,7 +113,7 @@ def difference(name: str, folder: Path, said: list[Any], server: Any) -> str:
 
 @contextmanager
 def led(server: fastagg.ShardedServer) -> Iterator[bool]:
-    """True on rank 0; the others follow until it is done."""
+    """Yield True on rank 0. The other ranks follow until it is done."""
     if server.rank:
         server.follow()
         yield False
@@ -136,7 +136,7 @@ def equal(name: str, group: Any, folder: Path) -> str:
 
 
 def restarted(name: str, groups: list[Any], folder: Path, rank: int) -> str:
-    """A third of the run with each number of ranks, the state going from one to the next through a folder."""
+    """Do a third of the run with each number of ranks. A folder carries the state from one to the next."""
     steps, said, found = run(name), [], ""
     for turn, group in enumerate(groups):
         if rank not in dist.get_process_group_ranks(group):

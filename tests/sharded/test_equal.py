@@ -29,7 +29,7 @@ def test_bits_are_those_of_one_process(found: dict[str, str], case: str) -> None
 
 
 def test_a_difference_is_seen(tmp_path: Path) -> None:
-    """Had the comparison left something out, a change of it would go unseen."""
+    """Checks that the comparison includes everything: each change must be noticed."""
     name = "ACE, int8"  # whose rows are all in use, so that they are not copied
     server = ranks.fastagg.sharded(ranks.make(name), ranks.model(ranks.SIZE))
     said = [ranks.play(server, call, name, ranks.shared) for call in ranks.run(name)]

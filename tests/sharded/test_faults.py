@@ -1,4 +1,4 @@
-"""What goes wrong on one rank: all raise the same error, nobody waits for ever, and nothing is taken by some alone."""
+"""If one rank fails, all raise the same error, nobody waits forever, and all ranks take an answer or none does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes tiny data sets in every form that is read, and tiny pretrained models; used by the tests around it."""
+"""Writes tiny data sets in every supported form, and tiny pretrained models, for the tests in this folder."""
 
 import io
 import json
@@ -121,7 +121,7 @@ def write_newsgroups(folder):
 
 
 def write_math(folder, rows=150, words=24):
-    """MathInstruct of three collections and GSM8K: sums, the questions of ``words`` words."""
+    """Write MathInstruct with three collections, and GSM8K: sums, in questions of ``words`` words."""
     for name in ("MathInstruct", "gsm8k"):
         (folder / name).mkdir(parents=True)
     zeros = "0 plus " * (words // 2 - 2)
@@ -136,7 +136,7 @@ def write_math(folder, rows=150, words=24):
 
 
 def save_writer(folder):
-    """A tiny Qwen2 with random weights; its tokenizer has one token for each byte."""
+    """Save a tiny Qwen2 with random weights. Its tokenizer has one token for each byte."""
     transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
     folder.mkdir(parents=True)
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())

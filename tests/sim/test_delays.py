@@ -76,7 +76,7 @@ class Always:
 
 
 def test_a_suspended_client_hangs_for_up_to_the_longest_training_so_far():
-    """Hangs do not breed longer hangs: with a training time of 1 nothing ever takes more than 2."""
+    """Hangs do not cause longer hangs: with a training time of 1 no task takes more than 2."""
     model = Suspension(Always(), seed=0, share=0.3)
     assert model.unit == "s"
     drawn = durations(model, 0, 2000)

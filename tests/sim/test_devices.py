@@ -22,7 +22,7 @@ def test_speeds_have_the_mean_that_is_asked_for_and_the_law_s_shape():
 
 
 def asleep_and_done(model: Speeds, client: int, start: float, work: float, step: float = 1e-3) -> float:
-    """When the client is done, by walking through time; another road to the same."""
+    """Computes when the client is done in another way: by stepping through time."""
     time, left = start, work
     while left > 0:
         since = (time + step / 2 - model._evenings[client]) % model._day

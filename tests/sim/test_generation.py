@@ -130,11 +130,11 @@ def test_a_run_learns_distils_and_resumes(folder, tmp_path, lora_rank):
 def test_data_and_models_that_do_not_go_together_are_refused(folder):
     data = build_data(maths(folder), seed=0)
     for name in ("transformer", "lstm"):
-        with pytest.raises(ConfigError, match="belong together"):
+        with pytest.raises(ConfigError, match="need each other"):
             build_model(Model(name=name), data, seed=0)
     write_rte(folder)
     glue = SECTIONS["glue"](name="glue", task="rte", dir=str(folder), clients=2, pretrained="tiny", max_length=8)
-    with pytest.raises(ConfigError, match="belong together"):
+    with pytest.raises(ConfigError, match="need each other"):
         build_model(Model(name="causal-lm"), build_data(glue, seed=0), seed=0)
 
 

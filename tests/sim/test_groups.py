@@ -1,4 +1,4 @@
-"""What is said about several seeds: means, deviations, times to target, ratios, and the tables of them."""
+"""Statistics over several seeds: means, deviations, times to target, ratios, and their tables."""
 
 import csv
 import io

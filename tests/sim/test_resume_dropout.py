@@ -1,4 +1,4 @@
-"""Killed and resumed, a run whose layers draw (dropout) and whose clients hang and leave ends as if unbroken."""
+"""A run with dropout, and clients that hang and leave, ends the same after a kill and a resume."""
 
 import os
 import signal

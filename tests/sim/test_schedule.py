@@ -119,7 +119,7 @@ AUTHORS = {"delay.counting": "authors"}
 
 
 def test_with_the_authors_counting_nobody_is_sent_a_model_that_is_about_to_change(tiny):
-    """What goes out goes out at the flush, as many as have arrived since: so a delay misses what a buffer waits for."""
+    """Tasks are sent at the flush, to as many clients as have arrived. So delays do not include a buffer's waiting."""
     usual, theirs = Simulation(tiny()), Simulation(tiny(AUTHORS))
     flying = []
     for simulation in (usual, theirs):

@@ -158,7 +158,7 @@ def test_a_failing_cell_is_named_and_does_not_stop_the_others(recipe, tmp_path, 
 
 
 def test_a_crash_takes_only_its_own_cell(recipe, tmp_path):
-    """A delay file that is a pipe without a writer: that cell hangs for good, so somebody kills its process."""
+    """A delay file that is a pipe without a writer makes a cell hang, so that the test can kill its process."""
     import os
     import threading
 

@@ -1,4 +1,4 @@
-"""Which devices are taken, and what is said of those that are not."""
+"""Which devices are accepted, and the errors for the others."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_build_without_kernels(gpu: pytest.MonkeyPatch) -> None:
 
 @needs_none
 def test_why_torch_finds_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch says no, fastagg's own runtime why."""
+    """torch finds no device, and fastagg's own runtime tells why."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(devices, "native", native("there is no NVIDIA driver here: install one", (9, 0)))
     with pytest.raises(ConfigError, match=r"no CUDA device here \(there is no NVIDIA driver here: install one\)"):

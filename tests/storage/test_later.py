@@ -1,4 +1,4 @@
-"""What a device has not said or read yet; the device is played here."""
+"""Numbers that a device has not sent yet, and memory that it has not read yet. The device is a fake."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastagg.storage.later import Later, Lease
 
 
 class Event:
-    """Comes when it is told to."""
+    """An event that happens when the test says so."""
 
     made: ClassVar[list[Event]] = []
 

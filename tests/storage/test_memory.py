@@ -1,4 +1,4 @@
-"""Vectors of the server's own: where they lie, and what becomes of their memory."""
+"""The server's own vectors: their memory, and its reuse."""
 
 from __future__ import annotations
 

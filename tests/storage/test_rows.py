@@ -137,7 +137,7 @@ def test_bits_do_not_depend_on_the_thread_count(threads: None) -> None:
 
 
 def test_what_the_sum_rounds_off_averages_out() -> None:
-    """Many changes of less than half an ulp of the sum: rounded each by itself they would all be lost."""
+    """Many changes of less than half an ulp of the sum. If each were rounded by itself, all would be lost."""
     size, rounds = 1000, 4000
     total, plain = torch.full((size,), 200.0), torch.full((size,), 200.0)
     exact = total.double()

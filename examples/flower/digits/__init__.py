@@ -1,1 +1,1 @@
-"""A Flower app on fastagg: the clients are plain Flower."""
+"""A Flower app with fastagg on the server. The clients are plain Flower clients."""

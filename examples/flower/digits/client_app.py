@@ -1,4 +1,4 @@
-"""The client: a plain Flower one, it does not import fastagg. It answers with its trained model."""
+"""A plain Flower client. It does not import fastagg. It answers with its trained model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fit(message: Message, context: Context) -> Message:
     model = network()
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     config, (x, y) = message.content["config"], data(part, parts)
-    steps = config.get("fastagg-local-steps", config["steps"])  # AsyncFedED decides them itself
+    steps = config.get("fastagg-local-steps", config["steps"])  # AsyncFedED sets the number of steps itself
     loss = train(model, x, y, steps=steps, lr=config["lr"], seed=parts * config["server-round"] + part)
     records = {
         "arrays": ArrayRecord(model.state_dict()),

@@ -1,4 +1,4 @@
-"""The server: one strategy, and the rule is a choice."""
+"""The server: a strategy, whose rule can be chosen."""
 
 from __future__ import annotations
 

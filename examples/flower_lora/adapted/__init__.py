@@ -1,1 +1,1 @@
-"""LoRA in Flower on fastagg: clients train adapters of their own rank, and nothing else travels up."""
+"""LoRA in Flower with fastagg. Clients train adapters of their own rank and send nothing else."""

@@ -1,4 +1,4 @@
-"""The client: it trains adapters of its own rank and sends them alone."""
+"""The client. It trains adapters of its own rank and sends only these."""
 
 from __future__ import annotations
 

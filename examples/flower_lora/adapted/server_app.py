@@ -1,4 +1,4 @@
-"""The server: adapters alone (padded), or the adapted layers' weights, which products of adapters change (stacked)."""
+"""The server. Its model is the adapters (padded), or the adapted layers' weights plus clients' products (stacked)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ app = ServerApp()
 
 
 def start(how: str) -> ArrayRecord:
-    """What the server keeps."""
+    """Return the server's first model."""
     if how == "padded":
         return ArrayRecord(get_peft_model_state_dict(adapted(RANK)))
     return ArrayRecord({name: base().state_dict()[name] for name in LAYERS})
 
 
 def evaluate(how: str, arrays: ArrayRecord) -> MetricRecord:
-    """Accuracy on shifted digits of the base with what was learnt."""
+    """Return the accuracy on shifted digits of the base with the learnt part."""
     received = arrays.to_torch_state_dict()
     model = adapted(RANK, None if how == "padded" else received)
     if how == "padded":

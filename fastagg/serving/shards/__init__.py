@@ -1,1 +1,1 @@
-"""One server on several processes: each holds a slice of the model, and all decide together."""
+"""One server on several processes. Each holds a slice of the model, and all make the same decisions."""

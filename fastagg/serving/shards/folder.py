@@ -1,4 +1,4 @@
-"""A sharded server's checkpoint: a folder with a file of every slice, and a manifest that says which they are."""
+"""A sharded server's checkpoint: a folder with a file for every slice, and a manifest that lists them."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class _Named(NamedTuple):
 
 
 def file_name(name: str, rank: int) -> str:
-    """Of a rank's slice; ``name`` is the checkpoint's own, so that it replaces none."""
+    """Return the name of a slice's file. ``name`` is unique to the checkpoint, so no older file is replaced."""
     return f"slice-{name}-{rank}.pt"
 
 
 def write_slice(server: Server, path: Path, file: str) -> None:
-    """Write this rank's slice into the folder, which is made if there is none.
+    """Write this rank's slice into the folder. The folder is created if it does not exist.
 
     Raises:
-        CheckpointError: it could not be written.
+        CheckpointError: the slice could not be written.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -44,10 +44,10 @@ def write_slice(server: Server, path: Path, file: str) -> None:
 
 
 def write_manifest(path: Path, layout: Layout, bounds: Sequence[tuple[int, int]], files: Sequence[str]) -> None:
-    """Make the files that were written the checkpoint; all others go.
+    """Turn the written files into the checkpoint, and remove all other files.
 
     Raises:
-        CheckpointError: a file is not there, or the manifest could not be written.
+        CheckpointError: a file is missing, or the manifest could not be written.
     """
     for file in files:
         if not (path / file).is_file():
@@ -56,16 +56,16 @@ def write_manifest(path: Path, layout: Layout, bounds: Sequence[tuple[int, int]]
     spec = {"format": checkpoint.FORMAT, "kind": _KIND, "layout": layout.spec(), "slices": slices}
     checkpoint.write(spec, path / MANIFEST)
     for old in path.glob(_FILES):
-        if old.name not in files:  # of the last checkpoint, or of one that never became whole
+        if old.name not in files:  # from the last checkpoint, or from an unfinished one
             with suppress(OSError):
                 old.unlink()
 
 
 def read_slice(path: Path, layout: Layout, bounds: tuple[int, int], server: Server) -> states.State:
-    """The state of the server of one slice, from the files that have something of it.
+    """Return the state of the server of one slice. It is read from all files that contain a part of it.
 
     Raises:
-        CheckpointError: the folder holds no checkpoint of this model, or a damaged one.
+        CheckpointError: the folder has no checkpoint of this model, or a damaged one.
     """
     manifest = checkpoint.read(path / MANIFEST)
     try:
@@ -90,10 +90,10 @@ def read_slice(path: Path, layout: Layout, bounds: tuple[int, int], server: Serv
 
 
 def checked(server: Server, state: states.State) -> Core:
-    """What a server becomes with this state; it is not changed.
+    """Return what the server becomes with this state. The server does not change.
 
     Raises:
-        CheckpointError: as :meth:`fastagg.Server.load_state_dict`.
+        CheckpointError: as in :meth:`fastagg.Server.load_state_dict`.
     """
     checkpoint.check(state, server.config(), server.layout, set(server._core.moments.tensors))
     checkpoint.check_claims(state, state["config"], server.layout)

@@ -1,8 +1,8 @@
-"""What the ranks of a sharded server say to each other, over a process group of torch.distributed (gloo).
+"""The messages between the ranks of a sharded server, over a process group of torch.distributed (gloo).
 
-Rank 0 gives *orders*, which nobody answers. Within an order the ranks *settle*: everyone sends rank 0 what it found,
-and rank 0 answers everyone the same. A rank that failed says so instead, whatever it is that the others are settling;
-so nobody waits for it, and all of them raise one error.
+Rank 0 gives *orders*, which nobody answers. Within an order the ranks *settle*: each sends its finding to rank 0, and
+rank 0 sends the same answer to all. A rank that has failed reports this instead, whatever the others are settling. So
+nobody waits for it, and all raise the same error.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from torch import Tensor
 from fastagg import errors
 from fastagg.errors import ConfigError, FastaggError, RankLost
 
-_FRAME = 128  # bytes of a message; the rest of a longer one follows it
-_HEAD = 9  # its kind, and its length
+_FRAME = 128  # bytes of a message; the rest of a longer one follows in a second message
+_HEAD = 9  # its kind and its length
 _ORDER, _FINE, _REFUSED, _LOST = 0, 1, 2, 3
-_LONGEST = 500  # characters of an error that go to the others
+_LONGEST = 500  # the most characters of an error that are sent
 
 _FIRST_TAG = 23_000
-_servers: dict[str, int] = {}  # so far, by the names of their groups: messages of each have a tag of their own
+_servers: dict[str, int] = {}  # how many servers each group has had; every server's messages have a tag of their own
 
 Combine = Callable[[list[bytes]], bytes]
 
 
 class Link:
-    """One rank's end.
+    """One rank's end of the link.
 
     Args:
-        group: the process group, which must have gloo for CPU tensors; None for the default one, or, where
-            torch.distributed was not started, for one process.
-        timeout: seconds that a rank waits for another one.
+        group: the process group, which must have gloo for CPU tensors. None: the default group, or only this process if
+            torch.distributed was not started.
+        timeout: how many seconds a rank waits for another.
 
     Attributes:
-        rank, size: of this process in the group.
-        traffic: bytes that this rank has sent and received.
-        decided: whether the ranks have agreed to carry out what is under way.
+        rank, size: this process's rank, and the size of the group.
+        traffic: the bytes that this rank has sent and received.
+        decided: whether the ranks have agreed to carry out the current order.
         told: whether they have agreed that it is refused.
 
     Raises:
@@ -71,7 +71,7 @@ class Link:
     # -- orders --------------------------------------------------------------------------------------------------
 
     def order(self, what: dict[str, Any]) -> None:
-        """From rank 0 to all others."""
+        """Send an order from rank 0 to all others."""
         text = json.dumps(what, separators=(",", ":")).encode()
         with self._or_lost("giving an order"):
             self._ordered = True
@@ -79,7 +79,7 @@ class Link:
                 self._send(rank, _ORDER, text)
 
     def hear(self) -> dict[str, Any]:
-        """The next order. An idle rank 0 gives one from time to time that asks for nothing."""
+        """Wait for the next order. An idle rank 0 sends an empty one from time to time."""
         with self._or_lost("waiting for rank 0's next order"):
             kind, text = self._recv(0)
         if kind != _ORDER:
@@ -91,10 +91,10 @@ class Link:
 
     @contextmanager
     def together(self, order: dict[str, Any] | None = None) -> Iterator[None]:
-        """Whoever fails in here tells the others, and all raise the same error.
+        """Run the block on all ranks. If one fails, it tells the others, and all raise the same error.
 
         Args:
-            order: what rank 0 asks of the others; None where all know.
+            order: what rank 0 asks of the others. None if all know it.
         """
         self.decided = self.told = False
         self._ordered = order is None or self.rank != 0
@@ -103,17 +103,17 @@ class Link:
                 self.order(order)
             yield
         except BaseException as error:
-            # Before the order was given the others know of nothing.
+            # The others know nothing before the order was given.
             if self.told or self.decided or self._lost is not None or not self._ordered:
                 raise
             self._settle(_REFUSED, _written(error), None, error)
             raise
 
     def settle(self, mine: bytes = b"", combine: Combine | None = None) -> bytes:
-        """What ``combine`` makes, on rank 0, of all ranks' ``mine`` in order; it may refuse.
+        """Return what ``combine`` makes of all ranks' ``mine``, in order, on rank 0. It may refuse.
 
         Raises:
-            FastaggError: what a rank failed with, or ``combine``.
+            FastaggError: a rank, or ``combine``, has failed with this error.
             RankLost: a rank does not answer.
         """
         if self._behind is not None:
@@ -122,12 +122,12 @@ class Link:
         return self._settle(_FINE, mine, combine)
 
     def agree(self) -> None:
-        """All have planned what they will do, and nothing can fail from here on."""
+        """Agree that all ranks have planned their step. From here on nothing can fail."""
         self.settle()
         self.decided = True
 
     def falls_behind(self, error: BaseException) -> None:
-        """This rank could not do what the others did: it says so when they settle next."""
+        """Note that this rank could not do what the others did. It reports this when the ranks settle next."""
         self._behind = self._behind or error
 
     def _settle(self, kind: int, mine: bytes, combine: Combine | None, error: BaseException | None = None) -> bytes:
@@ -165,7 +165,7 @@ class Link:
     # -- the model -----------------------------------------------------------------------------------------------
 
     def collect(self, mine: Tensor, parts: list[Tensor]) -> None:
-        """Every rank's slice to rank 0, into its ``parts``."""
+        """Collect every rank's slice on rank 0, in its ``parts``."""
         with self._or_lost("collecting the model"):
             if self.rank:
                 self._pass(dist.isend, mine, 0)
@@ -206,7 +206,8 @@ class Link:
 
     @contextmanager
     def _or_lost(self, doing: str) -> Iterator[None]:
-        """A message that was cut short leaves the ranks without a common word: from then on all raise RankLost."""
+        """Raise RankLost if a message is interrupted. The ranks may then disagree, so all calls raise it from now
+        on."""
         if self._lost is not None:
             raise RankLost(str(self._lost))
         try:
@@ -224,7 +225,7 @@ class Link:
         raise self._lost
 
     def _tell_the_others(self) -> None:
-        # So that they need not wait for as long as this one did. Who is gone, or stands still, does not hear it.
+        # Tells the others, so that they need not wait as long as this rank did. A dead or stuck rank will not hear it.
         for rank in range(1, self.size) if self.rank == 0 else ():
             try:
                 self._send(rank, _LOST, str(self._lost).encode())

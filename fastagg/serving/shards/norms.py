@@ -1,7 +1,7 @@
-"""Norms of whole vectors of which every rank has a slice: the bits of one process.
+"""Norms of whole vectors of which every rank has a slice. They have the same bits as on one process.
 
-A norm is a sum over groups of 65,536 elements (csrc/math/reduce.h). Slices are made of whole groups, so each rank has
-some of the groups' sums, and rank 0 adds all of them in the one order.
+A norm is a sum over groups of 65,536 elements (csrc/math/reduce.h). Slices consist of whole groups. So each rank has
+some of the groups' sums, and rank 0 adds all of them in the fixed order.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from fastagg.storage.pieces import as_pieces
 
 
 class Norms:
-    """:func:`fastagg.ops.inspect` and :func:`fastagg.ops.distances` of the whole. All ranks must ask together.
+    """:func:`fastagg.ops.inspect` and :func:`fastagg.ops.distances` of the whole vector. All ranks must call it
+    together.
 
     Attributes:
-        link: to the other ranks.
-        joined: whether they are asked. Until they are known to have the same settings each rank looks at its own slice.
+        link: the link to the other ranks.
+        joined: whether the other ranks are asked. Each rank uses only its slice until all have the same settings.
     """
 
     def __init__(self, link: Link) -> None:
@@ -32,19 +33,19 @@ class Norms:
         self.joined = False
 
     def inspect(self, update: Update) -> Inspection:
-        """Whether every element of the whole is finite, and the Euclidean norm."""
+        """Return whether every element of the whole vector is finite, and its Euclidean norm."""
         (total,) = self._totals(native.group_sums(update_of(as_pieces(update))))
         return Inspection(math.isfinite(total), math.sqrt(total) if total >= 0 else total)
 
     def distances(self, update: Update, x: Tensor, base: Tensor, *, inner: bool = False) -> Distances:
-        """As :func:`fastagg.ops.distances`."""
+        """Return the same as :func:`fastagg.ops.distances`, for the whole vector."""
         sums = native.group_sums(update_of(as_pieces(update)), x=x.data_ptr(), base=base.data_ptr(), inner=inner)
         norm, moved, *product = self._totals(sums)
         root = math.sqrt(norm) if norm >= 0 else norm
         return Distances(math.isfinite(norm), math.sqrt(moved), root, product[0] if product else 0.0)
 
     def largest(self, mine: float) -> float:
-        """The largest of all ranks' numbers."""
+        """Return the largest of all ranks' numbers."""
         if not self.joined:
             return mine
         found = self.link.settle(
@@ -53,7 +54,7 @@ class Norms:
         return float(struct.unpack("<d", found)[0])
 
     def agree(self) -> None:
-        """All ranks have planned their step, or none makes it."""
+        """Make sure that all ranks have planned their step. Otherwise none makes it."""
         self.link.agree()
 
     def _totals(self, sums: np.ndarray) -> list[float]:

@@ -1,4 +1,4 @@
-"""A server whose model lies in slices on several processes."""
+"""A server whose model is divided into slices on several processes."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ Sent = Callable[[Dispatch], None]
 
 
 class Slice(NamedTuple):
-    """Which elements of the flat vector a rank has, and where it is.
+    """The elements of the flat vector that a rank has, and its machine.
 
     Attributes:
-        rank: of its process in the group.
-        begin, end: its elements; ``begin`` is a multiple of 65,536.
+        rank: the rank of its process in the group.
+        begin, end: its elements. ``begin`` is a multiple of 65,536.
         host: the name of its machine.
     """
 
@@ -48,50 +48,50 @@ class Slice(NamedTuple):
 
 
 def sharded(make: Make, model: Any, group: Any = None, *, timeout: float = 60.0) -> ShardedServer:
-    """A server whose model lies in slices on the processes of a group. All of them call this together.
+    """Make a server whose model is divided into slices on the processes of a group. All of them call this together.
 
-    Each rank keeps its slice of the model, of the moments, of buffers and of clients' rows. Results are those of one
-    process, to the bit.
+    Each rank keeps its slice of the model, of the moments, of buffers and of clients' rows. Results have the same bits
+    as on one process.
 
     Args:
-        make: makes a server of the piece that it is given, such as ``lambda piece: fastagg.FADAS(piece, lr=0.01)``. It
-            must be the same on all ranks.
+        make: makes a server of the piece that it gets, such as ``lambda piece: fastagg.FADAS(piece, lr=0.01)``. It must
+            be the same on all ranks.
         model: the whole model, in any form that :class:`fastagg.Server` takes, without running statistics. Rank r takes
-            its slice from the model that rank r was given.
-        group: a process group of torch.distributed; None for the default one, or, where none was started, for this
-            process alone. It must have gloo for tensors on the CPU (``backend="gloo"`` or ``"cpu:gloo,cuda:nccl"``).
-        timeout: seconds that a rank waits for another one. A rank that takes longer for its share of a step is lost.
+            its slice from the model that was given on rank r.
+        group: a process group of torch.distributed. None: the default group, or only this process if none was started.
+            It must have gloo for tensors on the CPU (``backend="gloo"`` or ``"cpu:gloo,cuda:nccl"``).
+        timeout: how many seconds a rank waits for another. A rank that takes longer for its share of a step is lost.
 
     Raises:
-        ConfigError: ranks have different settings (which one is said), the model has fewer groups of 65,536
-            elements than there are ranks, or a setting is one that slices cannot have.
-        DTypeMismatch: the model holds tensors that are distributed already (DTensor).
-        RankLost: a rank did not come.
+        ConfigError: ranks have different settings (the message names the setting), the model has fewer groups of 65,536
+            elements than there are ranks, or a setting does not work with slices.
+        DTypeMismatch: the model's tensors are already distributed (DTensor).
+        RankLost: a rank did not answer.
     """
     _checks.number("timeout", timeout, above=0)
     return ShardedServer(make, model, Link(group, timeout), timeout)
 
 
 class ShardedServer:
-    """What :func:`fastagg.sharded` makes: a :class:`fastagg.Server` in slices.
+    """The result of :func:`fastagg.sharded`: a :class:`fastagg.Server` in slices.
 
-    Rank 0 is driven: it has ``dispatch``, ``hand_on``, ``receive``, ``close_round``, ``forget``, ``expire``, ``lr``,
-    ``save``, ``load``, ``parameters`` and ``close``, with the arguments and errors of :class:`fastagg.Server`. All
-    other ranks call :meth:`follow`, which comes back when rank 0 closes. Every rank has ``flat``, ``version``,
-    ``steps``, ``memory``, ``config``, ``update_kind``, ``incarnation``, ``slices`` and ``deliver``. What a server has
-    beside these raises :class:`fastagg.NotSharded`.
+    Your program drives rank 0. It has ``dispatch``, ``hand_on``, ``receive``, ``close_round``, ``forget``, ``expire``,
+    ``lr``, ``save``, ``load``, ``parameters`` and ``close``, with the arguments and errors of :class:`fastagg.Server`.
+    All other ranks call :meth:`follow`, which returns when rank 0 closes. Every rank has ``flat``, ``version``,
+    ``steps``, ``memory``, ``config``, ``update_kind``, ``incarnation``, ``slices`` and ``deliver``. All other methods
+    of a server raise :class:`fastagg.NotSharded`.
 
-    An arrival is taken by all ranks or by none. Every rank keeps the same ledger: it is told of every arrival, in one
+    All ranks take an arrival, or none does. Every rank keeps the same ledger: it is told of every arrival, in the same
     order, in about 100 bytes. Methods may be called from many threads.
 
     Attributes:
-        rank: of this process.
-        layout: of the whole model.
-        traffic: bytes that this rank has sent to others and received from them.
+        rank: the rank of this process.
+        layout: the layout of the whole model.
+        traffic: the bytes that this rank has sent to others and received from them.
 
     Raises:
-        RankLost: from any method, once a rank died, stopped or could not follow. Load a checkpoint with the ranks that
-            are left.
+        RankLost: from any method, after a rank died, stopped or could not follow. Load a checkpoint with the remaining
+            ranks.
     """
 
     def __init__(self, make: Make, model: Any, link: Link, timeout: float) -> None:
@@ -136,7 +136,7 @@ class ShardedServer:
         return json.dumps(said, default=str).encode()
 
     def _begin_life(self, lives: list[list[int]]) -> None:
-        for first, number in lives:  # rank 0's: tasks are rank 0's word
+        for first, number in lives:  # rank 0's lives, because rank 0 makes the tasks
             self._server._core.road.begin_life(first, number)
 
     def __repr__(self) -> str:
@@ -157,27 +157,27 @@ class ShardedServer:
 
     @property
     def version(self) -> int:
-        """As :attr:`fastagg.Server.version`."""
+        """The same as :attr:`fastagg.Server.version`."""
         return self._server.version
 
     @property
     def steps(self) -> int:
-        """As :attr:`fastagg.Server.steps`."""
+        """The same as :attr:`fastagg.Server.steps`."""
         return self._server.steps
 
     @property
     def flat(self) -> Tensor:
-        """This rank's slice of the model, fp32. Read it; arrivals change it."""
+        """This rank's slice of the model, fp32. Do not write to it; arrivals change it."""
         return self._server.flat
 
     @property
     def update_kind(self) -> Kind:
-        """As :attr:`fastagg.Server.update_kind`."""
+        """The same as :attr:`fastagg.Server.update_kind`."""
         return self._server.update_kind
 
     @property
     def incarnation(self) -> int:
-        """As :attr:`fastagg.Server.incarnation`; the same on all ranks."""
+        """The same as :attr:`fastagg.Server.incarnation`. All ranks have the same number."""
         return self._server.incarnation
 
     @property
@@ -185,62 +185,62 @@ class ShardedServer:
         return self._link.traffic
 
     def memory(self) -> dict[str, int]:
-        """As :meth:`fastagg.Server.memory`, of this rank."""
+        """The same as :meth:`fastagg.Server.memory`, for this rank."""
         return self._server.memory()
 
     def config(self) -> dict[str, Any]:
-        """As :meth:`fastagg.Server.config`; ``origin`` is this rank's."""
+        """The same as :meth:`fastagg.Server.config`. ``origin`` is this rank's."""
         return self._server.config()
 
     def slices(self, task: Dispatch | None = None) -> list[Slice]:
-        """Who has which elements of the flat vector, and so who is to be sent which of an update: :meth:`deliver`.
+        """Return which rank has which elements of the flat vector. It gets this part of an update, see :meth:`deliver`.
 
         Args:
-            task: the answer's. Slices are the same for all tasks.
+            task: the task that the update answers. Slices are the same for all tasks.
         """
         return [Slice(i, *bounds, self._hosts[i]) for i, bounds in enumerate(self._bounds)]
 
     def deliver(self, client: Client, update: Any, version: int, control: Any = None) -> None:
         """Hold this rank's slice of an answer until rank 0 is told of it (``receive(client, None, version)``).
 
-        The update never passes through rank 0: a front end on every host takes its own slice. It is read where it lies,
-        and let go of when the answer was taken or refused.
+        So the update does not pass through rank 0: a front end on every host takes its own slice. The slice is not
+        copied. It is released when the answer was taken or refused.
 
         Args:
-            client, version: of the task that it answers.
+            client, version: those of the task that it answers.
             update: this rank's slice, flat; fp32, fp16 or bf16.
             control: for FedAC, this rank's slice of the change of the control variate.
 
         Raises:
-            ShapeMismatch, DTypeMismatch: it is not of this slice.
+            ShapeMismatch, DTypeMismatch: the update does not fit this slice.
         """
         self._updates.hold((client, _checks.whole("version", version, least=0)), update, control)
 
     # -- rank 0 --------------------------------------------------------------------------------------------------
 
     def dispatch(self, client: Client) -> Dispatch:
-        """As :meth:`fastagg.Server.dispatch`. The task's arrays are this rank's slice, ``task.flat`` alone."""
+        """The same as :meth:`fastagg.Server.dispatch`. The task has only this rank's slice, as ``task.flat``."""
         with self._leading("dispatch"):
             task = self._server.dispatch(client)
             self._link.order({"op": "dispatch", "client": task.client})
             return task
 
     def hand_on(self, task: Dispatch, client: Client) -> Dispatch:
-        """As :meth:`fastagg.Server.hand_on`."""
+        """The same as :meth:`fastagg.Server.hand_on`."""
         with self._leading("hand_on"):
             found = self._server.hand_on(task, client)
             self._link.order({"op": "hand_on", "from": task.client, "version": task.version, "client": found.client})
             return found
 
     def forget(self, client: Client, version: int | None = None) -> None:
-        """As :meth:`fastagg.Server.forget`."""
+        """The same as :meth:`fastagg.Server.forget`."""
         with self._leading("forget"):
             client, version = self._server._core.ledger.identify(client), None if version is None else int(version)
             self._server.forget(client, version)
             self._link.order({"op": "forget", "client": client, "version": version})
 
     def expire(self, before: int | None = None) -> int:
-        """As :meth:`fastagg.Server.expire`."""
+        """The same as :meth:`fastagg.Server.expire`."""
         with self._leading("expire"):
             before = None if before is None else _checks.whole("before", before, least=0)
             ended = self._server.expire(before)
@@ -249,7 +249,7 @@ class ShardedServer:
 
     @property
     def lr(self) -> float:
-        """As :attr:`fastagg.Server.lr`."""
+        """The same as :attr:`fastagg.Server.lr`."""
         return self._server.lr
 
     @lr.setter
@@ -269,18 +269,19 @@ class ShardedServer:
         control: Any = None,
         incarnation: int | None = None,
     ) -> Receipt:
-        """As :meth:`fastagg.Server.receive`, by all ranks or by none.
+        """The same as :meth:`fastagg.Server.receive`. All ranks take the update, or none does.
 
         Args:
-            client, version, num_samples, kind, incarnation: as there.
-            update: a :class:`fastagg.SharedVector`, which every rank reads where it lies (one host); or None, if every
-                rank holds its slice already (:meth:`deliver`). Any form that a server takes will do on one host: it is
-                copied into memory that all ranks share first.
+            client, version, num_samples, kind, incarnation: as in :meth:`fastagg.Server.receive`.
+            update: a :class:`fastagg.SharedVector`, which every rank reads in place (one host); or None, if every rank
+                already holds its slice (:meth:`deliver`). On one host every form that a server takes works, too. It is
+                first copied into memory that all ranks share.
             control: for FedAC, in the same forms.
 
         Raises:
             NotDelivered: a rank does not hold its slice.
-            RankLost: a rank does not answer. FastaggError: as there; nothing has changed on any rank.
+            RankLost: a rank does not answer. FastaggError: as in :class:`fastagg.Server`; nothing has changed on any
+                rank.
         """
         with self._leading("receive"):
             server = self._server
@@ -297,33 +298,34 @@ class ShardedServer:
             return self._receive(order)
 
     def close_round(self) -> float | None:
-        """As :meth:`fastagg.Server.close_round`."""
+        """The same as :meth:`fastagg.Server.close_round`."""
         with self._leading("close_round"):
             return self._close_round({"op": "close_round"})
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint: a folder with a file of every slice, and a manifest that names them.
+        """Write a checkpoint: a folder with a file for every slice, and a manifest that lists them.
 
-        All ranks must see the folder. What was in it counts until the manifest is replaced, which is done at once. Any
+        All ranks must see the folder. The old checkpoint stays valid until the manifest is replaced in one step. Any
         number of ranks can :meth:`load` it.
 
         Raises:
-            CheckpointError: a rank could not write; the checkpoint that was there is as it was.
+            CheckpointError: a rank could not write. The old checkpoint is unchanged.
         """
         with self._leading("save"):
             self._save({"op": "save", "path": str(path), "name": os.urandom(6).hex()})
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Go on from what :meth:`save` wrote, with this or another number of ranks. Settings stay this server's own.
+        """Continue from what :meth:`save` wrote, with this or another number of ranks. The server keeps its own
+        settings.
 
         Raises:
-            CheckpointError: it is damaged, or belongs to another model or algorithm; nothing was changed.
+            CheckpointError: the checkpoint is damaged, or belongs to another model or algorithm. Nothing has changed.
         """
         with self._leading("load"):
             self._load({"op": "load", "path": str(path)})
 
     def parameters(self) -> Any:
-        """The whole model in the form it came in, collected from all ranks: a copy."""
+        """Return a copy of the whole model, in the form in which it was given. It is collected from all ranks."""
         with self._leading("parameters"):
             self._link.order({"op": "collect"})
             whole = torch.empty(self.layout.size)
@@ -331,22 +333,22 @@ class ShardedServer:
             return self.layout.views(whole, torch.empty(0), [])
 
     def close(self) -> None:
-        """Let the other ranks go: their :meth:`follow` comes back. A server that lost a rank is closed already."""
+        """Release the other ranks: their :meth:`follow` returns. A server that has lost a rank is already closed."""
         with self._lock:
             if self.rank == 0 and not self._closed.is_set():
                 self._closed.set()
                 try:
                     self._link.order({"op": "stop"})
-                except RankLost:  # there is nobody to let go
+                except RankLost:  # no other rank is left
                     return
 
     # -- other ranks ---------------------------------------------------------------------------------------------
 
     def follow(self, sent: Sent | None = None) -> None:
-        """Do what rank 0 is told, until it closes. On every rank but 0.
+        """Do what rank 0 does, until it closes. Call it on every rank except 0.
 
         Args:
-            sent: called with every task that goes out, whose ``flat`` is this rank's slice: a front end can serve it.
+            sent: called with every task that is sent. Its ``flat`` is this rank's slice, which a front end can serve.
 
         Raises:
             RankLost: rank 0, or another rank, is gone.
@@ -365,7 +367,7 @@ class ShardedServer:
                 settled(order)
             except RankLost:
                 raise
-            except Exception as error:  # rank 0 raises it, too: it is for whoever called
+            except Exception as error:  # rank 0 raises it, too, for its caller
                 if not self._link.told:
                     self._link.falls_behind(error)
             return
@@ -374,7 +376,7 @@ class ShardedServer:
             return
         try:
             self._repeat(order, sent)
-        except Exception as error:  # rank 0 did it
+        except Exception as error:  # rank 0 succeeded
             self._link.falls_behind(error)
 
     def _repeat(self, order: dict[str, Any], sent: Sent | None) -> None:
@@ -444,7 +446,7 @@ class ShardedServer:
 
 
 def _bounds(layout: Layout, ranks: int) -> list[tuple[int, int]]:
-    """Each rank's elements: whole groups, as many for all as can be."""
+    """Return each rank's elements: whole groups, divided as evenly as possible."""
     if layout.has_buffers:
         raise ConfigError("model: it has running statistics (BatchNorm), which no slice can hold; use another norm")
     groups = -(-layout.size // ops.GROUP)
@@ -457,10 +459,10 @@ def _bounds(layout: Layout, ranks: int) -> list[tuple[int, int]]:
 
 
 def _refuse_distributed(model: Any) -> None:
-    """Refuse a model whose tensors are in pieces already, and say what to do.
+    """Refuse a model whose tensors are already distributed. The message tells what to do.
 
     Raises:
-        DTypeMismatch: it is one.
+        DTypeMismatch: the model has such tensors.
     """
     arrays = model.state_dict() if isinstance(model, torch.nn.Module) else model
     values = (
@@ -475,7 +477,7 @@ def _refuse_distributed(model: Any) -> None:
 
 
 def _beat(held: weakref.ref[ShardedServer], closed: threading.Event, every: float) -> None:
-    """An order that asks for nothing, so that the other ranks know that rank 0 is there."""
+    """Send empty orders, so that the other ranks know that rank 0 is alive."""
     while not closed.wait(every):
         if (server := held()) is None:
             return
@@ -483,7 +485,7 @@ def _beat(held: weakref.ref[ShardedServer], closed: threading.Event, every: floa
             with server._lock:
                 if not closed.is_set():
                     server._link.order({"op": "alive"})
-        except Busy:  # it is not idle
+        except Busy:  # rank 0 is not idle
             pass
         except FastaggError:
             return

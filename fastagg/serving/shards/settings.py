@@ -1,4 +1,4 @@
-"""What all ranks of a sharded server must have in common, and what it cannot have."""
+"""The settings that all ranks of a sharded server must share, and those that it cannot have."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from fastagg.serving.server import Server
 
 
 def refuse_unfit(server: Server) -> None:
-    """Refuse what a slice cannot do alone.
+    """Refuse settings that do not work on a slice.
 
     Raises:
-        ConfigError: and why.
+        ConfigError: the server has such a setting; the message tells why.
     """
     staleness = server.staleness
     reasons = [
         (server.device.type != "cpu", "device", "slices lie on the CPU"),
         (server.lease is not None, "lease", "every rank has a clock of its own; use expire(before=...)"),
         (isinstance(server.direction, Echo), "direction", "FedEcho runs the whole model; no rank has it"),
-        (type(server.direction).combine is not Direction.combine, "direction", "one of your own sees a slice alone"),
-        (server.optimizer.has_own_step, "optimizer", "one of your own sees a slice alone"),
+        (type(server.direction).combine is not Direction.combine, "direction", "your own class would see only a slice"),
+        (server.optimizer.has_own_step, "optimizer", "your own class would see only a slice"),
         (getattr(staleness, "sketch", None) is not None, "sketch", "distances are measured; leave it out"),
-        (server._core.policy.looks and not isinstance(staleness, Euclidean), "staleness", "it sees a slice alone"),
+        (server._core.policy.looks and not isinstance(staleness, Euclidean), "staleness", "it would see only a slice"),
     ]  # fmt: skip
     for unfit, setting, why in reasons:
         if unfit:
@@ -34,10 +34,10 @@ def refuse_unfit(server: Server) -> None:
 
 
 def common(all: list[bytes]) -> Any:
-    """What every rank said of its settings, as JSON.
+    """Return the settings that all ranks have reported, as JSON.
 
     Raises:
-        ConfigError: two ranks differ; the setting and both values.
+        ConfigError: two ranks differ. The message has the setting and both values.
     """
     said = [json.loads(one) for one in all]
     first = dict(_flat("", said[0]["settings"]))

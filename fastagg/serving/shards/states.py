@@ -1,4 +1,4 @@
-"""The state of a server on one slice of a model, from those of servers on others: another number of ranks."""
+"""Makes the state of a server on one slice from the states on other slices, for another number of ranks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fastagg.errors import CheckpointError
 from fastagg.storage.cache import FORMATS, SCALE_BLOCK
 
 State = dict[str, Any]
-_BLOCK = native.block  # elements of a block of the scrub
+_BLOCK = native.block  # elements of one block of the scrub
 
 
 class Part(NamedTuple):
-    """A slice's state, and where the slice lies in the whole."""
+    """A slice's state, and the slice's place in the whole model."""
 
     begin: int
     end: int
@@ -25,10 +25,10 @@ class Part(NamedTuple):
 
 
 def overlapping(slices: Sequence[Any], begin: int, end: int) -> list[Any]:
-    """Those of ``slices``, in order, that have something of ``begin`` to ``end``.
+    """Return the slices, in order, that overlap the elements from ``begin`` to ``end``.
 
     Raises:
-        CheckpointError: they leave something out.
+        CheckpointError: the slices leave out some of these elements.
     """
     found = [one for one in slices if one.begin < end and begin < one.end]
     at = begin
@@ -42,10 +42,10 @@ def overlapping(slices: Sequence[Any], begin: int, end: int) -> list[Any]:
 
 
 def slice_of(parts: Sequence[Part], begin: int, end: int) -> State:
-    """The state of the slice from ``begin`` to ``end``, of which ``parts`` have everything between them.
+    """Return the state of the slice from ``begin`` to ``end``. ``parts`` must contain all of its elements.
 
-    What is not a number per element (tasks, versions, weights, who was heard) is the same on all ranks: the first
-    one's is taken.
+    Data that is not per element (tasks, versions, weights, who answered) is the same on all ranks, so the first part's
+    is used.
     """
     if len(parts) == 1 and (parts[0].begin, parts[0].end) == (begin, end):
         return parts[0].state
@@ -74,15 +74,15 @@ def slice_of(parts: Sequence[Part], begin: int, end: int) -> State:
 
 
 class _Cut:
-    """What is cut from all parts along one dimension and joined again."""
+    """Cuts a piece from every part along one dimension and joins the pieces."""
 
     def __init__(self, parts: Sequence[Part], begin: int, end: int) -> None:
         self.parts, self.begin, self.end = parts, begin, end
 
     def joined(self, of: Any, dim: int, per: float = 1.0) -> Any:
-        """``of(state)`` of all parts, with ``per`` entries for an element along ``dim``; None where it is None.
+        """Return ``of(state)`` of all parts joined, with ``per`` entries per element along ``dim``. None if it is None.
 
-        What lies behind a slice's last element, up to a whole block, goes with it: only the model's last slice has any.
+        A slice's padding to a whole block is included. Only the model's last slice has padding.
         """
         found = []
         for part in self.parts:
@@ -108,7 +108,7 @@ class _Cut:
         return held
 
     def scrub(self) -> State:
-        """Blocks that are being added up, counted from the slice's own beginning."""
+        """Return the blocks that the scrub is adding up, counted from the slice's own beginning."""
         found: list[tuple[int, int, Tensor]] = []
         for part in self.parts:
             found += _inside(part, self.begin, self.end)

@@ -1,4 +1,4 @@
-"""Where a sharded server's updates lie: in memory that all ranks of a host share, or delivered to each rank."""
+"""A sharded server's updates: in memory that all ranks of a host share, or delivered to each rank."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from fastagg.serving import admission
 from fastagg.serving.dispatch import Client
 from fastagg.storage.shared import DTYPES, Mapped, SharedVector
 
-Key = tuple[Client, int]  # the task that an update answers: client and version
+Key = tuple[Client, int]  # client and version of the task that an update answers
 Found = tuple[Parsed, Tensor | None]  # an update, and the change of a control variate
 
 
 class Updates:
-    """Of one rank.
+    """The updates of one rank.
 
     Args:
-        rank: whose.
-        whole: the layout of the model.
-        part: that of the rank's slice.
-        bounds: of the slice.
-        one_host: whether all ranks are on one.
+        rank: the rank's number.
+        whole: the layout of the whole model.
+        part: the layout of the rank's slice.
+        bounds: the slice's first element and its end.
+        one_host: whether all ranks are on one host.
     """
 
     def __init__(self, rank: int, whole: Layout, part: Layout, bounds: tuple[int, int], one_host: bool) -> None:
@@ -39,25 +39,26 @@ class Updates:
         """Keep this rank's slice until :meth:`of` asks for it.
 
         Raises:
-            ShapeMismatch, DTypeMismatch, NonFiniteUpdate: it is not of this slice.
+            ShapeMismatch, DTypeMismatch, NonFiniteUpdate: the update does not fit this slice.
         """
         parsed = self.part.parse(update)
         change = None if control is None else admission.control(self.part, control).flat(torch.float32)
         self._held[key] = (parsed, change)
 
     def drop(self, key: Key) -> None:
-        """Let go of what was held."""
+        """Drop a slice that is held."""
         self._held.pop(key, None)
 
     def clear(self) -> None:
-        """Let go of all that is held."""
+        """Drop all slices that are held."""
         self._held.clear()
 
     def place(self, name: str, given: Any) -> list[Any] | None:
-        """Where all ranks find a vector: its path and its type; None if each of them holds its slice.
+        """Return where all ranks find a vector: its path and its type. None if each of them holds its slice.
 
         Raises:
-            ConfigError: the ranks are on several hosts. ShapeMismatch, DTypeMismatch: it is not of this model.
+            ConfigError: the ranks are on several hosts. ShapeMismatch, DTypeMismatch: the vector does not fit this
+                model.
         """
         if given is None:
             return None
@@ -74,10 +75,10 @@ class Updates:
         return [given.path, DTYPES.index(given.dtype)]
 
     def of(self, key: Key, update: list[Any] | None, control: list[Any] | None) -> Found:
-        """This rank's slice of an answer, from what :meth:`place` said.
+        """Return this rank's slice of an answer, from the result of :meth:`place`.
 
         Raises:
-            NotDelivered: it was to be held here, and is not. ShapeMismatch: it is not there.
+            NotDelivered: the slice should be held here, but is not. ShapeMismatch: the shared vector is not there.
         """
         if update is not None:
             return self.part.parse(self._slice(update)), None if control is None else self._slice(control)

@@ -1,1 +1,2 @@
-"""Who holds which samples. ``federated`` is what a run trains on; one file per data set loads it."""
+"""The data sets: which client has which samples. ``federated`` is what a run trains on; one file loads each data
+set."""

@@ -1,7 +1,8 @@
 """CIFAR-10 and CIFAR-100 from a folder: parquet files as they are distributed, or arrays in an .npz file.
 
-Inputs are normalised by the channels' usual mean and deviation (0..1 scale), the same for both data sets as in the
-FADAS program. Training batches are cropped at random from the image padded by 4 black pixels, and flipped.
+Inputs are normalised with the usual mean and deviation of the channels (scale 0..1). Both data sets use the same ones,
+as the FADAS program does. Training batches are padded by 4 black pixels, cropped at random, and half of them are
+mirrored.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ Arrays = tuple[np.ndarray, np.ndarray]  # uint8 images [N, 3, 32, 32], int64 lab
 
 @dataclass(frozen=True)
 class Kind:
-    """Where one of the two data sets lies, and what its labels are called."""
+    """The files of one of the two data sets, and the names of its labels."""
 
     classes: int
     file: str
     folders: tuple[str, ...]
-    columns: tuple[tuple[str, str], ...]  # image and label of a table, as different exports call them
+    columns: tuple[tuple[str, str], ...]  # image and label of a table, by the names that different exports use
 
 
 CIFAR10 = Kind(10, "cifar10.npz", ("cifar10", "cifar10/plain_text"), (("img", "label"), ("image", "label")))
@@ -45,7 +46,7 @@ CIFAR100 = Kind(
 def load_10(folder: Path, clients: int, alpha: float, seed: int, min_samples: int, augment: bool) -> FederatedData:
     """Return CIFAR-10, inputs fp32 [3, 32, 32], split over ``clients`` by Dirichlet(alpha) on the labels.
 
-    DataError when the files are missing, cut off or hold something else.
+    DataError if files are missing, incomplete or have other content.
     """
     return _load(CIFAR10, folder, clients, alpha, seed, min_samples, augment)
 
@@ -56,7 +57,8 @@ def load_100(folder: Path, clients: int, alpha: float, seed: int, min_samples: i
 
 
 def crop_and_flip(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-    """Return ``x`` [B, 3, H, W] each shifted by up to 4 pixels, black where nothing was, half of them mirrored."""
+    """Return ``x`` [B, 3, H, W], each image shifted by up to 4 pixels (new pixels are black), and half of them
+    mirrored."""
     count, channels, height, width = x.shape
     shift = torch.from_numpy(rng.integers(0, 2 * PADDING + 1, (2, count)))
     flip = torch.from_numpy(rng.random(count) < 0.5)
@@ -94,7 +96,7 @@ def _normalise(x: torch.Tensor) -> torch.Tensor:
 
 
 def _find(kind: Kind, folder: Path) -> tuple[Arrays, Arrays]:
-    """Return training and test arrays in the first form that is found."""
+    """Return training and test arrays from the first kind of files that is found."""
     for place in places(folder, *kind.folders):
         if (place / kind.file).is_file():
             return _arrays(kind, place / kind.file)
@@ -134,12 +136,12 @@ def _table(kind: Kind, place: Path, split: str) -> Arrays | None:
 
 
 def _decode(cell: Any, place: Path) -> np.ndarray:
-    from PIL import Image  # matplotlib, which the simulator needs, needs it
+    from PIL import Image  # the simulator needs matplotlib, and matplotlib needs Pillow
 
     try:
         picture = Image.open(io.BytesIO(cell["bytes"])) if isinstance(cell, dict) else cell
         pixels = np.asarray(picture.convert("RGB"))
-    except (OSError, KeyError, TypeError, AttributeError) as error:  # Pillow's own are OSErrors
+    except (OSError, KeyError, TypeError, AttributeError) as error:  # Pillow's own errors are OSErrors
         raise DataError(f"the table in {place} holds an image that cannot be read: {error}") from error
     if pixels.shape != (32, 32, 3):
         raise DataError(f"the table in {place} holds an image of shape {pixels.shape}, expected (32, 32, 3)")

@@ -12,8 +12,7 @@ from fastagg.sim.seeds import integer
 def load(clients: int, alpha: float, seed: int, min_samples: int = 2, test_share: float = 0.2) -> FederatedData:
     """Return the digits, inputs [1, 8, 8], split over ``clients`` by Dirichlet(alpha) on the labels.
 
-    ``test_share`` of every class is kept on the server as the test set. ConfigError when scikit-learn is
-    missing.
+    ``test_share`` of every class stays on the server as the test set. ConfigError if scikit-learn is missing.
     """
     try:
         from sklearn.datasets import load_digits

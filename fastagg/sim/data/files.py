@@ -1,4 +1,4 @@
-"""Small helpers for data that lies in a folder: where it is, and reading tables that ``datasets`` left there."""
+"""Small helpers for data in a folder: finding it, and reading tables that ``datasets`` has saved."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fastagg.errors import ConfigError, DataError
 
 
 def places(folder: Path, *inside: str) -> list[Path]:
-    """Return the folders to look in: ``folder`` itself and those of ``inside`` that it has."""
+    """Return the folders to search: ``folder`` itself, and those of ``inside`` that exist in it."""
     return [folder, *(folder / name for name in inside if (folder / name).is_dir())]
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return a file's bytes. DataError when it cannot be read."""
+    """Return a file's bytes. DataError if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -27,7 +27,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
-    """Return a file's text. DataError when it cannot be read or is not text."""
+    """Return a file's text. DataError if it cannot be read or is not text."""
     try:
         return path.read_text(encoding=encoding)
     except (OSError, UnicodeDecodeError) as error:
@@ -35,23 +35,23 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
 
 
 def labels_in_range(labels: Any, classes: int, path: Path) -> None:
-    """Raise DataError unless there are labels and all are 0..classes-1."""
+    """Raise DataError if there is no label, or a label is not in 0..classes-1."""
     if len(labels) == 0:
         raise DataError(f"{path} holds no samples")
     if min(labels) < 0 or max(labels) >= classes:
         raise DataError(f"{path}: labels must be 0..{classes - 1}, got {min(labels)} to {max(labels)}")
 
 
-# What a split's file may end in, and what ``datasets`` calls the form.
+# The possible endings of a split's file, and the name of the form in ``datasets``.
 FORMS = {"parquet": "parquet", "json": "json", "jsonl": "json", "tsv": "csv", "csv": "csv"}
 
 
 def read_table(folder: Path, split: str, columns: Sequence[str]) -> dict[str, list[Any]] | None:
-    """Return ``columns`` of one split as lists; None when the folder has no such table.
+    """Return ``columns`` of one split as lists; None if the folder has no such table.
 
-    What ``datasets`` reads: what it saved itself (dataset_dict.json), and SPLIT-*.parquet, SPLIT.tsv, SPLIT.json and
-    the like in ``folder`` or its data/. DataError when a file is damaged or lacks a column, ConfigError when the
-    library is not installed.
+    It reads the files that ``datasets`` reads: what it saved itself (dataset_dict.json), and SPLIT-*.parquet,
+    SPLIT.tsv, SPLIT.json and similar in ``folder`` or its data/. DataError if a file is damaged or lacks a column.
+    ConfigError if the library is not installed.
     """
     saved = (folder / "dataset_dict.json").is_file()
     found = [] if saved else _files(folder, split)
@@ -87,7 +87,7 @@ def _files(folder: Path, split: str) -> list[Path]:
 
 def _loaded(datasets: Any, files: Sequence[Path], cache: str) -> Any:
     ending = files[0].suffix[1:]
-    # In a TSV of GLUE's quotes are text, and one file begins with a byte-order mark.
+    # In GLUE's TSV files quotes are part of the text, and one file begins with a byte-order mark.
     tabs = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig"} if ending == "tsv" else {}
     names = [str(file) for file in files]
     return datasets.load_dataset(
@@ -107,7 +107,7 @@ def _datasets() -> Any:
 def read_images(folder: Path, split: str, size: int) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Return the pictures in SPLIT/CLASS/ as uint8 [N, 3, size, size], their classes [N], and the classes' names.
 
-    DataError when there are none or one cannot be read; ConfigError when the library that reads them is not installed.
+    DataError if there are none, or one cannot be read. ConfigError if the library that reads them is not installed.
     """
     if not (folder / split).is_dir():
         raise DataError(f"the data folder {folder} has no {split}/ with a folder of pictures for each class")

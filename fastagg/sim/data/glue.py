@@ -1,4 +1,4 @@
-"""GLUE's RTE, MRPC and SST-2 from a folder; the validation split is the test set, as its labels are public."""
+"""GLUE's RTE, MRPC and SST-2 from a folder. The validation split is the test set, because its labels are public."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.data.files import places, read_table
 from fastagg.sim.data.tokens import Examples, split_texts
 
-# Folder in GLUE's own archive, the columns of its TSV (texts, then the label) and those of exported tables.
+# The folder in GLUE's own archive, the columns of its TSV (texts, then the label), and the columns of exported tables.
 TASKS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "rte": ("RTE", ("sentence1", "sentence2", "label"), ("sentence1", "sentence2", "label")),
     "mrpc": ("MRPC", ("#1 String", "#2 String", "Quality"), ("sentence1", "sentence2", "label")),
@@ -24,7 +24,7 @@ def load(
 ) -> FederatedData:
     """Return ``task`` as tokens int64 [max_length], 2 classes, split by Dirichlet(alpha) on the labels.
 
-    DataError when the files are missing or damaged; ConfigError when transformers is not installed.
+    DataError if files are missing or damaged. ConfigError if transformers is not installed.
     """
     own = TASKS[task][0]
     train, test = (_examples(folder, task, split) for split in ("train", "validation"))
@@ -39,7 +39,7 @@ def load(
 def _examples(folder: Path, task: str, split: str) -> Examples | None:
     own, tsv, columns = TASKS[task]
     for place in places(folder, own, task, f"glue/{own}", f"glue/{task}")[1:]:
-        # GLUE's own archive has TSV files, whose columns are called otherwise, and calls this split dev.
+        # GLUE's own archive has TSV files with other names of columns, and calls this split dev.
         own_name = "train" if split == "train" else "dev"
         archive = (place / f"{own_name}.tsv").is_file()
         wanted = tsv if archive else columns

@@ -15,7 +15,7 @@ UNSIGNED_BYTE = 8
 
 
 def find(folder: Path, name: str) -> Path | None:
-    """Return FOLDER/NAME or FOLDER/NAME.gz, None when neither is there (a dot for the last dash is fine too)."""
+    """Return FOLDER/NAME, FOLDER/NAME.gz, or NAME with ".idx" instead of "-idx". None if none of them exists."""
     head, _, tail = name.rpartition("-idx")
     for candidate in (name, f"{name}.gz", f"{head}.idx{tail}"):
         if (folder / candidate).is_file():
@@ -24,7 +24,7 @@ def find(folder: Path, name: str) -> Path | None:
 
 
 def read(path: Path) -> np.ndarray:
-    """Return the uint8 array in ``path`` (gzip by its ending). DataError when it is damaged or of another type."""
+    """Return the uint8 array in ``path`` (gzip by its ending). DataError if it is damaged or has another type."""
     data = read_bytes(path)
     if path.suffix == ".gz":
         try:

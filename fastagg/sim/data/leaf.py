@@ -2,8 +2,8 @@
 
     {"users": ["f_00000", ...], "num_samples": [8, ...], "user_data": {"f_00000": {"x": [...], "y": [...]}}}
 
-in one or more files. Files in train/ and test/ are used as they are divided; otherwise a random share of every user's
-samples is kept for testing, as AsyncFedED does (10%).
+in one or more files. If there are folders train/ and test/, this division is used. Otherwise a random share of every
+user's samples is kept for testing, as AsyncFedED does (10%).
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ def load_synthetic(folder: Path, clients: int, seed: int, min_samples: int, test
 
 
 def load_femnist(folder: Path, clients: int, seed: int, min_samples: int, test_share: float) -> FederatedData:
-    """Return ``clients`` writers of FEMNIST, inputs [1, 28, 28] as LEAF has them (1 is white), 62 classes."""
+    """Return ``clients`` writers of FEMNIST, inputs [1, 28, 28] as in LEAF (1 is white), 62 classes."""
     return federate(
         read(places(folder, "femnist")), vectors((1, 28, 28), 62), 62, clients, seed, min_samples, test_share
     )
 
 
 def read(folders: list[Path]) -> tuple[dict[str, User], dict[str, User] | None]:
-    """Read the first of ``folders`` with JSON files: the users' samples, and their test samples where divided so.
+    """Read the first of ``folders`` that has JSON files. Return the users' samples, and their test samples if separate.
 
-    DataError when there is no such file or one is not LEAF's JSON.
+    DataError if there is no such file, or one is not LEAF's JSON.
     """
     for folder in folders:
         if list((folder / "train").glob("*.json")) and list((folder / "test").glob("*.json")):
@@ -52,7 +52,7 @@ def read(folders: list[Path]) -> tuple[dict[str, User], dict[str, User] | None]:
 
 
 def vectors(shape: tuple[int, ...], classes: int) -> Convert:
-    """Return a converter of lists of numbers into fp32 inputs of ``shape`` and labels 0..classes-1."""
+    """Return a function that converts lists of numbers to fp32 inputs of ``shape`` and labels 0..classes-1."""
 
     def convert(user: str, samples: User) -> Samples:
         try:
@@ -81,10 +81,10 @@ def federate(
     in_order: bool = False,
     text: Text | None = None,
 ) -> FederatedData:
-    """Draw ``clients`` users with at least ``min_samples`` for training; their test samples together are the test set.
+    """Draw ``clients`` users with at least ``min_samples`` for training. All their test samples form the test set.
 
-    in_order: the test samples are each user's last ones rather than random ones (text, whose neighbours overlap).
-    DataError when there are too few such users.
+    in_order: each user's last samples are the test samples, not random ones (for text, whose neighbours overlap).
+    DataError if there are too few such users.
     """
     users, tests = read
     train_share = 1.0 if tests is not None else 1.0 - test_share

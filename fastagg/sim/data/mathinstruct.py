@@ -1,8 +1,8 @@
-"""MathInstruct to train on and GSM8K to be tested on: questions, and solutions in words (the FedEcho paper, Table 5).
+"""MathInstruct for training and GSM8K for testing: questions, and solutions in words (the FedEcho paper, Table 5).
 
-A sample is the tokens of question and solution, [max_length]; its labels are the next tokens where the solution is to
-be written, and IGNORED elsewhere. The paper gives neither prompt nor lengths: the prompt is the tokenizer's own chat
-template where it has one.
+A sample is the tokens of question and solution, [max_length]. Its labels are the next tokens where the solution is to
+be written, and IGNORED elsewhere. The paper gives neither the prompt nor the lengths. The prompt here is the
+tokenizer's own chat template, if it has one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TEST = ("question", "answer")
 
 @dataclass(frozen=True)
 class Solutions:
-    """Questions with solutions, and from which collection each is; ``where`` they lie, for messages."""
+    """Questions with solutions, and the collection that each is from; ``where``: their file, for messages."""
 
     questions: list[str]
     answers: list[str]
@@ -41,11 +41,11 @@ def load(
 ) -> FederatedData:  # fmt: skip
     """Return ``samples`` of MathInstruct, split by Dirichlet(alpha) on the collections they are from.
 
-    ``queries`` more of its questions are kept out of the training set, without solutions, to distil on: of those with
-    at least ``query_length`` tokens, cut to that, so that no padding is distilled. The test set is GSM8K's, or
-    ``test_samples`` of it, on which solutions of up to ``new_tokens`` are generated.
+    ``queries`` more questions are not trained on; the model is distilled on them, without solutions. They have at least
+    ``query_length`` tokens and are cut to this length, so that no padding is distilled. The test set is GSM8K's, or
+    ``test_samples`` of it. For the test, solutions of up to ``new_tokens`` tokens are generated.
 
-    DataError when files are missing or damaged; ConfigError when transformers is not installed.
+    DataError if files are missing or damaged. ConfigError if transformers is not installed.
     """
     train, test = _mathinstruct(folder), _gsm8k(folder)
     model = find_pretrained(folder, pretrained)
@@ -70,7 +70,7 @@ def load(
 
 
 def _mathinstruct(folder: Path) -> Solutions:
-    for place in places(folder, "MathInstruct", "mathinstruct")[1:]:  # a JSON in the folder itself is LEAF's
+    for place in places(folder, "MathInstruct", "mathinstruct")[1:]:  # a JSON file in the folder itself is LEAF's
         for split in ("MathInstruct", "train"):
             if (table := read_table(place, split, TRAIN)) is not None:
                 return Solutions(table["instruction"], table["output"], table["source"], str(place))
@@ -92,7 +92,8 @@ def _gsm8k(folder: Path) -> Solutions:
 def _queries(
     train: Solutions, order: list[int], tokenizer: Any, count: int, length: int
 ) -> tuple[torch.Tensor, list[int]]:
-    """The first ``count`` questions in ``order`` that are long enough, [count, length]; and the others' numbers."""
+    """Return the first ``count`` questions in ``order`` that are long enough, [count, length], and the other
+    numbers."""
     rows: list[list[int]] = []
     taken = set()
     for i in order:
@@ -112,7 +113,8 @@ def _queries(
 def _encoded(
     given: Solutions, order: list[int], tokenizer: Any, length: int, count: int | None
 ) -> tuple[list[int], Samples]:
-    """The first ``count`` in ``order`` (None: all) whose question leaves room for a solution; and their numbers."""
+    """Return the numbers of the first ``count`` in ``order`` (None: all) that leave room for a solution, and
+    samples."""
     kept: list[int] = []
     x, y = [], []
     for i in order:

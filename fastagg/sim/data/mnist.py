@@ -1,4 +1,4 @@
-"""MNIST from a folder the user has: ``mnist.npz``, the file Keras distributes, or the four original IDX files."""
+"""MNIST from a folder: ``mnist.npz``, the file that Keras distributes, or the four original IDX files."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ IDX = {
 def load(folder: Path, clients: int, alpha: float, seed: int, min_samples: int = 2) -> FederatedData:
     """Return MNIST, inputs [1, 28, 28], split over ``clients`` by Dirichlet(alpha) on the labels.
 
-    ``folder`` holds mnist.npz or a folder mnist/ with it; the file has uint8 images x_train [N, 28, 28] and
-    x_test [M, 28, 28] and labels 0..9 y_train [N] and y_test [M]. Or it holds the IDX files, gzipped or not. DataError
-    when they are missing or otherwise.
+    ``folder`` has mnist.npz, or a folder mnist/ with it. The file has uint8 images x_train [N, 28, 28] and x_test [M,
+    28, 28], and labels 0..9 y_train [N] and y_test [M]. Or ``folder`` has the IDX files, gzipped or not. DataError if
+    files are missing or have another form.
     """
     path, arrays = _arrays(folder)
     _check(path, arrays)
@@ -35,7 +35,7 @@ def load(folder: Path, clients: int, alpha: float, seed: int, min_samples: int =
 
 
 def _arrays(folder: Path) -> tuple[Path, dict[str, np.ndarray]]:
-    """Find the files of either kind; return where they are and their arrays by npz.KEYS."""
+    """Find either kind of files. Return where they are and their arrays by npz.KEYS."""
     if not folder.is_dir():
         raise DataError(f"the data folder {folder} does not exist: expected a folder with {FILE} or IDX files")
     for place in places(folder, "mnist", "MNIST/raw"):

@@ -17,7 +17,7 @@ def load(
 ) -> FederatedData:
     """Return the messages as tokens int64 [max_length], 20 classes, split by Dirichlet(alpha) on the groups.
 
-    DataError when the files are missing or damaged; ConfigError when transformers is not installed.
+    DataError if files are missing or damaged. ConfigError if transformers is not installed.
     """
     train, test = (_examples(folder, split) for split in ("train", "test"))
     if train is None or test is None:
@@ -45,6 +45,6 @@ def _from_folder(folder: Path) -> Examples:
     groups = [entry for entry in folder.iterdir() if entry.is_dir()]
     if len(groups) != CLASSES:
         raise DataError(f"{folder} has {len(groups)} groups, expected {CLASSES}")
-    # latin-1 reads every byte: the messages predate UTF-8.
+    # latin-1 can decode every byte. The messages are older than UTF-8.
     bunch = load_files(str(folder), encoding="latin-1", shuffle=False)
     return Examples([list(bunch.data)], [int(label) for label in bunch.target], str(folder))

@@ -1,4 +1,4 @@
-"""Data of one's own as arrays: an ``.npz`` file with ``x_train``, ``y_train``, ``x_test`` and ``y_test``."""
+"""Your own data as arrays: an ``.npz`` file with ``x_train``, ``y_train``, ``x_test`` and ``y_test``."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def load(
 ) -> FederatedData:
     """Return the file's samples, split over ``clients`` by Dirichlet(alpha) on the labels.
 
-    ``file`` lies in ``folder``, or in the folder there that has its name without the ending. Inputs [N, ...] are
-    standardised, all numbers together; images are [N, height, width] or [N, height, width, channels], and ``pool`` x
-    ``pool`` of their pixels are averaged. Labels are whole numbers from 0 up. DataError when anything is otherwise.
+    ``file`` is in ``folder``, or in a subfolder with the file's name without its ending. Inputs [N, ...] are
+    standardised with one mean and deviation for all numbers. Images are [N, height, width] or [N, height, width,
+    channels]; ``pool`` x ``pool`` of their pixels are averaged. Labels are whole numbers from 0 up. DataError if the
+    file has another form.
     """
     path = find(folder, file)
     train, test = _samples(path, path.stat().st_mtime_ns, pool)
@@ -33,7 +34,7 @@ def load(
 
 @lru_cache(maxsize=1)
 def _samples(path: Path, changed: int, pool: int) -> tuple[Samples, Samples]:
-    """Read the file once for all runs of a comparison, as long as it was not ``changed``."""
+    """Read the file once for all runs of a comparison, as long as its time ``changed`` stays the same."""
     arrays = read(path)
     x_train, x_test = (_pooled(_channels_first(arrays[key]), pool, path) for key in ("x_train", "x_test"))
     return samples(x_train, x_test, arrays["y_train"], arrays["y_test"])
@@ -51,7 +52,7 @@ def samples(
 
 
 def split(train: Samples, test: Samples, clients: int, alpha: float, seed: int, min_samples: int) -> FederatedData:
-    """Split the training set by label, of which there are as many classes as it has."""
+    """Split the training set by label. It determines the number of classes."""
     return split_by_label(
         train,
         test,
@@ -64,7 +65,7 @@ def split(train: Samples, test: Samples, clients: int, alpha: float, seed: int, 
 
 
 def find(folder: Path, file: str) -> Path:
-    """Return where ``file`` lies. DataError when it is not there."""
+    """Return where ``file`` is. DataError if it is not there."""
     for place in places(folder, Path(file).stem):
         if (place / file).is_file():
             return place / file
@@ -72,7 +73,7 @@ def find(folder: Path, file: str) -> Path:
 
 
 def read(path: Path) -> Arrays:
-    """Return the file's arrays by KEYS, checked. DataError naming the file and the array."""
+    """Return the file's checked arrays by KEYS. DataError names the file and the array."""
     try:
         with np.load(path, allow_pickle=False) as file:
             if missing := [key for key in KEYS if key not in file]:

@@ -1,4 +1,4 @@
-"""Data of one's own: what a function returns or a program passes, checked; and folders of pictures."""
+"""Your own data: what a function returns or a program passes, checked; and folders of pictures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def load_images(folder: Path, clients: int, alpha: float, seed: int, min_samples
 def check(data: Any, where: str) -> None:
     """Raise DataError, beginning with ``where``, unless ``data`` is a federation that can be trained on.
 
-    One shape and type of inputs, fp32 or tokens, all finite; as many labels as inputs, int64 from 0 to classes - 1.
+    All inputs must have one shape and type, fp32 or tokens, and be finite. There must be as many labels as inputs, and
+    labels must be int64 from 0 to classes - 1.
     """
     if not isinstance(data, FederatedData):
         raise DataError(f"{where}: expected a FederatedData, got a {type(data).__name__}")

@@ -1,7 +1,7 @@
-"""The ``data`` section of a recipe, one class per data set; ``SECTIONS`` is all of them by name.
+"""The ``data`` section of a recipe, one class per data set. ``SECTIONS`` has all of them by name.
 
-Every field but ``name`` and ``dir`` is a keyword of the data set's ``load``; build.py passes them on. ``needs`` says
-which files lie where in the folder ``dir`` (--data-dir), and is empty for data that is always there.
+Every field except ``name`` and ``dir`` is a keyword of the data set's ``load``; build.py passes them on. ``needs``
+names the files that must be in the folder ``dir`` (--data-dir). It is empty for data that needs no files.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Synthetic(DataSection):
 
 
 class SyntheticLeaf(FromFolder):
-    """Synthetic(alpha, beta) as its authors' program wrote it."""
+    """Synthetic(alpha, beta) from files that its authors' program wrote."""
 
     needs: ClassVar[str] = "LEAF JSON: *.json, or train/*.json and test/*.json"
     name: Literal["synthetic-leaf"]
@@ -65,7 +65,7 @@ class Mnist(FromFolder):
 
 
 class Npz(FromFolder):
-    """Arrays of one's own, Dirichlet(alpha) over labels; ``pool`` x ``pool`` pixels are averaged."""
+    """Your own arrays, Dirichlet(alpha) over labels; ``pool`` x ``pool`` pixels are averaged."""
 
     needs: ClassVar[str] = "an .npz file (data.file) with x_train, y_train, x_test and y_test"
     name: Literal["npz"]
@@ -77,7 +77,7 @@ class Npz(FromFolder):
 
 
 class ImageFolder(FromFolder):
-    """Pictures of one's own in train/CLASS/ and test/CLASS/, Dirichlet(alpha) over the classes."""
+    """Your own pictures in train/CLASS/ and test/CLASS/, Dirichlet(alpha) over the classes."""
 
     needs: ClassVar[str] = "train/CLASS/*.png and test/CLASS/*.png (or jpg, ...)"
     name: Literal["imagefolder"]
@@ -88,8 +88,8 @@ class ImageFolder(FromFolder):
 
 
 class Function(DataSection):
-    """A federation of one's own: ``call`` is "module:function", called with clients, seed, dir where there is one, and
-    ``keywords``; it returns a FederatedData. In a recipe: name = "module:function"."""
+    """Your own federation: ``call`` is "module:function". The function is called with clients, seed, dir (if there is
+    one) and ``keywords``, and returns a FederatedData. In a recipe: name = "module:function"."""
 
     name: Literal["function"]
     clients: PositiveInt = 50
@@ -99,7 +99,7 @@ class Function(DataSection):
 
 
 class Given(DataSection):
-    """What a program passes as ``fastagg.sim.run(config, data=...)``."""
+    """The data that a program passes as ``fastagg.sim.run(config, data=...)``."""
 
     name: Literal["given"]
     clients: PositiveInt
@@ -109,7 +109,7 @@ class Cifar(FromFolder):
     clients: PositiveInt = 50
     alpha: PositiveFloat = 0.3
     min_samples: PositiveInt = 2
-    augment: bool = True  # crop 32 with padding 4, and flip
+    augment: bool = True  # crop 32 after padding by 4, and flip
 
 
 class Cifar10(Cifar):
@@ -137,7 +137,7 @@ class Femnist(FromFolder):
 
 
 class Shakespeare(FromFolder):
-    """Shakespeare by role, next character after ``length``; ``clients`` roles are drawn."""
+    """Shakespeare by role; predicts the next character after ``length``. ``clients`` roles are drawn."""
 
     needs: ClassVar[str] = "LEAF JSON (*.json, or train/ and test/) or *.txt with NAME: lines; there or in shakespeare/"
     name: Literal["shakespeare"]
@@ -148,7 +148,7 @@ class Shakespeare(FromFolder):
 
 
 class Text(FromFolder):
-    """``pretrained``: a folder saved by transformers, tokenizer and model; a path, or a name inside ``dir``."""
+    """``pretrained``: a folder with tokenizer and model, saved by transformers; a path, or a name inside ``dir``."""
 
     clients: PositiveInt = 10
     alpha: PositiveFloat = 0.6
@@ -180,7 +180,7 @@ class Newsgroups(Text):
 
 
 class MathInstruct(FromFolder):
-    """MathInstruct by the collections its questions are from, tested on GSM8K; see mathinstruct.load for the keys."""
+    """MathInstruct, split by the collections of its questions, tested on GSM8K; mathinstruct.load explains the keys."""
 
     needs: ClassVar[str] = (
         "MathInstruct/MathInstruct.json and gsm8k/test.jsonl (or saved by datasets, or parquet, in the same folders), "
@@ -216,7 +216,7 @@ SECTIONS: dict[str, type[DataSection]] = {
     "function": Function,
     "given": Given,
 }
-# The same for pydantic and mypy, which want the classes spelt out.
+# The same classes written out, for pydantic and mypy.
 AnyData = (
     Digits | Synthetic | SyntheticLeaf | Mnist | Cifar10 | Cifar100
     | Femnist | Shakespeare | Glue | Newsgroups | MathInstruct | Npz | ImageFolder | Function | Given
@@ -224,6 +224,6 @@ AnyData = (
 
 
 def named_function(values: Any) -> Any:
-    """Write a section's name "module:function" as name "function" with the key ``call``."""
+    """Convert a section's name "module:function" to name "function" with the key ``call``."""
     name = values.get("name") if isinstance(values, dict) else None
     return {**values, "name": "function", "call": name} if isinstance(name, str) and ":" in name else values

@@ -1,9 +1,9 @@
-"""Shakespeare by role: the next character after ``length`` characters, one client for each role.
+"""Shakespeare by role: predicts the next character after ``length`` characters. Every role is a client.
 
-Read from LEAF's JSON, or from plays in plain text, where a line "NAME:" says who speaks until the next empty line.
-There a role's speeches are joined with line breaks, every position with ``length`` characters before it is a sample,
-and the last tenth (test_share) of the characters is for testing, so no test character is trained on.
-Tokens are the characters of the files in their sorted order, after one for padding and unknown characters.
+It reads LEAF's JSON, or plays in plain text. In plays a line "NAME:" names the speaker until the next empty line. A
+role's speeches are joined with line breaks. Every position with ``length`` characters before it is a sample. The last
+tenth (test_share) of the characters is for testing, so no test character is trained on. A token is the place of a
+character among the files' sorted characters, plus one. Token 0 is for padding and unknown characters.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ SPEAKER = re.compile(r"^([A-Z][^\n:]{0,60}):[ \t]*$", re.MULTILINE)
 def load(
     folder: Path, clients: int, seed: int, min_samples: int = 2, test_share: float = 0.1, length: int = 80
 ) -> FederatedData:
-    """Return ``clients`` roles: inputs int32 [length], tokens; labels are the next character's token.
+    """Return ``clients`` roles. Inputs are tokens, int32 [length]; a label is the next character's token.
 
-    DataError when there are no such files or too few roles with ``min_samples`` samples.
+    DataError if there are no such files, or too few roles with ``min_samples`` samples.
     """
     found = places(folder, "shakespeare", "leaf_shakespeare")
     for place in found:
@@ -49,7 +49,7 @@ def roles(text: str) -> dict[str, str]:
 
 
 class Alphabet:
-    """Characters to tokens: 1 for the first of the sorted characters, 0 for padding and all others."""
+    """Converts characters to tokens: the first of the sorted characters is 1; 0 is for padding and all others."""
 
     def __init__(self, characters: set[str]) -> None:
         self._tokens = {character: token for token, character in enumerate(sorted(characters), start=1)}
@@ -87,7 +87,7 @@ def _from_plays(
     spoken = roles("\n".join(read_text(path) for path in texts))
     alphabet = Alphabet(set().union(*spoken.values()))
     cuts = {name: int((1 - test_share) * len(text)) for name, text in spoken.items()}
-    # Both parts have to be longer than one input for both to hold a sample.
+    # Each of the two parts must be longer than one input. Otherwise it would have no sample.
     enough = sorted(
         name for name, text in spoken.items() if cuts[name] >= length + min_samples and len(text) - cuts[name] > length
     )

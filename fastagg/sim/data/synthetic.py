@@ -5,11 +5,11 @@
     inputs  B_k ~ N(0, beta);   v_k ~ N(B_k, 1)^60;   x ~ N(v_k, diag(j^-1.2)), j = 1..60
     labels  y = argmax(x W_k + b_k)
 
-u_k adds the same u_k * (1 + sum of x) to all ten scores, so alpha never changes a label: what differs between
-clients' models is the unit noise of W_k and b_k. It is drawn all the same, as the generator says.
+u_k adds the same number u_k * (1 + sum of x) to all ten scores, so alpha never changes a label. Only the unit noise of
+W_k and b_k makes clients' models different. u_k is drawn nevertheless, because the generator defines it.
 
-As in its authors' program ``alpha`` and ``beta`` are the deviations of u_k and B_k. 90% of each client's
-samples are for training; the others of all clients together are the test set.
+As in its authors' program, ``alpha`` and ``beta`` are the deviations of u_k and B_k. 90% of each client's samples are
+for training. The other samples of all clients form the test set.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def load(clients: int, alpha: float, beta: float, seed: int) -> FederatedData:
     for client in range(clients):
         x, y = client_samples(alpha, beta, client, seed)
         inputs, labels = torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.int64))
-        # The samples are independent draws, so the first 90% are as good as a shuffled 90%.
+        # The samples are independent draws, so the first 90% need no shuffling.
         cut = int(TRAIN_SHARE * len(y))
         train.append(Samples(inputs[:cut], labels[:cut]))
         test.append(Samples(inputs[cut:], labels[cut:]))

@@ -1,4 +1,4 @@
-"""From texts to tokens, with the tokenizer that lies beside a pretrained model (transformers)."""
+"""Converts texts to tokens, with the tokenizer in a pretrained model's folder (transformers)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastagg.sim.data.files import labels_in_range
 
 @dataclass(frozen=True)
 class Examples:
-    """Labelled texts: one list, or two of equal length for pairs; ``where`` they come from, for messages."""
+    """Labelled texts: one list, or two of equal length for pairs; ``where``: their source, for messages."""
 
     texts: list[list[str]]
     labels: list[int]
@@ -53,7 +53,7 @@ def split_texts(
 
 
 def find_pretrained(folder: Path, name: str) -> Path:
-    """Return the folder of the model: a path, or a name inside the data folder. DataError when it is not there."""
+    """Return the model's folder, given as a path or as a name inside the data folder. DataError if it is not there."""
     for place in (folder / name, Path(name).expanduser()):
         if (place / "config.json").is_file():
             return place
@@ -64,7 +64,7 @@ def find_pretrained(folder: Path, name: str) -> Path:
 
 
 def load_tokenizer(model: Path) -> Any:
-    """Return the tokenizer in a model's folder. ConfigError without transformers, DataError when it is not readable."""
+    """Return the tokenizer in a model's folder. ConfigError without transformers, DataError if it is not readable."""
     try:
         from transformers import AutoTokenizer
     except ImportError:

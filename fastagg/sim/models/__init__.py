@@ -30,7 +30,7 @@ PRETRAINED = ("transformer", "causal-lm")
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Let torch draw weights from ``seed``, its generator left alone."""
+    """Let torch draw weights from ``seed``. Its global generator does not change."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(integer(seed, "model"))
         yield
@@ -48,12 +48,11 @@ def build(
     lora_alpha: float = 8.0,
     norm: str = "batch",
 ) -> nn.Module:
-    """Return model ``name`` with weights from ``seed``, torch's generator left alone.
+    """Return model ``name`` with weights from ``seed``. Torch's global generator does not change.
 
-    widths: hidden layers of the MLP, channels of the CNNs, embedding and hidden size of the LSTM. ``text`` is what
-    the data says about its tokens, for "lstm", "transformer" and "causal-lm"; lora_rank and lora_alpha are for the
-    latter two.
-    ConfigError on another name, or where the model does not go with the data.
+    widths: hidden layers of the MLP, channels of the CNNs, embedding and hidden size of the LSTM. ``text`` describes
+    the data's tokens, for "lstm", "transformer" and "causal-lm". lora_rank and lora_alpha are for the last two.
+    ConfigError if the name is unknown, or the model cannot be used with the data.
     """
     if norm != "batch" and name != "cnn":
         raise ConfigError(f"model.norm is for the model cnn, got {name!r}")
@@ -69,7 +68,7 @@ def build(
         if text is None:
             raise ConfigError(f"model {name!r} needs text, the data's inputs are {tuple(shape)}")
         if text.writes != (name == "causal-lm"):
-            raise ConfigError(f"model {name!r} does not go with this data: causal-lm and mathinstruct belong together")
+            raise ConfigError(f"model {name!r} does not fit this data: causal-lm and mathinstruct need each other")
         if name == "lstm":
             from fastagg.sim.models.lstm import NextCharacter
 

@@ -1,4 +1,4 @@
-"""Small classifiers of images (the MLP: of anything with a fixed shape)."""
+"""Small classifiers of images. The MLP takes data of any fixed shape."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastagg.errors import ConfigError
 
 
 def mlp(shape: Sequence[int], classes: int, hidden: Sequence[int] = (64,)) -> nn.Module:
-    """Fully connected with ReLU; no hidden layer at all is logistic regression."""
+    """Fully connected with ReLU. Without hidden layers it is logistic regression."""
     widths = [math.prod(shape), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise(widths):
@@ -21,7 +21,7 @@ def mlp(shape: Sequence[int], classes: int, hidden: Sequence[int] = (64,)) -> nn
 
 
 def cnn(shape: Sequence[int], classes: int, channels: Sequence[int] = (16, 32), norm: str = "batch") -> nn.Module:
-    """3x3 convolutions, normalised, with ReLU, each after the first halving the image; a linear layer.
+    """3x3 convolutions with normalisation and ReLU, each but the first halves the image; then a linear layer.
 
     norm: ``batch``, ``group`` (groups of eight channels) or ``none``.
     """
@@ -48,7 +48,7 @@ def _norm(norm: str, channels: int) -> list[nn.Module]:
 def femnist_cnn(shape: Sequence[int], classes: int, channels: Sequence[int] = (32, 64)) -> nn.Module:
     """Two 3x3 convolutions, one 2x2 max-pooling, one linear layer: AsyncFedED's network for FEMNIST (B.1).
 
-    The paper gives the layers and not their sizes; the channels are this package's choice.
+    The paper gives the layers but not their sizes. This package chose the channels.
     """
     depth, height, width = image_shape("femnist-cnn", shape)
     first, second = exactly("femnist-cnn", channels, 2)
@@ -79,7 +79,7 @@ def cifar_cnn(shape: Sequence[int], classes: int, widths: Sequence[int] = (64, 6
 
 
 def image_shape(name: str, shape: Sequence[int]) -> tuple[int, int, int]:
-    """Return ``shape`` if it is an image's. ConfigError otherwise, naming the model."""
+    """Return ``shape`` if it is an image's. Otherwise ConfigError with the model's name."""
     if len(shape) != 3:
         raise ConfigError(
             f"model {name!r} needs images [channels, height, width], the data's inputs are {tuple(shape)}"
@@ -88,7 +88,7 @@ def image_shape(name: str, shape: Sequence[int]) -> tuple[int, int, int]:
 
 
 def exactly(name: str, widths: Sequence[int], count: int) -> Sequence[int]:
-    """Return ``widths`` if there are ``count``. ConfigError otherwise, naming the model."""
+    """Return ``widths`` if there are ``count``. Otherwise ConfigError with the model's name."""
     if len(widths) != count:
         raise ConfigError(f"model {name!r} takes {count} widths, got {list(widths)}")
     return widths

@@ -1,4 +1,4 @@
-"""Next character: an embedding, two LSTM layers, a linear layer on the last output (the AsyncFedED paper, B.1)."""
+"""Predicts the next character: an embedding, two LSTM layers, a linear layer on the last output (AsyncFedED, B.1)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastagg.sim.models.images import exactly
 
 
 class NextCharacter(nn.Module):
-    """Tokens [batch, length] to logits [batch, classes] of what comes next.
+    """Tokens [batch, length] to logits [batch, classes] of the next character.
 
     ``widths``: sizes of the embedding and of the hidden state, 8 and 256 as in McMahan et al. 2017.
     """

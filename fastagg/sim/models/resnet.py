@@ -11,7 +11,7 @@ from fastagg.sim.models.images import exactly, image_shape
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions around a shortcut, which is a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions with a shortcut around them. If the shape changes, the shortcut is a 1x1 convolution."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()

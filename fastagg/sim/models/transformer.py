@@ -1,6 +1,6 @@
 """Pretrained classifiers (BERT, ...) and writers (Qwen, ...) through transformers, with adapters through peft.
 
-Dropout is what the model's own configuration says; adapters have none.
+The model's own configuration sets the dropout. Adapters have none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fastagg.sim.data.federated import Text
 
 
 class Classifier(nn.Module):
-    """A transformers model that takes tokens [batch, length] alone and returns logits [batch, classes]."""
+    """A transformers model that takes only tokens [batch, length] and returns logits [batch, classes]."""
 
     def __init__(self, model: nn.Module, padding: int | None) -> None:
         super().__init__()
@@ -36,11 +36,12 @@ class Writer(nn.Module):
         self._padding = padding
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        # Causal attention never looks at what comes after, and padding comes last: no mask.
+        # No mask is needed: causal attention ignores later tokens, and padding comes last.
         return self.model(input_ids=tokens, use_cache=False).logits
 
     def generate(self, tokens: torch.Tensor, mask: torch.Tensor, most: int) -> torch.Tensor:
-        """``tokens`` [batch, length], padded on the left, and up to ``most`` more, each the likeliest."""
+        """Return ``tokens`` [batch, length], padded on the left, followed by up to ``most`` tokens, each the
+        likeliest."""
         model: Any = self.model
         return model.generate(
             input_ids=tokens, attention_mask=mask, max_new_tokens=most, do_sample=False, pad_token_id=self._padding
@@ -48,20 +49,20 @@ class Writer(nn.Module):
 
 
 class TrainableOnly(nn.Module):
-    """Only what trains of ``model`` is a parameter here; the frozen rest is kept aside.
+    """A model of which only the trainable parameters are visible. The frozen ones are kept separately.
 
-    So only adapters travel, are aggregated and stored; the frozen weights are never copied.
+    So only adapters are sent, aggregated and stored. The frozen weights are never copied.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self._model = [model]  # in a list, which nn.Module does not look into
+        self._model = [model]  # in a list, so that nn.Module does not find it
         self._names = [name for name, p in model.named_parameters() if p.requires_grad]
         for name in self._names:
             self.register_parameter(_flat(name), model.get_parameter(name))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        # The registered ones are handed in by name, so that torch.func can put others in their place.
+        # The registered parameters are passed by name, so that torch.func can replace them.
         own = {name: getattr(self, _flat(name)) for name in self._names}
         return torch.func.functional_call(self._model[0], own, (tokens,))
 
@@ -70,7 +71,7 @@ class TrainableOnly(nn.Module):
         return own.generate(tokens, mask, most)
 
     def _apply(self, fn: Any, recurse: bool = True) -> TrainableOnly:
-        # What moves or converts a module: the frozen rest goes along.
+        # Operations that move or convert the module also move or convert the frozen part.
         self._model[0]._apply(fn)
         return super()._apply(fn, recurse)
 
@@ -82,8 +83,8 @@ class TrainableOnly(nn.Module):
 def classifier(text: Text, classes: int, lora_rank: int | None, lora_alpha: float) -> nn.Module:
     """Load the pretrained model that the data is tokenised for, with a new head of ``classes``.
 
-    With ``lora_rank`` the weights are frozen, and low-rank adapters in the attention and the head train. ConfigError
-    when transformers (or peft) is not installed, DataError when the model cannot be read.
+    With ``lora_rank`` the weights are frozen, and only the head and low-rank adapters in the attention train.
+    ConfigError if transformers (or peft) is not installed. DataError if the model cannot be read.
     """
     model = _load(text, "transformer", "AutoModelForSequenceClassification", num_labels=classes)
     if lora_rank is None:
@@ -92,7 +93,7 @@ def classifier(text: Text, classes: int, lora_rank: int | None, lora_alpha: floa
 
 
 def writer(text: Text, lora_rank: int | None, lora_alpha: float) -> nn.Module:
-    """Load the pretrained model that the data is tokenised for, its head included; otherwise as ``classifier``."""
+    """Load the pretrained model that the data is tokenised for, with its own head; otherwise as ``classifier``."""
     model = _load(text, "causal-lm", "AutoModelForCausalLM")
     if lora_rank is None:
         return Writer(model, text.padding)
@@ -107,14 +108,14 @@ def _load(text: Text, name: str, kind: str, **settings: Any) -> Any:
         from transformers.utils import logging
     except ImportError:
         raise ConfigError(f'model "{name}" needs transformers: pip install "fastagg[nlp]"') from None
-    # Its progress bar and its note that the head is new (which is the point) would lie across ours.
+    # Its progress bar, and its note that the head is new (which is intended), would disturb this program's output.
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
         return getattr(transformers, kind).from_pretrained(
             str(text.pretrained), local_files_only=True, dtype=torch.float32, **settings
         )
-    except Exception as error:  # torch, safetensors and transformers raise each its own
+    except Exception as error:  # torch, safetensors and transformers raise different errors
         raise DataError(f"no readable model in {text.pretrained}: {error}") from error
 
 
@@ -131,5 +132,5 @@ def _with_adapters(model: Any, task: str, rank: int, alpha: float) -> nn.Module:
 
 
 def _flat(name: str) -> str:
-    # Parameter names must not hold dots.
+    # Parameter names must not contain dots.
     return name.replace(".", "__")
