@@ -1,7 +1,9 @@
-"""Long runs of tests/serving/test_power.py and test_killed.py, which take seconds as tests.
+"""Long runs of what takes seconds as a test. Each prints its progress, and ends with an error if a promise is broken.
 
-python .ci/power.py power 100000    power is lost this often
-python .ci/power.py kill 10000      kill -9 this often
+python .ci/power.py power 100000      power is lost this often (tests/serving/test_power.py)
+python .ci/power.py kill 10000        kill -9 this often (tests/serving/test_killed.py)
+python .ci/power.py arrivals 10000000 so many arrivals at a server with a folder: memory and folder stay as large
+python .ci/power.py silent 1000000    so many clients, most of which never answer, at a server with a folder and leases
 """
 
 from __future__ import annotations
@@ -15,8 +17,60 @@ TESTS = Path(__file__).resolve().parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "serving")]
 
 
+def resident() -> int:
+    """Bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def flat(what: str, count: int) -> None:
+    """Arrivals, or clients that are silent: what memory and folder take may not grow after a fifth."""
+    import torch
+
+    import fastagg
+
+    torch.set_num_threads(1)
+    size, begun, first, most = 64, time.monotonic(), 0, 0
+    update = torch.full((size,), 1e-6)
+
+    def make() -> fastagg.Server:
+        if what == "arrivals":
+            return fastagg.FADAS(torch.zeros(size), buffer_size=5)
+        return fastagg.FedAsync(torch.zeros(size), lease=0.5, max_open_per_client=1)
+
+    with tempfile.TemporaryDirectory() as folder:
+        with fastagg.open(folder, make, durability="none", checkpoint_every=1 << 26) as server:
+            for done in range(1, count + 1):
+                if what == "arrivals":
+                    client: int | str = done % 1000
+                    server.dispatch(client)
+                    server.receive(client, update)
+                else:
+                    client = f"client {done}"
+                    server.dispatch(client)
+                    if done % 100 == 0:
+                        server.receive(client, update)
+                if done % (count // 20) == 0:
+                    on_disk = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+                    clients = server.memory()["clients"]
+                    held = f"{resident() / 1e6:.0f} MB of memory ({clients / 1e6:.1f} of them for clients)"
+                    took = f"{time.monotonic() - begun:.0f} s"
+                    print(f"{what}: {done}, {held}, {on_disk / 1e6:.0f} MB of folder, {took}", flush=True)
+                    most = max(most, resident())
+                    if done == count // 20 * 4:
+                        first = most
+            if most > first + (16 << 20):
+                raise SystemExit(f"memory grew from {first} to {most} bytes")
+            version = server.version
+        again = time.monotonic()
+        with fastagg.open(folder, make) as server:
+            assert server.version == version
+        print(f"{what}: recovered version {version} in {time.monotonic() - again:.1f} s", flush=True)
+
+
 def main(what: str, count: int) -> None:
     """Run one of them, and report the progress after every part."""
+    if what in ("arrivals", "silent"):
+        return flat(what, count)
     from test_killed import NAMES, kill
     from test_power import crashes
 
