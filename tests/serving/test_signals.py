@@ -129,6 +129,22 @@ def interrupted_when(arrived: Callable[[], bool]) -> Iterator[None]:
         watcher.join()
 
 
+def test_a_server_whose_rows_are_on_a_disk(tmp_path: Path) -> None:
+    """Six clients' rows, and memory for four: most arrivals wait for the disk."""
+    cache = fastagg.Tiered("fp32", memory=4 * 4096, path=tmp_path)
+    server = fastagg.ACE(torch.zeros(8), lr=1.0, num_clients=6, cache=cache, warmup="partial")
+    update, turn = -torch.ones(8), iter(range(10**9))
+
+    def call() -> None:
+        client = next(turn) % 6
+        server.dispatch(client)
+        server.receive(client, update)
+
+    assert cut_often(call, lambda: whole(server, server._lock)) > 20
+    assert server.version > 20
+    assert torch.equal(server._core.state.sum, torch.full((8,), -6.0)), "every row is in the sum once"
+
+
 class Blocked(LossyDisk):
     """Its syncs wait until somebody lets them."""
 
