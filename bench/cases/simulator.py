@@ -16,7 +16,7 @@ import torch
 from problem import Built, Candidate, Case, Problem
 from torch import nn
 
-UPLOADS = 200
+UPLOADS = 1000  # a run of the small tables
 # the loss of ten equal guesses; both losses must be lower, because a loop that does not train is not a peer
 UNTRAINED = 2.303
 MODELS = (
