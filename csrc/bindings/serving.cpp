@@ -286,6 +286,7 @@ void bind_serving(py::module_& to) {
       .def_property_readonly("is_open", &Tiers::is_open)
       .def_property_readonly("frames", &Tiers::frames)
       .def_property_readonly("scales_at", &Tiers::scales_at)
+      .def_readonly_static("window", &Tiers::kWindow)
       .def_property_readonly("nbytes_on_disk", &Tiers::nbytes_on_disk)
       .def_static("stride", [](const std::string& format, int64_t size) {
         return Tiers::stride_of(named(format, RowFormats{}, "tiers"), size);

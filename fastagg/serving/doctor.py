@@ -9,7 +9,7 @@ from typing import Any
 from fastagg.errors import CheckpointError
 from fastagg.serving import checkpoint, records
 from fastagg.serving.folder import Walk, contents
-from fastagg.storage import raw, trees
+from fastagg.storage import raw, tiered, trees
 from fastagg.storage.disk import Disk
 
 
@@ -31,7 +31,9 @@ def examine(path: Path) -> dict[str, Any]:
 def _file(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"path": str(path), "kind": "file", "bytes": path.stat().st_size, "problems": []}
     try:
-        found |= _summary(checkpoint.read(path))
+        state = checkpoint.read(path)
+        found |= _summary(state)
+        found["problems"] += _rows(state)
     except CheckpointError as error:
         found["problems"].append(str(error))
     return {**found, "healthy": not found["problems"]}
@@ -47,8 +49,13 @@ def _folder(path: Path) -> dict[str, Any]:
         one: dict[str, Any] = {"name": place.name, "sequence": sequence, "healthy": True}
         try:
             manifest = trees.read_manifest(disk, place)
-            one |= _summary(trees.read(disk, place, manifest))
-            whole, known = sequence, {int(number): told for number, told in manifest["uploads"].items()}
+            state = trees.read(disk, place, manifest)
+            one |= _summary(state)
+            wrong = _rows(state)
+            problems += wrong
+            one["healthy"] = not wrong
+            if not wrong:
+                whole, known = sequence, {int(number): told for number, told in manifest["uploads"].items()}
         except CheckpointError as error:
             one["healthy"] = False
             problems.append(str(error))
@@ -100,6 +107,14 @@ def _check_upload(walk: Walk, blob: tuple[int, int, int, int]) -> None:
         walk.disk.close(file)
     if len(view) != nbytes or raw.crc32c([view]) != crc:
         raise CheckpointError(f"{path}: the upload is damaged")
+
+
+def _rows(state: dict[str, Any]) -> list[str]:
+    """What is wrong with the rows on a disk that a checkpoint refers to, if it does."""
+    cache = state["config"]["direction"].get("cache")
+    if not isinstance(cache, dict):
+        return []
+    return tiered.problems(tiered.Tiered(**cache), state["flat"].numel(), state["direction"]["cache"])
 
 
 def _summary(state: dict[str, Any]) -> dict[str, Any]:

@@ -8,10 +8,10 @@ import os
 import re
 import secrets
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from fastagg import _checks
 from fastagg._build import native
 from fastagg.errors import CacheError, CheckpointError, ConfigError
 from fastagg.parts.names import Cache, Damaged, words
+from fastagg.storage import raw
 
 ROWS, INDEX = "rows.bin", "rows.json"
 _FORMAT = 1
@@ -152,6 +153,19 @@ class TieredRows:
         Raises:
             CheckpointError: the folder does not have these rows any more. CacheError: it is in use.
         """
+        self.check(state)
+        names = "slots", "sums", "shadow"
+        given = {**state, **{name: state[name].numpy() for name in names}}
+        _once_more(lambda: self.native.load(given))
+        self._id = state["id"]
+        self._write([state["number"]])
+
+    def check(self, state: dict[str, Any]) -> None:
+        """Whether the folder has the rows of this :meth:`state_dict`.
+
+        Raises:
+            CheckpointError: it has not, or not any more.
+        """
         index = self._read()
         if index is None or index["id"] != state["id"]:
             raise CheckpointError(f"{self.folder}: it does not have the rows of this checkpoint")
@@ -162,11 +176,29 @@ class TieredRows:
                 f"{self.folder}: the rows of this checkpoint were given up; it has those of the checkpoints "
                 f"{index['checkpoints']}, and this is number {state['number']} (Tiered.keep says how many stay)"
             )
-        names = "slots", "sums", "shadow"
-        given = {**state, **{name: state[name].numpy() for name in names}}
-        _once_more(lambda: self.native.load(given))
-        self._id = state["id"]
-        self._write([state["number"]])
+
+    def damaged(self, state: dict[str, Any], file: BinaryIO) -> Iterator[str]:
+        """The rows of this :meth:`state_dict` whose checksums are wrong, one sentence for each."""
+        tiers, format = native.serving.Tiers, self.setting.format
+        stride, bits = tiers.stride(format, self.size), native.row_formats[format][0]
+        padded = -(-self.size // native.scale_block) * native.scale_block
+        windows = -(-self.size // tiers.window)
+        sums = iter(state["sums"].reshape(state["sums"].numel() // windows, windows).tolist())
+        for client, slot in enumerate(state["slots"].tolist()):
+            if slot < 0:
+                continue
+            file.seek(slot * stride)
+            row = memoryview(file.read(stride))
+            for number, expected in enumerate(next(sums)):
+                first = number * tiers.window
+                last = min(first + tiers.window, padded)
+                parts = [row[first * bits // 8 : last * bits // 8]]
+                if native.row_formats[format][1]:
+                    scales = [self.native.scales_at + 4 * place // native.scale_block for place in (first, last)]
+                    parts.append(row[slice(*scales)])
+                if raw.crc32c(parts) != expected:
+                    yield f"{self.folder / ROWS}: client {client}'s row is damaged (slot {slot})"
+                    break
 
     def _claim(self) -> None:
         """Make the folder this server's, which has no rows yet.
@@ -215,6 +247,25 @@ class TieredRows:
         finally:
             os.close(folder)
         self._listed = checkpoints
+
+
+def problems(setting: Tiered, size: int, state: dict[str, Any]) -> list[str]:
+    """What is wrong with the rows that a checkpoint refers to. Reads all of them, takes no lock and writes nothing.
+
+    Args:
+        setting: the server's.
+        size: d, elements of a row.
+        state: :meth:`TieredRows.state_dict` of the checkpoint.
+    """
+    rows = TieredRows(setting, size, len(state["slots"]))
+    try:
+        rows.check(state)
+        with (rows.folder / ROWS).open("rb") as file:
+            return list(rows.damaged(state, file))
+    except (CheckpointError, OSError) as error:
+        return [str(error)]
+    except (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
+        return [f"the places of the rows are damaged: {error!s:.200}"]
 
 
 def _once_more(take: Callable[[], None]) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 import fastagg
 from fastagg._build import native
 from fastagg.parts.directions.all_clients import TieredState
+from fastagg.serving.doctor import examine
 
 SIZE = 300_000  # three windows of the scrub
 STRIDE = {format: native.serving.Tiers.stride(format, SIZE) for format in ("fp32", "bf16", "int8", "int4")}
@@ -266,6 +267,23 @@ def test_a_folder_belongs_to_one_server(tmp_path: Path) -> None:
         other.receive(0, torch.ones(SIZE))
     assert other._core.ledger.open_tasks == 1
     Trace().play(3, fastagg.load(tmp_path / "server.pt"))
+
+
+@pytest.mark.parametrize("format", ["fp32", "int4"])
+def test_a_doctor_reads_the_rows_too(format: str, tmp_path: Path) -> None:
+    server = make(tmp_path / "rows", format=format)
+    Trace().play(30, server)
+    server.save(tmp_path / "server.pt")
+    slots = server.state_dict()["direction"]["cache"]["slots"]
+    found = examine(tmp_path / "server.pt")  # while the server goes on
+    assert found["healthy"] and found["problems"] == []
+    with (tmp_path / "rows" / "rows.bin").open("r+b") as file:
+        file.seek((int(slots[5]) + 1) * STRIDE[format] - 4096 * (format == "fp32") - 5000)
+        file.write(b"other")
+    says = f"client 5's row is damaged (slot {int(slots[5])})"
+    assert [one.endswith(says) for one in examine(tmp_path / "server.pt")["problems"]] == [True]
+    (tmp_path / "rows" / "rows.bin").unlink()
+    assert not examine(tmp_path / "server.pt")["healthy"]
 
 
 @pytest.mark.parametrize(
