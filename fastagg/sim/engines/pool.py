@@ -11,7 +11,8 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import connection, forkserver
 from pathlib import Path
@@ -47,6 +48,7 @@ class Pool(Crew):
         self._context = _context()
         self._stop = self._context.Event()
         self._folder: str | None = None
+        self._remove: Callable[[], Any] | None = None
         try:
             for _ in range(0 if fresh else count):
                 self._workers.append(self._start())
@@ -57,6 +59,7 @@ class Pool(Crew):
     def put(self, array: Tensor) -> SharedVector:
         if self._folder is None:
             self._folder = tempfile.mkdtemp(prefix="fastagg-pool-", dir=_MEMORY if _MEMORY.is_dir() else None)
+            self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         shared = SharedVector(array.numel(), folder=self._folder)
         shared.tensor.copy_(array)
         return shared
@@ -66,9 +69,8 @@ class Pool(Crew):
 
     def close(self) -> None:
         super().close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        if self._remove is not None:
+            self._remove()
 
     def _start(self) -> _Process:
         mine, theirs = self._context.Pipe()

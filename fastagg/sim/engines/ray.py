@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,6 +24,8 @@ from fastagg._build import set_num_threads, usable_cores
 from fastagg.errors import ConfigError
 from fastagg.sim.engines.crew import Crew, News, Order, Worker
 from fastagg.sim.engines.workers import Begin, Failure
+
+ASK = 0.5  # seconds between two questions of how far a task is
 
 
 def dumps(value: Any) -> bytes:
@@ -45,6 +48,7 @@ class Cluster(Crew):
         if self._own:
             _connect(count or usable_cores())
         self._stopping = False
+        self._asked = 0.0
         try:
             cpus = max(1, int(ray.cluster_resources().get("CPU", 0)))
             if count is not None and count > cpus:
@@ -77,7 +81,8 @@ class Cluster(Crew):
         worker.answers[worker.actor.work.remote(order.task, *order.arrays)] = "done"
 
     def _listen(self, timeout: float | None) -> Iterator[News]:
-        if self._fresh:  # their workers have a second thread that tells how far they are
+        if self._fresh and time.monotonic() - self._asked > ASK:  # their second thread tells how far they are
+            self._asked = time.monotonic()
             for worker in self._workers:
                 if worker.begun and "said" not in worker.answers.values():
                     worker.answers[worker.actor.said.remote(self._stopping)] = "said"
