@@ -13,6 +13,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -26,9 +27,11 @@ from fastagg.sim.config import to_toml
 from fastagg.sim.engines.ahead import Ahead
 from fastagg.sim.engines.packing import Packing
 from fastagg.sim.engines.pool import Pool
+from fastagg.sim.engines.slots import Laid, Slots, read
 from fastagg.sim.progress import NoProgress
 from fastagg.sim.simulation import Simulation, run
 from fastagg.sim.sweep import Cell
+from fastagg.storage.shared import Mapped
 
 from .engine_models import deadly, failing
 from .test_resume import ALL, EVERY, GRADIENTS, Killed, KilledAt, ending, same
@@ -169,12 +172,35 @@ def test_models_and_updates_are_packed_without_rounding():
     assert all(torch.equal(found[name], update[name]) and found[name].dtype == update[name].dtype for name in update)
 
 
+def test_large_results_come_back_through_shared_memory(tmp_path):
+    mapped, slots = Mapped(), Slots(2)
+    small, large = [np.arange(5)], [np.arange(50_000.0), np.arange(7), np.zeros(0)]
+    assert slots.lay(small, str(tmp_path)) is small
+    laid = [slots.lay([array + turn for array in large], str(tmp_path)) for turn in range(2)]
+    found = [read(one, mapped) for one in laid]
+    laid.append(slots.lay([array + 2 for array in large], str(tmp_path)))  # where the first one was
+    assert [type(one) for one in laid] == 3 * [Laid] and laid[2].path == laid[0].path != laid[1].path
+    found.append(read(laid[2], mapped))
+    for turn in range(3):
+        for array, expected in zip(found[turn], large, strict=True):
+            np.testing.assert_array_equal(array, expected + turn)
+            assert array.flags.writeable
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_large_model_is_the_same(tiny):
+    """Updates of a megabyte, so that slots and vectors are used again."""
+    config = tiny({"model.widths": [400, 400], **ALONE})
+    assert run(config).rows == run(config, engine="pool", workers=2).rows
+
+
 def test_weights_go_out_once_per_version_and_leave_nothing_behind(tiny, monkeypatch):
     put, folders = Pool.put, []
 
     def counted(self, array):
-        folders.append(Path(put(self, array).path).parent)
-        return put(self, array)
+        lent = put(self, array)
+        folders.append(Path(lent.vector.path).parent)
+        return lent
 
     monkeypatch.setattr(Pool, "put", counted)
     result = run(tiny(ALONE), engine="pool", workers=2)

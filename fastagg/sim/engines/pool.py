@@ -21,7 +21,8 @@ from typing import Any
 from torch import Tensor
 
 from fastagg._build import set_num_threads, usable_cores
-from fastagg.sim.engines.crew import Crew, News, Order, Worker
+from fastagg.sim.engines.crew import DEPTH, Crew, News, Order, Worker
+from fastagg.sim.engines.slots import Slots, read
 from fastagg.sim.engines.workers import Begin, Failure
 from fastagg.sim.interrupt import without_ctrl_c
 from fastagg.storage.shared import Mapped, SharedVector
@@ -39,6 +40,14 @@ class _Process(Worker):
         self.process, self.pipe = process, pipe
 
 
+class Lent:
+    """A vector in shared memory, for as long as somebody holds this."""
+
+    def __init__(self, vector: SharedVector, free: list[SharedVector]) -> None:
+        self.vector = vector
+        weakref.finalize(self, free.append, vector)
+
+
 class Pool(Crew):
     """``count`` processes."""
 
@@ -49,6 +58,8 @@ class Pool(Crew):
         self._stop = self._context.Event()
         self._folder: str | None = None
         self._remove: Callable[[], Any] | None = None
+        self._free: list[SharedVector] = []
+        self._mapped = Mapped()
         try:
             for _ in range(0 if fresh else count):
                 self._workers.append(self._start())
@@ -56,19 +67,24 @@ class Pool(Crew):
             self.close()
             raise
 
-    def put(self, array: Tensor) -> SharedVector:
+    def put(self, array: Tensor) -> Lent:
         if self._folder is None:
             self._folder = tempfile.mkdtemp(prefix="fastagg-pool-", dir=_MEMORY if _MEMORY.is_dir() else None)
             self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        shared = SharedVector(array.numel(), folder=self._folder)
-        shared.tensor.copy_(array)
-        return shared
+        # Workers have mapped what was used before, and its memory is there.
+        fitting = [vector for vector in self._free if vector.size == array.numel()]
+        vector = fitting[0] if fitting else SharedVector(array.numel(), folder=self._folder)
+        if fitting:
+            self._free.remove(vector)
+        vector.tensor.copy_(array)
+        return Lent(vector, self._free)
 
     def stop(self) -> None:
         self._stop.set()
 
     def close(self) -> None:
         super().close()
+        self._free.clear()
         if self._remove is not None:
             self._remove()
 
@@ -82,7 +98,7 @@ class Pool(Crew):
         return _Process(process, mine)
 
     def _give(self, worker: _Process, order: Order) -> None:
-        places = [(shared.path, shared.size, shared.dtype) for shared in order.arrays]
+        places = [(lent.vector.path, lent.vector.size, lent.vector.dtype) for lent in order.arrays]
         with suppress(OSError):
             worker.pipe.send((order.task, places))
 
@@ -92,10 +108,11 @@ class Pool(Crew):
         for pipe in ready:
             worker = by_pipe[pipe]
             try:
-                yield News(worker, *pipe.recv())
+                kind, value = pipe.recv()
             except (EOFError, OSError):
                 worker.process.join()
-                yield News(worker, "died", f"its process ended with code {worker.process.exitcode}")
+                kind, value = "died", f"its process ended with code {worker.process.exitcode}"
+            yield News(worker, kind, read(value, self._mapped))
 
     def _end(self, workers: Sequence[_Process]) -> None:
         for worker in workers:
@@ -148,7 +165,7 @@ def _work(pipe: Any, stop: Any, threads: int, begin: Begin, given: Sequence[Any]
     """A worker's process: it says "ready" or "broken", then for every task "done" or "failed"."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other side says when to stop
     set_num_threads(threads)
-    mapped, line, folders = Mapped(), _Line(pipe, stop), set[Path]()
+    mapped, line, slots, folder = Mapped(), _Line(pipe, stop), Slots(DEPTH), ""
     try:
         try:
             do = begin(*given)
@@ -158,12 +175,13 @@ def _work(pipe: Any, stop: Any, threads: int, begin: Begin, given: Sequence[Any]
         pipe.send(("ready", None))
         while True:
             task, places = pipe.recv()
-            folders.update(Path(path).parent for path, _, _ in places)
+            folder = os.path.dirname(places[0][0]) if places else folder
             try:
-                answer: tuple[str, Any] = "done", do(task, [mapped.get(*place) for place in places], line)
+                value = do(task, [mapped.get(*place) for place in places], line)
+                answer: tuple[str, Any] = "done", slots.lay(value, folder) if folder else value
             except Exception as error:
                 answer = "failed", Failure.of(error)
             pipe.send(answer)
     except (EOFError, OSError):  # nobody is there any more
-        for folder in folders:
+        if folder:
             shutil.rmtree(folder, ignore_errors=True)
