@@ -13,6 +13,7 @@ from fastagg.errors import MissingDependency
 CLI = ("typer", "rich")
 METRICS = ("prometheus_client",)
 SIM = (*CLI, "matplotlib", "pydantic", "tomli_w", "sklearn")
+RAY = ("ray",)
 
 
 def require(what: str, extra: str, modules: tuple[str, ...]) -> None:

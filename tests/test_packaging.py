@@ -46,7 +46,8 @@ def test_what_ci_installs_as_floors_are_the_floors() -> None:
 def test_the_extras_that_are_checked_are_the_extras_that_are_installed() -> None:
     extras = PROJECT["optional-dependencies"]
     sim = extras["cli"] + extras["sim"]
-    for names, extra in ((_extras.CLI, extras["cli"]), (_extras.SIM, sim), (_extras.METRICS, extras["metrics"])):
+    parts = ((_extras.CLI, extras["cli"]), (_extras.METRICS, extras["metrics"]), (_extras.RAY, extras["ray"]))
+    for names, extra in ((_extras.SIM, sim), *parts):
         assert set(names) == {IMPORTED_AS.get(name, name) for name in floors(extra)}
 
 

@@ -68,10 +68,18 @@ def run(
             help="Where metrics are drawn, too: tensorboard=FOLDER, mlflow=EXPERIMENT, wandb=PROJECT; repeatable.",
         ),
     ] = None,
+    engine: Annotated[
+        str,
+        typer.Option("--engine", metavar="here|pool|ray", help="Where clients train: this process, processes, Ray."),
+    ] = "here",
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="How many train at once, for pool and ray; else one a core.")
+    ] = None,
     picture: Format = "png",
 ) -> None:
     """Run one recipe and write its folder: config, metrics, summary, plot, report, checkpoint."""
     from fastagg.integrations.trackers import parse
+    from fastagg.sim import engines
     from fastagg.sim.output import begun
     from fastagg.sim.plots import check_format
     from fastagg.sim.progress import ProgressBar
@@ -82,12 +90,13 @@ def run(
         out = out or Path(recipe)
         recipe = str(Path(recipe) / "config.toml")
     config = load(recipe, _changes(seed, data_dir, changes))
+    engines.check(engine, workers)
     out = out or Path("runs") / f"{config.name}-seed{config.seed}"
     if not (resume or replace) and (there := begun(out)):
         fail(f"{out} holds {there}: --resume goes on with it, --replace deletes it, --out takes another folder")
     settings: dict[str, Any] = {
         "resume": "go on" if resume else "never", "picture": check_format(picture),
-        "trackers": dict(parse(text) for text in tracker or ()),
+        "trackers": dict(parse(text) for text in tracker or ()), "engine": engine, "workers": workers,
     }  # fmt: skip
     with ProgressBar(config.label or config.name) as bar:
         result = simulate(config, out, bar, **settings)
@@ -102,7 +111,15 @@ def compare(
     ] = None,
     seed: Seed = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Run each with this many seeds, from --seed up.")] = 1,
-    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="How many runs at once, a process each.")] = 1,
+    jobs: Annotated[
+        int | None, typer.Option("-j", "--jobs", "--workers", min=1, help="How many runs at once, a process each.")
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine", metavar="here|pool|ray", help="Where runs go on: one by one here, processes (as -j), or Ray."
+        ),
+    ] = None,
     data_dir: DataDir = None,
     changes: Annotated[
         list[str] | None,
@@ -129,8 +146,8 @@ def compare(
     shared = {key: values[0] for key, values in given.items() if len(values) == 1}
     found = cells(recipes, {**shared, **_changes(seed, data_dir, None)}, grid, seeds)
     _compare(
-        found, out or Path("runs/compare"), title=title, jobs=jobs, target=target, baseline=baseline, picture=picture,
-        names=recipes,
+        found, out or Path("runs/compare"), title=title, jobs=jobs, engine=engine, target=target, baseline=baseline,
+        picture=picture, names=recipes,
     )  # fmt: skip
 
 

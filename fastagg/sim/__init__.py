@@ -11,6 +11,7 @@ Modules, each with one job:
     clock          virtual time             delays        how long a client takes
     version_delay  delays given in versions participation who trains next
     schedule       which update arrives     simulation    the loop
+    engines/       where clients train      cells         the runs of a comparison
     metrics        what is recorded         output        the run's folder
     plots, report  pictures and tables      demo          ``fastagg demo``
 

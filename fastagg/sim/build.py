@@ -126,6 +126,19 @@ def own_model(function: Callable[..., Any], data: FederatedData, seed: int, keyw
     return module
 
 
+def build_module(
+    config: c.Config, data: FederatedData, model: Callable[..., Any] | None, device: torch.device
+) -> nn.Module:
+    """Return the network of a run, of ``model`` where a program passed one."""
+    if model is None:
+        module = build_model(config.model, data, config.seed).to(device)
+    else:
+        module = own_model(model, data, config.seed, {}).to(device)
+    if config.run.channels_last:
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return module
+
+
 def build_work(config: c.Config) -> LocalWork:
     return LocalWork(**config.client.model_dump(), autocast=config.run.autocast)
 

@@ -1,4 +1,4 @@
-"""Runs the cells of a comparison, in this process or in several, each cell in a process of its own.
+"""Runs the cells of a comparison, in this process or by an engine's workers, each cell in a process of its own.
 
 A cell that is over is only read, one that was stopped goes on from its checkpoint. One that fails does not stop the
 others. After ctrl-C the cells at hand stop at their next update and write what they have; the others do not start.
@@ -6,29 +6,24 @@ others. After ctrl-C the cells at hand stop at their next update and write what 
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from multiprocessing import connection, forkserver
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
-from fastagg._build import set_num_threads, usable_cores
 from fastagg.errors import FastaggError
+from fastagg.sim import engines
 from fastagg.sim.config import Config
-from fastagg.sim.interrupt import on_ctrl_c, without_ctrl_c
+from fastagg.sim.engines.crew import Crew
+from fastagg.sim.engines.workers import Do, Line
+from fastagg.sim.interrupt import on_ctrl_c
 from fastagg.sim.metrics import Row
 from fastagg.sim.progress import NoProgress
 from fastagg.sim.result import Outcome, Result, read
 from fastagg.sim.simulation import run
 from fastagg.sim.sweep import Cell
-
-# What every cell imports sooner or later; torch's first optimizer imports torch._dynamo.
-PRELOAD = ["fastagg.sim.simulation", "fastagg.sim.plots", "sklearn.datasets", "torch._dynamo"]
 
 
 class Watcher(Protocol):
@@ -40,15 +35,24 @@ class Watcher(Protocol):
 
 
 def run_cells(
-    cells: Sequence[Cell], out: Path, jobs: int, watcher: Watcher, replace: bool = False
+    cells: Sequence[Cell],
+    out: Path,
+    jobs: int | None,
+    watcher: Watcher,
+    replace: bool = False,
+    engine: engines.Name | None = None,
 ) -> dict[str, Outcome]:
     """Run ``cells`` into folders below ``out``, ``jobs`` at once; return by name what became of those that started.
 
-    With ``replace`` a folder that holds a run with other settings is overwritten; otherwise its cell fails.
+    With ``replace`` a folder that holds a run with other settings is overwritten; otherwise its cell fails. ``engine``
+    None: "here" for one job, "pool" for more. ``jobs`` None: one, or what the engine has.
     """
-    if jobs == 1:
+    engine = engine or ("here" if jobs in (None, 1) else "pool")
+    engines.check(engine, jobs)
+    if engine == "here":
         return _one_by_one(cells, out, watcher, replace)
-    return _side_by_side(cells, out, jobs, watcher, replace)
+    with closing(engines.start(engine, jobs, _begin, fresh=True)) as workers:
+        return _side_by_side(cells, out.absolute(), workers, watcher, replace)
 
 
 def _one_by_one(cells: Sequence[Cell], out: Path, watcher: Watcher, replace: bool) -> dict[str, Outcome]:
@@ -79,69 +83,30 @@ class _Telling(NoProgress):
         self._watcher.advanced(self._cell, share)
 
 
-@contextmanager
-def _safe_path() -> Iterator[None]:
-    """Processes that start meanwhile do not look for packages in the current folder, which may be a checkout of this
-    one whose extension was never built."""
-    name = "PYTHONSAFEPATH"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
-
-
-def _side_by_side(cells: Sequence[Cell], out: Path, jobs: int, watcher: Watcher, replace: bool) -> dict[str, Outcome]:
-    # A server that has imported torch once forks the cells, each with its own crash and its own memory.
-    server = "forkserver" in multiprocessing.get_all_start_methods()
-    context: Any = multiprocessing.get_context("forkserver" if server else "spawn")
-    if server:
-        context.set_forkserver_preload(PRELOAD)
-        with without_ctrl_c(), _safe_path():  # else a ctrl-C while the server imports would end it, and all cells
-            forkserver.ensure_running()
-    stop = context.Event()
-    threads = max(1, usable_cores() // jobs)
+def _side_by_side(
+    cells: Sequence[Cell], out: Path, workers: Crew, watcher: Watcher, replace: bool
+) -> dict[str, Outcome]:
     waiting = deque(cells)
-    running: dict[Any, tuple[Cell, Any]] = {}
+    running: dict[int, Cell] = {}
     outcomes: dict[str, Outcome] = {}
-    try:
-        with on_ctrl_c() as asked:
-            while waiting or running:
-                if asked:
-                    stop.set()
-                    waiting.clear()
-                while waiting and len(running) < jobs:
-                    cell = waiting.popleft()
-                    mine, theirs = context.Pipe(duplex=False)
-                    arguments = (theirs, stop, cell.config, out / cell.name, replace, threads)
-                    process = context.Process(target=_work, args=arguments, daemon=True)
-                    process.start()
-                    theirs.close()  # so that the end of the process is the end of the pipe
-                    running[mine] = cell, process
-                    watcher.started(cell)
-                ready: list[Any] = connection.wait(list(running), timeout=0.2)
-                for pipe in ready:
-                    cell, process = running[pipe]
-                    try:
-                        message = pipe.recv()
-                    except EOFError:
-                        process.join()
-                        message = f"its process ended with code {process.exitcode}"
-                    if isinstance(message, float):
-                        watcher.advanced(cell, message)
-                        continue
-                    del running[pipe]
-                    process.join()
-                    outcomes[cell.name] = _ended(cell, out, message)
-                    watcher.ended(cell, outcomes[cell.name])
-    finally:  # nothing is left here unless this process was interrupted a second time
-        for _, process in running.values():
-            process.kill()
-            process.join()
+    with on_ctrl_c() as asked:
+        while waiting or running:
+            if asked:
+                workers.stop()
+                waiting.clear()
+            while waiting and len(running) < workers.count:
+                cell = waiting.popleft()
+                running[workers.submit((cell.config, out / cell.name, replace))] = cell
+                watcher.started(cell)
+            for event in workers.wait(0.2):
+                cell = running[event.ticket]
+                if event.kind == "said":
+                    watcher.advanced(cell, event.value)
+                    continue
+                del running[event.ticket]
+                error = event.value.message if event.kind == "failed" else event.value
+                outcomes[cell.name] = _ended(cell, out, error)
+                watcher.ended(cell, outcomes[cell.name])
     return outcomes
 
 
@@ -154,27 +119,29 @@ def _ended(cell: Cell, out: Path, error: str | None) -> Outcome:
         return str(damaged)
 
 
-def _work(pipe: Any, stop: Any, config: Config, folder: Path, replace: bool, threads: int) -> None:
-    """A cell's process: sends the share that is done now and then, at the end None or what went wrong."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
-    set_num_threads(threads)
-    outcome = _attempt(config, folder, _Sending(pipe), replace, stop.is_set)
-    with suppress(OSError):
-        pipe.send(outcome if isinstance(outcome, str) else None)
+def _begin() -> Do:
+    return _work
+
+
+def _work(task: tuple[Config, Path, bool], arrays: Sequence[Any], line: Line) -> str | None:
+    """A cell in a process of its own: it says the share that is done now and then, and returns what went wrong."""
+    config, folder, replace = task
+    outcome = _attempt(config, folder, _Sending(line), replace, line.stopped)
+    return outcome if isinstance(outcome, str) else None
 
 
 class _Sending:
-    """Sends at most twice a second. When the parent is gone the pipe breaks, and the cell ends."""
+    """Sends at most twice a second. When the other side is gone the line breaks, and the cell ends."""
 
-    def __init__(self, pipe: Any) -> None:
-        self._pipe = pipe
+    def __init__(self, line: Line) -> None:
+        self._line = line
         self._sent = 0.0
 
     def advanced(self, share: float) -> None:
         now = time.monotonic()
         if now - self._sent > 0.5:
             self._sent = now
-            self._pipe.send(float(share))
+            self._line.say(float(share))
 
     def evaluated(self, row: Row) -> None:
         pass

@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim import claims, claims_plot, output, pages, plots, report, sweep_plots, sweep_tables
+from fastagg.sim import claims, claims_plot, engines, output, pages, plots, report, sweep_plots, sweep_tables
 from fastagg.sim.build import find_folder
 from fastagg.sim.cells import Watcher, run_cells
 from fastagg.sim.groups import Group, grouped
@@ -37,7 +37,8 @@ def compare(
     watcher: Watcher,
     *,
     title: str = "",
-    jobs: int = 1,
+    jobs: int | None = None,
+    engine: engines.Name | None = None,
     target: float | None = None,
     baseline: str | None = None,
     replace: bool = False,
@@ -45,6 +46,9 @@ def compare(
     names: Sequence[str] = (),
 ) -> Comparison:
     """Run ``cells`` into ``out``, ``jobs`` at once, then write tables and pictures of the cells that ran.
+
+    ``engine`` says where: "here", one by one; in a "pool" of processes; on "ray". None: "here" for one job (or None),
+    "pool" for more. With "pool" or "ray" and ``jobs`` None as many run as there are cores.
 
     ``names``: the recipes and tables that the cells come from. Tables may state claims (claims.md and a picture).
 
@@ -63,7 +67,7 @@ def compare(
     for cell in cells:
         if not (out / cell.name / "summary.json").exists():
             find_folder(cell.config.data)  # once here, instead of once for every cell
-    outcomes = run_cells(cells, out, jobs, watcher, replace)
+    outcomes = run_cells(cells, out, jobs, watcher, replace, engine)
     failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, str)}
     ran = [(cell, result) for cell in cells if isinstance(result := outcomes.get(cell.name), Result)]
     groups = grouped(ran)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any, Literal
@@ -17,16 +17,20 @@ from torch import nn
 from fastagg.errors import CheckpointError, DataError, NonFiniteUpdate
 from fastagg.parts.directions import ActiveSet, AllClients, Differences
 from fastagg.serving.checkpoint import on_device
-from fastagg.sim import build, checkpoints, output
+from fastagg.sim import build, checkpoints, engines, output
+from fastagg.sim.batched import STACK
 from fastagg.sim.client import DifferenceSender, LocalTrainer, evaluate
 from fastagg.sim.config import Config, changed, from_dict, to_toml
 from fastagg.sim.data import own
-from fastagg.sim.data.federated import FederatedData, Samples
+from fastagg.sim.data.federated import FederatedData
+from fastagg.sim.engines.ahead import Ahead
+from fastagg.sim.engines.here import Here
+from fastagg.sim.engines.remote import Remote
+from fastagg.sim.engines.training import Plan, Training, begin, pickled
 from fastagg.sim.interrupt import on_ctrl_c
 from fastagg.sim.metrics import LAST, DelayStatistics, Row, Stopwatch, participation, summarise
 from fastagg.sim.progress import NoProgress, Progress, Tracking
 from fastagg.sim.result import Result, read
-from fastagg.sim.schedule import Job
 
 Resume = Literal["never", "go on", "replace"]
 Factory = Callable[..., nn.Module]  # called with the shape of an input and the number of classes
@@ -35,22 +39,26 @@ Factory = Callable[..., nn.Module]  # called with the shape of an input and the 
 class Simulation:
     """All parts of one run, advanced one client update at a time."""
 
-    def __init__(self, config: Config, data: FederatedData | None = None, model: Factory | None = None) -> None:
-        """``data`` and ``model`` replace those of ``config``: see :func:`given`."""
+    def __init__(
+        self,
+        config: Config,
+        data: FederatedData | None = None,
+        model: Factory | None = None,
+        engine: engines.Name = "here",
+        workers: int | None = None,
+    ) -> None:
+        """``data`` and ``model`` replace those of ``config``: see :func:`given`. :meth:`close` ends the workers."""
         self.config = config
         self.stopwatch = Stopwatch()
         with self.stopwatch.timing("setup"):
             device = build.build_device(config.run.device)
+            engines.check_device(engine, device)
+            sent = [] if engine == "here" else pickled(data, model, engines.dumps(engine))
             if data is None:
                 data = build.build_data(config.data, config.seed)
             data, unlabelled = build.split_unlabelled(config, data)
             self.data = data.to(device)
-            if model is None:
-                self.module = build.build_model(config.model, data, config.seed).to(device)
-            else:
-                self.module = build.own_model(model, data, config.seed, {}).to(device)
-            if config.run.channels_last:
-                self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.module = build.build_module(config, data, model, device)
             distill = None
             if build.distils(config.algorithm):
                 distill = build.build_distillation(config, self.module, unlabelled)
@@ -60,7 +68,6 @@ class Simulation:
             )
             self.trainer = LocalTrainer(self.module, build.build_work(config), config.seed)
             build.check_clients(config, self.server)
-            self._work = self.trainer.gradient if self.server.update_kind == "gradient" else self.trainer.train
             self.differences: DifferenceSender | None = None
             if isinstance(self.server.direction, Differences):
                 self.differences = DifferenceSender(name for name, _ in self.module.named_parameters())
@@ -72,7 +79,7 @@ class Simulation:
             self.batched, self.one_by_one = build.build_batched(
                 config, self.module, self.data, self.server, self.schedule
             )
-        self.ready: dict[tuple[int, int], Any] = {}  # updates that are trained but not due yet
+            self.ahead = self._ahead(engine, workers, sent)
         self.rows: list[Row] = []
         self.uploads = 0
         self.delays = DelayStatistics()
@@ -86,21 +93,41 @@ class Simulation:
         with self.stopwatch.timing("server"):
             self.schedule.start()
 
+    def _ahead(self, engine: engines.Name, workers: int | None, sent: list[bytes]) -> Ahead:
+        config, gradients = self.config, self.server.update_kind == "gradient"
+        stack = None if self.batched is None else self.batched.most
+        if engine == "here":
+            return Ahead(Here(Training(self.trainer, self.data, self.batched, gradients=gradients)), stack)
+        plan = Plan(config, gradients, stack is not None, sent)
+        remote = Remote(engines.start(engine, workers, begin, plan), self.server.layout)
+        return Ahead(remote, stack, max(4 * remote.parts, STACK // (4 * max(1, self.server.layout.size))))
+
+    @property
+    def ready(self) -> dict[tuple[int, int], Any]:
+        """Updates that are trained but not due yet, by client and number of its dispatch."""
+        return self.ahead.ready
+
+    def close(self) -> None:
+        """End the workers, if there are any."""
+        self.ahead.close()
+
     def step(self) -> bool:
         """Receive the next update. Return whether the model changed. NonFiniteUpdate if training diverges."""
         if self._lost and not self.dropped and self.done() >= self.config.dropout.after:
             self.schedule.drop(self._lost)
-            self.ready = {key: update for key, update in self.ready.items() if key[0] not in self._lost}
+            self.ahead.forget(self._lost)
             self.dropped = True
         job, before = self.schedule.next(), self.server.version
         samples = self.data.clients[job.client]
         with self.stopwatch.timing("training"):
-            update = self._trained(job, samples)
+            update = self.ahead.take(job, self.schedule.in_flight)
             if self.differences is not None:
                 update = self.differences.difference(job.client, update)
         with self.stopwatch.timing("server"):
             receipt = self.server.receive(job.client, update, version=job.task.version, num_samples=len(samples))
             self.schedule.arrived(job)
+        with self.stopwatch.timing("training"):
+            self.ahead.look(self.schedule.in_flight)
         self.uploads += 1
         self.client_uploads[job.client] += 1
         self.largest = max(self.largest, receipt.delay)
@@ -111,16 +138,6 @@ class Simulation:
         self.delays.add(receipt.delay)
         self._recent.add(receipt.delay)
         return receipt.applied
-
-    def _trained(self, job: Job, samples: Samples) -> Any:
-        if self.batched is None:
-            return self._work(job.task, samples, job.client, job.number)
-        if (job.client, job.number) not in self.ready:
-            jobs = [job, *(j for j in self.schedule.in_flight() if (j.client, j.number) not in self.ready)]
-            jobs = jobs[: self.batched.most]
-            for other, update in zip(jobs, self.batched.train(jobs), strict=True):
-                self.ready[other.client, other.number] = update
-        return self.ready.pop((job.client, job.number))
 
     def evaluate(self) -> Row:
         """Test the server's model and record a row."""
@@ -203,7 +220,7 @@ class Simulation:
             "differences": None if self.differences is None else self.differences.state_dict(),
             "distillation": None if distillation is None else asdict(distillation),
             "schedule": self.schedule.state_dict(),
-            "ready": [(*key, update) for key, update in self.ready.items()],
+            "ready": self.ahead.state_dict(),
             "wall_seconds": self.stopwatch.split(),
         }
 
@@ -219,7 +236,7 @@ class Simulation:
         for name, value in (run["distillation"] or {}).items():
             setattr(self.server.distillation, name, value)
         self.schedule.load_state_dict(run["schedule"])
-        self.ready = {(client, number): update for client, number, update in run["ready"]}
+        self.ahead.load_state_dict(run["ready"])
         self.stopwatch.restore(run["wall_seconds"])
 
     def _distillation(self) -> dict[str, Any]:
@@ -289,6 +306,8 @@ def run(
     resume: Resume = "never",
     stop: Callable[[], bool] = lambda: False,
     picture: str = "png",
+    engine: engines.Name = "here",
+    workers: int | None = None,
 ) -> Result:
     """Run ``config`` to its end, to ctrl-C or to divergence; write the folder ``out`` unless it is None.
 
@@ -299,9 +318,15 @@ def run(
     ``picture`` is the format of the plot. ``data`` and ``model`` replace ``config``'s. Pass them again to resume.
     ``trackers`` (see :mod:`fastagg.integrations.trackers`) get every new row, and are closed at the end.
 
+    ``engine`` is where clients train: "here", in a "pool" of processes or on "ray", with so many ``workers`` (None: one
+    for each core). One by one the files are the same to the bit, in stacks (``run.batched``) up to rounding. Any engine
+    goes on with a run of another. What ``data`` and ``model`` hold must then be possible to pickle.
+
     DataError if ``out`` cannot be written, before any training. ConfigError if "go on" finds a run of another config.
-    CheckpointError if a checkpoint is damaged.
+    CheckpointError if a checkpoint is damaged. RunFailed if training fails in a worker, or workers keep dying.
+    MissingDependency without the extra ``ray``.
     """
+    engines.check(engine, workers)
     config = given(config, data, model)
     begun = out is not None and resume != "never" and checkpoints.same_run(out, config, strict=resume == "go on")
     if begun and out is not None and (result := read(out, config)) is not None and not result.summary["interrupted"]:
@@ -310,8 +335,8 @@ def run(
         Tracking(progress or NoProgress(), trackers) as told,
         _torch_threads(config.run.torch_threads),
         on_ctrl_c() as asked,
+        closing(Simulation(config, data, model, engine, workers)) as simulation,
     ):
-        simulation = Simulation(config, data, model)
         if out is not None and not (begun and checkpoints.restore(simulation, out)):
             _prepare(out, config)
         keeper = None if out is None else checkpoints.Checkpoints(out, config.run.checkpoint_every)

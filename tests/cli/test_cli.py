@@ -352,6 +352,20 @@ def test_runs_side_by_side_take_the_package_that_is_installed(recipe, tmp_path):
     assert (tmp_path / "out" / "table.csv").is_file()
 
 
+def test_an_engine_of_the_command_line(recipe, tmp_path):
+    assert "expected one of 'here', 'pool', 'ray'" in refused("run", recipe, "--engine", "poll")
+    assert 'choose "pool" or "ray"' in refused("run", recipe, "--workers", "2")
+    assert 'choose "pool" or "ray"' in refused("compare", recipe, "--engine", "here", "-j", "2")
+    assert not (tmp_path / "runs").exists()
+    for engine in (["here"], ["pool", "--workers", "2"]):
+        done = invoke("run", recipe, "--set", "run.batched=false", "--engine", *engine, "--out", engine[0])
+        assert done.exit_code == 0, done.output
+    here, pool = ((tmp_path / name / "metrics.csv").read_bytes() for name in ("here", "pool"))
+    assert here == pool
+    done = invoke("compare", recipe, "--engine", "pool", "--workers", "2", "--seeds", "2", "--out", "both")
+    assert done.exit_code == 0 and (tmp_path / "both" / "table.csv").is_file(), done.output
+
+
 def test_a_tracker_of_the_command_line(recipe, tmp_path):
     assert "expected NAME=SETTING" in refused("run", recipe, "--out", tmp_path / "out", "--tracker", "tensorboard")
     assert not (tmp_path / "out").exists()

@@ -73,8 +73,9 @@ def test_updates_equal_those_of_one_by_one(case: str) -> None:
     jobs = simulation.schedule.in_flight()
     assert simulation.batched is not None and len(jobs) > 2
     together = simulation.batched.train(jobs)
+    work = simulation.trainer.gradient if simulation.server.update_kind == "gradient" else simulation.trainer.train
     for job, update in zip(jobs, together, strict=True):
-        alone = simulation._work(job.task, simulation.data.clients[job.client], job.client, job.number)
+        alone = work(job.task, simulation.data.clients[job.client], job.client, job.number)
         if isinstance(update, torch.Tensor):  # a model without buffers: its parameters, one after the other
             alone = {"all": torch.cat([alone[name].flatten() for name, _ in simulation.module.named_parameters()])}
             update = {"all": update}

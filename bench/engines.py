@@ -1,0 +1,167 @@
+"""Client updates a second where clients train here, in a pool of processes, and on Ray. Run it alone on a machine:
+
+    python bench/engines.py [--rounds 5] [--uploads 150] [--workers 1 2]
+
+A round runs every engine once, in a random order; medians of the rounds are printed, in Markdown. Workers have begun
+and a part of the run is over before the clock starts. The second table is what an engine costs by itself: tasks that do
+nothing, which take a version's weights and give back as many numbers. Ray is measured where it is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout that was not installed: its own package
+
+import torch
+
+from fastagg.sim import config, engines
+from fastagg.sim.config import Config
+from fastagg.sim.simulation import Simulation
+
+Engine = tuple[str, int | None]  # its name and how many workers
+
+MODELS: dict[str, tuple[dict[str, Any], bool, float]] = {  # the model, whether in stacks, and its share of the uploads
+    "MLP, 64; in stacks": ({"name": "mlp", "widths": [64]}, True, 4.0),
+    "MLP, 64; one by one": ({"name": "mlp", "widths": [64]}, False, 2.0),
+    "CNN, 16 and 32 channels; in stacks": ({"name": "cnn", "widths": [16, 32]}, True, 1.0),
+    "CNN, 16 and 32 channels; one by one": ({"name": "cnn", "widths": [16, 32]}, False, 1.0),
+    "MLP, 4.1 million parameters": ({"name": "mlp", "widths": [2000, 2000]}, False, 0.4),
+}
+SIZES = (1_000, 100_000, 10_000_000)
+WARM = 0.3  # of the uploads
+PER_VERSION = 5  # tasks
+
+
+def recipe(model: dict[str, Any], batched: bool) -> Config:
+    """Twenty-five of fifty clients in flight, two epochs of batches of 50 on digits, a buffer of 5."""
+    values = {
+        "name": "engines",
+        "algorithm": {"name": "FedBuff", "buffer_size": 5},
+        "data": {"name": "digits", "clients": 50},
+        "model": model,
+        "client": {"lr": 0.02, "epochs": 2},
+        "delay": {"name": "three-class"},
+        "participation": {"rule": "concurrency", "concurrency": 25},
+        "run": {"uploads": 1_000_000, "batched": batched},
+    }
+    return config.from_dict(values, "bench")
+
+
+def updates(given: Config, engine: Engine, uploads: int) -> float:
+    """Client updates a second of a run that goes on already."""
+    with contextlib.closing(Simulation(given, engine=engine[0], workers=engine[1])) as simulation:  # type: ignore[arg-type]
+        for _ in range(max(1, int(WARM * uploads))):
+            simulation.step()
+        begun = time.perf_counter()
+        for _ in range(uploads):
+            simulation.step()
+        return uploads / (time.perf_counter() - begun)
+
+
+def nothing() -> Callable[..., Any]:
+    """What a worker begins with whose tasks cost nothing: they give back as many zeros as there are weights."""
+    made: dict[int, Any] = {}
+
+    def do(task: Any, weights: Sequence[torch.Tensor], line: Any) -> list[Any]:
+        size = len(weights[0])
+        if size not in made:
+            made[size] = torch.zeros(size).numpy()
+        return [made[size]]
+
+    return do
+
+
+def overhead(engine: Engine, size: int, tasks: int) -> tuple[float, float]:
+    """Seconds of one task after the other, and of a task among many that are submitted at once."""
+    with contextlib.closing(engines.start(engine[0], engine[1], nothing)) as crew:
+        model = torch.zeros(size)
+
+        def wait(count: int) -> None:
+            while count:
+                events = crew.wait()
+                assert all(event.kind == "done" for event in events), events
+                count -= len(events)
+
+        def ask(number: int) -> None:
+            nonlocal weights
+            if number % PER_VERSION == 0:
+                weights = crew.put(model)
+            crew.submit(None, [weights])
+
+        weights = crew.put(model)
+        for number in range(2 * crew.count + 3):
+            ask(number)
+        wait(2 * crew.count + 3)
+        begun = time.perf_counter()
+        for number in range(tasks):
+            ask(number)
+            wait(1)
+        alone = (time.perf_counter() - begun) / tasks
+        begun = time.perf_counter()
+        for number in range(tasks):
+            ask(number)
+        wait(tasks)
+        return alone, (time.perf_counter() - begun) / tasks
+
+
+def _name(engine: Engine) -> str:
+    return "here" if engine[1] is None else f"{engine[0]}, {engine[1]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--uploads", type=int, default=150, help="of the slower models; others take more (150)")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--tasks", type=int, default=300, help="that do nothing (300)")
+    given = parser.parse_args()
+    names = ["pool", "ray"] if find_spec("ray") else ["pool"]
+    others: list[Engine] = [(name, count) for name in names for count in given.workers]
+    if "ray" in names:
+        import ray
+
+        ray.init(address="local", num_cpus=max(given.workers), include_dashboard=False, log_to_driver=False)
+    torch.set_num_threads(1)
+    draw = random.Random(0)
+    candidates: list[Engine] = [("here", None), *others]
+    print("Client updates a second, and how many times those of one process:\n")
+    print("| model | " + " | ".join(map(_name, candidates)) + " |")
+    print("|---|" + "---:|" * len(candidates), flush=True)
+    for label, (model, batched, share) in MODELS.items():
+        found: dict[Engine, list[float]] = {engine: [] for engine in candidates}
+        for _ in range(given.rounds):
+            for engine in draw.sample(candidates, len(candidates)):
+                found[engine].append(updates(recipe(model, batched), engine, max(1, int(share * given.uploads))))
+        cells = [f"{statistics.median(found[candidates[0]]):,.0f}"]
+        for engine in others:
+            ratio = statistics.median(a / b for a, b in zip(found[engine], found[candidates[0]], strict=True))
+            cells.append(f"{statistics.median(found[engine]):,.0f} ({ratio:.2f})")
+        print(f"| {label} | " + " | ".join(cells) + " |", flush=True)
+    print("\nA task that does nothing, in milliseconds: one after the other; among many\n")
+    print("| parameters | " + " | ".join(map(_name, others)) + " |")
+    print("|---:|" + "---:|" * len(others), flush=True)
+    for size in SIZES:
+        tasks = max(10, min(given.tasks, int(given.tasks * 1e6 / size)))
+        times: dict[Engine, list[tuple[float, float]]] = {engine: [] for engine in others}
+        for _ in range(given.rounds):
+            for engine in draw.sample(others, len(others)):
+                times[engine].append(overhead(engine, size, tasks))
+        cells = []
+        for engine in others:
+            alone, among = (statistics.median(pair[i] for pair in times[engine]) * 1e3 for i in (0, 1))
+            cells.append(f"{alone:.2f}; {among:.2f}")
+        print(f"| {size:,} | " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

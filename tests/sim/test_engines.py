@@ -1,0 +1,405 @@
+"""Where clients train changes nothing: in this process, in a pool of others, or on Ray."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fastagg import _extras
+from fastagg.errors import ConfigError, MissingDependency, RunFailed
+from fastagg.layout import Layout
+from fastagg.sim import engines
+from fastagg.sim.cells import run_cells
+from fastagg.sim.config import to_toml
+from fastagg.sim.engines.ahead import Ahead
+from fastagg.sim.engines.packing import Packing
+from fastagg.sim.engines.pool import Pool
+from fastagg.sim.engines.slots import Laid, Slots, read
+from fastagg.sim.progress import NoProgress
+from fastagg.sim.simulation import Simulation, run
+from fastagg.sim.sweep import Cell
+from fastagg.storage.shared import Mapped
+
+from .engine_models import deadly, failing
+from .test_resume import ALL, EVERY, GRADIENTS, Killed, KilledAt, ending, same
+
+ALONE = {"run.batched": False}
+CASES = {
+    "FADAS": {"algorithm": {"name": "FADAS", "lr": 0.01, "buffer_size": 3, "delay_threshold": 2}},
+    "FedBuff, BatchNorm, dropout": {"model.name": "cnn", "model.widths": [4], "dropout.share": 0.4},
+    "ACE, client caches": {**GRADIENTS, "algorithm": {"name": "ACE", "lr": 0.1, "mode": "client"}},
+    "AsyncFedED": {**ALL, "algorithm": {"name": "AsyncFedED", "lam": 0.5, "eps": 0.5, "max_local_steps": 15}},
+    "FedAvg": {"algorithm": {"name": "FedAvg", "clients_per_round": 4}, "participation": {"rule": "round"}},
+    "FedAsync, version delay": {**ALL, "algorithm": {"name": "FedAsync"}, "delay": {"name": "version", "tau_max": 3}},
+}
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
+BOTH = ["pool", pytest.param("ray", marks=needs_ray)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    """One Ray for all tests: starting it takes seconds."""
+    if find_spec("ray") is None:
+        yield
+        return
+    import ray
+
+    with pytest.MonkeyPatch.context() as patch:  # the models below are functions of a module that workers must find
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def close(folder, other):
+    """Whether two runs differ by rounding alone."""
+    (a, _, model), (b, _, other_model) = ending(folder), ending(other)
+    assert (a["uploads"], a["virtual_time"], a["delay_mean"]) == (b["uploads"], b["virtual_time"], b["delay_mean"])
+    torch.testing.assert_close(model, other_model, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [(name, "pool") for name in CASES]
+    + [pytest.param(name, "ray", marks=needs_ray) for name in ("FedBuff, BatchNorm, dropout", "ACE, client caches")],
+)
+def test_one_by_one_the_files_are_the_same_to_the_bit(tiny, tmp_path, name, engine):
+    config = tiny({**CASES[name], **ALONE})
+    run(config, tmp_path / "here")
+    run(config, tmp_path / "there", engine=engine, workers=2)
+    same(tmp_path / "here", tmp_path / "there")
+
+
+@pytest.mark.parametrize("engine", BOTH)
+def test_in_stacks_runs_differ_by_rounding(tiny, tmp_path, engine):
+    config = tiny(CASES["FedBuff, BatchNorm, dropout"])
+    run(config, tmp_path / "here")
+    result = run(config, tmp_path / "there", engine=engine, workers=2)
+    assert result.summary["batched"] is True
+    close(tmp_path / "here", tmp_path / "there")
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_run_goes_on_with_any_engine(tiny, tmp_path, batched):
+    config = tiny({**CASES["FADAS"], **EVERY, "run.batched": batched})
+    run(config, tmp_path / "here")
+    run(config, tmp_path / "pool", engine="pool", workers=2)
+    for first, second in (("pool", "here"), ("here", "pool"), ("pool", "pool")):
+        cut = tmp_path / f"{first}, {second}"
+        with pytest.raises(Killed):
+            run(config, cut, KilledAt(13), engine=first, workers=2 if first == "pool" else None)
+        run(config, cut, resume="go on", engine=second, workers=2 if second == "pool" else None)
+        (close if batched else same)(tmp_path / "here", cut)
+    # Every update had a checkpoint after it, which waits for what is trained: so stacks were the same ones.
+    same(tmp_path / "pool", tmp_path / "pool, pool")
+
+
+def test_an_engine_may_answer_at_any_time():
+    """Who shares a stack follows from the queue, and nobody's update is taken for another's."""
+    from fastagg.serving.dispatch import Dispatch
+    from fastagg.sim.schedule import Job
+
+    class Late:
+        """Answers when it likes to."""
+
+        parts, eager = 3, True
+
+        def __init__(self, seed):
+            self.draw, self.groups, self.out = random.Random(seed), [], {}
+
+        def submit(self, jobs):
+            self.groups.append([(job.client, job.number) for job in jobs])
+            self.out[len(self.groups)] = self.groups[-1]
+            return len(self.groups)
+
+        def collect(self, wait):
+            picked = [group for group in self.out if self.draw.random() < 0.5]
+            if wait and not picked:
+                picked = [self.draw.choice(list(self.out))]
+            return [(group, self.out.pop(group)) for group in picked]
+
+        def keep(self, versions):
+            pass
+
+    layout = Layout.of(torch.zeros(2))
+    seen = []
+    for stack, seed in ((None, 1), (None, 2), (2, 3), (2, 4)):
+        engine = Late(seed)
+        ahead = Ahead(engine, stack, most=3)
+        order = random.Random(0)
+        flying = [Job(client, 0, Dispatch(client, 0, None, None, layout, None)) for client in range(12)]
+        for turn in range(100):
+            job = flying.pop(0)
+            assert ahead.take(job, lambda flying=flying: list(flying)) == (job.client, job.number)
+            if turn == 50:
+                ahead.forget([flying[0].client, flying[5].client])
+            task = Dispatch(job.client, turn, None, None, layout, None)
+            flying.insert(order.randrange(len(flying)), Job(job.client, job.number + 1, task))
+            ahead.look(lambda flying=flying: list(flying))
+            if stack is None:
+                assert len(ahead.ready) <= 6
+        state = ahead.state_dict()
+        assert state == [] if stack is None else len(state) == len(ahead.ready)
+        seen.append(engine.groups)
+    assert all(len(group) == 1 for group in seen[0] + seen[1])
+    assert seen[2] == seen[3] and max(map(len, seen[2])) == 2
+
+
+def test_models_and_updates_are_packed_without_rounding():
+    module = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2).requires_grad_(False))
+    module(torch.randn(7, 3))
+    layout = Layout.of(module)
+    packing, model = Packing(layout), layout.take(module, torch.device("cpu"))
+    again = packing.unpack(packing.pack(*model))
+    assert torch.equal(again.flat, model.flat) and torch.equal(again.buffers, model.buffers)
+    assert again.counters == model.counters == [torch.tensor(1)]
+    update = layout.difference(module, model.flat + torch.randn(model.flat.shape))
+    found = packing.unpack_update(packing.pack_update(update))
+    assert list(found) == list(update)
+    assert all(torch.equal(found[name], update[name]) and found[name].dtype == update[name].dtype for name in update)
+
+
+def test_large_results_come_back_through_shared_memory(tmp_path):
+    mapped, slots = Mapped(), Slots(2)
+    small, large = [np.arange(5)], [np.arange(50_000.0), np.arange(7), np.zeros(0)]
+    assert slots.lay(small, str(tmp_path)) is small
+    laid = [slots.lay([array + turn for array in large], str(tmp_path)) for turn in range(2)]
+    found = [read(one, mapped) for one in laid]
+    laid.append(slots.lay([array + 2 for array in large], str(tmp_path)))  # where the first one was
+    assert [type(one) for one in laid] == 3 * [Laid] and laid[2].path == laid[0].path != laid[1].path
+    found.append(read(laid[2], mapped))
+    for turn in range(3):
+        for array, expected in zip(found[turn], large, strict=True):
+            np.testing.assert_array_equal(array, expected + turn)
+            assert array.flags.writeable
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_large_model_is_the_same(tiny):
+    """Updates of a megabyte, so that slots and vectors are used again."""
+    config = tiny({"model.widths": [400, 400], **ALONE})
+    assert run(config).rows == run(config, engine="pool", workers=2).rows
+
+
+def test_weights_go_out_once_per_version_and_leave_nothing_behind(tiny, monkeypatch):
+    put, folders = Pool.put, []
+
+    def counted(self, array):
+        lent = put(self, array)
+        folders.append(Path(lent.vector.path).parent)
+        return lent
+
+    monkeypatch.setattr(Pool, "put", counted)
+    result = run(tiny(ALONE), engine="pool", workers=2)
+    assert 5 < len(folders) <= result.rows[-1].version + 1
+    assert len(set(folders)) == 1 and not folders[0].exists()
+
+
+@pytest.mark.parametrize("engine", BOTH)
+def test_a_worker_that_dies_is_replaced_and_its_client_trained_again(tiny, tmp_path, engine):
+    flag = tmp_path / "flag"
+    model = partial(deadly, flag=str(flag))
+    run(tiny(), tmp_path / "here", model=model)
+    flag.touch()
+    run(tiny(), tmp_path / "there", model=model, engine=engine, workers=2)
+    assert not flag.exists()
+    same(tmp_path / "here", tmp_path / "there")
+
+
+def test_a_client_that_kills_every_worker_ends_the_run_by_name(tiny, tmp_path):
+    (tmp_path / "flag").touch()
+    model = partial(deadly, flag=str(tmp_path / "flag"), once=False)
+    with pytest.raises(RunFailed, match=r"3 workers died while they trained client \d+ \(dispatch 0\), the last one: "):
+        run(tiny(), model=model, engine="pool", workers=2)
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("engine", BOTH)
+def test_an_exception_in_a_worker_comes_out_with_its_message(tiny, engine):
+    with pytest.raises(RunFailed, match=r"client \d+ \(dispatch 0\): ValueError: the weights went astray") as raised:
+        run(tiny(), model=failing, engine=engine, workers=1)
+    assert "engine_models.py" in raised.value.__notes__[0]
+    assert not multiprocessing.active_children()
+
+
+def broken():
+    raise ConfigError("no data here")
+
+
+def dying():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("engine", BOTH)
+def test_workers_that_cannot_begin_say_why(engine):
+    for begin, message in (
+        (broken, "a worker cannot begin: no data here"),
+        (dying, "3 workers died before they could"),
+    ):
+        crew = engines.start(engine, 1, begin)
+        try:
+            crew.submit(None)
+            with pytest.raises(RunFailed, match=message):
+                while True:
+                    assert crew.wait() == []
+        finally:
+            crew.close()
+
+
+def test_what_cannot_be_done_is_said_before_anything_runs(tiny, monkeypatch):
+    with pytest.raises(ConfigError, match="engine: expected one of 'here', 'pool', 'ray', got 'poll'"):
+        run(tiny(), engine="poll")
+    with pytest.raises(ConfigError, match="workers: expected a whole number"):
+        run(tiny(), engine="pool", workers=0)
+    with pytest.raises(ConfigError, match='"here" trains in this process'):
+        run(tiny(), workers=2)
+    with pytest.raises(ConfigError, match=r'run\.device is "meta": engine "pool" trains on CPUs'):
+        engines.check_device("pool", torch.device("meta"))
+    with pytest.raises(ConfigError, match="model: what was passed cannot be sent to other processes"):
+        run(tiny(), model=lambda shape, classes: nn.Linear(64, 10), engine="pool")
+    monkeypatch.setattr(_extras, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependency, match=r'engine ray needs ray, .*pip install "fastagg\[ray\]"'):
+        run(tiny(), engine="ray")
+
+
+@pytest.mark.parametrize("engine", BOTH)
+def test_a_comparison_by_workers_is_the_same(tiny, tmp_path, engine):
+    cells = [Cell(tiny({"seed": seed}), folder="tiny") for seed in (0, 1, 2)]
+
+    class Silent:
+        def __init__(self):
+            self.told = []
+
+        def started(self, cell):
+            self.told.append(cell.name)
+
+        def advanced(self, cell, share):
+            assert 0 <= share <= 1
+
+        def ended(self, cell, outcome):
+            self.told.append(cell.name)
+
+    silent = Silent()
+    run_cells(cells, tmp_path / "here", None, Silent())
+    outcomes = run_cells(cells, tmp_path / "there", 2, silent, engine=engine)
+    assert sorted(silent.told) == sorted(2 * [cell.name for cell in cells])
+    for cell in cells:
+        assert outcomes[cell.name].summary["stopped"] == "finished"
+        same(tmp_path / "here" / cell.name, tmp_path / "there" / cell.name)
+
+
+def members(session: int) -> list[int]:
+    """The processes of a session."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def begin(folder: Path, *arguments: str) -> subprocess.Popen:
+    """Start the command line as a terminal does, in a session of its own; return when it has written a checkpoint."""
+    file = folder / "cut" / "checkpoint.pt"
+    before = file.stat().st_mtime_ns if file.exists() else 0
+    command = [sys.executable, "-c", "from fastagg.cli import main; main()", *arguments]
+    process = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    while not file.exists() or file.stat().st_mtime_ns == before:
+        assert process.poll() is None
+        time.sleep(0.01)
+    return process
+
+
+def all_end(session: int) -> None:
+    deadline = time.monotonic() + 30
+    while members(session):
+        assert time.monotonic() < deadline, members(session)
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
+def test_a_kill_and_ctrl_c_leave_no_process_and_the_run_goes_on(tiny, tmp_path):
+    config = tiny({**ALONE, "run.checkpoint_every": 0.2, "run.uploads": 1000, "run.evaluate_every": 50})
+    (tmp_path / "mine.toml").write_text(to_toml(config))
+    for how in (signal.SIGKILL, signal.SIGINT):
+        process = begin(tmp_path, "run", "mine.toml", "--out", "cut", "--resume", "--engine", "pool", "--workers", "2")
+        assert len(members(process.pid)) >= 3
+        mapped = Path(f"/proc/{process.pid}/maps").read_text().split()
+        shared = {Path(word).parent for word in mapped if "fastagg-pool-" in word}
+        assert len(shared) == 1
+        if how == signal.SIGINT:
+            os.killpg(process.pid, how)  # as a terminal does, workers included
+            assert process.wait(60) == 130
+        else:
+            process.kill()
+            process.wait(60)
+        all_end(process.pid)
+        assert not any(folder.exists() for folder in shared)
+    run(config, tmp_path / "whole")
+    result = run(config, tmp_path / "cut", resume="go on")
+    assert result.summary["uploads"] == 1000
+    same(tmp_path / "whole", tmp_path / "cut")
+
+
+class Interrupting(NoProgress):
+    """Ctrl-C, as a terminal sends it, at an update."""
+
+    def __init__(self, uploads):
+        self.left = uploads
+
+    def advanced(self, share):
+        self.left -= 1
+        if self.left == 0:
+            signal.raise_signal(signal.SIGINT)
+
+
+@needs_ray
+def test_ctrl_c_with_ray(tiny, tmp_path):
+    config = tiny({**ALONE, "run.uploads": 60})
+    run(config, tmp_path / "whole")
+    result = run(config, tmp_path / "cut", Interrupting(20), engine="ray", workers=2)
+    assert result.summary["interrupted"]
+    run(config, tmp_path / "cut", resume="go on", engine="ray", workers=1)
+    same(tmp_path / "whole", tmp_path / "cut")
+
+
+@needs_ray
+def test_more_workers_than_the_cluster_has_are_refused(tiny):
+    with pytest.raises(ConfigError, match="workers is 3, more than the 2 CPUs of Ray's cluster"):
+        run(tiny(), engine="ray", workers=3)
+
+
+@pytest.mark.parametrize("engine", BOTH)
+def test_a_second_simulation_may_run_beside_the_first(tiny, engine):
+    """Workers belong to a simulation, not to the process."""
+    one, other = (Simulation(tiny({**ALONE, "seed": seed}), engine=engine, workers=1) for seed in (0, 1))
+    try:
+        for _ in range(5):
+            one.step()
+            other.step()
+    finally:
+        one.close()
+        other.close()
+    for simulation in (one, other):
+        alone = Simulation(simulation.config)
+        for _ in range(5):
+            alone.step()
+        assert torch.equal(alone.server.flat, simulation.server.flat)
