@@ -12,7 +12,7 @@
 namespace fastagg::memory {
 namespace {
 
-constexpr int64_t kGrowth = int64_t{64} << 20;  // bytes: the file system is asked once for many slots
+constexpr int64_t kGrowth = int64_t{64} << 20;  // bytes: few enough that nobody notices the wait
 
 [[noreturn]] void fail(const std::string& path, const char* what, int error) {
   throw SlotsFailed(path + ": " + what + ": " + std::strerror(error));
@@ -48,7 +48,7 @@ void SlotFile::close() {
 
 void SlotFile::grow(int64_t least) {
   if (least <= slots_) return;
-  const int64_t wanted = std::max(least, slots_ + std::max<int64_t>(1, std::max(kGrowth / stride_, slots_ / 16)));
+  const int64_t wanted = std::max(least, slots_ + kGrowth / stride_);
   const auto reserve = [&](int64_t slots) {
 #if defined(__linux__)
     const auto begin = static_cast<off_t>(slots_ * stride_), size = static_cast<off_t>((slots - slots_) * stride_);

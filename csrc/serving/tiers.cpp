@@ -188,6 +188,15 @@ void Tiers::fail_as_read() {
   throw SlotsFailed(failed.what);
 }
 
+// Somebody waits for this frame: it is filled before what was asked for ahead of time.
+void Tiers::hurry(int64_t frame) {
+  const auto found = std::find_if(asks_.begin(), asks_.end(), [&](const Ask& ask) { return ask.frame == frame; });
+  if (found == asks_.end()) return;  // it is being filled
+  const Ask ask = *found;
+  asks_.erase(found);
+  asks_.push_front(ask);
+}
+
 // The frame that has the client's row. Negative: it must be waited for.
 int64_t Tiers::fetched(Lock& lock, int64_t client, bool may_wait) {
   int32_t& place = frame_of_[static_cast<size_t>(client)];
@@ -208,6 +217,7 @@ int64_t Tiers::fetched(Lock& lock, int64_t client, bool may_wait) {
       asked = true;
       way_ = kCold;
     } else {
+      if (!asked) hurry(place);
       way_ = std::max(way_, kLate);
     }
     wait(lock);

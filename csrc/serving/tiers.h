@@ -161,6 +161,7 @@ class Tiers {
   bool prepare(Lock& lock, bool replaces, const std::vector<float>& weights, float entering, bool may_wait);
   bool prepare_due(Lock& lock, const std::vector<float>& weights, float entering, bool may_wait);
   int64_t fetched(Lock& lock, int64_t client, bool may_wait);
+  void hurry(int64_t frame);
   int64_t empty_frame(Lock& lock, bool may_wait);
   int64_t victim(bool also_expected);
   void reserve_slot();
