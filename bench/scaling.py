@@ -19,6 +19,8 @@ from results import Row
 SIZES, CLIENTS = (1e5, 1e7, 1e9, 1e11), (1e2, 1e4, 1e6, 1e8)
 BYTES = 4.0  # bytes per parameter that is sent, in each direction
 BEYOND_CACHES = 5e6  # parameters
+IN_FLIGHT = 1000  # clients whose rows are in memory, where rows are on a disk
+MOVED = 2.25  # rows that an arrival reads and writes there: its own twice, and a quarter for the scrub
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Rule:
         row: bytes per parameter and client.
         client: bytes per client: ledger, weights.
         leaves: whether the rule takes sums of several clients.
+        on_disk: whether rows are on a disk. Memory then holds those of clients in flight.
     """
 
     case: str
@@ -38,6 +41,7 @@ class Rule:
     row: float = 0.0
     client: float = 16.0
     leaves: bool = False
+    on_disk: bool = False
 
 
 RULES = {
@@ -45,14 +49,16 @@ RULES = {
     "FADAS": Rule("arrival FADAS, M = 1", 24.0, leaves=True),
     "ACE, int8 rows": Rule("arrival ACE int8", 12.0, row=1.016, client=24.0),
     "ACE, int4 rows": Rule("arrival ACE int8", 12.0, row=0.516, client=24.0),  # its time is at most int8's
+    "ACE, int8 rows on a disk": Rule("arrival ACE int8", 12.0, row=1.016, client=36.0, on_disk=True),
 }
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine: bytes, bytes per second, euros."""
+    """A machine: bytes of memory and of the disk for rows, bytes per second, euros."""
 
     memory: float
+    store: float
     network: float
     disk: float
     hour: float
@@ -109,20 +115,22 @@ class Cost:
 
 def cost(rule: Rule, time: Time, size: float, clients: float, machine: Machine) -> Cost:
     """Return the cost of ``size`` parameters and ``clients`` clients."""
-    rows = rule.row * size * clients
+    rows = rule.row * size * (min(clients, IN_FLIGHT) if rule.on_disk else clients)
     memory = rule.state * size + rows + rule.client * clients
-    machines = max(1, math.ceil(memory / machine.memory))
+    stored = rule.row * size * clients if rule.on_disk else 0.0
+    machines = max(1, math.ceil(memory / machine.memory), math.ceil(stored / machine.store))
     rates = {
         "memory bandwidth": 1.0 / (time.constant + time.per_parameter * size / machines),
         "network": machines * machine.network / (BYTES * size),
-        "disk": machines * machine.disk / (BYTES * size),
+        "disk": machines * machine.disk / ((BYTES + MOVED * rule.row * rule.on_disk) * size),
     }
     limit = min(rates, key=lambda name: rates[name])
     if machines > 1:
-        limit = "memory"
+        limit = "disk space" if stored / machine.store > memory / machine.memory else "memory"
     more = "leaves" if rule.leaves else "shards"
     helps = {
-        "memory": "shards" if rows <= memory / 2 else "int4 rows, then shards" if rule.row > 1 else "shards",
+        "memory": "shards" if rows <= memory / 2 else "rows on a disk, int4 rows, then shards",
+        "disk space": "int4 rows, or a rule without rows",
         "memory bandwidth": "receive_many" if time.constant > time.per_parameter * size else "shards",
         "network": f"fp16 updates, {more}",
         "disk": f'durability="step", {more}',
@@ -166,12 +174,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processor", default="AMD EPYC (Zen 4)", help="whose rows are fitted")
     parser.add_argument("--memory", type=float, default=512e9, help="bytes of a machine (512e9)")
+    parser.add_argument("--store", type=float, default=30e12, help="bytes of a machine's disk for rows (30e12)")
     parser.add_argument("--network", type=float, default=1.25e9, help="bytes a second, each way (1.25e9)")
     parser.add_argument("--disk", type=float, default=1e9, help="bytes a second of the journal (1e9)")
     parser.add_argument("--hour", type=float, default=4.0, help="euros an hour (4)")
     parser.add_argument("--egress", type=float, default=0.05e-9, help="euros a byte that is sent out (0.05e-9)")
     given = parser.parse_args()
-    machine = Machine(given.memory, given.network, given.disk, given.hour, given.egress)
+    machine = Machine(given.memory, given.store, given.network, given.disk, given.hour, given.egress)
     measured = times(results.load_all(), given.processor)
     fitted = {name: fit(measured.get(rule.case, [])) for name, rule in RULES.items()}
     print(f"Fitted to {given.processor}:\n")
