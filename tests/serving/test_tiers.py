@@ -85,6 +85,23 @@ def test_rows_are_those_of_a_cache_in_memory(format: str, tmp_path: Path) -> Non
     assert all_.tiers()["cold"] == all_.tiers()["late"] == 0
 
 
+def test_with_everything_that_ace_can_have(tmp_path: Path) -> None:
+    optimizer = fastagg.AMSGrad(0.01, moments="8bit")
+    more: dict[str, Any] = {"weighting": "samples", "clip_norm": 300.0, "warmup": "partial", "optimizer": optimizer}
+    few = make(tmp_path, **more)
+    plain = fastagg.ACE(torch.zeros(SIZE), lr=0.1, num_clients=12, cache="int8", seed=3, **more)
+    trace = Trace()
+    for _ in range(40):
+        client, update = trace.next()
+        for server in (few, plain):
+            server.dispatch(client)
+            assert server.receive_many([(client, update, None, 1 + client)])[0].applied
+    for client, row in enumerate(rows_of(few)):
+        assert torch.equal(row, plain._core.state.cache.row(client))
+    apart = (few.flat - plain.flat).abs()  # where a mean is nearly zero AMSGrad makes much of its rounding
+    assert apart.mean() < 1e-6 and plain.flat.abs().mean() > 0.01
+
+
 def test_the_scrub_rebuilds_the_sum(tmp_path: Path) -> None:
     server, trace = make(tmp_path), Trace()
     trace.play(12, server)

@@ -10,6 +10,7 @@ from fastagg.errors import ConfigError
 from fastagg.parts.directions import Direction, Echo
 from fastagg.parts.euclidean import Euclidean
 from fastagg.serving.server import Server
+from fastagg.storage.tiered import Tiered
 
 
 def refuse_unfit(server: Server) -> None:
@@ -22,6 +23,7 @@ def refuse_unfit(server: Server) -> None:
     reasons = [
         (server.device.type != "cpu", "device", "slices lie on the CPU"),
         (server.lease is not None, "lease", "every rank has a clock of its own; use expire(before=...)"),
+        (isinstance(getattr(server.direction, "cache", None), Tiered), "cache", "rows on a disk are of a whole model"),
         (isinstance(server.direction, Echo), "direction", "FedEcho runs the whole model; no rank has it"),
         (type(server.direction).combine is not Direction.combine, "direction", "your own class would see only a slice"),
         (server.optimizer.has_own_step, "optimizer", "your own class would see only a slice"),
