@@ -20,6 +20,7 @@ from fastagg.serving.recovery import Recovered, made_of, recover
 from fastagg.serving.server import Server
 from fastagg.serving.snapshots import EVERY, Keeper
 from fastagg.storage.disk import Disk
+from fastagg.storage.tiered import Tiered
 
 _log = logging.getLogger("fastagg")
 
@@ -97,6 +98,7 @@ def _opened(
         return _fresh(disk, folder, make, told)
     past = recover(disk, folder, make)
     server, found = past.server, past.walk.found
+    _check_rows(server, keep)
     for one in past.walk.needed:  # the last writes of a killed process may be in memory only
         file = disk.open(one.path)
         try:
@@ -130,6 +132,7 @@ def _fresh(
     server = make()
     if type(server) is not Server:
         raise ConfigError(f"make: expected a function that returns a fastagg.Server, got {server!r:.200}")
+    _check_rows(server, keep)
     found = contents(disk, folder)
     for path in (*found.leftovers, *(one.path for one in found.segments), *(path for _, path in found.others)):
         if not path.name.endswith(PARTIAL):
@@ -141,6 +144,14 @@ def _fresh(
     journal = Journal(disk, folder, 0, 1, [], [], segment)
     _limit(journal, server)
     return server, keeper, journal
+
+
+def _check_rows(server: Server, keep: int) -> None:
+    cache = getattr(server.direction, "cache", None)
+    if isinstance(cache, Tiered) and cache.keep < keep:
+        raise ConfigError(
+            f"keep: {keep} checkpoints, and Tiered(keep={cache.keep}) has the rows of fewer: raise that one"
+        )
 
 
 def _limit(journal: Journal, server: Server) -> None:

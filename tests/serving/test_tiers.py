@@ -342,6 +342,12 @@ def test_a_server_with_a_journal(tmp_path: Path) -> None:
         assert same(whole, again)
 
 
+def test_a_folder_keeps_no_more_checkpoints_than_there_are_rows_of(tmp_path: Path) -> None:
+    with pytest.raises(fastagg.ConfigError, match="keep: 3 checkpoints"):
+        fastagg.open(tmp_path / "state", lambda: make(tmp_path / "rows"), keep=3)
+    fastagg.open(tmp_path / "state", lambda: make(tmp_path / "rows", keep=3), keep=3).close()
+
+
 @pytest.mark.parametrize(
     ("cache", "says"),
     [
