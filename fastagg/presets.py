@@ -205,7 +205,7 @@ def ACED(
     lr: float,
     num_clients: int,
     max_delay: int = 10,
-    cache: Cache = "fp32",
+    cache: Cache | Tiered = "fp32",
     freshness: Freshness = "dispatch",
     warmup: Warmup = "full",
     **server: Unpack[ActiveSettings],
@@ -216,7 +216,7 @@ def ACED(
 
     Args:
         max_delay: tau_algo, >= 0. If no delay is larger, ACED is exactly ACE.
-        cache: format of the rows U_i.
+        cache: format of the rows U_i in memory, or a :class:`fastagg.Tiered` for rows on a disk.
         freshness: ``dispatch`` (Algorithm a.1) or ``gradient`` (the text of Eq. 7), see :class:`fastagg.ActiveSet`.
         warmup: ``full`` or ``partial``, see :class:`fastagg.AllClients`.
     """

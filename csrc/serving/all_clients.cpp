@@ -144,6 +144,9 @@ void AllClients::run(Runner& runner, const Update& update, const Optimizer& opti
   if (rows_) direction.row.read = rows_->row(leaving_ != 0.0f ? client : -1), direction.row.write = rows_->row(client);
   if (rows_)
     for (const auto& [slot, weight] : terms_) direction.sum.terms.push_back({rows_->row(slot), weight});
+  if (tiers_)
+    for (size_t term = 0; term < terms_.size(); ++term)
+      direction.sum.terms.push_back({tiers_->row_of_term(term), terms_[term].second});
   if (scrub_ != nullptr) scrub_->leaves(runner, client, leaving_);
   if (tiers_) tiers_->leaves(runner, leaving_);
   const bool steps = outcome_ == Outcome::kStep;
@@ -172,6 +175,7 @@ void AllClients::run(Runner& runner, const Update& update, const Optimizer& opti
     scrub_->advance(runner, weights_.data(), sum_);
   } else if (tiers_) {
     tiers_->enters(runner, entering_);
+    for (size_t term = 0; term < terms_.size(); ++term) tiers_->moves(runner, term);
     tiers_->advance(runner, sum_);
   }
 }
@@ -198,7 +202,7 @@ void AllClients::commit() noexcept {
 // False: a row was given up, and the plan must be made anew.
 bool AllClients::plan_row() {
   try {
-    tiers_->plan(facts_.client, leaving_ != 0.0f, weights_, entering_);
+    tiers_->plan(facts_.client, leaving_ != 0.0f, terms_, weights_, entering_);
     return true;
   } catch (const RowDamaged& damaged) {
     if (!tiers_->setting().warms_up) throw;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <limits>
 
 #include "../cpu/cpu.h"
@@ -284,23 +285,44 @@ void Tiers::expect(int64_t client) noexcept {
   threads_->to_read.notify_one();
 }
 
+// No other row takes this frame.
+void Tiers::pin(int64_t frame) {
+  Frame& one = frames_[static_cast<size_t>(frame)];
+  one.pinned = true;
+  if (one.state != kClean) return;  // it is being written
+  unlink(frame);
+  one.state = kPlanned;
+}
+
+void Tiers::unpin(int64_t frame) {
+  Frame& one = frames_[static_cast<size_t>(frame)];
+  one.pinned = false;
+  if (one.state != kPlanned) return;
+  one.state = kClean;
+  link(frame);
+}
+
 void Tiers::unplan() {
-  if (old_ >= 0 && frames_[static_cast<size_t>(old_)].state == kPlanned) {
-    frames_[static_cast<size_t>(old_)].state = kClean;
-    link(old_);
-  }
+  if (old_ >= 0) unpin(old_);
+  for (const int64_t frame : term_frames_) unpin(frame);
+  term_frames_.clear();
   old_ = -1;
   way_ = kNone;
   due_.clear();
 }
 
-void Tiers::plan(int64_t client, bool replaces, const std::vector<float>& weights, float entering) {
+void Tiers::plan(int64_t client, bool replaces, const Terms& terms, const std::vector<float>& weights, float entering) {
   if (!is_open()) claim();
   check_process();
+  if (static_cast<int64_t>(terms.size()) + kLeastFrames > frames())
+    throw SlotsFailed(path_ + ": " + std::to_string(terms.size()) + " rows leave the sum or come back at once, and " +
+                      "memory holds " + std::to_string(frames()) + ": open it with more memory");
   {
     Lock lock(mutex_);
     unplan();
     client_ = client;
+    terms_ = terms;
+    term_frames_.reserve(terms.size());
     if (prepare(lock, replaces, weights, entering, false)) return;
   }
   const Unlocked out;
@@ -318,11 +340,13 @@ bool Tiers::prepare(Lock& lock, bool replaces, const std::vector<float>& weights
     const int64_t frame = fetched(lock, client_, may_wait);
     if (frame < 0) return false;
     old_ = frame;
-    Frame& one = frames_[static_cast<size_t>(frame)];
-    if (one.state == kClean) {  // not to be used for the new row
-      unlink(frame);
-      one.state = kPlanned;
-    }
+    pin(frame);
+  }
+  for (size_t term = term_frames_.size(); term < terms_.size(); ++term) {
+    const int64_t frame = fetched(lock, terms_[term].first, may_wait);
+    if (frame < 0) return false;
+    term_frames_.push_back(frame);
+    pin(frame);
   }
   if (new_ < 0) {
     new_ = empty_frame(lock, may_wait);
@@ -333,13 +357,20 @@ bool Tiers::prepare(Lock& lock, bool replaces, const std::vector<float>& weights
   return prepare_due(lock, weights, entering, may_wait);
 }
 
+float Tiers::next_weight(int64_t client, const std::vector<float>& weights, float entering) const {
+  if (client == client_) return entering;
+  const auto term = std::lower_bound(terms_.begin(), terms_.end(), std::make_pair(client, -HUGE_VALF));
+  if (term != terms_.end() && term->first == client) return std::max(0.0f, term->second);
+  return weights[static_cast<size_t>(client)];
+}
+
 // What this arrival's scrub reads. No frame changes its row from here to the commit: only arrivals and tasks do that.
 bool Tiers::prepare_due(Lock& lock, const std::vector<float>& weights, float entering, bool may_wait) {
   due_.clear();
   for (int64_t turn = done_; turn < turns_after(arrivals_ + 1); ++turn) {
     const int64_t client = turn % setting_.clients, window = window_of_turn(turn);
     const auto c = static_cast<size_t>(client);
-    const float weight = client == client_ ? entering : weights[c];
+    const float weight = next_weight(client, weights, entering);
     Due due{turn, {}, weight};
     const auto place = static_cast<int64_t>(static_cast<size_t>(turn) % ahead_.size());
     Ahead& ahead = ahead_[static_cast<size_t>(place)];
@@ -388,14 +419,18 @@ void Tiers::settle(Runner& runner, int64_t window, float* sum) {
   runner.settle_rows(jobs_, sum + window * kWindow, elements(window));
 }
 
-void Tiers::leaves(Runner& runner, float weight) {
+// A row that the scrub has passed changes by so much.
+void Tiers::follow(Runner& runner, int64_t client, const Row& row, float weight) {
   const int64_t window = window_of_turn(done_);
-  if (weight != 0.0f && client_ < done_ % setting_.clients) add(runner, window_of(old_row(), window), window, -weight);
+  if (weight != 0.0f && client < done_ % setting_.clients) add(runner, window_of(row, window), window, weight);
 }
 
-void Tiers::enters(Runner& runner, float weight) {
-  const int64_t window = window_of_turn(done_);
-  if (weight != 0.0f && client_ < done_ % setting_.clients) add(runner, window_of(new_row(), window), window, weight);
+void Tiers::leaves(Runner& runner, float weight) { follow(runner, client_, old_row(), -weight); }
+
+void Tiers::enters(Runner& runner, float weight) { follow(runner, client_, new_row(), weight); }
+
+void Tiers::moves(Runner& runner, size_t term) {
+  follow(runner, terms_[term].first, row_of_term(term), terms_[term].second);
 }
 
 void Tiers::advance(Runner& runner, float* sum) {
@@ -410,6 +445,8 @@ void Tiers::advance(Runner& runner, float* sum) {
 void Tiers::commit() noexcept {
   const Lock lock(mutex_);
   const auto c = static_cast<size_t>(client_);
+  for (const int64_t frame : term_frames_) unpin(frame);
+  term_frames_.clear();
   if (old_ >= 0) {
     Frame& old = frames_[static_cast<size_t>(old_)];
     if (old.state == kWriting) {
@@ -744,7 +781,7 @@ void Tiers::writes() {
     Frame& one = frames_[static_cast<size_t>(frame)];
     if (one.orphan) {
       release(frame);
-    } else if (frame == old_) {
+    } else if (one.pinned) {
       one.state = kPlanned;
     } else {
       one.state = kClean;

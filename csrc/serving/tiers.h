@@ -73,14 +73,20 @@ class Tiers {
 
   // The client was sent a model.
   void expect(int64_t client) noexcept;
-  // Before an arrival changes anything: its client's row is there, if it `replaces` one, a frame and a slot for the new
-  // one, and what the scrub reads. Weights are those of the rows in the sum, `entering` that of the new one.
-  void plan(int64_t client, bool replaces, const std::vector<float>& weights, float entering);
+  // Clients whose rows leave the sum or come back into it, in order, and by how much their weights change: from or to
+  // 0.
+  typedef std::vector<std::pair<int64_t, float>> Terms;
+  // Before an arrival changes anything: its client's row is there, if it `replaces` one, those of `terms`, a frame and
+  // a slot for the new one, and what the scrub reads. Weights are those of the rows in the sum, `entering` that of the
+  // new one.
+  void plan(int64_t client, bool replaces, const Terms& terms, const std::vector<float>& weights, float entering);
   Row old_row() const { return row_in(old_); }
   Row new_row() const { return row_in(new_); }
+  Row row_of_term(size_t term) const { return row_in(term_frames_[term]); }
   // What the row weighs in the sum goes away, or comes. The first before the row is written, the second after.
   void leaves(Runner& runner, float weight);
   void enters(Runner& runner, float weight);
+  void moves(Runner& runner, size_t term);
   // After all that: a quarter of a row more, and a window of the sum if all rows are in it.
   void advance(Runner& runner, float* sum);
   void commit() noexcept;
@@ -121,6 +127,7 @@ class Tiers {
     int32_t before = -1, after = -1;  // in the list that it is in
     State state = kFree;
     bool expected = false;  // its client was sent a model
+    bool pinned = false;    // the arrival that is planned reads it
     bool orphan = false;    // its client has a newer row: free when it is written
   };
   struct List {  // of clean frames, the one that was used longest ago first
@@ -159,9 +166,13 @@ class Tiers {
 
   typedef std::unique_lock<std::mutex> Lock;
   bool prepare(Lock& lock, bool replaces, const std::vector<float>& weights, float entering, bool may_wait);
+  float next_weight(int64_t client, const std::vector<float>& weights, float entering) const;
   bool prepare_due(Lock& lock, const std::vector<float>& weights, float entering, bool may_wait);
   int64_t fetched(Lock& lock, int64_t client, bool may_wait);
   void hurry(int64_t frame);
+  void pin(int64_t frame);
+  void unpin(int64_t frame);
+  void follow(Runner& runner, int64_t client, const Row& row, float weight);
   int64_t empty_frame(Lock& lock, bool may_wait);
   int64_t victim(bool also_expected);
   void reserve_slot();
@@ -230,6 +241,8 @@ class Tiers {
   // Planned.
   enum Way { kNone, kAhead, kLate, kCold };
   int64_t client_ = -1, old_ = -1, new_ = -1, new_slot_ = -1;
+  Terms terms_;
+  std::vector<int64_t> term_frames_;
   Way way_ = kNone;
   std::vector<Due> due_;
 };

@@ -102,6 +102,53 @@ def test_with_everything_that_ace_can_have(tmp_path: Path) -> None:
     assert apart.mean() < 1e-6 and plain.flat.abs().mean() > 0.01
 
 
+@pytest.mark.parametrize("freshness", ["dispatch", "gradient"])
+def test_rows_of_aced_leave_and_come_back(freshness: str, tmp_path: Path) -> None:
+    """Clients train for long, so that rows leave the sum, several at a time, and come back."""
+    more: dict[str, Any] = {
+        "lr": 0.1, "num_clients": 12, "max_delay": 6, "seed": 3, "freshness": freshness, "warmup": "partial",
+    }  # fmt: skip
+    cache = fastagg.Tiered(memory=10 * STRIDE["int8"], path=tmp_path / "few")
+    wide = fastagg.Tiered(memory=40 * STRIDE["int8"], path=tmp_path / "all")
+    servers = [fastagg.ACED(torch.zeros(SIZE), cache=kind, **more) for kind in (cache, wide, "int8")]
+    few, all_, plain = servers
+    draw, training, left = torch.Generator().manual_seed(5), [], 0
+    for turn in range(150):
+        idle = [client for client in range(12) if client not in training]
+        while len(training) < (3 if turn % 40 < 20 else 6):
+            training.append(idle.pop(int(torch.randint(len(idle), (1,), generator=draw))))
+            for server in servers:
+                server.dispatch(training[-1])
+        client = training.pop(int(torch.randint(len(training), (1,), generator=draw)))
+        update = torch.randn(SIZE, generator=draw)
+        for server in servers:
+            server.receive(client, update)
+        weights = plain._core.state.book.state()["weights"]
+        left += int((weights == 0).sum() > 3)
+        assert (few._core.state.book.state()["weights"] == weights).all()
+    assert left > 20, "nobody was too old"
+    assert same(few, all_)
+    for client, row in enumerate(rows_of(few)):
+        assert torch.equal(row, plain._core.state.cache.row(client))
+    torch.testing.assert_close(few.flat, plain.flat, rtol=0, atol=1e-4)
+    rows, weights = torch.stack(rows_of(few)).double(), torch.from_numpy(weights).double()
+    torch.testing.assert_close(sum_of(few).double(), weights @ rows, rtol=0, atol=2e-5)
+
+
+def test_rows_that_leave_must_fit_into_memory(tmp_path: Path) -> None:
+    cache = fastagg.Tiered(memory=6 * STRIDE["int8"], path=tmp_path)
+    server = fastagg.ACED(torch.zeros(SIZE), lr=0.1, num_clients=12, max_delay=3, cache=cache, warmup="partial")
+    for client in range(6):
+        server.dispatch(client)
+    for client in range(4):
+        server.receive(client, torch.ones(SIZE))  # all of version 0: they leave together
+    with pytest.raises(fastagg.CacheError, match="open it with more memory"):
+        for _ in range(4):
+            server.dispatch(9)
+            server.receive(9, torch.ones(SIZE))
+    assert server._core.ledger.open_tasks == 3
+
+
 def test_the_scrub_rebuilds_the_sum(tmp_path: Path) -> None:
     server, trace = make(tmp_path), Trace()
     trace.play(12, server)
@@ -369,8 +416,6 @@ def test_servers_that_take_no_rows_on_a_disk(tmp_path: Path) -> None:
     for more, says in [({"mode": "direct"}, "mode='direct'"), ({"origin": 65536}, "a slice")]:
         with pytest.raises(fastagg.ConfigError, match=says):
             make(tmp_path, **more)
-    with pytest.raises(fastagg.ConfigError, match="must be in memory"):
-        fastagg.ACED(torch.zeros(9), lr=1.0, num_clients=9, max_delay=3, cache=fastagg.Tiered(path=tmp_path))  # type: ignore[arg-type]
 
 
 def test_bytes_as_text() -> None:

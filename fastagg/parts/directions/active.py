@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from fastagg import _checks
 from fastagg._build import native
@@ -29,8 +29,6 @@ class ActiveSet(AllClients):
 
     max_delay: int = 10
     freshness: Freshness = "dispatch"
-
-    rows_one_by_one: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

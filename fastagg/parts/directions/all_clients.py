@@ -42,7 +42,6 @@ class AllClients(Direction):
     mode: Mode = "incremental"
     kind: Kind = field(default="gradient", kw_only=True)
     in_kernels: ClassVar[bool] = True
-    rows_one_by_one: ClassVar[bool] = True  # whether an arrival changes its client's row alone
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,8 +49,6 @@ class AllClients(Direction):
         if isinstance(self.cache, dict):  # from a checkpoint
             object.__setattr__(self, "cache", Tiered(**self.cache))
         if isinstance(self.cache, Tiered):
-            if not self.rows_one_by_one:
-                raise ConfigError("cache: rows leave ACED's sum many at a time, so they must be in memory")
             if self.mode == "direct":
                 raise ConfigError("cache: with mode='direct' every arrival reads all rows, which must be in memory")
         else:
