@@ -6,8 +6,10 @@ comparison also needs the folder of its results there.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import sys
 import threading
 import time
 import warnings
@@ -46,7 +48,10 @@ class Cluster(Crew):
     def __init__(self, count: int | None, begin: Begin, *given: Any, fresh: bool = False) -> None:
         self._own = not ray.is_initialized()
         if self._own:
-            _connect(count or usable_cores())
+            # Ray would have its workers look for packages in the current folder first, which may be a checkout of this
+            # one whose extension was never built.
+            with contextlib.chdir(sys.prefix):
+                _connect(count or usable_cores())
         self._stopping = False
         self._asked = 0.0
         try:
@@ -75,7 +80,7 @@ class Cluster(Crew):
 
     def _start(self) -> _Actor:
         options = {"num_cpus": 1, "max_restarts": 0, "max_concurrency": 2 if self._fresh else 1}
-        return _Actor(ray.remote(_Work).options(**options).remote(self._given))
+        return _Actor(ray.remote(_Work).options(**options).remote(os.getcwd(), sys.path, self._given))
 
     def _give(self, worker: _Actor, order: Order) -> None:
         worker.answers[worker.actor.work.remote(order.task, *order.arrays)] = "done"
@@ -134,7 +139,11 @@ def _read(worker: _Actor, reference: Any) -> News | None:
 class _Work:
     """A worker's process. Its methods are called by Ray."""
 
-    def __init__(self, given: tuple[Begin, Sequence[Any]]) -> None:
+    def __init__(self, folder: str, paths: Sequence[str], given: tuple[Begin, Sequence[Any]]) -> None:
+        """``folder`` and ``paths``: where the other side is, and where it finds modules."""
+        if os.path.isdir(folder):
+            os.chdir(folder)
+        sys.path.extend(path for path in paths if path not in sys.path)
         set_num_threads(1)  # it has one CPU
         self._value: Any = None
         self._stop = threading.Event()
