@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import random
@@ -59,7 +60,8 @@ def cluster():
 
     with pytest.MonkeyPatch.context() as patch:  # the models below are functions of a module that workers must find
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+        with contextlib.chdir(sys.prefix):  # whose package is the installed one: engines/ray.py does so, too
+            ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 
