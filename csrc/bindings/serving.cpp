@@ -63,21 +63,20 @@ std::vector<T> vector_of(const py::handle& given) {
 py::dict cut_of(Tiers& tiers) {
   const Tiers::Cut cut = tiers.cut();
   py::dict state;
-  state["number"] = cut.number;
-  state["slots"] = array_of(cut.slots);
-  state["sums"] = py::array_t<int64_t>(array_of(cut.sums));
+  state["number"] = cut.places.number;
+  state["slots"] = array_of(cut.places.slots);
+  state["sums"] = py::array_t<int64_t>(array_of(cut.places.sums));
   state["arrivals"] = cut.arrivals;
-  state["shadow"] = array_of(cut.shadow);
+  state["shadow"] = array_of(cut.begun);
   return state;
 }
 
 void load_cut(Tiers& tiers, const py::dict& state) {
   Tiers::Cut cut;
-  cut.number = py::cast<int64_t>(state["number"]);
-  cut.slots = vector_of<int64_t>(state["slots"]);
-  cut.sums = vector_of<uint32_t>(state["sums"]);
+  cut.places = {py::cast<int64_t>(state["number"]), vector_of<int64_t>(state["slots"]),
+                vector_of<uint32_t>(state["sums"])};
   cut.arrivals = py::cast<int64_t>(state["arrivals"]);
-  cut.shadow = vector_of<double>(state["shadow"]);
+  cut.begun = vector_of<double>(state["shadow"]);
   tiers.load(cut);
 }
 
@@ -285,11 +284,11 @@ void bind_serving(py::module_& to) {
       .def("counts", &counts_of)
       .def_property_readonly("is_open", &Tiers::is_open)
       .def_property_readonly("frames", &Tiers::frames)
-      .def_property_readonly("scales_at", &Tiers::scales_at)
-      .def_readonly_static("window", &Tiers::kWindow)
+      .def_property_readonly("scales_at", [](const Tiers& tiers) { return tiers.windows().scales_at(); })
+      .def_readonly_static("window", &Windows::kSize)
       .def_property_readonly("nbytes_on_disk", &Tiers::nbytes_on_disk)
       .def_static("stride", [](const std::string& format, int64_t size) {
-        return Tiers::stride_of(named(format, RowFormats{}, "tiers"), size);
+        return Windows{named(format, RowFormats{}, "tiers"), size}.stride();
       });
 
   py::class_<Book, std::shared_ptr<Book>>(m, "Book")

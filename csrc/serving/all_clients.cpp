@@ -211,14 +211,25 @@ bool AllClients::plan_row() {
   }
 }
 
-// A row that is lost: the sum is made anew without it, and its client is as if it was never heard.
+// A row that is lost, and those that turn out to be lost, too: the sum is made anew without them, and their clients are
+// as if they were never heard.
 void AllClients::give_up(int64_t client) {
   OnCpu runner;
-  const auto c = static_cast<size_t>(client);
-  tiers_->rebuild(runner, weights_, client, sum_);
-  total_.remove(weights_[c]);
-  heard_ -= shares_[c] > 0.0f;
-  weights_[c] = shares_[c] = 0.0f;
+  std::vector<int64_t> lost{client};
+  for (bool done = false; !done;) {
+    try {
+      tiers_->rebuild(runner, weights_, lost, sum_);
+      done = true;
+    } catch (const RowDamaged& damaged) {
+      lost.push_back(damaged.client);
+    }
+  }
+  for (const int64_t one : lost) {
+    const auto c = static_cast<size_t>(one);
+    total_.remove(weights_[c]);
+    heard_ -= shares_[c] > 0.0f;
+    weights_[c] = shares_[c] = 0.0f;
+  }
 }
 
 void AllClients::cancel() noexcept {

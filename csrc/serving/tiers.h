@@ -4,9 +4,7 @@
 // a frame, so that it is there when the client answers. An arrival reads its client's frame and writes the new row to
 // another frame, which a thread then writes to a free slot of the file. A slot that a checkpoint refers to is not
 // written over: the checkpoint is the list of the slots, and the rows stay where they are.
-//
-// Every row has a checksum for each window of 131,072 elements. The scrub (scrub.h says what for) goes through the
-// rows one after the other, a window of each, and verifies them: a quarter of a row at every arrival, read ahead.
+// Three parts have a file each: where a row lies in memory (windows.h), the slots (places.h) and the scrub (sweep.h).
 #pragma once
 
 #include <condition_variable>
@@ -20,8 +18,9 @@
 #include <utility>
 #include <vector>
 
-#include "../memory/slots.h"
-#include "../plan.h"
+#include "places.h"
+#include "sweep.h"
+#include "windows.h"
 
 namespace fastagg::serving {
 
@@ -36,8 +35,6 @@ class RowDamaged : public memory::SlotsFailed {
 
 class Tiers {
  public:
-  static constexpr int64_t kWindow = 131072;  // elements
-
   struct Setting {
     int format;
     int64_t size, clients;
@@ -62,8 +59,7 @@ class Tiers {
   Tiers& operator=(const Tiers&) = delete;
   const Setting& setting() const { return setting_; }
 
-  // Bytes of a slot, and of a frame: those of the row and of its scales, each in whole pages.
-  static int64_t stride_of(int format, int64_t size);
+  const Windows& windows() const { return windows_; }
 
   // `claim` is called once, before the first use: it sees to it that the file is this server's, and calls `open` or
   // `load`.
@@ -84,23 +80,22 @@ class Tiers {
   Row new_row() const { return row_in(new_); }
   Row row_of_term(size_t term) const { return row_in(term_frames_[term]); }
   // What the row weighs in the sum goes away, or comes. The first before the row is written, the second after.
-  void leaves(Runner& runner, float weight);
-  void enters(Runner& runner, float weight);
-  void moves(Runner& runner, size_t term);
+  void leaves(Runner& runner, float weight) { sweep_.follow(runner, client_, old_row(), -weight); }
+  void enters(Runner& runner, float weight) { sweep_.follow(runner, client_, new_row(), weight); }
+  void moves(Runner& runner, size_t term) {
+    sweep_.follow(runner, terms_[term].first, row_of_term(term), terms_[term].second);
+  }
   // After all that: a quarter of a row more, and a window of the sum if all rows are in it.
   void advance(Runner& runner, float* sum);
   void commit() noexcept;
 
   // A client's row as it is now: its data and, behind the data's pages, its scales. False: it has none.
   bool copy_row(int64_t client, std::vector<char>& into);
-  int64_t scales_at() const { return scales_at_; }
 
   struct Cut {
-    int64_t number = 0;
-    std::vector<int64_t> slots;  // by client; negative: no row
-    std::vector<uint32_t> sums;  // of the rows that are there, in order: one for each window
-    int64_t arrivals = 0;        // where the scrub is
-    std::vector<double> shadow;  // of the window that is begun
+    Places::Cut places;
+    int64_t arrivals = 0;       // where the scrub is
+    std::vector<double> begun;  // the sums of its window
   };
   // A checkpoint begins: when this returns, everything is on the disk.
   Cut cut();
@@ -111,14 +106,14 @@ class Tiers {
   // Rows as a cut has them.
   void load(const Cut& cut);
 
-  // Adds up all rows again, but for that of `without`, which is given up. Takes as long as reading them all.
-  void rebuild(Runner& runner, const std::vector<float>& weights, int64_t without, float* sum);
+  // Adds up all rows again, but for those of `lost` clients, which are given up. Takes as long as reading them all. If
+  // it fails, nothing has changed.
+  void rebuild(Runner& runner, const std::vector<float>& weights, const std::vector<int64_t>& lost, float* sum);
 
   int64_t nbytes() const;
   int64_t nbytes_on_disk() const;
   int64_t frames() const { return static_cast<int64_t>(frames_.size()); }
   Counts counts() const;
-  int64_t windows() const { return windows_; }
 
  private:
   enum State : uint8_t { kFree, kReading, kClean, kWriting, kPlanned };
@@ -154,15 +149,10 @@ class Tiers {
   };
 
   char* at(int64_t frame) const { return arena_ + frame * stride_; }
-  Row row_at(char* place) const;
-  Row row_in(int64_t frame) const { return frame < 0 ? Row{} : row_at(at(frame)); }
-  Row window_of(Row row, int64_t window) const;
-  int64_t elements(int64_t window) const;
-  int64_t window_bytes(int64_t window) const;
-  int64_t window_of_turn(int64_t turn) const { return turn / setting_.clients % windows_; }
-  int64_t turns_after(int64_t arrivals) const { return windows_ * arrivals / 4; }
-  char* ahead_at(int64_t place) const { return ahead_arena_ + place * ahead_bytes_; }
-  Row row_ahead(int64_t place) const;
+  Row row_in(int64_t frame) const { return frame < 0 ? Row{} : windows_.row_at(at(frame)); }
+  // The frame that has the client's row; negative: none has, or it is being read.
+  int64_t frame_with(int64_t client) const;
+  char* ahead_at(int64_t place) const { return ahead_arena_ + place * windows_.read_bytes(); }
 
   typedef std::unique_lock<std::mutex> Lock;
   bool prepare(Lock& lock, bool replaces, const std::vector<float>& weights, float entering, bool may_wait);
@@ -172,11 +162,8 @@ class Tiers {
   void hurry(int64_t frame);
   void pin(int64_t frame);
   void unpin(int64_t frame);
-  void follow(Runner& runner, int64_t client, const Row& row, float weight);
   int64_t empty_frame(Lock& lock, bool may_wait);
   int64_t victim(bool also_expected);
-  void reserve_slot();
-  void retire(int64_t slot) noexcept;
   void unplan();
   void ask_ahead() noexcept;
   void drained(Lock& lock);
@@ -186,17 +173,18 @@ class Tiers {
   void unlink(int64_t frame);
   void release(int64_t frame);
   void check_process() const;
+  void take_file(const std::function<void()>& load);
   void start();
   void reads();
   void writes();
   void fill(const Ask& ask, const std::vector<uint32_t>& expected);
-  uint32_t sum_of(const Row& row, int64_t window) const;
-  void add(Runner& runner, const Row& row, int64_t window, float weight);
-  void settle(Runner& runner, int64_t window, float* sum);
+  void check(const Row& part, int64_t window, uint32_t sum, int64_t client, int64_t slot) const;
+  Row read_part(int64_t client, int64_t window, char* into);
 
   Setting setting_;
   std::string path_;
-  int64_t row_bytes_, row_scales_, scales_at_, stride_, windows_;
+  Windows windows_;
+  int64_t stride_;
   memory::SlotFile file_;
   int process_ = 0;
 
@@ -219,28 +207,15 @@ class Tiers {
   std::vector<int32_t> free_frames_;
   List idle_, expected_;
   std::vector<int32_t> frame_of_;  // by client; negative: none
-  std::vector<int64_t> slot_;      // by client; negative: none
-
-  std::vector<uint32_t> sums_;  // of every slot: one for each window
-  std::vector<int64_t> born_;   // by slot: how many cuts there had been
-  std::vector<int64_t> free_slots_;
-  int64_t used_slots_ = 0;                            // slots from here on were never used
-  std::vector<std::pair<int64_t, int64_t>> retired_;  // (cuts so far, slot), in order: a checkpoint may need it
-  int64_t cuts_ = 0;
-  std::vector<int64_t> confirmed_;
-  Counts counts_;
-
-  // The scrub. Turn t is window t / clients % windows of row t % clients.
-  int64_t arrivals_ = 0, done_ = 0;
-  std::vector<double> shadow_;
-  std::vector<RowJob> jobs_;
+  Places places_;
+  Sweep sweep_;
   std::vector<Ahead> ahead_;
   char* ahead_arena_ = nullptr;
-  int64_t ahead_bytes_ = 0;
+  Counts counts_;
 
   // Planned.
   enum Way { kNone, kAhead, kLate, kCold };
-  int64_t client_ = -1, old_ = -1, new_ = -1, new_slot_ = -1;
+  int64_t client_ = -1, old_ = -1, new_ = -1;
   Terms terms_;
   std::vector<int64_t> term_frames_;
   Way way_ = kNone;

@@ -212,7 +212,10 @@ class TieredRows:
                 f"{self.folder}: checkpoints of another server refer to the rows in it: load one of them, name "
                 "another folder, or remove this one"
             )
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CacheError(f"{self.folder}: rows need a folder: {error}") from error
         _once_more(self.native.open)
         self._id = secrets.token_hex(8)
         self._write([])
@@ -224,7 +227,7 @@ class TieredRows:
             good = (
                 index["version"] == _FORMAT and isinstance(index["id"], str) and isinstance(index["checkpoints"], list)
             )
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise CheckpointError(f"{path}: it is damaged: {error!s:.200}") from error
@@ -233,19 +236,22 @@ class TieredRows:
         return index
 
     def _write(self, checkpoints: list[int]) -> None:
-        """Say on the disk which checkpoints the rows are of."""
+        """Say on the disk which checkpoints the rows are of. CacheError if the disk refuses."""
         path, partial = self.folder / INDEX, self.folder / (INDEX + ".partial")
         about = {"version": _FORMAT, "id": self._id, "rows": self.setting.format, "size": self.size}
-        with partial.open("w") as file:
-            json.dump({**about, "clients": self.clients, "checkpoints": checkpoints}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        folder = os.open(self.folder, os.O_RDONLY)
         try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            with partial.open("w") as file:
+                json.dump({**about, "clients": self.clients, "checkpoints": checkpoints}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+            folder = os.open(self.folder, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise CacheError(f"{path}: it cannot be written: {error}") from error
         self._listed = checkpoints
 
 

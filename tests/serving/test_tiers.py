@@ -316,6 +316,51 @@ def test_a_client_whose_row_is_damaged_warms_up_again(found_by: str, tmp_path: P
     torch.testing.assert_close(sum_of(server).double(), exact, rtol=0, atol=2e-5)
 
 
+def test_two_damaged_rows_are_given_up_together(tmp_path: Path) -> None:
+    server = make(tmp_path / "rows", damaged="warm up", warmup="partial")
+    Trace().play(30, server)
+    server.save(tmp_path / "server.pt")
+    state = server.state_dict()
+    del server
+    for client in (2, 7):
+        damage(tmp_path / "rows", client, state)
+    again = fastagg.load(tmp_path / "server.pt")
+    again.dispatch(7)
+    again.receive(7, torch.ones(SIZE))
+    assert again.tiers()["lost"] == 2 and again._core.state.rows.row(2) is None
+    rows = torch.stack([row.double() for row in map(again._core.state.rows.row, range(12)) if row is not None])
+    assert len(rows) == 11
+    torch.testing.assert_close(sum_of(again).double(), rows.sum(0), rtol=0, atol=2e-5)
+
+
+def test_a_sum_that_cannot_be_made_anew_stays(tmp_path: Path) -> None:
+    """A row is lost, and while all others are read the file turns out to be too short."""
+    server = make(tmp_path / "rows", damaged="warm up")
+    Trace().play(30, server)
+    server.save(tmp_path / "server.pt")
+    slots = server.state_dict()["direction"]["cache"]["slots"].tolist()
+    del server
+    again = fastagg.load(tmp_path / "server.pt")
+    first = slots.index(min(slots))
+    damage(tmp_path / "rows", first, {"direction": {"cache": {"slots": slots}}})
+    os.truncate(tmp_path / "rows" / "rows.bin", (min(slots) + 2) * STRIDE["int8"])
+    before, total = again.flat.clone(), sum_of(again).clone()
+    again.dispatch(first)
+    for _ in range(2):
+        with pytest.raises(fastagg.CacheError, match="the file ends before it"):
+            again.receive(first, torch.ones(SIZE))
+    assert torch.equal(again.flat, before) and torch.equal(sum_of(again), total)
+    assert again.tiers()["lost"] == 0 and again._core.ledger.open_tasks == 1
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "rows").write_text("a file")
+    server = make(tmp_path / "rows")
+    server.dispatch(0)
+    with pytest.raises(fastagg.CacheError, match="rows need a folder"):
+        server.receive(0, torch.ones(SIZE))
+
+
 def test_a_folder_belongs_to_one_server(tmp_path: Path) -> None:
     server = make(tmp_path / "rows")
     Trace().play(3, server)
