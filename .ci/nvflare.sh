@@ -17,5 +17,9 @@ pip install -q -c constraints.txt "$package[nvflare,test]"
 here=$(pwd)
 cd "$work"
 python -c 'import fastagg, sys; assert "site-packages" in fastagg.__file__, fastagg.__file__'
-pytest -m "" -q -p no:cacheprovider --rootdir "$here" -c "$here/pyproject.toml" "$here/tests/integrations/test_docs.py" \
-  "$here"/tests/integrations/test_nvflare*.py -rs
+tests() {
+  pytest -m "" -q -o cache_dir="$work/cache" --rootdir "$here" -c "$here/pyproject.toml" -rs --durations=8 "$@" \
+    "$here/tests/integrations/test_docs.py" "$here"/tests/integrations/test_nvflare*.py
+}
+# These tests use processes, ports and deadlines on a machine that may be busy, so one that fails is tried again.
+tests || tests --last-failed --last-failed-no-failures none
