@@ -1,6 +1,7 @@
-"""Coverage-guided fuzzing (atheris) of the code that reads a server's files: it must read or refuse them by name.
+"""Coverage-guided fuzzing (atheris) of the code that reads a server's files: it must read or refuse them by name. The
+same for arguments of the ops, and for recipes (fuzz_calls.py).
 
-python .ci/fuzz.py record|journal|checkpoint|file CORPUS [options of libFuzzer, as -max_total_time=120]
+python .ci/fuzz.py bindings|record|journal|checkpoint|file|recipe CORPUS [options of libFuzzer, -max_total_time=120]
 
 CORPUS is a folder for inputs that reached new code. With -runs=0 its inputs are only replayed.
 
@@ -19,11 +20,13 @@ from pathlib import Path
 
 import atheris
 
-TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS / "serving")]
+HERE = Path(__file__).resolve().parent
+TESTS = HERE.parent / "tests"
+sys.path[:0] = [str(TESTS), str(TESTS / "serving"), str(HERE)]
 
 with atheris.instrument_imports(include=["fastagg.serving", "fastagg.storage", "fastagg.layout"]):
     import torch
+    from fuzz_calls import bindings, recipe
     from lossy import LossyDisk
     from presets import PRESETS, calls, model, update
 
@@ -176,7 +179,7 @@ def file() -> Callable[[bytes], None]:
     return one
 
 
-TARGETS = {one.__name__: one for one in (record, journal, checkpoint, file)}
+TARGETS = {one.__name__: one for one in (bindings, record, journal, checkpoint, file, recipe)}
 
 if __name__ == "__main__":
     target = TARGETS[sys.argv[1]]()

@@ -4,6 +4,8 @@ python .ci/power.py power 100000      power is lost this often (tests/serving/te
 python .ci/power.py kill 10000        kill -9 this often (tests/serving/test_killed.py)
 python .ci/power.py arrivals 10000000 so many arrivals at a server with a folder: memory and folder stay as large
 python .ci/power.py silent 1000000    so many clients, most of which never answer, at a server with a folder and leases
+
+A third argument of `power` and `kill` is the first seed. With different ones, several may run at the same time.
 """
 
 from __future__ import annotations
@@ -67,14 +69,14 @@ def flat(what: str, count: int) -> None:
         print(f"{what}: recovered version {version} in {time.monotonic() - again:.1f} s", flush=True)
 
 
-def main(what: str, count: int) -> None:
+def main(what: str, count: int, seed: int = 100) -> None:
     """Run one of them, and report the progress after every part."""
     if what in ("arrivals", "silent"):
         return flat(what, count)
     from test_killed import NAMES, kill
     from test_power import crashes
 
-    begun, done, seed, states, seen = time.monotonic(), 0, 100, 0, 0
+    begun, done, states, seen = time.monotonic(), 0, 0, 0
     while done < count:
         name, seed = NAMES[seed % len(NAMES)], seed + 1
         if what == "power":
@@ -90,4 +92,4 @@ def main(what: str, count: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

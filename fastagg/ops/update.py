@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastagg import reference
 from fastagg._build import native
-from fastagg.errors import ConfigError
+from fastagg.errors import ConfigError, ShapeMismatch
 from fastagg.ops.checks import Update, address, apart, apart_from, update_of, vector
 from fastagg.ops.place import CPU, Cuda, on_device, place, where
 from fastagg.ops.verdict import check_verdict, judge
@@ -84,16 +84,18 @@ def sketch(update: Update, k: int, seed: int = 0) -> Tensor:
     Args:
         update: d elements.
         k: length of the sketch, >= 1024.
-        seed: the seed of the map.
+        seed: the seed of the map, 0 <= seed < 2^64.
 
     Returns:
         [k] fp32, on the CPU.
 
     Raises:
-        ConfigError: ``k`` is below 1024.
+        ConfigError: ``k`` is below 1024, or ``seed`` is out of range.
     """
     if k < 1024:
         raise ConfigError(f"sketch: expected at least 1024 numbers, got {k}")
+    if not 0 <= seed < 2**64:
+        raise ConfigError(f"sketch: expected a seed of 0 to 2^64 - 1, got {seed}")
     pieces = as_pieces(update)
     on = place(pieces.device)
     if on is None:
@@ -182,7 +184,13 @@ def fold(
         ShapeMismatch, DTypeMismatch, ConfigError: a vector is refused. Nothing was written.
     """
     given = [as_pieces(model) for model in models]
+    if not given:
+        raise ConfigError("fold: there is no model")
+    if not len(given) == len(bases) == len(weights):
+        raise ShapeMismatch(f"fold: {len(given)} models, {len(bases)} bases and {len(weights)} weights")
     for k, (pieces, base) in enumerate(zip(given, bases, strict=True)):
+        if pieces.size != given[0].size or pieces.device != given[0].device:
+            raise ShapeMismatch(f"model {k} has {pieces.size} elements, model 0 has {given[0].size}")
         if base is not None:
             vector(f"base {k}", base, pieces.size, pieces.device)
         for name, given_vector in (("acc", acc), ("out", out)):
@@ -218,10 +226,12 @@ def crc32c(update: Update, before: int = 0, *, in_software: bool = False) -> int
         in_software: use the table even if the processor has an instruction.
 
     Raises:
-        ConfigError: the update is not on the CPU.
+        ConfigError: the update is not on the CPU, or ``before`` is not 0 to 2^32 - 1.
     """
     pieces = as_pieces(update)
     if pieces.device.type != "cpu":
         raise ConfigError(f"crc32c: for updates on the CPU, got one on {pieces.device}")
+    if not 0 <= before < 2**32:
+        raise ConfigError(f"crc32c: expected a checksum of 0 to 2^32 - 1 before these bytes, got {before}")
     sizes = [size * (4, 2, 2)[code] for _, size, code in pieces.native if size]
     return int(native.crc32c(update_of(pieces), bytes=sizes, before=before, in_software=in_software))

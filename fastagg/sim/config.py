@@ -400,14 +400,26 @@ def parse_choices(text: str) -> tuple[str, list[Any]]:
     return parsed[0][0], [value for _, value in parsed]
 
 
+_MOST = 8  # problems in a message
+
+
 def explain(error: ValidationError) -> str:
     """Turn pydantic's report into one line, with each problem as "key: what is wrong"."""
-    return "; ".join(_problem(item) for item in error.errors(include_url=False))
+    found = error.errors(include_url=False)
+    shown = [_problem(item) for item in found[:_MOST]]
+    return "; ".join([*shown, f"and {len(found) - _MOST} more"] if len(found) > _MOST else shown)
+
+
+def _on_one_line(text: str) -> str:
+    """``text``, or its repr if it would break the line of a message; at most 80 characters of either."""
+    shown = text if text.isprintable() else repr(text)
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."
 
 
 def _problem(item: Any) -> str:
     # pydantic's location of a tagged section contains the tag (data, digits, alpha), but the user's key does not.
-    where = ".".join(str(part) for part in item["loc"] if part not in _TAGS)
+    where = ".".join(_on_one_line(str(part)) for part in item["loc"] if part not in _TAGS)
+    given = _on_one_line(repr(item["input"]))
     if item["type"] == "extra_forbidden":
         known = _known(item["loc"])
         return f"unknown key {where} (known here: {', '.join(known)}){_checks.meant(str(item['loc'][-1]), known)}"
@@ -417,11 +429,11 @@ def _problem(item: Any) -> str:
     elif item["type"] == "union_tag_not_found":
         message = "the key name is missing"
     elif item["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        message = f"expected a section with keys, got {item['input']!r}"
+        message = f"expected a section with keys, got {given}"
     elif item["type"] == "union_tag_invalid":
         message = f"unknown name {item['ctx']['tag']!r} (known: {item['ctx']['expected_tags']})"
     elif not item["type"].startswith("value_error"):
-        message = f"{message[:1].lower()}{message[1:]}, got {item['input']!r}"
+        message = f"{message[:1].lower()}{message[1:]}, got {given}"
     return f"{where}: {message}" if where else message
 
 
@@ -456,5 +468,5 @@ def _put(values: dict[str, Any], dotted: str, value: Any) -> None:
     for parent in parents:
         here = here.setdefault(parent, {})
         if not isinstance(here, dict):
-            raise ConfigError(f"{dotted}: {parent} is a value, not a section")
+            raise ConfigError(f"{_on_one_line(dotted)}: {_on_one_line(parent)} is a value, not a section")
     here[last] = value

@@ -391,3 +391,31 @@ def test_nothing_in_the_extension_takes_more_than_six_arguments() -> None:
     counts = {name: _count(arguments) for name, arguments in found}
     assert counts["recompute_sum"] == 6 and counts["Sum.__init__"] == 6 and counts["step"] == 3
     assert {name: count for name, count in counts.items() if count > MOST_ARGUMENTS} == {}
+
+
+# ── numbers that the extension could not take ───────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_seeds_of_a_sketch_out_of_range(seed: int) -> None:
+    refused(lambda: ops.sketch(vector(D, 0), 1024, seed), "sketch: expected a seed")
+
+
+@pytest.mark.parametrize("before", [-1, 2**32])
+def test_checksums_out_of_range(before: int) -> None:
+    refused(lambda: ops.crc32c(vector(D, 0), before), "crc32c: expected a checksum")
+
+
+@pytest.mark.parametrize("origin", [-65536, 2**64])
+def test_origins_out_of_range(origin: int) -> None:
+    x = vector(D, 0)
+    refused(lambda: ops.step_(x, vector(D, 1), optimizer="sgd", lr=0.1, origin=origin), "origin: expected", x)
+
+
+def test_models_to_fold_that_do_not_go_together() -> None:
+    x, one, out = vector(D, 0), vector(D, 1), vector(D, 2)
+    refused(lambda: ops.fold([], [], [], None, out), "there is no model", out)
+    refused(lambda: ops.fold([x], [None, one], [1.0], None, out), "1 models, 2 bases", out, error=ShapeMismatch)
+    refused(lambda: ops.fold([x], [None], [1.0, 1.0], None, out), "and 2 weights", out, error=ShapeMismatch)
+    other = [x, vector(D - 1, 1)]
+    refused(lambda: ops.fold(other, [None, None], [1.0, 1.0], None, None), "model 1 has 2999", error=ShapeMismatch)

@@ -87,6 +87,10 @@ def test_keywords_of_the_algorithm_are_passed_on_with_none(tiny):
         ({"name": "../up"}, "name: string should match"),
         ({"seed": -1}, "seed: input should be greater than or equal to 0"),
         ({"name.first": "x"}, "name.first: name is a value, not a section"),
+        ({"client.a\nb": 1}, "unknown key client.'a\\nb' (known here"),
+        ({"name.a\nb": 1}, "'name.a\\nb': name is a value, not a section"),
+        ({"client.lr": "x" * 1000}, f"got '{'x' * 76}..."),
+        ({f"key{k}": 1 for k in range(12)}, "; and 4 more"),
     ],
 )
 def test_a_wrong_recipe_is_one_line_that_names_the_key(tiny, changes, message):
