@@ -43,6 +43,7 @@ def fadas(turns: int, workspace: str) -> None:
     job = BaseFedJob(name="digits")
     job.to_server(PTModel(Digits()), id="persistor")
     job.to_server(AsyncController("FADAS", FADAS, versions=turns))
+    job.to_server({"server": {"task_request_interval": 0.2}})  # seconds that a client waits between tasks; default: 2
     job.to_clients(ScriptRunner(script=str(HERE / "client.py"), script_args="--slow 3"))
     job.simulator_run(f"{workspace}/digits", n_clients=CLIENTS)
 

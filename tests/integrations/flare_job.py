@@ -26,10 +26,17 @@ from nvflare.recipe import SimEnv
 from fastagg.integrations.nvflare import Aggregator, AsyncController
 
 
+def digits(**settings: str) -> BaseFedJob:
+    """A job whose server has the model, and whose clients wait a fifth of a second between tasks, not FLARE's two."""
+    flare = BaseFedJob(name="digits", **settings)
+    flare.to_server(PTModel(Digits()), id="persistor")
+    flare.to_server({"server": {"task_request_interval": 0.2}})
+    return flare
+
+
 def asynchronous(workspace: str) -> None:
     """Five sites, four of which misbehave (flare_client.py)."""
-    flare = BaseFedJob(name="digits")
-    flare.to_server(PTModel(Digits()), id="persistor")
+    flare = digits()
     # No client is given up for good, however slowly the sites start on this machine.
     patient = {"timeout": 8, "retry_after": 0.5, "max_failures": None, "max_in_a_row": None}
     flare.to_server(RecordedController("FADAS", job.FADAS, versions=48, checkpoint=f"{workspace}/server.pt", **patient))
@@ -39,8 +46,7 @@ def asynchronous(workspace: str) -> None:
 
 def resumed(workspace: str) -> None:
     """Four sites. The server saves every version, and continues from the version at which it was killed."""
-    flare = BaseFedJob(name="digits")
-    flare.to_server(PTModel(Digits()), id="persistor")
+    flare = digits()
     settings = {"versions": 32, "timeout": 8, "checkpoint": f"{workspace}/server.pt", "save_every": 1}
     flare.to_server(RecordedController("FADAS", job.FADAS, **settings))
     flare.to_clients(ScriptRunner(script=str(EXAMPLE / "client.py")))
@@ -49,8 +55,7 @@ def resumed(workspace: str) -> None:
 
 def goals(workspace: str) -> None:
     """Differences through two of FLARE's filters, until the clients' accuracy is good enough."""
-    flare = BaseFedJob(name="digits", key_metric="accuracy")
-    flare.to_server(PTModel(Digits()), id="persistor")
+    flare = digits(key_metric="accuracy")
     ends = {"stop": {"metric": "clients/accuracy", "target": 0.85}, "best": f"{workspace}/best.pt"}
     settings = {"buffer_size": 2, "weighting": "samples"}
     flare.to_server(RecordedController("FedBuff", settings, versions=400, checkpoint=f"{workspace}/server.pt", **ends))
@@ -62,8 +67,7 @@ def goals(workspace: str) -> None:
 
 def failing(workspace: str, algorithm: str, *arguments: str) -> None:
     """A job that fails whatever its clients do."""
-    flare = BaseFedJob(name="digits")
-    flare.to_server(PTModel(Digits()), id="persistor")
+    flare = digits()
     sites = [f"site-{number}" for number in range(1, job.CLIENTS + 1)]
     settings = {"lr": 0.1, "num_clients": job.CLIENTS} if algorithm == "ACE" else {}
     limits = {"max_failures": 2, "retry_after": 0.2, "checkpoint": f"{workspace}/server.pt"}
@@ -74,8 +78,7 @@ def failing(workspace: str, algorithm: str, *arguments: str) -> None:
 
 def echo(workspace: str) -> None:
     """FedEcho with unlabelled images on the server."""
-    flare = BaseFedJob(name="digits")
-    flare.to_server(PTModel(Digits()), id="persistor")
+    flare = digits()
     flare.to_server(str(HERE / "flare_echo.py"))
     settings = {"buffer_size": 2, "num_clients": job.CLIENTS, "distill": "flare_echo:distillation"}
     sites = [f"site-{number}" for number in range(1, job.CLIENTS + 1)]
