@@ -33,6 +33,7 @@ TIMEOUT = 6.0
 NAME = "FADAS, moments in 8 bits"
 UNSHARE = ("unshare", "--net", "--uts", "--mount")
 LINK = ("ip", "link", "add", "name", "veth0", "type", "veth", "peer", "name", "veth1")
+MEMORY = ("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")
 
 
 def ip(*words: str) -> None:
@@ -53,7 +54,7 @@ def make(piece: Any) -> fastagg.Server:
 def begin_host(rank: int) -> None:
     """Give this host a name, memory of its own and an address."""
     socket.sethostname(f"host-{rank}")
-    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], check=True)
+    subprocess.run(MEMORY, check=True)
     ip("link", "set", "lo", "up")
     ip("addr", "add", f"10.77.0.{rank + 1}/24", "dev", f"veth{rank}")
     ip("link", "set", f"veth{rank}", "up")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -20,7 +21,8 @@ OUTSIDE = [*hosts.UNSHARE, "--user", "--map-root-user", "--kill-child"]
 def can_make_hosts() -> bool:
     if not all(map(shutil.which, ("unshare", "ip", "mount"))) or not hosts.dist.is_gloo_available():
         return False
-    return subprocess.run([*OUTSIDE, *hosts.LINK], capture_output=True, check=False).returncode == 0
+    steps = ["sh", "-c", " && ".join(map(shlex.join, (hosts.LINK, hosts.MEMORY)))]
+    return subprocess.run([*OUTSIDE, *steps], capture_output=True, check=False).returncode == 0
 
 
 @pytest.fixture(scope="module")
