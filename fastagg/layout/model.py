@@ -8,7 +8,7 @@ moments. Frozen parameters, and second names of tied ones, are kept but never ag
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -27,6 +27,8 @@ Role = Literal["parameter", "buffer", "counter", "constant", "alias"]
 
 # A state_dict does not mark buffers. Arrays with these names are BatchNorm's running statistics.
 _RUNNING = ("running_mean", "running_var")
+
+Take = Callable[[str, Any], Tensor]
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,12 @@ class Layout:
         self.bounds = Bounds.of(self._by_role["buffer"], self._by_role["counter"])
 
     @classmethod
-    def of(cls, params: Any) -> Layout:
+    def of(cls, params: Any, take: Take | None = None) -> Layout:
         """Return the layout of ``params``: an nn.Module, a state_dict, a list of arrays or one 1-D array.
+
+        Args:
+            params: the model.
+            take: checks an array, given its name and itself, and returns it as a tensor. None: :func:`dense`.
 
         Raises:
             DTypeMismatch: an array is complex, sparse or quantised, or a flat model is not floating point.
@@ -119,12 +125,12 @@ class Layout:
                 roles[name] = "parameter" if p.requires_grad else "constant"
                 if p.requires_grad and first[id(p)] != name:
                     roles[name], aliases[name] = "alias", first[id(p)]
-            return cls._build("module", params.state_dict().items(), roles, aliases)
+            return cls._build("module", params.state_dict().items(), take or dense, roles, aliases)
         if isinstance(params, Mapping):
-            return cls._build("state_dict", ((str(k), v) for k, v in params.items()))
+            return cls._build("state_dict", ((str(k), v) for k, v in params.items()), take or dense)
         if isinstance(params, (list, tuple)):
-            return cls._build("list", ((str(i), v) for i, v in enumerate(params)))
-        vector = as_tensor(params)
+            return cls._build("list", ((str(i), v) for i, v in enumerate(params)), take or dense)
+        vector = take("params", params) if take is not None else as_tensor(params)
         if vector.dim() != 1:
             raise ShapeMismatch(
                 f"params: expected an nn.Module, a state_dict, a list of arrays or a 1-D array, "
@@ -132,13 +138,14 @@ class Layout:
             )
         if not vector.is_floating_point():
             raise DTypeMismatch(f"params: expected floating-point numbers, got {vector.dtype}")
-        return cls._build("flat", [("", vector)])
+        return cls._build("flat", [("", vector)], take or dense)
 
     @classmethod
     def _build(
         cls,
         form: Form,
         arrays: Iterable[tuple[str, Any]],
+        take: Take,
         roles: Mapping[str, Role] | None = None,
         aliases: Mapping[str, str] | None = None,
     ) -> Layout:
@@ -147,7 +154,7 @@ class Layout:
         offsets: dict[str, int] = {}  # by parameter, for their aliases
         end = dict.fromkeys(("parameter", "buffer", "counter", "constant"), 0)
         for name, value in arrays:
-            array = _dense(name, value)
+            array = take(name, value)
             role: Role = (roles or {}).get(name, "buffer" if name.endswith(_RUNNING) else "parameter")
             if role in ("parameter", "buffer") and not array.is_floating_point():
                 role = "counter"
@@ -187,12 +194,12 @@ class Layout:
         flat, buffers = memory.empty(self.size, device), memory.empty(self.buffer_size, device)
         for target, role in ((flat, "parameter"), (buffers, "buffer")):
             for entry in self._by_role[role]:
-                piece = _dense(entry.name, arrays[entry.name]).reshape(-1)
+                piece = dense(entry.name, arrays[entry.name]).reshape(-1)
                 target[entry.offset : entry.offset + entry.size].copy_(piece)
         if not ops.inspect(flat).finite:
             bad = [e.name for e in self._by_role["parameter"] if not torch.isfinite(self._cut(flat, e)).all()]
             raise NonFiniteUpdate(f"the model to start from holds NaN or infinity in {_names(bad)}")
-        counters = [_dense(e.name, arrays[e.name]).clone() for e in self._by_role["counter"]]
+        counters = [dense(e.name, arrays[e.name]).clone() for e in self._by_role["counter"]]
         return ModelState(flat, buffers, counters)
 
     def blank(self, device: torch.device) -> tuple[Tensor, list[Tensor]]:
@@ -248,7 +255,7 @@ class Layout:
             # Statistics may have any floating-point type, because they are averaged, not stepped.
             buffers = _pieces([(label, _fp32(label, array)) for label, array in found["buffer"]])
         if found["counter"]:
-            counters = [_dense(label, array) for label, array in found["counter"]]
+            counters = [dense(label, array) for label, array in found["counter"]]
             for (label, _), counter in zip(found["counter"], counters, strict=True):
                 if counter.is_floating_point():
                     raise DTypeMismatch(f"{label}: expected an integer buffer, got {counter.dtype}")
@@ -257,16 +264,15 @@ class Layout:
             check_statistics(self, parsed, what)
         return parsed
 
-    def cut(self, params: Any, begin: int, end: int) -> Tensor:
-        """Return elements ``begin`` to ``end`` of the flat vector of a model of this layout, as a new fp32 tensor."""
+    def parameters(self, params: Any, take: Take) -> Iterator[tuple[Entry, Tensor]]:
+        """Yield every parameter of a model of this layout, with its entry. ``take`` is that of :meth:`of`.
+
+        Raises:
+            ShapeMismatch, DTypeMismatch: ``params`` has other names, or ``take`` refuses an array.
+        """
         arrays = self._arrays(params)
-        found = torch.empty(end - begin)
         for entry in self._by_role["parameter"]:
-            first, last = max(begin, entry.offset), min(end, entry.offset + entry.size)
-            if first < last:
-                values = _dense(entry.name, arrays[entry.name]).reshape(-1)[first - entry.offset : last - entry.offset]
-                found[first - begin : last - begin].copy_(values)
-        return found
+            yield entry, take(entry.name, arrays[entry.name])
 
     def _arrays(self, params: Any, what: str = "params") -> Mapping[str, Any]:
         """Return arrays by name. Their set of names is checked."""
@@ -352,7 +358,7 @@ class Layout:
             if e.name not in arrays or e.role in ("constant", "alias"):
                 continue
             label = f"trained model {e.name!r}"
-            array = _dense(label, arrays[e.name])
+            array = dense(label, arrays[e.name])
             if tuple(array.shape) != e.shape:
                 raise ShapeMismatch(f"{label}: expected shape {list(e.shape)}, got {list(array.shape)}")
             if e.role != "parameter":
@@ -384,7 +390,7 @@ class Layout:
             if e.name not in arrays:
                 continue
             sent = self._cut(model.buffers, e).view(e.shape) if e.role == "buffer" else model.counters[e.offset]
-            array = _dense(f"update {e.name!r}", arrays[e.name])
+            array = dense(f"update {e.name!r}", arrays[e.name])
             if tuple(array.shape) != e.shape:
                 raise ShapeMismatch(f"update {e.name!r}: expected shape {list(e.shape)}, got {list(array.shape)}")
             arrays[e.name] = sent + array.to(sent.device, sent.dtype)
@@ -395,7 +401,12 @@ class Layout:
         return vector[entry.offset : entry.offset + entry.size]
 
 
-def _dense(label: str, value: Any) -> Tensor:
+def dense(label: str, value: Any) -> Tensor:
+    """Return an array as a tensor of real numbers in memory, without a gradient. It is not copied if possible.
+
+    Raises:
+        DTypeMismatch: it is complex, sparse, quantised or distributed, or has no numbers. The message has ``label``.
+    """
     try:
         tensor = as_tensor(value)
     except DTypeMismatch as error:
@@ -407,7 +418,7 @@ def _dense(label: str, value: Any) -> Tensor:
 
 
 def _fp32(label: str, array: Any) -> Tensor:
-    return array if array.dtype is torch.float32 else _dense(label, array).to(torch.float32)
+    return array if array.dtype is torch.float32 else dense(label, array).to(torch.float32)
 
 
 def _pieces(arrays: list[tuple[str, Any]]) -> Pieces:

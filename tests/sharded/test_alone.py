@@ -69,17 +69,6 @@ def test_running_statistics_are_refused() -> None:
         fastagg.sharded(fadas, torch.nn.Sequential(torch.nn.Linear(9, 9), torch.nn.BatchNorm1d(9)))
 
 
-def test_distributed_tensors_are_refused_and_it_is_said_what_to_do() -> None:
-    class Distributed(torch.Tensor):
-        def full_tensor(self) -> torch.Tensor:
-            raise AssertionError("nobody asked")
-
-    net = torch.nn.Linear(9, 9)
-    net.weight = torch.nn.Parameter(torch.zeros(9, 9).as_subclass(Distributed))
-    with pytest.raises(fastagg.DTypeMismatch, match="full_state_dict"):
-        fastagg.sharded(fadas, net.state_dict())
-
-
 def test_a_group_without_torch_distributed_is_refused() -> None:
     with pytest.raises(fastagg.ConfigError, match="not started"):
         fastagg.sharded(fadas, torch.zeros(SIZE), object())

@@ -53,7 +53,8 @@ def write_manifest(path: Path, layout: Layout, bounds: Sequence[tuple[int, int]]
         if not (path / file).is_file():
             raise CheckpointError(f"{path}: {file} is not there: all ranks must see one folder")
     slices = [[begin, end, file] for (begin, end), file in zip(bounds, files, strict=True)]
-    spec = {"format": checkpoint.FORMAT, "kind": _KIND, "layout": layout.spec(), "slices": slices}
+    whole = {**layout.spec(), "constants": []}  # which no slice has, and which may be distributed
+    spec = {"format": checkpoint.FORMAT, "kind": _KIND, "layout": whole, "slices": slices}
     checkpoint.write(spec, path / MANIFEST)
     for old in path.glob(_FILES):
         if old.name not in files:  # from the last checkpoint, or from an unfinished one

@@ -41,6 +41,7 @@ class Link:
 
     Attributes:
         rank, size: this process's rank, and the size of the group.
+        ranks: the group's ranks, as numbers of the default group.
         traffic: the bytes that this rank has sent and received.
         decided: whether the ranks have agreed to carry out the current order.
         told: whether they have agreed that it is refused.
@@ -50,7 +51,7 @@ class Link:
     """
 
     def __init__(self, group: Any, timeout: float) -> None:
-        self.rank, self.size, self.traffic = 0, 1, 0
+        self.rank, self.size, self.ranks, self.traffic = 0, 1, [0], 0
         self.decided = self.told = self._ordered = False
         self._group: Any = None
         self._tag, self._timeout = 0, timedelta(seconds=timeout)
@@ -63,7 +64,7 @@ class Link:
         ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
         if dist.get_rank() not in ranks:
             raise ConfigError(f"group: this process, rank {dist.get_rank()}, is not in it")
-        self.rank, self.size, self._ranks = ranks.index(dist.get_rank()), len(ranks), ranks
+        self.rank, self.size, self.ranks = ranks.index(dist.get_rank()), len(ranks), ranks
         self._group = group if group is not None else dist.group.WORLD
         name = str(self._group.group_name)
         _servers[name] = self._tag = _servers.get(name, _FIRST_TAG) + 1
@@ -164,15 +165,17 @@ class Link:
 
     # -- the model -----------------------------------------------------------------------------------------------
 
-    def collect(self, mine: Tensor, parts: list[Tensor]) -> None:
-        """Collect every rank's slice on rank 0, in its ``parts``."""
-        with self._or_lost("collecting the model"):
-            if self.rank:
-                self._pass(dist.isend, mine, 0)
-                return
-            parts[0].copy_(mine)
-            for rank in range(1, self.size):
-                self._pass(dist.irecv, parts[rank], rank)
+    def exchange(self, sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]]) -> None:
+        """Send tensors to other ranks, and fill tensors with what they send. All of it goes at the same time.
+
+        Args:
+            sends, receives: ranks, each with its tensor. There is at most one tensor each way between two ranks.
+        """
+        with self._or_lost("moving the model between ranks"):
+            begun = [(self._begin(dist.irecv, space, rank), rank) for rank, space in receives]
+            begun += [(self._begin(dist.isend, piece, rank), rank) for rank, piece in sends]
+            for work, rank in begun:
+                self._end(work, rank)
 
     # -- messages ------------------------------------------------------------------------------------------------
 
@@ -181,8 +184,8 @@ class Link:
         whole += bytes(max(0, _FRAME - len(whole)))
         for part in (whole[:_FRAME], whole[_FRAME:]):
             if part:
-                self._pass(dist.isend, torch.frombuffer(bytearray(part), dtype=torch.uint8), rank)
-                self.traffic += len(part)
+                message = torch.frombuffer(bytearray(part), dtype=torch.uint8)
+                self._end(self._begin(dist.isend, message, rank), rank)
 
     def _recv(self, rank: int) -> tuple[int, bytes]:
         frame = self._bytes(rank, _FRAME)
@@ -194,15 +197,21 @@ class Link:
 
     def _bytes(self, rank: int, size: int) -> bytes:
         message = torch.empty(size, dtype=torch.uint8)
-        self._pass(dist.irecv, message, rank)
-        self.traffic += size
+        self._end(self._begin(dist.irecv, message, rank), rank)
         return message.numpy().tobytes()
 
-    def _pass(self, how: Callable[..., Any], message: Tensor, rank: int) -> None:
+    def _begin(self, how: Callable[..., Any], message: Tensor, rank: int) -> Any:
+        self.traffic += message.nbytes
         try:
-            how(message, self._ranks[rank], group=self._group, tag=self._tag).wait(self._timeout)
+            return how(message, self.ranks[rank], group=self._group, tag=self._tag)
         except RuntimeError as error:
-            raise RankLost(f"rank {rank} does not answer: {str(error).splitlines()[0]:.200}") from error
+            raise _no_answer(rank, error) from error
+
+    def _end(self, work: Any, rank: int) -> None:
+        try:
+            work.wait(self._timeout)
+        except RuntimeError as error:
+            raise _no_answer(rank, error) from error
 
     @contextmanager
     def _or_lost(self, doing: str) -> Iterator[None]:
@@ -231,6 +240,10 @@ class Link:
                 self._send(rank, _LOST, str(self._lost).encode())
             except RuntimeError:
                 continue
+
+
+def _no_answer(rank: int, error: RuntimeError) -> RankLost:
+    return RankLost(f"rank {rank} does not answer: {str(error).splitlines()[0]:.200}")
 
 
 def _written(error: BaseException) -> bytes:

@@ -7,17 +7,16 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from fastagg import _checks, ops
 from fastagg._build import build_info, native
-from fastagg.errors import Busy, ConfigError, DTypeMismatch, FastaggError, NotDelivered, NotSharded, RankLost
+from fastagg.errors import Busy, ConfigError, FastaggError, NotDelivered, NotSharded, RankLost
 from fastagg.layout import Layout, Piece
 from fastagg.parts.names import Kind
 from fastagg.serving import admission
@@ -26,10 +25,12 @@ from fastagg.serving.server import Server
 from fastagg.serving.shards import folder, settings
 from fastagg.serving.shards.link import Link
 from fastagg.serving.shards.norms import Norms
+from fastagg.serving.shards.placing import Placing
 from fastagg.serving.shards.updates import Updates
 
 Make = Callable[[Any], Server]
 Sent = Callable[[Dispatch], None]
+Collected = Callable[[Any], Any]
 
 
 class Slice(NamedTuple):
@@ -57,15 +58,16 @@ def sharded(make: Make, model: Any, group: Any = None, *, timeout: float = 60.0)
         make: makes a server of the piece that it gets, such as ``lambda piece: fastagg.FADAS(piece, lr=0.01)``. It must
             be the same on all ranks.
         model: the whole model, in any form that :class:`fastagg.Server` takes, without running statistics. Rank r takes
-            its slice from the model that was given on rank r.
+            its slice from the model that was given on rank r. Tensors may also be distributed (DTensor, FSDP2) over the
+            ranks of the group: each placed Replicate or Shard(0), on a mesh with further dimensions Replicate on those.
+            Then no rank ever holds the whole model.
         group: a process group of torch.distributed. None: the default group, or only this process if none was started.
             It must have gloo for tensors on the CPU (``backend="gloo"`` or ``"cpu:gloo,cuda:nccl"``).
         timeout: how many seconds a rank waits for another. A rank that takes longer for its share of a step is lost.
 
     Raises:
         ConfigError: ranks have different settings (the message names the setting), the model has fewer groups of 65,536
-            elements than there are ranks, or a setting does not work with slices.
-        DTypeMismatch: the model's tensors are already distributed (DTensor).
+            elements than there are ranks, a tensor is placed in another way, or a setting does not work with slices.
         RankLost: a rank did not answer.
     """
     _checks.number("timeout", timeout, above=0)
@@ -100,15 +102,16 @@ class ShardedServer:
         self._closed = threading.Event()
         norms = Norms(link)
         with link.together():
-            _refuse_distributed(model)
-            self.layout = Layout.of(model)
+            self._placing = Placing(model, link)
+            self.layout = self._placing.layout
             self._bounds = _bounds(self.layout, link.size)
+            link.settle(self._of_the_model(), settings.common)
             begin, end = self._bounds[self.rank]
-            self._server = make(Piece(self.layout.cut(model, begin, end), begin, norms))
+            self._server = make(Piece(self._placing.slice_of(model, self._bounds), begin, norms))
             if not isinstance(self._server, Server) or self._server._norms is not norms:
                 raise ConfigError(f"make: expected a server of the piece that it was given, got {self._server!r:.200}")
             settings.refuse_unfit(self._server)
-            said = json.loads(link.settle(self._said(), lambda all: json.dumps(settings.common(all)).encode()))
+            said = json.loads(link.settle(self._of_the_server(), settings.common))
             norms.joined = True
             self._hosts = [one["host"] for one in said]
             self._updates = Updates(
@@ -123,16 +126,20 @@ class ShardedServer:
             beat = threading.Thread(target=_beat, args=(weakref.ref(self), self._closed, timeout / 3), daemon=True)
             beat.start()
 
-    def _said(self) -> bytes:
-        config = {key: value for key, value in self._server.config().items() if key != "origin"}
+    def _of_the_model(self) -> bytes:
         spec = self.layout.spec()
         about = {
             "parameters": self.layout.size,
             "model": [spec["form"], spec["entries"]],
+            "placed": self._placing.described(),
             "fastagg": build_info()["version"],
             "timeout": self._timeout,
         }
-        said = {"settings": {**config, **about}, "host": socket.gethostname(), "lives": self._server._core.road.lives}
+        return json.dumps({"settings": about}, default=str).encode()
+
+    def _of_the_server(self) -> bytes:
+        config = {key: value for key, value in self._server.config().items() if key != "origin"}
+        said = {"settings": config, "host": socket.gethostname(), "lives": self._server._core.road.lives}
         return json.dumps(said, default=str).encode()
 
     def _begin_life(self, lives: list[list[int]]) -> None:
@@ -325,12 +332,14 @@ class ShardedServer:
             self._load({"op": "load", "path": str(path)})
 
     def parameters(self) -> Any:
-        """Return a copy of the whole model, in the form in which it was given. It is collected from all ranks."""
+        """Return a copy of the model, in the form in which it was given. It is collected from all ranks.
+
+        A model that was whole is whole. Distributed tensors have the same mesh and placements as before, so this rank
+        gets its part of them. The other ranks get theirs in :meth:`follow`.
+        """
         with self._leading("parameters"):
             self._link.order({"op": "collect"})
-            whole = torch.empty(self.layout.size)
-            self._link.collect(self.flat, [whole[begin:end] for begin, end in self._bounds])
-            return self.layout.views(whole, torch.empty(0), [])
+            return self._placing.given_back(self.flat, self._bounds)
 
     def close(self) -> None:
         """Release the other ranks: their :meth:`follow` returns. A server that has lost a rank is already closed."""
@@ -344,11 +353,13 @@ class ShardedServer:
 
     # -- other ranks ---------------------------------------------------------------------------------------------
 
-    def follow(self, sent: Sent | None = None) -> None:
+    def follow(self, sent: Sent | None = None, collected: Collected | None = None) -> None:
         """Do what rank 0 does, until it closes. Call it on every rank except 0.
 
         Args:
             sent: called with every task that is sent. Its ``flat`` is this rank's slice, which a front end can serve.
+            collected: for a model with distributed tensors: called with the model, of which this rank gets its part,
+                whenever rank 0 calls :meth:`parameters`. ``module.load_state_dict`` is one.
 
         Raises:
             RankLost: rank 0, or another rank, is gone.
@@ -358,9 +369,9 @@ class ShardedServer:
             raise NotSharded("follow: rank 0 leads; call its own methods")
         while (order := self._link.hear())["op"] != "stop":
             with self._lock:
-                self._obey(order, sent)
+                self._obey(order, sent, collected)
 
-    def _obey(self, order: dict[str, Any], sent: Sent | None) -> None:
+    def _obey(self, order: dict[str, Any], sent: Sent | None, collected: Collected | None) -> None:
         asked = {"receive": self._receive, "save": self._save, "load": self._load, "close_round": self._close_round}
         if (settled := asked.get(order["op"])) is not None:
             try:
@@ -371,11 +382,15 @@ class ShardedServer:
                 if not self._link.told:
                     self._link.falls_behind(error)
             return
-        if order["op"] == "collect":
-            self._link.collect(self.flat, [])
-            return
         try:
-            self._repeat(order, sent)
+            if order["op"] == "collect":
+                model = self._placing.given_back(self.flat, self._bounds)
+                if collected is not None and model is not None:
+                    collected(model)
+            else:
+                self._repeat(order, sent)
+        except RankLost:
+            raise
         except Exception as error:  # rank 0 succeeded
             self._link.falls_behind(error)
 
@@ -456,24 +471,6 @@ def _bounds(layout: Layout, ranks: int) -> list[tuple[int, int]]:
         )
     at = [groups * rank // ranks * ops.GROUP for rank in range(ranks)] + [layout.size]
     return list(pairwise(at))
-
-
-def _refuse_distributed(model: Any) -> None:
-    """Refuse a model whose tensors are already distributed. The message tells what to do.
-
-    Raises:
-        DTypeMismatch: the model has such tensors.
-    """
-    arrays = model.state_dict() if isinstance(model, torch.nn.Module) else model
-    values = (
-        arrays.values() if isinstance(arrays, Mapping) else arrays if isinstance(arrays, (list, tuple)) else [arrays]
-    )
-    if any(hasattr(value, "full_tensor") for value in values):
-        raise DTypeMismatch(
-            "model: its tensors are distributed (DTensor, FSDP2): give every rank the whole state_dict, as "
-            "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) of "
-            "torch.distributed.checkpoint.state_dict makes it, and load parameters() back in the same way"
-        )
 
 
 def _beat(held: weakref.ref[ShardedServer], closed: threading.Event, every: float) -> None:

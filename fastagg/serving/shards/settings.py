@@ -35,8 +35,8 @@ def refuse_unfit(server: Server) -> None:
             raise ConfigError(f"{setting}: not on a sharded server: {why}")
 
 
-def common(all: list[bytes]) -> Any:
-    """Return the settings that all ranks have reported, as JSON.
+def common(all: list[bytes]) -> bytes:
+    """Return what all ranks have reported, as one JSON list. Each reports an object with its ``settings``.
 
     Raises:
         ConfigError: two ranks differ. The message has the setting and both values.
@@ -49,7 +49,7 @@ def common(all: list[bytes]) -> Any:
             mine, its = first.get(key, "no such setting"), theirs.get(key, "no such setting")
             if mine != its:
                 raise ConfigError(f"{key}: rank {rank} has {its!s:.100}, rank 0 has {mine!s:.100}")
-    return said
+    return json.dumps(said).encode()
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
