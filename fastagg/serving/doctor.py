@@ -83,7 +83,7 @@ def _recovery(walk: Walk, sequence: int, known: dict[int, int], problems: list[s
             name = records.NAMES.get(record.kind, str(record.kind))
             counts[name] = counts.get(name, 0) + 1
             nbytes += len(record.body)
-            if record.kind == records.ARRIVAL:
+            if record.kind in records.ARRIVALS:
                 arrival = records.read_arrival(record.body)
                 if arrival.blob is not None:
                     _check_upload(walk, arrival.blob)
