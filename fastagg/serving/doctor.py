@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fastagg import parts  # noqa: F401  it must come before fastagg.storage.tiered, which it imports itself
 from fastagg.errors import CheckpointError
 from fastagg.serving import checkpoint, records
 from fastagg.serving.folder import Walk, contents
