@@ -63,6 +63,13 @@ struct Rows {
     if (slot < 0) return {};
     return {static_cast<char*>(data) + slot * row_bytes(), scales == nullptr ? nullptr : scales + slot * row_scales()};
   }
+
+  // A row outside of the slots, as a journal holds it: its data, and its scales right behind them.
+  int64_t packed_bytes() const { return row_bytes() + row_scales() * 4; }
+  Row packed_at(void* place) const {
+    if (place == nullptr || row_scales() == 0) return {place, nullptr};
+    return {place, reinterpret_cast<float*>(static_cast<char*>(place) + row_bytes())};
+  }
 };
 
 // A part of a sum over the slots that is made little by little: slots first_slot..last_slot-1 of one block of 1,024
@@ -80,11 +87,13 @@ struct Buffer {
 };
 
 // Which row is replaced, and where the new one goes: another place or the same. The key is that of its rounding; its
-// step is the arrival's number, which the sum's dither follows too.
+// step is the arrival's number, which the sum's dither follows too. The last two are for coded rows on the CPU only.
 struct Exchange {
   int format = kPlainRows;
   Row read, write;
   RandomKey key{};
+  Row coded{};  // the new row, if it is known already: then the update is not read
+  Row copy{};   // the new row goes here, too
 };
 
 // The sum over clients. Terms (sum += weight*row each) come before D is formed with mean, and after it with calibrated.

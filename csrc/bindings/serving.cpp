@@ -114,6 +114,26 @@ std::shared_ptr<Road> make_road(std::shared_ptr<Book> book, std::shared_ptr<Ledg
                                 std::move(python.second));
 }
 
+// The format and the bytes of the rows that a journal keeps in place of updates, or None.
+py::object coded_row_of(const Book& book) {
+  const Rows row = book.coded_row();
+  if (row.size == 0) return py::none();
+  return py::make_tuple(format_facts(row.format).name, row.packed_bytes());
+}
+
+// `row`: its format, address and bytes, or None for an update that was dropped.
+py::object receive_row(Road& road, py::handle client, py::handle version,
+                       const std::optional<std::tuple<std::string, Address, int64_t>>& row,
+                       const std::pair<double, double>& facts, py::handle more) {
+  const auto [share, norm] = facts;
+  Road::Recorded recorded{kPlainRows, nullptr, 0, norm};
+  if (row) {
+    const auto& [format, address, nbytes] = *row;
+    recorded = {named(format, RowFormats{}, "row"), at<void>(address), nbytes, norm};
+  }
+  return road.receive_row(client, version, recorded, share, more);
+}
+
 void append(Journal& journal, int kind, const py::bytes& body) {
   auto entry = std::make_unique<Entry>(static_cast<uint8_t>(kind));
   const std::string bytes = body;
@@ -294,6 +314,7 @@ void bind_serving(py::module_& to) {
   py::class_<Book, std::shared_ptr<Book>>(m, "Book")
       .def("check", &Book::check)
       .def("writes", &Book::writes)
+      .def_property_readonly("coded_row", &coded_row_of)
       .def("state", &Book::state)
       .def("load", &Book::load)
       .def("nbytes", &Book::nbytes)
@@ -374,6 +395,7 @@ void bind_serving(py::module_& to) {
       .def("bound_from", &Road::bound_from)
       .def("send", &Road::send)
       .def("receive", &Road::receive)
+      .def("receive_row", &receive_row, arg("client"), arg("version"), arg("row"), arg("facts"), arg("more"))
       .def("hand_on", &Road::hand_on)
       .def("forget", &Road::forget)
       .def("expire", &Road::expire)

@@ -42,7 +42,9 @@ class Step {
     const bool stages = caches && (!is_plain() || !direction_.sum.terms.empty());
     const auto loop = loops_for(update_.size * bytes()).fused[along()][act()];
     for_each_part(update_.size, bytes(), [&](int64_t begin, int64_t end) {
-      if (stages || optimizer_.moments.coded()) {
+      if (direction_.row.coded.data != nullptr) {
+        for (int64_t at = begin; at < end; at += kBlock) entered(at, std::min(kBlock, end - at));
+      } else if (stages || optimizer_.moments.coded()) {
         Reader reader(update_, table_, begin);
         for (int64_t at = begin; at < end; at += kBlock) {
           const int64_t n = std::min(kBlock, end - at);
@@ -193,6 +195,7 @@ class Step {
                                             run.leaving, run.dither, term.weight, total, whole, tuning().prefetch,
                                             ask});
       if (partial) std::memcpy(run.sum, sum.values, static_cast<size_t>(n) * sizeof(float));
+      copy_row(write, direction_.row.copy, at, n);
     } else {
       Scratch old;
       Run enters = run;
@@ -202,6 +205,33 @@ class Step {
     }
     add_terms(next, run.sum, at, n);
     if (optimizer_.steps()) finish(kAlongSum, run, at);
+  }
+
+  // A block of a step whose new row is known already. Stages do what `change` does when it encodes the update: the sum
+  // gets what the row stands for, so its bits are the same.
+  void entered(int64_t at, int64_t n) {
+    const Run run = run_at(nullptr, at, n);
+    const Row coded = row_at(direction_.row.coded, at);
+    Scratch fresh, old;
+    Run enters = run;
+    enters.update = decoded(coded, fresh, n);
+    enters.gain = 1.0f;
+    enters.read = decoded(row_at(direction_.row.read, at), old, n);
+    enters.write = nullptr;
+    table_.fused[kAlongEnter][kMoves](enters);
+    copy_row(coded, direction_.row.write, at, n);
+    copy_row(coded, direction_.row.copy, at, n);
+    add_terms(0, run.sum, at, n);
+    if (optimizer_.steps()) finish(kAlongSum, run, at);
+  }
+
+  // Copies a block of a row to its place in another row, if there is one.
+  void copy_row(const Row& block, const Row& to, int64_t at, int64_t n) const {
+    if (to.data == nullptr) return;
+    const Row place = row_at(to, at);
+    std::memcpy(place.data, block.data, static_cast<size_t>(padded(n) * facts_.bits / 8));
+    if (place.scales != nullptr)
+      std::memcpy(place.scales, block.scales, static_cast<size_t>(padded(n) / kScaleBlock) * sizeof(float));
   }
 
   void calibrated(Run run, const Row& read, const Row& write, const uint32_t* words, const float* ask, int64_t at) {

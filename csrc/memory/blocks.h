@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 namespace fastagg::memory {
 
@@ -14,6 +15,13 @@ void* take(size_t nbytes);
 void give_back(void* block, size_t nbytes, bool keep) noexcept;
 // Whether `take` could reuse a block, or needs only little memory from the operating system.
 bool lies_about(size_t nbytes);
+// A block that is given back for reuse when nobody holds it any more.
+struct GivesBack {
+  size_t nbytes = 0;
+  void operator()(void* block) const noexcept { give_back(block, nbytes, true); }
+};
+using Block = std::unique_ptr<void, GivesBack>;
+inline Block block_of(size_t nbytes) { return Block(take(nbytes), GivesBack{nbytes}); }
 // Gives all blocks kept for reuse back to the operating system.
 void trim() noexcept;
 

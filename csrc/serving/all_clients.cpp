@@ -50,6 +50,15 @@ AllClients::AllClients(double sign, const Setting& setting, std::shared_ptr<Tier
   format_ = tiers_->setting().format;
 }
 
+// An fp32 row is as long as the update, and the sum takes the update's own numbers where there are no rows.
+Rows AllClients::coded_row() const {
+  if (!keeps_rows() || format_ == kPlainRows) return {};
+  Rows one;
+  one.format = format_;
+  one.size = rows_ ? rows_->size : tiers_->setting().size;
+  return one;
+}
+
 void AllClients::before_sending(int64_t version) {
   if (setting_.max_delay < 0 || !setting_.by_dispatch) return;
   if (due_count_ > 4 * setting_.clients + 1024) {  // most of it is of dispatches that later ones replaced
@@ -98,6 +107,7 @@ void AllClients::plan_terms(int64_t client, int64_t now) {
 
 Outcome AllClients::plan(const Facts& facts) {
   facts_ = facts;
+  copy_ = nullptr;
   const auto c = static_cast<size_t>(facts.client);
   share_ = keeps_rows() ? static_cast<float>(facts.share) : 1.0f;  // as the kernel will multiply by it
   weighed_ = weights_[c];
@@ -139,7 +149,10 @@ void AllClients::run(Runner& runner, const Update& update, const Optimizer& opti
   direction.kind = kMean;
   direction.gain = facts_.gain * facts_.weight;
   direction.sum = {sum_, keeps_rows() ? entering_ : 1.0f, leaving_, 1.0f, {}};
-  direction.row = {format_, {}, {}, key};
+  direction.row.format = format_;
+  direction.row.key = key;
+  direction.row.coded = coded_row().packed_at(facts_.row);
+  direction.row.copy = coded_row().packed_at(copy_);
   if (tiers_) direction.row.read = tiers_->old_row(), direction.row.write = tiers_->new_row();
   if (rows_) direction.row.read = rows_->row(leaving_ != 0.0f ? client : -1), direction.row.write = rows_->row(client);
   if (rows_)
@@ -187,6 +200,7 @@ void AllClients::commit() noexcept {
   heard_ = heard_next_;
   row_bound_ = row_bound_next_;
   peak_ = peak_next_;
+  copy_ = nullptr;
   ++arrivals_;
   for (int64_t version = expired_; version < expired_next_; ++version) due_.erase(version);
   if (expired_next_ > expired_) expired_ = expired_next_;

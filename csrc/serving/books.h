@@ -37,6 +37,7 @@ struct Facts {
   double norm;                  // of the update, after clipping; NaN where nobody measured it
   const float* base = nullptr;  // the model it was trained from, where the rule or a trained model needs it
   bool trained = false;         // the update is the trained model: less `base`
+  void* row = nullptr;          // the row that the update became, packed (Rows): then the update itself is not known
   // A leaf's: the sum of so many updates, each of them weighed already, and what they count for in a mean.
   int64_t count = 1;
   double total = -1.0;  // negative: one update, which counts for its share
@@ -93,6 +94,11 @@ class Book {
   virtual double target(double) const { return -1.0; }
   // The row that the next update of this client will write over; negative: none.
   virtual int64_t writes(int64_t) const { return -1; }
+  // A row, without slots, if all that an update changes follows from the encoded row that it becomes: then a journal
+  // keeps that row. No size: the update's own numbers are needed.
+  virtual Rows coded_row() const { return {}; }
+  // After `plan`: `run` puts the new row, packed, here, too.
+  virtual void copy_row_to(void*) noexcept {}
   virtual bool immediate() const { return false; }  // a step is made of one update, whose weight scales it
 
   // Of what was planned: the versions of the updates in the step, and the largest magnitudes that an element of the
@@ -218,6 +224,8 @@ class AllClients : public Book {
   void commit() noexcept override;
   void cancel() noexcept override;
   int64_t writes(int64_t client) const override { return rows_ ? client : -1; }
+  Rows coded_row() const override;
+  void copy_row_to(void* place) noexcept override { copy_ = place; }
   void before_sending(int64_t version) override;
   void sent(int64_t client, int64_t version) noexcept override;
   py::dict state() const override;
@@ -250,6 +258,7 @@ class AllClients : public Book {
   // Planned:
   Facts facts_;
   Outcome outcome_ = Outcome::kKept;
+  void* copy_ = nullptr;
   float entering_ = 0.0f, leaving_ = 0.0f, share_ = 0.0f, weighed_ = 0.0f;
   Update mean_;
   std::vector<std::pair<int64_t, float>> terms_;

@@ -80,6 +80,7 @@ void Entry::clear() noexcept {
   waits = false;
   own.clear();
   parts.clear();
+  row.reset();
   blob.reset();
 }
 
@@ -140,7 +141,6 @@ void Journal::check() {
 
 Queued Journal::fresh(uint8_t kind) {
   if (!ready_) return std::make_unique<Entry>(kind);
-  ready_->clear();
   ready_->kind = kind;
   return std::move(ready_);
 }
@@ -287,7 +287,7 @@ void Journal::work() noexcept {
         pending -= kHeader + first_->length();
         Queued rest = std::move(first_->next);
         if (spares_ < kSpares && first_->own.capacity() <= kSmall) {
-          first_->blob.reset();
+          first_->clear();
           first_->next = std::move(spare_);
           spare_ = std::move(first_);
           ++spares_;

@@ -3,7 +3,8 @@
 // format.
 //
 // A record is made before its call changes anything, because making it may fail. It is queued in the same native call,
-// which cannot fail. So neither Ctrl-C nor a failed allocation can fall between an arrival and its record.
+// which cannot fail. So neither Ctrl-C nor a failed allocation can fall between an arrival and its record. A client's
+// encoded row is known only after the step: its record is made with memory for it, which the step fills.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -19,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "../memory/blocks.h"
 #include "past_cache.h"
 
 namespace fastagg::serving {
@@ -44,7 +46,7 @@ struct Part {
   size_t size;
 };
 
-// A record. Its body is `own`, followed by `parts`, which lie in the memory of a sender who waits.
+// A record. Its body is `own`, followed by `parts`. These lie in `row`, or in the memory of a sender who waits.
 struct Entry {
   explicit Entry(uint8_t of) : kind(of) {}
   Entry(const Entry&) = delete;
@@ -58,6 +60,7 @@ struct Entry {
   uint64_t sequence = 0;
   std::vector<uint8_t> own;
   std::vector<Part> parts;
+  memory::Block row;  // a client's encoded row
   std::shared_ptr<Blob> blob;
   std::unique_ptr<Entry> next;
 };

@@ -1,5 +1,6 @@
 #include "records.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -11,6 +12,7 @@ namespace {
 
 constexpr size_t kSmall = 2048;  // bytes: a smaller update is copied, because that is cheaper than holding on to it
 constexpr size_t kWorthReleasing = 1 << 20;
+constexpr uint8_t kRowRole = 4;      // of a part that is an encoded row; its type is the row's format, its count bytes
 constexpr uint8_t kInFile = 1 << 7;  // a flag in the highest byte of the number of parts: the update is in a file
 constexpr uint8_t kZeros[8] = {};
 // bytes per element, by type as numbered in records.py
@@ -97,29 +99,37 @@ void Held::add(uint64_t sequence, py::object owner) noexcept {
 }
 
 void Arriving::prepare(const std::shared_ptr<Journal>& journal, py::handle client, int64_t version, uint64_t life,
-                       double share, const Update& update, const Decided& decided, const py::object* owner) {
+                       double share, const Update& update, const Decided& decided, const py::object* owner,
+                       const CodedRow* row) {
   if (!journal) return;
   Held* held = Held::current();
   Note note;
   if (held != nullptr && held->note.given) note = std::exchange(held->note, Note{});
+  if (note.blob) row = nullptr;
   if (!note.given) {
     note.share = share;
     for (const Piece& piece : update.pieces)
       note.sent.push_back({0, static_cast<uint8_t>(piece.dtype), static_cast<uint64_t>(piece.size), piece.data});
   }
-  size_t bytes = 0;
+  if (row != nullptr)
+    note.sent.erase(std::remove_if(note.sent.begin(), note.sent.end(), [](const Sent& one) { return one.role == 0; }),
+                    note.sent.end());
+  const bool has_row = row != nullptr && row->nbytes > 0;
+  size_t bytes = 0;  // without the row's
   for (const Sent& one : note.sent) bytes += static_cast<size_t>(one.count) * kSizes[one.dtype] + 8;
-  entry_ = journal->fresh(kArrival);
+  entry_ = journal->fresh(row != nullptr ? kRow : kArrival);
   entry_->waits = journal->waits(decided.applied);
   outside_ = entry_->waits && held != nullptr && owner != nullptr && bytes >= kSmall;
   std::vector<uint8_t>& own = entry_->own;
-  own.reserve(128 + 10 * note.sent.size() + (outside_ ? 0 : bytes));
+  own.reserve(128 + 10 * (note.sent.size() + 1) + (outside_ ? 0 : bytes));
   put_client(own, client, version);
   const Decided said = note.known ? decided : Decided{false, 0, 0.0, 0.0, 0.0};
-  const auto count = static_cast<uint32_t>(note.sent.size()) | static_cast<uint32_t>(note.blob ? kInFile : 0) << 24;
+  const auto count = static_cast<uint32_t>(note.sent.size() + has_row) | static_cast<uint32_t>(note.blob ? kInFile : 0)
+                                                                             << 24;
   put(own, note.share, life, static_cast<uint8_t>(note.known), static_cast<uint8_t>(said.applied), said.version,
       said.step_size, said.weight, said.norm, count);
   for (const Sent& one : note.sent) put(own, one.role, one.dtype, one.count);
+  if (has_row) put(own, kRowRole, static_cast<uint8_t>(row->format), static_cast<uint64_t>(row->nbytes));
   if (note.blob) put(own, note.blob->number, note.blob->nbytes, note.blob->crc, note.blob->dtype);
   own.insert(own.end(), gap_of(own.size()), 0);
   std::vector<Part>& parts = entry_->parts;
@@ -127,7 +137,7 @@ void Arriving::prepare(const std::shared_ptr<Journal>& journal, py::handle clien
     const Sent& one = note.sent[i];
     const size_t size = static_cast<size_t>(one.count) * kSizes[one.dtype];
     parts.push_back({one.data, size});
-    if (i + 1 < note.sent.size()) parts.push_back({kZeros, gap_of(size)});
+    if (has_row || i + 1 < note.sent.size()) parts.push_back({kZeros, gap_of(size)});
   }
   if (outside_) {
     held->make_room();
@@ -136,6 +146,11 @@ void Arriving::prepare(const std::shared_ptr<Journal>& journal, py::handle clien
     std::optional<Unlocked> released;
     if (bytes > kWorthReleasing) released.emplace();
     entry_->copy_parts();
+  }
+  if (has_row) {
+    const auto nbytes = static_cast<size_t>(row->nbytes);
+    entry_->row = memory::block_of(nbytes);
+    parts.push_back({entry_->row.get(), nbytes});
   }
   entry_->blob = std::move(note.blob);
   journal_ = journal.get();

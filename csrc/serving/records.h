@@ -13,7 +13,7 @@
 
 namespace fastagg::serving {
 
-enum Kind : uint8_t { kDispatch = 2, kHandOn, kArrival, kCloseRound, kForget, kRate, kExpire };
+enum Kind : uint8_t { kDispatch = 2, kHandOn, kArrival, kCloseRound, kForget, kRate, kExpire, kRow };
 
 // A record of a client and a version. The version is -1 if there is none.
 Queued record_of(Kind kind, py::handle client, int64_t version);
@@ -43,6 +43,12 @@ struct Decided {
   int64_t version;
   double step_size;  // NaN: no step
   double weight, norm;
+};
+
+// What a record (kRow) holds in place of an update whose whole effect follows from the row that it becomes.
+struct CodedRow {
+  int format;
+  int64_t nbytes;  // 0: the update was dropped and becomes no row
 };
 
 // Holds one call's updates until they are on the disk: the large ones for which a sender waits. Their bytes stay in the
@@ -82,10 +88,13 @@ class Held {
 // The record of an answer, while its call runs.
 class Arriving {
  public:
-  // Does everything that may fail. `owner` holds the memory of `update`; null: the bytes must be copied. Does nothing
-  // if there is no journal.
+  // Does everything that may fail. `owner` holds the memory of `update`; null: the bytes must be copied. `row`: what
+  // the update becomes; null: the record holds the update itself, as it does if the update is in a file already. Does
+  // nothing if there is no journal.
   void prepare(const std::shared_ptr<Journal>& journal, py::handle client, int64_t version, uint64_t life, double share,
-               const Update& update, const Decided& decided, const py::object* owner);
+               const Update& update, const Decided& decided, const py::object* owner, const CodedRow* row);
+  // Where the step must put the row before `push`; null: nowhere.
+  void* row_place() const { return entry_ ? entry_->row.get() : nullptr; }
   void push() noexcept;
   uint64_t sequence() const { return sequence_; }
 

@@ -465,7 +465,21 @@ py::object Road::receive(py::handle client, py::handle version, const py::list& 
   return arrive(client, version, share, more, pieces);
 }
 
-py::object Road::arrive(py::handle client, py::handle version, double share, py::handle more, const py::object& owner) {
+py::object Road::receive_row(py::handle client, py::handle version, const Recorded& recorded, double share,
+                             py::handle more) {
+  const Rows held = book_->coded_row();
+  if (held.size == 0 || !runner_->at_once())
+    throw std::invalid_argument("this server does not take encoded rows; one with coded rows on the CPU does");
+  if (recorded.row != nullptr && (recorded.format != held.format || recorded.nbytes != held.packed_bytes()))
+    throw std::invalid_argument("the row has another format or size than this server's rows");
+  update_.pieces.clear();
+  update_.size = size_;
+  update_.origin = origin_;
+  return arrive(client, version, share, more, py::none(), &recorded);
+}
+
+py::object Road::arrive(py::handle client, py::handle version, double share, py::handle more, const py::object& owner,
+                        const Recorded* recorded) {
   check_journal();
   const Ledger::Found task = ledger_->find(client, version);
   const int64_t now = ledger_->now, delay = now - task.version;
@@ -474,7 +488,9 @@ py::object Road::arrive(py::handle client, py::handle version, double share, py:
   const bool worth = update_.size >= kWorthReleasing;
 
   double norm = 0.0;
-  if (is_set(more, "judged")) {
+  if (recorded != nullptr) {
+    norm = recorded->norm;
+  } else if (is_set(more, "judged")) {
     norm = number(more, "norm", 0.0);
   } else {
     const Released released(worth);
@@ -500,6 +516,8 @@ py::object Road::arrive(py::handle client, py::handle version, double share, py:
 
   Step step;
   const bool waits = !counts || is_set(more, "waits");
+  if (recorded != nullptr) facts.row = recorded->row;
+  if (recorded != nullptr && !waits && facts.row == nullptr) throw std::invalid_argument("the row is missing");
   const py::object then = item(more, "then");
   if (!waits) step.outcome = book_->plan(facts);
   if (!waits) plan_step(step, nullptr, !then.is_none(), overlaps_model(update_));
@@ -517,10 +535,14 @@ py::object Road::arrive(py::handle client, py::handle version, double share, py:
                                               rate, py::float_(said), py::float_(weight), py::bool_(true)});
   Arriving record;
   if (journal_) {
+    // what was judged outside may depend on the update in other ways, too
+    const Rows row = runner_->at_once() && !is_set(more, "judged") ? book_->coded_row() : Rows{};
+    const CodedRow coded{row.format, waits ? 0 : row.packed_bytes()};
     record.prepare(
         journal_, id, task.version, life_of(task.version), share, update_,
         {applied, next_version(step), rate.is_none() ? std::nan("") : PyFloat_AS_DOUBLE(rate.ptr()), weight, said},
-        lies_in_model(update_) ? nullptr : &owner);
+        lies_in_model(update_) ? nullptr : &owner, row.size > 0 ? &coded : nullptr);
+    book_->copy_row_to(record.row_place());
     outside_.receipt.set(receipt, 8, journal_object_);
     outside_.receipt.set(receipt, 9, py::int_(record.sequence()));
   }
@@ -672,7 +694,7 @@ py::object Road::close_round(const py::list& entries, bool steps, py::handle cli
         journal_, ledger_->identify(client), task.version, life_of(task.version), 1.0, Update{},
         {step.applied(stepper_.lr), next_version(step), rate.is_none() ? std::nan("") : py::cast<double>(rate),
          number(more, "weight", weight), number(more, "norm", norm)},
-        nullptr);
+        nullptr, nullptr);
   } else if (journal_ && step.outcome != Outcome::kKept) {
     closes = record_of(kCloseRound);
   }

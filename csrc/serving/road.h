@@ -96,6 +96,16 @@ class Road {
   // Takes an update that Python has parsed. `more`: the findings of fastagg/serving/judging.py, usually None. Returns
   // None if the update is not finite.
   py::object receive(py::handle client, py::handle version, const py::list& pieces, double share, py::handle more);
+  // Takes the row that an update became, from a journal's record (kRow): an answer whose update had this norm. Throws
+  // std::invalid_argument if the server's rows are others, or an update that is not dropped has no row.
+  struct Recorded {
+    int format;
+    void* row;  // null: the update was dropped
+    int64_t nbytes;
+    double norm;
+  };
+  py::object receive_row(py::handle client, py::handle version, const Recorded& recorded, double share,
+                         py::handle more);
   // Folds trained models in: as many of the first ones as one pass can take. `answers`: (client, version, pieces,
   // share, base). Returns a receipt for each. If a model is not finite, nothing has changed; then the result is None
   // for such models and False for the others.
@@ -140,7 +150,8 @@ class Road {
   void carry_out(bool worth, Act act);
   void ask_python(Step& step, const py::object& then);
   void commit(Step& step, const py::object& statistics, const py::object& moves) noexcept;
-  py::object arrive(py::handle client, py::handle version, double share, py::handle more, const py::object& owner);
+  py::object arrive(py::handle client, py::handle version, double share, py::handle more, const py::object& owner,
+                    const Recorded* recorded = nullptr);
   void check_journal() const;
   void queue(Queued entry) noexcept;
   bool share_of(py::handle num_samples, double* share) const;

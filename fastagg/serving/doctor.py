@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fastagg import parts  # noqa: F401  it must come before fastagg.storage.tiered, which it imports itself
 from fastagg.errors import CheckpointError
 from fastagg.serving import checkpoint, records
 from fastagg.serving.folder import Walk, contents
@@ -83,7 +84,7 @@ def _recovery(walk: Walk, sequence: int, known: dict[int, int], problems: list[s
             name = records.NAMES.get(record.kind, str(record.kind))
             counts[name] = counts.get(name, 0) + 1
             nbytes += len(record.body)
-            if record.kind == records.ARRIVAL:
+            if record.kind in records.ARRIVALS:
                 arrival = records.read_arrival(record.body)
                 if arrival.blob is not None:
                     _check_upload(walk, arrival.blob)

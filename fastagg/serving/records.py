@@ -13,23 +13,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastagg._build import native
 from fastagg.errors import CheckpointError
 from fastagg.layout import Parsed
 from fastagg.serving.dispatch import Client, Receipt
 from fastagg.storage.pieces import Pieces, as_tensor
 
-LIFE, DISPATCH, HAND_ON, ARRIVAL, CLOSE_ROUND, FORGET, RATE, EXPIRE = range(1, 9)
+LIFE, DISPATCH, HAND_ON, ARRIVAL, CLOSE_ROUND, FORGET, RATE, EXPIRE, ROW = range(1, 10)
 NAMES = {
     LIFE: "life", DISPATCH: "dispatch", HAND_ON: "hand_on", ARRIVAL: "arrival", CLOSE_ROUND: "close_round",
-    FORGET: "forget", RATE: "lr", EXPIRE: "expire",
+    FORGET: "forget", RATE: "lr", EXPIRE: "expire", ROW: "row",
 }  # fmt: skip
+ARRIVALS = ARRIVAL, ROW  # of an answer: its update as it came, or the encoded row that it became
 
 _DTYPES = (
     torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
     torch.bool, torch.uint16, torch.uint32, torch.uint64,
 )  # fmt: skip
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
-_PARAMETERS, _BUFFERS, _COUNTER, _CONTROL = range(4)
+_PARAMETERS, _BUFFERS, _COUNTER, _CONTROL, _ROW = range(5)
+_FORMATS = tuple(native.row_formats)
 _Read = TypeVar("_Read")
 _WHOLE = struct.Struct("<Bqq")  # if the client is a number: the number and a version
 _LARGE = struct.Struct("<BQq")  # if the client is a number of 2^63 and above
@@ -38,6 +41,24 @@ _FACTS = struct.Struct("<dqBBqdddI")  # the facts about an arrival
 _PIECE = struct.Struct("<BBQ")  # role, type, elements
 _IN_FILE = 1 << 31  # a flag in the number of pieces: the update is in a file
 _BLOB = struct.Struct("<QQIB")  # number, bytes, crc, type
+
+
+@dataclass
+class Row:
+    """A client's encoded row: its codes, and right behind them its scales (csrc/math/rows.h)."""
+
+    format: str
+    data: np.ndarray  # uint8, shared with the record
+
+    def largest(self) -> float:
+        """Return a bound of the magnitudes. It is NaN or infinity if a number in the row is."""
+        bits, scaled = native.row_formats[self.format]
+        if not scaled:
+            largest = (self.data.view(np.uint16) & 0x7FFF).max()  # the order of the bits is that of the magnitudes
+            return float((largest.astype(np.uint32) << 16).view(np.float32))
+        blocks = len(self.data) // (native.scale_block * bits // 8 + 4)
+        scales = self.data[-4 * blocks :].view(np.float32)
+        return float(np.abs(scales).max()) * (2 ** (bits - 1) - 1)
 
 
 @dataclass
@@ -53,6 +74,7 @@ class Arrival:
     incarnation: int = 0  # the life of that version
     # applied, version afterwards, step size, weight, norm; None if the host did not know them (a device decides)
     decided: tuple[bool, int, float, float, float] | None = None
+    row: Row | None = None  # what the update became; ``parsed`` then has no parameters
 
 
 Piece = tuple[int, int, int]  # address, elements, type
@@ -135,9 +157,16 @@ def read_arrival(body: memoryview) -> Arrival:
         at += _BLOB.size
     at += -at % 8
     found: dict[int, list[Tensor]] = {role: [] for role in range(4)}
+    row: Row | None = None
     begin = at
     for role, code, elements in table:
         at += -(at - begin) % 8
+        if role == _ROW:
+            if elements > len(body) - at:
+                raise ValueError("the record ends too early")
+            row = Row(_FORMATS[code], np.frombuffer(body, np.uint8, elements, at))
+            at += elements
+            continue
         dtype = _DTYPES[code]
         found[role].append(tensor_at(body, at, dtype, elements))
         at += elements * dtype.itemsize
@@ -145,7 +174,7 @@ def read_arrival(body: memoryview) -> Arrival:
     parsed = Parsed(Pieces(found[_PARAMETERS]), buffers, found[_COUNTER] or None)
     control = found[_CONTROL][0] if found[_CONTROL] else None
     said = (bool(applied), after, lr, weight, norm) if known else None
-    return Arrival(client, version, share, parsed, control, blob, incarnation, said)
+    return Arrival(client, version, share, parsed, control, blob, incarnation, said, row)
 
 
 @_named

@@ -12,6 +12,7 @@ from typing import Any
 from fastagg.errors import CheckpointError, ConfigError, FastaggError
 from fastagg.layout import Parsed
 from fastagg.serving import records
+from fastagg.serving.dispatch import Receipt
 from fastagg.serving.folder import Contents, Walk, checkpoint_name, contents
 from fastagg.serving.records import Arrival
 from fastagg.serving.server import Server
@@ -22,6 +23,10 @@ from fastagg.storage.segments import Record
 
 # These settings may change from one opening to the next. They limit waiting and do not affect the model.
 _FREE = ("lease", "max_delay", "max_open_per_client", "max_clients", "max_waiting", "validate")
+
+# By so much at most an encoded row's numbers are larger than those of its update: bf16 rounds up by less than 2^-7, and
+# a scale is never below the smallest normal number (csrc/math/rows.h).
+_ROUNDED, _LEAST = 1.01, 1e-35
 
 
 @dataclass
@@ -161,7 +166,7 @@ class Player:
     def _play(self, record: Record) -> None:
         server, body = self.server, record.body
         road, ledger = server._core.road, server._core.ledger
-        if record.kind == records.ARRIVAL:
+        if record.kind in records.ARRIVALS:
             self._arrive(record)
         elif record.kind == records.CLOSE_ROUND:
             server.close_round()
@@ -188,28 +193,61 @@ class Player:
             raise CheckpointError("this version of fastagg does not know this kind of record")
 
     def _arrive(self, record: Record) -> None:
-        server = self.server
+        server, is_row = self.server, record.kind == records.ROW
         found = records.read_arrival(record.body)
         if found.blob is not None:
             found.parsed = found.parsed._replace(parameters=self._upload(record, found))
         like = server._core.statistics.counters
-        self._check_sizes(found)
+        self._check_sizes(found, 0 if is_row else server.layout.size)
         if found.parsed.counters is not None:
             shaped = [one.view(mine.shape) for one, mine in zip(found.parsed.counters, like, strict=True)]
             found.parsed = Parsed(found.parsed.parameters, found.parsed.buffers, shaped)
-        receipt = server._received(found.client, found.version, found.parsed, found.share, found.control)
+        if is_row:
+            receipt = self._take_row(found)
+        else:
+            receipt = server._received(found.client, found.version, found.parsed, found.share, found.control)
         if found.decided is None or server._judging.defers:
             return
         was, now = found.decided, records.decided(receipt)
         if not records.same(was, now):
             raise CheckpointError(f"the result was {was} then, but is {now} now: the rule or the model differs")
 
-    def _check_sizes(self, found: Arrival) -> None:
-        """Check what native code will not check again."""
+    def _take_row(self, found: Arrival) -> Receipt:
+        """Let the server receive a row that is encoded already."""
+        server, row = self.server, found.row
+        road, judging = server._core.road, server._judging
+        if judging.always:
+            raise CheckpointError(
+                f"it holds an encoded row, and this server is on {server.device}: open the folder with a server on the "
+                "CPU, and call its checkpoint()"
+            )
+        holds = server._core.state.book.coded_row
+        if holds is None or (row is not None and (row.format, len(row.data)) != holds):
+            raise CheckpointError("it holds a row of another format or size than this server's")
+        if found.decided is None:
+            raise CheckpointError("it does not tell the outcome")
+        weight, norm = found.decided[3:]
+        if not 0 <= norm < math.inf:
+            raise CheckpointError(f"the update's norm is {norm}, expected a number that is not negative")
+        if row is not None and not row.largest() <= _ROUNDED * abs(weight) * norm + _LEAST:
+            raise CheckpointError(f"the row's numbers are not finite, or larger than the update's norm, {norm}, allows")
+        asks = judging.asks(found.parsed, None)
+        more = judging.judge(found.client, found.version, found.parsed, found.share, None) if asks else None
+        place = None if row is None else (row.format, row.data.ctypes.data, len(row.data))
+        try:
+            receipt: Receipt = road.receive_row(found.client, found.version, place, (found.share, norm), more)
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        return receipt
+
+    def _check_sizes(self, found: Arrival, size: int) -> None:
+        """Check what native code will not check again. ``size``: of the update itself."""
         layout, parsed = self.server.layout, found.parsed
         sizes = [parsed.parameters.size, *([] if parsed.buffers is None else [parsed.buffers.size])]
-        if sizes != [layout.size, layout.buffer_size][: len(sizes)]:
-            raise CheckpointError(f"the update has {sizes} numbers, but the model has {layout.size}")
+        if sizes != [size, layout.buffer_size][: len(sizes)]:
+            raise CheckpointError(f"the update has {sizes} numbers, expected {size} and the model's statistics")
+        if size and found.row is not None:
+            raise CheckpointError("it holds an update and a row")
         like = [one.numel() for one in self.server._core.statistics.counters]
         if parsed.counters is not None and [one.numel() for one in parsed.counters] != like:
             raise CheckpointError("the update's counters are not the model's")

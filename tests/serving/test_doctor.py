@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,14 @@ def test_it_says_what_a_recovery_would_do_and_writes_nothing(tmp_path: Path) -> 
     assert not examine(tmp_path / "one")["healthy"]
     with pytest.raises(fastagg.CheckpointError, match="there is nothing"):
         examine(tmp_path / "none")
+
+
+def test_it_can_be_what_a_process_imports_first(tmp_path: Path) -> None:
+    fastagg.open(tmp_path / "a", make).close()
+    code = (
+        f"from fastagg.serving.doctor import examine; from pathlib import Path; examine(Path({str(tmp_path / 'a')!r}))"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, cwd="/")
 
 
 def test_the_command(tmp_path: Path) -> None:

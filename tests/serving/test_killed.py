@@ -16,7 +16,7 @@ from killed import ARRIVALS, states
 import fastagg
 
 HERE = Path(__file__).parent
-NAMES = ("FADAS, corrected", "ACE, int8", "CA2FL, int4", "FedAsync, polynomial")
+NAMES = ("FADAS, corrected", "ACE, int8", "ACE, bf16", "ACED, int4", "CA2FL, int4", "FedAsync, polynomial")
 
 
 def kill(name: str, times: int, folder: Path, seed: int) -> tuple[int, int]:

@@ -390,8 +390,9 @@ def test_saving_writes_one_file_that_loads(tmp_path: Path) -> None:
         assert type(found) is fastagg.Server
 
 
-def test_no_interrupt_falls_between_a_step_and_its_record(tmp_path: Path) -> None:
-    make = maker("ASGD")
+@pytest.mark.parametrize("name", ["ASGD", "ACE, int8"])
+def test_no_interrupt_falls_between_a_step_and_its_record(name: str, tmp_path: Path) -> None:
+    make = maker(name)
     server = opened(tmp_path / "a", make)
     lines = 0
 

@@ -24,7 +24,7 @@ from fastagg.serving.opening import open_on
 SIZE = 40
 Mode = native.serving.Journal.Mode
 HOME = Path("/state")
-NAMES = ("FADAS, corrected", "ACE, int8", "CA2FL, int4", "FedAsync, polynomial")
+NAMES = ("FADAS, corrected", "ACE, int8", "ACE, bf16", "ACED, int4", "CA2FL, int4", "FedAsync, polynomial")
 
 
 def fingerprint(server: fastagg.Server) -> str:

@@ -1,0 +1,437 @@
+"""Records that hold a client's encoded row in place of its update: a recovery from them gives the same bits."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from presets import numbers, update
+from test_open import again, equal, opened, without_lives
+
+import fastagg
+from fastagg import CheckpointError
+from fastagg._build import native
+from fastagg.ops.place import emulated
+from fastagg.serving import records
+from fastagg.serving.doctor import examine
+from fastagg.serving.folder import Walk, contents
+from fastagg.storage import raw, segments
+from fastagg.storage.disk import Disk
+
+pytestmark = pytest.mark.kernel
+
+SIZE = 1500  # its last block is not whole
+FORMATS = ("bf16", "int8", "int4")
+BYTES = {"bf16": 2.0, "int8": 1.02, "int4": 0.52}  # of a record, for each parameter
+HEAD = 128  # bytes of a record that do not depend on the size, at most
+Make = Callable[[], fastagg.Server]
+
+
+def kinds(folder: Path) -> dict[str, int]:
+    """How many records of answers a recovery reads, by kind."""
+    found = examine(folder)
+    assert found["healthy"], found["problems"]
+    replays: dict[str, int] = found["recovery"]["replays"]
+    return {kind: count for kind, count in replays.items() if kind in ("arrival", "row")}
+
+
+def bodies(folder: Path) -> list[memoryview]:
+    """The bodies of all records of rows."""
+    walk = Walk(Disk(), contents(Disk(), folder), 0)
+    return [record.body for record in walk.records() if record.kind == records.ROW]
+
+
+@dataclass(frozen=True)
+class Choosy(fastagg.Staleness):
+    """Older updates count for less, and the oldest for nothing."""
+
+    weighs = True
+
+    def weight(self, delay: int) -> Any:
+        return None if delay > 2 else 1.0 / (1 + delay)
+
+    def rate(self, lr: float, delays: Any) -> float:
+        return lr / (1 + max(delays))
+
+
+@pytest.fixture
+def choosy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fastagg.registry, "_parts", dict(fastagg.registry._parts))
+    fastagg.register(Choosy)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "warm-up": {},
+    "partial": {"warmup": "partial"},
+    "by samples, clipped": {"weighting": "samples", "clip_norm": 0.5, "warmup": "partial"},
+    "moments in 8 bits": {"optimizer": fastagg.AMSGrad(0.01, moments="8bit")},
+    "choosy": {"warmup": "partial"},
+    "active": {"max_delay": 1, "warmup": "partial"},
+    "active, by gradient": {"max_delay": 2, "freshness": "gradient"},
+}
+
+
+def maker(way: str, cache: Any = "int8", size: int = SIZE, **more: Any) -> Make:
+    settings = {"lr": 0.1, "num_clients": 4, "cache": cache, "seed": 5, **WAYS[way], **more}
+    if way == "choosy":
+        direction = fastagg.AllClients(num_clients=4, cache=cache, warmup="partial")
+        return lambda: fastagg.Server(numbers(0, size, 22), direction, fastagg.SGD(0.1), Choosy(), seed=5)
+    rule = fastagg.ACED if way.startswith("active") else fastagg.ACE
+    return lambda: rule(numbers(0, size, 22), **settings)
+
+
+def play(server: fastagg.Server, first: int, last: int) -> None:
+    """Answers of clients that come again soon or late, some of them twice before anybody else; some are bf16."""
+    told: dict[int, int] = {}
+    for k in range(first, last):
+        client = (0, 1, 1, 2, 0, 3, 0, 0, 2, 1, 3, 0, 2)[k % 13]
+        if client not in told:
+            told[client] = server.dispatch(client).version
+        sent = update(k, server.layout.size)
+        server.receive(client, sent, told.pop(client), num_samples=1 + k % 3)
+        if k % 2:
+            told[client] = server.dispatch(client).version
+    for client in told:
+        server.forget(client)
+
+
+@pytest.mark.usefixtures("choosy")
+@pytest.mark.parametrize("cache", FORMATS)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_recovery_gives_the_bits_of_a_server_that_was_not_killed(way: str, cache: str, tmp_path: Path) -> None:
+    make = maker(way, cache)
+    usual, server = make(), opened(tmp_path / "a", make)
+    play(usual, 0, 20)
+    play(server, 0, 20)
+    found = again(server, tmp_path / "b", make)
+    assert kinds(tmp_path / "a") == {"row": 20}
+    assert torch.equal(found.flat, usual.flat)
+    assert equal(without_lives(found), without_lives(server))
+    server.checkpoint()
+    for one in (server, found):
+        play(one, 20, 33)
+    third = again(server, tmp_path / "c", make)  # from the rows of the checkpoint, and the records after it
+    assert equal(without_lives(found), without_lives(server))
+    assert equal(without_lives(third), without_lives(server))
+    for one in (server, found, third):
+        one.close()
+
+
+@pytest.mark.parametrize("size", [1, 255, 256, 1024, 70_001, 200_003])
+def test_rows_of_every_length_and_with_every_instruction_set(size: int, isa: str, tmp_path: Path) -> None:
+    for cache in FORMATS:
+        make = maker("active", cache, size)
+        server = opened(tmp_path / cache, make)
+        play(server, 0, 13)
+        found = again(server, tmp_path / f"{cache} again", make)
+        assert equal(without_lives(found), without_lives(server))
+        server.close()
+        found.close()
+
+
+@pytest.mark.parametrize("cache", FORMATS)
+def test_a_record_is_as_small_as_its_row(cache: str, tmp_path: Path) -> None:
+    size = 390 * native.scale_block  # whole blocks: the last one is padded
+    with opened(tmp_path / "a", maker("partial", cache, size)) as server:
+        play(server, 0, 6)
+        server.flush()
+        lengths = [len(body) for body in bodies(tmp_path / "a")]
+        assert len(lengths) == 6
+        assert max(lengths) <= BYTES[cache] * size + HEAD
+        assert server._journal.native.written < 6 * (BYTES[cache] * size + HEAD + 2 * segments.BLOCK)
+
+
+def test_fp32_rows_and_rules_that_need_the_update_keep_it(tmp_path: Path) -> None:
+    for name, make in {
+        "fp32": maker("partial", "fp32"),
+        "CA2FL": lambda: fastagg.CA2FL(torch.zeros(SIZE), num_clients=4, buffer_size=2, cache="int8"),
+        "client": lambda: fastagg.ACE(torch.zeros(SIZE), lr=0.1, num_clients=4, mode="client", warmup="partial"),
+        "no rows": lambda: fastagg.ASGD(torch.zeros(SIZE), lr=0.1),
+    }.items():
+        with opened(tmp_path / name, make) as server:
+            play(server, 0, 4)
+            server.flush()
+            assert kinds(tmp_path / name) == {"arrival": 4}, name
+
+
+def test_rows_on_a_disk(tmp_path: Path) -> None:
+    rows = tmp_path / "rows"
+    cache = fastagg.Tiered("int8", memory=10 * native.serving.Tiers.stride("int8", SIZE), path=rows)
+    make, plain = maker("active", cache), maker("active", "int8")
+    usual = plain()
+    play(usual, 0, 26)
+    server = opened(tmp_path / "a", make)
+    play(server, 0, 13)
+    server.checkpoint()
+    play(server, 13, 26)
+    rows_then = [server._core.state.rows.row(client) for client in range(4)]
+    state = server.flat.clone(), server._core.state.sum.clone()
+    assert kinds(tmp_path / "a") == {"row": 13}
+    server.close()
+    del server
+    with opened(tmp_path / "a", make) as found:
+        assert torch.equal(found.flat, state[0]) and torch.equal(found._core.state.sum, state[1])
+        for client, row in enumerate(rows_then):
+            assert row is not None and torch.equal(found._core.state.rows.row(client), row)
+            assert torch.equal(row, usual._core.state.cache.row(client))
+
+
+def test_several_at_once_trained_models_and_uploads(tmp_path: Path) -> None:
+    def make() -> fastagg.Server:
+        direction = fastagg.AllClients(num_clients=4, cache="int8", warmup="partial", kind="delta")
+        return fastagg.Server([torch.zeros(500), torch.ones(1000)], direction)
+
+    server = opened(tmp_path / "a", make)
+    tasks = [server.dispatch(client) for client in range(4)]
+    server.receive_many([(client, update(client, SIZE), tasks[client].version) for client in (2, 0)])
+    server.receive_model(tasks[1], [torch.full((500,), 2.0), torch.full((1000,), 3.0)])
+    server.receive_models([(tasks[3], [torch.ones(500), torch.ones(1000)], None)])
+    server.dispatch(2)
+    sent = update(9, SIZE).float()
+    with server.receiving(2) as upload:
+        upload.write(sent.numpy().tobytes())
+    found = again(server, tmp_path / "b", make)
+    assert kinds(tmp_path / "a") == {"row": 4, "arrival": 1}, "an upload is in its file already"
+    assert equal(without_lives(found), without_lives(server))
+    usual = make()
+    for client in range(4):
+        usual.dispatch(client)
+    for client in (2, 0):
+        usual.receive(client, update(client, SIZE))
+    usual.receive(1, torch.cat([torch.full((500,), 2.0), torch.full((1000,), 2.0)]))
+    usual.receive(3, torch.cat([torch.ones(500), torch.zeros(1000)]))
+    usual.dispatch(2)
+    usual.receive(2, sent)
+    assert torch.equal(usual.flat, found.flat)
+
+
+@pytest.mark.parametrize("statistics", [3, 4000])
+def test_running_statistics_come_with_a_row(statistics: int, tmp_path: Path) -> None:
+    """Few numbers are copied into the record, and many are read where their sender has them."""
+
+    def make() -> fastagg.Server:
+        named = {"w": numbers(0, 700, 22), "bn.running_mean": torch.zeros(statistics)}
+        return fastagg.ACE(
+            {**named, "bn.num_batches_tracked": torch.tensor(0)}, lr=0.1, num_clients=4, cache="int4", warmup="partial"
+        )
+
+    server = opened(tmp_path / "a", make)
+    for k in range(6):
+        server.dispatch(k % 4)
+        mean = {"bn.running_mean": torch.full((statistics,), float(k)), "bn.num_batches_tracked": torch.tensor(k)}
+        server.receive(k % 4, {"w": update(k, 700).float(), **(mean if k % 3 else {})})
+    found = again(server, tmp_path / "b", make)
+    assert kinds(tmp_path / "a") == {"row": 6}
+    assert equal(without_lives(found), without_lives(server))
+    assert float(found.parameters()["bn.running_mean"][0]) == 5.0
+
+
+def test_a_row_that_is_replaced_before_it_is_written_and_an_update_that_its_sender_changes(tmp_path: Path) -> None:
+    make = maker("partial")
+    server = opened(tmp_path / "a", make, "none")
+    sent = torch.ones(SIZE)
+    for k in range(20):
+        server.dispatch(1)
+        server.receive(1, sent)
+        sent.fill_(float(k))
+    assert server.memory()["journal"] > 0, "some of them still wait"
+    found = again(server, tmp_path / "b", make)
+    assert equal(without_lives(found), without_lives(server))
+
+
+@pytest.mark.usefixtures("choosy")
+def test_an_update_that_is_dropped_leaves_no_row(tmp_path: Path) -> None:
+    make = maker("choosy")
+    server = opened(tmp_path / "a", make)
+    late = server.dispatch(3)
+    for _ in range(4):
+        server.dispatch(0)
+        server.receive(0, torch.ones(SIZE))
+    receipt = server.receive(3, torch.ones(SIZE), late.version)
+    assert receipt.weight == 0.0 and not receipt.applied
+    found = again(server, tmp_path / "b", make)
+    assert min(len(body) for body in bodies(tmp_path / "a")) < HEAD
+    assert equal(without_lives(found), without_lives(server))
+
+
+def test_memory_that_runs_out_leaves_no_record(tmp_path: Path) -> None:
+    server = opened(tmp_path / "a", maker("partial"), "none")
+    server.dispatch(0)
+    server.receive(0, update(0, SIZE))
+    server.dispatch(0)
+    server.flush()  # the journal's thread asks for no memory meanwhile
+    before, last, failed = without_lives(server), server._journal.last, 0
+    for at in range(100):
+        native.memory.fail_after(at)
+        try:
+            server.receive(0, update(1, SIZE))
+        except MemoryError:
+            failed += 1
+        else:
+            break
+        finally:
+            native.memory.fail_after(-1)
+        assert server._journal.last == last
+        assert equal(without_lives(server), before)
+    assert failed >= 2, "a new version, and the record's row"
+    found = again(server, tmp_path / "b", maker("partial"))
+    assert equal(without_lives(found), without_lives(server))
+
+
+def older(client: int, version: int, sent: torch.Tensor, receipt: fastagg.Receipt) -> bytes:
+    """An answer's record as an earlier version of fastagg wrote it: with the update."""
+    said = struct.pack(
+        "<?qddd", receipt.applied, receipt.version, receipt.step_size, receipt.weight, receipt.update_norm
+    )
+    head = struct.pack("<Bqqdq?", 0, client, version, 1.0, 0, True) + said + struct.pack("<IBBQ", 1, 0, 0, len(sent))
+    return head.ljust(-(-len(head) // 8) * 8, b"\0") + sent.numpy().tobytes()
+
+
+def test_a_folder_with_updates_is_opened_and_goes_on_with_rows(tmp_path: Path) -> None:
+    make = maker("partial")
+    usual, server = make(), opened(tmp_path / "a", make)
+    for k in range(3):
+        sent = update(k, SIZE)
+        usual.dispatch(k)
+        server.dispatch(k)
+        body = older(k, k, sent, usual.receive(k, sent))
+        server._journal.append(records.ARRIVAL, body)
+        server._core.ledger.version += 1  # so that the next task is of the next version
+    server.close()
+    with opened(tmp_path / "a", make) as server:
+        assert torch.equal(server.flat, usual.flat)
+        for one in (usual, server):
+            play(one, 3, 9)
+        server.flush()
+        assert kinds(tmp_path / "a") == {"arrival": 3, "row": 6}
+        found = again(server, tmp_path / "b", make)
+        assert equal(without_lives(found), without_lives(server)) and torch.equal(found.flat, usual.flat)
+
+
+def at(place: int, *values: int) -> Callable[[bytearray], None]:
+    """Sets bytes of a record's body; a negative place counts from its end."""
+
+    def change(body: bytearray) -> None:
+        for k, value in enumerate(values):
+            assert body[place + k] != value or len(values) > 1
+            body[place + k] = value
+
+    return change
+
+
+LIES = {
+    "another version": at(9, 7),
+    "a negative share": at(24, 0xBF),
+    "an outcome that nobody knew": at(33, 0),
+    "no step": at(34, 0),
+    "another weight": at(57, 0x10),
+    "a negative norm": at(66, 0xC0),
+    "a norm that is too small": at(66, 0x00),
+    "a norm that is no number": at(65, 0xF0, 0x7F),
+    "no row": at(67, 0),
+    "an update in its place": at(71, 0),
+    "a part that nobody knows": at(71, 9),
+    "another format": at(72, 3),
+    "a shorter row": at(73, 0),
+    "a row longer than the record": at(79, 0x7F),
+    "scales that are not finite": at(-4, 0, 0, 0xC0, 0x7F),
+    "scales that are too large": at(-2, 0x00, 0x60),
+}
+
+
+def rewritten(path: Path, change: Callable[[bytearray], None]) -> None:
+    """Change the body of a segment's last record and correct its checksum."""
+    held = bytearray(path.read_bytes())
+    begin = held.rindex(b"FAGR")
+    body = begin + segments.HEADER
+    length = int.from_bytes(held[begin + 32 : begin + 40], "little")
+    inner = held[body : body + length]
+    change(inner)
+    held[body : body + length] = inner
+    crc = raw.crc32c([bytes(held[begin + 8 : body + length])])
+    held[begin + 4 : begin + 8] = crc.to_bytes(4, "little")
+    path.write_bytes(held)
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_record_that_lies_is_refused_by_name(lie: str, tmp_path: Path) -> None:
+    make = maker("partial", size=300)
+    with opened(tmp_path / "a", make) as server:
+        server.dispatch(0)
+        server.receive(0, torch.ones(300))
+    path = next((tmp_path / "a").glob("journal-*"))
+    rewritten(path, lambda body: None)
+    opened(tmp_path / "a", make).close()
+    for one in (tmp_path / "a").glob("journal-*"):
+        if one != path:
+            one.unlink()  # what the opening wrote
+    rewritten(path, LIES[lie])
+    with pytest.raises(CheckpointError, match=r"record 2 \(row\) cannot be replayed"):
+        opened(tmp_path / "a", make)
+
+
+def test_a_bf16_row_that_is_not_finite_is_refused_by_name(tmp_path: Path) -> None:
+    make = maker("partial", "bf16", size=300)
+    with opened(tmp_path / "a", make) as server:
+        server.dispatch(0)
+        server.receive(0, torch.ones(300))
+    rewritten(next((tmp_path / "a").glob("journal-*")), at(90, 0x80, 0x7F))
+    with pytest.raises(CheckpointError, match="not finite"):
+        opened(tmp_path / "a", make)
+
+
+def test_a_damaged_row_before_good_records_is_refused_by_name(tmp_path: Path) -> None:
+    make = maker("partial")
+    with opened(tmp_path / "a", make) as server:
+        play(server, 0, 6)
+    path = min((tmp_path / "a").glob("journal-*"))
+    held = bytearray(path.read_bytes())
+    starts = [k for k in range(0, len(held), 8) if held[k : k + 4] == b"FAGR" and held[k + 40] == records.ROW]
+    held[starts[2] + segments.HEADER + 700] ^= 16
+    path.write_bytes(held)
+    sequence = int.from_bytes(held[starts[2] + 16 : starts[2] + 24], "little")
+    with pytest.raises(CheckpointError, match=f"record {sequence} is damaged or missing"):
+        opened(tmp_path / "a", make)
+    assert f"record {sequence} is damaged" in examine(tmp_path / "a")["problems"][0]
+
+
+def test_a_row_of_another_server_is_refused_and_changes_nothing() -> None:
+    server = maker("partial")()
+    server.dispatch(0)
+    before = without_lives(server)
+    row = torch.zeros(server._core.state.book.coded_row[1], dtype=torch.uint8)
+    road, facts = server._core.road, (1.0, 0.0)
+    for given in (("int4", row.data_ptr(), len(row)), ("int8", row.data_ptr(), len(row) - 4), None):
+        with pytest.raises(ValueError, match="row"):
+            road.receive_row(0, 0, given, facts, None)
+    with pytest.raises(ValueError, match="does not take encoded rows"):
+        fastagg.ASGD(torch.zeros(SIZE), lr=0.1)._core.road.receive_row(0, 0, None, facts, None)
+    assert equal(without_lives(server), before)
+
+
+@pytest.mark.skipif(not native.cuda_emulated, reason="needs a build that emulates CUDA")
+def test_a_device_records_updates_and_refuses_rows_by_name(tmp_path: Path) -> None:
+    make = maker("partial")
+    with emulated():
+        with opened(tmp_path / "there", make) as server:
+            play(server, 0, 4)
+            state = server.flat.clone()
+        assert kinds(tmp_path / "there") == {"arrival": 4}
+    with opened(tmp_path / "there", make) as server:
+        assert torch.equal(server.flat, state)
+    with opened(tmp_path / "here", make) as server:
+        play(server, 0, 4)
+    shutil.copytree(tmp_path / "here", tmp_path / "copy")
+    with emulated(), pytest.raises(CheckpointError, match="open the folder with a server on the CPU"):
+        opened(tmp_path / "copy", make)
+    with opened(tmp_path / "here", make) as server:
+        server.checkpoint()
+        state = server.flat.clone()
+    with emulated(), opened(tmp_path / "here", make) as server:
+        assert torch.equal(server.flat, state)
