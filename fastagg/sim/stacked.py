@@ -61,8 +61,11 @@ def gradients(
     backwards: list[Backward] = []
     count = keep.sum(dim=1, keepdim=True)
     owned = False
-    x = x.movedim(1, -1).contiguous()
-    for name, layer in _layers(module):
+    layers = list(_layers(module))
+    x = x.movedim(1, -1)
+    if any(type(layer) in stacked_images.LAYERS for _, layer in layers):
+        x = x.contiguous()  # a matrix product reads it as well where it lies
+    for name, layer in layers:
         # Below the first layer with parameters no gradient is needed.
         learns = any(True for _ in layer.parameters())
         place = Place(name, weights, keep, count, found, asked=bool(backwards), owned=owned)
