@@ -166,9 +166,8 @@ class _Bundle:
         return [cell for cell in self.cells if cell.name not in self._over]
 
     def fail(self, error: str) -> None:
-        """End the cells at hand. If none was heard of, the worker had just begun with all of them."""
-        names = self._begun or {cell.name for cell in self.cells}
-        self.heard(_News(dict.fromkeys(names, 0.0), dict.fromkeys(names, error)))
+        """End the cells at hand."""
+        self.heard(_News(dict.fromkeys(self._begun, 0.0), dict.fromkeys(self._begun, error)))
 
 
 def _side_by_side(
@@ -190,6 +189,7 @@ def _side_by_side(
             while waiting and len(at_work) < workers.count:
                 bundle = _Bundle(waiting.popleft(), watcher, ended)
                 at_work[workers.submit((bundle.cells, out, replace))] = bundle
+                bundle.heard(_News({bundle.cells[0].name: 0.0}, {}))  # it begins at once
             for event in workers.wait(0.2):
                 bundle = at_work[event.ticket]
                 if event.kind == "said":

@@ -7,7 +7,6 @@ output and a function that computes its gradient. Autograd would take as long as
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -37,11 +36,15 @@ def refusal(module: nn.Module) -> str | None:
 
 def width(module: nn.Module, shape: Sequence[int]) -> int:
     """Return the number of values per sample where it is largest, the inputs ``shape`` included."""
-    x = torch.empty(1, *shape, device="meta")
-    found = x.numel()
-    for _, layer in _layers(copy.deepcopy(module).to("meta").eval()):
-        x = layer(x)
-        found = max(found, x.numel())
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    x = torch.zeros(1, *shape, device=device)
+    found, training = x.numel(), module.training
+    module.eval()
+    with torch.inference_mode():  # of real numbers, because torch takes milliseconds for a layer without any
+        for _, layer in _layers(module):
+            x = layer(x)
+            found = max(found, x.numel())
+    module.train(training)
     return found
 
 
