@@ -342,8 +342,9 @@ def run(
     ``trackers`` (see :mod:`fastagg.integrations.trackers`) get every new row, and are closed at the end.
 
     ``engine`` is where clients train: "here", in a "pool" of processes or on "ray", with so many ``workers`` (None: one
-    for each core). One by one the files are the same to the bit, in stacks (``run.batched``) up to rounding. Any engine
-    goes on with a run of another. What ``data`` and ``model`` hold must then be possible to pickle.
+    for each core). The files are the same to the bit; in stacks (``run.batched``) with more than one torch thread up to
+    rounding. Any engine goes on with a run of another. What ``data`` and ``model`` hold must then be possible to
+    pickle.
 
     DataError if ``out`` cannot be written, before any training. ConfigError if "go on" finds a run of another config.
     CheckpointError if a checkpoint is damaged. RunFailed if training fails in a worker, or workers keep dying.
