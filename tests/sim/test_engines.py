@@ -35,7 +35,7 @@ from fastagg.sim.sweep import Cell
 from fastagg.storage.shared import Mapped
 
 from .engine_models import deadly, failing
-from .test_resume import ALL, EVERY, GRADIENTS, Killed, KilledAt, ending, same
+from .test_resume import ALL, EVERY, GRADIENTS, Killed, KilledAt, same
 
 ALONE = {"run.batched": False}
 CASES = {
