@@ -1,15 +1,20 @@
-"""Whole runs of the simulator, compared with a plain torch loop that does the same: per client update, one thread.
+"""Whole runs and whole comparisons, compared with a plain torch loop that does the same: per client update, one thread.
 
 The plain loop has the same clients, delays, arrivals and batches. It trains each client by itself with torch.optim.SGD
 and autograd, and adds deltas as FedBuff does. It is what one would write without a package. Both times include setup,
 dispatch, training, server and the tests of the model.
+
+A comparison is what ``fastagg compare`` does in one process: runs of several seeds and server rates, and also their
+folders, tables and pictures. The plain loop does the runs one after the other and writes nothing.
 """
 
 from __future__ import annotations
 
 import heapq
+import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +22,8 @@ from problem import Built, Candidate, Case, Problem
 from torch import nn
 
 UPLOADS = 1000  # a run of the small tables
+SEEDS = 6
+RATES = (1.0, 0.5)  # the server's
 # the loss of ten equal guesses; both losses must be lower, because a loop that does not train is not a peer
 UNTRAINED = 2.303
 MODELS = (
@@ -26,13 +33,14 @@ MODELS = (
 )
 
 
-def recipe(model: dict[str, object], uploads: int = UPLOADS) -> Any:
+def recipe(model: dict[str, object], uploads: int = UPLOADS, seed: int = 0, rate: float = 1.0) -> Any:
     """Return the recipe: 25 of 50 clients in flight, two epochs of batches of 50 on digits, a buffer of 5."""
     from fastagg.sim import config
 
     values = {
         "name": "whole",
-        "algorithm": {"name": "FedBuff", "buffer_size": 5},
+        "seed": seed,
+        "algorithm": {"name": "FedBuff", "buffer_size": 5, "lr": rate},
         "data": {"name": "digits", "clients": 50},
         "model": model,
         "client": {"lr": 0.02, "epochs": 2},
@@ -49,7 +57,7 @@ def plain(given: Any) -> float:
 
     data = build.build_data(given.data, given.seed)
     module = build.build_model(given.model, data, given.seed)
-    loss, size = nn.CrossEntropyLoss(), given.client.batch_size
+    loss, size, rate = nn.CrossEntropyLoss(), given.client.batch_size, given.algorithm.keywords["lr"]
     generator = torch.Generator().manual_seed(given.seed)
     ranges = ((1.0, 2.0), (3.0, 5.0), (50.0, 80.0))
     kinds = torch.randint(3, (len(data.clients),), generator=generator).tolist()
@@ -86,7 +94,7 @@ def plain(given: Any) -> float:
         buffer.append({name: v - start[name] if name in learned else v.clone() for name, v in after.items()})
         if len(buffer) == 5:
             state = {
-                name: value + sum(one[name] for one in buffer) / 5 if name in learned
+                name: value + rate * (sum(one[name] for one in buffer) / 5) if name in learned
                 # The running statistics' mean, because changes of stale ones could add up to a negative variance.
                 else sum(one[name] for one in buffer) / 5 if value.is_floating_point()
                 else buffer[-1][name]
@@ -109,14 +117,35 @@ def _simulated(given: Any) -> float:
     return float(run(given).rows[-1].loss)
 
 
-def _built(problem: Problem, model: dict[str, object], run: Callable[[Any], float]) -> Built:
-    given = recipe(model)
+def _compared(recipes: list[Any]) -> float:
+    from fastagg.sim.compare import compare
+    from fastagg.sim.sweep import Cell
 
+    rates = [one.algorithm.keywords["lr"] for one in recipes]
+    cells = [Cell(one, folder=f"whole,algorithm.lr={rate}") for one, rate in zip(recipes, rates, strict=True)]
+    with tempfile.TemporaryDirectory() as folder:
+        return max(float(result.rows[-1].loss) for result in compare(cells, Path(folder), _Silent()).results)
+
+
+class _Silent:
+    """A watcher."""
+
+    def started(self, cell: Any) -> None:
+        pass
+
+    def advanced(self, cell: Any, share: float) -> None:
+        pass
+
+    def ended(self, cell: Any, outcome: Any) -> None:
+        pass
+
+
+def _built(problem: Problem, run: Callable[[], float]) -> Built:
     def whole() -> None:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            tested = run(given)
+            tested = run()
         finally:
             torch.set_num_threads(threads)
         if not tested < UNTRAINED:
@@ -125,16 +154,30 @@ def _built(problem: Problem, model: dict[str, object], run: Callable[[Any], floa
     return Built(whole, None)
 
 
-def _candidates(model: dict[str, object]) -> list[Candidate]:
+def _candidates(ours: Callable[[], float], loop: Callable[[], float]) -> list[Candidate]:
     return [
-        Candidate("fastagg", partial(_built, model=model, run=_simulated), 0),
-        Candidate("plain torch loop", partial(_built, model=model, run=plain), 0),
+        Candidate("fastagg", partial(_built, run=ours), 0),
+        Candidate("plain torch loop", partial(_built, run=loop), 0),
     ]
 
 
+def _run(model: dict[str, object]) -> list[Candidate]:
+    given = recipe(model)
+    return _candidates(lambda: _simulated(given), lambda: plain(given))
+
+
+def _comparison(model: dict[str, object]) -> list[Candidate]:
+    recipes = [recipe(model, seed=seed, rate=rate) for rate in RATES for seed in range(SEEDS)]
+    return _candidates(lambda: _compared(recipes), lambda: max(map(plain, recipes)))
+
+
 CASES = [
+    Case(f"simulator, {label}", 0, partial(_run, model), "path", (parameters,), period=UPLOADS, devices=("cpu",))
+    for label, model, parameters in MODELS
+] + [
     Case(
-        f"simulator, {label}", 0, partial(_candidates, model), "path", (parameters,), period=UPLOADS, devices=("cpu",),
+        f"simulator, Comparison, {label}", 0, partial(_comparison, model), "path", (parameters,),
+        period=UPLOADS * SEEDS * len(RATES), devices=("cpu",),
     )
     for label, model, parameters in MODELS
 ]  # fmt: skip

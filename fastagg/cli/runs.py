@@ -112,7 +112,7 @@ def compare(
     seed: Seed = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Run each with this many seeds, from --seed up.")] = 1,
     jobs: Annotated[
-        int | None, typer.Option("-j", "--jobs", "--workers", min=1, help="How many runs at once, a process each.")
+        int | None, typer.Option("-j", "--jobs", "--workers", min=1, help="How many processes share the runs.")
     ] = None,
     engine: Annotated[
         str | None,

@@ -59,6 +59,16 @@ class LocalWork:
         assert self.epochs is not None
         return self.epochs * -(-size // min(self.batch_size, size))
 
+    def batches(self, size: int, local_steps: int | None, rng: np.random.Generator) -> Iterator[np.ndarray]:
+        """Yield the indices of each mini-batch among a client's ``size`` samples. Every epoch has its own order."""
+        batch_size = min(self.batch_size, size)
+        per_epoch = -(-size // batch_size)
+        for step in range(self.steps_of(size, local_steps)):
+            start = (step % per_epoch) * batch_size
+            if start == 0:
+                order = rng.permutation(size)
+            yield order[start : start + batch_size]
+
     def build_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         if self.optimizer == "adamw":
             return torch.optim.AdamW(module.parameters(), lr=self.lr, weight_decay=self.weight_decay)
@@ -92,7 +102,7 @@ class LocalTrainer:
             group["lr"] = self._work.lr * self._work.lr_decay**number
         anchors = [p.detach().clone() for p in module.parameters()] if self._work.mu else []
         rng = generator(self._seed, "batches", client, number)
-        indices = self.batches(len(samples), task.local_steps, rng)
+        indices = map(torch.from_numpy, self._work.batches(len(samples), task.local_steps, rng))
         with self._own_draws(client, number):
             for x, y in batches(samples, indices, self._seed, client, number):
                 self._optimizer.zero_grad(set_to_none=True)
@@ -111,7 +121,8 @@ class LocalTrainer:
         module.load_state_dict(task.views)
         module.train()
         rng = generator(self._seed, "batches", client, number)
-        x, y = next(batches(samples, self.batches(len(samples), 1, rng), self._seed, client, number))
+        indices = map(torch.from_numpy, self._work.batches(len(samples), 1, rng))
+        x, y = next(batches(samples, indices, self._seed, client, number))
         module.zero_grad(set_to_none=True)
         with self._own_draws(client, number):
             self._batch_loss(x, y).backward()
@@ -138,15 +149,6 @@ class LocalTrainer:
         with torch.random.fork_rng(devices=list(devices)):
             torch.manual_seed(integer(self._seed, "layers", client, number))
             yield
-
-    def batches(self, size: int, local_steps: int | None, rng: np.random.Generator) -> Iterator[torch.Tensor]:
-        batch_size = min(self._work.batch_size, size)
-        per_epoch = -(-size // batch_size)
-        for step in range(self._work.steps_of(size, local_steps)):
-            start = (step % per_epoch) * batch_size
-            if start == 0:
-                order = torch.from_numpy(rng.permutation(size))
-            yield order[start : start + batch_size]
 
 
 class DifferenceSender:

@@ -45,10 +45,10 @@ def compare(
     picture: str = "png",
     names: Sequence[str] = (),
 ) -> Comparison:
-    """Run ``cells`` into ``out``, ``jobs`` at once, then write tables and pictures of the cells that ran.
+    """Run ``cells`` into ``out``, in ``jobs`` processes, then write tables and pictures of the cells that ran.
 
-    ``engine`` says where: "here", one by one; in a "pool" of processes; on "ray". None: "here" for one job (or None),
-    "pool" for more. With "pool" or "ray" and ``jobs`` None as many run as there are cores.
+    ``engine`` says where: "here", in this process; in a "pool" of processes; on "ray". None: "here" for one job (or
+    None), "pool" for more. With "pool" or "ray" and ``jobs`` None there are as many processes as cores.
 
     ``names``: the recipes and tables that the cells come from. Tables may state claims (claims.md and a picture).
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fastagg.errors import ConfigError
-from fastagg.sim.seeds import generator
+from fastagg.sim.seeds import generator, uniform
 
 # FADAS Table 1: uniform ranges (low, high) of the small, medium and large class, in units of 10 s.
 THREE_CLASS_TABLES: dict[str, tuple[tuple[float, float], ...]] = {
@@ -75,7 +75,7 @@ class ThreeClass(Stateless):
 
     def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
         low, high = self._ranges[self.classes[client]]
-        return float(generator(self._seed, "delay", client, number).uniform(low, high))
+        return low + (high - low) * uniform(self._seed, "delay", client, number)
 
 
 # FedEcho Table 1, in the same form. Short and medium clients are as in FADAS.
@@ -114,7 +114,7 @@ class SizeTied(Stateless):
 
     def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
         low, high = self._ranges[self.classes[client]]
-        return float(generator(self._seed, "delay", client, number).uniform(low, high))
+        return low + (high - low) * uniform(self._seed, "delay", client, number)
 
 
 class Exponential(Stateless):

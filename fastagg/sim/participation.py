@@ -12,7 +12,7 @@ from collections.abc import Collection
 from typing import Any, Protocol
 
 from fastagg.errors import ConfigError
-from fastagg.sim.seeds import generator
+from fastagg.sim.seeds import below, generator
 
 
 class Participation(Protocol):
@@ -61,7 +61,7 @@ class Concurrency:
         self._arrivals, self._idle = state["arrivals"], list(state["idle"])
 
     def _draw(self) -> int:
-        slot = int(generator(self._seed, "participation", self._arrivals).integers(len(self._idle)))
+        slot = below(len(self._idle), self._seed, "participation", self._arrivals)
         self._arrivals += 1
         # Move the last one into the gap, in O(1). A uniform draw does not depend on the order.
         self._idle[slot], self._idle[-1] = self._idle[-1], self._idle[slot]

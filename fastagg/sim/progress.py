@@ -146,4 +146,6 @@ class CellsBar:
     def _draw(self) -> None:
         self._drawn = time.perf_counter()
         completed = self._over + sum(self._shares.values())
-        self._bar.update(self._task, completed=completed, state=", ".join(self._shares))
+        first, others = list(self._shares)[:2], len(self._shares) - 2
+        state = ", ".join(first) + (f" and {others} more" if others > 0 else "")
+        self._bar.update(self._task, completed=completed, state=state)

@@ -5,6 +5,7 @@ A schedule gives the loop one ``Job`` at a time:
     schedule.start()          the first dispatches
     schedule.next_time()      when the next update arrives (changes nothing)
     schedule.in_flight()      the jobs whose updates will arrive later, as far as they are known
+    schedule.coming()         the first of them; None if it is not known
     job = schedule.next()     the update that arrives now; ``schedule.now`` is the virtual time
     schedule.arrived(job)     after server.receive: the dispatches that follow from it
 
@@ -61,6 +62,8 @@ class Schedule(Protocol):
 
     def in_flight(self) -> list[Job]: ...
 
+    def coming(self) -> Job | None: ...
+
     def next_time(self) -> float: ...
 
     def next(self) -> Job: ...
@@ -103,6 +106,9 @@ class TimedSchedule:
     def in_flight(self) -> list[Job]:
         """Return the jobs in training, in the order in which they will arrive."""
         return self._clock.pending()
+
+    def coming(self) -> Job | None:
+        return self._clock.coming() if len(self._clock) else None
 
     def start(self) -> None:
         for client in self._participation.initial():
@@ -183,6 +189,9 @@ class RoundSchedule:
         """Return the jobs of this round that were not received yet, in the order in which they will be."""
         return list(self._waiting)
 
+    def coming(self) -> Job | None:
+        return self._waiting[0] if self._waiting else None
+
     def start(self) -> None:
         order = generator(self._seed, "round", self._rounds).permutation(self._clients)
         drawn = [client for client in map(int, order) if client not in self._gone][: self._per_round]
@@ -260,6 +269,9 @@ class VersionSchedule:
     def in_flight(self) -> list[Job]:
         """Return nothing: each arrival draws which of the open tasks is answered."""
         return []
+
+    def coming(self) -> Job | None:
+        return None
 
     def start(self) -> None:
         self._send(self._server.version)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, astuple
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,11 +27,13 @@ from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.engines.ahead import Ahead
 from fastagg.sim.engines.here import Here
 from fastagg.sim.engines.remote import Remote
+from fastagg.sim.engines.stacks import Stacks
 from fastagg.sim.engines.training import Plan, Training, begin, pickled
 from fastagg.sim.interrupt import on_ctrl_c
 from fastagg.sim.metrics import LAST, DelayStatistics, Row, Stopwatch, participation, summarise
 from fastagg.sim.progress import NoProgress, Progress, Tracking
 from fastagg.sim.result import Result, read
+from fastagg.sim.together import Running, alone
 
 Resume = Literal["never", "go on", "replace"]
 Factory = Callable[..., nn.Module]  # called with the shape of an input and the number of classes
@@ -46,8 +49,12 @@ class Simulation:
         model: Factory | None = None,
         engine: engines.Name = "here",
         workers: int | None = None,
+        stacks: Stacks | None = None,
     ) -> None:
-        """``data`` and ``model`` replace those of ``config``: see :func:`given`. :meth:`close` ends the workers."""
+        """``data`` and ``model`` replace those of ``config``: see :func:`given`. :meth:`close` ends the workers.
+
+        Runs of one process may share ``stacks``.
+        """
         self.config = config
         self.stopwatch = Stopwatch()
         with self.stopwatch.timing("setup"):
@@ -79,7 +86,7 @@ class Simulation:
             self.batched, self.one_by_one = build.build_batched(
                 config, self.module, self.data, self.server, self.schedule
             )
-            self.ahead = self._ahead(engine, workers, sent)
+            self.ahead = self._ahead(engine, workers, sent, stacks or Stacks())
         self.rows: list[Row] = []
         self.uploads = 0
         self.delays = DelayStatistics()
@@ -93,11 +100,12 @@ class Simulation:
         with self.stopwatch.timing("server"):
             self.schedule.start()
 
-    def _ahead(self, engine: engines.Name, workers: int | None, sent: list[bytes]) -> Ahead:
+    def _ahead(self, engine: engines.Name, workers: int | None, sent: list[bytes], stacks: Stacks) -> Ahead:
         config, gradients = self.config, self.server.update_kind == "gradient"
         stack = None if self.batched is None else self.batched.most
         if engine == "here":
-            return Ahead(Here(Training(self.trainer, self.data, self.batched, gradients=gradients)), stack)
+            training = Training(self.trainer, self.data, self.batched, gradients=gradients)
+            return Ahead(Here(training, stacks, partial(self.stopwatch.spend, "training")), stack)
         plan = Plan(config, gradients, stack is not None, sent)
         remote = Remote(engines.start(engine, workers, begin, plan), self.server.layout)
         return Ahead(remote, stack, max(4 * remote.parts, STACK // (4 * max(1, self.server.layout.size))))
@@ -111,12 +119,27 @@ class Simulation:
         """End the workers, if there are any."""
         self.ahead.close()
 
-    def step(self) -> bool:
-        """Receive the next update. Return whether the model changed. NonFiniteUpdate if training diverges."""
+    @property
+    def nbytes(self) -> int:
+        """Bytes of data and of the server's state."""
+        sets = [*self.data.clients, self.data.test]
+        data = sum(samples.x.nbytes + samples.y.nbytes for samples in sets)
+        return (data if self.batched is None else 2 * data) + self.server.memory()["total"]
+
+    def rests(self) -> bool:
+        """Have the next update trained in a stack. Return whether it is not ready, so that others may go on first."""
+        self._drop()
+        return self.ahead.ask(self.schedule.coming(), self.schedule.in_flight)
+
+    def _drop(self) -> None:
         if self._lost and not self.dropped and self.done() >= self.config.dropout.after:
             self.schedule.drop(self._lost)
             self.ahead.forget(self._lost)
             self.dropped = True
+
+    def step(self) -> bool:
+        """Receive the next update. Return whether the model changed. NonFiniteUpdate if training diverges."""
+        self._drop()
         job, before = self.schedule.next(), self.server.version
         samples = self.data.clients[job.client]
         with self.stopwatch.timing("training"):
@@ -319,28 +342,55 @@ def run(
     ``trackers`` (see :mod:`fastagg.integrations.trackers`) get every new row, and are closed at the end.
 
     ``engine`` is where clients train: "here", in a "pool" of processes or on "ray", with so many ``workers`` (None: one
-    for each core). One by one the files are the same to the bit, in stacks (``run.batched``) up to rounding. Any engine
-    goes on with a run of another. What ``data`` and ``model`` hold must then be possible to pickle.
+    for each core). The files are the same to the bit; in stacks (``run.batched``) with more than one torch thread up to
+    rounding. Any engine goes on with a run of another. What ``data`` and ``model`` hold must then be possible to
+    pickle.
 
     DataError if ``out`` cannot be written, before any training. ConfigError if "go on" finds a run of another config.
     CheckpointError if a checkpoint is damaged. RunFailed if training fails in a worker, or workers keep dying.
     MissingDependency without the extra ``ray``.
     """
     engines.check(engine, workers)
+    stacks = Stacks()
+    with on_ctrl_c() as asked:
+        going = running(
+            config, out, progress, stacks, data=data, model=model, trackers=trackers, resume=resume,
+            stop=lambda: bool(asked) or stop(), picture=picture, engine=engine, workers=workers,
+        )  # fmt: skip
+        return alone(going, stacks, config.run.torch_threads)
+
+
+def running(
+    config: Config,
+    out: Path | None,
+    progress: Progress | None,
+    stacks: Stacks,
+    *,
+    data: FederatedData | None = None,
+    model: Factory | None = None,
+    trackers: Any = None,
+    resume: Resume = "never",
+    stop: Callable[[], bool],
+    picture: str = "png",
+    engine: engines.Name = "here",
+    workers: int | None = None,
+) -> Running[Result]:
+    """Do what :func:`run` does, and rest whenever the next update must be trained in ``stacks`` first.
+
+    Each rest yields the bytes that the run holds. Ctrl-C and torch's threads are the driver's business (together.py).
+    """
     config = given(config, data, model)
     begun = out is not None and resume != "never" and checkpoints.same_run(out, config, strict=resume == "go on")
     if begun and out is not None and (result := read(out, config)) is not None and not result.summary["interrupted"]:
         return result
     with (
         Tracking(progress or NoProgress(), trackers) as told,
-        _torch_threads(config.run.torch_threads),
-        on_ctrl_c() as asked,
-        closing(Simulation(config, data, model, engine, workers)) as simulation,
+        closing(Simulation(config, data, model, engine, workers, stacks)) as simulation,
     ):
         if out is not None and not (begun and checkpoints.restore(simulation, out)):
             _prepare(out, config)
         keeper = None if out is None else checkpoints.Checkpoints(out, config.run.checkpoint_every)
-        stopped = _loop(simulation, lambda: bool(asked) or stop(), told, keeper)
+        stopped = yield from _loop(simulation, stop, told, keeper)
         unit, delays = simulation.schedule.unit, simulation.delays.state_dict()
         result = Result(config, simulation.rows, simulation.summary(stopped), unit, delays)
         if out is not None:
@@ -364,9 +414,9 @@ def given(config: Config, data: FederatedData | None, model: Factory | None) -> 
 
 def _loop(
     simulation: Simulation, stop: Callable[[], bool], progress: Progress, keeper: checkpoints.Checkpoints | None
-) -> str:
+) -> Running[str]:
     """Return why the run stopped: "finished", "interrupted" or "diverged"."""
-    every = simulation.config.run.evaluate_every
+    every, held = simulation.config.run.evaluate_every, simulation.nbytes
     if not simulation.rows:
         progress.evaluated(simulation.evaluate())
     stopped = "finished"
@@ -377,6 +427,9 @@ def _loop(
             if keeper is not None:
                 keeper.write(simulation)  # before the evaluation below, which an unbroken run has not
             break
+        if simulation.rests():
+            with simulation.stopwatch.paused():
+                yield held
         try:
             stepped = simulation.step()
         except NonFiniteUpdate:
@@ -424,13 +477,3 @@ def _write(out: Path, result: Result, simulation: Simulation, picture: str) -> N
             simulation.server.save(out / checkpoints.FILE)  # open tasks are no longer needed
     except OSError as error:
         raise DataError(f"cannot write results to {out}: {error}") from error
-
-
-@contextmanager
-def _torch_threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -7,7 +7,6 @@ output and a function that computes its gradient. Autograd would take as long as
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -37,11 +36,15 @@ def refusal(module: nn.Module) -> str | None:
 
 def width(module: nn.Module, shape: Sequence[int]) -> int:
     """Return the number of values per sample where it is largest, the inputs ``shape`` included."""
-    x = torch.empty(1, *shape, device="meta")
-    found = x.numel()
-    for _, layer in _layers(copy.deepcopy(module).to("meta").eval()):
-        x = layer(x)
-        found = max(found, x.numel())
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    x = torch.zeros(1, *shape, device=device)
+    found, training = x.numel(), module.training
+    module.eval()
+    with torch.inference_mode():  # of real numbers, because torch takes milliseconds for a layer without any
+        for _, layer in _layers(module):
+            x = layer(x)
+            found = max(found, x.numel())
+    module.train(training)
     return found
 
 
@@ -61,8 +64,11 @@ def gradients(
     backwards: list[Backward] = []
     count = keep.sum(dim=1, keepdim=True)
     owned = False
-    x = x.movedim(1, -1).contiguous()
-    for name, layer in _layers(module):
+    layers = list(_layers(module))
+    x = x.movedim(1, -1)
+    if any(type(layer) in stacked_images.LAYERS for _, layer in layers):
+        x = x.contiguous()  # a matrix product reads it as well where it lies
+    for name, layer in layers:
         # Below the first layer with parameters no gradient is needed.
         learns = any(True for _ in layer.parameters())
         place = Place(name, weights, keep, count, found, asked=bool(backwards), owned=owned)

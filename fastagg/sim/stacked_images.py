@@ -84,7 +84,7 @@ def _batch_norm(layer: nn.BatchNorm2d, x: Tensor, place: Place) -> tuple[Tensor,
     flat = x.flatten(2)
     centred = torch.mul(flat, rows, out=flat if place.owned else None)
     mean = centred.sum(dim=2) / count
-    centred.sub_(mean.unsqueeze(2)).mul_(rows)
+    centred.addcmul_(mean.unsqueeze(2), rows, value=-1.0)
     squares = torch.linalg.vector_norm(centred, dim=2).square_()
     inverse = (squares / count).add_(layer.eps).rsqrt_()
     scale = inverse * weights[f"{name}weight"] if layer.affine else inverse
@@ -104,8 +104,9 @@ def _batch_norm(layer: nn.BatchNorm2d, x: Tensor, place: Place) -> tuple[Tensor,
             place.found[f"{name}weight"], place.found[f"{name}bias"] = gamma, beta
         share = scale / -count
         torch.mul(centred, (gamma * inverse).mul_(share).unsqueeze(2), out=dx)
-        dx.addcmul_(dy, scale.unsqueeze(2)).add_(share.mul_(beta).unsqueeze(2))
-        return dx.mul_(rows).view(shape)  # padding gets no gradient, so it passes none on
+        # Padding has no gradient and is not centred, so only the shift must leave it out: then it passes none on.
+        dx.addcmul_(dy, scale.unsqueeze(2)).addcmul_(share.mul_(beta).unsqueeze(2), rows)
+        return dx.view(shape)
 
     return y.view(shape), backward
 

@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim.seeds import generator
+from fastagg.sim.seeds import below, generator
 
 
 class VersionDelay(Protocol):
@@ -36,7 +36,7 @@ class UniformVersions:
         self.longest = tau_max
 
     def tau(self, client: int, arrival: int) -> int:
-        return int(generator(self._seed, "tau", arrival).integers(self.longest + 1))
+        return below(self.longest + 1, self._seed, "tau", arrival)
 
 
 class ExponentialVersions:

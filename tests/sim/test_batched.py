@@ -193,7 +193,17 @@ def test_stacks_fit_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     module = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
     work = LocalWork(lr=0.1, batch_size=20, epochs=1)
     trainer = batched.BatchedTrainer(module, work, 0, samples, gradients=False)
-    assert trainer._groups([9, 20, 5, 12]) == [[2, 0], [3], [1]]
+    rows = [batched.Row(i, trainer, None, [None], length, None) for i, length in enumerate((8, 16, 8, 16, 8, 8, 20))]  # type: ignore[list-item,arg-type]
+    found = [[row.place for row in stack] for stack in trainer.stacks(rows)]
+    assert found == [[0, 2], [4, 5], [1], [3], [6]]
+
+
+@pytest.mark.parametrize(("finely", "expected"), [(False, [8, 8, 16, 32, 50, 50]), (True, [8, 8, 12, 24, 48, 50])])
+def test_batches_are_filled_up_to_a_few_lengths(finely: bool, expected: list[int]) -> None:
+    assert [batched.filled(length, 50, finely=finely) for length in (1, 8, 9, 17, 33, 49)] == expected
+    for length in range(1, 51):
+        fill = batched.filled(length, 50, finely=finely)
+        assert length <= fill <= max(batched.SHORTEST, 2 * length) and batched.filled(fill, 50, finely=finely) == fill
 
 
 def test_where_it_does_not_apply_the_reason_is_said() -> None:

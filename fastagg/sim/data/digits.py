@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
 import torch
 
 from fastagg.errors import ConfigError
@@ -19,13 +24,12 @@ def load(clients: int, alpha: float, seed: int, min_samples: int = 2, test_share
         from sklearn.model_selection import train_test_split
     except ImportError:
         raise ConfigError('the digits come with scikit-learn: pip install "fastagg[sim]"') from None
-    bunch = load_digits()
-    images = bunch.images[:, None]  # [1797, 1, 8, 8], values 0..16
+    images, labels = _read(load_digits)
     x_train, x_test, y_train, y_test = train_test_split(
-        images,
-        bunch.target,
+        images[:, None],  # [1797, 1, 8, 8], values 0..16
+        labels,
         test_size=test_share,
-        stratify=bunch.target,
+        stratify=labels,
         random_state=integer(seed, "test-split"),
     )
     x_train, x_test = standardise(x_train, x_test)
@@ -38,3 +42,10 @@ def load(clients: int, alpha: float, seed: int, min_samples: int = 2, test_share
         min_samples=min_samples,
         seed=seed,
     )
+
+
+@cache
+def _read(load_digits: Callable[[], Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Read images and labels, once for all runs of a process."""
+    bunch = load_digits()
+    return bunch.images, bunch.target

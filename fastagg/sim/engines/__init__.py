@@ -5,7 +5,7 @@
     ray         Ray's workers, on this machine or a cluster (the extra ``ray``)
 
 The simulation asks ``ahead`` for updates, and that an ``Engine``: ``here``, or ``remote`` with any ``Crew`` of workers.
-A comparison gives its runs to a crew.
+Runs of one process have their clients trained in common ``stacks``. A comparison gives its runs to a crew, in bundles.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The event queue says which update arrives next; this hands it over. A job can be trained from the moment it is sent out,
 so an engine of several workers is given jobs as soon as they are known, those that are due first before the others.
-One by one, an update does not depend on when it is trained. In stacks it does, by rounding: so who shares a stack
-follows from the queue alone, and what is trained already belongs to a checkpoint.
+An update does not depend on when it is trained, nor on who shares its stack. A checkpoint holds what is trained in
+stacks all the same, because training it again takes time.
 """
 
 from __future__ import annotations
@@ -57,6 +57,17 @@ class Ahead:
         self._out: dict[Key, int] = {}  # the group that each is in
         self._groups: dict[int, list[Key]] = {}
 
+    def ask(self, job: Job | None, in_flight: Callable[[], list[Job]]) -> bool:
+        """Have ``job`` trained in a stack, if there are stacks. Return whether its update is not ready.
+
+        It is the job that is due next, if that is known; the first of ``in_flight``.
+        """
+        if self._stack is None or job is None or _key(job) in self.ready:
+            return False
+        if _key(job) not in self._out:
+            self._submit_stacks([other for other in in_flight() if not self._known(_key(other))])
+        return True
+
     def take(self, job: Job, in_flight: Callable[[], list[Job]]) -> Any:
         """Return the update of ``job``, which is due. ``in_flight``: the jobs that are due later, the next first."""
         key = _key(job)
@@ -65,10 +76,7 @@ class Ahead:
                 self._submit([job])
                 self._fill(in_flight)
             else:
-                parts = self._engine.parts
-                jobs = [job, *(other for other in in_flight() if not self._known(_key(other)))][: self._stack * parts]
-                for part in range(min(parts, len(jobs))):
-                    self._submit(jobs[part::parts])
+                self._submit_stacks([job, *(other for other in in_flight() if not self._known(_key(other)))])
         while key not in self.ready:
             self._collect(wait=True)
         return self.ready.pop(key)
@@ -86,7 +94,7 @@ class Ahead:
         self._out = {key: group for key, group in self._out.items() if key[0] not in clients}
 
     def state_dict(self) -> list[tuple[int, int, Any]]:
-        """Return what a checkpoint must hold: nothing that can be trained again to the same bits."""
+        """Return what a checkpoint should hold: what stacks have trained. One by one little is trained early."""
         if self._stack is None:
             return []
         while self._out:
@@ -112,6 +120,13 @@ class Ahead:
         for job in jobs[: self._most]:
             if not self._known(_key(job)) and len(self.ready) + len(self._out) < 2 * self._most:
                 self._submit([job])
+
+    def _submit_stacks(self, jobs: Sequence[Job]) -> None:
+        assert self._stack is not None
+        parts = self._engine.parts
+        jobs = jobs[: self._stack * parts]
+        for part in range(min(parts, len(jobs))):
+            self._submit(jobs[part::parts])
 
     def _submit(self, jobs: Sequence[Job]) -> None:
         group = self._engine.submit(jobs)

@@ -33,13 +33,14 @@ class Training:
     def __init__(
         self, trainer: LocalTrainer, data: FederatedData, batched: BatchedTrainer | None, *, gradients: bool
     ) -> None:
-        self._clients, self._batched = data.clients, batched
+        self.batched = batched
+        self._clients = data.clients
         self._work = trainer.gradient if gradients else trainer.train
 
     def train(self, jobs: Sequence[Job]) -> list[Any]:
         """Return the jobs' updates, in their order, in the form ``Server.receive`` takes."""
-        if self._batched is not None:
-            return self._batched.train(jobs)
+        if self.batched is not None:
+            return self.batched.train(jobs)
         return [self._work(job.task, self._clients[job.client], job.client, job.number) for job in jobs]
 
 
