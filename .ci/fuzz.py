@@ -35,20 +35,21 @@ with atheris.instrument_imports(include=["fastagg.serving", "fastagg.storage", "
     from fastagg.serving.opening import open_on
     from fastagg.storage import raw
 
-HOME, NAME, SIZE = Path("/state"), "CA2FL, int4", 40
+HOME, SIZE = Path("/state"), 40
+NAMES = ("CA2FL, int4", "ACE, int8")  # its journal keeps updates, or the rows that they become
 _RECORD = struct.Struct("<4sIQQQQB7x")
 
 
-def make() -> fastagg.Server:
-    """Return the folder's server."""
-    return PRESETS[NAME](model(SIZE))
+def maker(name: str = NAMES[0]) -> Callable[[], fastagg.Server]:
+    """Return the function that makes the folder's server."""
+    return lambda: PRESETS[name](model(SIZE))
 
 
-def folder() -> LossyDisk:
+def folder(name: str = NAMES[0]) -> LossyDisk:
     """Return a folder with a checkpoint, and a journal that has a record of every kind."""
-    disk = LossyDisk()
+    disk, make = LossyDisk(), maker(name)
     with open_on(disk, HOME, make, "arrival", segment=16384) as server:
-        for k, call in enumerate(calls(NAME, 12)):
+        for k, call in enumerate(calls(name, 12)):
             if call.number is None:
                 server.dispatch(call.client)
             else:
@@ -106,15 +107,18 @@ def record() -> Callable[[bytes], None]:
 
 def journal() -> Callable[[bytes], None]:
     """Fuzz a journal: some records are changed and have correct checksums. Then recover."""
-    disk = folder()
-    found: list[tuple[int, int]] = []
-    for path, node in disk.names_of.items():
-        if path.name.startswith("journal"):
-            held = bytes(disk.data[node])
-            found += [(node, at) for at in range(4096, len(held), 8) if held[at : at + 4] == b"FAGR"]
+    disks = {name: folder(name) for name in NAMES}
+    places: dict[str, list[tuple[int, int]]] = {name: [] for name in NAMES}
+    for name, disk in disks.items():
+        for path, node in disk.names_of.items():
+            if path.name.startswith("journal"):
+                held = bytes(disk.data[node])
+                places[name] += [(node, at) for at in range(4096, len(held), 8) if held[at : at + 4] == b"FAGR"]
 
     def one(data: bytes) -> None:
-        edits, left = atheris.FuzzedDataProvider(data), copied(disk)
+        edits = atheris.FuzzedDataProvider(data)
+        name = NAMES[edits.ConsumeIntInRange(0, len(NAMES) - 1)]
+        left, found = copied(disks[name]), places[name]
         for _ in range(edits.ConsumeIntInRange(1, 3)):
             node, at = found[edits.ConsumeIntInRange(0, len(found) - 1)]
             held = left.data[node]
@@ -131,7 +135,7 @@ def journal() -> Callable[[bytes], None]:
                 synced = edits.ConsumeIntInRange(0, 2**64 - 1)
             tail = _RECORD.pack(magic, 0, use, sequence, synced, length, kind)[8:]
             held[at : at + 48 + length] = magic + raw.crc32c([tail, body]).to_bytes(4, "little") + tail + body
-        expected(lambda: recovery.recover(left, HOME, make))
+        expected(lambda: recovery.recover(left, HOME, maker(name)))
 
     return one
 
@@ -157,7 +161,7 @@ def checkpoint() -> Callable[[bytes], None]:
             left.data[files["state.safetensors"]] = bytearray(
                 len(header).to_bytes(8, "little") + header + whole[8 + size :]
             )
-        expected(lambda: recovery.recover(left, HOME, make))
+        expected(lambda: recovery.recover(left, HOME, maker()))
 
     return one
 
@@ -165,7 +169,7 @@ def checkpoint() -> Callable[[bytes], None]:
 def file() -> Callable[[bytes], None]:
     """Fuzz a file of ``Server.save``: some of its bytes are changed."""
     place = Path(tempfile.mkdtemp()) / "one.fastagg"
-    server = make()
+    server = maker()()
     for client in range(3):
         server.dispatch(client)
         server.receive(client, torch.ones(SIZE), num_samples=1)

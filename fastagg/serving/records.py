@@ -192,6 +192,8 @@ def life(first: int, number: int) -> bytes:
 def read_life(body: memoryview) -> tuple[int, int]:
     """Inverse of :func:`life`."""
     first, number = struct.unpack_from("<qq", body)
+    if first < 0 or number < 0:
+        raise ValueError(f"expected a version and a life's number from 0 on, got {first} and {number}")
     return first, number
 
 

@@ -435,3 +435,9 @@ def test_a_device_records_updates_and_refuses_rows_by_name(tmp_path: Path) -> No
         state = server.flat.clone()
     with emulated(), opened(tmp_path / "here", make) as server:
         assert torch.equal(server.flat, state)
+
+
+@pytest.mark.parametrize(("first", "number"), [(-1, 3), (0, -3)])
+def test_lives_that_cannot_be(first: int, number: int) -> None:
+    with pytest.raises(fastagg.CheckpointError, match="a life's number from 0 on"):
+        records.read_life(memoryview(records.life(first, number)))
