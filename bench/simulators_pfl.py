@@ -16,7 +16,7 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Weighted
 from pfl.model.pytorch import PyTorchModel
-from simulators_task import BATCH, COHORT, EPOCHS, EVERY, LR, ROUNDS, UPDATES, data, done, model, tested
+from simulators_task import BATCH, COHORT, EPOCHS, EVERY, LR, ROUNDS, UPDATES, WARM, data, done, model, tested
 
 
 class Net(torch.nn.Module):
@@ -45,14 +45,19 @@ if __name__ == "__main__":
     federated = FederatedDataset.from_slices(users, get_user_sampler("random", list(users)))
     backend = SimulatedBackend(federated, Dataset([digits.test.x, digits.test.y]))
     wrapped = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), 1.0))
+
+    def rounds(count: int) -> None:
+        FederatedAveraging().run(
+            NNAlgorithmParams(count, EVERY, COHORT, None),
+            backend,
+            wrapped,
+            NNTrainHyperParams(local_num_epochs=EPOCHS, local_learning_rate=LR, local_batch_size=BATCH),
+            NNEvalHyperParams(local_batch_size=None),
+            callbacks=[],
+            send_metrics_to_platform=False,
+        )
+
+    rounds(WARM // COHORT)
     begun = time.perf_counter()
-    FederatedAveraging().run(
-        NNAlgorithmParams(ROUNDS, EVERY, COHORT, None),
-        backend,
-        wrapped,
-        NNTrainHyperParams(local_num_epochs=EPOCHS, local_learning_rate=LR, local_batch_size=BATCH),
-        NNEvalHyperParams(local_batch_size=None),
-        callbacks=[],
-        send_metrics_to_platform=False,
-    )
+    rounds(ROUNDS)
     done(time.perf_counter() - begun, UPDATES, tested(net, digits.test))

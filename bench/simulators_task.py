@@ -19,6 +19,7 @@ from fastagg.sim import build
 UPDATES = simulator.UPLOADS
 GIVEN = simulator.recipe(simulator.MODELS[0][1])
 COHORT = 25
+WARM = 100  # client updates before the clock starts: the first ones import what a run needs
 ROUNDS = UPDATES // COHORT
 EVERY = 2  # rounds between two tests of the model: 50 client updates, as in fastagg's run
 LR, EPOCHS, BATCH = GIVEN.client.lr, GIVEN.client.epochs or 1, GIVEN.client.batch_size
