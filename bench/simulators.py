@@ -5,8 +5,8 @@
 The task is that of the case "simulator, MLP": 50 clients of the digits, 25 in training, two epochs of batches of 50.
 Each framework runs in a process of its own, with the Python that is named, and with this checkout's fastagg for the
 data and the model. A round runs every framework once, in a random order. The clock starts after a hundred client
-updates (with APPFL at the first one), and stops after the last test of the model: it leaves out imports and the start of processes. A framework that is not named
-is not measured. Rows are stored as bench/run.py does.
+updates (with APPFL at the first one), and stops after the last test of the model. So it leaves out imports and the
+start of processes. A framework that is not named is not measured. Rows are stored as bench/run.py does.
 """
 
 from __future__ import annotations
