@@ -145,13 +145,13 @@ def _software(rows: Sequence[Row], name: str) -> str:
 
 def _servers(rows: Sequence[Row], names: Sequence[str]) -> str:
     """Return the table of whole servers and whole runs: a line for each measurement, also of other servers."""
-    kept = [row for row in rows if row.case.startswith(("server, ", "simulator, "))]
+    kept = [row for row in rows if row.case.startswith(("server, ", "simulator, ", "simulators, "))]
     lines = ["| | | " + " | ".join(names) + " |", "|---|---|" + "---|" * len(names)] if kept else []
-    for case, candidate, unit in dict.fromkeys((row.case, row.candidate, row.unit) for row in kept):
+    for case, candidate in dict.fromkeys((row.case, row.candidate) for row in kept):
         cells = []
         for name in names:
-            own = [r for r in kept if (r.processor, r.case, r.candidate, r.unit) == (name, case, candidate, unit)]
-            cells.append(f"{tables.value(own[-1])}{_over(own[-1])}" if own else "—")
+            own = {r.unit: r for r in kept if (r.processor, r.case, r.candidate) == (name, case, candidate)}
+            cells.append(", ".join(f"{tables.value(row)}{_over(row)}" for row in own.values()) or "—")
         lines.append(f"| {case} | {candidate} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

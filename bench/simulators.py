@@ -30,7 +30,7 @@ from integrations_common import stamped
 from results import Row
 
 HERE = Path(__file__).resolve().parent
-CASE = "simulator, MLP, other frameworks"
+CASE = "simulators, MLP"
 PARAMETERS = 4_810
 # What is measured: the file that runs it, and its argument.
 CANDIDATES = {
