@@ -157,8 +157,8 @@ def update_of(pieces: Pieces, origin: int = 0) -> Any:
     Raises:
         ConfigError: ``origin`` is not a multiple of 65,536, or out of range.
     """
-    if not 0 <= origin < 2**62:
-        raise ConfigError(f"origin: expected a multiple of {GROUP:,} from 0 to 2^62, got {origin}")
+    if not -(2**62) < origin < 2**62:  # the extension checks the rest
+        raise ConfigError(f"origin: expected a multiple of {GROUP} below 2^62, got {origin}")
     if len(pieces.native) == 1:
         return native.Update.one(*pieces.native[0], origin)
     return native.Update(pieces.native, origin=origin)

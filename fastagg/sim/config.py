@@ -7,6 +7,7 @@ errors.
 
 from __future__ import annotations
 
+import reprlib
 import tomllib
 from collections.abc import Mapping
 from copy import deepcopy
@@ -411,15 +412,14 @@ def explain(error: ValidationError) -> str:
 
 
 def _on_one_line(text: str) -> str:
-    """``text``, or its repr if it would break the line of a message; at most 80 characters of either."""
-    shown = text if text.isprintable() else repr(text)
-    return shown if len(shown) <= 80 else f"{shown[:77]}..."
+    """``text``, or its repr if it would break the line of a message."""
+    return text if text.isprintable() else repr(text)
 
 
 def _problem(item: Any) -> str:
     # pydantic's location of a tagged section contains the tag (data, digits, alpha), but the user's key does not.
     where = ".".join(_on_one_line(str(part)) for part in item["loc"] if part not in _TAGS)
-    given = _on_one_line(repr(item["input"]))
+    given = reprlib.repr(item["input"])  # shortened
     if item["type"] == "extra_forbidden":
         known = _known(item["loc"])
         return f"unknown key {where} (known here: {', '.join(known)}){_checks.meant(str(item['loc'][-1]), known)}"
