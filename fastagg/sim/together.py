@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import torch
 
+from fastagg._build import native
 from fastagg.sim.engines.stacks import Stacks
 
 Key = TypeVar("Key", bound=Hashable)
@@ -23,13 +24,21 @@ MOST = 16  # runs at once: beyond it stacks are full, and more runs only take me
 MEMORY = 2**30  # bytes of data and servers, beyond which no further run begins
 
 
+def rounds_alike(threads: int) -> bool:
+    """Whether a matrix product has the same bits in every stack: torch's BLAS on Intel, with one thread, was tested.
+
+    With more threads, and in what it does for other vendors, a product may round by how many matrices there are.
+    """
+    return threads == 1 and native.processor()[0] == "GenuineIntel" and torch.backends.mkl.is_available()
+
+
 def together(runs: Iterator[tuple[Key, Running[Value]]], stacks: Stacks, threads: int) -> Iterator[tuple[Key, Value]]:
     """Drive ``runs`` to their ends, and yield what each returns. A run begins where there is room for it.
 
-    ``threads`` are torch's, meanwhile. With more than one a matrix product rounds by how many matrices there are, so
-    runs go on one after the other, as if alone. What a run raises ends all of them.
+    ``threads`` are torch's, meanwhile. Where products do not round alike in every stack, runs go on one after the
+    other, as if alone. What a run raises ends all of them.
     """
-    most = MOST if threads == 1 else 1
+    most = MOST if rounds_alike(threads) else 1
     active: dict[Key, Running[Value]] = {}
     held: dict[Key, int] = {}
     with torch_threads(threads):

@@ -32,10 +32,11 @@ from fastagg.sim.engines.slots import Laid, Slots, read
 from fastagg.sim.progress import NoProgress
 from fastagg.sim.simulation import Simulation, run
 from fastagg.sim.sweep import Cell
+from fastagg.sim.together import rounds_alike
 from fastagg.storage.shared import Mapped
 
 from .engine_models import deadly, failing
-from .test_resume import ALL, EVERY, GRADIENTS, Killed, KilledAt, same
+from .test_resume import ALL, EVERY, GRADIENTS, Killed, KilledAt, ending, same
 
 ALONE = {"run.batched": False}
 CASES = {
@@ -66,6 +67,15 @@ def cluster():
     ray.shutdown()
 
 
+def same_in_stacks(folder, other):
+    """Whether two runs are the same to the bit, or differ by rounding alone where products round by their stack."""
+    if rounds_alike(1):
+        return same(folder, other)
+    (a, _, model), (b, _, other_model) = ending(folder), ending(other)
+    assert (a["uploads"], a["virtual_time"], a["delay_mean"]) == (b["uploads"], b["virtual_time"], b["delay_mean"])
+    torch.testing.assert_close(model, other_model, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("name", "engine"),
     [(name, "pool") for name in CASES]
@@ -84,7 +94,7 @@ def test_in_stacks_they_are_the_same_too(tiny, tmp_path, engine):
     run(config, tmp_path / "here")
     result = run(config, tmp_path / "there", engine=engine, workers=2)
     assert result.summary["batched"] is True
-    same(tmp_path / "here", tmp_path / "there")
+    same_in_stacks(tmp_path / "here", tmp_path / "there")
 
 
 @pytest.mark.parametrize("batched", [False, True])
@@ -97,8 +107,8 @@ def test_a_run_goes_on_with_any_engine(tiny, tmp_path, batched):
         with pytest.raises(Killed):
             run(config, cut, KilledAt(13), engine=first, workers=2 if first == "pool" else None)
         run(config, cut, resume="go on", engine=second, workers=2 if second == "pool" else None)
-        same(tmp_path / "here", cut)
-    same(tmp_path / "here", tmp_path / "pool")
+        (same_in_stacks if batched else same)(tmp_path / "here", cut)
+    (same_in_stacks if batched else same)(tmp_path / "here", tmp_path / "pool")
 
 
 def test_an_engine_may_answer_at_any_time():

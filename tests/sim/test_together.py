@@ -23,6 +23,8 @@ from fastagg.sim.sweep import Cell
 from .test_batched import CASES, config, noisy
 from .test_resume import Killed, same
 
+pytestmark = pytest.mark.skipif(not together.rounds_alike(1), reason="products round by their stack here")
+
 METHODS: dict[str, dict[str, Any]] = {
     "FedBuff": {},
     "slow server": {"algorithm.lr": 0.5},
