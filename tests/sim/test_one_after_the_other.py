@@ -13,17 +13,7 @@ from fastagg.sim.simulation import run
 from fastagg.sim.sweep import Cell
 
 from .test_resume import same
-
-
-class Silent:
-    def started(self, cell: Cell) -> None:
-        pass
-
-    def advanced(self, cell: Cell, share: float) -> None:
-        pass
-
-    def ended(self, cell: Cell, outcome: Any) -> None:
-        pass
+from .test_together import Silent
 
 
 @pytest.mark.parametrize("vendor", ["AuthenticAMD", "ARM", ""])
