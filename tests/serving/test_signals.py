@@ -53,25 +53,23 @@ def interrupted_within(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def cut_often(call: Callable[[], None], check: Callable[[], None]) -> int:
-    """Interrupt ``call`` at a random moment, again and again; returns how often that happened."""
-    took = []
-    for _ in range(20):
-        began = time.perf_counter()
-        call()
-        took.append(time.perf_counter() - began)
-    usual, draw, cuts, through = sorted(took)[10], random.Random(0), 0, 0
+def cut_often(call: Callable[[], None], check: Callable[[], None], cuts: int) -> None:
+    """Interrupt ``call`` at a random moment, again and again: ``cuts`` times at least, and ten calls get through.
+
+    How long a call takes depends on what else the machine does. So the limit of the moment follows what happens: it
+    falls when a call gets through, and rises when one is cut.
+    """
+    draw, limit, cut, through = random.Random(0), 1e-4, 0, 0
     end = time.monotonic() + SECONDS
-    # On a busy machine every call may be cut: then it goes on until some were not.
-    while time.monotonic() < end or (through < 10 and time.monotonic() < end + 20):
+    while time.monotonic() < end or cut < cuts or through < 10:
+        assert time.monotonic() < end + 60, f"{cut} calls cut and {through} got through"
         try:
-            with interrupted_within(draw.uniform(1e-6, 1.5 * usual)):
+            with interrupted_within(draw.uniform(1e-6, max(limit, 2e-6))):
                 call()
-            through += 1
+            through, limit = through + 1, limit * 0.9
         except KeyboardInterrupt:
-            cuts += 1
+            cut, limit = cut + 1, limit * 1.05
         check()
-    return cuts
 
 
 def make() -> fastagg.Server:
@@ -93,20 +91,20 @@ def whole(server: fastagg.Server, *locks: object) -> None:
 
 def test_a_server() -> None:
     server = make()
-    assert cut_often(answering(server), lambda: whole(server, server._lock)) > 100
-    assert server.version > 20
+    cut_often(answering(server), lambda: whole(server, server._lock), cuts=100)
+    assert server.version >= 10
 
 
 @pytest.mark.parametrize("durability", ["none", "arrival"])
 def test_a_server_of_a_folder(durability: str, tmp_path: Path) -> None:
     server = fastagg.open(tmp_path / "state", make, durability=durability)
-    assert cut_often(answering(server), lambda: whole(server, server._lock)) > 20
+    cut_often(answering(server), lambda: whole(server, server._lock), cuts=20)
     server.flush()
     version = server.version
     server.close()
     with fastagg.open(tmp_path / "state", make) as again:
         whole(again)
-        assert again.version == version > 20, "what was in the model is in the journal"
+        assert again.version == version >= 10, "what was in the model is in the journal"
 
 
 @contextmanager
@@ -142,8 +140,10 @@ def test_a_server_whose_rows_are_on_a_disk(tmp_path: Path) -> None:
         server.dispatch(client)
         server.receive(client, update)
 
-    assert cut_often(call, lambda: whole(server, server._lock)) > 20
-    assert server.version > 20
+    for _ in range(6):
+        call()
+    cut_often(call, lambda: whole(server, server._lock), cuts=20)
+    assert server.version >= 10
     assert torch.equal(server._core.state.sum, torch.full((8,), -6.0)), "every row is in the sum once"
 
 
