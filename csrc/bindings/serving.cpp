@@ -151,13 +151,14 @@ void describe(const py::list& parameters, const std::vector<std::tuple<int, Addr
   note.given = true;
   std::tie(note.share, note.known, note.blob) = facts;
   const auto add = [&](int role, Address address, uint64_t count, int dtype) {
-    if (role < 0 || role > 3 || dtype < 0 || dtype > 11) throw Refused("a part of an arrival: no such role or type");
+    if (role < 0 || role > kUpdates || role == kRowRole || dtype < 0 || dtype > 11)
+      throw Refused("a part of an arrival: no such role or type");
     note.sent.push_back({static_cast<uint8_t>(role), static_cast<uint8_t>(dtype), count, at<const void>(address)});
   };
   if (!note.blob) {
     for (const py::handle piece : parameters) {
       const auto [address, count, dtype] = py::cast<std::tuple<Address, uint64_t, int>>(piece);
-      add(0, address, count, dtype);
+      add(kParameters, address, count, dtype);
     }
   }
   for (const auto& [role, address, count, dtype] : rest) add(role, address, count, dtype);

@@ -12,7 +12,6 @@ namespace {
 
 constexpr size_t kSmall = 2048;  // bytes: a smaller update is copied, because that is cheaper than holding on to it
 constexpr size_t kWorthReleasing = 1 << 20;
-constexpr uint8_t kRowRole = 4;      // of a part that is an encoded row; its type is the row's format, its count bytes
 constexpr uint8_t kInFile = 1 << 7;  // a flag in the highest byte of the number of parts: the update is in a file
 constexpr uint8_t kZeros[8] = {};
 // bytes per element, by type as numbered in records.py
@@ -109,11 +108,13 @@ void Arriving::prepare(const std::shared_ptr<Journal>& journal, py::handle clien
   if (!note.given) {
     note.share = share;
     for (const Piece& piece : update.pieces)
-      note.sent.push_back({0, static_cast<uint8_t>(piece.dtype), static_cast<uint64_t>(piece.size), piece.data});
+      note.sent.push_back(
+          {kParameters, static_cast<uint8_t>(piece.dtype), static_cast<uint64_t>(piece.size), piece.data});
   }
   if (row != nullptr)
-    note.sent.erase(std::remove_if(note.sent.begin(), note.sent.end(), [](const Sent& one) { return one.role == 0; }),
-                    note.sent.end());
+    note.sent.erase(
+        std::remove_if(note.sent.begin(), note.sent.end(), [](const Sent& one) { return one.role == kParameters; }),
+        note.sent.end());
   const bool has_row = row != nullptr && row->nbytes > 0;
   size_t bytes = 0;  // without the row's
   for (const Sent& one : note.sent) bytes += static_cast<size_t>(one.count) * kSizes[one.dtype] + 8;
@@ -129,7 +130,8 @@ void Arriving::prepare(const std::shared_ptr<Journal>& journal, py::handle clien
   put(own, note.share, life, static_cast<uint8_t>(note.known), static_cast<uint8_t>(said.applied), said.version,
       said.step_size, said.weight, said.norm, count);
   for (const Sent& one : note.sent) put(own, one.role, one.dtype, one.count);
-  if (has_row) put(own, kRowRole, static_cast<uint8_t>(row->format), static_cast<uint64_t>(row->nbytes));
+  if (has_row)
+    put(own, static_cast<uint8_t>(kRowRole), static_cast<uint8_t>(row->format), static_cast<uint64_t>(row->nbytes));
   if (note.blob) put(own, note.blob->number, note.blob->nbytes, note.blob->crc, note.blob->dtype);
   own.insert(own.end(), gap_of(own.size()), 0);
   std::vector<Part>& parts = entry_->parts;

@@ -20,8 +20,11 @@ Queued record_of(Kind kind, py::handle client, int64_t version);
 Queued record_of(Kind kind);
 Queued record_of_rate(double lr);
 
-// A part of what a client sent: its place (parameters, statistics, counters, a control variate) and its type. Both are
-// numbered as in records.py.
+// What a part of an answer is: parameters, statistics, counters, a control variate, an encoded row (its type is the
+// row's format, its count bytes), or of how many updates a leaf's sum is made.
+enum Role : uint8_t { kParameters, kBuffers, kCounter, kControl, kRowRole, kUpdates };
+
+// A part of what a client sent. Types are numbered as in records.py.
 struct Sent {
   uint8_t role, dtype;
   uint64_t count;

@@ -144,7 +144,7 @@ class DurableServer(Server):
                 with self._turn:
                     if incarnation is not None:
                         self._check_life(client, version, incarnation)
-                    receipt = self._received(client, version, parsed, share, None, blob)
+                    receipt = self._received(client, version, parsed, share, None, blob=blob)
                 held.wait()
             return receipt
 
@@ -153,12 +153,20 @@ class DurableServer(Server):
     def receive_partial(
         self, client: Client, partial: Partial, version: int | None = None, *, incarnation: int | None = None
     ) -> Receipt:
-        """Refused: the journal holds single updates.
+        """As :meth:`Server.receive_partial`, and as :meth:`receive` in when it returns.
 
         Raises:
-            ConfigError: always.
+            NotDurable: as in :meth:`receive`.
         """
-        raise ConfigError("receive_partial: a server with a folder takes single updates; its journal has no sums")
+        try:
+            with self._watch.timed(), _Held(self._journal.native) as held:
+                receipt = super().receive_partial(client, partial, version, incarnation=incarnation)
+                held.wait()
+        except FastaggError as error:
+            self._watch.refused(error)
+            raise
+        self._keeper.look(self)
+        return receipt
 
     def close_round(self) -> float | None:
         with self._lock:
@@ -236,13 +244,15 @@ class DurableServer(Server):
     # -- the way of an update ------------------------------------------------------------------------------------
 
     def _received(
-        self, client: Client, version: Any, parsed: Parsed, share: float, control: Any, blob: Any = None
-    ) -> Receipt:
+        self, client: Client, version: Any, parsed: Parsed, share: float, control: Any, facts: Any = None,
+        blob: Any = None,
+    ) -> Receipt:  # fmt: skip
         if control is not None:
             control = admission.control(self.layout, control).flat(torch.float32)
         known = not self._judging.defers
-        _Held.describe(*records.parts(parsed, control), (share, known, blob))
-        receipt = super()._received(client, version, parsed, share, control)
+        updates, told = (None, share) if facts is None else (facts["count"], facts["total"])
+        _Held.describe(*records.parts(parsed, control, updates), (told, known, blob))
+        receipt = super()._received(client, version, parsed, share, control, facts)
         receipt._journal, receipt._sequence = self._journal.native, self._journal.last
         return receipt
 

@@ -90,8 +90,8 @@ class Leaf:
         return found
 
 
-def facts_of(partial: Partial, server: Any) -> dict[str, Any]:
-    """Return what the road needs to know of a partial sum.
+def facts_of(updates: int, weight: float, server: Any) -> dict[str, Any]:
+    """Return what the road needs to know of a leaf's sum of so many updates, with this weight in the mean.
 
     Raises:
         ConfigError: the server's rule needs every single update, or the sum does not fit this server.
@@ -101,13 +101,11 @@ def facts_of(partial: Partial, server: Any) -> dict[str, Any]:
             "receive_partial: only for rules that add updates up (FedBuff, FADAS, FedAvg and its kin), not "
             "deterministic, and without weights that follow distances"
         )
-    _checks.whole("updates", partial.updates, least=1, most=2**31 - 1)
-    _checks.number("weight", partial.weight, above=0)
+    _checks.whole("updates", updates, least=1, most=2**31 - 1)
+    _checks.number("weight", weight, above=0)
     room = server._core.room()
-    if partial.updates > room:
-        raise ConfigError(f"receive_partial: a sum of {partial.updates} updates, and the buffer takes {room} more")
-    if server.weighting == "uniform" and partial.weight != partial.updates:
-        raise ConfigError(
-            f"weight: with weighting='uniform' it is the number of updates, {partial.updates}, got {partial.weight}"
-        )
-    return {"count": partial.updates, "total": float(partial.weight), "unclipped": True}
+    if updates > room:
+        raise ConfigError(f"receive_partial: a sum of {updates} updates, and the buffer takes {room} more")
+    if server.weighting == "uniform" and weight != updates:
+        raise ConfigError(f"weight: with weighting='uniform' it is the number of updates, {updates}, got {weight}")
+    return {"count": updates, "total": float(weight), "unclipped": True}

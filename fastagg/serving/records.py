@@ -31,7 +31,7 @@ _DTYPES = (
     torch.bool, torch.uint16, torch.uint32, torch.uint64,
 )  # fmt: skip
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
-_PARAMETERS, _BUFFERS, _COUNTER, _CONTROL, _ROW = range(5)
+_PARAMETERS, _BUFFERS, _COUNTER, _CONTROL, _ROW, _UPDATES = range(6)
 _FORMATS = tuple(native.row_formats)
 _Read = TypeVar("_Read")
 _WHOLE = struct.Struct("<Bqq")  # if the client is a number: the number and a version
@@ -75,14 +75,17 @@ class Arrival:
     # applied, version afterwards, step size, weight, norm; None if the host did not know them (a device decides)
     decided: tuple[bool, int, float, float, float] | None = None
     row: Row | None = None  # what the update became; ``parsed`` then has no parameters
+    updates: int | None = None  # of so many updates it is the sum, which has the weight ``share``
 
 
 Piece = tuple[int, int, int]  # address, elements, type
 Part = tuple[int, int, int, int]  # role, and a piece
 
 
-def parts(parsed: Parsed, control: Tensor | None) -> tuple[list[Piece], list[Part], list[Any]]:
-    """Return where an answer's bytes are: its parameters, its other parts, and the objects that own the memory."""
+def parts(parsed: Parsed, control: Tensor | None, updates: int | None) -> tuple[list[Piece], list[Part], list[Any]]:
+    """Return where an answer's bytes are: its parameters, its other parts, and the objects that own the memory.
+
+    ``updates``: of how many updates it is the sum, if a leaf sent it."""
     owners: list[Any] = [parsed, control]
 
     def here(pieces: Pieces) -> list[Piece]:
@@ -95,7 +98,9 @@ def parts(parsed: Parsed, control: Tensor | None) -> tuple[list[Piece], list[Par
     rest: list[Part] = []
     if parsed.buffers is not None:
         rest += [(_BUFFERS, *piece) for piece in here(parsed.buffers)]
-    for role, tensors in ((_COUNTER, parsed.counters or ()), (_CONTROL, () if control is None else (control,))):
+    single = () if control is None else (control,)
+    number = () if updates is None else (torch.tensor([updates]),)
+    for role, tensors in ((_COUNTER, parsed.counters or ()), (_CONTROL, single), (_UPDATES, number)):
         for tensor in map(_host, tensors):
             owners.append(tensor)
             rest.append((role, tensor.data_ptr(), tensor.numel(), _CODES[tensor.dtype]))
@@ -156,7 +161,7 @@ def read_arrival(body: memoryview) -> Arrival:
         blob = _BLOB.unpack_from(body, at)
         at += _BLOB.size
     at += -at % 8
-    found: dict[int, list[Tensor]] = {role: [] for role in range(4)}
+    found: dict[int, list[Tensor]] = {role: [] for role in range(6)}
     row: Row | None = None
     begin = at
     for role, code, elements in table:
@@ -174,7 +179,8 @@ def read_arrival(body: memoryview) -> Arrival:
     parsed = Parsed(Pieces(found[_PARAMETERS]), buffers, found[_COUNTER] or None)
     control = found[_CONTROL][0] if found[_CONTROL] else None
     said = (bool(applied), after, lr, weight, norm) if known else None
-    return Arrival(client, version, share, parsed, control, blob, incarnation, said, row)
+    updates = int(found[_UPDATES][0].item()) if found[_UPDATES] else None
+    return Arrival(client, version, share, parsed, control, blob, incarnation, said, row, updates)
 
 
 @_named

@@ -14,6 +14,7 @@ from fastagg.layout import Parsed
 from fastagg.serving import records
 from fastagg.serving.dispatch import Receipt
 from fastagg.serving.folder import Contents, Walk, checkpoint_name, contents
+from fastagg.serving.leaves import facts_of
 from fastagg.serving.records import Arrival
 from fastagg.serving.server import Server
 from fastagg.storage import raw, trees
@@ -204,6 +205,8 @@ class Player:
             found.parsed = Parsed(found.parsed.parameters, found.parsed.buffers, shaped)
         if is_row:
             receipt = self._take_row(found)
+        elif found.updates is not None:
+            receipt = self._take_sum(found, found.updates)
         else:
             receipt = server._received(found.client, found.version, found.parsed, found.share, found.control)
         if found.decided is None or server._judging.defers:
@@ -211,6 +214,11 @@ class Player:
         was, now = found.decided, records.decided(receipt)
         if not records.same(was, now):
             raise CheckpointError(f"the result was {was} then, but is {now} now: the rule or the model differs")
+
+    def _take_sum(self, found: Arrival, updates: int) -> Receipt:
+        """Let the server receive a leaf's sum."""
+        facts = facts_of(updates, found.share, self.server)
+        return self.server._received(found.client, found.version, found.parsed, 1.0, found.control, facts)
 
     def _take_row(self, found: Arrival) -> Receipt:
         """Let the server receive a row that is encoded already."""

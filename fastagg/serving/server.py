@@ -419,7 +419,7 @@ class Server:
             UnknownClient, UnknownVersion, ShapeMismatch, NonFiniteUpdate and others: as in :meth:`receive`.
         """
         with self._turn:
-            facts = facts_of(partial, self)
+            facts = facts_of(partial.updates, partial.weight, self)
             if incarnation is not None:
                 self._check_life(client, version, incarnation)
             return self._received(client, version, self.layout.parse(partial.total), 1.0, None, facts)
