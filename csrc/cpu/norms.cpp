@@ -62,7 +62,8 @@ std::vector<Sums> group_sums(const Update& update, int used, int64_t bytes, Of s
     for (int64_t s = 0; s < kGroupStrands && begin + s * kStrand < end; ++s)
       for (int k = 0; k < used; ++k) total[static_cast<size_t>(k)] += found[s][k];
   };
-  parallel(static_cast<int64_t>(groups.size()), update.size * bytes, group);
+  // A pass that only reads hands nothing over, so already two groups are worth sharing.
+  parallel(static_cast<int64_t>(groups.size()), std::max(update.size * bytes, kWorthSharing), group);
   return groups;
 }
 

@@ -22,11 +22,11 @@ struct Known {
   Tuning tuning;
 };
 constexpr Known kKnown[] = {
-    {"GenuineIntel", 6, 6, {"Intel", 512, int64_t{1} << 20, 512, kCache, 50, 65536, 4}},
-    {"AuthenticAMD", 25, 25, {"AMD, Zen 3 and 4", 0, int64_t{1} << 20, 256, kCache, 50, 65536, 1}},
-    {"AuthenticAMD", 26, 26, {"AMD, Zen 5", 0, int64_t{1} << 20, 512, kCache, 50, 65536, 1}},
+    {"GenuineIntel", 6, 6, {"Intel", 512, int64_t{1} << 20, 512, kCache, 200, 65536, 4}},
+    {"AuthenticAMD", 25, 25, {"AMD, Zen 3 and 4", 0, int64_t{1} << 20, 256, kCache, 200, 65536, 1}},
+    {"AuthenticAMD", 26, 26, {"AMD, Zen 5", 0, int64_t{1} << 20, 512, kCache, 200, 65536, 1}},
 };
-constexpr Tuning kUnknown = {"unknown processor", 0, kNever, 256, kCache, 50, 65536, 1};
+constexpr Tuning kUnknown = {"unknown processor", 0, kNever, 256, kCache, 200, 65536, 1};
 
 Processor ask() {
   Processor found{};

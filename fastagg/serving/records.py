@@ -179,8 +179,14 @@ def read_arrival(body: memoryview) -> Arrival:
     parsed = Parsed(Pieces(found[_PARAMETERS]), buffers, found[_COUNTER] or None)
     control = found[_CONTROL][0] if found[_CONTROL] else None
     said = (bool(applied), after, lr, weight, norm) if known else None
-    updates = int(found[_UPDATES][0].item()) if found[_UPDATES] else None
+    updates = _number(found[_UPDATES]) if found[_UPDATES] else None
     return Arrival(client, version, share, parsed, control, blob, incarnation, said, row, updates)
+
+
+def _number(parts: list[Tensor]) -> int:
+    if len(parts) != 1 or parts[0].dtype != torch.int64 or parts[0].numel() != 1:
+        raise ValueError("a sum's number of updates is not one whole number")
+    return int(parts[0].item())
 
 
 @_named

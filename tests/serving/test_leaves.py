@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import struct
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import fastagg
+from fastagg.serving import records
 
 SIZE = 70_001
 
@@ -207,3 +209,12 @@ def test_leaves_in_processes_of_their_own_give_the_same_bits() -> None:
             root.receive_partial(name, fastagg.Partial(*part))
         roots.append(root)
     assert torch.equal(roots[0].flat, roots[1].flat) and roots[0].version == 1
+
+
+@pytest.mark.parametrize(("code", "count", "data"), [(3, 2, b"\2" * 16), (0, 1, b"\2" * 4), (3, 0, b"")])
+def test_a_record_of_a_sum_has_one_whole_number_of_updates(code: int, count: int, data: bytes) -> None:
+    """Records of two numbers, of one in fp32, and of none are refused by name."""
+    body = struct.pack("<BqqdqBBqdddIBBQ", 0, 1, 0, 1.0, 0, 1, 0, 0, 0.1, 1.0, 1.0, 1, 5, code, count)
+    body += bytes(-len(body) % 8) + data
+    with pytest.raises(fastagg.CheckpointError, match="one whole number"):
+        records.read_arrival(memoryview(body))
