@@ -46,6 +46,32 @@ def test_a_task_that_nobody_answers_ends_and_frees_its_version() -> None:
     assert server.version == 1
 
 
+@pytest.mark.parametrize("jump", [-1e9, -3600.0, 3600.0, 1e9])
+def test_a_clock_that_jumps_ends_tasks_early_or_late_and_nothing_else(jump: float, tmp_path: Path) -> None:
+    """The wall clock is not read at all. Should the system's steady clock jump, tasks that are answered are not lost."""
+    server = fastagg.open(tmp_path / "state", lambda: fastagg.FedAsync(torch.zeros(D), lease=60.0))
+    for client in ("before", "silent"):
+        server.dispatch(client)
+    later(server, jump)
+    if jump < 0:
+        assert server.receive("before", ones()).applied
+    else:
+        with pytest.raises((UnknownVersion, UnknownClient)):
+            server.receive("before", ones())
+    task = server.dispatch("after")
+    assert server.receive("after", ones(), task.version).applied
+    later(server, 61.0)
+    server.expire()
+    assert server.memory()["versions"] == 0 or jump < 0
+    later(server, 60.0 - min(jump, 0.0))  # what a jump back put off ends in the end
+    server.expire()
+    assert server.memory()["versions"] == 0
+    state, version = server.flat.clone(), server.version
+    server.close()
+    with fastagg.open(tmp_path / "state", lambda: fastagg.FedAsync(torch.zeros(D), lease=60.0)) as again:
+        assert again.version == version and torch.equal(again.flat, state)
+
+
 def test_a_task_that_is_sent_again_has_its_lease_anew() -> None:
     server = fastagg.FedBuff(torch.zeros(D), buffer_size=2, lease=60.0)
     server.dispatch("ann")
