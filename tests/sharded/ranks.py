@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,8 +44,8 @@ def start(rank: int, size: int, folder: Path) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
 
 
-def make(name: str) -> Callable[[Any], fastagg.Server]:
-    return lambda piece: PRESETS[name](piece, seed=SEED)
+def make(name: str, device: torch.device | None = None) -> Callable[[Any], fastagg.Server]:
+    return lambda piece: PRESETS[name](piece, seed=SEED, device=device)
 
 
 @lru_cache(maxsize=64)
@@ -105,7 +106,7 @@ def difference(name: str, folder: Path, said: list[Any], server: Any) -> str:
     for key, tensor in expected.items():
         if not torch.equal(found[key].view(torch.uint8), tensor.contiguous().view(torch.uint8)):
             return f"{key} differs"
-    if not torch.equal(server.parameters(), expected["flat"]):
+    if not torch.equal(server.parameters().cpu(), expected["flat"]):
         return "parameters() differ"
     differ = [both for both in zip(said, receipts, strict=True) if both[0] != both[1]]
     return f"receipts differ: {differ[:1]}" if differ else ""
@@ -135,14 +136,43 @@ def equal(name: str, group: Any, folder: Path) -> str:
     return found
 
 
-def restarted(name: str, groups: list[Any], folder: Path, rank: int) -> str:
+def reused(name: str, group: Any, *, own: bool) -> str:
+    """Write every answer to one shared vector, the caller's ``own`` or the server's. All ranks but 0 are slow to
+    step."""
+    server, found = fastagg.sharded(make(name), model(SIZE), group), ""
+    if server.rank:
+        agree = server._server._norms.agree
+
+        def agree_and_sleep() -> None:
+            agree()
+            time.sleep(0.05)
+
+        server._server._norms.agree = agree_and_sleep
+    vector = fastagg.SharedVector(SIZE)
+
+    def lies(number: int) -> Any:
+        if not own:
+            return update(number, SIZE)
+        vector.tensor.copy_(update(number, SIZE))
+        return vector
+
+    with led(server) as leads:
+        if leads:
+            expected, receipts = alone(name)  # which computes the updates, too
+            said = [play(server, call, name, lies) for call in run(name)]
+            same = torch.equal(server.parameters(), expected["flat"]) and said == receipts
+            found = "" if same else "the model or receipts differ"
+    return found
+
+
+def restarted(name: str, groups: list[Any], folder: Path, rank: int, device: torch.device | None = None) -> str:
     """Do a third of the run with each number of ranks. A folder carries the state from one to the next."""
     steps, said, found = run(name), [], ""
     for turn, group in enumerate(groups):
         if rank not in dist.get_process_group_ranks(group):
             dist.barrier()
             continue
-        server = fastagg.sharded(make(name), model(SIZE), group)
+        server = fastagg.sharded(make(name, device), model(SIZE), group)
         with led(server) as leads:
             if leads:
                 if turn:
@@ -166,6 +196,8 @@ def main(rank: int, size: int, folder: Path) -> None:
     for name in RESTARTED:
         turns = [groups[count] for count in (3, 2, 4, 1)]
         found[f"{name}, restarted"] = restarted(name, turns, folder / f"{name}, restarted", rank)
+    for own in (True, False):
+        found[f"reused, {own}"] = reused("FedAvg", groups[size], own=own)
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(found))
     dist.barrier()

@@ -40,7 +40,7 @@ def test_sums_of_groups_of_slices_add_up_to_the_bits_of_the_norm() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda piece: fastagg.FADAS(piece, lease=10.0), "lease"),
+        (lambda piece: fastagg.FADAS(piece, validate="deferred"), "validate"),
         (lambda piece: fastagg.ACE(piece, lr=1.0, num_clients=2, cache=fastagg.Tiered()), "cache"),
         (lambda piece: fastagg.AsyncFedED(piece, lam=1.0, eps=1.0, sketch=1024), "sketch"),
         (lambda piece: fastagg.Server(piece, _Own()), "direction"),

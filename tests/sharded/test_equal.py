@@ -28,6 +28,11 @@ def test_bits_are_those_of_one_process(found: dict[str, str], case: str) -> None
     assert found[case] == ""
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_a_shared_vector_is_free_when_receive_returns(found: dict[str, str], own: bool) -> None:
+    assert found[f"reused, {own}"] == ""
+
+
 def test_a_difference_is_seen(tmp_path: Path) -> None:
     """Checks that the comparison includes everything: each change must be noticed."""
     name = "ACE, int8"  # whose rows are all in use, so that they are not copied

@@ -7,7 +7,8 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -105,7 +106,8 @@ class ShardedServer:
             self._placing = Placing(model, link)
             self.layout = self._placing.layout
             self._bounds = _bounds(self.layout, link.size)
-            link.settle(self._of_the_model(), settings.common)
+            others = json.loads(link.settle(self._of_the_model(), settings.common))
+            link.use_cards([one["card"] for one in others], self._placing.device)
             begin, end = self._bounds[self.rank]
             self._server = make(Piece(self._placing.slice_of(model, self._bounds), begin, norms))
             if not isinstance(self._server, Server) or self._server._norms is not norms:
@@ -135,7 +137,7 @@ class ShardedServer:
             "fastagg": build_info()["version"],
             "timeout": self._timeout,
         }
-        return json.dumps({"settings": about}, default=str).encode()
+        return json.dumps({"settings": about, "card": self._placing.card()}, default=str).encode()
 
     def _of_the_server(self) -> bytes:
         config = {key: value for key, value in self._server.config().items() if key != "origin"}
@@ -228,15 +230,20 @@ class ShardedServer:
     def dispatch(self, client: Client) -> Dispatch:
         """The same as :meth:`fastagg.Server.dispatch`. The task has only this rank's slice, as ``task.flat``."""
         with self._leading("dispatch"):
-            task = self._server.dispatch(client)
-            self._link.order({"op": "dispatch", "client": task.client})
+            order = self._order("dispatch", client=self._server._core.ledger.identify(client))
+            try:
+                task = self._server.dispatch(client)
+            except FastaggError:  # but tasks that are overdue may have ended, and must end on all ranks
+                self._link.order({**order, "refused": True})
+                raise
+            self._link.order(order)
             return task
 
     def hand_on(self, task: Dispatch, client: Client) -> Dispatch:
         """The same as :meth:`fastagg.Server.hand_on`."""
         with self._leading("hand_on"):
             found = self._server.hand_on(task, client)
-            self._link.order({"op": "hand_on", "from": task.client, "version": task.version, "client": found.client})
+            self._link.order(self._order("hand_on", version=task.version, client=found.client))
             return found
 
     def forget(self, client: Client, version: int | None = None) -> None:
@@ -244,14 +251,14 @@ class ShardedServer:
         with self._leading("forget"):
             client, version = self._server._core.ledger.identify(client), None if version is None else int(version)
             self._server.forget(client, version)
-            self._link.order({"op": "forget", "client": client, "version": version})
+            self._link.order(self._order("forget", client=client, version=version))
 
     def expire(self, before: int | None = None) -> int:
         """The same as :meth:`fastagg.Server.expire`."""
         with self._leading("expire"):
             before = None if before is None else _checks.whole("before", before, least=0)
             ended = self._server.expire(before)
-            self._link.order({"op": "expire", "before": before})
+            self._link.order(self._order("expire", before=before))
             return ended
 
     @property
@@ -263,7 +270,7 @@ class ShardedServer:
     def lr(self, rate: float) -> None:
         with self._leading("lr"):
             self._server.lr = rate
-            self._link.order({"op": "lr", "rate": float(self._server.lr)})
+            self._link.order(self._order("lr", rate=float(self._server.lr)))
 
     def receive(
         self,
@@ -299,7 +306,7 @@ class ShardedServer:
             client = server._core.ledger.identify(client)
             version, _ = server._core.ledger.find(client, version)
             where, samples = self._updates.place("update", update), None if num_samples is None else float(num_samples)
-            order = {"op": "receive", "client": client, "version": version, "samples": samples, "update": where}
+            order = self._order("receive", client=client, version=version, samples=samples, update=where)
             if control is not None:
                 order["control"] = self._updates.place("control", control)
             return self._receive(order)
@@ -307,7 +314,7 @@ class ShardedServer:
     def close_round(self) -> float | None:
         """The same as :meth:`fastagg.Server.close_round`."""
         with self._leading("close_round"):
-            return self._close_round({"op": "close_round"})
+            return self._close_round(self._order("close_round"))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint: a folder with a file for every slice, and a manifest that lists them.
@@ -319,7 +326,7 @@ class ShardedServer:
             CheckpointError: a rank could not write. The old checkpoint is unchanged.
         """
         with self._leading("save"):
-            self._save({"op": "save", "path": str(path), "name": os.urandom(6).hex()})
+            self._save(self._order("save", path=str(path), name=os.urandom(6).hex()))
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Continue from what :meth:`save` wrote, with this or another number of ranks. The server keeps its own
@@ -329,7 +336,7 @@ class ShardedServer:
             CheckpointError: the checkpoint is damaged, or belongs to another model or algorithm. Nothing has changed.
         """
         with self._leading("load"):
-            self._load({"op": "load", "path": str(path)})
+            self._load(self._order("load", path=str(path)))
 
     def parameters(self) -> Any:
         """Return a copy of the model, in the form in which it was given. It is collected from all ranks.
@@ -338,7 +345,7 @@ class ShardedServer:
         gets its part of them. The other ranks get theirs in :meth:`follow`.
         """
         with self._leading("parameters"):
-            self._link.order({"op": "collect"})
+            self._link.order(self._order("collect"))
             return self._placing.given_back(self.flat, self._bounds)
 
     def close(self) -> None:
@@ -372,6 +379,8 @@ class ShardedServer:
                 self._obey(order, sent, collected)
 
     def _obey(self, order: dict[str, Any], sent: Sent | None, collected: Collected | None) -> None:
+        if "at" in order:
+            self._server._core.ledger.given_time = order["at"]
         asked = {"receive": self._receive, "save": self._save, "load": self._load, "close_round": self._close_round}
         if (settled := asked.get(order["op"])) is not None:
             try:
@@ -397,7 +406,12 @@ class ShardedServer:
     def _repeat(self, order: dict[str, Any], sent: Sent | None) -> None:
         op, server = order["op"], self._server
         if op == "dispatch":
-            task = server.dispatch(order["client"])
+            try:
+                task = server.dispatch(order["client"])
+            except FastaggError:
+                if "refused" in order:  # by all ranks
+                    return
+                raise
             if sent is not None:
                 sent(task)
         elif op == "hand_on":
@@ -411,17 +425,28 @@ class ShardedServer:
 
     # -- all together --------------------------------------------------------------------------------------------
 
-    def _leading(self, method: str) -> Any:
+    @contextmanager
+    def _leading(self, method: str) -> Iterator[None]:
         if self.rank != 0:
             raise NotSharded(f"{method}: rank 0 is driven, this is rank {self.rank}; call follow() here")
         if self._closed.is_set():
             raise RankLost(f"{method}: this server is closed, and the other ranks are gone")
-        return self._lock
+        with self._lock:
+            if self._server.lease is not None:  # one clock for all ranks; it stands still during a call
+                ledger = self._server._core.ledger
+                ledger.given_time = round(ledger.own_time, 6)
+            yield
+
+    def _order(self, op: str, **what: Any) -> dict[str, Any]:
+        """Return an order to the other ranks. With leases it has the time."""
+        if self._server.lease is not None:
+            what["at"] = self._server._core.ledger.given_time
+        return {"op": op, **what}
 
     def _receive(self, order: dict[str, Any]) -> Receipt:
         server, key = self._server, (order["client"], order["version"])
         try:
-            with self._link.together(order):
+            with self._link.together(order, finish=order["update"] is not None):
                 parsed, control = self._updates.of(key, order["update"], order.get("control"))
                 share = admission.share(order["samples"], server.weighting)
                 receipt = server._received(*key, parsed, share, control)
@@ -452,6 +477,9 @@ class ShardedServer:
             server = self._server
             state = folder.read_slice(Path(order["path"]), self.layout, self._bounds[self.rank], server)
             core = folder.checked(server, state)
+            if "at" in order:
+                core.ledger.given_time = order["at"]
+                core.ledger.renew()
             lives = self._link.settle(json.dumps(core.road.lives).encode(), lambda all: all[0])
             self._link.agree()
             server._core = core

@@ -14,6 +14,8 @@ from fastagg.serving import admission
 from fastagg.serving.dispatch import Client
 from fastagg.storage.shared import DTYPES, Mapped, SharedVector
 
+_HOST = torch.device("cpu")
+
 Key = tuple[Client, int]  # client and version of the task that an update answers
 Found = tuple[Parsed, Tensor | None]  # an update, and the change of a control variate
 
@@ -68,7 +70,7 @@ class Updates:
             pieces = self.whole.parse(given, name).parameters
             if name not in self._scratch:
                 self._scratch[name] = SharedVector(self.whole.size)
-            ops.gather(pieces, self._scratch[name].tensor)
+            ops.gather(pieces.to(_HOST), self._scratch[name].tensor)
             given = self._scratch[name]
         if given.size != self.whole.size:
             raise ShapeMismatch(f"{name}: expected {self.whole.size} numbers, got {given.size}")
