@@ -29,7 +29,7 @@ Says = Callable[[fastagg.Server | fastagg.ShardedServer], Any]
 
 def make(piece: Any) -> fastagg.Server:
     return fastagg.FedAsync(
-        piece, alpha=0.5, lease=LEASE, max_delay=4, max_clients=CLIENTS - 2, max_open_per_client=2, seed=3
+        piece, alpha=0.5, lease=LEASE, max_delay=3, max_clients=CLIENTS - 2, max_open_per_client=2, seed=3
     )
 
 
@@ -49,14 +49,14 @@ def plain(server: Any) -> Any:
 def drawn(draw: random.Random) -> tuple[float, Says]:
     """Return how many seconds pass, and then one call."""
     client, number = f"client {draw.randrange(CLIENTS)}", draw.randrange(8)
-    what = draw.choices(["dispatch", "receive", "forget", "expire"], [6, 8, 1, 1])[0]
+    what = draw.choices(["dispatch", "receive", "forget", "expire"], [9, 7, 1, 1])[0]
     calls: dict[str, Says] = {
         "dispatch": lambda server: server.dispatch(client).version,
         "receive": lambda server: server.receive(client, update(number, SIZE)),
         "forget": lambda server: server.forget(client),
         "expire": lambda server: server.expire(),
     }
-    return draw.choice([0.0, 0.0, 1.0, 7.0, 25.0]), calls[what]
+    return draw.choice([0.0] * 8 + [1.0, 7.0, 31.0]), calls[what]
 
 
 def outcome(server: Any, call: Says) -> Any:

@@ -165,6 +165,65 @@ def reused(name: str, group: Any, *, own: bool) -> str:
     return found
 
 
+def methods(group: Any) -> dict[str, bool]:
+    """Call the methods that take several answers, chunks, or sums of leaves. Return which of them equal one process."""
+    settings: dict[str, Any] = {"buffer_size": 6, "weighting": "samples", "clip_norm": 40.0}
+
+    def fedbuff(piece: Any) -> fastagg.Server:
+        return fastagg.FedBuff(piece, **settings)
+
+    def fedac(piece: Any) -> fastagg.Server:
+        return fastagg.FedAC(piece, lr=0.01, buffer_size=2)
+
+    def leaf() -> fastagg.Partial:
+        leaf = fastagg.Leaf(model(SIZE), weighting="samples", clip_norm=40.0)
+        for number in (7, 8, 9):
+            leaf.fold(update(number, SIZE), 10 + number)
+        return leaf.take()
+
+    def drive(one: Any) -> list[Any]:
+        said: list[Any] = []
+        for client in range(4):
+            one.dispatch(client)
+        bad = update(1, SIZE).clone()
+        bad[-1] = torch.inf
+        answers = [(0, update(0, SIZE), 0, 3), (1, bad, None, 1), (7, bad), [1, update(1, SIZE), 0, 2.5]]
+        said += [str(outcome) for outcome in one.receive_many(answers)]
+        sent = update(4, SIZE)  # bf16
+        with one.receiving(2, 0, 5, dtype=sent.dtype) as upload:
+            whole = sent.view(torch.uint8).numpy().tobytes()
+            for at in range(0, len(whole), 300_001):
+                upload.write(whole[at : at + 300_001])
+        said.append(upload.receipt)
+        said.append(one.receive_partial(3, leaf(), 0, incarnation=one.incarnation))
+        said.append(torch.as_tensor(one.snapshot()).clone())
+        return said
+
+    server, found = fastagg.sharded(fedbuff, model(SIZE), group), dict[str, bool]()
+    with led(server) as leads:
+        if leads:
+            mine, its = drive(server), drive(fedbuff(model(SIZE)))
+            found["receipts"] = mine[:-1] == its[:-1] and server.version == 1
+            found["model"] = torch.equal(mine[-1], its[-1]) and torch.equal(server.parameters(), its[-1])
+            try:
+                with server.receiving(3, num_samples=1) as upload:
+                    upload.write(b"too short")
+            except fastagg.FastaggError as error:
+                found["refused"] = isinstance(error, fastagg.UnknownVersion)  # it has been answered
+    server = fastagg.sharded(fedac, model(SIZE), group)
+    with led(server) as leads:
+        if leads:
+            one = fedac(model(SIZE))
+            for client, both in enumerate([(server, one)] * 4):
+                for each in both:
+                    each.dispatch(client)
+                    each.receive(client, update(client, SIZE), control=update(client + 50, SIZE).float())
+            _, begin, end, _ = server.slices()[0]
+            assert server.control is not None and one.control is not None
+            found["control"] = torch.equal(server.control, one.control[begin:end]) and bool(one.control.any())
+    return found
+
+
 def restarted(name: str, groups: list[Any], folder: Path, rank: int, device: torch.device | None = None) -> str:
     """Do a third of the run with each number of ranks. A folder carries the state from one to the next."""
     steps, said, found = run(name), [], ""
@@ -198,6 +257,7 @@ def main(rank: int, size: int, folder: Path) -> None:
         found[f"{name}, restarted"] = restarted(name, turns, folder / f"{name}, restarted", rank)
     for own in (True, False):
         found[f"reused, {own}"] = reused("FedAvg", groups[size], own=own)
+    found |= {f"methods, {name}": "" if good else "differs" for name, good in methods(groups[size]).items()}
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(found))
     dist.barrier()

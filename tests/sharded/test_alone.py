@@ -91,11 +91,11 @@ def test_a_module_comes_back_in_its_own_form() -> None:
 
 def test_what_a_server_has_and_a_sharded_one_has_not() -> None:
     server = fastagg.sharded(fadas, torch.zeros(SIZE))
-    with pytest.raises(fastagg.errors.NotSharded, match="receive_many"):
-        server.receive_many([])
+    with pytest.raises(fastagg.errors.NotSharded, match="receive_models"):
+        server.receive_models([])
     with pytest.raises(fastagg.errors.NotSharded, match="rank 0 leads"):
         server.follow()
-    assert not hasattr(server, "receive_models") and not hasattr(server, "no_such_thing")
+    assert not hasattr(server, "receive_model") and not hasattr(server, "no_such_thing")
     assert server.slices() == [fastagg.Slice(0, 0, SIZE, server.slices()[0].host)]
     server.close()
     server.close()

