@@ -55,8 +55,8 @@ class Slice(NamedTuple):
 def sharded(make: Make, model: Any, group: Any = None, *, timeout: float = 60.0) -> ShardedServer:
     """Make a server whose model is divided into slices on the processes of a group. All of them call this together.
 
-    Each rank keeps its slice of the model, of the moments, of buffers and of clients' rows. Results have the same bits
-    as on one process.
+    Each rank keeps its slice of the model, of the moments, of buffers and of clients' rows, on the CPU or on a GPU.
+    Results have the same bits as on one process.
 
     Args:
         make: makes a server of the piece that it gets, such as ``lambda piece: fastagg.FADAS(piece, lr=0.01)``. It must
@@ -66,7 +66,8 @@ def sharded(make: Make, model: Any, group: Any = None, *, timeout: float = 60.0)
             ranks of the group: each placed Replicate or Shard(0), on a mesh with further dimensions Replicate on those.
             Then no rank ever holds the whole model.
         group: a process group of torch.distributed. None: the default group, or only this process if none was started.
-            It must have gloo for tensors on the CPU (``backend="gloo"`` or ``"cpu:gloo,cuda:nccl"``).
+            It must have gloo for tensors on the CPU (``backend="gloo"`` or ``"cpu:gloo,cuda:nccl"``). If it has NCCL,
+            a model's tensors go from GPU to GPU when every rank has a GPU of its own.
         timeout: how many seconds a rank waits for another. A rank that takes longer for its share of a step is lost.
 
     Raises:
@@ -222,16 +223,17 @@ class ShardedServer:
         """Hold this rank's slice of an answer until rank 0 is told of it (``receive(client, None, version)``).
 
         So the update does not pass through rank 0: a front end on every host takes its own slice. The slice is not
-        copied. It is released when the answer was taken or refused.
+        copied. It is released when the answer was taken or refused, or its task has ended.
 
         Args:
             client, version: those of the task that it answers.
-            update: this rank's slice, flat; fp32, fp16 or bf16.
+            update: this rank's slice, flat; fp32, fp16 or bf16; in host memory or on this rank's GPU.
             control: for FedAC, this rank's slice of the change of the control variate.
 
         Raises:
-            ShapeMismatch, DTypeMismatch: the update does not fit this slice.
+            UnknownClient: it is no client's id. ShapeMismatch, DTypeMismatch: the update does not fit this slice.
         """
+        client = self._server._core.ledger.identify(client)
         self._updates.hold((client, _checks.whole("version", version, least=0)), update, control)
 
     # -- rank 0 --------------------------------------------------------------------------------------------------
@@ -246,6 +248,7 @@ class ShardedServer:
                 self._link.order({**order, "refused": True})
                 raise
             self._link.order(order)
+            self._release()
             return task
 
     def hand_on(self, task: Dispatch, client: Client) -> Dispatch:
@@ -261,6 +264,7 @@ class ShardedServer:
             client, version = self._server._core.ledger.identify(client), None if version is None else int(version)
             self._server.forget(client, version)
             self._link.order(self._order("forget", client=client, version=version))
+            self._release()
 
     def expire(self, before: int | None = None) -> int:
         """The same as :meth:`fastagg.Server.expire`."""
@@ -268,6 +272,7 @@ class ShardedServer:
             before = None if before is None else _checks.whole("before", before, least=0)
             ended = self._server.expire(before)
             self._link.order(self._order("expire", before=before))
+            self._release()
             return ended
 
     @property
@@ -500,6 +505,8 @@ class ShardedServer:
             server.expire(order["before"])
         elif op == "lr":
             server.lr = order["rate"]
+        if op in ("dispatch", "forget", "expire"):
+            self._release()
 
     # -- all together --------------------------------------------------------------------------------------------
 
@@ -520,6 +527,11 @@ class ShardedServer:
         if self._server.lease is not None:
             what["at"] = self._server._core.ledger.given_time
         return {"op": op, **what}
+
+    def _release(self) -> None:
+        """Drop slices of answers whose tasks have ended. One may be delivered before this rank hears of its task."""
+        ledger = self._server._core.ledger
+        self._updates.keep(lambda key: key[1] >= ledger.version or ledger.owes(*key))
 
     def _receive(self, order: dict[str, Any]) -> Receipt:
         server, key = self._server, (order["client"], order["version"])
@@ -564,7 +576,7 @@ class ShardedServer:
             server._core = core
             server._follow()
             self._begin_life(json.loads(lives))
-            self._updates.clear()
+            self._updates.keep(lambda key: False)
 
 
 def _bounds(layout: Layout, ranks: int) -> list[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -52,9 +53,10 @@ class Updates:
         """Drop a slice that is held."""
         self._held.pop(key, None)
 
-    def clear(self) -> None:
-        """Drop all slices that are held."""
-        self._held.clear()
+    def keep(self, wanted: Callable[[Key], bool]) -> None:
+        """Drop all slices that are held, except those that are wanted."""
+        for key in [key for key in list(self._held) if not wanted(key)]:
+            self.drop(key)
 
     def check_host(self, name: str) -> None:
         """Refuse a vector in memory, if the ranks are on several hosts.
