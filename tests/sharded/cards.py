@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as in pytest
 import ranks
 import torch
 import torch.distributed as dist
-from presets import model, update
+from presets import CLIENTS, model, update
 from ranks import SIZE, alone, difference, make, play, restarted, run, shared
 
 import fastagg
@@ -142,35 +142,34 @@ class _Tells:
         return task
 
 
-def refused(device: Device, size: int) -> dict[str, Any]:
-    """What a card refuses, no rank applies: a NaN in the last slice, or memory that one card lacks."""
-    server = fastagg.sharded(make(FAILS, device), model(SIZE))
-    if server.rank == size - 1:
-        with failing_once():
-            server.follow()
-        return {}
+def refused(name: str, device: Device, size: int) -> dict[str, Any]:
+    """What a card refuses, no rank applies: memory that one card lacks, or a NaN in the last slice."""
+    server = fastagg.sharded(make(name, device), model(SIZE))
     if server.rank:
-        server.follow()
+        with failing_once() if server.rank == size - 1 else nullcontext():
+            server.follow()
         return {}
     found: dict[str, Any] = {}
     with on_the_cpu():
-        one = make(FAILS)(model(SIZE))
+        one = make(name)(model(SIZE))
     bad = update(0, SIZE).clone()
     bad[-1] = torch.nan
     with server:
-        for number, given in enumerate((update(0, SIZE), bad, update(1, SIZE), update(2, SIZE))):
-            before = server.parameters().clone()
-            server.dispatch(number)
+        for number, given in enumerate((update(0, SIZE), bad, *(update(later, SIZE) for later in range(1, 8)))):
+            before, client = server.parameters().clone(), number % CLIENTS
+            for each in (server, one):
+                with on_the_cpu() if each is one else nullcontext():
+                    each.dispatch(client)
             try:
-                server.receive(number, given)
+                server.receive(client, given)
             except fastagg.FastaggError as error:
                 found[str(number)] = [f"{type(error).__name__}: {error}", torch.equal(before, server.parameters())]
-                server.forget(number)
+                for each in (server, one):
+                    each.forget(client)
                 continue
             with on_the_cpu():
-                one.dispatch(number)
-                one.receive(number, given)
-        found["same"] = torch.equal(server.parameters().cpu(), one.flat) and server.version == one.version == 1
+                one.receive(client, given)
+        found["same"] = torch.equal(server.parameters().cpu(), one.flat) and server.version == one.version > 1
     return found
 
 
@@ -226,7 +225,7 @@ def main(rank: int, size: int, folder: Path) -> None:
             alone(RESTARTED)
         turns = [groups[count] for count in (size, 1, size // 2, size)]
         found["restarted"] = restarted(RESTARTED, turns, folder / "restarted", rank, device)
-        found["refused"] = refused(device, size)
+        found["refused"] = {name: refused(name, device, size) for name in (FAILS, RESTARTED)}
         if device is not None and own_cards(size):
             found["mesh"] = on_a_mesh(device, size)
     (folder / f"found-{rank}.json").write_text(json.dumps(found))

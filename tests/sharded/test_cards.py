@@ -40,8 +40,9 @@ def test_bits_are_those_of_one_process_on_the_cpu(found: list[dict[str, Any]], c
     assert found[0][case] == ""
 
 
-def test_what_one_card_refuses_no_rank_applies(found: list[dict[str, Any]]) -> None:
-    seen = found[0]["refused"]
+@pytest.mark.parametrize("name", [cards.FAILS, cards.RESTARTED])
+def test_what_one_card_refuses_no_rank_applies(found: list[dict[str, Any]], name: str) -> None:
+    seen = found[0]["refused"][name]
     assert sorted(seen) == ["0", "1", "same"]
     assert seen["0"] == ["RunFailed: MemoryError: none left on the card", True]
     assert seen["1"][0].startswith("NonFiniteUpdate: ") and seen["1"][1]

@@ -420,8 +420,8 @@ class ShardedServer:
     def parameters(self) -> Any:
         """Return a copy of the model, in the form in which it was given. It is collected from all ranks.
 
-        A model that was whole is whole. Distributed tensors have the same mesh and placements as before, so this rank
-        gets its part of them. The other ranks get theirs in :meth:`follow`.
+        A model that was whole is whole, on the device on which it was given. Distributed tensors have the same mesh and
+        placements as before, so this rank gets its part of them. The other ranks get theirs in :meth:`follow`.
         """
         with self._leading("parameters"):
             self._link.order(self._order("collect"))
