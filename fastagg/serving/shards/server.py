@@ -354,7 +354,7 @@ class ShardedServer:
         """
         with self._leading("receive_partial"):
             server = self._server
-            facts = facts_of(partial, server)
+            facts = facts_of(partial.updates, partial.weight, server)
             if incarnation is not None:
                 server._check_life(client, version, incarnation)
             client = server._core.ledger.identify(client)
