@@ -2,10 +2,10 @@
 
     python bench/sharded.py [--parameters 110000000] [--ranks 1 2 4] [--rounds 20] [--rules asgd fadas ace-int8]
 
-Every round takes one arrival with the ranks, until the slowest is done, and one with a single process that has as many
-threads as this machine has cores. They take turns, and the middle of the rounds' ratios is printed. Ranks on one
-machine share its cores and memory bandwidth. So they show the cost of the messages and of waiting for each other, and
-no speed-up.
+Every round takes one arrival with the ranks, which is over when the slowest is done, and one with a single process that
+has as many threads as this machine has cores. They take turns, and the middle of the rounds' ratios is printed. Ranks
+on one machine share its cores and memory bandwidth. So they show the cost of the messages and of waiting for each
+other, and no speed-up.
 
 The other figures are for ranks on machines of their own: a *share* is the time of an arrival of a rank's slice in one
 process, and *messages* the time of an arrival of one group of 65,536 elements a rank. Each rank also says where its own
@@ -26,7 +26,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -39,7 +38,6 @@ import fastagg
 
 CLIENTS = 2
 UNTIMED = 3  # the first arrivals allocate memory
-FRAME = 128  # bytes of a message between ranks
 RULES: dict[str, Callable[[Any], fastagg.Server]] = {
     "asgd": lambda piece: fastagg.ASGD(piece, lr=0.1),
     "asgd, clipped": lambda piece: fastagg.ASGD(piece, lr=0.1, clip_norm=1.0),
@@ -151,15 +149,9 @@ class Arrivals:
     def one(self) -> float:
         """Return the seconds of an arrival, until the slowest rank is done."""
         client, self.turn = self.turn % CLIENTS, self.turn + 1
-        took = seconds(lambda: self._arrive(client))
+        took = seconds(lambda: self.server.receive(client, self.update))
         self.server.dispatch(client)
         return took
-
-    def _arrive(self, client: int) -> None:
-        self.server.receive(client, self.update)
-        if isinstance(self.server, fastagg.ShardedServer):  # rank 0 does not wait for the steps of others, unless asked
-            with suppress(fastagg.NotDelivered):
-                self.server.receive(self.turn % CLIENTS, None)
 
 
 def timed(server: Any, update: Any, rounds: int) -> float:
@@ -188,11 +180,10 @@ def compare(
         theirs.append(pair[1])
         sent.append(server.traffic - before)
     ranks = len(server.slices())
-    question = 3 * FRAME * (ranks - 1)  # to the other ranks, whether they are done, and their answers
     print(
         f"{name:14} {ranks} ranks {middle(mine) * 1e3:8.1f} ms, "
         f"one process {middle(theirs) * 1e3:8.1f} ms, ratio {middle(ratios):.3f}; "
-        f"{statistics.median(sent) - question:,.0f} bytes an arrival with its dispatch; "
+        f"{statistics.median(sent):,.0f} bytes an arrival with its dispatch; "
         f"other processes took {statistics.mean(shares):.0%} of the cores meanwhile",
         flush=True,
     )

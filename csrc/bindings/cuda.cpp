@@ -119,6 +119,8 @@ void bind_functions(py::module_& m) {
   m.def("read_row", &read_row, arg("rows"), by_name, arg("slot"), arg("out"), arg("where"), nogil);
   m.def("judge_scratch", &cuda::judge_scratch, arg("size"),
         "Numbers of 8 bytes that a judge of so many elements needs.");
+  m.def("judge_groups", &cuda::judge_groups, arg("size"),
+        "Where in its scratch a judge leaves the sums of the groups.");
   m.def("judge", &judge, arg("update"), arg("against"), arg("rules"), by_name, arg("scratch"), arg("verdict"),
         arg("where"), nogil);
   m.def("sketch", &sketch, arg("update"), by_name, arg("k"), arg("seed"), arg("partial"), arg("out"), arg("where"),

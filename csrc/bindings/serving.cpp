@@ -209,6 +209,8 @@ void bind_serving(py::module_& to) {
           },
           by_name, arg("lease"), arg("max_delay"), arg("open_per_client"), arg("clients"))
       .def_readwrite("skew", &Ledger::skew)
+      .def_readwrite("given_time", &Ledger::given_time)
+      .def_property_readonly("own_time", &Ledger::own_time)
       .def("expire", &Ledger::expire)
       .def("expire_before", &Ledger::expire_before)
       .def("renew", &Ledger::renew)

@@ -90,6 +90,8 @@ struct Against {
 // judge_scratch(update.size) numbers and needs no initialisation. The launch's blocks of threads exchange data only
 // there. So launches on any streams, and graphs of them, do not disturb each other.
 int64_t judge_scratch(int64_t size);
+// Where in the scratch a judge leaves the sums of the groups: a row of groups for each of the verdict's first three.
+int64_t judge_groups(int64_t size);
 void judge(const Update& update, const Against& against, const Rules& rules, double* scratch, Verdict* verdict,
            const Where& where);
 

@@ -31,6 +31,8 @@ int64_t judge_scratch(int64_t size) {
   return sums_of(groups) + (counters_of(groups) + 1) / 2;
 }
 
+int64_t judge_groups(int64_t size) { return groups_of(size) * kSums * kGroupStrands; }
+
 void judge(const Update& update, const Against& against, const Rules& rules, double* scratch, Verdict* verdict,
            const Where& where) {
   reduce(update, against, scratch, Decide{rules, verdict}, where);

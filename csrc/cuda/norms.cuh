@@ -161,7 +161,7 @@ template <typename Then>
 void reduce(const Update& update, const Against& against, double* memory, const Then& then, const Where& where) {
   const DeviceGuard guard(where.device);
   const int64_t groups = groups_of(update.size);
-  const Scratch scratch{memory, memory + groups * kSums * kGroupStrands,
+  const Scratch scratch{memory, memory + judge_groups(update.size),
                         reinterpret_cast<unsigned*>(memory + sums_of(groups))};
   check(cudaMemsetAsync(scratch.finished, 0, static_cast<size_t>(counters_of(groups)) * sizeof(unsigned),
                         static_cast<cudaStream_t>(where.stream)),

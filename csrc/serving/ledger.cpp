@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 namespace fastagg::serving {
 namespace {
@@ -255,6 +256,10 @@ int64_t Ledger::send(py::handle id, int64_t version, int32_t told, const py::obj
 
 double Ledger::clock() const {
   if (!limits.expires()) return 0.0;  // nothing expires, so no one reads it
+  return std::isnan(given_time) ? own_time() : given_time;
+}
+
+double Ledger::own_time() const {
   return skew + std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 

@@ -349,10 +349,12 @@ void Road::plan_step(Step& step, const Vector* into, bool copies, bool overlaps)
   step.optimizer = {stepper_.place, hyper, step.kernel_moments, flat_.data, step.out ? step.out.data : flat_.data};
 }
 
-// `act` asks the runner for the planned kernels. Nothing has changed until everything that they need is ready.
+// `act` asks the runner for the planned kernels. Nothing has changed until everything that they need is ready and, if
+// this is a slice, `agree` has returned: then all ranks are ready.
 template <typename Act>
-void Road::carry_out(bool worth, Act act) {
+void Road::carry_out(bool worth, const py::object& agree, Act act) {
   if (runner_->at_once()) {
+    if (!agree.is_none()) agree();
     const Released released(worth);
     act();
     return;
@@ -360,6 +362,7 @@ void Road::carry_out(bool worth, Act act) {
   try {
     act();
     runner_->prepare();
+    if (!agree.is_none()) agree();
   } catch (...) {
     runner_->forget();
     book_->cancel();
@@ -547,9 +550,12 @@ py::object Road::arrive(py::handle client, py::handle version, double share, py:
     outside_.receipt.set(receipt, 9, py::int_(record.sequence()));
   }
 
-  // may still fail: the other ranks must agree
-  if (const py::object agree = item(more, "agree"); !agree.is_none()) agree();
-  if (!waits) carry_out(worth, [&] { book_->run(*runner_, update_, step.optimizer); });
+  const py::object agree = item(more, "agree");  // may still fail: the other ranks must agree
+  if (!waits) {
+    carry_out(worth, agree, [&] { book_->run(*runner_, update_, step.optimizer); });
+  } else if (!agree.is_none()) {
+    agree();
+  }
   ask_python(step, then);
 
   if (!waits) book_->commit();
@@ -698,8 +704,7 @@ py::object Road::close_round(const py::list& entries, bool steps, py::handle cli
   } else if (journal_ && step.outcome != Outcome::kKept) {
     closes = record_of(kCloseRound);
   }
-  if (const py::object agree = item(more, "agree"); !agree.is_none()) agree();
-  carry_out(size_ >= kWorthReleasing, [&] {
+  carry_out(size_ >= kWorthReleasing, item(more, "agree"), [&] {
     if (flushes) {
       buffered->run_flush(*runner_, sum, step.optimizer);
     } else {

@@ -147,7 +147,7 @@ class Road {
   bool lies_in_model(const Update& update) const;
   void check_bounds(Step& step);
   template <typename Act>
-  void carry_out(bool worth, Act act);
+  void carry_out(bool worth, const py::object& agree, Act act);
   void ask_python(Step& step, const py::object& then);
   void commit(Step& step, const py::object& statistics, const py::object& moves) noexcept;
   py::object arrive(py::handle client, py::handle version, double share, py::handle more, const py::object& owner,

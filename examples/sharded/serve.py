@@ -3,12 +3,14 @@
     torchrun --nproc-per-node=2 examples/sharded/serve.py
 
 Your program drives rank 0; here a loop plays the clients. The other ranks follow. Updates are in memory that all ranks
-of this host share, so they are not sent anywhere.
+of this host share, so they are not sent anywhere. With ``--device cuda`` every rank has its slice on a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +19,8 @@ import torch.distributed as dist
 import fastagg
 
 
-def make(params: Any) -> fastagg.Server:
-    return fastagg.FADAS(params, lr=0.01, buffer_size=3, clip_norm=50.0, moments="8bit")
+def make(params: Any, device: str = "cpu") -> fastagg.Server:
+    return fastagg.FADAS(params, lr=0.01, buffer_size=3, clip_norm=50.0, moments="8bit", device=device)
 
 
 def drive(server: fastagg.ShardedServer, model: torch.nn.Module, arrivals: int) -> None:
@@ -36,13 +38,12 @@ def drive(server: fastagg.ShardedServer, model: torch.nn.Module, arrivals: int) 
         assert receipt == alone.receive(client, vectors[client].tensor)
         server.dispatch(client)
         alone.dispatch(client)
-    found = server.parameters()
+    sent = server.traffic / arrivals
+    found = server.parameters()  # collected from all ranks
     same = all(torch.equal(found[name], value) for name, value in alone.parameters().items())
     for part in server.slices():
         print(f"rank {part.rank} on {part.host}: elements {part.begin:,} to {part.end:,}")
-    print(
-        f"version {server.version} after {arrivals} arrivals; {server.traffic / arrivals:,.0f} bytes each between ranks"
-    )
+    print(f"version {server.version} after {arrivals} arrivals; {sent:,.0f} bytes each between ranks")
     print("equal to one process, to the bit" if same else "NOT equal to one process")
     if not same:
         raise SystemExit(1)
@@ -51,11 +52,14 @@ def drive(server: fastagg.ShardedServer, model: torch.nn.Module, arrivals: int) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arrivals", type=int, default=24)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     arguments = parser.parse_args()
-    dist.init_process_group("gloo")
+    if arguments.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % max(1, torch.cuda.device_count()))
+    dist.init_process_group("gloo")  # for a model whose tensors are on GPUs: "cpu:gloo,cuda:nccl"
     torch.manual_seed(0)  # the same model on every rank
     model = torch.nn.Sequential(torch.nn.Linear(784, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
-    server = fastagg.sharded(make, model)
+    server = fastagg.sharded(partial(make, device=arguments.device), model)
     if server.rank == 0:
         with server:
             drive(server, model, arguments.arrivals)

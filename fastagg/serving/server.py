@@ -337,7 +337,7 @@ class Server:
             while len(outcomes) < len(answers):
                 taken = self._core.road.take_many(answers, len(outcomes))
                 if taken is None:
-                    raise _not_answers(answers)
+                    raise not_answers(answers)
                 outcomes += taken
                 if len(outcomes) < len(answers):  # this one needs more than `road`, or is refused
                     outcomes.append(self._one(*answers[len(outcomes)]))
@@ -704,7 +704,8 @@ class Server:
             self._core.state.saved(state["direction"])
 
 
-def _not_answers(answers: list[Any]) -> ConfigError:
+def not_answers(answers: list[Any]) -> ConfigError:
+    """Return the error for what is no list of answers (:meth:`Server.receive_many`)."""
     bad = next((one for one in answers if not isinstance(one, (tuple, list)) or not 2 <= len(one) <= 4), answers)
     return ConfigError(f"receive_many: expected (client, update, version, num_samples), got {bad!r:.100}")
 

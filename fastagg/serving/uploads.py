@@ -94,8 +94,12 @@ class HeldUpload(Upload):
 
     def __init__(self, size: int, dtype: Any, finish: Callable[[Tensor], Receipt]) -> None:
         super().__init__(size, dtype, finish)
-        self._held = memory.empty_bytes(self._nbytes)
+        self._held = self._room()
         self._bytes = raw.at(self._held.data_ptr(), self._nbytes)
+
+    def _room(self) -> Tensor:
+        """Return memory for the update, as bytes."""
+        return memory.empty_bytes(self._nbytes)
 
     def _put(self, view: memoryview) -> None:
         self._bytes[self._at : self._at + len(view)] = view

@@ -13,7 +13,9 @@ HERE = Path(__file__).parent
 SECONDS = 240  # on a busy machine
 
 
-def play(script: str, folder: Path, ranks: int, waits_for: Iterable[int]) -> dict[int, str]:
+def play(
+    script: str, folder: Path, ranks: int, waits_for: Iterable[int], *, seconds: float = SECONDS
+) -> dict[int, str]:
     """Run a script as several ranks. Return what each printed. Ranks that are not waited for are killed."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     processes = []
@@ -23,7 +25,7 @@ def play(script: str, folder: Path, ranks: int, waits_for: Iterable[int]) -> dic
             with (folder / f"{rank}.log").open("w") as log:
                 processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
         for rank in waits_for:
-            processes[rank].wait(timeout=SECONDS)
+            processes[rank].wait(timeout=seconds)
     finally:
         for process in processes:
             if process.poll() is None:

@@ -93,7 +93,7 @@ def all_or_none(seen: Seen, group: Any) -> None:
     bad[-1] = torch.nan  # in the last rank's slice
     huge = update(0, SIZE).clone()
     huge[3] = 3e38  # in the first rank's slice
-    seen.raised("lacks", lambda: server.receive_many([]))
+    seen.raised("lacks", lambda: server.receive_models([]))
     seen.raised("fails between", lambda: server.receive(6, update(0, SIZE)))
     before = server.parameters().clone()
     seen.raised("nan", lambda: server.receive(6, bad))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,8 +44,8 @@ def start(rank: int, size: int, folder: Path) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
 
 
-def make(name: str) -> Callable[[Any], fastagg.Server]:
-    return lambda piece: PRESETS[name](piece, seed=SEED)
+def make(name: str, device: torch.device | None = None) -> Callable[[Any], fastagg.Server]:
+    return lambda piece: PRESETS[name](piece, seed=SEED, device=device)
 
 
 @lru_cache(maxsize=64)
@@ -105,7 +106,7 @@ def difference(name: str, folder: Path, said: list[Any], server: Any) -> str:
     for key, tensor in expected.items():
         if not torch.equal(found[key].view(torch.uint8), tensor.contiguous().view(torch.uint8)):
             return f"{key} differs"
-    if not torch.equal(server.parameters(), expected["flat"]):
+    if not torch.equal(server.parameters().cpu(), expected["flat"]):
         return "parameters() differ"
     differ = [both for both in zip(said, receipts, strict=True) if both[0] != both[1]]
     return f"receipts differ: {differ[:1]}" if differ else ""
@@ -135,14 +136,102 @@ def equal(name: str, group: Any, folder: Path) -> str:
     return found
 
 
-def restarted(name: str, groups: list[Any], folder: Path, rank: int) -> str:
+def reused(name: str, group: Any, *, own: bool) -> str:
+    """Write every answer to one shared vector, the caller's ``own`` or the server's. All ranks but 0 are slow to
+    step."""
+    server, found = fastagg.sharded(make(name), model(SIZE), group), ""
+    if server.rank:
+        agree = server._server._norms.agree
+
+        def agree_and_sleep() -> None:
+            agree()
+            time.sleep(0.05)
+
+        server._server._norms.agree = agree_and_sleep
+    vector = fastagg.SharedVector(SIZE)
+
+    def lies(number: int) -> Any:
+        if not own:
+            return update(number, SIZE)
+        vector.tensor.copy_(update(number, SIZE))
+        return vector
+
+    with led(server) as leads:
+        if leads:
+            expected, receipts = alone(name)  # which computes the updates, too
+            said = [play(server, call, name, lies) for call in run(name)]
+            same = torch.equal(server.parameters(), expected["flat"]) and said == receipts
+            found = "" if same else "the model or receipts differ"
+    return found
+
+
+def methods(group: Any) -> dict[str, bool]:
+    """Call the methods that take several answers, chunks, or sums of leaves. Return which of them equal one process."""
+    settings: dict[str, Any] = {"buffer_size": 6, "weighting": "samples", "clip_norm": 40.0}
+
+    def fedbuff(piece: Any) -> fastagg.Server:
+        return fastagg.FedBuff(piece, **settings)
+
+    def fedac(piece: Any) -> fastagg.Server:
+        return fastagg.FedAC(piece, lr=0.01, buffer_size=2)
+
+    def leaf() -> fastagg.Partial:
+        leaf = fastagg.Leaf(model(SIZE), weighting="samples", clip_norm=40.0)
+        for number in (7, 8, 9):
+            leaf.fold(update(number, SIZE), 10 + number)
+        return leaf.take()
+
+    def drive(one: Any) -> list[Any]:
+        said: list[Any] = []
+        for client in range(4):
+            one.dispatch(client)
+        bad = update(1, SIZE).clone()
+        bad[-1] = torch.inf
+        answers = [(0, update(0, SIZE), 0, 3), (1, bad, None, 1), (7, bad), [1, update(1, SIZE), 0, 2.5]]
+        said += [str(outcome) for outcome in one.receive_many(answers)]
+        sent = update(4, SIZE)  # bf16
+        with one.receiving(2, 0, 5, dtype=sent.dtype) as upload:
+            whole = sent.view(torch.uint8).numpy().tobytes()
+            for at in range(0, len(whole), 300_001):
+                upload.write(whole[at : at + 300_001])
+        said.append(upload.receipt)
+        said.append(one.receive_partial(3, leaf(), 0, incarnation=one.incarnation))
+        said.append(torch.as_tensor(one.snapshot()).clone())
+        return said
+
+    server, found = fastagg.sharded(fedbuff, model(SIZE), group), dict[str, bool]()
+    with led(server) as leads:
+        if leads:
+            mine, its = drive(server), drive(fedbuff(model(SIZE)))
+            found["receipts"] = mine[:-1] == its[:-1] and server.version == 1
+            found["model"] = torch.equal(mine[-1], its[-1]) and torch.equal(server.parameters(), its[-1])
+            try:
+                with server.receiving(3, num_samples=1) as upload:
+                    upload.write(b"too short")
+            except fastagg.FastaggError as error:
+                found["refused"] = isinstance(error, fastagg.UnknownVersion)  # it has been answered
+    server = fastagg.sharded(fedac, model(SIZE), group)
+    with led(server) as leads:
+        if leads:
+            one = fedac(model(SIZE))
+            for client, both in enumerate([(server, one)] * 4):
+                for each in both:
+                    each.dispatch(client)
+                    each.receive(client, update(client, SIZE), control=update(client + 50, SIZE).float())
+            _, begin, end, _ = server.slices()[0]
+            assert server.control is not None and one.control is not None
+            found["control"] = torch.equal(server.control, one.control[begin:end]) and bool(one.control.any())
+    return found
+
+
+def restarted(name: str, groups: list[Any], folder: Path, rank: int, device: torch.device | None = None) -> str:
     """Do a third of the run with each number of ranks. A folder carries the state from one to the next."""
     steps, said, found = run(name), [], ""
     for turn, group in enumerate(groups):
         if rank not in dist.get_process_group_ranks(group):
             dist.barrier()
             continue
-        server = fastagg.sharded(make(name), model(SIZE), group)
+        server = fastagg.sharded(make(name, device), model(SIZE), group)
         with led(server) as leads:
             if leads:
                 if turn:
@@ -166,6 +255,9 @@ def main(rank: int, size: int, folder: Path) -> None:
     for name in RESTARTED:
         turns = [groups[count] for count in (3, 2, 4, 1)]
         found[f"{name}, restarted"] = restarted(name, turns, folder / f"{name}, restarted", rank)
+    for own in (True, False):
+        found[f"reused, {own}"] = reused("FedAvg", groups[size], own=own)
+    found |= {f"methods, {name}": "" if good else "differs" for name, good in methods(groups[size]).items()}
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(found))
     dist.barrier()

@@ -14,6 +14,7 @@ import fastagg
 from fastagg._build import native
 from fastagg.ops.checks import update_of
 from fastagg.serving.shards import states
+from fastagg.serving.shards.link import Link
 from fastagg.storage.pieces import Pieces
 
 pytestmark = pytest.mark.kernel
@@ -40,7 +41,7 @@ def test_sums_of_groups_of_slices_add_up_to_the_bits_of_the_norm() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda piece: fastagg.FADAS(piece, lease=10.0), "lease"),
+        (lambda piece: fastagg.FADAS(piece, validate="deferred"), "validate"),
         (lambda piece: fastagg.ACE(piece, lr=1.0, num_clients=2, cache=fastagg.Tiered()), "cache"),
         (lambda piece: fastagg.AsyncFedED(piece, lam=1.0, eps=1.0, sketch=1024), "sketch"),
         (lambda piece: fastagg.Server(piece, _Own()), "direction"),
@@ -91,11 +92,11 @@ def test_a_module_comes_back_in_its_own_form() -> None:
 
 def test_what_a_server_has_and_a_sharded_one_has_not() -> None:
     server = fastagg.sharded(fadas, torch.zeros(SIZE))
-    with pytest.raises(fastagg.errors.NotSharded, match="receive_many"):
-        server.receive_many([])
+    with pytest.raises(fastagg.errors.NotSharded, match="receive_models"):
+        server.receive_models([])
     with pytest.raises(fastagg.errors.NotSharded, match="rank 0 leads"):
         server.follow()
-    assert not hasattr(server, "receive_models") and not hasattr(server, "no_such_thing")
+    assert not hasattr(server, "receive_model") and not hasattr(server, "no_such_thing")
     assert server.slices() == [fastagg.Slice(0, 0, SIZE, server.slices()[0].host)]
     server.close()
     server.close()
@@ -222,6 +223,57 @@ def test_the_rest_of_a_servers_methods() -> None:
     assert torch.equal(server.flat, alone.flat) and server.version == alone.version == 1
     assert server.memory()["model"] == 4 * SIZE and server.update_kind == "delta"
     assert server.config() == alone.config()
+
+
+def test_slices_of_ended_tasks_are_released() -> None:
+    server = fastagg.sharded(lambda piece: fastagg.FedBuff(piece, buffer_size=1, lease=60.0), model(SIZE))
+    held, ledger = server._updates._held, server._server._core.ledger
+    for client in ("forgotten", "late", "silent", "answers"):
+        server.dispatch(client)
+        server.deliver(client, update(0, SIZE), 0)
+    server.deliver("early", update(1, SIZE), 1)  # of a task that this rank has not heard of yet
+    server.receive("answers", None)
+    server.forget("forgotten")
+    server.expire()
+    assert set(held) == {("late", 0), ("silent", 0), ("early", 1)}
+    server.receive("late", None)
+    ledger.skew += 61.0
+    server.dispatch("another")
+    assert set(held) == set() and server.version == 2
+    with pytest.raises(fastagg.UnknownClient):
+        server.deliver(1.5, update(0, SIZE), 0)  # type: ignore[arg-type]
+    with pytest.raises(fastagg.NotDelivered):
+        server.receive("another", None)
+
+
+def test_a_group_without_tensors_on_the_cpu_is_refused(tmp_path: Path) -> None:
+    dist = torch.distributed
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("cuda:gloo", store=store, rank=0, world_size=1)
+    try:
+        with pytest.raises(fastagg.ConfigError, match=r"group: it has cuda:gloo.*cpu:gloo,cuda:nccl"):
+            fastagg.sharded(fadas, torch.zeros(SIZE))
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("backends", "cards", "carries"),
+    [
+        ("cpu:gloo,cuda:nccl", ["a", "b"], "cuda"),
+        ("cpu:gloo,cuda:nccl", ["a", "a"], "cpu"),  # NCCL refuses two ranks on one card
+        ("cpu:gloo,cuda:nccl", ["a", None], "cpu"),
+        ("cpu:gloo,cuda:gloo", ["a", "b"], "cpu"),
+    ],
+)
+def test_tensors_go_between_cards_if_every_rank_has_one(
+    monkeypatch: pytest.MonkeyPatch, backends: str, cards: list[Any], carries: str
+) -> None:
+    link = Link(None, 1.0)
+    link.size = len(cards)
+    monkeypatch.setattr(torch.distributed, "get_backend_config", lambda group: backends)
+    link.use_cards(cards, torch.device("cuda", 1))
+    assert link.carries.type == carries
 
 
 def test_an_interrupt_is_told_to_nobody_before_the_others_know(monkeypatch: pytest.MonkeyPatch) -> None:

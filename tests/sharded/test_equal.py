@@ -28,6 +28,18 @@ def test_bits_are_those_of_one_process(found: dict[str, str], case: str) -> None
     assert found[case] == ""
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_a_shared_vector_is_free_when_receive_returns(found: dict[str, str], own: bool) -> None:
+    assert found[f"reused, {own}"] == ""
+
+
+@pytest.mark.parametrize("which", ["receipts", "model", "refused", "control"])
+def test_several_answers_chunks_and_sums_of_leaves_are_taken_as_by_one_process(
+    found: dict[str, str], which: str
+) -> None:
+    assert found[f"methods, {which}"] == ""
+
+
 def test_a_difference_is_seen(tmp_path: Path) -> None:
     """Checks that the comparison includes everything: each change must be noticed."""
     name = "ACE, int8"  # whose rows are all in use, so that they are not copied

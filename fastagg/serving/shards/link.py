@@ -1,4 +1,6 @@
-"""The messages between the ranks of a sharded server, over a process group of torch.distributed (gloo).
+"""The messages between the ranks of a sharded server, over a process group of torch.distributed.
+
+All of them are tensors on the CPU, which gloo carries. Only the model's own tensors may go from card to card (NCCL).
 
 Rank 0 gives *orders*, which nobody answers. Within an order the ranks *settle*: each sends its finding to rank 0, and
 rank 0 sends the same answer to all. A rank that has failed reports this instead, whatever the others are settling. So
@@ -8,6 +10,7 @@ nobody waits for it, and all raise the same error.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -23,6 +26,7 @@ from fastagg.errors import ConfigError, FastaggError, RankLost
 _FRAME = 128  # bytes of a message; the rest of a longer one follows in a second message
 _HEAD = 9  # its kind and its length
 _ORDER, _FINE, _REFUSED, _LOST = 0, 1, 2, 3
+_LOOK = 1e-4  # seconds between two looks at a card's work
 _LONGEST = 500  # the most characters of an error that are sent
 
 _FIRST_TAG = 23_000
@@ -42,16 +46,18 @@ class Link:
     Attributes:
         rank, size: this process's rank, and the size of the group.
         ranks: the group's ranks, as numbers of the default group.
+        carries: where tensors must lie that :meth:`exchange` takes: on the CPU, or on this rank's card.
         traffic: the bytes that this rank has sent and received.
         decided: whether the ranks have agreed to carry out the current order.
         told: whether they have agreed that it is refused.
 
     Raises:
-        ConfigError: this process is not in the group.
+        ConfigError: this process is not in the group, or the group carries no tensors on the CPU.
     """
 
     def __init__(self, group: Any, timeout: float) -> None:
         self.rank, self.size, self.ranks, self.traffic = 0, 1, [0], 0
+        self.carries = torch.device("cpu")
         self.decided = self.told = self._ordered = False
         self._group: Any = None
         self._tag, self._timeout = 0, timedelta(seconds=timeout)
@@ -66,6 +72,12 @@ class Link:
             raise ConfigError(f"group: this process, rank {dist.get_rank()}, is not in it")
         self.rank, self.size, self.ranks = ranks.index(dist.get_rank()), len(ranks), ranks
         self._group = group if group is not None else dist.group.WORLD
+        backends = dist.get_backend_config(self._group)
+        if "cpu:" not in backends:
+            raise ConfigError(
+                f"group: it has {backends}, and orders are tensors on the CPU; start it with both backends, as in "
+                'init_process_group("cpu:gloo,cuda:nccl")'
+            )
         name = str(self._group.group_name)
         _servers[name] = self._tag = _servers.get(name, _FIRST_TAG) + 1
 
@@ -91,11 +103,12 @@ class Link:
     # -- settling ------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def together(self, order: dict[str, Any] | None = None) -> Iterator[None]:
+    def together(self, order: dict[str, Any] | None = None, *, finish: bool = False) -> Iterator[None]:
         """Run the block on all ranks. If one fails, it tells the others, and all raise the same error.
 
         Args:
             order: what rank 0 asks of the others. None if all know it.
+            finish: whether rank 0 waits until the others have left the block, too, because it owns what they read.
         """
         self.decided = self.told = False
         self._ordered = order is None or self.rank != 0
@@ -105,10 +118,15 @@ class Link:
             yield
         except BaseException as error:
             # The others know nothing before the order was given.
+            if self.decided and isinstance(error, Exception):
+                self.falls_behind(error)  # the others have stepped
             if self.told or self.decided or self._lost is not None or not self._ordered:
                 raise
             self._settle(_REFUSED, _written(error), None, error)
             raise
+        finally:
+            if finish and self.decided and self._lost is None:
+                self._finish()
 
     def settle(self, mine: bytes = b"", combine: Combine | None = None) -> bytes:
         """Return what ``combine`` makes of all ranks' ``mine``, in order, on rank 0. It may refuse.
@@ -117,10 +135,7 @@ class Link:
             FastaggError: a rank, or ``combine``, has failed with this error.
             RankLost: a rank does not answer.
         """
-        if self._behind is not None:
-            text = f"rank {self.rank} could not follow an order: {self._behind}"
-            return self._settle(_LOST, text.encode(), combine)
-        return self._settle(_FINE, mine, combine)
+        return self._settle(*self._finding(mine), combine)
 
     def agree(self) -> None:
         """Agree that all ranks have planned their step. From here on nothing can fail."""
@@ -130,6 +145,23 @@ class Link:
     def falls_behind(self, error: BaseException) -> None:
         """Note that this rank could not do what the others did. It reports this when the ranks settle next."""
         self._behind = self._behind or error
+
+    def _finding(self, mine: bytes) -> tuple[int, bytes]:
+        if self._behind is None:
+            return _FINE, mine
+        return _LOST, f"rank {self.rank} could not follow an order: {self._behind}".encode()
+
+    def _finish(self) -> None:
+        """Let rank 0 wait until all others have come here. They do not wait."""
+        kind, found = self._finding(b"")
+        with self._or_lost("finishing an order"):
+            if self.rank != 0:
+                self._send(0, kind, found)
+                return
+            others = [self._recv(rank) for rank in range(1, self.size)]
+            kind, found = max([(kind, found), *others], key=lambda one: one[0])
+            if kind == _LOST:
+                raise RankLost(found.decode())
 
     def _settle(self, kind: int, mine: bytes, combine: Combine | None, error: BaseException | None = None) -> bytes:
         if self.rank == 0:
@@ -165,17 +197,49 @@ class Link:
 
     # -- the model -----------------------------------------------------------------------------------------------
 
-    def exchange(self, sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]]) -> None:
-        """Send tensors to other ranks, and fill tensors with what they send. All of it goes at the same time.
+    def use_cards(self, cards: list[Any], mine: torch.device) -> None:
+        """Let tensors go from card to card from now on, if all ranks have a card of their own and the group has NCCL.
 
         Args:
-            sends, receives: ranks, each with its tensor. There is at most one tensor each way between two ranks.
+            cards: by rank, what identifies the card that its model is on; None if it is on none.
+            mine: this rank's card.
+        """
+        apart = None not in cards and len({json.dumps(card) for card in cards}) == self.size
+        if self.size > 1 and apart and "cuda:nccl" in dist.get_backend_config(self._group):
+            self.carries = mine
+
+    def exchange(self, sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]]) -> None:
+        """Send tensors to other ranks, and fill tensors with what they send. All of it goes at the same time. All ranks
+        call it together.
+
+        Args:
+            sends, receives: ranks, each with its fp32 tensor on :attr:`carries`. There is at most one tensor each way
+                between two ranks.
         """
         with self._or_lost("moving the model between ranks"):
+            if self.carries.type == "cuda":
+                self._exchange_on_cards(sends, receives)
+                return
             begun = [(self._begin(dist.irecv, space, rank), rank) for rank, space in receives]
             begun += [(self._begin(dist.isend, piece, rank), rank) for rank, piece in sends]
             for work, rank in begun:
                 self._end(work, rank)
+
+    def _exchange_on_cards(self, sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]]) -> None:
+        given, taken = ([torch.empty(0, device=self.carries) for _ in range(self.size)] for _ in range(2))
+        for parts, pairs in ((given, sends), (taken, receives)):
+            for rank, tensor in pairs:
+                parts[rank] = tensor
+                self.traffic += tensor.nbytes
+        dist.all_to_all(taken, given, group=self._group)
+        # NCCL returns at once, and waits much longer than `timeout` for a rank that is gone.
+        done = torch.cuda.Event()
+        done.record(torch.cuda.current_stream(self.carries))
+        ends = time.monotonic() + self._timeout.total_seconds()
+        while not done.query():
+            if time.monotonic() > ends:
+                raise RankLost("a rank does not send or take its part over NCCL")
+            time.sleep(_LOOK)
 
     # -- messages ------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Norms of whole vectors of which every rank has a slice. They have the same bits as on one process.
 
 A norm is a sum over groups of 65,536 elements (csrc/math/reduce.h). Slices consist of whole groups. So each rank has
-some of the groups' sums, and rank 0 adds all of them in the fixed order.
+some of the groups' sums, from its processor or its card, and rank 0 adds all of them in the fixed order.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from torch import Tensor
 
 from fastagg._build import native
 from fastagg.ops import Distances, Inspection, Update
-from fastagg.ops.checks import update_of
+from fastagg.ops.verdict import group_sums
 from fastagg.serving.shards.link import Link
-from fastagg.storage.pieces import as_pieces
 
 
 class Norms:
@@ -34,13 +33,12 @@ class Norms:
 
     def inspect(self, update: Update) -> Inspection:
         """Return whether every element of the whole vector is finite, and its Euclidean norm."""
-        (total,) = self._totals(native.group_sums(update_of(as_pieces(update))))
+        (total,) = self._totals(group_sums(update))
         return Inspection(math.isfinite(total), math.sqrt(total) if total >= 0 else total)
 
     def distances(self, update: Update, x: Tensor, base: Tensor, *, inner: bool = False) -> Distances:
         """Return the same as :func:`fastagg.ops.distances`, for the whole vector."""
-        sums = native.group_sums(update_of(as_pieces(update)), x=x.data_ptr(), base=base.data_ptr(), inner=inner)
-        norm, moved, *product = self._totals(sums)
+        norm, moved, *product = self._totals(group_sums(update, x, base, inner=inner))
         root = math.sqrt(norm) if norm >= 0 else norm
         return Distances(math.isfinite(norm), math.sqrt(moved), root, product[0] if product else 0.0)
 

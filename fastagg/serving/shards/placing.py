@@ -8,6 +8,7 @@ and its slice a rank holds at most its part of one parameter.
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -50,14 +51,15 @@ def carry(link: Link, have: Sequence[Range], want: Sequence[Range], source: Tens
     Args:
         link: the link to the other ranks.
         have, want: by rank, ranges of elements.
-        source: the elements that this rank has, 1-D, of any floating-point type.
-        target: memory for those that it wants, 1-D, fp32, on the CPU.
+        source: the elements that this rank has, 1-D, of any floating-point type, on any device.
+        target: memory for those that it wants, 1-D, fp32, on any device.
 
     Raises:
         RankLost: a rank does not answer.
     """
     sends: list[tuple[int, Tensor]] = []
     receives: list[tuple[int, Tensor]] = []
+    landed: list[tuple[Tensor, Tensor]] = []
     for move in moves(have, want):
         if move.target == link.rank:
             first = want[link.rank][0]
@@ -68,10 +70,15 @@ def carry(link: Link, have: Sequence[Range], want: Sequence[Range], source: Tens
             if move.target == link.rank:
                 space.copy_(piece)
             else:
-                sends.append((move.target, piece.to("cpu", torch.float32)))
+                sends.append((move.target, piece.to(link.carries, torch.float32)))
         elif move.target == link.rank:
-            receives.append((move.source, space))
+            room = space if space.device == link.carries else torch.empty_like(space, device=link.carries)
+            receives.append((move.source, room))
+            landed.append((space, room))
     link.exchange(sends, receives)
+    for space, room in landed:
+        if room is not space:
+            space.copy_(room)
 
 
 class _Spread(NamedTuple):
@@ -79,11 +86,13 @@ class _Spread(NamedTuple):
 
     Attributes:
         entry: its name, shape and type.
+        device: where this rank's part of it is.
         rows: by rank, the rows that the rank has.
         mesh, placements: those of its DTensor. None and empty if every rank has it whole.
     """
 
     entry: Entry
+    device: torch.device
     rows: list[Range]
     mesh: Any = None
     placements: tuple[Any, ...] = ()
@@ -109,6 +118,7 @@ class Placing:
 
     Attributes:
         layout: the layout of the whole model.
+        device: where the model is on this rank: the device of its first parameter.
 
     Raises:
         ConfigError: a tensor is placed in another way than Replicate or Shard(0), or on other ranks than the link's.
@@ -118,6 +128,7 @@ class Placing:
         self._link = link
         self.layout = Layout.of(model, _taken)
         self._spreads = [_spread(entry, tensor, link) for entry, tensor in self.layout.parameters(model, _taken)]
+        self.device = self._spreads[0].device if self._spreads else torch.device("cpu")
         self._distributed = any(one.mesh is not None for one in self._spreads)
 
     def described(self) -> dict[str, str]:
@@ -128,15 +139,22 @@ class Placing:
             if one.mesh is not None
         }
 
+    def card(self) -> list[str] | None:
+        """Return what identifies the card that the model is on; None if it is on none."""
+        if self.device.type != "cuda":
+            return None
+        return [socket.gethostname(), str(torch.cuda.get_device_properties(self.device).uuid)]
+
     def slice_of(self, model: Any, bounds: Sequence[Range]) -> Tensor:
-        """Return this rank's slice of the flat vector, fp32. It is collected from the ranks, which call this together.
+        """Return this rank's slice of the flat vector, fp32, on the model's device. All ranks call this together,
+        because it is collected from them.
 
         Args:
             model: the model.
             bounds: the slices of all ranks.
         """
         begin, end = bounds[self._link.rank]
-        found = torch.empty(end - begin)
+        found = torch.empty(end - begin, device=self.device)
         for spread, (_, tensor) in zip(self._spreads, self.layout.parameters(model, _taken), strict=True):
             want = [_common(one, spread.whole) for one in bounds]
             target = _inside(found, begin, want[self._link.rank])
@@ -151,19 +169,20 @@ class Placing:
             bounds: the slices of all ranks.
 
         Returns:
-            If the model was whole, it is whole on rank 0, and the other ranks get None. If tensors were distributed,
-            every rank gets its part of them, with the same mesh and placements, and every other tensor whole.
+            If the model was whole, it is whole on rank 0, on the device on which it was given, and the other ranks get
+            None. If tensors were distributed, every rank gets its part of them, with the same mesh, placements and
+            device, and every other tensor whole.
         """
         rank = self._link.rank
         if not self._distributed:
             want = [(0, 0 if other else self.layout.size) for other in range(self._link.size)]
-            whole = torch.empty(want[rank][1])
+            whole = torch.empty(want[rank][1], device=self.device)
             carry(self._link, bounds, want, flat, whole)
             return None if rank else self.layout.views(whole, torch.empty(0), [])
         made: dict[Any, Tensor] = {}
         for spread in self._spreads:
             have, want = [_common(one, spread.whole) for one in bounds], spread.held
-            values = torch.empty(want[rank][1] - want[rank][0])
+            values = torch.empty(want[rank][1] - want[rank][0], device=spread.device)
             carry(self._link, have, want, _inside(flat, bounds[rank][0], have[rank]), values)
             made[spread.entry.offset, spread.entry.shape] = _as_given(spread, spread.rows[rank], values)
         arrays = {
@@ -193,7 +212,7 @@ def _spread(entry: Entry, tensor: Any, link: Link) -> _Spread:
     rows = entry.shape[0] if entry.shape else 1
     mesh = getattr(tensor, "device_mesh", None)
     if mesh is None:
-        return _Spread(entry, [(0, rows)] * link.size)
+        return _Spread(entry, tensor.device, [(0, rows)] * link.size)
     from torch.distributed.tensor import Replicate, Shard
 
     placements, grid = tuple(tensor.placements), mesh.mesh
@@ -209,11 +228,12 @@ def _spread(entry: Entry, tensor: Any, link: Link) -> _Spread:
             f"model: {entry.name!r} is on the ranks {grid.tolist()}; expected those of the server's group, in order: "
             f"{sorted(link.ranks)}"
         )
-    spread = _Spread(entry, [_rows(rows, grid, cut, rank) for rank in link.ranks], mesh, placements)
+    mine = _local(tensor)
+    spread = _Spread(entry, mine.device, [_rows(rows, grid, cut, rank) for rank in link.ranks], mesh, placements)
     first, last = spread.held[link.rank]
-    if _local(tensor).numel() != last - first:
+    if mine.numel() != last - first:
         raise ConfigError(
-            f"model: {entry.name!r}: expected {last - first} elements on rank {link.rank}, got {_local(tensor).numel()}"
+            f"model: {entry.name!r}: expected {last - first} elements on rank {link.rank}, got {mine.numel()}"
         )
     return spread
 

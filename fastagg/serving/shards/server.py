@@ -7,11 +7,13 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fastagg import _checks, ops
@@ -21,15 +23,17 @@ from fastagg.layout import Layout, Piece
 from fastagg.parts.names import Kind
 from fastagg.serving import admission
 from fastagg.serving.dispatch import Client, Dispatch, Receipt
-from fastagg.serving.server import Server
+from fastagg.serving.leaves import Partial, facts_of
+from fastagg.serving.server import Outcome, Sent, Server, not_answers
 from fastagg.serving.shards import folder, settings
 from fastagg.serving.shards.link import Link
 from fastagg.serving.shards.norms import Norms
 from fastagg.serving.shards.placing import Placing
-from fastagg.serving.shards.updates import Updates
+from fastagg.serving.shards.updates import SharedUpload, Updates
+from fastagg.serving.uploads import Upload
 
 Make = Callable[[Any], Server]
-Sent = Callable[[Dispatch], None]
+Tell = Callable[[Dispatch], None]
 Collected = Callable[[Any], Any]
 
 
@@ -51,8 +55,8 @@ class Slice(NamedTuple):
 def sharded(make: Make, model: Any, group: Any = None, *, timeout: float = 60.0) -> ShardedServer:
     """Make a server whose model is divided into slices on the processes of a group. All of them call this together.
 
-    Each rank keeps its slice of the model, of the moments, of buffers and of clients' rows. Results have the same bits
-    as on one process.
+    Each rank keeps its slice of the model, of the moments, of buffers and of clients' rows, on the CPU or on a GPU.
+    Results have the same bits as on one process.
 
     Args:
         make: makes a server of the piece that it gets, such as ``lambda piece: fastagg.FADAS(piece, lr=0.01)``. It must
@@ -62,7 +66,8 @@ def sharded(make: Make, model: Any, group: Any = None, *, timeout: float = 60.0)
             ranks of the group: each placed Replicate or Shard(0), on a mesh with further dimensions Replicate on those.
             Then no rank ever holds the whole model.
         group: a process group of torch.distributed. None: the default group, or only this process if none was started.
-            It must have gloo for tensors on the CPU (``backend="gloo"`` or ``"cpu:gloo,cuda:nccl"``).
+            It must have gloo for tensors on the CPU (``backend="gloo"`` or ``"cpu:gloo,cuda:nccl"``). If it has NCCL,
+            a model's tensors go from GPU to GPU when every rank has a GPU of its own.
         timeout: how many seconds a rank waits for another. A rank that takes longer for its share of a step is lost.
 
     Raises:
@@ -77,11 +82,12 @@ def sharded(make: Make, model: Any, group: Any = None, *, timeout: float = 60.0)
 class ShardedServer:
     """The result of :func:`fastagg.sharded`: a :class:`fastagg.Server` in slices.
 
-    Your program drives rank 0. It has ``dispatch``, ``hand_on``, ``receive``, ``close_round``, ``forget``, ``expire``,
-    ``lr``, ``save``, ``load``, ``parameters`` and ``close``, with the arguments and errors of :class:`fastagg.Server`.
-    All other ranks call :meth:`follow`, which returns when rank 0 closes. Every rank has ``flat``, ``version``,
-    ``steps``, ``memory``, ``config``, ``update_kind``, ``incarnation``, ``slices`` and ``deliver``. All other methods
-    of a server raise :class:`fastagg.NotSharded`.
+    Your program drives rank 0. It has ``dispatch``, ``hand_on``, ``receive``, ``receive_many``, ``receive_partial``,
+    ``receiving``, ``close_round``, ``forget``, ``expire``, ``lr``, ``save``, ``load``, ``parameters``, ``snapshot`` and
+    ``close``, with the arguments and errors of :class:`fastagg.Server`. All other ranks call :meth:`follow`, which
+    returns when rank 0 closes. Every rank has ``flat``, ``version``, ``steps``, ``memory``, ``config``,
+    ``update_kind``, ``control``, ``incarnation``, ``slices`` and ``deliver``. All other methods of a server raise
+    :class:`fastagg.NotSharded`.
 
     All ranks take an arrival, or none does. Every rank keeps the same ledger: it is told of every arrival, in the same
     order, in about 100 bytes. Methods may be called from many threads.
@@ -105,7 +111,8 @@ class ShardedServer:
             self._placing = Placing(model, link)
             self.layout = self._placing.layout
             self._bounds = _bounds(self.layout, link.size)
-            link.settle(self._of_the_model(), settings.common)
+            others = json.loads(link.settle(self._of_the_model(), settings.common))
+            link.use_cards([one["card"] for one in others], self._placing.device)
             begin, end = self._bounds[self.rank]
             self._server = make(Piece(self._placing.slice_of(model, self._bounds), begin, norms))
             if not isinstance(self._server, Server) or self._server._norms is not norms:
@@ -135,7 +142,7 @@ class ShardedServer:
             "fastagg": build_info()["version"],
             "timeout": self._timeout,
         }
-        return json.dumps({"settings": about}, default=str).encode()
+        return json.dumps({"settings": about, "card": self._placing.card()}, default=str).encode()
 
     def _of_the_server(self) -> bytes:
         config = {key: value for key, value in self._server.config().items() if key != "origin"}
@@ -178,6 +185,11 @@ class ShardedServer:
         return self._server.flat
 
     @property
+    def control(self) -> Tensor | None:
+        """This rank's slice of FedAC's control variate; None for other algorithms. Do not write to it."""
+        return self._server.control
+
+    @property
     def update_kind(self) -> Kind:
         """The same as :attr:`fastagg.Server.update_kind`."""
         return self._server.update_kind
@@ -211,16 +223,17 @@ class ShardedServer:
         """Hold this rank's slice of an answer until rank 0 is told of it (``receive(client, None, version)``).
 
         So the update does not pass through rank 0: a front end on every host takes its own slice. The slice is not
-        copied. It is released when the answer was taken or refused.
+        copied. It is released when the answer was taken or refused, or its task has ended.
 
         Args:
             client, version: those of the task that it answers.
-            update: this rank's slice, flat; fp32, fp16 or bf16.
+            update: this rank's slice, flat; fp32, fp16 or bf16; in host memory or on this rank's GPU.
             control: for FedAC, this rank's slice of the change of the control variate.
 
         Raises:
-            ShapeMismatch, DTypeMismatch: the update does not fit this slice.
+            UnknownClient: it is no client's id. ShapeMismatch, DTypeMismatch: the update does not fit this slice.
         """
+        client = self._server._core.ledger.identify(client)
         self._updates.hold((client, _checks.whole("version", version, least=0)), update, control)
 
     # -- rank 0 --------------------------------------------------------------------------------------------------
@@ -228,15 +241,21 @@ class ShardedServer:
     def dispatch(self, client: Client) -> Dispatch:
         """The same as :meth:`fastagg.Server.dispatch`. The task has only this rank's slice, as ``task.flat``."""
         with self._leading("dispatch"):
-            task = self._server.dispatch(client)
-            self._link.order({"op": "dispatch", "client": task.client})
+            order = self._order("dispatch", client=self._server._core.ledger.identify(client))
+            try:
+                task = self._server.dispatch(client)
+            except FastaggError:  # but tasks that are overdue may have ended, and must end on all ranks
+                self._link.order({**order, "refused": True})
+                raise
+            self._link.order(order)
+            self._release()
             return task
 
     def hand_on(self, task: Dispatch, client: Client) -> Dispatch:
         """The same as :meth:`fastagg.Server.hand_on`."""
         with self._leading("hand_on"):
             found = self._server.hand_on(task, client)
-            self._link.order({"op": "hand_on", "from": task.client, "version": task.version, "client": found.client})
+            self._link.order(self._order("hand_on", version=task.version, client=found.client))
             return found
 
     def forget(self, client: Client, version: int | None = None) -> None:
@@ -244,14 +263,16 @@ class ShardedServer:
         with self._leading("forget"):
             client, version = self._server._core.ledger.identify(client), None if version is None else int(version)
             self._server.forget(client, version)
-            self._link.order({"op": "forget", "client": client, "version": version})
+            self._link.order(self._order("forget", client=client, version=version))
+            self._release()
 
     def expire(self, before: int | None = None) -> int:
         """The same as :meth:`fastagg.Server.expire`."""
         with self._leading("expire"):
             before = None if before is None else _checks.whole("before", before, least=0)
             ended = self._server.expire(before)
-            self._link.order({"op": "expire", "before": before})
+            self._link.order(self._order("expire", before=before))
+            self._release()
             return ended
 
     @property
@@ -263,7 +284,7 @@ class ShardedServer:
     def lr(self, rate: float) -> None:
         with self._leading("lr"):
             self._server.lr = rate
-            self._link.order({"op": "lr", "rate": float(self._server.lr)})
+            self._link.order(self._order("lr", rate=float(self._server.lr)))
 
     def receive(
         self,
@@ -299,15 +320,80 @@ class ShardedServer:
             client = server._core.ledger.identify(client)
             version, _ = server._core.ledger.find(client, version)
             where, samples = self._updates.place("update", update), None if num_samples is None else float(num_samples)
-            order = {"op": "receive", "client": client, "version": version, "samples": samples, "update": where}
+            order = self._order("receive", client=client, version=version, samples=samples, update=where)
             if control is not None:
                 order["control"] = self._updates.place("control", control)
             return self._receive(order)
 
+    def receive_many(self, answers: Sequence[Sent]) -> list[Outcome]:
+        """The same as :meth:`fastagg.Server.receive_many`: :meth:`receive` for one answer after the other.
+
+        Raises:
+            RankLost: a rank does not answer. ConfigError: an answer is not such a tuple.
+        """
+        answers, outcomes = list(answers), list[Outcome]()
+        if any(not isinstance(one, (tuple, list)) or not 2 <= len(one) <= 4 for one in answers):
+            raise not_answers(answers)
+        with self._leading("receive_many"):
+            for one in answers:
+                try:
+                    outcomes.append(self.receive(*one))
+                except RankLost:
+                    raise
+                except FastaggError as error:
+                    outcomes.append(error)
+        return outcomes
+
+    def receive_partial(
+        self, client: Client, partial: Partial, version: int | None = None, *, incarnation: int | None = None
+    ) -> Receipt:
+        """The same as :meth:`fastagg.Server.receive_partial`. The sum has one of the forms that :meth:`receive` takes.
+
+        So a leaf can put its sum into a :class:`fastagg.SharedVector`; or ``partial.total`` is None, and every rank
+        holds its slice of the sum (:meth:`deliver`).
+        """
+        with self._leading("receive_partial"):
+            server = self._server
+            facts = facts_of(partial.updates, partial.weight, server)
+            if incarnation is not None:
+                server._check_life(client, version, incarnation)
+            client = server._core.ledger.identify(client)
+            version, _ = server._core.ledger.find(client, version)
+            where = self._updates.place("update", partial.total)
+            return self._receive(self._order("receive", client=client, version=version, update=where, facts=facts))
+
+    def receiving(
+        self,
+        client: Client,
+        version: int | None = None,
+        num_samples: float | None = None,
+        *,
+        kind: Kind | None = None,
+        dtype: torch.dtype | None = None,
+        incarnation: int | None = None,
+    ) -> Upload:
+        """The same as :meth:`fastagg.Server.receiving`. All ranks share the memory of its chunks.
+
+        Raises:
+            ConfigError: the ranks are on several hosts. Others: as in :meth:`fastagg.Server.receiving`.
+        """
+        with self._leading("receiving"):
+            server = self._server
+            self._updates.check_host("receiving")
+            server._refuse_other_kind(kind)
+            admission.share(num_samples, server.weighting)
+            if incarnation is not None:
+                server._check_life(client, version, incarnation)
+            start, _ = server._core.ledger.find(client, version)
+        return SharedUpload(
+            self.layout.size, dtype,
+            lambda update: self.receive(client, update, start, num_samples, incarnation=incarnation),
+        )  # fmt: skip
+
     def close_round(self) -> float | None:
         """The same as :meth:`fastagg.Server.close_round`."""
         with self._leading("close_round"):
-            return self._close_round({"op": "close_round"})
+            return self._close_round(self._order("close_round"))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint: a folder with a file for every slice, and a manifest that lists them.
@@ -319,7 +405,7 @@ class ShardedServer:
             CheckpointError: a rank could not write. The old checkpoint is unchanged.
         """
         with self._leading("save"):
-            self._save({"op": "save", "path": str(path), "name": os.urandom(6).hex()})
+            self._save(self._order("save", path=str(path), name=os.urandom(6).hex()))
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Continue from what :meth:`save` wrote, with this or another number of ranks. The server keeps its own
@@ -329,17 +415,21 @@ class ShardedServer:
             CheckpointError: the checkpoint is damaged, or belongs to another model or algorithm. Nothing has changed.
         """
         with self._leading("load"):
-            self._load({"op": "load", "path": str(path)})
+            self._load(self._order("load", path=str(path)))
 
     def parameters(self) -> Any:
         """Return a copy of the model, in the form in which it was given. It is collected from all ranks.
 
-        A model that was whole is whole. Distributed tensors have the same mesh and placements as before, so this rank
-        gets its part of them. The other ranks get theirs in :meth:`follow`.
+        A model that was whole is whole, on the device on which it was given. Distributed tensors have the same mesh and
+        placements as before, so this rank gets its part of them. The other ranks get theirs in :meth:`follow`.
         """
         with self._leading("parameters"):
-            self._link.order({"op": "collect"})
+            self._link.order(self._order("collect"))
             return self._placing.given_back(self.flat, self._bounds)
+
+    def snapshot(self) -> Any:
+        """The same as :meth:`parameters`, because that is a copy."""
+        return self.parameters()
 
     def close(self) -> None:
         """Release the other ranks: their :meth:`follow` returns. A server that has lost a rank is already closed."""
@@ -353,7 +443,7 @@ class ShardedServer:
 
     # -- other ranks ---------------------------------------------------------------------------------------------
 
-    def follow(self, sent: Sent | None = None, collected: Collected | None = None) -> None:
+    def follow(self, sent: Tell | None = None, collected: Collected | None = None) -> None:
         """Do what rank 0 does, until it closes. Call it on every rank except 0.
 
         Args:
@@ -371,7 +461,9 @@ class ShardedServer:
             with self._lock:
                 self._obey(order, sent, collected)
 
-    def _obey(self, order: dict[str, Any], sent: Sent | None, collected: Collected | None) -> None:
+    def _obey(self, order: dict[str, Any], sent: Tell | None, collected: Collected | None) -> None:
+        if "at" in order:
+            self._server._core.ledger.given_time = order["at"]
         asked = {"receive": self._receive, "save": self._save, "load": self._load, "close_round": self._close_round}
         if (settled := asked.get(order["op"])) is not None:
             try:
@@ -394,10 +486,15 @@ class ShardedServer:
         except Exception as error:  # rank 0 succeeded
             self._link.falls_behind(error)
 
-    def _repeat(self, order: dict[str, Any], sent: Sent | None) -> None:
+    def _repeat(self, order: dict[str, Any], sent: Tell | None) -> None:
         op, server = order["op"], self._server
         if op == "dispatch":
-            task = server.dispatch(order["client"])
+            try:
+                task = server.dispatch(order["client"])
+            except FastaggError:
+                if "refused" in order:  # by all ranks
+                    return
+                raise
             if sent is not None:
                 sent(task)
         elif op == "hand_on":
@@ -408,23 +505,42 @@ class ShardedServer:
             server.expire(order["before"])
         elif op == "lr":
             server.lr = order["rate"]
+        if op in ("dispatch", "forget", "expire"):
+            self._release()
 
     # -- all together --------------------------------------------------------------------------------------------
 
-    def _leading(self, method: str) -> Any:
+    @contextmanager
+    def _leading(self, method: str) -> Iterator[None]:
         if self.rank != 0:
             raise NotSharded(f"{method}: rank 0 is driven, this is rank {self.rank}; call follow() here")
         if self._closed.is_set():
             raise RankLost(f"{method}: this server is closed, and the other ranks are gone")
-        return self._lock
+        with self._lock:
+            if self._server.lease is not None:  # one clock for all ranks; it stands still during a call
+                ledger = self._server._core.ledger
+                ledger.given_time = round(ledger.own_time, 6)
+            yield
+
+    def _order(self, op: str, **what: Any) -> dict[str, Any]:
+        """Return an order to the other ranks. With leases it has the time."""
+        if self._server.lease is not None:
+            what["at"] = self._server._core.ledger.given_time
+        return {"op": op, **what}
+
+    def _release(self) -> None:
+        """Drop slices of answers whose tasks have ended. One may be delivered before this rank hears of its task."""
+        ledger = self._server._core.ledger
+        self._updates.keep(lambda key: key[1] >= ledger.version or ledger.owes(*key))
 
     def _receive(self, order: dict[str, Any]) -> Receipt:
         server, key = self._server, (order["client"], order["version"])
         try:
-            with self._link.together(order):
+            with self._link.together(order, finish=order["update"] is not None):
                 parsed, control = self._updates.of(key, order["update"], order.get("control"))
-                share = admission.share(order["samples"], server.weighting)
-                receipt = server._received(*key, parsed, share, control)
+                facts = order.get("facts")  # of a leaf's sum
+                share = 1.0 if facts else admission.share(order["samples"], server.weighting)
+                receipt = server._received(*key, parsed, share, control, facts)
         except NotDelivered:
             raise
         except BaseException:
@@ -452,12 +568,15 @@ class ShardedServer:
             server = self._server
             state = folder.read_slice(Path(order["path"]), self.layout, self._bounds[self.rank], server)
             core = folder.checked(server, state)
+            if "at" in order:
+                core.ledger.given_time = order["at"]
+                core.ledger.renew()
             lives = self._link.settle(json.dumps(core.road.lives).encode(), lambda all: all[0])
             self._link.agree()
             server._core = core
             server._follow()
             self._begin_life(json.loads(lives))
-            self._updates.clear()
+            self._updates.keep(lambda key: False)
 
 
 def _bounds(layout: Layout, ranks: int) -> list[tuple[int, int]]:

@@ -21,8 +21,7 @@ def refuse_unfit(server: Server) -> None:
     """
     staleness = server.staleness
     reasons = [
-        (server.device.type != "cpu", "device", "slices lie on the CPU"),
-        (server.lease is not None, "lease", "every rank has a clock of its own; use expire(before=...)"),
+        (server.validate == "deferred", "validate", "no rank steps before all know that the update is finite"),
         (isinstance(getattr(server.direction, "cache", None), Tiered), "cache", "rows on a disk are of a whole model"),
         (isinstance(server.direction, Echo), "direction", "FedEcho runs the whole model; no rank has it"),
         (type(server.direction).combine is not Direction.combine, "direction", "your own class would see only a slice"),

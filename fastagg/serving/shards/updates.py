@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +13,10 @@ from fastagg.errors import ConfigError, NotDelivered, ShapeMismatch
 from fastagg.layout import Layout, Parsed
 from fastagg.serving import admission
 from fastagg.serving.dispatch import Client
+from fastagg.serving.uploads import HeldUpload
 from fastagg.storage.shared import DTYPES, Mapped, SharedVector
+
+_HOST = torch.device("cpu")
 
 Key = tuple[Client, int]  # client and version of the task that an update answers
 Found = tuple[Parsed, Tensor | None]  # an update, and the change of a control variate
@@ -49,9 +53,19 @@ class Updates:
         """Drop a slice that is held."""
         self._held.pop(key, None)
 
-    def clear(self) -> None:
-        """Drop all slices that are held."""
-        self._held.clear()
+    def keep(self, wanted: Callable[[Key], bool]) -> None:
+        """Drop all slices that are held, except those that are wanted."""
+        for key in [key for key in list(self._held) if not wanted(key)]:
+            self.drop(key)
+
+    def check_host(self, name: str) -> None:
+        """Refuse a vector in memory, if the ranks are on several hosts.
+
+        Raises:
+            ConfigError: they are.
+        """
+        if not self.one_host:
+            raise ConfigError(f"{name}: ranks are on several hosts: deliver() each of them its slice, and receive None")
 
     def place(self, name: str, given: Any) -> list[Any] | None:
         """Return where all ranks find a vector: its path and its type. None if each of them holds its slice.
@@ -62,13 +76,12 @@ class Updates:
         """
         if given is None:
             return None
-        if not self.one_host:
-            raise ConfigError(f"{name}: ranks are on several hosts: deliver() each of them its slice, and receive None")
+        self.check_host(name)
         if not isinstance(given, SharedVector):
             pieces = self.whole.parse(given, name).parameters
             if name not in self._scratch:
                 self._scratch[name] = SharedVector(self.whole.size)
-            ops.gather(pieces, self._scratch[name].tensor)
+            ops.gather(pieces.to(_HOST), self._scratch[name].tensor)
             given = self._scratch[name]
         if given.size != self.whole.size:
             raise ShapeMismatch(f"{name}: expected {self.whole.size} numbers, got {given.size}")
@@ -92,3 +105,17 @@ class Updates:
         path, code = where
         begin, end = self.bounds
         return self._mapped.get(path, self.whole.size, DTYPES[code])[begin:end]
+
+
+class SharedUpload(HeldUpload):
+    """An upload into memory that all ranks of this host share."""
+
+    def _room(self) -> Tensor:
+        self._vector = SharedVector(self._size, self._dtype)
+        return self._vector.tensor.view(torch.uint8)
+
+    def _whole(self) -> None:
+        self.receipt = self._finish(self._vector)
+
+    def _drop(self) -> None:
+        self._vector.close()

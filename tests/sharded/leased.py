@@ -1,0 +1,111 @@
+"""Tasks that end by themselves, as the ranks of a sharded server. Each rank writes down its ledger at the end.
+
+python tests/sharded/leased.py RANK SIZE FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as in pytest
+
+import torch
+import torch.distributed as dist
+from presets import model, update
+from ranks import SIZE, led, start
+
+import fastagg
+from fastagg.serving.core import as_tensors
+
+CALLS, CLIENTS, LEASE = 400, 7, 60.0
+Says = Callable[[fastagg.Server | fastagg.ShardedServer], Any]
+
+
+def make(piece: Any) -> fastagg.Server:
+    return fastagg.FedAsync(
+        piece, alpha=0.5, lease=LEASE, max_delay=3, max_clients=CLIENTS - 2, max_open_per_client=2, seed=3
+    )
+
+
+def ledger(server: Any) -> Any:
+    inner = server._server if isinstance(server, fastagg.ShardedServer) else server
+    return inner._core.ledger
+
+
+def plain(server: Any) -> Any:
+    """Return the ledger's state without the versions' numbers, of which each rank has its slice."""
+    state = as_tensors(ledger(server).state())
+    kept = sorted(int(version) for version in state.pop("versions"))
+    lists = {key: value.tolist() if isinstance(value, torch.Tensor) else value for key, value in state.items()}
+    return json.loads(json.dumps([lists, kept, ledger(server).expired], default=str))
+
+
+def drawn(draw: random.Random) -> tuple[float, Says]:
+    """Return how many seconds pass, and then one call."""
+    client, number = f"client {draw.randrange(CLIENTS)}", draw.randrange(8)
+    what = draw.choices(["dispatch", "receive", "forget", "expire"], [9, 7, 1, 1])[0]
+    calls: dict[str, Says] = {
+        "dispatch": lambda server: server.dispatch(client).version,
+        "receive": lambda server: server.receive(client, update(number, SIZE)),
+        "forget": lambda server: server.forget(client),
+        "expire": lambda server: server.expire(),
+    }
+    return draw.choice([0.0] * 8 + [1.0, 7.0, 31.0]), calls[what]
+
+
+def outcome(server: Any, call: Says) -> Any:
+    try:
+        return call(server)
+    except fastagg.FastaggError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def lead(server: fastagg.ShardedServer, folder: Path, found: dict[str, Any]) -> None:
+    alone, draw = make(model(SIZE)), random.Random(11)
+    said: list[Any] = []
+    for turn in range(CALLS):
+        if turn == CALLS // 2:  # all leases begin anew
+            server.save(folder / "checkpoint")
+            ahead = ledger(server).skew
+            server.load(folder / "checkpoint")
+            ledger(server).skew = ahead  # the clock goes on
+            alone.load_state_dict(alone.state_dict())
+        seconds, call = drawn(draw)
+        for one in (server, alone):
+            ledger(one).skew += seconds
+        mine, its = outcome(server, call), outcome(alone, call)
+        if mine != its:
+            found["differ"] = [turn, str(mine), str(its)]
+            return
+        said.append(mine)
+    found["differ"] = None if torch.equal(server.parameters(), alone.flat) else "parameters() differ"
+    words = [one for one in said if isinstance(one, str)]
+    found["refused"] = {name: sum(name in one for one in words) for name in ("Busy", "expired", "UnknownClient")}
+    found["steps"], found["alone"] = server.version, plain(alone)
+
+
+def main(rank: int, size: int, folder: Path) -> None:
+    start(rank, size, folder)
+    found: dict[str, Any] = {}
+    server = fastagg.sharded(make, model(SIZE))
+    with led(server) as leads:
+        if leads:
+            lead(server, folder, found)
+    found["ledger"] = plain(server)
+    (folder / f"found-{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    try:
+        main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    except BaseException:
+        traceback.print_exc()
+        raise
