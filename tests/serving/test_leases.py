@@ -48,7 +48,7 @@ def test_a_task_that_nobody_answers_ends_and_frees_its_version() -> None:
 
 @pytest.mark.parametrize("jump", [-1e9, -3600.0, 3600.0, 1e9])
 def test_a_clock_that_jumps_ends_tasks_early_or_late_and_nothing_else(jump: float, tmp_path: Path) -> None:
-    """The wall clock is not read at all. Should the system's steady clock jump, tasks that are answered are not lost."""
+    """The wall clock is not read at all. Should the steady clock jump, no answered task is lost."""
     server = fastagg.open(tmp_path / "state", lambda: fastagg.FedAsync(torch.zeros(D), lease=60.0))
     for client in ("before", "silent"):
         server.dispatch(client)
