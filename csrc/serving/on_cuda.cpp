@@ -64,8 +64,12 @@ void OnCuda::settle_rows(const std::vector<RowJob>& jobs, float* sum, int64_t si
   });
 }
 
-void OnCuda::zero(float* vector, int64_t count) {
-  launches_.push_back([=](const cuda::Where& where, const char*) { cuda::zero(vector, count, where); });
+void OnCuda::zero(void* memory, int64_t bytes) {
+  launches_.push_back([=](const cuda::Where& where, const char*) { cuda::zero(memory, bytes, where); });
+}
+
+void OnCuda::also(std::function<void(void* stream)> act) {
+  launches_.push_back([act = std::move(act)](const cuda::Where& where, const char*) { act(where.stream); });
 }
 
 void OnCuda::prepare() {

@@ -23,7 +23,8 @@ class OnCuda : public Runner {
   void recompute_sum(const Rows& rows, const float* weights, float* sum) override;
   void add_rows(const Rows& rows, const std::vector<RowJob>& jobs, const float* weights, float weight) override;
   void settle_rows(const std::vector<RowJob>& jobs, float* sum, int64_t size) override;
-  void zero(float* vector, int64_t count) override;
+  void zero(void* memory, int64_t bytes) override;
+  void also(std::function<void(void* stream)> act) override;
   bool at_once() const override { return false; }
   void prepare() override;
   void launch() override;
