@@ -30,7 +30,9 @@ void DeviceRows::start(size_t shadow) {
   const Windows& windows = setting_.windows;
   const int64_t each = windows.read_bytes(), staged = setting_.stages * each;
   const auto sums = static_cast<int64_t>(shadow * sizeof(double));
-  const int64_t first = setting_.bytes < 0 ? kLeast : std::min(setting_.bytes / windows.stride(), setting_.most);
+  // More than an old and a new row of everybody is of no use.
+  const int64_t first =
+      setting_.bytes < 0 ? kLeast : std::min(setting_.bytes / windows.stride(), 2 * setting_.clients + kLeast);
   py::object scratch = memory_(sums + staged), rows = memory_for(first);
   if (scratch.is_none() || rows.is_none())
     throw memory::SlotsFailed("the device has no memory for " + std::to_string(first) + " rows of " +
