@@ -295,12 +295,10 @@ void bind_serving(py::module_& to) {
 
   py::class_<Tiers, std::shared_ptr<Tiers>>(m, "Tiers")
       .def(py::init(&make_tiers), by_name, arg("format"), arg("shape"), arg("memory"), arg("rules"), arg("path"))
-#if defined(FASTAGG_CUDA)
       .def("use_device",
-           [](Tiers& tiers, int device, std::optional<int64_t> bytes, py::function memory) {
-             tiers.use_device(cuda::copies_on(device), bytes.value_or(-1), std::move(memory));
+           [](Tiers& tiers, std::shared_ptr<memory::Copies> copies, std::optional<int64_t> bytes, py::function memory) {
+             tiers.use_device(std::move(copies), bytes.value_or(-1), std::move(memory));
            })
-#endif
       .def("on_first_use", [](Tiers& tiers, py::function claim) { tiers.claim = [claim] { claim(); }; })
       .def("open", &Tiers::open)
       .def("load", &load_cut)

@@ -9,7 +9,7 @@
 
 namespace fastagg::serving {
 
-DeviceRows::DeviceRows(const Setting& setting, std::unique_ptr<memory::Copies> copies, py::function memory)
+DeviceRows::DeviceRows(const Setting& setting, std::shared_ptr<memory::Copies> copies, py::function memory)
     : setting_(setting),
       memory_(std::move(memory)),
       copies_(std::move(copies)),
@@ -22,8 +22,6 @@ DeviceRows::DeviceRows(const Setting& setting, std::unique_ptr<memory::Copies> c
   for (int64_t i = 0; i < setting.most; ++i) host_.push_back(copies_->mark());
   for (int64_t i = 0; i < setting.aheads; ++i) aheads_.push_back(copies_->mark());
 }
-
-DeviceRows::~DeviceRows() { copies_.reset(); }
 
 void DeviceRows::start(size_t shadow) {
   if (shadow_ != nullptr) return;

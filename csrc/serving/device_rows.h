@@ -40,8 +40,7 @@ class DeviceRows {
 
   // `memory(bytes)` gives a tensor on the device, or None where there is no room. Throws std::invalid_argument: the
   // bytes hold fewer rows than an arrival needs.
-  DeviceRows(const Setting& setting, std::unique_ptr<memory::Copies> copies, py::function memory);
-  ~DeviceRows();
+  DeviceRows(const Setting& setting, std::shared_ptr<memory::Copies> copies, py::function memory);
   DeviceRows(const DeviceRows&) = delete;
   DeviceRows& operator=(const DeviceRows&) = delete;
 
@@ -108,7 +107,7 @@ class DeviceRows {
   Setting setting_;
   py::function memory_;
   std::vector<py::object> arenas_;
-  std::unique_ptr<memory::Copies> copies_;  // ends before the memory that it copies
+  std::shared_ptr<memory::Copies> copies_;
   int64_t nbytes_ = 0;
   double* shadow_ = nullptr;
   std::vector<Frame> frames_;

@@ -80,7 +80,7 @@ Tiers::~Tiers() {
   if (ahead_arena_ != nullptr) munmap(ahead_arena_, ahead_.size() * static_cast<size_t>(windows_.read_bytes()));
 }
 
-void Tiers::use_device(std::unique_ptr<memory::Copies> copies, int64_t bytes, py::function memory) {
+void Tiers::use_device(std::shared_ptr<memory::Copies> copies, int64_t bytes, py::function memory) {
   const auto aheads = static_cast<int64_t>(ahead_.size()), stages = 2 * sweep_.most_turns();
   const DeviceRows::Setting setting{windows_, setting_.clients, bytes, frames(), aheads, stages};
   device_ = std::make_unique<DeviceRows>(setting, std::move(copies), std::move(memory));

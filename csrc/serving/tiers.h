@@ -66,7 +66,7 @@ class Tiers {
   const Windows& windows() const { return windows_; }
 
   // Before the first use: kernels run on a device, which holds rows in so many bytes (DeviceRows::Setting).
-  void use_device(std::unique_ptr<memory::Copies> copies, int64_t bytes, py::function memory);
+  void use_device(std::shared_ptr<memory::Copies> copies, int64_t bytes, py::function memory);
   // `claim` is called once, before the first use: it sees to it that the file is this server's, and calls `open` or
   // `load`.
   std::function<void()> claim;

@@ -125,7 +125,7 @@ class TieredRows:
         if on_cuda(device):
             on = place(device)
             assert on is not None
-            self.native.use_device(on.device, bytes, lambda count: _memory_on(device, count))
+            self.native.use_device(native.cuda.copies_on(on.device), bytes, lambda count: _memory_on(device, count))
         elif bytes is not None:
             raise ConfigError(f"device: {self.setting.device!r} for rows on a CUDA device; this server is on the CPU")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +16,7 @@ from torch import Tensor
 
 import fastagg
 from fastagg._build import native
-from fastagg.ops.place import emulated
+from fastagg.ops.place import emulated, place
 from fastagg.parts.directions.all_clients import TieredState
 from fastagg.storage import tiered
 
@@ -122,6 +123,47 @@ def same(one: Case, *others: Case) -> None:
     for other in others:
         for mine, theirs in zip(held, other.held(), strict=True):
             assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_uses_memory_next_waits(sides: tuple[Side, Side], seed: int) -> None:
+    """Copies both ways, kernels and the host take turns at random: it is as if one came after the other."""
+    draw, size, most = random.Random(seed), 1 << 18, 1_000_003
+    with sides[1].on():
+        device = torch.device(sides[1].device)
+        on = place(device)
+        assert on is not None
+        copies = native.cuda.copies_on(on.device)
+        there = [torch.full((size,), i, device=device) for i in range(4)]
+        here = [torch.full((size,), -i, pin_memory=device.type == "cuda") for i in range(4)]
+        copies.settle()
+        numbers = {"there": list(range(4)), "here": [-i for i in range(4)]}  # what every element is
+        marks = {key: [copies.mark() for _ in range(4)] for key in numbers}
+        for turn in range(200):
+            i, j = draw.randrange(4), draw.randrange(4)
+            up, down = (there[i].data_ptr(), marks["there"][i]), (here[j].data_ptr(), marks["here"][j])
+            match draw.randrange(4):
+                case 0:
+                    copies.up(up, down, size * 8)
+                    numbers["there"][i] = numbers["here"][j]
+                case 1:
+                    copies.down(down, up, size * 8)
+                    numbers["here"][j] = numbers["there"][i]
+                case 2:
+                    copies.before(on.stream, marks["there"][i])
+                    there[i].mul_(3).add_(turn).remainder_(most)
+                    copies.after(on.stream, marks["there"][i])
+                    numbers["there"][i] = (numbers["there"][i] * 3 + turn) % most
+                case 3:
+                    copies.wait(marks["here"][j])
+                    here[j].mul_(5).add_(turn).remainder_(most)
+                    numbers["here"][j] = (numbers["here"][j] * 5 + turn) % most
+        for mark, vector, number in zip(marks["here"], here, numbers["here"], strict=True):
+            copies.wait(mark)
+            assert (vector == number).all()
+        copies.settle()
+        for vector, number in zip(there, numbers["there"], strict=True):
+            assert (vector == number).all()
 
 
 @pytest.mark.parametrize("format", list(STRIDE))
