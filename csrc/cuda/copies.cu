@@ -32,7 +32,7 @@ class OnStreams : public memory::Copies {
     const DeviceGuard guard(device_);
     events_.reserve(events_.size() + 1);
     cudaEvent_t made{};
-    check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "an event");
+    check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming | cudaEventBlockingSync), "an event");
     events_.push_back(made);
     return made;
   }

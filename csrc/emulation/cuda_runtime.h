@@ -130,7 +130,7 @@ enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMinor
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
-enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostRegisterPortable = 1 };
+enum { cudaStreamNonBlocking = 1, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2, cudaHostRegisterPortable = 1 };
 
 namespace emulation {  // streams.cpp
 struct Stream;

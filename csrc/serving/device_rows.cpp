@@ -26,22 +26,20 @@ DeviceRows::DeviceRows(const Setting& setting, std::shared_ptr<memory::Copies> c
 void DeviceRows::start(size_t shadow) {
   if (shadow_ != nullptr) return;
   const Windows& windows = setting_.windows;
-  const int64_t each = windows.read_bytes(), staged = setting_.stages * each;
+  const int64_t staged = setting_.stages * windows.read_bytes();
   const auto sums = static_cast<int64_t>(shadow * sizeof(double));
   // More than an old and a new row of everybody is of no use.
   const int64_t first =
       setting_.bytes < 0 ? kLeast : std::min(setting_.bytes / windows.stride(), 2 * setting_.clients + kLeast);
-  py::object scratch = memory_(sums + staged), rows = memory_for(first);
+  py::object scratch = memory_(sums + 2 * staged), rows = memory_for(first);
   if (scratch.is_none() || rows.is_none())
     throw memory::SlotsFailed("the device has no memory for " + std::to_string(first) + " rows of " +
                               std::to_string(windows.stride()) + " bytes: give them less (Tiered.device)");
   const auto at = reinterpret_cast<char*>(py::cast<uintptr_t>(scratch.attr("data_ptr")()));
-  std::vector<Stage> stages;
-  for (int64_t i = 0; i < setting_.stages; ++i) stages.push_back({at + sums + i * each, copies_->mark()});
   add(std::move(rows), first);
   arenas_.push_back(std::move(scratch));
-  nbytes_ += sums + staged;
-  stages_ = std::move(stages);
+  nbytes_ += sums + 2 * staged;
+  for (const int half : {0, 1}) stages_[half] = {at + sums + half * staged, copies_->mark(), 0};
   shadow_ = reinterpret_cast<double*>(at);
 }
 
@@ -144,32 +142,31 @@ Row DeviceRows::hold_new() {
 }
 
 Row DeviceRows::stage(const Row& part, int64_t window, Mark mark) {
-  const Stage& stage = stages_[first_stage_ + staged_++];
+  Stages& mine = stages_[half_];
   const Windows& windows = setting_.windows;
-  const Row there = windows.packed_at(stage.at);
-  copies_->up(there.data, stage.mark, part.data, mark, static_cast<size_t>(windows.data_of(window)));
+  const Row there = windows.packed_at(mine.at + mine.used++ * windows.read_bytes());
+  copies_->up(there.data, mine.mark, part.data, mark, static_cast<size_t>(windows.data_of(window)));
   if (part.scales != nullptr)
-    copies_->up(there.scales, stage.mark, part.scales, mark, static_cast<size_t>(windows.scales_of(window)));
+    copies_->up(there.scales, mine.mark, part.scales, mark, static_cast<size_t>(windows.scales_of(window)));
   return there;
 }
 
-void DeviceRows::begin(Runner& runner) {
+std::vector<DeviceRows::Mark> DeviceRows::held_marks() const {
   std::vector<Mark> marks;
-  for (const int32_t which : lists_[kHeld]) marks.push_back(frame(which).mark);
-  for (size_t i = 0; i < staged_; ++i) marks.push_back(stages_[first_stage_ + i].mark);
-  runner.also([this, marks](void* stream) { copies_->before(stream, marks); });
+  for (const int32_t which : lists_[kHeld]) marks.push_back(frames_[static_cast<size_t>(which)].mark);
+  if (stages_[half_].used > 0) marks.push_back(stages_[half_].mark);
+  return marks;
+}
+
+void DeviceRows::begin(Runner& runner) {
+  runner.also([this, marks = held_marks()](void* stream) { copies_->before(stream, marks); });
 }
 
 void DeviceRows::end(Runner& runner, char* to, Mark mark) {
-  std::vector<Mark> marks;
-  for (const int32_t which : lists_[kHeld]) marks.push_back(frame(which).mark);
-  for (size_t i = 0; i < staged_; ++i) marks.push_back(stages_[first_stage_ + i].mark);
-  const char* from = frame(fresh_).at;
-  const Mark there = frame(fresh_).mark;
-  const auto bytes = static_cast<size_t>(setting_.windows.stride());
-  runner.also([=](void* stream) {
+  const Frame& fresh = frame(fresh_);
+  runner.also([this, to, mark, from = fresh.at, there = fresh.mark, marks = held_marks()](void* stream) {
     copies_->after(stream, marks);
-    copies_->down(to, mark, from, there, bytes);
+    copies_->down(to, mark, from, there, static_cast<size_t>(setting_.windows.stride()));
   });
 }
 
@@ -181,7 +178,7 @@ void DeviceRows::commit(int64_t client) noexcept {
   of_[static_cast<size_t>(client)] = fresh_;
   fresh_ = -1;
   release();
-  first_stage_ = first_stage_ == 0 ? stages_.size() / 2 : 0;
+  half_ = 1 - half_;
 }
 
 void DeviceRows::release() noexcept {
@@ -191,7 +188,7 @@ void DeviceRows::release() noexcept {
     const int32_t which = lists_[kHeld].front();
     move(which, frame(which).back);
   }
-  staged_ = 0;
+  stages_[half_].used = 0;
 }
 
 Row DeviceRows::read(int64_t client, int64_t window, char* into) {

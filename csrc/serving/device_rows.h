@@ -35,7 +35,8 @@ class DeviceRows {
     int64_t clients;
     int64_t bytes;  // of frames; negative: as many frames as rows are in flight
     int64_t most;   // frames
-    int64_t aheads, stages;
+    int64_t aheads;
+    int64_t stages;  // windows of an arrival, at most
   };
 
   // `memory(bytes)` gives a tensor on the device, or None where there is no room. Throws std::invalid_argument: the
@@ -102,6 +103,7 @@ class DeviceRows {
   int32_t victim(bool also_expected) noexcept;
   int32_t held_victim();
   void fill(int32_t which, int64_t client, const char* from, Mark mark);
+  std::vector<Mark> held_marks() const;
   Row row(int32_t which) { return setting_.windows.row_at(frame(which).at); }
 
   Setting setting_;
@@ -114,15 +116,16 @@ class DeviceRows {
   std::list<int32_t> lists_[kPlaces];  // by place; what was used longest ago comes first
   std::vector<int32_t> of_;            // by client; negative: none
   std::vector<Mark> host_, aheads_;
-  struct Stage {
-    char* at;
-    Mark mark;
+  struct Stages {  // windows of rows for one arrival
+    char* at = nullptr;
+    Mark mark = nullptr;
+    int64_t used = 0;
   };
-  std::vector<Stage> stages_;
+  Stages stages_[2];
 
   // Of the planned arrival:
   int32_t fresh_ = -1;
-  size_t first_stage_ = 0, staged_ = 0;  // arrivals use the first and the second half of the stages in turn
+  int half_ = 0;  // which of the stages it uses: arrivals take turns, so that copies need not wait for kernels
 };
 
 }  // namespace fastagg::serving

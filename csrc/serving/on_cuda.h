@@ -32,12 +32,14 @@ class OnCuda : public Runner {
 
  private:
   using Launch = std::function<void(const cuda::Where& where, const char* bytes)>;
+  // Appends the values to the bytes, unless they are the last ones again. Returns where they begin.
   template <typename T>
   size_t pack(const T* values, size_t count);
 
   py::function there_;
   std::vector<Launch> launches_;
   std::vector<char> bytes_;  // what the launches read on the device
+  size_t last_ = 0;          // where the last of them begin
   cuda::Where where_{};
   const char* on_device_ = nullptr;
 };

@@ -81,7 +81,7 @@ Tiers::~Tiers() {
 }
 
 void Tiers::use_device(std::shared_ptr<memory::Copies> copies, int64_t bytes, py::function memory) {
-  const auto aheads = static_cast<int64_t>(ahead_.size()), stages = 2 * sweep_.most_turns();
+  const auto aheads = static_cast<int64_t>(ahead_.size()), stages = sweep_.most_turns();
   const DeviceRows::Setting setting{windows_, setting_.clients, bytes, frames(), aheads, stages};
   device_ = std::make_unique<DeviceRows>(setting, std::move(copies), std::move(memory));
 }
