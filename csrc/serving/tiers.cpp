@@ -468,7 +468,8 @@ void Tiers::commit() noexcept {
   ask_ahead();
 }
 
-// Windows of the next arrivals' scrub, unless their rows are in memory.
+// Windows of the scrub of the next two arrivals, unless their rows are in memory. Not of more: a row that changes twice
+// meanwhile may be in the same slot again, and what was read of it would be taken for what it is now.
 void Tiers::ask_ahead() noexcept {
   const int64_t until = std::min(sweep_.done() + static_cast<int64_t>(ahead_.size()), sweep_.next(1));
   for (int64_t turn = sweep_.done(); turn < until; ++turn) {
