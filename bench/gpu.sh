@@ -12,7 +12,7 @@ stages=${*:-build test bench}
 failed=0
 # Named, because to collect the others takes packages that an image with CUDA lacks.
 tests=(tests/csrc/test_cuda_agreement.py tests/csrc/test_cuda_device.py tests/csrc/test_cuda_size.py
-  tests/sharded/test_cards.py)
+  tests/csrc/test_cuda_tiers.py tests/sharded/test_cards.py)
 
 stage() { # name, command...: its output goes to a log as well, and a failure does not keep the others from running
   local name=$1

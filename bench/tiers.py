@@ -5,6 +5,9 @@
 Three kinds of arrivals take turns: rows in memory; on the disk, fetched while their clients train; on the disk,
 answered at once, so that the row must be waited for. The medians of `receive` are printed. Every client answers once
 at first, so the file has a row for each.
+
+Other processes may take the processor away from an arrival. The last column says of how many of the slowest hundredth
+they did, on the disk and in memory. `chrt -f 10 python bench/tiers.py FOLDER` keeps them from it.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import argparse
 import mmap
 import os
 import random
+import resource
 import shutil
 import statistics
 import time
@@ -30,10 +34,32 @@ AHEAD = 8  # clients that train at a time
 IN_MEMORY = 500  # clients of the server in memory
 
 
-def received(server: fastagg.Server, client: int, update: torch.Tensor) -> float:
-    begun = time.perf_counter()
-    server.receive(client, update)
-    return time.perf_counter() - begun
+def interruptions() -> int:
+    """How often this thread had to leave its core to another one."""
+    return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_nivcsw
+
+
+class Times:
+    """Seconds of arrivals, and whether each was interrupted."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.interrupted: list[bool] = []
+
+    def receive(self, server: fastagg.Server, client: int, update: torch.Tensor) -> None:
+        before, begun = interruptions(), time.perf_counter()
+        server.receive(client, update)
+        self.seconds.append(time.perf_counter() - begun)
+        self.interrupted.append(interruptions() > before)
+
+    def tail(self) -> float:
+        """p99.9 over p50."""
+        return quantile(self.seconds, 0.999) / statistics.median(self.seconds)
+
+    def slowest(self) -> str:
+        """How many of the slowest hundredth were interrupted."""
+        both = sorted(zip(self.seconds, self.interrupted, strict=True), reverse=True)[: len(self.seconds) // 100]
+        return f"{sum(interrupted for _, interrupted in both)} of {len(both)}"
 
 
 def disk_speed(path: Path, chunk: int) -> float:
@@ -86,14 +112,14 @@ def measure(folder: Path, clients: int, given: argparse.Namespace) -> None:
         asked.add(client)
         training.append(client)
         tiered.dispatch(client)
-    times: dict[str, list[float]] = {"memory": [], "ahead": [], "at once": []}
+    times = {"memory": Times(), "ahead": Times(), "at once": Times()}
     for turn in range(given.arrivals):
         time.sleep(given.pause)  # clients do not answer without a break
         client = turn * 17 % IN_MEMORY
         plain.dispatch(client)
-        times["memory"].append(received(plain, client, updates[turn % 4]))
+        times["memory"].receive(plain, client, updates[turn % 4])
         client = training.popleft()
-        times["ahead"].append(received(tiered, client, updates[turn % 4]))
+        times["ahead"].receive(tiered, client, updates[turn % 4])
         asked.discard(client)
         while (fresh := draw.randrange(clients)) in asked:
             pass
@@ -104,18 +130,18 @@ def measure(folder: Path, clients: int, given: argparse.Namespace) -> None:
             while (now := draw.randrange(clients)) in asked:
                 pass
             tiered.dispatch(now)
-            times["at once"].append(received(tiered, now, updates[turn % 4]))
+            times["at once"].receive(tiered, now, updates[turn % 4])
     counts = {key: value - before[key] for key, value in tiered.tiers().items()}
     stride = native.serving.Tiers.stride(given.format, size)
     speed = disk_speed(folder / "rows.bin", stride)
-    middle = {name: statistics.median(found) for name, found in times.items()}
+    middle = {name: statistics.median(found.seconds) for name, found in times.items()}
     allowed = middle["memory"] + stride / speed + 1e-3
     print(
         f"| {clients:,} | {on_disk / 1e9:.1f} | {middle['memory'] * 1e3:.2f} | {middle['ahead'] * 1e3:.2f} "
         f"| {middle['ahead'] / middle['memory']:.2f} | {middle['at once'] * 1e3:.2f} ({allowed * 1e3:.2f}) "
-        f"| {quantile(times['ahead'], 0.999) / middle['ahead']:.1f} "
-        f"| {quantile(times['memory'], 0.999) / middle['memory']:.1f} "
-        f"| {counts['ahead']} / {counts['late']} / {counts['cold']} | {speed / 1e9:.2f} | {took:.0f} |",
+        f"| {times['ahead'].tail():.1f} | {times['memory'].tail():.1f} "
+        f"| {counts['ahead']} / {counts['late']} / {counts['cold']} | {speed / 1e9:.2f} | {took:.0f} "
+        f"| {times['ahead'].slowest()}, {times['memory'].slowest()} |",
         flush=True,
     )
 
@@ -127,13 +153,15 @@ def main() -> None:
     parser.add_argument("--clients", type=lambda text: int(float(text)), nargs="+", default=[1000, 10_000])
     parser.add_argument("--format", default="int8")
     parser.add_argument("--memory", default="2GB")
-    parser.add_argument("--arrivals", type=int, default=600)
+    parser.add_argument("--arrivals", type=int, default=2000, help="p99.9 is the slowest of a thousand")
     parser.add_argument("--pause", type=float, default=0.004, help="seconds before every arrival")
     given = parser.parse_args()
     print(f"{facts()['processor']}, {given.parameters:,} parameters, {given.format} rows, {given.memory} for rows\n")
     print(
         "| clients | GB on disk | in memory, ms | fetched ahead, ms | ratio | answered at once, ms (bar) "
-        "| p99.9 over p50 | in memory | ahead / late / cold | disk, GB/s | warm-up, s |\n" + "|---:" * 11 + "|"
+        "| p99.9 over p50 | in memory | ahead / late / cold | disk, GB/s | warm-up, s | interrupted |\n"
+        + "|---:" * 12
+        + "|"
     )
     folder = given.folder / "fastagg-tiers"
     try:

@@ -1,5 +1,5 @@
 # Compiles the CUDA kernels as C++ with csrc/emulation, which runs them on the CPU. Only for tests, never for a package.
-add_library(fastagg_emulated OBJECT ${FASTAGG_CUDA_SOURCES} csrc/emulation/emulation.cpp)
+add_library(fastagg_emulated OBJECT ${FASTAGG_CUDA_SOURCES} csrc/emulation/emulation.cpp csrc/emulation/streams.cpp)
 set_source_files_properties(${FASTAGG_CUDA_SOURCES} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-xc++")
 target_include_directories(fastagg_emulated PRIVATE csrc/emulation)
 target_compile_options(fastagg_emulated PRIVATE -O2 -ffp-contract=off)

@@ -5,7 +5,7 @@ target_link_options(fastagg_races PRIVATE -fsanitize=thread)
 add_executable(fastagg_planted tests/native/planted.cpp csrc/emulation/emulation.cpp)
 
 # The emulation itself is not watched: it accesses all threads' data, which would look like races.
-add_library(fastagg_racing_emulation OBJECT csrc/emulation/emulation.cpp)
+add_library(fastagg_racing_emulation OBJECT csrc/emulation/emulation.cpp csrc/emulation/streams.cpp)
 target_compile_definitions(fastagg_racing_emulation PRIVATE FASTAGG_RACES)
 target_sources(fastagg_races PRIVATE $<TARGET_OBJECTS:fastagg_racing_emulation>)
 target_compile_definitions(fastagg_races PRIVATE FASTAGG_RACES)

@@ -94,6 +94,7 @@ py::dict counts_of(const Tiers& tiers) {
   found["ahead"] = counts.ahead;
   found["late"] = counts.late;
   found["cold"] = counts.cold;
+  found["there"] = counts.there;
   found["lost"] = counts.lost;
   found["read"] = counts.read;
   found["written"] = counts.written;
@@ -297,6 +298,10 @@ void bind_serving(py::module_& to) {
 
   py::class_<Tiers, std::shared_ptr<Tiers>>(m, "Tiers")
       .def(py::init(&make_tiers), by_name, arg("format"), arg("shape"), arg("memory"), arg("rules"), arg("path"))
+      .def("use_device",
+           [](Tiers& tiers, std::shared_ptr<memory::Copies> copies, std::optional<int64_t> bytes, py::function memory) {
+             tiers.use_device(std::move(copies), bytes.value_or(-1), std::move(memory));
+           })
       .def("on_first_use", [](Tiers& tiers, py::function claim) { tiers.claim = [claim] { claim(); }; })
       .def("open", &Tiers::open)
       .def("load", &load_cut)
@@ -307,6 +312,7 @@ void bind_serving(py::module_& to) {
       .def("counts", &counts_of)
       .def_property_readonly("is_open", &Tiers::is_open)
       .def_property_readonly("frames", &Tiers::frames)
+      .def_property_readonly("device_frames", &Tiers::device_frames)
       .def_property_readonly("scales_at", [](const Tiers& tiers) { return tiers.windows().scales_at(); })
       .def_readonly_static("window", &Windows::kSize)
       .def_property_readonly("nbytes_on_disk", &Tiers::nbytes_on_disk)

@@ -6,9 +6,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 
+#include "../memory/copies.h"
 #include "../plan.h"
 
 namespace fastagg::cuda {
@@ -68,7 +70,9 @@ void add_rows(const Rows& rows, const RowJob* jobs, int64_t count, const float* 
               const Where& where);
 void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size, const Where& where);
 
-void zero(float* vector, int64_t count, const Where& where);
+void zero(void* memory, int64_t bytes, const Where& where);
+
+std::unique_ptr<memory::Copies> copies_on(int device);
 
 // out = row(slot), decoded.
 void read_row(const Rows& rows, int64_t slot, float* out, const Where& where);

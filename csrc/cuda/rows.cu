@@ -148,10 +148,9 @@ void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size, co
   launch("settle rows", where, grid(count, where.device), settle_kernel, jobs, count, sum, size);
 }
 
-void zero(float* vector, int64_t count, const Where& where) {
+void zero(void* memory, int64_t bytes, const Where& where) {
   const DeviceGuard guard(where.device);
-  check(cudaMemsetAsync(vector, 0, static_cast<size_t>(count) * sizeof(float), static_cast<cudaStream_t>(where.stream)),
-        "zero");
+  check(cudaMemsetAsync(memory, 0, static_cast<size_t>(bytes), static_cast<cudaStream_t>(where.stream)), "zero");
 }
 
 void read_row(const Rows& rows, int64_t slot, float* out, const Where& where) {

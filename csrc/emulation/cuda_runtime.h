@@ -129,7 +129,25 @@ enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMajor,
   cudaDevAttrComputeCapabilityMinor
 };
-using cudaStream_t = void*;
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
+enum { cudaStreamNonBlocking = 1, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2, cudaHostRegisterPortable = 1 };
+
+namespace emulation {  // streams.cpp
+struct Stream;
+struct Event;
+cudaError_t make(Stream** stream);
+cudaError_t make(Event** event);
+cudaError_t end(Stream* stream);
+cudaError_t end(Event* event);
+cudaError_t record(Event* event, Stream* stream);
+cudaError_t wait(Stream* stream, Event* event);
+cudaError_t wait(Event* event);
+cudaError_t wait_for_all();
+cudaError_t copy(void* to, const void* from, size_t bytes, Stream* stream);
+}  // namespace emulation
+
+using cudaStream_t = emulation::Stream*;
+using cudaEvent_t = emulation::Event*;
 struct cudaLaunchConfig_t {
   dim3 gridDim, blockDim;
   cudaStream_t stream;
@@ -149,6 +167,24 @@ inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream
   memset(to, value, bytes);
   return cudaSuccess;
 }
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return emulation::make(stream); }
+inline cudaError_t cudaStreamDestroy(cudaStream_t stream) { return emulation::end(stream); }
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  return emulation::wait(stream, event);
+}
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return emulation::make(event); }
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return emulation::end(event); }
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return emulation::record(event, stream); }
+inline cudaError_t cudaEventSynchronize(cudaEvent_t event) { return emulation::wait(event); }
+inline cudaError_t cudaDeviceSynchronize() { return emulation::wait_for_all(); }
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  return emulation::copy(to, from, bytes, stream);
+}
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+  return emulation::copy(to, from, bytes, nullptr);
+}
+inline cudaError_t cudaHostRegister(void*, size_t, unsigned) { return cudaSuccess; }
+inline cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
 template <typename... Expected, typename... Given>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Expected...), Given&&... arguments) {
   const auto call = [&] { kernel(arguments...); };

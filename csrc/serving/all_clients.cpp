@@ -60,6 +60,7 @@ Rows AllClients::coded_row() const {
 }
 
 void AllClients::before_sending(int64_t version) {
+  if (tiers_) tiers_->before_sending();
   if (setting_.max_delay < 0 || !setting_.by_dispatch) return;
   if (due_count_ > 4 * setting_.clients + 1024) {  // most of it is of dispatches that later ones replaced
     std::unordered_map<int64_t, std::vector<int64_t>> due;
@@ -161,11 +162,11 @@ void AllClients::run(Runner& runner, const Update& update, const Optimizer& opti
     for (size_t term = 0; term < terms_.size(); ++term)
       direction.sum.terms.push_back({tiers_->row_of_term(term), terms_[term].second});
   if (scrub_ != nullptr) scrub_->leaves(runner, client, leaving_);
-  if (tiers_) tiers_->leaves(runner, leaving_);
+  if (tiers_) tiers_->begin(runner), tiers_->leaves(runner, leaving_);
   const bool steps = outcome_ == Outcome::kStep;
   if (!steps || setting_.direct) {
     runner.step(update, direction, Optimizer{});
-    if (total_value_ == 0.0) runner.zero(sum_, update.size);
+    if (total_value_ == 0.0) runner.zero(sum_, update.size * static_cast<int64_t>(sizeof(float)));
   } else {
     direction.sum.scale = static_cast<float>(sign_ / total_value_);
     runner.step(update, direction, optimizer);
@@ -190,6 +191,7 @@ void AllClients::run(Runner& runner, const Update& update, const Optimizer& opti
     tiers_->enters(runner, entering_);
     for (size_t term = 0; term < terms_.size(); ++term) tiers_->moves(runner, term);
     tiers_->advance(runner, sum_);
+    tiers_->end(runner);
   }
 }
 

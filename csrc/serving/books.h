@@ -8,6 +8,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -60,7 +61,9 @@ class Runner {
   virtual void recompute_sum(const Rows& rows, const float* weights, float* sum) = 0;
   virtual void add_rows(const Rows& rows, const std::vector<RowJob>& jobs, const float* weights, float weight) = 0;
   virtual void settle_rows(const std::vector<RowJob>& jobs, float* sum, int64_t size) = 0;
-  virtual void zero(float* vector, int64_t count) = 0;
+  virtual void zero(void* memory, int64_t bytes) = 0;
+  // Something else that is to be done in order with the kernels, on their stream.
+  virtual void also(std::function<void(void* stream)> act) { act(nullptr); }
   virtual bool at_once() const { return true; }  // then they are called without the GIL
   virtual void prepare() {}
   virtual void launch() {}

@@ -1,7 +1,7 @@
 // Runs a server's kernels on the processor.
 #pragma once
 
-#include <algorithm>
+#include <cstring>
 
 #include "../cpu/cpu.h"
 #include "books.h"
@@ -25,7 +25,7 @@ class OnCpu : public Runner {
   void settle_rows(const std::vector<RowJob>& jobs, float* sum, int64_t size) override {
     cpu::settle_rows(jobs.data(), static_cast<int64_t>(jobs.size()), sum, size);
   }
-  void zero(float* vector, int64_t count) override { std::fill_n(vector, count, 0.0f); }
+  void zero(void* memory, int64_t bytes) override { std::memset(memory, 0, static_cast<size_t>(bytes)); }
 };
 
 }  // namespace fastagg::serving

@@ -16,13 +16,16 @@ const T* at(const char* bytes, size_t place) {
 
 }  // namespace
 
-// Appends the values to the bytes. Returns where they begin.
+// A scrub of rows on tiers has many launches with the same jobs.
 template <typename T>
 size_t OnCuda::pack(const T* values, size_t count) {
-  const size_t place = (bytes_.size() + kApart - 1) / kApart * kApart;
-  bytes_.resize(place + count * sizeof(T));
-  std::memcpy(bytes_.data() + place, values, count * sizeof(T));
-  return place;
+  const size_t bytes = count * sizeof(T);
+  if (bytes > 0 && bytes_.size() - last_ == bytes && std::memcmp(bytes_.data() + last_, values, bytes) == 0)
+    return last_;
+  last_ = (bytes_.size() + kApart - 1) / kApart * kApart;
+  bytes_.resize(last_ + bytes);
+  std::memcpy(bytes_.data() + last_, values, bytes);
+  return last_;
 }
 
 void OnCuda::step(const Update& update, const Direction& direction, const Optimizer& optimizer) {
@@ -64,8 +67,12 @@ void OnCuda::settle_rows(const std::vector<RowJob>& jobs, float* sum, int64_t si
   });
 }
 
-void OnCuda::zero(float* vector, int64_t count) {
-  launches_.push_back([=](const cuda::Where& where, const char*) { cuda::zero(vector, count, where); });
+void OnCuda::zero(void* memory, int64_t bytes) {
+  launches_.push_back([=](const cuda::Where& where, const char*) { cuda::zero(memory, bytes, where); });
+}
+
+void OnCuda::also(std::function<void(void* stream)> act) {
+  launches_.push_back([act = std::move(act)](const cuda::Where& where, const char*) { act(where.stream); });
 }
 
 void OnCuda::prepare() {
@@ -91,6 +98,7 @@ void OnCuda::launch() {
 void OnCuda::forget() noexcept {
   launches_.clear();
   bytes_.clear();
+  last_ = 0;
 }
 
 }  // namespace fastagg::serving

@@ -23,7 +23,8 @@ class OnCuda : public Runner {
   void recompute_sum(const Rows& rows, const float* weights, float* sum) override;
   void add_rows(const Rows& rows, const std::vector<RowJob>& jobs, const float* weights, float weight) override;
   void settle_rows(const std::vector<RowJob>& jobs, float* sum, int64_t size) override;
-  void zero(float* vector, int64_t count) override;
+  void zero(void* memory, int64_t bytes) override;
+  void also(std::function<void(void* stream)> act) override;
   bool at_once() const override { return false; }
   void prepare() override;
   void launch() override;
@@ -31,12 +32,14 @@ class OnCuda : public Runner {
 
  private:
   using Launch = std::function<void(const cuda::Where& where, const char* bytes)>;
+  // Appends the values to the bytes, unless they are the last ones again. Returns where they begin.
   template <typename T>
   size_t pack(const T* values, size_t count);
 
   py::function there_;
   std::vector<Launch> launches_;
   std::vector<char> bytes_;  // what the launches read on the device
+  size_t last_ = 0;          // where the last of them begin
   cuda::Where where_{};
   const char* on_device_ = nullptr;
 };

@@ -57,6 +57,7 @@ Tiers::Tiers(const Setting& setting, std::string path)
 Tiers::~Tiers() {
   if (process_ != 0 && process_ != getpid()) {  // a forked child's: it would wait for its parent's threads
     static_cast<void>(threads_.release());
+    static_cast<void>(device_.release());
     return;
   }
   {
@@ -67,8 +68,22 @@ Tiers::~Tiers() {
   threads_->to_write.notify_all();
   for (std::thread* one : {&threads_->reader, &threads_->writer})
     if (one->joinable()) one->join();
+  if (device_) {
+    try {
+      device_->copies().settle();
+    } catch (const std::exception&) {  // a device that does not work any more does not copy either
+    }
+    for (int64_t frame = 0; frame < pinned_; ++frame) device_->copies().unpin(at(frame));
+    if (ahead_arena_ != nullptr) device_->copies().unpin(ahead_arena_);
+  }
   if (arena_ != nullptr) munmap(arena_, frames_.size() * static_cast<size_t>(stride_));
   if (ahead_arena_ != nullptr) munmap(ahead_arena_, ahead_.size() * static_cast<size_t>(windows_.read_bytes()));
+}
+
+void Tiers::use_device(std::shared_ptr<memory::Copies> copies, int64_t bytes, py::function memory) {
+  const auto aheads = static_cast<int64_t>(ahead_.size()), stages = sweep_.most_turns();
+  const DeviceRows::Setting setting{windows_, setting_.clients, bytes, frames(), aheads, stages};
+  device_ = std::make_unique<DeviceRows>(setting, std::move(copies), std::move(memory));
 }
 
 void Tiers::check_process() const {
@@ -108,6 +123,7 @@ int64_t Tiers::victim(bool also_expected) {
   if (!free_frames_.empty()) {
     const int32_t frame = free_frames_.back();
     free_frames_.pop_back();
+    if (device_ && frame == pinned_) device_->copies().pin(at(pinned_++), static_cast<size_t>(stride_));
     return frame;
   }
   const int32_t frame = idle_.first >= 0 ? idle_.first : also_expected ? expected_.first : -1;
@@ -177,17 +193,53 @@ int64_t Tiers::fetched(Lock& lock, int64_t client, bool may_wait) {
 
 // -- the road of an arrival
 
+// Room on the device for `least` rows, and for one more that is waited for, where the number of its frames is free.
+void Tiers::make_device_room(int64_t least) {
+  int64_t more = 0;
+  {
+    const Lock lock(mutex_);
+    more = device_->wanted(least);
+  }
+  if (more <= 0) return;
+  py::object memory = device_->memory_for(more);  // nobody waits for Python's lock with the mutex
+  const Lock lock(mutex_);
+  if (memory.is_none()) return device_->stay();
+  device_->add(std::move(memory), more);
+}
+
+void Tiers::before_sending() {
+  if (device_ && is_open()) make_device_room(0);
+}
+
+// A row in a frame of the host is wanted on the device. From then on the host's frame is not needed any more.
+void Tiers::ask_device(int64_t frame) noexcept {
+  Frame& one = frames_[static_cast<size_t>(frame)];
+  try {
+    if (!device_->fetch(one.client, at(frame), mark_of(frame))) return;
+  } catch (const std::exception&) {
+    return;  // the arrival asks again, and says what is wrong
+  }
+  expected(frame, false);
+}
+
+// Whether the frame's row is one that somebody waits for.
+void Tiers::expected(int64_t frame, bool is) noexcept {
+  Frame& one = frames_[static_cast<size_t>(frame)];
+  const bool linked = one.state == kClean;
+  if (linked) unlink(frame);
+  one.expected = is;
+  if (linked) link(frame);
+}
+
 void Tiers::expect(int64_t client) noexcept {
   if (!is_open() || process_ != getpid()) return;
   const Lock lock(mutex_);
   const auto c = static_cast<size_t>(client);
   if (places_.of(client) < 0) return;
+  if (device_ && device_->has(client)) return device_->expect(client);
   if (frame_of_[c] >= 0) {
-    Frame& frame = frames_[static_cast<size_t>(frame_of_[c])];
-    const bool linked = frame.state == kClean;
-    if (linked) unlink(frame_of_[c]);
-    frame.expected = true;
-    if (linked) link(frame_of_[c]);
+    expected(frame_of_[c], true);
+    if (device_ && frame_with(client) >= 0) ask_device(frame_of_[c]);
     return;
   }
   const int64_t frame = victim(false);
@@ -223,25 +275,43 @@ void Tiers::unpin(int64_t frame) {
 
 void Tiers::unplan() {
   if (old_ >= 0) unpin(old_);
-  for (const int64_t frame : term_frames_) unpin(frame);
-  term_frames_.clear();
+  unpin_terms();
+  if (device_) device_->release();
   old_ = -1;
+  old_row_ = new_row_ = {};
+  there_ = false;
   way_ = kNone;
   due_.clear();
+}
+
+void Tiers::unpin_terms() {
+  for (const int64_t frame : term_frames_)
+    if (frame >= 0) unpin(frame);
+  term_frames_.clear();
+  term_rows_.clear();
 }
 
 void Tiers::plan(int64_t client, bool replaces, const Terms& terms, const std::vector<float>& weights, float entering) {
   if (!is_open()) claim();
   check_process();
-  if (static_cast<int64_t>(terms.size()) + kLeastFrames > frames())
-    throw SlotsFailed(path_ + ": " + std::to_string(terms.size()) + " rows leave the sum or come back at once, and " +
-                      "memory holds " + std::to_string(frames()) + ": open it with more memory");
+  const int64_t least = static_cast<int64_t>(terms.size()) + kLeastFrames;
+  const auto check_room = [&](const char* where, int64_t held) {
+    if (least > held)
+      throw SlotsFailed(path_ + ": " + std::to_string(terms.size()) + " rows leave the sum or come back at once, and " +
+                        where + " holds " + std::to_string(held) + ": open it with more memory");
+  };
+  check_room("memory", frames());
+  if (device_) {
+    make_device_room(least);
+    check_room("the device", device_->frames());
+  }
   {
     Lock lock(mutex_);
     unplan();
     client_ = client;
     terms_ = terms;
     term_frames_.reserve(terms.size());
+    term_rows_.reserve(terms.size());
     if (prepare(lock, replaces, weights, entering, false)) return;
   }
   const Unlocked out;
@@ -256,24 +326,49 @@ bool Tiers::prepare(Lock& lock, bool replaces, const std::vector<float>& weights
     wait(lock);
   }
   if (replaces) {
-    const int64_t frame = fetched(lock, client_, may_wait);
-    if (frame < 0) return false;
-    old_ = frame;
-    pin(frame);
+    there_ = device_ && device_->has(client_);
+    if (!take_row(lock, client_, may_wait, &old_, &old_row_)) return false;
   }
   for (size_t term = term_frames_.size(); term < terms_.size(); ++term) {
-    const int64_t frame = fetched(lock, terms_[term].first, may_wait);
-    if (frame < 0) return false;
-    term_frames_.push_back(frame);
-    pin(frame);
+    term_frames_.push_back(-1);
+    term_rows_.emplace_back();
+    if (take_row(lock, terms_[term].first, may_wait, &term_frames_.back(), &term_rows_.back())) continue;
+    term_frames_.pop_back();
+    term_rows_.pop_back();
+    return false;
   }
   if (new_ < 0) {
     new_ = empty_frame(lock, may_wait);
     if (new_ < 0) return false;
     frames_[static_cast<size_t>(new_)].state = kPlanned;
   }
+  new_row_ = device_ ? device_->hold_new() : row_in(new_);
   places_.reserve(file_);
-  return prepare_due(lock, weights, entering, may_wait);
+  if (!prepare_due(lock, weights, entering, may_wait)) return false;
+  for (Due& due : due_)
+    if (due.mark != nullptr) due.row = device_->stage(due.row, sweep_.window_of(due.turn), due.mark);
+  return true;
+}
+
+// A client's row for the planned arrival: where the kernels find it, and the frame of the host that it needs; negative:
+// none. False: it must be waited for.
+bool Tiers::take_row(Lock& lock, int64_t client, bool may_wait, int64_t* frame, Row* row) {
+  if (device_ && device_->has(client)) {
+    *row = device_->hold(client);
+    way_ = std::max(way_, kAhead);
+    return true;
+  }
+  const int64_t found = fetched(lock, client, may_wait);
+  if (found < 0) return false;
+  pin(*frame = found);
+  if (!device_) {
+    *row = row_in(found);
+  } else if (device_->has(client)) {  // the thread that fetched it has begun to copy it
+    *row = device_->hold(client);
+  } else {
+    *row = device_->hold(client, at(found), mark_of(found));
+  }
+  return true;
 }
 
 float Tiers::next_weight(int64_t client, const std::vector<float>& weights, float entering) const {
@@ -292,14 +387,19 @@ bool Tiers::prepare_due(Lock& lock, const std::vector<float>& weights, float ent
     const auto place = static_cast<int64_t>(static_cast<size_t>(turn) % ahead_.size());
     Ahead& ahead = ahead_[static_cast<size_t>(place)];
     for (bool asked = false; due.weight != 0.0f;) {
-      const int64_t frame = client == client_ ? new_ : frame_with(client);
-      if (frame >= 0) {
+      if (client == client_ || (device_ && device_->has(client))) {
+        due.row = windows_.part(client == client_ ? new_row_ : device_->hold(client), window);
+        break;
+      }
+      if (const int64_t frame = frame_with(client); frame >= 0) {
         due.row = windows_.part(row_in(frame), window);
+        if (device_) due.mark = mark_of(frame);
         break;
       }
       const bool coming = frame_of_[static_cast<size_t>(client)] >= 0 || ahead.state == kReading;
       if (!coming && ahead.turn == turn && ahead.slot == slot && ahead.state == kClean) {
         due.row = windows_.read_at(ahead_at(place), window);
+        if (device_) due.mark = device_->mark_of_ahead(place);
         break;
       }
       if (!may_wait) return false;
@@ -318,6 +418,14 @@ bool Tiers::prepare_due(Lock& lock, const std::vector<float>& weights, float ent
   return true;
 }
 
+void Tiers::begin(Runner& runner) {
+  if (device_) device_->begin(runner);
+}
+
+void Tiers::end(Runner& runner) {
+  if (device_) device_->end(runner, at(new_), mark_of(new_));
+}
+
 void Tiers::advance(Runner& runner, float* sum) {
   for (const Due& due : due_) sweep_.take(runner, due.turn, due.row, due.weight, sum);
 }
@@ -325,8 +433,8 @@ void Tiers::advance(Runner& runner, float* sum) {
 void Tiers::commit() noexcept {
   const Lock lock(mutex_);
   const auto c = static_cast<size_t>(client_);
-  for (const int64_t frame : term_frames_) unpin(frame);
-  term_frames_.clear();
+  unpin_terms();
+  if (device_) device_->commit(client_);
   if (old_ >= 0) {
     Frame& old = frames_[static_cast<size_t>(old_)];
     if (old.state == kWriting) {
@@ -334,7 +442,7 @@ void Tiers::commit() noexcept {
     } else {
       release(old_);
     }
-  } else if (frame_of_[c] >= 0) {  // a row that is not in the sum
+  } else if (frame_of_[c] >= 0) {  // a row that is not in the sum, or that was read on the device
     Frame& old = frames_[static_cast<size_t>(frame_of_[c])];
     if (old.state == kClean) {
       unlink(frame_of_[c]);
@@ -351,14 +459,17 @@ void Tiers::commit() noexcept {
   ++writing_;
   threads_->to_write.notify_one();
   counts_.ahead += way_ == kAhead, counts_.late += way_ == kLate, counts_.cold += way_ == kCold;
+  counts_.there += there_;
   old_ = new_ = -1;
+  there_ = false;
   way_ = kNone;
   due_.clear();
   sweep_.commit();
   ask_ahead();
 }
 
-// Windows of the next arrivals' scrub, unless their rows are in memory.
+// Windows of the scrub of the next two arrivals, unless their rows are in memory. Not of more: a row that changes twice
+// meanwhile may be in the same slot again, and what was read of it would be taken for what it is now.
 void Tiers::ask_ahead() noexcept {
   const int64_t until = std::min(sweep_.done() + static_cast<int64_t>(ahead_.size()), sweep_.next(1));
   for (int64_t turn = sweep_.done(); turn < until; ++turn) {
@@ -367,6 +478,7 @@ void Tiers::ask_ahead() noexcept {
     Ahead& ahead = ahead_[static_cast<size_t>(place)];
     if (ahead.turn == turn || ahead.state == kReading || slot < 0 || frame_of_[static_cast<size_t>(client)] >= 0)
       continue;
+    if (device_ && device_->has(client)) continue;
     try {
       asks_.push_back({-1, place, client, slot});
     } catch (const std::bad_alloc&) {
@@ -421,6 +533,10 @@ void Tiers::open() {
 void Tiers::take_file(const std::function<void()>& load) {
   file_.open(path_, stride_);
   try {
+    if (device_) {
+      device_->start(sweep_.shadow_size());
+      sweep_.lie_on(device_->copies(), device_->shadow());
+    }
     load();
     start();
   } catch (...) {
@@ -438,6 +554,7 @@ bool Tiers::copy_row(int64_t client, std::vector<char>& into) {
   const Way before = way_;
   const int64_t frame = fetched(lock, client, true);
   way_ = before;
+  if (device_) device_->wait(mark_of(frame));
   into.assign(at(frame), at(frame) + stride_);
   return true;
 }
@@ -448,6 +565,7 @@ Row Tiers::read_part(int64_t client, int64_t window, char* into) {
   uint32_t sum = 0;
   {
     const Lock lock(mutex_);
+    if (device_ && device_->has(client)) return device_->read(client, window, into);
     if (const int64_t frame = frame_with(client); frame >= 0) return windows_.part(row_in(frame), window);
     slot = places_.of(client);
     sum = places_.sums(slot)[window];
@@ -462,6 +580,7 @@ void Tiers::rebuild(Runner& runner, const std::vector<float>& weights, const std
   const auto bytes = static_cast<size_t>(windows_.read_bytes());
   const auto give_back = [&](char* memory) { munmap(memory, bytes); };
   const std::unique_ptr<char, decltype(give_back)> read(mapped(windows_.read_bytes()), give_back);
+  if (device_) device_->copies().settle();  // rows that are being copied back are there
   std::vector<float> left = weights;
   for (const int64_t client : lost) left[static_cast<size_t>(client)] = 0.0f;
   {
@@ -478,6 +597,7 @@ void Tiers::rebuild(Runner& runner, const std::vector<float>& weights, const std
       release(frame);
       frame_of_[static_cast<size_t>(client)] = -1;
     }
+    if (device_) device_->drop(client);
     places_.drop(client);
   }
   counts_.lost += static_cast<int64_t>(lost.size());
@@ -488,7 +608,12 @@ int64_t Tiers::nbytes() const {
   const auto used = static_cast<int64_t>(frames_.size() - free_frames_.size());
   const size_t index = frame_of_.size() * sizeof(int32_t) + frames_.size() * sizeof(Frame);
   return used * stride_ + static_cast<int64_t>(ahead_.size()) * windows_.read_bytes() + static_cast<int64_t>(index) +
-         places_.nbytes() + sweep_.nbytes();
+         places_.nbytes() + sweep_.nbytes() + (device_ ? device_->nbytes() : 0);
+}
+
+int64_t Tiers::device_frames() const {
+  const Lock lock(mutex_);
+  return device_ ? device_->frames() : 0;
 }
 
 int64_t Tiers::nbytes_on_disk() const { return file_.slots() * stride_; }
@@ -502,7 +627,11 @@ Tiers::Counts Tiers::counts() const {
 
 void Tiers::start() {
   if (arena_ == nullptr) arena_ = mapped(frames() * stride_);
-  if (ahead_arena_ == nullptr) ahead_arena_ = mapped(static_cast<int64_t>(ahead_.size()) * windows_.read_bytes());
+  if (ahead_arena_ == nullptr) {
+    const int64_t bytes = static_cast<int64_t>(ahead_.size()) * windows_.read_bytes();
+    ahead_arena_ = mapped(bytes);
+    if (device_) device_->copies().pin(ahead_arena_, static_cast<size_t>(bytes));
+  }
   process_ = getpid();
   threads_->reader = std::thread([this] { reads(); });
   threads_->writer = std::thread([this] { writes(); });
@@ -516,6 +645,7 @@ void Tiers::check(const Row& part, int64_t window, uint32_t sum, int64_t client,
 
 // Reads what was asked for, and compares the checksums.
 void Tiers::fill(const Ask& ask, const std::vector<uint32_t>& expected) {
+  if (device_) device_->wait(ask.frame < 0 ? device_->mark_of_ahead(ask.place) : mark_of(ask.frame));
   if (ask.frame < 0) {
     const int64_t window = sweep_.window_of(ahead_[static_cast<size_t>(ask.place)].turn);
     const Row part = windows_.read(file_, ask.slot, window, ahead_at(ask.place));
@@ -562,6 +692,7 @@ void Tiers::reads() {
       frame.state = kClean;
       link(ask.frame);
       counts_.read += stride_;
+      if (device_ && frame.expected) ask_device(ask.frame);
     } else {
       if (frame_of_[c] == ask.frame) frame_of_[c] = -1;
       release(ask.frame);
@@ -580,6 +711,7 @@ void Tiers::writes() {
     lock.unlock();
     std::string failed;
     try {
+      if (device_) device_->wait(mark_of(frame));  // the row comes from the device
       for (int64_t window = 0; window < windows_.count(); ++window)
         found[static_cast<size_t>(window)] = windows_.sum(windows_.part(row_in(frame), window), window);
       file_.write(slot, at(frame));

@@ -4,7 +4,9 @@
 // a frame, so that it is there when the client answers. An arrival reads its client's frame and writes the new row to
 // another frame, which a thread then writes to a free slot of the file. A slot that a checkpoint refers to is not
 // written over: the checkpoint is the list of the slots, and the rows stay where they are.
-// Three parts have a file each: where a row lies in memory (windows.h), the slots (places.h) and the scrub (sweep.h).
+// If the kernels run on a device, there are frames on the device, too, and arrivals read and write those.
+// Four parts have a file each: where a row lies in memory (windows.h), the slots (places.h), the scrub (sweep.h) and
+// the frames on a device (device_rows.h).
 #pragma once
 
 #include <condition_variable>
@@ -18,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "device_rows.h"
 #include "places.h"
 #include "sweep.h"
 #include "windows.h"
@@ -48,6 +51,7 @@ class Tiers {
     int64_t ahead = 0;  // rows that were there when their clients answered
     int64_t late = 0;   // that were on their way
     int64_t cold = 0;   // that nobody had asked for
+    int64_t there = 0;  // that were on the device already: a part of `ahead`
     int64_t read = 0;   // bytes
     int64_t written = 0;
     int64_t lost = 0;  // rows that were given up
@@ -61,13 +65,17 @@ class Tiers {
 
   const Windows& windows() const { return windows_; }
 
+  // Before the first use: kernels run on a device, which holds rows in so many bytes (DeviceRows::Setting).
+  void use_device(std::shared_ptr<memory::Copies> copies, int64_t bytes, py::function memory);
   // `claim` is called once, before the first use: it sees to it that the file is this server's, and calls `open` or
   // `load`.
   std::function<void()> claim;
   bool is_open() const { return file_.is_open(); }
   void open();  // nothing that is in the file is needed
 
-  // The client was sent a model.
+  // A client is about to be sent a model. May fail.
+  void before_sending();
+  // It was sent.
   void expect(int64_t client) noexcept;
   // Clients whose rows leave the sum or come back into it, in order, and by how much their weights change: from or to
   // 0.
@@ -76,9 +84,12 @@ class Tiers {
   // a slot for the new one, and what the scrub reads. Weights are those of the rows in the sum, `entering` that of the
   // new one.
   void plan(int64_t client, bool replaces, const Terms& terms, const std::vector<float>& weights, float entering);
-  Row old_row() const { return row_in(old_); }
-  Row new_row() const { return row_in(new_); }
-  Row row_of_term(size_t term) const { return row_in(term_frames_[term]); }
+  Row old_row() const { return old_row_; }
+  Row new_row() const { return new_row_; }
+  Row row_of_term(size_t term) const { return term_rows_[term]; }
+  // All kernels that use these rows are called between the two.
+  void begin(Runner& runner);
+  void end(Runner& runner);
   // What the row weighs in the sum goes away, or comes. The first before the row is written, the second after.
   void leaves(Runner& runner, float weight) { sweep_.follow(runner, client_, old_row(), -weight); }
   void enters(Runner& runner, float weight) { sweep_.follow(runner, client_, new_row(), weight); }
@@ -113,6 +124,7 @@ class Tiers {
   int64_t nbytes() const;
   int64_t nbytes_on_disk() const;
   int64_t frames() const { return static_cast<int64_t>(frames_.size()); }
+  int64_t device_frames() const;
   Counts counts() const;
 
  private:
@@ -141,6 +153,7 @@ class Tiers {
     int64_t turn;
     Row row;  // at the window's begin; no data: not in the sum
     float weight;
+    DeviceRows::Mark mark = nullptr;  // of the host's memory that the row is in; null: it is where the kernels run
   };
   struct Failure {
     int64_t client = -1;
@@ -156,6 +169,12 @@ class Tiers {
 
   typedef std::unique_lock<std::mutex> Lock;
   bool prepare(Lock& lock, bool replaces, const std::vector<float>& weights, float entering, bool may_wait);
+  bool take_row(Lock& lock, int64_t client, bool may_wait, int64_t* frame, Row* row);
+  void make_device_room(int64_t least);
+  DeviceRows::Mark mark_of(int64_t frame) const { return device_->mark_of_host(frame); }
+  void ask_device(int64_t frame) noexcept;
+  void expected(int64_t frame, bool is) noexcept;
+  void unpin_terms();
   float next_weight(int64_t client, const std::vector<float>& weights, float entering) const;
   bool prepare_due(Lock& lock, const std::vector<float>& weights, float entering, bool may_wait);
   int64_t fetched(Lock& lock, int64_t client, bool may_wait);
@@ -209,15 +228,20 @@ class Tiers {
   std::vector<int32_t> frame_of_;  // by client; negative: none
   Places places_;
   Sweep sweep_;
+  std::unique_ptr<DeviceRows> device_;  // null: kernels run on the host
+  int64_t pinned_ = 0;                  // frames from here on were never used
   std::vector<Ahead> ahead_;
   char* ahead_arena_ = nullptr;
   Counts counts_;
 
   // Planned.
   enum Way { kNone, kAhead, kLate, kCold };
-  int64_t client_ = -1, old_ = -1, new_ = -1;
+  int64_t client_ = -1, old_ = -1, new_ = -1;  // `old_` is negative, too, if the row is on the device
+  Row old_row_, new_row_;                      // where kernels find them
+  bool there_ = false;                         // the old row was on the device
   Terms terms_;
   std::vector<int64_t> term_frames_;
+  std::vector<Row> term_rows_;
   Way way_ = kNone;
   std::vector<Due> due_;
 };

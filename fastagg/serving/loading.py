@@ -12,8 +12,10 @@ from fastagg import registry
 from fastagg.distill import Distillation
 from fastagg.errors import CacheError, CheckpointError, ConfigError, FastaggError, MissingPart
 from fastagg.layout import Layout, Taken
+from fastagg.ops.place import on_cuda
 from fastagg.serving import checkpoint
 from fastagg.serving.server import Server
+from fastagg.storage import devices
 
 
 def load(
@@ -54,6 +56,9 @@ def server_from(
             if distill is None:
                 raise ConfigError("it is FedEcho's: give load() its distill= again, with the same unlabelled data")
             config["direction"] = {**config["direction"], "distill": distill}
+        cache = config["direction"].get("cache")
+        if isinstance(cache, dict) and not on_cuda(devices.choose(device, {})):  # the server may have been on a device
+            config["direction"] = {**config["direction"], "cache": {**cache, "device": None}}
         parts = {key: registry.part(key, config.pop(key)) for key in ("direction", "optimizer", "staleness")}
         return Server(Taken(layout, state), **parts, **config, device=device)
     except (CheckpointError, CacheError):

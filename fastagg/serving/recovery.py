@@ -109,8 +109,9 @@ def _newest(disk: Disk, found: Contents) -> tuple[dict[str, Any], int, dict[str,
 def made_of(server: Server) -> dict[str, Any]:
     """Return the settings that a folder's server must keep, as in JSON."""
     config = {key: value for key, value in server.config().items() if key not in _FREE}
-    if isinstance(config["direction"].get("cache"), dict):  # rows on tiers: how many of them are in memory is free
-        cache = {key: value for key, value in config["direction"]["cache"].items() if key != "memory"}
+    if isinstance(config["direction"].get("cache"), dict):  # rows on tiers: where how many of them are is free
+        tiers = "memory", "device"
+        cache = {key: value for key, value in config["direction"]["cache"].items() if key not in tiers}
         config["direction"] = {**config["direction"], "cache": cache}
     found: dict[str, Any] = json.loads(json.dumps(config, default=lambda other: type(other).__name__))
     return {**found, "size": server.layout.size}

@@ -633,7 +633,8 @@ class Server:
 
         Of answers whose clients had a row: ``ahead`` (the row was in memory), ``late`` (it was on its way) and ``cold``
         (nobody had asked for it, or memory had no room). ``lost`` rows were damaged and given up. ``read`` and
-        ``written`` are bytes; ``frames`` is how many rows fit into memory; ``on_disk`` are the file's bytes."""
+        ``written`` are bytes; ``frames`` is how many rows fit into memory; ``on_disk`` are the file's bytes. On a CUDA
+        device ``there`` rows of ``ahead`` were on the device already, which has room for ``device_frames``."""
         with self._lock:
             return self._core.state.tiers()
 

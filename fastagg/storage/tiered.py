@@ -1,4 +1,4 @@
-"""Rows of clients on a disk, with some of them in memory: for more clients than memory has rows for."""
+"""Rows of clients on a disk, with some of them in memory and on a device: for more clients than memory has rows for."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import re
 import secrets
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import torch
@@ -19,9 +19,10 @@ from torch import Tensor
 
 from fastagg import _checks
 from fastagg._build import native
-from fastagg.errors import CacheError, CheckpointError, ConfigError
+from fastagg.errors import CacheError, CheckpointError, ConfigError, DeviceError
+from fastagg.ops.place import on_cuda, place
 from fastagg.parts.names import Cache, Damaged, words
-from fastagg.storage import raw
+from fastagg.storage import memory, raw
 
 ROWS, INDEX = "rows.bin", "rows.json"
 _FORMAT = 1
@@ -34,8 +35,9 @@ class Tiered:
     """Rows on a disk and a part of them in memory: ``fastagg.ACE(..., cache=fastagg.Tiered("int8", path="rows/"))``.
 
     When a client is sent a model its row is fetched, so that the row is in memory when the client answers. A thread
-    writes the new row back. A checkpoint of the server refers to the rows in ``path`` and does not copy them, so keep
-    both. One server at a time can use a folder.
+    writes the new row back. A server on a CUDA device also has some rows there, and copies rows to it and back while
+    it computes. The memory of the host that it has used for rows is pinned. A checkpoint of the server refers to the
+    rows in ``path`` and does not copy them, so keep both. One server at a time can use a folder.
 
     Args:
         format: of the rows: ``fp32``, ``bf16``, ``int8`` or ``int4``.
@@ -46,6 +48,8 @@ class Tiered:
         damaged: what happens when a row is read whose checksum is wrong. ``"stop"``: ``receive`` raises CacheError,
             which names the client. ``"warm up"``: the sum is computed again without this row, which reads all rows
             once. The client then counts as one that has not answered yet.
+        device: bytes for rows on the CUDA device, as for ``memory``. At least four rows. None: room for the rows of
+            the clients that train at a time, at least four, and at most as many as in memory.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -56,30 +60,33 @@ class Tiered:
     path: str | os.PathLike[str] = "rows"
     keep: int = 2
     damaged: Damaged = "stop"
+    device: int | str | None = None
 
     def __post_init__(self) -> None:
         _checks.one_of("format", self.format, words(Cache))
         _checks.whole("keep", self.keep, least=1)
         _checks.one_of("damaged", self.damaged, words(Damaged))
-        bytes_of(self.memory)
+        bytes_of("memory", self.memory)
+        if self.device is not None:
+            bytes_of("device", self.device)
         if not isinstance(self.path, (str, os.PathLike)) or not str(self.path):
             raise ConfigError(f"path: expected a folder, got {self.path!r:.100}")
         object.__setattr__(self, "path", os.fspath(self.path))
 
 
-def bytes_of(memory: int | str) -> int:
-    """``"64GB"`` as a number.
+def bytes_of(name: str, given: int | str) -> int:
+    """``"64GB"`` as a number, for the setting of this name.
 
     Raises:
         ConfigError: it is no number of bytes.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", memory, re.I) if isinstance(memory, str) else None
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", given, re.I) if isinstance(given, str) else None
     if found is not None:
         number, unit, binary = found.groups()
         return int(float(number) * (_BINARY if binary and unit else _UNITS)[unit.upper()])
-    if isinstance(memory, bool) or not isinstance(memory, int) or memory < 1:
-        raise ConfigError(f"memory: expected bytes, such as 8_000_000_000 or '8GB', got {memory!r:.100}")
-    return memory
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise ConfigError(f"{name}: expected bytes, such as 8_000_000_000 or '8GB', got {given!r:.100}")
+    return given
 
 
 class TieredRows:
@@ -91,25 +98,36 @@ class TieredRows:
         setting: format, memory and folder.
         size: d, elements of a row.
         clients: n.
+        device: where the kernels run.
 
     Raises:
-        ConfigError: the memory holds fewer than four rows.
+        ConfigError: the memory, or the device's, holds fewer than four rows; or there are rows for a device on the CPU.
     """
 
-    def __init__(self, setting: Tiered, size: int, clients: int) -> None:
+    def __init__(self, setting: Tiered, size: int, clients: int, device: torch.device | Literal["cpu"] = "cpu") -> None:
         self.setting, self.size, self.clients = setting, size, clients
         self.folder = Path(setting.path)
         try:
             self.native = native.serving.Tiers(
-                format=setting.format, shape=(size, clients), memory=bytes_of(setting.memory),
+                format=setting.format, shape=(size, clients), memory=bytes_of("memory", setting.memory),
                 rules=(setting.keep, setting.damaged == "warm up"), path=str(self.folder / ROWS),
             )  # fmt: skip
+            self._use(torch.device(device))
         except ValueError as error:
             raise ConfigError(str(error)) from error
         me = weakref.ref(self)
         self.native.on_first_use(lambda: _alive(me)._claim())
         self._id = ""
         self._listed: list[int] = []  # checkpoints that can be loaded
+
+    def _use(self, device: torch.device) -> None:
+        bytes = None if self.setting.device is None else bytes_of("device", self.setting.device)
+        if on_cuda(device):
+            on = place(device)
+            assert on is not None
+            self.native.use_device(native.cuda.copies_on(on.device), bytes, lambda count: _memory_on(device, count))
+        elif bytes is not None:
+            raise ConfigError(f"device: {self.setting.device!r} for rows on a CUDA device; this server is on the CPU")
 
     def row(self, client: int) -> Tensor | None:
         """The row of ``client`` as it is used everywhere, dequantised: [d] fp32. None if it has none."""
@@ -128,7 +146,10 @@ class TieredRows:
 
     def counts(self) -> dict[str, int]:
         """What happened to rows since the folder was opened, and what they take."""
-        return {**self.native.counts(), "frames": self.native.frames, "on_disk": self.native.nbytes_on_disk}
+        return {
+            **self.native.counts(), "frames": self.native.frames, "device_frames": self.native.device_frames,
+            "on_disk": self.native.nbytes_on_disk,
+        }  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         """Where the rows are. When this returns they are on the disk, and stay there until :meth:`saved` of a later
@@ -263,7 +284,7 @@ def problems(setting: Tiered, size: int, state: dict[str, Any]) -> list[str]:
         size: d, elements of a row.
         state: :meth:`TieredRows.state_dict` of the checkpoint.
     """
-    rows = TieredRows(setting, size, len(state["slots"]))
+    rows = TieredRows(replace(setting, device=None), size, len(state["slots"]))
     try:
         rows.check(state)
         with (rows.folder / ROWS).open("rb") as file:
@@ -272,6 +293,14 @@ def problems(setting: Tiered, size: int, state: dict[str, Any]) -> list[str]:
         return [str(error)]
     except (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
         return [f"the places of the rows are damaged: {error!s:.200}"]
+
+
+def _memory_on(device: torch.device, count: int) -> Tensor | None:
+    """So many bytes on the device. None: there is no room."""
+    try:
+        return memory.empty_bytes(count, device)
+    except (DeviceError, MemoryError):
+        return None
 
 
 def _once_more(take: Callable[[], None]) -> None:

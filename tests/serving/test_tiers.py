@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from disks import damage, full_disk
 from torch import Tensor
 
 import fastagg
@@ -225,17 +224,6 @@ def test_rows_are_fetched_while_their_clients_train(tmp_path: Path) -> None:
     assert server.tiers()["ahead"] == 10
 
 
-@contextmanager
-def full_disk(bytes: int) -> Iterator[None]:
-    """No file may grow beyond so many bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_a_full_disk(tmp_path: Path) -> None:
     server, other = make(tmp_path / "rows"), make(tmp_path / "other")
     Trace().play(8, other)
@@ -252,24 +240,13 @@ def test_a_full_disk(tmp_path: Path) -> None:
     assert same(server, other)
 
 
-def damage(folder: Path, client: int, server_state: dict[str, Any]) -> None:
-    slot = int(server_state["direction"]["cache"]["slots"][client])
-    with (folder / "rows.bin").open("r+b") as file:
-        file.seek(slot * STRIDE["int8"] + 200_000)
-        byte = file.read(1)
-        file.seek(slot * STRIDE["int8"] + 200_000)
-        file.write(bytes([byte[0] ^ 16]))
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def damaged_server(tmp_path: Path, how: str) -> fastagg.Server:
     server, trace = make(tmp_path / "rows", damaged=how), Trace()
     trace.play(30, server)
     server.save(tmp_path / "server.pt")
     state = server.state_dict()
     del server
-    damage(tmp_path / "rows", 7, state)
+    damage(tmp_path / "rows", 7, state, STRIDE["int8"], 200_000)
     return fastagg.load(tmp_path / "server.pt")
 
 
@@ -323,7 +300,7 @@ def test_two_damaged_rows_are_given_up_together(tmp_path: Path) -> None:
     state = server.state_dict()
     del server
     for client in (2, 7):
-        damage(tmp_path / "rows", client, state)
+        damage(tmp_path / "rows", client, state, STRIDE["int8"], 200_000)
     again = fastagg.load(tmp_path / "server.pt")
     again.dispatch(7)
     again.receive(7, torch.ones(SIZE))
@@ -342,7 +319,7 @@ def test_a_sum_that_cannot_be_made_anew_stays(tmp_path: Path) -> None:
     del server
     again = fastagg.load(tmp_path / "server.pt")
     first = slots.index(min(slots))
-    damage(tmp_path / "rows", first, {"direction": {"cache": {"slots": slots}}})
+    damage(tmp_path / "rows", first, {"direction": {"cache": {"slots": slots}}}, STRIDE["int8"], 200_000)
     os.truncate(tmp_path / "rows" / "rows.bin", (min(slots) + 2) * STRIDE["int8"])
     before, total = again.flat.clone(), sum_of(again).clone()
     again.dispatch(first)
@@ -450,6 +427,8 @@ def test_a_folder_keeps_no_more_checkpoints_than_there_are_rows_of(tmp_path: Pat
         ({"keep": 0}, "keep: expected a whole number"),
         ({"damaged": "panic"}, "damaged: expected one of"),
         ({"path": ""}, "path: expected a folder"),
+        ({"device": "many"}, "device: expected bytes"),
+        ({"device": "8GB"}, "device: '8GB' for rows on a CUDA device; this server is on the CPU"),
     ],
 )
 def test_settings_that_are_refused(cache: dict[str, Any], says: str, tmp_path: Path) -> None:
@@ -466,7 +445,13 @@ def test_servers_that_take_no_rows_on_a_disk(tmp_path: Path) -> None:
 def test_bytes_as_text() -> None:
     from fastagg.storage.tiered import bytes_of
 
-    assert [bytes_of(text) for text in ("64GB", "1.5 MiB", "12", "3kb", 7)] == [64 * 10**9, 3 << 19, 12, 3000, 7]
+    assert [bytes_of("memory", text) for text in ("64GB", "1.5 MiB", "12", "3kb", 7)] == [
+        64 * 10**9,
+        3 << 19,
+        12,
+        3000,
+        7,
+    ]
 
 
 def test_a_forked_child_leaves_the_rows_to_its_parent(tmp_path: Path) -> None:

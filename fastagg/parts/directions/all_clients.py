@@ -149,11 +149,9 @@ class TieredState(DirectionState):
 
     def __init__(self, setting: AllClients, material: Material) -> None:
         assert isinstance(setting.cache, Tiered)
-        if material.device.type != "cpu":
-            raise ConfigError(f"cache: rows on tiers are fetched to the host, and this server is on {material.device}")
         if material.origin:
             raise ConfigError("cache: rows on tiers are of a whole model, and this server has a slice (origin)")
-        self.rows = TieredRows(setting.cache, material.size, setting.num_clients)
+        self.rows = TieredRows(setting.cache, material.size, setting.num_clients, material.device)
         self.sum = memory.zeros(material.size, material.device)
         super().__init__(
             native.serving.AllClients.on(
