@@ -434,6 +434,7 @@ def _problem(item: Any) -> str:
         known = item["ctx"]["expected_tags"].replace("'function', 'given'", "'module:function'")  # as in a recipe
         message = f"unknown name {item['ctx']['tag']!r} (known: {known})"
     elif not item["type"].startswith("value_error"):
+        message = message.replace("'function' or 'given'", "'module:function'")
         message = f"{message[:1].lower()}{message[1:]}, got {given}"
     return f"{where}: {message}" if where else message
 
