@@ -377,9 +377,21 @@ void bind_serving(py::module_& to) {
       .def_readwrite("rate", &Hooks::rate)
       .def_readwrite("moments", &Hooks::moments)
       .def_readwrite("step", &Hooks::step)
+      .def_readwrite("statistics", &Hooks::statistics)
       .def_readwrite("measure", &Hooks::measure);
-  py::class_<Form>(m, "Form").def(py::init<const std::vector<std::pair<py::object, Form::Shape>>&, bool>(), by_name,
-                                  arg("parts"), arg("named"));
+  py::enum_<ArrayRole>(m, "Role")
+      .value("parameter", ArrayRole::kParameter)
+      .value("statistic", ArrayRole::kStatistic)
+      .value("variance", ArrayRole::kVariance)
+      .value("counter", ArrayRole::kCounter)
+      .value("count", ArrayRole::kCount);
+  py::class_<Reported>(m, "Reported")
+      .def_property_readonly("given", &Reported::given)
+      .def("add_to", &Reported::add_to)
+      .def("largest", &Reported::largest);
+  py::class_<Form>(m, "Form").def(
+      py::init<const std::vector<std::tuple<py::object, Form::Shape, ArrayRole>>&, bool, double>(), by_name,
+      arg("parts"), arg("named"), arg("limit"));
   py::class_<Outside>(m, "Outside")
       .def(py::init([](std::pair<py::type, py::type> records, py::object layout, int32_t usual_steps, bool keeps_model,
                        bool weighs_by_sample, std::optional<Form> form) {

@@ -63,7 +63,7 @@ struct Exchange {
 };
 
 constexpr int32_t kHost = 1;
-constexpr uint8_t kUnsigned = 1, kFloat = 2;
+constexpr uint8_t kSigned = 0, kUnsigned = 1, kFloat = 2;
 constexpr uint32_t kMajor = 1;
 
 // -------------------------------------------------------------------------------------------------------------------
@@ -96,17 +96,17 @@ struct Held {
   ~Held() { give_back(shell.tensor.data, nbytes, keep); }
 };
 
-py::object made(int64_t count, Type type, bool keep, float** data) {
+py::object made(int64_t count, Type type, bool keep, void** data) {
   void* object = nullptr;
   if (torch.exchange != nullptr) {
     auto held = std::make_unique<Held<Versioned>>(count, type, keep);
     held->shell.version = torch.exchange->header.version;
-    if (data != nullptr) *data = static_cast<float*>(held->shell.tensor.data);
+    if (data != nullptr) *data = held->shell.tensor.data;
     if (torch.exchange->take(&held.release()->shell, &object) != 0) throw py::error_already_set();
     return py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
   }
   auto held = std::make_unique<Held<Managed>>(count, type, keep);
-  if (data != nullptr) *data = static_cast<float*>(held->shell.tensor.data);
+  if (data != nullptr) *data = held->shell.tensor.data;
   const auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(&held->shell, "dltensor", nullptr));
   if (!capsule) throw py::error_already_set();
   object = PyObject_CallOneArg(torch.from_dlpack, capsule.ptr());
@@ -134,7 +134,7 @@ bool in_order(const int64_t* shape, const int64_t* strides, int32_t dims) {
   return true;
 }
 
-const float* tensor_data(py::handle given, const int64_t* shape, int32_t dims) {
+const void* tensor_data(py::handle given, const Type& wanted, const int64_t* shape, int32_t dims) {
   if (torch.exchange == nullptr || torch.exchange->look == nullptr) return nullptr;
   Tensor found{};
   if (torch.exchange->look(given.ptr(), &found) != 0) {
@@ -142,8 +142,9 @@ const float* tensor_data(py::handle given, const int64_t* shape, int32_t dims) {
     return nullptr;
   }
   const Type& type = found.type;
-  const bool fits = found.device.type == kHost && found.dims == dims && type.code == kFloat && type.bits == 32 &&
-                    type.lanes == 1 && std::equal(shape, shape + dims, found.shape) && found.byte_offset == 0;
+  const bool fits = found.device.type == kHost && found.dims == dims && type.code == wanted.code &&
+                    type.bits == wanted.bits && type.lanes == 1 && std::equal(shape, shape + dims, found.shape) &&
+                    found.byte_offset == 0;
   if (!fits || found.data == nullptr) return nullptr;
   if (found.strides != nullptr && !in_order(shape, found.strides, dims)) return nullptr;
   int64_t size = 1;
@@ -157,23 +158,26 @@ const float* tensor_data(py::handle given, const int64_t* shape, int32_t dims) {
     return nullptr;
   }
   const int64_t held = ask(storage.ptr(), torch.nbytes), begin = ask(given.ptr(), torch.offset);
-  return begin < 0 || held < 4 * (begin + size) ? nullptr : static_cast<const float*>(found.data);
+  return begin < 0 || held < wanted.bits / 8 * (begin + size) ? nullptr : found.data;
 }
 
-const float* array_data(py::handle given, const int64_t* shape, int32_t dims, std::vector<Py_buffer>& views) {
+const void* array_data(py::handle given, const Type& wanted, const int64_t* shape, int32_t dims,
+                       std::vector<Py_buffer>& views) {
   Py_buffer view;
   if (PyObject_GetBuffer(given.ptr(), &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
     PyErr_Clear();
     return nullptr;
   }
-  const bool fits = view.itemsize == 4 && view.format != nullptr && std::strcmp(view.format, "f") == 0 &&
-                    view.ndim == dims && std::equal(shape, shape + dims, view.shape) && view.len > 0;
-  if (!fits || reinterpret_cast<uintptr_t>(view.buf) % alignof(float) != 0) {
+  const char* formats = wanted.code == kFloat ? "f" : "lq";  // one letter each
+  const bool fits = view.itemsize == wanted.bits / 8 && view.format != nullptr && view.format[0] != 0 &&
+                    view.format[1] == 0 && std::strchr(formats, view.format[0]) != nullptr && view.ndim == dims &&
+                    std::equal(shape, shape + dims, view.shape) && view.len > 0;
+  if (!fits || reinterpret_cast<uintptr_t>(view.buf) % (wanted.bits / 8) != 0) {
     PyBuffer_Release(&view);
     return nullptr;
   }
   views.push_back(view);
-  return static_cast<const float*>(view.buf);
+  return view.buf;
 }
 
 }  // namespace
@@ -199,9 +203,16 @@ void use_torch(py::type tensor, py::object exchange, py::function from_dlpack, p
 py::object new_bytes(int64_t count, bool keep) { return made(count, {kUnsigned, 8, 1}, keep, nullptr); }
 
 Vector new_vector(int64_t count) {
-  Vector out;
-  out.owner = made(count, {kFloat, 32, 1}, true, &out.data);
-  return out;
+  void* data = nullptr;
+  py::object owner = made(count, {kFloat, 32, 1}, true, &data);
+  return {std::move(owner), static_cast<float*>(data)};
+}
+
+py::object new_counts(int64_t count, int64_t** data) {
+  void* place = nullptr;
+  py::object owner = made(count, {kSigned, 64, 1}, false, &place);
+  *data = static_cast<int64_t*>(place);
+  return owner;
 }
 
 Arrays::~Arrays() {
@@ -215,12 +226,13 @@ py::object Arrays::owner() const {
   return std::move(all);
 }
 
-const float* Arrays::add(py::handle given, const int64_t* shape, int32_t dims) {
-  const float* data = nullptr;
+const void* Arrays::add(py::handle given, Element element, const int64_t* shape, int32_t dims) {
+  const Type wanted = element == Element::kFloat32 ? Type{kFloat, 32, 1} : Type{kSigned, 64, 1};
+  const void* data = nullptr;
   if (Py_TYPE(given.ptr()) == torch.tensor) {
-    data = tensor_data(given, shape, dims);
+    data = tensor_data(given, wanted, shape, dims);
   } else if (Py_TYPE(given.ptr()) == torch.ndarray) {
-    data = array_data(given, shape, dims, views_);
+    data = array_data(given, wanted, shape, dims, views_);
   }
   if (data != nullptr) held_.push_back(py::reinterpret_borrow<py::object>(given));
   return data;

@@ -27,6 +27,9 @@ void use_torch(py::type tensor, py::object exchange, py::function from_dlpack, p
 // kept for reuse. Throws std::bad_alloc.
 py::object new_bytes(int64_t count, bool keep);
 Vector new_vector(int64_t count);
+py::object new_counts(int64_t count, int64_t** data);  // int64
+
+enum class Element { kFloat32, kInt64 };
 
 // Holds Python arrays for as long as their elements are read.
 class Arrays {
@@ -36,9 +39,9 @@ class Arrays {
   Arrays& operator=(const Arrays&) = delete;
   ~Arrays();
 
-  // Returns the address of the elements if the array has the usual form: torch's or NumPy's own class, fp32, this
+  // Returns the address of the elements if the array has the usual form: torch's or NumPy's own class, of this type and
   // shape, contiguous, on the host. Returns null for everything else.
-  const float* add(py::handle given, const int64_t* shape, int32_t dims);
+  const void* add(py::handle given, Element element, const int64_t* shape, int32_t dims);
   // Returns an object that keeps the elements' memory alive.
   py::object owner() const;
 

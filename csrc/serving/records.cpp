@@ -66,6 +66,17 @@ Queued record_of_rate(double lr) {
   return entry;
 }
 
+Note note_of(const Update& update, double share, py::object owners) {
+  Note note;
+  note.given = true;
+  note.share = share;
+  for (const Piece& piece : update.pieces)
+    note.sent.push_back(
+        {kParameters, static_cast<uint8_t>(piece.dtype), static_cast<uint64_t>(piece.size), piece.data});
+  note.owners = std::move(owners);
+  return note;
+}
+
 void Held::enter() {
   outer_ = innermost;
   innermost = this;
@@ -105,12 +116,7 @@ void Arriving::prepare(const std::shared_ptr<Journal>& journal, py::handle clien
   Note note;
   if (held != nullptr && held->note.given) note = std::exchange(held->note, Note{});
   if (note.blob) row = nullptr;
-  if (!note.given) {
-    note.share = share;
-    for (const Piece& piece : update.pieces)
-      note.sent.push_back(
-          {kParameters, static_cast<uint8_t>(piece.dtype), static_cast<uint64_t>(piece.size), piece.data});
-  }
+  if (!note.given) note = note_of(update, share, owner == nullptr ? py::none() : *owner);
   if (row != nullptr)
     note.sent.erase(
         std::remove_if(note.sent.begin(), note.sent.end(), [](const Sent& one) { return one.role == kParameters; }),
@@ -143,7 +149,7 @@ void Arriving::prepare(const std::shared_ptr<Journal>& journal, py::handle clien
   }
   if (outside_) {
     held->make_room();
-    owner_ = note.given ? std::move(note.owners) : *owner;
+    owner_ = std::move(note.owners);
   } else {
     std::optional<Unlocked> released;
     if (bytes > kWorthReleasing) released.emplace();

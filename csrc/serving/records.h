@@ -24,7 +24,8 @@ Queued record_of_rate(double lr);
 // row's format, its count bytes), or of how many updates a leaf's sum is made.
 enum Role : uint8_t { kParameters, kBuffers, kCounter, kControl, kRowRole, kUpdates };
 
-// A part of what a client sent. Types are numbered as in records.py.
+// A part of what a client sent. Types are numbered as in records.py; the first ones are those of Dtype.
+constexpr uint8_t kInt64 = 3;
 struct Sent {
   uint8_t role, dtype;
   uint64_t count;
@@ -39,6 +40,9 @@ struct Note {
   std::shared_ptr<Blob> blob;  // the file with the parameters, if they were streamed
   py::object owners;
 };
+
+// The note of an update whose parameters lie where `update` says. `owners`: of the memory.
+Note note_of(const Update& update, double share, py::object owners);
 
 // The outcome of an arrival.
 struct Decided {

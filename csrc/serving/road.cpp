@@ -390,7 +390,7 @@ void Road::commit(Step& step, const py::object& statistics, const py::object& mo
     sent = false;
     ++ledger_->steps;
   }
-  if (step.outcome == Outcome::kStep || !statistics.is_none()) model_ = py::none();
+  if (step.outcome == Outcome::kStep) model_ = py::none();
   if (step.outcome != Outcome::kKept) ++ledger_->now;
   x_bound_ = book_->model_bound = step.x_bound;
   m_bound_ = step.m_bound;
@@ -427,13 +427,21 @@ py::object Road::take(py::handle client, py::handle update, py::handle version, 
   update_.pieces.clear();
   update_.size = 0;
   update_.origin = origin_;
+  reported_.clear();
   memory::Arrays arrays;
-  const Form::Read found = outside_.form->read(update, size_, arrays, update_);
+  const Form::Read found = outside_.form->read(update, size_, arrays, update_, reported_);
   if (found == Form::Read::kNo) return py::none();
   // Python warns that a model was sent
   if (found == Form::Read::kArrays && cpu::nearly(update_, flat_.data)) return py::none();
-  if (Held* held = Held::current(); held != nullptr) held->note = Note{};  // a note may be left from a refused answer
-  return arrive(client, version, share, py::none(), journal_ ? arrays.owner() : py::none());
+  const py::object owner = journal_ ? arrays.owner() : py::none();
+  Held* held = Held::current();
+  if (held != nullptr) held->note = Note{};  // a note may be left from a refused answer
+  if (journal_ && reported_.given()) {
+    if (held == nullptr) return py::none();
+    held->note = note_of(update_, share, owner);
+    reported_.describe(held->note.sent);
+  }
+  return arrive(client, version, share, py::none(), owner, &reported_);
 }
 
 py::object Road::take_many(const py::list& answers, size_t begin) {
@@ -465,7 +473,7 @@ py::object Road::take_many(const py::list& answers, size_t begin) {
 
 py::object Road::receive(py::handle client, py::handle version, const py::list& pieces, double share, py::handle more) {
   read(pieces, update_);
-  return arrive(client, version, share, more, pieces);
+  return arrive(client, version, share, more, pieces, nullptr);
 }
 
 py::object Road::receive_row(py::handle client, py::handle version, const Recorded& recorded, double share,
@@ -478,11 +486,12 @@ py::object Road::receive_row(py::handle client, py::handle version, const Record
   update_.pieces.clear();
   update_.size = size_;
   update_.origin = origin_;
-  return arrive(client, version, share, more, py::none(), &recorded);
+  return arrive(client, version, share, more, py::none(), nullptr, &recorded);
 }
 
+// `reported`: the update's statistics. Null: Python has read the update, and `more` has a function for them.
 py::object Road::arrive(py::handle client, py::handle version, double share, py::handle more, const py::object& owner,
-                        const Recorded* recorded) {
+                        const Reported* reported, const Recorded* recorded) {
   check_journal();
   const Ledger::Found task = ledger_->find(client, version);
   const int64_t now = ledger_->now, delay = now - task.version;
@@ -525,9 +534,11 @@ py::object Road::arrive(py::handle client, py::handle version, double share, py:
   if (!waits) step.outcome = book_->plan(facts);
   if (!waits) plan_step(step, nullptr, !then.is_none(), overlaps_model(update_));
   py::object moves = item(more, "moves"), statistics = py::none();
+  const char* kind = step.applied(stepper_.lr) ? "step" : step.outcome != Outcome::kKept ? "drop" : "keep";
   if (const py::object ask = item(more, "statistics"); counts && !ask.is_none()) {
-    const bool applied = step.applied(stepper_.lr);
-    statistics = ask(applied ? "step" : step.outcome != Outcome::kKept ? "drop" : "keep");
+    statistics = ask(kind);
+  } else if (counts && reported != nullptr && !hooks_.statistics.is_none()) {
+    statistics = hooks_.statistics(py::cast(reported, py::return_value_policy::reference), kind);
   }
   const auto next_steps = static_cast<int32_t>(number(more, "next_steps", 0.0));
   const double weight = counts ? facts.weight : 0.0;

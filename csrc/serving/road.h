@@ -16,6 +16,7 @@
 #include "ledger.h"
 #include "record.h"
 #include "records.h"
+#include "reported.h"
 
 namespace fastagg::serving {
 
@@ -42,10 +43,12 @@ struct Stepper {
 //     rate(lr, delays)      the learning rate of a step that uses updates with these delays
 //     moments(copies)       (Python's moments, the kernels' struct), or of copies of them
 //     step(direction, lr, round)  an optimizer without a kernel: the new model, and moves [(object, name, value)]
+//     statistics(reported, kind)  moves to BatchNorm's statistics with an update that brought `reported` (reported.h),
+//                           after a "step", a "drop" or neither ("keep"); None if they stay as they are
 //     measure(x, moments)   bounds of the elements of x, of the first and of the second moments
 struct Hooks {
   py::object vector = py::none(), model = py::none(), keep = py::none(), control = py::none(), weigh = py::none(),
-             rate = py::none(), moments = py::none(), step = py::none(), measure = py::none();
+             rate = py::none(), moments = py::none(), step = py::none(), statistics = py::none(), measure = py::none();
 };
 
 // How the road makes Python's tasks and receipts, and which updates it can take by itself.
@@ -151,7 +154,7 @@ class Road {
   void ask_python(Step& step, const py::object& then);
   void commit(Step& step, const py::object& statistics, const py::object& moves) noexcept;
   py::object arrive(py::handle client, py::handle version, double share, py::handle more, const py::object& owner,
-                    const Recorded* recorded = nullptr);
+                    const Reported* reported, const Recorded* recorded = nullptr);
   void check_journal() const;
   void queue(Queued entry) noexcept;
   bool share_of(py::handle num_samples, double* share) const;
@@ -175,7 +178,8 @@ class Road {
   double clip_norm_ = 0.0;
   double x_bound_ = 0.0, m_bound_ = 0.0, v_bound_ = 0.0;
   Moments kernel_moments_;
-  Update update_;  // reused for its memory
+  Update update_;  // both are reused for their memory
+  Reported reported_;
   std::vector<std::pair<int64_t, uint64_t>> lives_;
   std::shared_ptr<Journal> journal_;
   py::object journal_object_ = py::none();

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fastagg import ops
 from fastagg.errors import DTypeMismatch, NonFiniteUpdate, ShapeMismatch
-from fastagg.layout.statistics import Bounds, check_statistics
+from fastagg.layout.statistics import Bounds, check_statistics, is_count, is_variance
 from fastagg.storage import memory
 from fastagg.storage.pieces import Pieces, as_array, as_pieces, as_tensor, plain_pieces
 
@@ -207,12 +207,15 @@ class Layout:
         counters = [torch.zeros(e.shape, dtype=getattr(torch, e.dtype)) for e in self._by_role["counter"]]
         return memory.zeros(self.buffer_size, device), counters
 
-    def parts(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Return name and shape of every array of an update if updates have only parameters. Otherwise return
-        nothing."""
-        if any(e.role != "parameter" or e.size == 0 for e in self.entries):
-            return []
-        return [(e.name, e.shape) for e in self.entries]
+    def parts(self) -> list[tuple[str, tuple[int, ...], str]]:
+        """Return name, shape and role (csrc/serving/reported.h) of every array of an update. Return nothing if native
+        code cannot read such updates."""
+        found = []
+        for e in self.entries:
+            if e.role in ("constant", "alias") or e.size == 0 or (e.role == "counter" and e.dtype != "int64"):
+                return []
+            found.append((e.name, e.shape, _native_role(e)))
+        return found
 
     def parse(self, update: Any, what: str = "update") -> Parsed:
         """Divide an update into its parts. Contiguous arrays are not copied.
@@ -399,6 +402,12 @@ class Layout:
     @staticmethod
     def _cut(vector: Tensor, entry: Entry) -> Tensor:
         return vector[entry.offset : entry.offset + entry.size]
+
+
+def _native_role(entry: Entry) -> str:
+    if entry.role == "buffer":
+        return "variance" if is_variance(entry.name) else "statistic"
+    return "count" if entry.role == "counter" and is_count(entry.name) else entry.role
 
 
 def dense(label: str, value: Any) -> Tensor:

@@ -22,6 +22,16 @@ if TYPE_CHECKING:
 _LARGEST = 2.0**107
 
 
+def is_variance(name: str) -> bool:
+    """Return whether a buffer is a running variance."""
+    return name.endswith("running_var")
+
+
+def is_count(name: str) -> bool:
+    """Return whether an integer buffer is a number of batches."""
+    return name.endswith("num_batches_tracked")
+
+
 class Bounds(NamedTuple):
     """The limits for a layout's buffers and counters, each in the layout's order."""
 
@@ -35,12 +45,12 @@ class Bounds(NamedTuple):
     def of(cls, buffers: Sequence[Entry], counters: Sequence[Entry]) -> Bounds:
         """Return the limits for these arrays of a model."""
         limits = [min(_LARGEST, torch.finfo(getattr(torch, entry.dtype)).max) for entry in buffers]
-        variances = [i for i, entry in enumerate(buffers) if entry.name.endswith("running_var")]
+        variances = [i for i, entry in enumerate(buffers) if is_variance(entry.name)]
         ranges = []
         for entry in counters:
             dtype = getattr(torch, entry.dtype)
             least, most = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
-            ranges.append((entry.name, dtype, entry.name.endswith("num_batches_tracked"), least, most))
+            ranges.append((entry.name, dtype, is_count(entry.name), least, most))
         return cls([entry.name for entry in buffers], limits, variances, min(limits, default=_LARGEST), ranges)
 
 

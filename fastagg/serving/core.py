@@ -44,7 +44,7 @@ class Core:
 
     def __init__(self, server: Server, flat: Tensor, statistics: Statistics) -> None:
         size, device = flat.numel(), server.device
-        direction, staleness, optimizer = server.direction, server.staleness, server.optimizer
+        direction, staleness, optimizer, layout = server.direction, server.staleness, server.optimizer, server.layout
         self.settings = server
         self.norms: Any = ops if server._norms is None else server._norms
         self.statistics = statistics
@@ -67,7 +67,7 @@ class Core:
             return memory.empty(size, device)
 
         material = Material(
-            size, device, server.seed, server.origin, server.layout.buffer_size, vector,
+            size, device, server.seed, server.origin, layout.buffer_size, vector,
             lambda: memory.spare(size, device),
         )  # fmt: skip
         self.state = direction.start(material)
@@ -82,10 +82,11 @@ class Core:
             book=self.state.book, ledger=self.ledger, runner=runner,
             stepper=native.serving.Stepper(optimizer.kernel or "sgd", lr=optimizer.lr, **hyper),
             python=(self._hooks(None if host else vector), native.serving.Outside(
-                records=(Dispatch, Receipt), layout=server.layout, usual_steps=self.policy.local_steps or 0,
+                records=(Dispatch, Receipt), layout=layout, usual_steps=self.policy.local_steps or 0,
                 keeps_model=self.keeps_model, weighs_by_sample=server.weighting == "samples",
-                form=None if self.always or server.layout.has_buffers else native.serving.Form(
-                    parts=server.layout.parts(), named=server.layout.form in ("module", "state_dict")
+                form=None if self.always else native.serving.Form(
+                    parts=[(name, shape, getattr(native.serving.Role, role)) for name, shape, role in layout.parts()],
+                    named=layout.form in ("module", "state_dict"), limit=layout.bounds.limit,
                 ),
             )),
         )  # fmt: skip
@@ -110,6 +111,8 @@ class Core:
         hooks.rate = staleness.rate if _overrides(staleness, Staleness, "rate") else None
         own_step = _overrides(optimizer, Optimizer, "step")
         hooks.step = (lambda *given: _alive(me)._own_step(*given)) if own_step else None
+        if self.settings.layout.has_buffers:
+            hooks.statistics = lambda reported, kind: _alive(me)._with_reported(reported, kind)
         hooks.measure = lambda x, moments: _alive(me)._bounds(x, moments)
         return hooks
 
@@ -167,10 +170,15 @@ class Core:
             found = self.statistics
             for parsed in parses[:count]:
                 found = found.arrive(parsed, verdict)
-            found = {"step": found.step, "drop": found.discard, "keep": lambda: found}[kind]()
-            return [(self, "statistics", found)]
+            return [(self, "statistics", found.after(kind))]
 
         return ask
+
+    def _with_reported(self, reported: Any, kind: str) -> list[tuple[Any, str, Any]] | None:
+        """Return the move to the statistics after an update that native code has read."""
+        held = self.statistics
+        found = held.add(reported).after(kind)
+        return None if found is held else [(self, "statistics", found)]
 
     def close_round(self) -> tuple[Any, ...] | None:
         """Step with the updates that have arrived."""

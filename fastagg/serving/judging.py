@@ -141,7 +141,7 @@ class Judging:
         def statistics() -> tuple[Tensor, Tensor]:
             held, device = core.statistics, self.server.device
             own = held.values if parsed.buffers is None else parsed.buffers.flat(torch.float32)
-            return own.to(device), held.after(parsed)
+            return own.to(device), held.values_after(parsed)
 
         core.state.book.check(facts.client, facts.version, core.ledger.version)
         arrival = Arrival(

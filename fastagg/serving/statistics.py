@@ -29,14 +29,16 @@ class Statistics:
         mode: ``mean``, ``latest`` or ``keep``.
         values: floating-point buffers, fp32, 1-D.
         counters: integer buffers.
-        sum, most, count: of the clients' buffers since the last step.
+        sum: of the clients' floating-point buffers since the last step.
+        most: the largest of the clients' integer buffers since then, int64, one after the other.
+        count: how many clients sent buffers since then.
     """
 
     mode: Buffers
     values: Tensor
     counters: list[Tensor]
     sum: Tensor | None = None
-    most: list[Tensor] | None = None
+    most: Tensor | None = None
     count: int = 0
 
     def arrive(self, parsed: Parsed, verdict: Tensor | None = None) -> Statistics:
@@ -55,15 +57,25 @@ class Statistics:
                 out.copy_(total)
             total = ops.accumulate_(out, theirs, fresh=fresh)
         if parsed.counters is not None:
-            counters = _brought(parsed.counters, self.counters)
-            if most is not None:
-                counters = [_larger(new, old) for new, old in zip(counters, most, strict=True)]
-            most = counters
+            counters = _joined(parsed.counters, self.counters)
+            most = counters if most is None else torch.maximum(counters, most)
         return replace(self, sum=total, most=most, count=self.count + 1)
 
-    def after(self, parsed: Parsed) -> Tensor:
+    def add(self, reported: Any) -> Statistics:
+        """Do what :meth:`arrive` does with the buffers that native code has read (csrc/serving/reported.h)."""
+        if self.mode == "keep" or not reported.given:
+            return self
+        total = reported.add_to(None if self.mode == "latest" or not self.count else self.sum)
+        most = reported.largest(self.most if self.count else None)
+        return Statistics(self.mode, self.values, self.counters, total, most, self.count + 1)
+
+    def values_after(self, parsed: Parsed) -> Tensor:
         """Return the floating-point buffers after a step whose last update is this client's."""
         return self.arrive(parsed).step().values
+
+    def after(self, kind: str) -> Statistics:
+        """Return the statistics after an arrival with a ``step``, a ``drop``, or neither (``keep``)."""
+        return self.step() if kind == "step" else self.discard() if kind == "drop" else self
 
     def step(self) -> Statistics:
         """Return the statistics after a step of the model."""
@@ -72,11 +84,13 @@ class Statistics:
         values = self.values
         if self.sum is not None:
             values = self.sum / (1 if self.mode == "latest" else self.count)
-        counters = self.counters if self.most is None else self.most
+        counters = self.counters if self.most is None else _divided(self.most, self.counters)
         return Statistics(self.mode, values, counters)
 
     def discard(self) -> Statistics:
         """Return the statistics after a dropped step. The buffers that came with its updates are dropped, too."""
+        if self.count == 0:
+            return self
         return Statistics(self.mode, self.values, self.counters)
 
     def nbytes(self) -> int:
@@ -91,8 +105,9 @@ class Statistics:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state. Tensors are shared, not copied."""
+        most = None if self.most is None else _divided(self.most, self.counters)
         return {
-            "values": self.values, "counters": self.counters, "sum": self.sum, "most": self.most, "count": self.count,
+            "values": self.values, "counters": self.counters, "sum": self.sum, "most": most, "count": self.count,
         }  # fmt: skip
 
     def loaded(self, state: dict[str, Any]) -> Statistics:
@@ -102,7 +117,7 @@ class Statistics:
             ValueError: their shapes are not this model's.
         """
         total = None if state["sum"] is None else _like(self.values, state["sum"])
-        most = None if state["most"] is None else self._own(state["most"])
+        most = None if state["most"] is None else _joined(self._own(state["most"]), self.counters)
         values, counters = _like(self.values, state["values"]), self._own(state["counters"])
         return Statistics(self.mode, values, counters, total, most, int(state["count"]))
 
@@ -116,18 +131,20 @@ def _like(mine: Tensor, theirs: Tensor) -> Tensor:
     return theirs.to(mine.device, mine.dtype, copy=True)
 
 
-def _brought(counters: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
-    """Return copies with the devices and types of ``like``. All that lie on a GPU come in one transfer."""
-    away = [i for i, new in enumerate(counters) if new.is_cuda and like[i].device.type == "cpu"]
-    found = dict(enumerate(counters))
-    if len(away) > 1:
-        together = torch.cat([counters[i].reshape(-1).to(torch.int64) for i in away]).cpu()
-        parts = together.split([counters[i].numel() for i in away])
-        found |= {i: part.view(counters[i].shape) for i, part in zip(away, parts, strict=True)}
-    return [found[i].to(old.device, old.dtype, copy=True) for i, old in enumerate(like)]
+def _joined(counters: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
+    """Return copies of all counters in one int64 vector on the device of the first of ``like``. All that lie on one GPU
+    come in one transfer."""
+    device, parts = like[0].device, [counter.reshape(-1).to(torch.int64) for counter in counters]
+    if len({part.device for part in parts}) > 1:
+        parts = [part.to(device) for part in parts]
+    return torch.cat(parts).to(device)
 
 
-def _larger(a: Tensor, b: Tensor) -> Tensor:
-    if a.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch has no maximum for these
-        return torch.maximum(a.to(torch.int64), b.to(torch.int64)).to(a.dtype)
-    return torch.maximum(a, b)
+def _divided(joined: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Inverse of :func:`_joined`, with the devices and types of ``like``."""
+    if all(own.dim() == 0 for own in like):  # BatchNorm's counters
+        parts: Sequence[Tensor] = joined.unbind()
+    else:
+        sizes = [own.numel() for own in like]
+        parts = [part.view(own.shape) for part, own in zip(joined.split(sizes), like, strict=True)]
+    return [part.to(own.device, own.dtype) for part, own in zip(parts, like, strict=True)]

@@ -118,11 +118,14 @@ def own_model(function: Callable[..., Any], data: FederatedData, seed: int, keyw
         with torch.inference_mode():
             logits = module.eval()(data.test.x[:2])
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise ConfigError(f"model.name: the network cannot read inputs of shape {data.shape}: {error}") from error
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"model.name: the network cannot read inputs of shape {data.shape}: {reason}") from error
     expected = (*data.test.y[:2].shape, data.classes)
     if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ConfigError(f"model.name: the network returns {found} for two inputs, expected {expected}")
+    if not any(p.requires_grad for p in module.parameters()):
+        raise ConfigError("model.name: the network has no parameter that trains")
     return module
 
 

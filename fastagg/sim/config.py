@@ -431,8 +431,10 @@ def _problem(item: Any) -> str:
     elif item["type"] in ("model_type", "model_attributes_type", "dict_type"):
         message = f"expected a section with keys, got {given}"
     elif item["type"] == "union_tag_invalid":
-        message = f"unknown name {item['ctx']['tag']!r} (known: {item['ctx']['expected_tags']})"
+        known = item["ctx"]["expected_tags"].replace("'function', 'given'", "'module:function'")  # as in a recipe
+        message = f"unknown name {item['ctx']['tag']!r} (known: {known})"
     elif not item["type"].startswith("value_error"):
+        message = message.replace("'function' or 'given'", "'module:function'")
         message = f"{message[:1].lower()}{message[1:]}, got {given}"
     return f"{where}: {message}" if where else message
 

@@ -69,6 +69,7 @@ BAD = {
     "lengths differ": (lambda d: replace(d, test=Samples(d.test.x[:-1], d.test.y)), "the test set has inputs"),
     "not finite": (lambda d: replace(d, test=Samples(d.test.x * float("nan"), d.test.y)), "finite"),
     "no tensors": (lambda d: replace(d, test=Samples(d.test.x.numpy(), d.test.y)), "tensors"),
+    "no function": (lambda d: replace(d, clients=[replace(d.clients[0], augment="flip")]), "augment 'flip', expected"),
     "not a federation": (lambda d: d.test, "expected a FederatedData, got a Samples"),
 }
 
@@ -89,6 +90,7 @@ def test_bad_data_is_refused_in_one_line_and_nothing_is_written(case, tiny, tmp_
         (lambda shape, classes: nn.Linear(7, classes), "cannot read inputs of shape"),
         (lambda shape, classes: nn.Linear(5, 9), r"returns \(2, 9\) for two inputs, expected \(2, 2\)"),
         (lambda shape: nn.Linear(5, 2), "does not take"),
+        (lambda shape, classes: nn.Linear(5, 2).requires_grad_(False), "has no parameter that trains"),
     ],
 )
 def test_a_factory_that_makes_no_fitting_network_is_refused(model, words, tiny, tmp_path):
@@ -109,6 +111,9 @@ def data(clients, seed, samples=10):
 
 def few(clients, seed):
     return data(clients - 1, seed)
+
+def none(clients, seed):
+    return data(clients, seed, samples=0)
 
 def model(shape, classes, hidden=3):
     return nn.Sequential(nn.Linear(shape[0], hidden), nn.ReLU(), nn.Linear(hidden, classes))
@@ -173,6 +178,17 @@ def test_a_function_must_return_as_many_clients_as_the_recipe_says(tiny_toml, mo
         Simulation(config)
 
 
+def test_a_client_without_samples_is_refused_with_the_functions_name(tiny_toml, module):
+    config = by_function(tiny_toml, module, data={"name": f"{module}:none", "clients": 12})
+    with pytest.raises(DataError, match=f"the data function {module}:none: client 0 has no training samples"):
+        Simulation(config)
+
+
+def test_an_unknown_name_is_answered_with_what_a_recipe_may_say(tiny_toml):
+    with pytest.raises(ConfigError, match=r"unknown name 'nothing' \(known: .*'module:function'\)"):
+        from_toml(tiny_toml, "tiny", {"data": {"name": "nothing", "clients": 12}})
+
+
 def arrays(**changes: np.ndarray) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     found = {
@@ -203,12 +219,12 @@ def test_arrays_are_standardised_pooled_and_split(tmp_path):
     ("changes", "words"),
     [
         ({"y_test": np.full(20, 4)}, "y_test must be labels 0..3"),
-        ({"y_train": np.arange(60) - 1}, "y_train must be labels"),
-        ({"y_train": np.zeros(60)}, "y_train must be labels"),
+        ({"y_train": np.arange(60) - 1}, r"y_train must be labels 0\.\.58, .*got -1 to 58"),
+        ({"y_train": np.zeros(60)}, "y_train must be whole numbers"),
         ({"x_train": np.zeros((59, 8, 8, 3))}, r"x_train \(59, 8, 8, 3\) and y_train \(60,\)"),
         ({"x_test": np.zeros((20, 9, 9, 3))}, "one of x_test"),
         ({"x_test": np.full((20, 8, 8, 3), np.nan)}, "finite"),
-        ({"x_train": np.zeros((60, 8, 8, 3))}, "nothing to learn"),
+        ({"x_train": np.zeros((60, 8, 8, 3))}, r"data\.npz: .*nothing to learn"),
     ],
 )
 def test_arrays_of_other_kinds_are_refused(tmp_path, changes, words):

@@ -37,7 +37,10 @@ def _samples(path: Path, changed: int, pool: int) -> tuple[Samples, Samples]:
     """Read the file once for all runs of a comparison, as long as its time ``changed`` stays the same."""
     arrays = read(path)
     x_train, x_test = (_pooled(_channels_first(arrays[key]), pool, path) for key in ("x_train", "x_test"))
-    return samples(x_train, x_test, arrays["y_train"], arrays["y_test"])
+    try:
+        return samples(x_train, x_test, arrays["y_train"], arrays["y_test"])
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
 
 
 def samples(
@@ -94,11 +97,11 @@ def _check(path: Path, arrays: Arrays) -> None:
             raise DataError(f"{path}: x_{part} {x.shape} and y_{part} {y.shape}, expected [N, ...] and [N]")
         if x.dtype.kind not in "uif" or not np.isfinite(x).all():
             raise DataError(f"{path}: x_{part} must be finite numbers, got {x.dtype}")
-        classes = int(arrays["y_train"].max()) + 1 if arrays["y_train"].dtype.kind in "iu" else 0
-        if y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= classes:
-            raise DataError(
-                f"{path}: y_{part} must be labels 0..{classes - 1}, those of y_train, got {y.dtype} up to {y.max()}"
-            )
+        if y.dtype.kind not in "iu":
+            raise DataError(f"{path}: y_{part} must be whole numbers, got {y.dtype}")
+        most = int(arrays["y_train"].max())
+        if y.min() < 0 or y.max() > most:
+            raise DataError(f"{path}: y_{part} must be labels 0..{most}, those of y_train, got {y.min()} to {y.max()}")
     shapes = arrays["x_train"].shape[1:], arrays["x_test"].shape[1:]
     if shapes[0] != shapes[1]:
         raise DataError(f"{path}: a sample of x_train is {shapes[0]}, one of x_test {shapes[1]}")

@@ -19,7 +19,10 @@ def load(data: Function, seed: int) -> FederatedData:
     """Call the function that ``data`` names. ConfigError if there is none, DataError unless it returns a federation."""
     function = functions.find(data.call, "data.name")
     keywords = {**data.keywords, **({} if data.dir is None else {"dir": data.dir})}
-    found = functions.call(function, "data.name", clients=data.clients, seed=seed, **keywords)
+    try:
+        found = functions.call(function, "data.name", clients=data.clients, seed=seed, **keywords)
+    except DataError as error:  # of its FederatedData, which cannot know where it is made
+        raise DataError(f"the data function {data.call}: {error}") from error
     check(found, f"the data function {data.call}")
     if len(found.clients) != data.clients:
         raise DataError(
@@ -68,6 +71,8 @@ def _problem(samples: Samples, data: FederatedData) -> str | None:
         return f"labels {y.dtype}, expected int64"
     if x.is_floating_point() and (x.dtype != torch.float32 or not bool(torch.isfinite(x).all())):
         return f"inputs {x.dtype} that are not all finite fp32 numbers"
+    if samples.augment is not None and not callable(samples.augment):
+        return f"augment {samples.augment!r}, expected a function"
     if data.text is None:
         if y.ndim != 1:
             return f"labels {tuple(y.shape)}, expected [N]"
