@@ -52,6 +52,7 @@ def flat(what: str, count: int) -> None:
                     if done % 100 == 0:
                         server.receive(client, update)
                 if done % (count // 20) == 0:
+                    server.flush()  # up to 256 MiB of records wait while the disk is slow
                     on_disk = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
                     clients = server.memory()["clients"]
                     held = f"{resident() / 1e6:.0f} MB of memory ({clients / 1e6:.1f} of them for clients)"

@@ -25,11 +25,11 @@ ORDER = (
     ("page",),
     ("_build", "_checks", "_extras", "_keywords", "tuning", "parts.names"),
     ("registry",),
-    # What numbers lie in. The cache reads its rows with an op, so it stands above.
+    # What numbers lie in. The cache reads its rows with an op, and tiers lie where ops run, so both stand above.
     ("storage", "clients", "lora"),
     ("reference",),
     ("ops",),
-    ("storage.cache",),
+    ("storage.cache", "storage.tiered"),
     ("measuring", "layout"),
     ("distill",),
     ("parts",),
