@@ -61,7 +61,7 @@ def _cached(format: str, coded: bool) -> str:
 SHOWN = {
     "SGD": Kernel(f"step_kernel<fastagg::Sgd, {SINGLE}, fastagg::cuda::Flat>", 12),
     "AMSGrad": Kernel(f"step_kernel<fastagg::Amsgrad, {SINGLE}, fastagg::cuda::Flat>", 36),
-    "FADAS flush": Kernel(f"step_kernel<fastagg::Amsgrad, {FLUSH}, fastagg::cuda::Flat>", 40),
+    "FADAS' step": Kernel(f"step_kernel<fastagg::Amsgrad, {FLUSH}, fastagg::cuda::Flat>", 40),
     "AMSGrad in 8 bits": Kernel(f"coded_kernel<{SINGLE}, fastagg::cuda::Flat>", 18),
     "buffer": Kernel("accumulate_kernel<fastagg::cuda::Flat>", 12),
     "ACE fp32, AMSGrad": Kernel(_cached("Float32", False), 52),

@@ -31,7 +31,7 @@ floors/bin/python "$here/.ci/one_step.py"
 floors/bin/fastagg --help >/dev/null
 floors/bin/fastagg recipes fadas digits
 floors/bin/fastagg info --json >/dev/null
-floors/bin/fastagg demo --quick --out demo
+floors/bin/fastagg demo --out demo
 test -s demo/report.html
 
 # The time of --help, and the time that `import fastagg` adds to `import torch`.

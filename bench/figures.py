@@ -1,4 +1,4 @@
-"""The report's three pictures, in the simulator's style. A processor is included if it has results."""
+"""The report's two pictures, in the simulator's style. A processor is included if it has results."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from results import Row
 
 from fastagg.sim import plots
 
-ARRIVALS = ("arrival FedBuff, M = 10", "arrival FADAS, M = 1", "arrival ACE int8")
-KERNELS = ("accumulate", "amsgrad", "ace int8")
+UPDATES = ("arrival FedBuff, M = 10", "arrival FADAS, M = 1", "arrival ACE int8")
 MOST = 5  # lines per panel
-LARGE = (8_000_000, 20_000_000)  # parameters: the sizes of the third picture
+LARGE = (8_000_000, 20_000_000)  # parameters: the sizes of the second picture
 
 
 def captions(rows: Sequence[Row]) -> list[tuple[str, str]]:
@@ -43,7 +42,8 @@ def curves(rows: Sequence[Row], names: Sequence[str]) -> Figure:
         for axes, case in zip(line, names, strict=True):
             own = [row for row in rows if (row.processor, row.case, row.unit) == (device, case, "s")]
             most = max((row.threads for row in own), default=0)
-            _panel(axes, [row for row in own if row.threads == most], f"{case}\n{device}, {tables.threads(most)}")
+            words = f"{case.removeprefix('arrival ')}\n{device}, {tables.threads(most)}"
+            _panel(axes, [row for row in own if row.threads == most], words)
     return figure
 
 
@@ -95,8 +95,8 @@ def ratios(rows: Sequence[Row]) -> Figure:
         axes.errorbar(x, at, xerr=[low, high], label=device, capsize=2, elinewidth=0.8, **look)
     axes.axvline(1, color="black", linewidth=0.8)
     plots.logarithmic(axes, "x")
-    axes.set_yticks(range(len(names)), [name for name in reversed(names)])
-    axes.set_xlabel("the best peer's time / fastagg's (left of 1: fastagg is slower)")
+    axes.set_yticks(range(len(names)), [name.removeprefix("arrival ") for name in reversed(names)])
+    axes.set_xlabel("the best peer's time / fastagg's (right of 1 fastagg is faster)")
     plots.tidy(axes)
     axes.legend(fontsize=plots.TEXT - 1, frameon=False)
     return figure
@@ -123,8 +123,7 @@ def _have(names: Sequence[str]) -> Callable[[Sequence[Row]], bool]:
 
 
 PICTURES: tuple[tuple[str, str, Callable[[Sequence[Row]], Figure], Callable[[Sequence[Row]], bool]], ...] = (
-    ("arrivals.png", "Whole arrivals, p20 to p80.", lambda rows: curves(rows, ARRIVALS), _have(ARRIVALS)),
-    ("kernels.png", "Kernels as ops of Python, p20 to p80.", lambda rows: curves(rows, KERNELS), _have(KERNELS)),
+    ("updates.png", "Whole updates, p20 to p80.", lambda rows: curves(rows, UPDATES), _have(UPDATES)),
     ("ratios.png", "The best peer of every case at about 10 M parameters, p20 to p80.", ratios,
      lambda rows: any(_best(rows, name) for name in CASES)),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Measures the twenty-line HTTP server of docs/integrations.md over loopback: updates per second.
+"""Measures the twenty-line HTTP server of docs/integrations/own.md over loopback: updates per second.
 
 The server and every client are processes. A client fetches a model and posts an update in fp16, repeatedly. It does not
 train.
@@ -19,7 +19,7 @@ from integrations_common import stamped
 from results import Row
 from timing import Quantiles
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "integrations.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "integrations" / "own.md"
 CLIENTS = 4
 SECONDS = 10.0
 SIZES = ((64, 10), (1400, 8000))  # of a linear layer: 650 and 11.2 M parameters

@@ -38,9 +38,10 @@ def stamp(device: torch.device) -> dict[str, str]:
     """Return processor, versions, commit and date, as stored in every row."""
     processor = label(about()) if device.type == "cpu" else torch.cuda.get_device_properties(device).name
     cuda = "" if device.type == "cpu" else f", CUDA {torch.version.cuda}"
+    # A checkout need not be installed, so its own version may be unknown. The commit says it better.
     versions = (
-        f"fastagg {fastagg.__version__} ({fastagg.build_info()['isa']}), torch {torch.__version__}{cuda}, "
-        f"Python {platform.python_version()}, NumPy {np.__version__}"
+        f"{fastagg.build_info()['isa']}, torch {torch.__version__}{cuda}, Python {platform.python_version()}, "
+        f"NumPy {np.__version__}"
     )
     date = datetime.now(UTC).isoformat(timespec="seconds")
     return {"processor": processor, "versions": versions, "commit": results.commit(), "date": date}

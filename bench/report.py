@@ -1,13 +1,14 @@
 """Makes docs/performance.md, its pictures and its full tables from the rows in results/: python bench/report.py
 
-`--check` writes nothing. It fails if the pages do not match the results. The page is one screen; the tables have every
-candidate. Both mark a loss in its cell.
+`--check` writes nothing. It fails if the pages do not match the results. The page has ratios only, in columns that a
+phone can show; the tables have every candidate. Both mark a loss in its cell.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -59,10 +60,11 @@ def page(rows: Sequence[Row]) -> str:
     names = sorted({row.processor for row in rows})
     parts = [TEXT.read_text()]
     found = {
-        "table": _screen(rows, names),
+        "updates": _screen(rows, names, "arrival"),
+        "kernels": _screen(rows, names, "kernel"),
         "losses": _losses(rows, names),
         "pictures": "\n\n".join(f"![{words}](performance/{name})\n\n{words}" for name, words in figures.captions(rows)),
-        "servers": _servers(rows, names) or "Not measured yet.",
+        "simulator": _runs(rows, names),
         "machines": "\n".join(f"- {name}: {_software(rows, name)}" for name in names),
     }
     text = parts[0]
@@ -71,18 +73,18 @@ def page(rows: Sequence[Row]) -> str:
     return text
 
 
-def _screen(rows: Sequence[Row], names: Sequence[str]) -> str:
-    heads = [f"{tables.size(size)}" for _ in names for size in SIZES]
-    heads = [f"{name}: {head}" if i % len(SIZES) == 0 else head
-             for i, (head, name) in enumerate(zip(heads, (n for n in names for _ in SIZES), strict=True))]  # fmt: skip
-    lines = [f"| parameters | bytes | {' | '.join(heads)} |", "|---|---:|" + "---|" * len(heads)]
-    for group, title in (("arrival", "Whole arrivals"), ("kernel", "Kernels")):
-        lines.append(f"| **{title}** |" + " |" * (1 + len(heads)))
+def _screen(rows: Sequence[Row], names: Sequence[str], group: str) -> str:
+    """Return a table of ratios for each processor: a line for each case that has a peer, a column for each size."""
+    parts = []
+    for name in names:
+        sizes = [tables.size(size).replace(" ", "") for size in SIZES]  # narrow, for a phone
+        lines = [f"**{name}**", "", f"| | {' | '.join(sizes)} |", "|---|" + "---:|" * len(SIZES)]
         for case in (one for one in CASES.values() if one.group == group):
-            cells = [_cell(_near(rows, name, case, size)) for name in names for size in SIZES]
-            if any(cell != "—" for cell in cells) or group == "arrival":
-                lines.append(f"| {case.name.removeprefix('arrival ')} | {case.bytes:.3g} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            cells = [_cell(_near(rows, name, case, size)) for size in SIZES]
+            if any(cells):
+                lines.append(f"| {name_of(case)} | {' | '.join(cells)} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
 
 
 def _near(rows: Iterable[Row], processor: str, case: Case, size: int) -> list[Row]:
@@ -104,17 +106,19 @@ def _near(rows: Iterable[Row], processor: str, case: Case, size: int) -> list[Ro
 
 
 def _cell(rows: Sequence[Row]) -> str:
-    """Return a cell: the time, the share of streaming, and the best peer's time over fastagg's."""
-    own = next((row for row in rows if row.candidate == OURS), None)
-    if own is None:
-        return "—"
+    """Return a cell: the best peer's time over fastagg's."""
     best = tables.best_peer(rows)
-    parts = [
-        tables.time(own.median),
-        "" if own.share is None else f"{own.share:.0%}",
-        tables.ratio(best) if best else "",
-    ]
-    return ", ".join(part for part in parts if part)
+    return tables.ratio(best) if best else ""
+
+
+def name_of(case: Case) -> str:
+    """Return a case's name for readers. An arrival is an update there."""
+    return _plain(case.name.removeprefix("arrival ").replace("flush", "full buffer"))
+
+
+def _plain(words: str) -> str:
+    """Return a name of the benchmarks in a reader's words."""
+    return words.replace("rows", "cache").replace("arrival", "update")
 
 
 def _losses(rows: Sequence[Row], names: Sequence[str]) -> str:
@@ -136,11 +140,30 @@ def _by_case(rows: Iterable[Row]) -> dict[At, list[Row]]:
 
 def _software(rows: Sequence[Row], name: str) -> str:
     own = [row for row in rows if row.processor == name]
-    versions = sorted({(row.date[:10], row.versions) for row in own})[-1][1]
+    last = sorted({(row.date[:10], row.versions) for row in own})[-1][1]
+    versions = re.sub(r"^fastagg [^,]*\((\w+)\), ", r"\1, ", last)  # the commits say which fastagg
     commits = sorted({row.commit for row in own}, key=lambda c: max(row.date for row in own if row.commit == c))
     return (
         f"{versions}; commits {', '.join(commits)}; {min(r.date for r in own)[:10]} to {max(r.date for r in own)[:10]}"
     )
+
+
+def _runs(rows: Sequence[Row], names: Sequence[str]) -> str:
+    """Return a table for each processor of whole runs of the simulator: the time of a client update, and the ratio."""
+    parts = []
+    for name in names:
+        kept = [row for row in rows if row.case.startswith("simulator, ") and row.processor == name]
+        lines = [f"**{name}**", "", "| | fastagg | plain loop | ratio |", "|---|---:|---:|---:|"]
+        for case in dict.fromkeys(row.case for row in kept):
+            own = next((row for row in kept if (row.case, row.candidate) == (case, OURS)), None)
+            peer = next((row for row in kept if row.case == case and row.ratio), None)
+            if own is not None and peer is not None:
+                words = case.removeprefix("simulator, ").replace("Comparison, ", "`compare` of 12 runs, ")
+                lines.append(
+                    f"| {words} | {tables.time(own.median)} | {tables.time(peer.median)} | {tables.ratio(peer)} |"
+                )
+        parts += ["\n".join(lines)] if len(lines) > 4 else []
+    return "\n\n".join(parts) or "Not measured yet."
 
 
 def _servers(rows: Sequence[Row], names: Sequence[str]) -> str:
@@ -166,11 +189,12 @@ def full(rows: Sequence[Row]) -> str:
     parts = [
         "# All figures",
         "Generated by `python bench/report.py` from `bench/results/`, which has the spreads too. A cell has the median "
-        "time and its share of streaming; then what each other candidate takes over it, medians of ratios taken within "
-        "a round. **Bold**: a peer that is faster. The native call alone is a floor and no peer. "
+        "time and its share of streaming; then the time of each other candidate divided by it, medians of ratios taken "
+        "within a round: above 1 fastagg is faster. **Bold**: the other one is. The native call alone is a floor and "
+        "no peer. An update is `dispatch` and `receive`; a full buffer is the step that empties it. "
         "[Back](../performance.md)",
     ]
-    titles = {"arrival": "Whole arrivals", "kernel": "Kernels", "path": "Other paths"}
+    titles = {"arrival": "Whole updates", "kernel": "Kernels", "path": "Other paths"}
     for group, title in titles.items():
         lines = [
             f"| | bytes | parameters | threads | {' | '.join(names)} |",
@@ -181,12 +205,12 @@ def full(rows: Sequence[Row]) -> str:
             for (_, size, threads), found in sorted(own.items()):
                 cells = [_candidates([row for row in found if row.processor == name]) for name in names]
                 words = "card" if threads == 0 else threads
-                lines.append(f"| {case.name} | {case.bytes:.4g} | {size:,} | {words} | {' | '.join(cells)} |")
+                lines.append(f"| {name_of(case)} | {case.bytes:.4g} | {size:,} | {words} | {' | '.join(cells)} |")
         parts += [f"## {title}", "\n".join(lines) if len(lines) > 2 else "Not measured yet."]
     parts += ["## What memory gave", "In the last run at that size, in GB/s of counted bytes.", _streams(rows, names)]
     kept = {row.key[5]: row for row in rows if row.unit == "B/parameter"}
     if kept:
-        words = ", ".join(f"{row.median:.3g} ({name})" for name, row in kept.items())
+        words = ", ".join(f"{row.median:.3g} ({_plain(name)})" for name, row in kept.items())
         parts += ["## What a server keeps", f"Bytes per parameter for each client: {words}."]
     if servers := _servers(rows, names):
         parts += ["## Whole servers and whole runs", servers]
@@ -199,7 +223,7 @@ def _candidates(rows: Sequence[Row]) -> str:
         return "—"
     share = "" if own.share is None else f", {own.share:.0%}"
     others = sorted((row for row in rows if row.ratio), key=lambda row: (not is_peer(row.candidate), row.ratio[1]))  # type: ignore[index]
-    named = [f"{tables.ratio(row)} {row.candidate}" for row in others]
+    named = [f"{tables.ratio(row)} {_plain(row.candidate)}" for row in others]
     return "; ".join([f"{tables.time(own.median)}{share}", *named])
 
 

@@ -47,9 +47,9 @@ class Rule:
 RULES = {
     "FedBuff": Rule("arrival FedBuff, M = 10", 12.0, leaves=True),
     "FADAS": Rule("arrival FADAS, M = 1", 24.0, leaves=True),
-    "ACE, int8 rows": Rule("arrival ACE int8", 12.0, row=1.016, client=24.0),
-    "ACE, int4 rows": Rule("arrival ACE int8", 12.0, row=0.516, client=24.0),  # its time is at most int8's
-    "ACE, int8 rows on a disk": Rule("arrival ACE int8", 12.0, row=1.016, client=36.0, on_disk=True),
+    "ACE, int8": Rule("arrival ACE int8", 12.0, row=1.016, client=24.0),
+    "ACE, int4": Rule("arrival ACE int8", 12.0, row=0.516, client=24.0),  # its time is at most int8's
+    "ACE, int8 on a disk": Rule("arrival ACE int8", 12.0, row=1.016, client=36.0, on_disk=True),
 }
 
 

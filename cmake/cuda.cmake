@@ -1,26 +1,33 @@
-# The CUDA kernels, if nvcc is installed. The runtime is linked statically. So the extension also loads on a machine
-# without CUDA, and `device_count` returns 0 there.
-include(CheckLanguage)
-check_language(CUDA)
-if(NOT CMAKE_CUDA_COMPILER)
-  message(STATUS "fastagg: nvcc not found, building without CUDA kernels")
+# The CUDA kernels, if they are wanted and nvcc is installed. The runtime is linked statically. So the extension also
+# loads on a machine without CUDA, and `device_count` returns 0 there.
+include(cmake/architectures.cmake)
+fastagg_wanted(architectures)
+if(architectures)
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    if(NOT FASTAGG_CUDA_ARCHITECTURES)
+      fastagg_known(architectures "${architectures}" "${CMAKE_CUDA_COMPILER}")
+      set(FASTAGG_CUDA_SKIPPED "nvcc is too new for the CUDA devices that were found")
+    endif()
+  elseif(FASTAGG_CUDA STREQUAL "AUTO")
+    set(FASTAGG_CUDA_SKIPPED "nvcc was not found")
+    set(architectures "")
+  else()
+    message(FATAL_ERROR "FASTAGG_CUDA=${FASTAGG_CUDA} needs nvcc, and none was found. Install the CUDA toolkit, or put its "
+      "bin folder on PATH.")
+  endif()
+endif()
+if(NOT architectures)
+  message(NOTICE "fastagg: built without CUDA kernels (${FASTAGG_CUDA_SKIPPED}). With them for all devices: "
+    "pip install --config-settings=cmake.define.FASTAGG_CUDA=ON .")
+  set_source_files_properties(csrc/bindings/module.cpp PROPERTIES COMPILE_DEFINITIONS
+    "FASTAGG_CUDA_SKIPPED=\"${FASTAGG_CUDA_SKIPPED}\"")
   return()
 endif()
 
-message(NOTICE "fastagg: nvcc is here, so the CUDA kernels are compiled too. That takes several minutes. "
-  "To skip them: -DFASTAGG_CUDA=OFF, which is pip install --config-settings=cmake.define.FASTAGG_CUDA=OFF .")
-
-# Machine code for every named architecture; by default for those in this list that nvcc knows. Also PTX of the newest,
-# so that later devices can run it. PTX of code for one kind of device (90a) would run nowhere else.
-set(architectures "${FASTAGG_CUDA_ARCHITECTURES}")
-if(NOT architectures)
-  execute_process(COMMAND "${CMAKE_CUDA_COMPILER}" --list-gpu-arch OUTPUT_VARIABLE known COMMAND_ERROR_IS_FATAL ANY)
-  foreach(arch 80 86 89 90 100 120)
-    if(known MATCHES "compute_${arch}[\n\r ]")
-      list(APPEND architectures "${arch}")
-    endif()
-  endforeach()
-endif()
+# Machine code for every architecture. Also PTX of the newest, so that later devices can run it. PTX of code for one kind
+# of device (90a) would run nowhere else.
 set(CMAKE_CUDA_ARCHITECTURES "")
 set(ptx "")
 foreach(arch IN LISTS architectures)
@@ -48,7 +55,7 @@ target_compile_options(fastagg_cuda PRIVATE -fmad=false -Xptxas=-v,-warn-spills)
 if(FASTAGG_DEVELOPER)
   target_compile_options(fastagg_cuda PRIVATE -Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Werror)
 endif()
-target_sources(_native PRIVATE csrc/bindings/cuda.cpp csrc/serving/on_cuda.cpp $<TARGET_OBJECTS:fastagg_cuda>)
+target_sources(_native PRIVATE csrc/bindings/cuda.cpp csrc/engine/on_cuda.cpp $<TARGET_OBJECTS:fastagg_cuda>)
 string(REPLACE ";" "," architectures "${architectures}")
 target_compile_definitions(_native PRIVATE FASTAGG_CUDA FASTAGG_CUDA_ARCHITECTURES="${architectures}"
   FASTAGG_CUDA_PTX="${ptx}")

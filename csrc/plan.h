@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "math/directions.h"
-#include "math/optimizers.h"
+#include "math/hyper.h"
 #include "math/philox.h"
 #include "math/rows.h"
 

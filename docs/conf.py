@@ -1,44 +1,74 @@
-"""The documentation as a site: `sphinx-build -W docs OUT`. It needs fastagg[docs] and no network."""
+"""The documentation as a site: `sphinx-build -W docs OUT`. It needs fastagg[docs,sim] and no network."""
 
 from __future__ import annotations
 
 import re
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
+from types import ModuleType
+
+import fastagg
 
 project = "fastagg"
 author = "the fastagg authors"
+copyright = author
 try:
     release = installed("fastagg")
 except PackageNotFoundError:
     release = "unknown"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_design", "sphinx_copybutton"]
 exclude_patterns = ["_build", "**.ipynb_checkpoints"]
-source_suffix = {".md": "markdown"}
 html_theme = "furo"
 html_title = f"fastagg {release}"
+REPOSITORY = "https://github.com/fastagg/fastagg"
+html_theme_options = {
+    "source_repository": REPOSITORY,
+    "source_branch": "main",
+    "source_directory": "docs/",
+    "top_of_page_buttons": ["view", "edit"],
+}
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence"]
 
+# The notebook runs while the site is built, from its first cell to its last. An error in a cell is one of the build.
+nb_execution_mode = "force"
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # signatures have the types; docstrings give shapes and units, which types do not show
+autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True  # otherwise an attribute of a named tuple is described twice
 # Torch's and Python's names have no pages here, and a site that is built without a network cannot look them up.
 nitpicky = False
 
-REPOSITORY = "https://github.com/fastagg/fastagg/blob/main/"
+# Names as users type them: fastagg.FedBuff, wherever it is defined.
+PUBLIC = {name: getattr(fastagg, name) for name in fastagg.__all__}
+for thing in PUBLIC.values():
+    if not isinstance(thing, ModuleType):
+        thing.__module__ = "fastagg"
+
+
+ERRORS = [name for name, thing in PUBLIC.items() if isinstance(thing, type) and issubclass(thing, Exception)]
 
 
 def _outward(app: object, docname: str, source: list[str]) -> None:
     """Point links to files outside docs/ to the repository. So they work there and on the site."""
     del app
+    if docname == "api/errors":
+        entries = (f".. autoexception:: fastagg.{name}\n   :show-inheritance:" for name in ERRORS)
+        source[0] = source[0].replace("ALL ERRORS", "\n".join(entries))
     deeper = docname.count("/")
     inside = re.escape("../" * deeper)
-    source[0] = re.sub(r"\]\(" + inside + r"\.\./((?!\.\./)[^)]*)\)", rf"]({REPOSITORY}\1)", source[0])
+    source[0] = re.sub(r"\]\(" + inside + r"\.\./((?!\.\./)[^)]*)\)", rf"]({REPOSITORY}/blob/main/\1)", source[0])
 
 
 def setup(app: object) -> dict[str, bool]:

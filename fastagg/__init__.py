@@ -6,11 +6,12 @@ Every algorithm's server step is one pass over memory, on CPU and CUDA. Start wi
 torch is imported only when the first public name is used, so that ``fastagg --help`` answers at once.
 """
 
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from fastagg import registry
+from fastagg import _checks, registry
 
 if TYPE_CHECKING:
     from fastagg.public import *  # noqa: F403
@@ -36,8 +37,8 @@ if not TYPE_CHECKING:  # a type checker that sees this function would accept eve
             _import_everything()
             if name in globals():
                 return globals()[name]
-        raise AttributeError(f"module 'fastagg' has no attribute {name!r}")
+        raise _checks.no_attribute(sys.modules[__name__], name)
 
     def __dir__() -> list[str]:
         _import_everything()
-        return sorted(globals())
+        return [*globals()["__all__"], "__version__"]

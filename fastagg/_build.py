@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,14 @@ from fastagg.errors import ConfigError
 
 try:
     import fastagg._native as native
-except ImportError as error:  # a checkout that was not installed, or a broken build
-    raise ImportError(
-        f"fastagg's compiled extension could not be loaded ({error}). "
-        "Install the package with `pip install .` from its folder; importing it from a source checkout "
-        "that was not installed does not work."
-    ) from error
+except ModuleNotFoundError:
+    from fastagg._checkout import extension
 
-from fastagg import _checks, tuning  # after the extension, because the message above explains a missing one
+    native = sys.modules["fastagg._native"] = extension()
 
+from fastagg import _checks, tuning  # after the extension, which tuning imports
+
+WITH_CUDA = "pip install --config-settings=cmake.define.FASTAGG_CUDA=ON ."
 _MOST_THREADS = 4096  # more than any machine has cores; a larger number is a mistake
 
 
@@ -73,8 +73,8 @@ def build_info() -> dict[str, Any]:
         A dict with ``version``; ``cpu_isas`` (compiled instruction sets, best first, and whether this processor
         has each); ``isa`` (the one in use); ``processor``; ``tuning`` (settings that depend on it) and
         ``tuned_by`` (who decided them, see :mod:`fastagg.tuning`); ``threads``; ``cuda_built``;
-        ``cuda_architectures`` (compute
-        capabilities compiled in); ``cuda_runtime``; ``cuda_devices`` (devices that answer now).
+        ``cuda_skipped`` (why not, and how to build with CUDA); ``cuda_architectures`` (compute capabilities compiled
+        in); ``cuda_runtime``; ``cuda_devices`` (devices that answer now).
     """
     try:
         package_version = version("fastagg")
@@ -91,6 +91,7 @@ def build_info() -> dict[str, Any]:
         "tuned_by": tuning.source(),
         "threads": get_num_threads(),
         "cuda_built": built,
+        "cuda_skipped": None if built else f"{native.cuda_skipped}; to build with CUDA: {WITH_CUDA}",
         "cuda_architectures": [f"sm_{arch}" for arch in native.cuda_architectures.split(",") if arch],
         "cuda_runtime": f"{runtime // 1000}.{runtime % 1000 // 10}" if built else None,
         "cuda_devices": int(native.cuda_device_count()) if built else 0,

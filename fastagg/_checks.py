@@ -1,21 +1,73 @@
-"""Checks of settings. All raise ConfigError with the expected and the given value."""
+"""Checks of arguments, and the sentence of every refusal: the argument, what it should be, what came, what to do."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import os
+import reprlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fastagg.errors import ConfigError
 
 _LARGEST = 3.4e38  # of float32, in which kernels compute
 
-# Names of our settings in other libraries and papers, if the spelling is too different to guess.
+# Names of ours by what other libraries and papers call them, if the spelling is too different to guess. The first one
+# that exists where the name was used is meant.
 _ELSEWHERE = {
-    "learning_rate": "lr", "server_lr": "lr", "server_learning_rate": "lr", "eta": "lr", "step_size": "lr",
-    "epsilon": "eps", "tau": "eps", "m": "buffer_size", "n": "num_clients", "clients": "num_clients",
-    "max_norm": "clip_norm", "momentum": "beta",
+    "learning_rate": ("lr", "alpha"), "server_lr": ("lr", "alpha"), "server_learning_rate": ("lr", "alpha"),
+    "eta": ("lr", "alpha"), "lr": ("alpha", "lam"), "step_size": ("lr",), "epsilon": ("eps",), "tau": ("eps",),
+    "m": ("buffer_size",), "buffer_size": ("size",), "n": ("num_clients",), "clients": ("num_clients",),
+    "max_norm": ("clip_norm",), "momentum": ("beta",), "samples": ("num_samples",), "weight": ("num_samples",),
+    "num_examples": ("num_samples",), "params": ("update", "parameters"), "model": ("parameters",),
+    "weights": ("parameters", "params"), "get_parameters": ("parameters",), "state": ("state_dict",),
+    "aggregate": ("receive",), "update": ("receive",), "step": ("receive",), "send": ("dispatch",),
+    "sample": ("dispatch",), "rounds": ("versions",), "gpu": ("cuda",),
 }  # fmt: skip
+
+
+class _Short(reprlib.Repr):
+    """Arrays, models and classes by their kind, all others by their repr, cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = self.maxlong = 80
+        self.maxdict = self.maxlist = self.maxtuple = 3
+
+    def repr_instance(self, value: Any, level: int) -> str:
+        if isinstance(value, type):
+            return f"the class {value.__name__}"
+        if hasattr(value, "named_parameters"):
+            return f"a model ({type(value).__name__})"
+        if len(getattr(value, "shape", ())):
+            return f"a {str(value.dtype).removeprefix('torch.')} array of shape {list(value.shape)}"
+        return self.repr_dict(dict(value), level) if isinstance(value, Mapping) else super().repr_instance(value, level)
+
+
+def wrong(name: str, expected: str, value: Any, do: str = "") -> str:
+    """Return the sentence of a refusal. ``do``: what to do about it, with the line to type if there is one."""
+    return f"{name}: expected {expected}, got {shown(value)}" + (f"; {do}" if do else "")
+
+
+def shown(value: Any) -> str:
+    """Return a value in a few words on one line."""
+    try:
+        return " ".join(_Short().repr(value).split())
+    except Exception:  # a user's own class may raise anything
+        return f"an object of type {type(value).__name__}"
+
+
+def no_attribute(owner: Any, name: str) -> AttributeError:
+    """Return the error about an attribute that an object of ours, or the package itself, does not have."""
+    what, near = f"{type(owner).__name__!r} object", ""
+    if not name.startswith("_"):
+        near = meant(name, [known for known in dir(owner) if not known.startswith("_")])
+    if isinstance(owner, ModuleType):
+        what, near = f"module {owner.__name__!r}", near or f"; dir({owner.__name__}) lists what it has"
+    # With an object Python would add a suggestion of its own.
+    return AttributeError(f"{what} has no attribute {name!r}{near}", name=name, obj=None)
 
 
 def number(name: str, value: Any, *, above: float | None = None, least: float | None = None) -> float:
@@ -27,7 +79,7 @@ def number(name: str, value: Any, *, above: float | None = None, least: float | 
     )
     bad = isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _LARGEST
     if bad or (above is not None and value <= above) or (least is not None and value < least):
-        raise ConfigError(f"{name}: expected a finite float32 number{bound}, got {value!r}")
+        raise ConfigError(wrong(name, f"a finite float32 number{bound}", value, _in_python(name, value, float)))
     return float(value)
 
 
@@ -36,16 +88,22 @@ def whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:
     bad = isinstance(value, bool) or not isinstance(value, int) or value < least
     if bad or (most is not None and value > most):
         bound = f">= {least}" if most is None else f"in {least}..{most}"
-        raise ConfigError(f"{name}: expected a whole number {bound}, got {value!r}")
+        raise ConfigError(wrong(name, f"a whole number {bound}", value, _in_python(name, value, int)))
     return value
 
 
 def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
     """Return ``value`` if it is one of ``choices``."""
-    if value not in choices:
-        expected = f"{name}: expected one of {', '.join(map(repr, choices))}, got {value!r}"
-        raise ConfigError(expected + meant(value, choices))
-    return str(value)
+    if not isinstance(value, str) or value not in choices:
+        raise ConfigError(wrong(name, f"one of {', '.join(map(repr, choices))}", value) + meant(value, choices))
+    return value
+
+
+def path(name: str, value: Any) -> Path:
+    """Return ``value`` as a path."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise ConfigError(wrong(name, "a path: a str or a pathlib.Path", value))
+    return Path(value)
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
@@ -56,9 +114,27 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
 
 def meant(name: Any, known: Iterable[str]) -> str:
     """Return ``; did you mean 'scaled'?`` for ``'scald'``; an empty text if no known name is near."""
+    near = nearest(name, known)
+    return f"; did you mean {near!r}?" if near else ""
+
+
+def nearest(name: Any, known: Iterable[str]) -> str | None:
+    """Return the known name that was probably meant."""
     if not isinstance(name, str):
-        return ""
+        return None
     by_lower = {one.lower(): one for one in known}
     lower = name.lower()
-    near = [_ELSEWHERE[lower]] if _ELSEWHERE.get(lower) in by_lower else difflib.get_close_matches(lower, by_lower, 1)
-    return f"; did you mean {by_lower[near[0]]!r}?" if near else ""
+    near = [one for one in _ELSEWHERE.get(lower, ()) if one in by_lower] or difflib.get_close_matches(
+        lower, by_lower, 1
+    )
+    return by_lower[near[0]] if near else None
+
+
+def _in_python(name: str, value: Any, kind: type) -> str:
+    """Return what to write, if ``value`` is a number, but not one of Python's."""
+    try:
+        if isinstance(value, str):
+            return f"write {kind(value)} without quotes"
+        return f"write {kind.__name__}({name})" if hasattr(value, "item") and kind(value) == value else ""
+    except (TypeError, ValueError, RuntimeError):
+        return ""

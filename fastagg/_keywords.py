@@ -1,31 +1,33 @@
-"""Unknown keyword arguments: a named error with the nearest known name, instead of Python's own error."""
+"""Calls with an unknown, missing or unnamed argument: one error that says what to type, instead of Python's own."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args, get_type_hints
 
 from fastagg import _checks
-from fastagg.errors import UnknownSetting
+from fastagg.errors import WrongArguments
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Keywords(NamedTuple):
-    """The names of a function's arguments."""
+    """The names of a function's arguments, without ``self``."""
 
     settings: frozenset[str]  # keywords, including those of an unpacked TypedDict
     required: frozenset[str]  # keywords without a default
-    positional: frozenset[str]  # those that may also be positional
+    named: tuple[str, ...]  # the function's own keywords, in order
+    positional: tuple[str, ...]  # those that may also be positional, in order
+    needed: tuple[str, ...]  # all without a default, in order
 
 
 @cache
 def of(function: Callable[..., Any]) -> Keywords:
     """Return the arguments of ``function``. They are looked up at the first use, not when the package is imported."""
-    found = inspect.signature(function).parameters.values()
+    found = [p for p in inspect.signature(function).parameters.values() if p.name != "self"]
     own = [p for p in found if p.kind is p.KEYWORD_ONLY]
     settings = {p.name for p in own}
     for passed_on in (p.name for p in found if p.kind is p.VAR_KEYWORD):
@@ -34,23 +36,42 @@ def of(function: Callable[..., Any]) -> Keywords:
     return Keywords(
         frozenset(settings),
         frozenset(p.name for p in own if p.default is p.empty),
-        frozenset(p.name for p in found if p.kind is p.POSITIONAL_OR_KEYWORD and p.name != "self"),
+        tuple(p.name for p in own),
+        tuple(p.name for p in found if p.kind is p.POSITIONAL_OR_KEYWORD),
+        tuple(p.name for p in found if p.default is p.empty and p.kind is not p.VAR_KEYWORD),
     )
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Return ``function`` with its name, signature and documentation. An unknown keyword raises UnknownSetting.
+    """Return ``function`` with its name, signature and documentation. Wrong arguments raise WrongArguments.
 
     If it passes on ``**keywords``, these must be typed as ``Unpack[a TypedDict]``, which lists the known ones.
     """
-    name = function.__qualname__.removesuffix(".__init__")
+    name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+    line = "fastagg." * function.__module__.startswith(("fastagg.presets", "fastagg.parts", "fastagg.serving")) + name
 
     @wraps(function)
     def call(*args: P.args, **given: P.kwargs) -> R:
-        settings, _, positional = of(function)
-        for key in given:
-            if key not in settings and key not in positional:
-                raise UnknownSetting(f"{name}: {_checks.unknown('setting', key, settings | positional)}")
+        wrong = _wrong(of(function), args[function.__name__ == "__init__" :], given)
+        if wrong:
+            raise WrongArguments(f"{name}: {wrong[0]}" + (f"; write {line}({wrong[1]})" if wrong[1] else ""))
         return function(*args, **given)
 
     return call
+
+
+def _wrong(known: Keywords, args: tuple[Any, ...], given: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return what is wrong with a call's arguments, and what to write between the brackets."""
+    settings, _, named, positional, needed = known
+    for key in given:
+        if key not in settings and key not in positional:
+            return _checks.unknown("setting", key, settings.union(positional)), ""
+    if len(args) > len(positional):
+        extra = [f"{key}={_checks.shown(value)}" for key, value in zip(named, args[len(positional) :], strict=False)]
+        places = f"{len(positional)} argument{'s'[: len(positional) != 1]} without a name"
+        return f"expected at most {places}, got {len(args)}", ", ".join([*positional, *extra])
+    missing = [key for key in needed if key not in positional[: len(args)] and key not in given]
+    if missing:
+        lines = [key if key in positional else f"{key}=..." for key in needed]
+        return f"expected {', '.join(map(repr, missing))}, got no such argument", ", ".join(lines)
+    return None

@@ -14,7 +14,9 @@ scale_block: int
 block: int
 group: int
 
+sources: str  # a digest of csrc/
 cuda_architectures: str
+cuda_skipped: str  # why there is no CUDA; in builds without it
 cuda_ptx: str  # of which there is PTX; in builds with CUDA
 cuda_emulated: bool
 cuda_version: int  # this and what follows: in builds with CUDA

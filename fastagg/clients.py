@@ -12,6 +12,11 @@ class GradientDifference:
     """A client of ACE with client caches (the ACE paper, Algorithm a.5): it sends ``g_new - g_prev``.
 
     It stores what the server has been told, including rounding, so that errors do not accumulate.
+
+    Example:
+        >>> sender = fastagg.clients.GradientDifference()
+        >>> sender.difference(torch.ones(2)), sender.difference(torch.ones(2))
+        (tensor([1., 1.]), tensor([0., 0.]))
     """
 
     def __init__(self) -> None:

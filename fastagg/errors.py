@@ -2,7 +2,15 @@
 
 
 class FastaggError(Exception):
-    """The base of all of them."""
+    """The base of all of them.
+
+    Example:
+        >>> try:
+        ...     fastagg.FedBuff(torch.zeros(2), buffer_size=0)
+        ... except fastagg.FastaggError as error:
+        ...     print(type(error).__name__)
+        ConfigError
+    """
 
     def __str__(self) -> str:  # KeyError would print the repr of its message
         return str(self.args[0]) if self.args else ""
@@ -12,8 +20,8 @@ class ConfigError(FastaggError, ValueError):
     """A setting is out of range, unknown, or cannot be combined with another one."""
 
 
-class UnknownSetting(ConfigError, TypeError):
-    """A keyword argument that a preset, or the server, does not have."""
+class WrongArguments(ConfigError, TypeError):
+    """A call with an argument that a preset, a part or the server does not have, or without one that it needs."""
 
 
 class MissingPart(ConfigError, LookupError):
@@ -44,12 +52,17 @@ class UnknownVersion(FastaggError, KeyError):
     """The client has no open task of that version."""
 
 
-class OtherLife(UnknownVersion):
-    """The answer is to a task of another life of this server: to a version that a restart has lost."""
+class StaleIncarnation(UnknownVersion):
+    """The answer is to a task of another incarnation of this server: to a version that a restart has lost."""
 
 
 class Busy(FastaggError, RuntimeError):
     """A limit is reached (clients, open tasks, waiting answers). Nothing has changed; the same call may work later."""
+
+
+class Reentered(FastaggError, RuntimeError):
+    """A call that would change the server came from within another call of the same thread: from a rule of a user's
+    own, a finalizer or a signal handler. Nothing has changed; make the call when the outer one has returned."""
 
 
 class NotDurable(FastaggError, RuntimeError):
@@ -58,7 +71,7 @@ class NotDurable(FastaggError, RuntimeError):
 
 
 class CacheError(FastaggError, OSError):
-    """The disk that has the clients' rows refuses: it is full, it fails, or a row is damaged. Nothing has changed."""
+    """The disk that has the cached updates refuses: it is full, it fails, or one is damaged. Nothing has changed."""
 
 
 class RankLost(FastaggError, RuntimeError):

@@ -57,9 +57,9 @@ def measure() -> list[Choice]:
     cache = ClientCache(part, 1, "fp32")
     cache.data.view(torch.float32).zero_()
     steps: dict[str, tuple[str, Callable[[], object]]] = {
-        "a flush in place": ("prefetch", flush),
-        "a flush into a new version": ("stream_from", lambda: flush(out)),
-        "an arrival through fp32 rows": ("width", exchange),
+        "a step in place": ("prefetch", flush),
+        "a step into a new version": ("stream_from", lambda: flush(out)),
+        "an update of an fp32 cache": ("width", exchange),
         "a norm": ("places", lambda: ops.inspect(update)),
     }
     widest = 512 if native.isa() == "avx512" else 256

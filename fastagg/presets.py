@@ -7,8 +7,8 @@ All presets share these settings:
   are decay rates in [0, 1). ``bias_correction`` is Adam's. ``moments`` is ``fp32`` or ``8bit``, see
   :class:`fastagg.Optimizer`.
 - ``buffer_size`` is M, the number of updates in a step, >= 1.
-- ``num_clients`` is n. Client ids are then 0..n-1. ``cache`` is the format of the row that the server keeps for each
-  client: ``fp32``, ``bf16``, ``int8`` or ``int4``. ConfigError if the rows do not fit into memory.
+- ``num_clients`` is n. Client ids are then 0..n-1. ``cache`` is the format of the update that the server keeps of each
+  client: ``fp32``, ``bf16``, ``int8`` or ``int4``. ConfigError if they do not fit into memory.
 - ``clients_per_round`` is the number of updates in a synchronous round. Each of them must start from the current
   version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
 - Every preset also takes :class:`fastagg.Server`'s keyword arguments: :class:`fastagg.ServerSettings`.
@@ -67,6 +67,14 @@ def FedBuff(params: Any, *, lr: float = 1.0, buffer_size: int = 10, **server: Un
     """Buffered asynchronous aggregation: ``x <- x + lr * mean(Delta_i)`` over every M updates.
 
     Nguyen et al. 2022, without differential privacy; the ACE paper, Algorithm a.2.
+
+    Example:
+        >>> server = fastagg.FedBuff(torch.zeros(2), buffer_size=2)
+        >>> for client, number in (("ann", 1.0), ("bob", 3.0)):
+        ...     task = server.dispatch(client)
+        ...     receipt = server.receive(client, torch.full((2,), number))
+        >>> receipt.applied, server.flat
+        (True, tensor([2., 2.]))
     """
     return Server(params, Buffer(buffer_size), SGD(lr), **server)
 
@@ -95,6 +103,13 @@ def FADAS(
         delay_rule: ``scaled`` is ``lr/tau_max`` (Eq. 77, used in the paper's experiments). ``reciprocal`` is
             ``min(lr, 1/tau_max)`` (Eq. 4).
         bias_correction: as in the authors' program. The paper's Algorithm 1 has none.
+
+    Example:
+        >>> server = fastagg.FADAS(torch.zeros(2), lr=0.1, buffer_size=1, betas=(0.0, 0.0))
+        >>> task = server.dispatch("ann")
+        >>> receipt = server.receive("ann", torch.tensor([4.0, -9.0]))
+        >>> server.flat  # without a past, AMSGrad steps by lr, whatever the size of the update
+        tensor([ 0.1000, -0.1000])
     """
     _checks.one_of("delay_rule", delay_rule, words(DelayRule))
     policy: Staleness = Constant() if delay_threshold is None else DelayAdaptive(delay_threshold, delay_rule)
@@ -112,7 +127,7 @@ def FedAsync(
     b: float | None = None,
     **server: Unpack[ServerSettings],
 ) -> Server:
-    """Asynchronous mixing: ``x <- (1-a_t)*x + a_t*x_i^K`` on every arrival, ``a_t = alpha*s(tau)``.
+    """Asynchronous mixing: ``x <- (1-a_t)*x + a_t*x_i^K`` at every update, ``a_t = alpha*s(tau)``.
 
     Xie et al. 2019; AsyncFedED, Eqs. 40 and 41. Clients send deltas, so the server keeps each version while a
     client may still answer it.
@@ -123,6 +138,12 @@ def FedAsync(
             ``s = (tau+1)^-a``.
         a: setting of the hinge (default 10) or the polynomial (0.5), > 0. Other policies refuse it.
         b: setting of the hinge (default 4), >= 0. Other policies refuse it.
+
+    Example:
+        >>> server = fastagg.FedAsync(torch.zeros(2), alpha=0.5)
+        >>> receipt = server.receive_model(server.dispatch("ann"), torch.ones(2))
+        >>> server.flat  # half of the client's model
+        tensor([0.5000, 0.5000])
     """
     _checks.one_of("policy", policy, words(Policy))
     if _checks.number("alpha", alpha, above=0) > 1:
@@ -130,14 +151,22 @@ def FedAsync(
     given = {key: value for key, value in (("a", a), ("b", b)) if value is not None}
     for key in given:
         if key not in {"constant": (), "hinge": ("a", "b"), "polynomial": ("a",)}[policy]:
-            raise ConfigError(f"{key}: policy {policy!r} has no such setting")
+            raise ConfigError(f"{key}: policy {policy!r} has no such setting, got {given[key]!r}; leave it out")
     kind = {"constant": Constant, "hinge": Hinge, "polynomial": Polynomial}[policy]
     return Server(params, Mixing(), SGD(alpha), kind(**given), **server)
 
 
 @preset
 def ASGD(params: Any, *, lr: float, **server: Unpack[ServerSettings]) -> Server:
-    """Vanilla asynchronous SGD: ``x <- x - lr*g_i`` on every arrival."""
+    """Vanilla asynchronous SGD: ``x <- x - lr*g_i`` at every update.
+
+    Example:
+        >>> server = fastagg.ASGD(torch.zeros(2), lr=0.1)
+        >>> task = server.dispatch("ann")
+        >>> receipt = server.receive("ann", torch.ones(2))
+        >>> server.flat
+        tensor([-0.1000, -0.1000])
+    """
     return Server(params, Single(kind="gradient"), SGD(lr), **server)
 
 
@@ -158,6 +187,15 @@ def DelayAdaptiveASGD(
         stale: the rate of an update beyond the threshold. ``lipschitz``: ``min(lr, 1/(4*L*tau))`` (the paper; needs
             L). ``drop``: 0. ``scaled``: ``lr*tau_C/tau`` (the ACE authors' program; needs no L).
         lipschitz: L, > 0, for ``stale="lipschitz"``.
+
+    Example:
+        >>> server = fastagg.DelayAdaptiveASGD(torch.zeros(2), lr=0.1, delay_threshold=1)
+        >>> task = server.dispatch("slow")
+        >>> for _ in range(2):
+        ...     task = server.dispatch("fast")
+        ...     receipt = server.receive("fast", torch.ones(2))
+        >>> server.receive("slow", torch.ones(2)).step_size  # two versions late: lr * 1 / 2
+        0.05
     """
     _checks.one_of("stale", stale, words(Stale))
     rule: Rule = "threshold" if stale == "scaled" else stale
@@ -176,18 +214,26 @@ def ACE(
     optimizer: Optimizer | None = None,
     **server: Unpack[WeightSettings],
 ) -> Server:
-    """All-client engagement: every arrival steps along the mean of all clients' latest gradients.
+    """All-client engagement: every update steps along the mean of all clients' latest gradients.
 
     ``U_i <- g_i; x <- x - lr * sum_j U_j / n``. ``mode="direct"`` is the ACE paper's Algorithm 1.
-    ``mode="incremental"`` gives the same result in O(d). With ``mode="client"`` clients keep the rows (Algorithm a.5,
-    see :class:`fastagg.clients.GradientDifference`). 8-bit rows are from F.3.3.
+    ``mode="incremental"`` gives the same result in O(d). With ``mode="client"`` clients keep their own last
+    gradients (Algorithm a.5, see :class:`fastagg.clients.GradientDifference`). The 8-bit cache is from F.3.3.
 
     Args:
-        cache: format of the rows U_i in memory, or a :class:`fastagg.Tiered` for rows on a disk. With
-            ``mode="client"`` the server keeps no rows.
+        cache: format of the cached gradients U_i in memory, or a :class:`fastagg.Tiered` if they lie on a disk. With
+            ``mode="client"`` the server keeps none.
         warmup: ``full`` or ``partial``, see :class:`fastagg.AllClients`.
         mode: ``incremental``, ``direct`` or ``client``.
         optimizer: a server optimizer other than SGD. It has its own ``lr``.
+
+    Example:
+        >>> server = fastagg.ACE(torch.zeros(2), lr=0.1, num_clients=2, cache="int8")
+        >>> tasks = [server.dispatch(client) for client in range(2)]
+        >>> [server.receive(client, torch.ones(2)).applied for client in range(2)]  # the first step needs everybody
+        [False, True]
+        >>> server.flat
+        tensor([-0.1000, -0.1000])
     """
     _checks.one_of("mode", mode, words(AceMode))
     steps = SGD(lr) if optimizer is None else optimizer
@@ -216,9 +262,16 @@ def ACED(
 
     Args:
         max_delay: tau_algo, >= 0. If no delay is larger, ACED is exactly ACE.
-        cache: format of the rows U_i in memory, or a :class:`fastagg.Tiered` for rows on a disk.
+        cache: format of the cached gradients U_i in memory, or a :class:`fastagg.Tiered` if they lie on a disk.
         freshness: ``dispatch`` (Algorithm a.1) or ``gradient`` (the text of Eq. 7), see :class:`fastagg.ActiveSet`.
         warmup: ``full`` or ``partial``, see :class:`fastagg.AllClients`.
+
+    Example:
+        >>> server = fastagg.ACED(torch.zeros(2), lr=0.1, num_clients=2, max_delay=5)
+        >>> tasks = [server.dispatch(client) for client in range(2)]
+        >>> receipts = [server.receive(client, torch.ones(2)) for client in range(2)]
+        >>> server.flat
+        tensor([-0.1000, -0.1000])
     """
     direction = ActiveSet(num_clients, cache=cache, warmup=warmup, max_delay=max_delay, freshness=freshness)
     return Server(params, direction, SGD(lr), **server)
@@ -241,8 +294,15 @@ def CA2FL(
     clients. Then ``h_i <- Delta_i``. The ACE paper, Algorithm a.3.
 
     Args:
-        cache: format of the rows h_i.
+        cache: format of the cached updates h_i.
         repeat: ``start`` (the paper) or ``latest`` (public programs), see :class:`fastagg.Calibrated`.
+
+    Example:
+        >>> server = fastagg.CA2FL(torch.zeros(2), num_clients=2, buffer_size=2)
+        >>> tasks = [server.dispatch(client) for client in range(2)]
+        >>> receipts = [server.receive(client, torch.ones(2)) for client in range(2)]
+        >>> server.flat
+        tensor([1., 1.])
     """
     return Server(params, Calibrated(num_clients, buffer_size, cache, repeat), SGD(lr), **server)
 
@@ -269,6 +329,14 @@ def AsyncFedED(
 
     Args:
         lam, eps, gamma_bar, kappa, local_steps, max_local_steps, gamma_max, sketch: see :class:`fastagg.Euclidean`.
+
+    Example:
+        >>> server = fastagg.AsyncFedED(torch.zeros(2), lam=1.0, eps=1.0)
+        >>> task = server.dispatch("ann")
+        >>> task.local_steps  # clients are told how many steps to train
+        10
+        >>> server.receive("ann", torch.ones(2)).applied
+        True
     """
     policy = Euclidean(lam, eps, gamma_bar, kappa, local_steps, max_local_steps, gamma_max, sketch)
     return Server(params, Single(), SGD(1.0), policy, **server)
@@ -287,7 +355,7 @@ def FedEcho(
 ) -> Server:
     """FedBuff with distillation after every step, towards the mean of all clients' latest logits (also slow clients').
 
-    FedEcho, Algorithm 1. Each arrival costs a forward pass of the client's model on the unlabelled data. Each step
+    FedEcho, Algorithm 1. Each update costs a forward pass of the client's model on the unlabelled data. Each step
     costs Q training steps on this data. :attr:`fastagg.Server.distillation` reports the cost.
 
     Args:
@@ -297,6 +365,14 @@ def FedEcho(
 
     Raises:
         DataError: there is no unlabelled data, or it cannot be read.
+
+    Example:
+        >>> net = torch.nn.Linear(3, 2)
+        >>> distill = fastagg.Distillation(net, torch.randn(16, 3))
+        >>> server = fastagg.FedEcho(net, buffer_size=1, num_clients=2, distill=distill)
+        >>> task = server.dispatch(0)
+        >>> server.receive(0, torch.zeros(8)).applied
+        True
     """
     direction = Echo(buffer_size, num_clients=num_clients, distill=distill, cache=cache)
     return Server(params, direction, SGD(lr), **server)
@@ -318,6 +394,12 @@ def FedAC(
     Updates are weighted by ``max(cos(x_t - x_s, Delta_i), 0.1)``, or 1 if fresh. Their mean D goes into Adam's moments,
     and ``x <- x + lr*(b1*m + (1-b1)*D)/(sqrt(v) + eps)``. Clients correct their drift with control variates:
     :class:`fastagg.clients.DriftCorrection`. Pass its second result to ``receive`` as ``control``.
+
+    Example:
+        >>> server = fastagg.FedAC(torch.zeros(2), lr=0.01, buffer_size=1)
+        >>> task = server.dispatch("ann")
+        >>> server.receive("ann", torch.ones(2)).applied
+        True
     """
     return Server(params, CosineBuffer(buffer_size), Lookahead(lr, betas, eps, moments=moments), **server)
 
@@ -344,6 +426,14 @@ def FedAvg(
     Args:
         lr: 1 for plain averaging.
         weighting: ``samples`` or ``uniform``.
+
+    Example:
+        >>> server = fastagg.FedAvg(torch.zeros(2), clients_per_round=2)
+        >>> tasks = [server.dispatch(client) for client in "ab"]
+        >>> for task, samples in zip(tasks, (10, 30)):
+        ...     receipt = server.receive_model(task, torch.full((2,), float(samples)), num_samples=samples)
+        >>> server.flat  # (10*10 + 30*30) / 40
+        tensor([25., 25.])
     """
     return _synchronous(params, clients_per_round, SGD(lr), {"weighting": weighting, **server})
 
@@ -357,7 +447,12 @@ def FedProx(
     weighting: Weighting = "samples",
     **server: Unpack[ClientSettings],
 ) -> Server:
-    """:func:`FedAvg`'s server. Clients add the proximal term (:func:`fastagg.clients.add_proximal_gradient_`)."""
+    """:func:`FedAvg`'s server. Clients add the proximal term (:func:`fastagg.clients.add_proximal_gradient_`).
+
+    Example:
+        >>> fastagg.FedProx(torch.zeros(2), clients_per_round=10).version
+        0
+    """
     return FedAvg(params, clients_per_round=clients_per_round, lr=lr, weighting=weighting, **server)
 
 
@@ -371,7 +466,15 @@ def FedAvgM(
     moments: Moments = "fp32",
     **server: Unpack[ServerSettings],
 ) -> Server:
-    """Synchronous rounds; momentum on the mean delta D: ``m <- beta*m + D; x <- x + lr*m`` (Hsu et al. 2019)."""
+    """Synchronous rounds; momentum on the mean delta D: ``m <- beta*m + D; x <- x + lr*m`` (Hsu et al. 2019).
+
+    Example:
+        >>> server = fastagg.FedAvgM(torch.zeros(2), lr=0.5, beta=0.9, clients_per_round=1)
+        >>> for _ in range(2):
+        ...     receipt = server.receive_model(server.dispatch("ann"), server.flat + 1.0)
+        >>> server.flat  # 0.5 * 1, and then 0.5 * (0.9 * 1 + 1)
+        tensor([1.4500, 1.4500])
+    """
     return _synchronous(params, clients_per_round, Momentum(lr, beta, moments=moments), server)
 
 
@@ -387,7 +490,12 @@ def FedAdam(
     moments: Moments = "fp32",
     **server: Unpack[ServerSettings],
 ) -> Server:
-    """Synchronous rounds; Adam on the mean delta D: ``x <- x + lr*m/(sqrt(v) + eps)`` (Reddi et al. 2021: eps 1e-3)."""
+    """Synchronous rounds; Adam on the mean delta D: ``x <- x + lr*m/(sqrt(v) + eps)`` (Reddi et al. 2021: eps 1e-3).
+
+    Example:
+        >>> fastagg.FedAdam(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer
+        Adam(lr=0.01, betas=(0.9, 0.99), eps=0.001, bias_correction=False, moments='fp32')
+    """
     return _synchronous(params, clients_per_round, Adam(lr, betas, eps, bias_correction, moments=moments), server)
 
 
@@ -406,6 +514,10 @@ def FedYogi(
     """Synchronous rounds; Yogi on the mean delta D: as Adam, but ``v <- v - (1-b2)*D*D*sign(v - D*D)``.
 
     Reddi et al. 2021.
+
+    Example:
+        >>> fastagg.FedYogi(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer
+        Yogi(lr=0.01, betas=(0.9, 0.99), eps=0.001, bias_correction=False, moments='fp32')
     """
     return _synchronous(params, clients_per_round, Yogi(lr, betas, eps, bias_correction, moments=moments), server)
 
@@ -421,7 +533,12 @@ def FedAdagrad(
     moments: Moments = "fp32",
     **server: Unpack[ServerSettings],
 ) -> Server:
-    """Synchronous rounds; Adagrad on the mean delta D: as Adam, but ``v <- v + D*D`` (Reddi et al. 2021)."""
+    """Synchronous rounds; Adagrad on the mean delta D: as Adam, but ``v <- v + D*D`` (Reddi et al. 2021).
+
+    Example:
+        >>> fastagg.FedAdagrad(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer
+        Adagrad(lr=0.01, beta=0.0, eps=0.001, moments='fp32')
+    """
     return _synchronous(params, clients_per_round, Adagrad(lr, beta, eps, moments=moments), server)
 
 
@@ -437,5 +554,10 @@ def FedAMS(
     moments: Moments = "fp32",
     **server: Unpack[ServerSettings],
 ) -> Server:
-    """Synchronous rounds; AMSGrad on the mean delta D, as in FADAS (Wang et al. 2022, option 1)."""
+    """Synchronous rounds; AMSGrad on the mean delta D, as in FADAS (Wang et al. 2022, option 1).
+
+    Example:
+        >>> fastagg.FedAMS(torch.zeros(2), lr=0.01, clients_per_round=10, moments="8bit").optimizer
+        AMSGrad(lr=0.01, betas=(0.9, 0.99), eps=1e-08, bias_correction=False, moments='8bit')
+    """
     return _synchronous(params, clients_per_round, AMSGrad(lr, betas, eps, bias_correction, moments=moments), server)

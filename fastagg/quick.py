@@ -175,7 +175,7 @@ def _ace(x: Tensor, wrap: Wrap = _eager) -> Arrive:
 
 
 def _ace_int8(x: Tensor, wrap: Wrap = _eager) -> Arrive:
-    """ACE with int8 rows: a scale per 256 elements, random and unbiased rounding, as in fastagg."""
+    """ACE with an int8 cache: a scale per 256 elements, random and unbiased rounding, as in fastagg."""
     blocks = -(-len(x) // BLOCK)
     total, padded = torch.zeros_like(x), torch.zeros(blocks, BLOCK)
     rows = [torch.zeros(blocks, BLOCK, dtype=torch.int8) for _ in range(CLIENTS)]
@@ -227,14 +227,14 @@ _RULES: dict[str, tuple[str, Callable[[Tensor], Server], Peers]] = {
         {"torch, in place": (_fadas, 1e-5)},
     ),
     "ace-fp32": (
-        "ACE, fp32 rows",
+        "ACE, fp32",
         lambda x: presets.ACE(x, lr=1e-3, num_clients=CLIENTS),
         {"torch, in place": (_ace, 1e-5)},
     ),
     "ace-int8": (
-        "ACE, int8 rows",
+        "ACE, int8",
         lambda x: presets.ACE(x, lr=1e-3, num_clients=CLIENTS, cache="int8"),
-        {"torch with fp32 rows": (_ace, 1e-2), "torch with int8 rows": (_ace_int8, 0.1)},
+        {"torch with an fp32 cache": (_ace, 1e-2), "torch with an int8 cache": (_ace_int8, 0.1)},
     ),
 }
 

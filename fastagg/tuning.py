@@ -19,8 +19,10 @@ places      in how many places of a group read-only passes read in turn: 1, 2, 4
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -39,8 +41,15 @@ def processor() -> str:
         with open("/proc/cpuinfo") as info:
             name = next(line.split(":", 1)[1].strip() for line in info if line.startswith("model name"))
     except (OSError, StopIteration):
-        pass
+        if sys.platform == "darwin":
+            name = _brand()
     return f"{name} ({vendor or 'unknown vendor'}, family {family}, model {model})"
+
+
+def _brand() -> str:
+    words, size = ctypes.create_string_buffer(256), ctypes.c_size_t(256)
+    ctypes.CDLL(None).sysctlbyname(b"machdep.cpu.brand_string", words, ctypes.byref(size), None, 0)
+    return words.value.decode()
 
 
 def current() -> dict[str, int]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -56,3 +59,55 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     with pytest.raises(MissingDependency, match=r'the simulator needs pydantic,.*pip install "fastagg\[sim\]"'):
         _extras.require("the simulator", "sim", _extras.SIM)
     _extras.require("the command line", "cli", _extras.CLI)
+
+
+@pytest.mark.skipif(not shutil.which("cmake"), reason="needs cmake on PATH")
+@pytest.mark.parametrize(
+    "option, devices, environment, architectures",
+    [
+        ("CUDA=AUTO", "8.6\n9.0\n9.0", {}, "86;90"),
+        ("CUDA=AUTO", None, {}, "no CUDA device was found"),
+        ("CUDA=AUTO", "", {}, "no CUDA device was found"),
+        ("CUDA=AUTO", "12.1", {}, "120"),  # newer than this nvcc: the driver translates its newest PTX
+        ("CUDA=AUTO", "8.7", {}, "86"),
+        ("CUDA=AUTO", "6.1", {}, ""),
+        ("CUDA=OFF", "9.0", {}, "FASTAGG_CUDA=OFF"),
+        ("CUDA=ON", None, {}, "80;86;90;120"),
+        ("CUDA=ON", "8.6", {}, "80;86;90;120"),
+        ("CUDA_ARCHITECTURES=90a", None, {}, "90a"),
+        ("CUDA=AUTO", "8.6", {"CUDAARCHS": "80;90-real"}, "80;90"),
+        ("CUDA=AUTO", "8.6", {"CUDAARCHS": "all-major"}, "80;86;90;120"),
+        ("CUDA=ON", "8.6", {"CUDAARCHS": "native"}, "86"),
+        ("CUDA=AUTO", None, {"TORCH_CUDA_ARCH_LIST": "5.2 8.0;9.0+PTX 12.0"}, "80;90;120"),
+        ("CUDA=AUTO", "8.6", {"TORCH_CUDA_ARCH_LIST": "Hopper"}, "86"),
+        ("CUDA=OFF", None, {"CUDAARCHS": "80"}, "FASTAGG_CUDA=OFF"),
+    ],
+)
+def test_which_architectures_are_compiled(
+    tmp_path: Path, option: str, devices: str | None, environment: dict[str, str], architectures: str
+) -> None:
+    """With a driver that lists these devices (None: there is no driver), and an nvcc that knows four architectures."""
+    answers = {"nvcc": "compute_80\ncompute_86\ncompute_90\ncompute_120", "nvidia-smi": devices}
+    for name, answer in answers.items():
+        if answer is not None:
+            (tmp_path / name).write_text(f"#!/bin/sh\ncat << END\n{answer}\nEND\n")
+            (tmp_path / name).chmod(0o755)
+    (tmp_path / "cat").symlink_to(shutil.which("cat") or "")
+    command = [
+        shutil.which("cmake") or "",
+        "-DFASTAGG_CUDA=AUTO",
+        f"-DFASTAGG_{option}",
+        "-P",
+        "cmake/architectures.cmake",
+    ]
+    cleared = {name: value for name, value in os.environ.items() if name not in ("CUDAARCHS", "TORCH_CUDA_ARCH_LIST")}
+    found = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**cleared, **environment, "PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    chosen, skipped = re.fullmatch(r"architectures: (.*); skipped: (.*)\n", found.stderr).groups()  # type: ignore[union-attr]
+    assert architectures == (chosen or skipped)

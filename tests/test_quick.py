@@ -46,7 +46,7 @@ def test_a_rule_asked_for_stands_beside_eager_and_compiled_torch(monkeypatch: py
     monkeypatch.setattr(quick, "_compile", lambda step: compiled.append(1) or step)
     found, _ = quick.measure(sizes=(1000,), rounds=1, chosen=quick.asked("ace-int8"))
     assert [line.peer for line in found] == [
-        "torch with fp32 rows", "torch with int8 rows", "torch.compile with int8 rows",
+        "torch with an fp32 cache", "torch with an int8 cache", "torch.compile with an int8 cache",
     ]  # fmt: skip
     assert compiled
     with pytest.raises(ConfigError, match="bench: expected one of"):

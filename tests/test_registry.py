@@ -16,7 +16,7 @@ from models import same
 
 import fastagg
 from fastagg import _checks, _keywords, registry
-from fastagg.errors import CheckpointError, ConfigError, MissingPart, UnknownSetting
+from fastagg.errors import CheckpointError, ConfigError, MissingPart, WrongArguments
 from fastagg.parts import names, optimizers
 from fastagg.parts.directions import all_clients, base
 from fastagg.serving import statistics
@@ -194,7 +194,7 @@ def test_every_word_is_accepted_and_another_is_not() -> None:
     ],
 )  # fmt: skip
 def test_an_unknown_keyword_is_named_with_the_nearest(build: Any, words: str) -> None:
-    for kind in (UnknownSetting, ConfigError, ValueError, TypeError):
+    for kind in (WrongArguments, ConfigError, ValueError, TypeError):
         with pytest.raises(kind, match=words):
             build(torch.zeros(D))
 

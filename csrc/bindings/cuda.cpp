@@ -109,7 +109,7 @@ void bind_functions(py::module_& m) {
     cuda::compute_capability(device, &major, &minor);
     return std::make_pair(major, minor);
   });
-  m.def("copies_on", [](int device) { return std::shared_ptr<memory::Copies>(cuda::copies_on(device)); });
+  m.def("copies_on", [](int device) { return std::shared_ptr<store::Copies>(cuda::copies_on(device)); });
   m.def("step", &step, arg("update"), arg("direction"), arg("optimizer"), arg("where"), nogil);
   m.def("accumulate", &accumulate, arg("update"), by_name, arg("acc"), arg("weight"), arg("out"), arg("where"), nogil);
   m.def("recompute_sum", &recompute_sum, arg("rows"), by_name, arg("weights"), arg("sum"), arg("blocks"), arg("where"),

@@ -1,27 +1,32 @@
-// Binds the server's own vectors, as torch tensors, for fastagg/storage/memory.py.
+// Binds the server's own vectors, as torch tensors, for fastagg/model/memory.py.
 #include <pybind11/stl.h>
 
-#include "../memory/blocks.h"
-#include "../memory/copies.h"
-#include "../memory/tensors.h"
+#include "../store/blocks.h"
+#include "../store/copies.h"
+#include "arrays.h"
 #include "structs.h"
 
 namespace py = pybind11;
 
-namespace fastagg {
+namespace fastagg::bindings {
 
 void bind_memory(py::module_& to) {
   py::module_ m = to.def_submodule("memory", "Vectors in huge pages, used again when the last view of them is gone.");
-  m.def("use_torch", &memory::use_torch, py::arg("tensor"), py::arg("exchange"), py::arg("from_dlpack"),
-        py::arg("ndarray"));
-  m.def("vector", [](int64_t count) { return memory::new_vector(count).owner; });
-  m.def("bytes", &memory::new_bytes, py::arg("count"), py::arg("keep"));
-  m.def("lies_about", &memory::lies_about);
-  m.def("trim", &memory::trim);
-  m.def("fail_after", &memory::fail_after);
-  m.def("left_to_fail", &memory::left_to_fail);
+  m.def("use_torch", &use_torch, py::arg("tensor"), py::arg("exchange"), py::arg("from_dlpack"), py::arg("ndarray"),
+        py::arg("tensors"));
+  m.def("vector", [](int64_t count) { return tensor_of(store::new_vector(count), count); });
+  m.def(
+      "bytes",
+      [](int64_t count, bool keep) {
+        const store::Owner owner = store::new_memory(count, keep);
+        return tensor_of(owner, owner.get(), count, Element::kBytes);
+      },
+      py::arg("count"), py::arg("keep"));
+  m.def("trim", &store::trim);
+  m.def("fail_after", &store::fail_after);
+  m.def("left_to_fail", &store::left_to_fail);
 
-  using memory::Copies;
+  using store::Copies;
   const auto nogil = py::call_guard<py::gil_scoped_release>();
   py::class_<Copies, std::shared_ptr<Copies>>(m, "Copies", "Of a device (cuda.copies_on). Marks are numbers here.")
       .def("mark", [](Copies& copies) { return reinterpret_cast<Address>(copies.mark()); })
@@ -48,4 +53,4 @@ void bind_memory(py::module_& to) {
       .def("settle", &Copies::settle, nogil);
 }
 
-}  // namespace fastagg
+}  // namespace fastagg::bindings

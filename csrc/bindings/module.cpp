@@ -10,14 +10,16 @@
 
 #include "../cpu/cpu.h"
 #include "../cpu/distill.h"
-#include "../cpu/kernels.h"
 #include "../cpu/pool.h"
 #include "../cpu/tuning.h"
 #include "../math/reduce.h"
+#include "host.h"
 #include "structs.h"
 
 namespace py = pybind11;
 using namespace fastagg;
+
+extern const char* const fastagg_sources;  // a digest (cmake/digest.cmake)
 
 namespace {
 
@@ -165,7 +167,7 @@ std::pair<double, double> distill(Address logits, const Batch& batch, const Targ
 
 py::dict cpu_isas() {
   py::dict found;
-  for (int i = 0; i < cpu::isa_count(); ++i) found[cpu::isa(i).kernels->isa] = cpu::isa(i).supported;
+  for (const auto& [name, supported] : cpu::isas()) found[name] = supported;
   return found;
 }
 
@@ -217,15 +219,18 @@ PYBIND11_MODULE(_native, m) {
   const py::kw_only by_name;
   m.doc() = "Compiled kernels of fastagg. Use fastagg.ops, which checks its arguments.";
   py::register_exception_translator([](std::exception_ptr raised) {
-    try {
-      if (raised) std::rethrow_exception(raised);
-    } catch (const Refused& refused) {
-      py::set_error(py::module_::import("fastagg.errors").attr("ConfigError"), refused.what());
-    }
+    if (raised) bindings::set_error_of(raised);
   });
+  bindings::install_waiting();
   bind_structs(m);
-  bind_memory(m);
-  bind_serving(m);
+  bindings::bind_memory(m);
+  bindings::bind_records(m);
+  py::module_ engine = m.def_submodule("engine", "What a server knows, and the one way in which anything changes.");
+  bindings::bind_extension(engine);
+  bindings::bind_directions(engine);
+  bindings::bind_engine(engine);
+  py::module_ log = m.def_submodule("log", "What happened to a server, on a disk.");
+  bindings::bind_log(log);
 
   m.def("step", &step, arg("update"), arg("direction"), arg("optimizer"));
   m.def("accumulate", &accumulate, arg("update"), by_name, arg("acc"), arg("weight"), arg("out"));
@@ -260,8 +265,8 @@ PYBIND11_MODULE(_native, m) {
         arg("alpha"), arg("gradient"));
 
   m.def("cpu_isas", &cpu_isas, "Instruction sets compiled in, best first -> whether this processor has them.");
-  m.def("isa", [] { return cpu::kernels().isa; });
-  m.def("select_isa", [](const std::string& name) { return cpu::select(name.c_str()); });
+  m.def("isa", &cpu::isa);
+  m.def("select_isa", &cpu::select);
   m.def("threads", &cpu::threads);
   m.def("set_threads", &cpu::set_threads);
   m.def("processor", [] {
@@ -273,10 +278,12 @@ PYBIND11_MODULE(_native, m) {
   m.def("tuning", [] { return dict_of(cpu::tuning()); });
   m.def("set_tuning", &set_tuning, arg("settings"));
 
+  m.attr("sources") = fastagg_sources;
 #if defined(FASTAGG_CUDA)
   bind_cuda(m);
 #else
   m.attr("cuda_architectures") = "";
+  m.attr("cuda_skipped") = FASTAGG_CUDA_SKIPPED;
   m.attr("cuda_emulated") = false;
 #endif
 }

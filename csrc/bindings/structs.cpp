@@ -1,5 +1,7 @@
 #include "structs.h"
 
+#include "../math/optimizers.h"
+
 namespace py = pybind11;
 
 namespace fastagg {
@@ -100,7 +102,7 @@ Moments coded_moments_of(Address m, Address v, Address vhat, Address units, int6
 }
 
 Optimizer optimizer_of(const std::string& kind, const Hyper& hyper, const Moments& moments, Address x, Address x_out) {
-  Optimizer optimizer{named(kind, Optimizers{}, "optimizer"), hyper, moments, at(x), at(x_out)};
+  Optimizer optimizer{optimizer_named(kind), hyper, moments, at(x), at(x_out)};
   const bool coded = moments.coded();
   const auto check = [&](const char* name, const void* given, bool owned) {
     if ((given != nullptr) != owned) throw Refused(kind + (owned ? " needs " : " has no ") + name);
@@ -177,6 +179,8 @@ py::dict facts_of_formats(List<Each...>) {
 }
 
 }  // namespace
+
+int optimizer_named(const std::string& name) { return named(name, Optimizers{}, "optimizer"); }
 
 void check_step(const Update& update, const Direction& direction, const Optimizer& optimizer) {
   const bool caches = direction.kind == kMean || direction.kind == kCalibrated;

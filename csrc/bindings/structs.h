@@ -38,6 +38,8 @@ int named(const std::string& name, List<Each...>, const char* what) {
   throw Refused(std::string(what) + ": unknown '" + name + "'; known: " + known);
 }
 
+int optimizer_named(const std::string& name);  // its place in Optimizers
+
 // Logits [rows, classes], and the address of the result.
 struct Batch {
   int64_t rows, classes;
@@ -57,7 +59,16 @@ void check_job(const Rows& rows, const RowJob& job);
 
 void bind_structs(pybind11::module_& m);
 void bind_cuda(pybind11::module_& m);
+
+namespace bindings {
+
 void bind_memory(pybind11::module_& m);
-void bind_serving(pybind11::module_& m);
+void bind_records(pybind11::module_& m);
+void bind_extension(pybind11::module_& m);
+void bind_directions(pybind11::module_& m);
+void bind_log(pybind11::module_& m);
+void bind_engine(pybind11::module_& m);
+
+}  // namespace bindings
 
 }  // namespace fastagg

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <utility>
 #include <vector>
 
 #include "../plan.h"
@@ -11,6 +12,12 @@
 namespace fastagg::cpu {
 
 using fastagg::RowJob;
+
+// The instruction sets in this build, best first, and whether this processor has them; the one in use. `select` returns
+// false and changes nothing if the processor does not have it.
+std::vector<std::pair<const char*, bool>> isas();
+const char* isa();
+bool select(const char* name);
 
 // A whole server step, direction and optimizer, in one pass over memory. Without an optimizer only sums and rows
 // change. Bytes per parameter (fp32): AMSGrad on a given direction 36, FedBuff flush 16, FADAS flush 40, apply 12; ACE
@@ -45,6 +52,12 @@ void read_row(const Rows& rows, int64_t slot, float* out);
 // Sum of squares in double, in reduce.h's fixed order (4 bytes per parameter). It is infinite or NaN exactly if some
 // element is.
 double sum_squares(const Update& update);
+
+// Copies an update to where `copy` lies, which has the same elements of the same types, and returns the copy's sum of
+// squares. Every byte is read once (8 bytes per parameter).
+double absorb(const Update& update, const Update& copy);
+// Only copies.
+void copy(const Update& update, const Update& to);
 
 // Both norms of AsyncFedED (its Eq. 6) in one read, 12 bytes per parameter, and FedAC's inner product.
 struct Distances {

@@ -66,9 +66,13 @@ FASTAGG_CRC inline uint32_t crc_word(uint32_t crc, uint64_t word) {
   return static_cast<uint32_t>(_mm_crc32_u64(crc, word));
 }
 FASTAGG_CRC inline uint32_t crc_byte(uint32_t crc, uint8_t byte) { return _mm_crc32_u8(crc, byte); }
-#elif defined(__aarch64__) && defined(__linux__)
+#elif defined(__aarch64__) && (defined(__linux__) || defined(__APPLE__))
 #define FASTAGG_CRC __attribute__((target("+crc")))
+#if defined(__linux__)
 bool has_instruction() { return (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0; }
+#else
+bool has_instruction() { return true; }  // all of Apple's 64-bit processors
+#endif
 FASTAGG_CRC inline uint32_t crc_word(uint32_t crc, uint64_t word) { return __crc32cd(crc, word); }
 FASTAGG_CRC inline uint32_t crc_byte(uint32_t crc, uint8_t byte) { return __crc32cb(crc, byte); }
 #endif

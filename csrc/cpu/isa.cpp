@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "cpu.h"
 #include "kernels.h"
 #include "tuning.h"
 
@@ -23,6 +24,11 @@ extern const Kernels table;
 }
 
 namespace {
+
+struct Isa {
+  const Kernels* kernels;
+  bool supported;
+};
 
 #if defined(FASTAGG_X86)
 bool has_avx512() {
@@ -61,11 +67,19 @@ std::atomic<const Kernels*> widest{best()};
 
 }  // namespace
 
-int isa_count() { return static_cast<int>(sizeof kIsas / sizeof kIsas[0]); }
-Isa isa(int index) { return kIsas[index]; }
-
 const Kernels& kernels() { return *widest.load(std::memory_order_acquire); }
 const Kernels& streaming_kernels() { return *find(kernels().isa, tuning().width / 32); }
+
+std::vector<std::pair<const char*, bool>> isas() {
+  std::vector<std::pair<const char*, bool>> found;
+  for (const Isa& one : kIsas) {
+    const char* name = one.kernels->isa;
+    if (found.empty() || std::strcmp(found.back().first, name) != 0) found.emplace_back(name, one.supported);
+  }
+  return found;
+}
+
+const char* isa() { return kernels().isa; }
 
 bool select(const char* name) {
   const Kernels* found = find(name, 0);

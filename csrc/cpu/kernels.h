@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "../math/moments.h"
+#include "../math/optimizers.h"
 #include "../math/reduce.h"
 #include "../plan.h"
 
@@ -117,25 +118,17 @@ struct Kernels {
   // Sums over at most one strand (math/reduce.h): of update^2; or of (x - base)^2 and, if `inner`, of (x -
   // base)*update. n is a multiple of 128; the caller pads with zeros.
   void (*squares)(const float* update, int64_t n, int64_t ahead, double* out);
+  // The same, and copies the update on the way: each element is loaded once.
+  void (*copy_squares)(const float* update, float* copy, int64_t n, int64_t ahead, double* out);
   void (*apart)(const float* update, const float* x, const float* base, bool inner, int64_t n, int64_t ahead,
                 double* out);
   RowLoss<float> distill_f32;
   RowLoss<double> distill_f64;
 };
 
-// The tables in this build, best first, and whether this processor can run each.
-struct Isa {
-  const Kernels* kernels;
-  bool supported;
-};
-int isa_count();
-Isa isa(int index);
-
 // kernels() is the table in use, with the widest vectors of its instruction set. streaming_kernels() is the table for
-// loops over vectors that do not fit in the caches (tuning.h, `width`); it may have only `fused`. `select` returns
-// false and changes nothing if the instruction set is unknown or unsupported.
+// loops over vectors that do not fit in the caches (tuning.h, `width`); it may have only `fused`.
 const Kernels& kernels();
 const Kernels& streaming_kernels();
-bool select(const char* name);
 
 }  // namespace fastagg::cpu

@@ -103,6 +103,7 @@ constexpr Kernels made() {
   to.settle = settle_block;
   to.sketch = sketch_block;
   to.squares = squares_strand;
+  to.copy_squares = copy_squares_strand;
   to.apart = apart_strand;
   to.distill_f32 = {soft_targets_row<float>, distill_row<float>};
   to.distill_f64 = {soft_targets_row<double>, distill_row<double>};

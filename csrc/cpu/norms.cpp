@@ -40,12 +40,35 @@ const float* strand_of(const Update& update, const Kernels& table, int64_t at, i
   return scratch.values;
 }
 
-// Returns the groups' sums in reduce.h's order. sums(values, at, count, out) sums one strand.
+// Copies elements at..at+count-1. Both updates have the same types there.
+void copy_range(const Update& update, const Update& to, int64_t at, int64_t count) {
+  auto from = piece_at(update, at), into = piece_at(to, at);
+  for (const int64_t end = at + count; at < end;) {
+    while (at >= from->begin + from->size) ++from;
+    while (at >= into->begin + into->size) ++into;
+    const int64_t n = std::min({end, from->begin + from->size, into->begin + into->size}) - at;
+    const int64_t item = from->dtype == kFloat32 ? 4 : 2;
+    auto* const place = static_cast<char*>(const_cast<void*>(into->data)) + (at - into->begin) * item;
+    std::memcpy(place, static_cast<const char*>(from->data) + (at - from->begin) * item,
+                static_cast<size_t>(n * item));
+    at += n;
+  }
+}
+
+// Where the fp32 elements at..at+count-1 lie, if they lie in one piece.
+float* plain_at(const Update& update, int64_t at, int64_t count) {
+  const auto piece = piece_at(update, at);
+  if (piece->dtype != kFloat32 || at + count > piece->begin + piece->size) return nullptr;
+  return static_cast<float*>(const_cast<void*>(piece->data)) + (at - piece->begin);
+}
+
+// Returns the groups' sums in reduce.h's order. sums(values, at, count, out) sums one strand. `before` is called
+// before a strand is read, and returns whether it has summed the strand itself.
 //
 // This pass only reads, so it waits for memory. Some processors prefetch only within a page. For them the pass reads a
 // group's strands at several places in turn. The strands are still added in order.
-template <typename Of>
-std::vector<Sums> group_sums(const Update& update, int used, int64_t bytes, Of sums) {
+template <typename Of, typename Before>
+std::vector<Sums> group_sums(const Update& update, int used, int64_t bytes, Of sums, Before before) {
   std::vector<Sums> groups(static_cast<size_t>((update.size + kGroup - 1) / kGroup), Sums{});
   const Kernels& table = kernels();
   const int64_t places = tuning().places, each = kGroupStrands / places;
@@ -56,7 +79,7 @@ std::vector<Sums> group_sums(const Update& update, int used, int64_t bytes, Of s
     for (int64_t turn = 0; turn < each; ++turn)
       for (int64_t s = turn; s < kGroupStrands && begin + s * kStrand < end; s += each) {
         const int64_t at = begin + s * kStrand, count = std::min(kStrand, end - at);
-        sums(strand_of(update, table, at, count, scratch), at, count, found[s]);
+        if (!before(at, count, found[s])) sums(strand_of(update, table, at, count, scratch), at, count, found[s]);
       }
     Sums& total = groups[static_cast<size_t>(index)];
     for (int64_t s = 0; s < kGroupStrands && begin + s * kStrand < end; ++s)
@@ -67,22 +90,44 @@ std::vector<Sums> group_sums(const Update& update, int used, int64_t bytes, Of s
   return groups;
 }
 
+template <typename Of>
+std::vector<Sums> group_sums(const Update& update, int used, int64_t bytes, Of sums) {
+  return group_sums(update, used, bytes, sums, [](int64_t, int64_t, double*) { return false; });
+}
+
 int64_t whole_rows(int64_t count) { return (count + 127) / 128 * 128; }
+
+void squares_of_strand(const float* values, int64_t, int64_t count, double* out) {
+  Strand padded;
+  const int64_t n = whole_rows(count);
+  kernels().squares(padded.padded(values, count, n), n, tuning().prefetch, out);
+}
 
 }  // namespace
 
 std::vector<GroupSums> squares_by_group(const Update& update) {
-  const Kernels& table = kernels();
-  const int64_t ahead = tuning().prefetch;
-  const auto sums = [&](const float* values, int64_t, int64_t count, double* out) {
-    Strand padded;
-    const int64_t n = whole_rows(count);
-    table.squares(padded.padded(values, count, n), n, ahead, out);
-  };
-  return group_sums(update, 1, 4, sums);
+  return group_sums(update, 1, 4, squares_of_strand);
 }
 
 double sum_squares(const Update& update) { return total_of_groups(squares_by_group(update), 0); }
+
+double absorb(const Update& update, const Update& copy) {
+  const auto take = [&](int64_t at, int64_t count, double* out) {
+    const float* const from = plain_at(update, at, count);
+    float* const to = plain_at(copy, at, count);
+    if (from == nullptr || to == nullptr || whole_rows(count) != count) {
+      copy_range(update, copy, at, count);
+      return false;  // the copy is summed
+    }
+    kernels().copy_squares(from, to, count, tuning().prefetch, out);
+    return true;
+  };
+  return total_of_groups(group_sums(copy, 1, 8, squares_of_strand, take), 0);
+}
+
+void copy(const Update& update, const Update& to) {
+  for_each_part(update.size, 8, [&](int64_t begin, int64_t end) { copy_range(update, to, begin, end - begin); });
+}
 
 std::vector<GroupSums> distances_by_group(const Update& update, const float* x, const float* base, bool wants_inner) {
   const Kernels& table = kernels();

@@ -41,6 +41,16 @@ void squares_strand(const float* update, int64_t n, int64_t ahead, double* out) 
   sums_of<1>(out, n, ahead, add, update);
 }
 
+void copy_squares_strand(const float* update, float* copy, int64_t n, int64_t ahead, double* out) {
+  const auto add = [=](int64_t i, D(&sums)[1]) FASTAGG_INLINE {
+    const HalfF one = vector_at<HalfF>(update + i);
+    put_vector(one, copy + i);
+    const D u = widened(one);
+    sums[0] = add_product(sums[0], u, u);
+  };
+  sums_of<1>(out, n, ahead, add, update);
+}
+
 template <bool Inner>
 FASTAGG_FN void apart(const float* update, const float* x, const float* base, int64_t n, int64_t ahead, double* out) {
   constexpr int kUsed = Inner ? 3 : 2;

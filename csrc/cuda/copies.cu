@@ -1,4 +1,4 @@
-// Copies of rows between host memory and the device, on streams of their own (csrc/memory/copies.h).
+// Copies of rows between host memory and the device, on streams of their own (csrc/store/copies.h).
 #include <memory>
 
 #include "launch.cuh"
@@ -6,7 +6,7 @@
 namespace fastagg::cuda {
 namespace {
 
-class OnStreams : public memory::Copies {
+class OnStreams : public store::Copies {
  public:
   explicit OnStreams(int device) : device_(device) {
     const DeviceGuard guard(device_);
@@ -110,6 +110,6 @@ class OnStreams : public memory::Copies {
 
 }  // namespace
 
-std::unique_ptr<memory::Copies> copies_on(int device) { return std::make_unique<OnStreams>(device); }
+std::unique_ptr<store::Copies> copies_on(int device) { return std::make_unique<OnStreams>(device); }
 
 }  // namespace fastagg::cuda

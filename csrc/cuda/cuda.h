@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "../memory/copies.h"
+#include "../store/copies.h"
 #include "../plan.h"
 
 namespace fastagg::cuda {
@@ -71,8 +71,9 @@ void add_rows(const Rows& rows, const RowJob* jobs, int64_t count, const float* 
 void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size, const Where& where);
 
 void zero(void* memory, int64_t bytes, const Where& where);
+void copy(void* to, const void* from, int64_t bytes, const Where& where);
 
-std::unique_ptr<memory::Copies> copies_on(int device);
+std::unique_ptr<store::Copies> copies_on(int device);
 
 // out = row(slot), decoded.
 void read_row(const Rows& rows, int64_t slot, float* out, const Where& where);

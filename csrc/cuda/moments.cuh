@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../math/moments.h"
+#include "../math/optimizers.h"
 #include "../math/philox.h"
 #include "halves.cuh"
 

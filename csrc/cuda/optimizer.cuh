@@ -2,6 +2,7 @@
 // weights.
 #pragma once
 
+#include "../math/optimizers.h"
 #include "vector.cuh"
 
 namespace fastagg::cuda {

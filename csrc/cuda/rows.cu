@@ -153,6 +153,13 @@ void zero(void* memory, int64_t bytes, const Where& where) {
   check(cudaMemsetAsync(memory, 0, static_cast<size_t>(bytes), static_cast<cudaStream_t>(where.stream)), "zero");
 }
 
+void copy(void* to, const void* from, int64_t bytes, const Where& where) {
+  const DeviceGuard guard(where.device);
+  check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice,
+                        static_cast<cudaStream_t>(where.stream)),
+        "copy");
+}
+
 void read_row(const Rows& rows, int64_t slot, float* out, const Where& where) {
   const DeviceGuard guard(where.device);
   launch("read row", where, warps(padded(rows.size) / kScaleBlock, where.device),

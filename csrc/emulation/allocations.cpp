@@ -1,14 +1,14 @@
-// In a build for tests, `operator new` of this library can be told to fail (csrc/memory/blocks.h). So tests can check a
+// In a build for tests, `operator new` of this library can be told to fail (csrc/store/blocks.h). So tests can check a
 // server's state after a failed allocation at any place.
 #include <cstdlib>
 #include <new>
 
-#include "../memory/blocks.h"
+#include "../store/blocks.h"
 
 namespace {
 
 void* counted(size_t nbytes) {
-  void* found = fastagg::memory::fails_now() ? nullptr : std::malloc(nbytes == 0 ? 1 : nbytes);
+  void* found = fastagg::store::fails_now() ? nullptr : std::malloc(nbytes == 0 ? 1 : nbytes);
   if (found == nullptr) throw std::bad_alloc();
   return found;
 }

@@ -14,24 +14,29 @@
 // `root_scale` is 1, or 1/sqrt(1-b2^r) with Adam's bias correction (lr then includes 1/(1-b1^r)).
 // Multiplying by exactly 1 changes no bit, so one formula works for both.
 //
-// To add an optimizer, write a struct and add it to the list here. Add its class to fastagg/parts/optimizers.py and its
-// formula to fastagg/reference/step.py and tests/kernels.py. CPU, CUDA and Python take the names from the list.
+// To add an optimizer, write a struct and add it to the list here. Add its class to fastagg/rules/optimizers.py and its
+// formula to fastagg/reference/step.py. CPU, CUDA, Python and the tests take the names from the list.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+
+#include "hyper.h"
 #include "list.h"
 #include "portable.h"
 
 namespace fastagg {
 
-struct Hyper {
-  float lr;
-  float beta1;
-  float rest1;  // 1 - beta1, rounded once from double
-  float beta2;
-  float rest2;  // 1 - beta2, rounded once from double
-  float eps;
-  float root_scale;
-};
+// The largest possible value of m/sqrt(v), doubled as a margin for rounding. v is at least c*b2^k times the square of
+// the direction k steps ago, and that direction has the weight (1-b1)*b1^k in m. If the squares of directions vanish in
+// fp32, v stays zero although m is not; kVanishing / eps bounds that case.
+constexpr double kVanishing = 1e-22;
+inline double largest_ratio(const Decay& s, double c) {
+  const double left = 1.0 - s.beta1 / std::sqrt(s.beta2);
+  if (!(c > 0.0 && left > 0.0)) return HUGE_VAL;
+  const double ratio = (1.0 - s.beta1) / std::sqrt(c) / left + 1.0 / std::sqrt(c);
+  return std::max(2.0 * ratio, kVanishing / s.eps);
+}
 
 template <typename F>
 FASTAGG_FN F ema(float decay, F old, float rest, F value) {
@@ -51,21 +56,24 @@ struct MomentsOf {
 
 // `advance` updates the moments. decay1 and decay2 multiply the old m and v. They are the betas times the unit, if a
 // moment is stored in units. kScalesV: v is also used without a decay, so its unit must be multiplied in first. `moved`
-// computes the new x from the new moments. L: the operations on lanes (portable.h).
+// computes the new x from the new moments. L: the operations on lanes (portable.h). `reach` raises the bounds of the
+// moments to what they can be after a step along a direction whose elements are at most d, and returns a bound of what
+// lr multiplies; kAlong: that is the direction itself.
 struct Sgd {
   static constexpr const char* kName = "sgd";
-  static constexpr bool kM = false, kV = false, kVhat = false, kScalesV = false;
+  static constexpr bool kM = false, kV = false, kVhat = false, kScalesV = false, kAlong = true;
   template <typename L, typename F>
   FASTAGG_FN void advance(F, MomentsOf<F>&, const Hyper&, float, float) {}
   template <typename L, typename F>
   FASTAGG_FN F moved(F d, F x, const MomentsOf<F>&, const Hyper& h) {
     return x + h.lr * d;
   }
+  static double reach(const Decay&, double d, MomentBounds&) { return d; }
 };
 
 struct Momentum {
   static constexpr const char* kName = "momentum";
-  static constexpr bool kM = true, kV = false, kVhat = false, kScalesV = false;
+  static constexpr bool kM = true, kV = false, kVhat = false, kScalesV = false, kAlong = false;
   template <typename L, typename F>
   FASTAGG_FN void advance(F d, MomentsOf<F>& s, const Hyper&, float decay1, float) {
     s.m = decay1 * s.m + d;
@@ -74,11 +82,12 @@ struct Momentum {
   FASTAGG_FN F moved(F, F x, const MomentsOf<F>& s, const Hyper& h) {
     return x + h.lr * s.m;
   }
+  static double reach(const Decay& s, double d, MomentBounds& bound) { return bound.m = s.beta1 * bound.m + d; }
 };
 
 struct Adam {
   static constexpr const char* kName = "adam";
-  static constexpr bool kM = true, kV = true, kVhat = false, kScalesV = false;
+  static constexpr bool kM = true, kV = true, kVhat = false, kScalesV = false, kAlong = false;
   template <typename L, typename F>
   FASTAGG_FN void advance(F d, MomentsOf<F>& s, const Hyper& h, float decay1, float decay2) {
     s.m = ema(decay1, s.m, h.rest1, d);
@@ -88,11 +97,15 @@ struct Adam {
   FASTAGG_FN F moved(F, F x, const MomentsOf<F>& s, const Hyper& h) {
     return descend<L>(x, s.m, s.v, h);
   }
+  static double reach(const Decay& s, double d, MomentBounds& bound) {
+    bound = {std::max(bound.m, d), std::max(bound.v, d * d)};
+    return std::min(bound.m / s.eps, largest_ratio(s, 1.0 - s.beta2));
+  }
 };
 
 struct Amsgrad {
   static constexpr const char* kName = "amsgrad";
-  static constexpr bool kM = true, kV = true, kVhat = true, kScalesV = false;
+  static constexpr bool kM = true, kV = true, kVhat = true, kScalesV = false, kAlong = false;
   template <typename L, typename F>
   FASTAGG_FN void advance(F d, MomentsOf<F>& s, const Hyper& h, float decay1, float decay2) {
     Adam::advance<L>(d, s, h, decay1, decay2);
@@ -102,11 +115,12 @@ struct Amsgrad {
   FASTAGG_FN F moved(F, F x, const MomentsOf<F>& s, const Hyper& h) {
     return descend<L>(x, s.m, s.vhat, h);
   }
+  static double reach(const Decay& s, double d, MomentBounds& bound) { return Adam::reach(s, d, bound); }
 };
 
 struct Yogi {
   static constexpr const char* kName = "yogi";
-  static constexpr bool kM = true, kV = true, kVhat = false, kScalesV = true;
+  static constexpr bool kM = true, kV = true, kVhat = false, kScalesV = true, kAlong = false;
   template <typename L, typename F>
   FASTAGG_FN void advance(F d, MomentsOf<F>& s, const Hyper& h, float decay1, float) {
     s.m = ema(decay1, s.m, h.rest1, d);
@@ -117,11 +131,15 @@ struct Yogi {
   FASTAGG_FN F moved(F d, F x, const MomentsOf<F>& s, const Hyper& h) {
     return Adam::moved<L>(d, x, s, h);
   }
+  static double reach(const Decay& s, double d, MomentBounds& bound) {
+    bound = {std::max(bound.m, d), bound.v + d * d};
+    return std::min(bound.m / s.eps, largest_ratio(s, std::min(s.beta2, 1.0 - s.beta2)));
+  }
 };
 
 struct Adagrad {
   static constexpr const char* kName = "adagrad";
-  static constexpr bool kM = true, kV = true, kVhat = false, kScalesV = true;
+  static constexpr bool kM = true, kV = true, kVhat = false, kScalesV = true, kAlong = false;
   template <typename L, typename F>
   FASTAGG_FN void advance(F d, MomentsOf<F>& s, const Hyper& h, float decay1, float) {
     s.m = ema(decay1, s.m, h.rest1, d);
@@ -131,11 +149,15 @@ struct Adagrad {
   FASTAGG_FN F moved(F d, F x, const MomentsOf<F>& s, const Hyper& h) {
     return Adam::moved<L>(d, x, s, h);
   }
+  static double reach(const Decay& s, double d, MomentBounds& bound) {
+    bound = {std::max(bound.m, d), bound.v + d * d};
+    return std::min(bound.m / s.eps, std::max(2.0, kVanishing / s.eps));
+  }
 };
 
 struct Lookahead {
   static constexpr const char* kName = "lookahead";
-  static constexpr bool kM = true, kV = true, kVhat = false, kScalesV = false;
+  static constexpr bool kM = true, kV = true, kVhat = false, kScalesV = false, kAlong = false;
   template <typename L, typename F>
   FASTAGG_FN void advance(F d, MomentsOf<F>& s, const Hyper& h, float decay1, float decay2) {
     Adam::advance<L>(d, s, h, decay1, decay2);
@@ -144,6 +166,7 @@ struct Lookahead {
   FASTAGG_FN F moved(F d, F x, const MomentsOf<F>& s, const Hyper& h) {
     return descend<L>(x, ema(h.beta1, s.m, h.rest1, d), s.v, h);
   }
+  static double reach(const Decay& s, double d, MomentBounds& bound) { return Adam::reach(s, d, bound); }
 };
 
 using Optimizers = List<Sgd, Momentum, Adam, Amsgrad, Yogi, Adagrad, Lookahead>;

@@ -5,7 +5,7 @@ POST /update/{client}/{version}?incarnation=N        the update, [d] fp16 or fp3
                                                      200 when it is on the disk
 GET  /health
 
-pip install "fastagg[http]"
+pip install ".[http]" in the repository
 FASTAGG_TOKEN=secret python server.py state/ --port 8000
 """
 

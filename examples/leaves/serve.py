@@ -1,6 +1,6 @@
 """Leaves as Ray's actors: each adds up the updates of its own clients, and the server takes one sum from each of them.
 
-    pip install "fastagg[ray]"
+    pip install ".[ray]"   in the repository
     cd examples/leaves && python serve.py
 
 Twelve clients train a model of handwritten digits. Three leaves have four of them each, and two sums are a step of

@@ -1,9 +1,12 @@
-"""The whole command line: fastagg demo | run | compare | recipes | info | tune | bench | doctor.
+"""The whole command line: fastagg demo | run | compare | recipes | advise | info | tune | bench | doctor.
 
 Each module adds its commands to ``app`` when it is imported. The help shows them in the order of the imports.
 """
 
 from fastagg.cli import runs  # noqa: F401
+
+# isort: split
+from fastagg.cli import advice  # noqa: F401
 
 # isort: split
 from fastagg.cli import machine  # noqa: F401

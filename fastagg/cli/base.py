@@ -7,10 +7,12 @@ wrong, 130 ctrl-C.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
+import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from fastagg.cli.screen import fail
 
@@ -31,15 +33,36 @@ class Commands(TyperGroup):
             fail(str(error))
 
 
+class Command(TyperCommand):
+    """A command with plain help, and with advice for those who look for a recipe's key among the options."""
+
+    def get_help(self, ctx: Any) -> str:
+        return super().get_help(ctx).replace("\\[", "[")  # typer escapes for rich, whose markup is off
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if any("--set" in option.opts for option in self.params) and set(error.possibilities or ()) <= {"--help"}:
+                raise click.UsageError(
+                    f"{error.message} A recipe's keys are set so: --set client.lr=0.1", ctx
+                ) from None
+            raise
+
+
 app = typer.Typer(
     name="fastagg",
     cls=Commands,
     help="The server side of asynchronous federated learning, and a simulator to try it in.",
     no_args_is_help=True,
     add_completion=False,
+    suggest_commands=False,  # click does it, too
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+command = partial(app.command, cls=Command)
 
 
 @app.callback(invoke_without_command=True)

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from fastagg.cli.base import app
+from fastagg.cli.base import command
 from fastagg.cli.screen import fail, show
 
 
-@app.command()
+@command()
 def info(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts and bug reports.")] = False,
 ) -> None:
@@ -29,7 +29,7 @@ def info(
         show(pairs_table("fastagg", found))
 
 
-@app.command()
+@command()
 def tune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and print; do not remember the result.")] = False,
     forget: Annotated[bool, typer.Option("--forget", help="Forget what was remembered, for all processors.")] = False,
@@ -54,7 +54,7 @@ def tune(
     print(f"Remembered in {path}; FASTAGG_TUNE=default goes back to the table for one run, --forget for good.")
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def bench(
     context: typer.Context,
     quick: Annotated[

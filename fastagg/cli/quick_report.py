@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.figure import Figure
 
 from fastagg import page
-from fastagg.cli.tables import QUICK_HEADINGS, quick_caption, quick_rows
+from fastagg.cli.tables import quick_table
 from fastagg.errors import DataError
 from fastagg.sim import output, plots
 
@@ -77,8 +77,8 @@ def html(measured: Sequence[Measured], busy: float, facts: Mapping[str, Any]) ->
         {"name": name(line), "value": line.ratio, "low": line.spread[0], "high": line.spread[1]} for line in measured
     ]
     blocks = [
-        page.table(QUICK_HEADINGS, quick_rows(measured), quick_caption(measured, busy)),
-        page.ratios("Whole arrivals, compared with eager torch", AXIS, bars),
+        page.table(quick_table(measured, busy)),
+        page.ratios("Whole updates, compared with eager torch", AXIS, bars),
         page.settings("Machine and versions", facts),
     ]
     return page.page(TITLE, blocks, f"{facts['processor']}, {facts['threads']} threads, torch {facts['torch']}")

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastagg.cli.base import app
-from fastagg.cli.screen import fail, show
+from fastagg.cli.base import command
+from fastagg.cli.screen import fail, listing, say, show
 
 if TYPE_CHECKING:
-    from fastagg.sim.groups import Group
+    from fastagg.sim.findings import Findings
     from fastagg.sim.result import Result
     from fastagg.sim.sweep import Cell
+    from fastagg.sim.tables import Entry
 
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of everything random; replaces the recipe's.")]
@@ -27,27 +28,28 @@ Change = Annotated[
 ]
 
 
-@app.command()
+@command()
 def demo(
     out: Out = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="A tenth of the training, to see that it works.")] = False,
     picture: Format = "png",
 ) -> None:
-    """Train real digits with stragglers, synchronously and asynchronously, three seeds; table, plots, report."""
+    """Train real digits with slow clients, synchronously and asynchronously, three seeds; table, plots, report."""
+    # Before anything heavy is imported, so that it is on the screen at once.
+    print("50 clients learn to read digits, synchronously and asynchronously:", file=sys.stderr)
+    print("4 methods with 3 seeds each, about 15 seconds on two cores.", file=sys.stderr)
     from fastagg._build import usable_cores
-    from fastagg.sim.demo import TITLE, configs, story
+    from fastagg.sim.demo import SYNCHRONOUS, TITLE, configs
     from fastagg.sim.sweep import Cell
 
-    cells = [Cell(config) for config in configs(seed, quick)]
-    jobs = min(usable_cores(), len(cells))
+    cells = [Cell(config) for config in configs(seed)]
     _compare(
-        cells, out or Path("runs/demo"), title=TITLE, jobs=jobs, replace=True, picture=picture, story=story,
-        baseline="FedAvg",
+        cells, out or Path("runs/demo"), title=TITLE, jobs=min(usable_cores(), len(cells)), replace=True,
+        picture=picture, baseline=SYNCHRONOUS,
     )  # fmt: skip
 
 
-@app.command()
+@command()
 def run(
     recipe: Annotated[
         str, typer.Argument(help="A name from `fastagg recipes`, a TOML file, or with --resume a run's folder.")
@@ -80,7 +82,7 @@ def run(
     """Run one recipe and write its folder: config, metrics, summary, plot, report, checkpoint."""
     from fastagg.integrations.trackers import parse
     from fastagg.sim import engines
-    from fastagg.sim.output import begun
+    from fastagg.sim.output import begun, check_folder
     from fastagg.sim.plots import check_format
     from fastagg.sim.progress import ProgressBar
     from fastagg.sim.recipes import load
@@ -88,10 +90,12 @@ def run(
 
     if resume and Path(recipe).is_dir():
         out = out or Path(recipe)
+        if not (out / "config.toml").exists():
+            fail(f"{recipe}: no run is in this folder (config.toml is missing); leave --resume out to begin one")
         recipe = str(Path(recipe) / "config.toml")
     config = load(recipe, _changes(seed, data_dir, changes))
     engines.check(engine, workers)
-    out = out or Path("runs") / f"{config.name}-seed{config.seed}"
+    check_folder(out := out or Path("runs") / f"{config.name}-seed{config.seed}")
     if not (resume or replace) and (there := begun(out)):
         fail(f"{out} holds {there}: --resume goes on with it, --replace deletes it, --out takes another folder")
     settings: dict[str, Any] = {
@@ -103,7 +107,7 @@ def run(
     _show(result, out, picture)
 
 
-@app.command()
+@command()
 def compare(
     recipes: Annotated[list[str], typer.Argument(help="Recipes and tables from `fastagg recipes`, or TOML files.")],
     out: Annotated[
@@ -151,7 +155,7 @@ def compare(
     )  # fmt: skip
 
 
-@app.command()
+@command()
 def recipes(
     words: Annotated[list[str] | None, typer.Argument(help="Only those whose line has all these words.")] = None,
     algorithm: Annotated[str | None, typer.Option("--algorithm", help="Only those that run this preset.")] = None,
@@ -159,9 +163,7 @@ def recipes(
     no_files: Annotated[bool, typer.Option("--no-files", help="Only those that need no --data-dir.")] = False,
     kind: Annotated[str | None, typer.Option("--kind", help="Only recipes (single runs) or tables.")] = None,
 ) -> None:
-    """List the recipes and the papers' tables in the package, a line each: runs, data, purpose."""
-    from rich.table import Table
-
+    """List the recipes and the papers' tables in the package: their runs, their data, their purpose."""
     from fastagg import _checks
     from fastagg.sim.tables import catalogue
 
@@ -172,25 +174,28 @@ def recipes(
         _checks.one_of("--data", data, tuple(sorted({name for one in known for name in one.data})))
     if kind is not None:
         _checks.one_of("--kind", kind, ("recipes", "tables"))
-    table = Table(box=None)
-    table.add_column("name", no_wrap=True, min_width=max(len(one.name) for one in known))  # never cut: it is typed
-    for heading in ("runs", "data", "files", "purpose"):
-        table.add_column(heading, no_wrap=True, justify="right" if heading == "runs" else "left")
-    for one in known:
-        cells = (one.name, str(one.runs), ", ".join(one.data), "yes" if one.files else "no", one.purpose)
-        line = " ".join(cells).lower()
-        left_out = (
-            (algorithm is not None and algorithm not in one.algorithms)
-            or (data is not None and data not in one.data)
-            or (no_files and one.files)
-            or (kind is not None and (one.runs > 1) != (kind == "tables"))
-            or not all(word.lower() in line for word in words or ())
-        )
-        if not left_out:
-            table.add_row(*cells)
-    if not table.row_count:
+    chosen = [one for one in known if _like(one, words or (), algorithm, data, no_files, kind)]
+    if not chosen:
         fail("no recipe is like that: `fastagg recipes` lists them all")
-    show(table)
+    listing([(one.name, _fact(one), one.purpose) for one in chosen])
+
+
+def _fact(one: Entry) -> str:
+    runs = "1 run" if one.runs == 1 else f"{one.runs} runs"
+    return f"{runs} on {', '.join(one.data)}" + (" in files" if one.files else "")
+
+
+def _like(
+    one: Entry, words: Sequence[str], algorithm: str | None, data: str | None, no_files: bool, kind: str | None
+) -> bool:
+    line = f"{one.name} {_fact(one)} {one.purpose}".lower()
+    return (
+        algorithm in (None, *one.algorithms)
+        and data in (None, *one.data)
+        and not (no_files and one.files)
+        and kind in (None, "tables" if one.runs > 1 else "recipes")
+        and all(word.lower() in line for word in words)
+    )
 
 
 def _changes(seed: int | None, data_dir: Path | None, changes: Sequence[str] | None) -> dict[str, Any]:
@@ -204,29 +209,16 @@ def _changes(seed: int | None, data_dir: Path | None, changes: Sequence[str] | N
     return values
 
 
-def _compare(
-    cells: Sequence[Cell], out: Path, story: Callable[[Sequence[Group]], list[str]] | None = None, **settings: Any
-) -> None:
-    from fastagg.sim import sweep_tables
+def _compare(cells: Sequence[Cell], out: Path, **settings: Any) -> None:
     from fastagg.sim.compare import compare as run_all
     from fastagg.sim.plots import check_format
     from fastagg.sim.progress import CellsBar
-    from fastagg.sim.report import claims_table, time_table
 
     check_format(settings["picture"])
     with CellsBar(len(cells)) as bar:
         done = run_all(cells, out, bar, **settings)
-    if done.groups:
-        if (crossed := sweep_tables.terminal_pivot(done.groups)) is not None:
-            show(crossed)
-        show(sweep_tables.terminal(done.groups, settings.get("target"), settings.get("baseline")))
-        if done.claims:
-            show(claims_table(done.claims))
-        show(time_table([(group.label, group.wall_seconds()) for group in done.groups]))
-        for note in dict.fromkeys(note for result in done.results for note in result.summary.get("notes", [])):
-            print(f"Note: {note}", file=sys.stderr)
-        for line in story(done.groups) if story else ():
-            print(line)
+    if done.findings is not None:
+        _tell(done.findings)
         _say_where(out, done.pictures)
     _end_if_interrupted(done.results)
     if done.failed:
@@ -235,17 +227,22 @@ def _compare(
 
 
 def _show(result: Result, out: Path, picture: str) -> None:
-    from fastagg.sim import sweep_tables
+    from fastagg.sim import findings
     from fastagg.sim.groups import grouped
-    from fastagg.sim.report import time_table
     from fastagg.sim.sweep import Cell
 
-    show(sweep_tables.terminal(grouped([(Cell(result.config), result)])))
-    show(time_table([(result.label, result.summary["wall_seconds"])]))
-    for note in result.summary.get("notes", []):
-        print(f"Note: {note}", file=sys.stderr)
+    _tell(findings.find(grouped([(Cell(result.config), result)])))
     _say_where(out, [out / f"accuracy.{picture}"])
     _end_if_interrupted([result])
+
+
+def _tell(found: Findings) -> None:
+    for sheet in (*found.sheets, found.times):
+        show(sheet)
+    for note in found.notes:
+        print(f"Note: {note}", file=sys.stderr)
+    for sentence in found.sentences:
+        say(sentence)
 
 
 def _say_where(out: Path, pictures: Sequence[Path]) -> None:

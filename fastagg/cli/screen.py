@@ -2,20 +2,109 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
-def show(renderable: Any) -> None:
-    """Print a table as wide as the terminal. Without a terminal it is as wide as it needs to be."""
+    from fastagg.sheet import Sheet
+
+PIPE = 240  # columns, if there is no terminal: a pipe has no width, and rich would take 80
+LONG = 30  # a cell is folded beyond so many letters, and a name in the first column beyond half as many again
+GAP = 2  # between columns
+
+
+def show(sheet: Sheet) -> None:
+    """Print a table in the width of the terminal. Columns that do not fit follow below, as a further table."""
+    draw(sheet, _console())
+
+
+def say(sentence: str) -> None:
+    """Print a sentence. Its lines end between words."""
+    _console().print(sentence, markup=False)
+
+
+def listing(items: Sequence[tuple[str, str, str]]) -> None:
+    """Print items of a name, a fact and a purpose: in a terminal in lines of their own, in a pipe in one line each."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console = _console()
+    if console.is_terminal:
+        for name, fact, purpose in items:
+            console.print(Text.assemble((name, "bold"), "  ", fact))
+            console.print(Padding(Text(purpose), (0, 0, 0, 4)))
+        return
+    first, second = (max(len(item[column]) for item in items) for column in (0, 1))
+    for name, fact, purpose in items:
+        print(f"{name:<{first}}  {fact:<{second}}  {purpose}")
+
+
+def _console() -> Console:
     from rich.console import Console
 
-    console = Console()
-    # A pipe has no width, and rich would fold tables into 80 columns.
-    if not console.is_terminal:
-        console = Console(width=240)
-    console.print(renderable)
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(width=PIPE, highlight=False)
+
+
+def draw(sheet: Sheet, console: Console) -> None:
+    """Print a table on ``console``. Every cell, heading and word of the caption is there, however narrow it is."""
+    console.print(sheet.title, style="bold", markup=False)
+    for number, part in enumerate(_parts(sheet, console.width)):
+        if number:
+            console.print()
+        console.print(part)
+    if sheet.caption:
+        console.print(sheet.caption, style="dim", markup=False)
+    console.print()
+
+
+def _parts(sheet: Sheet, width: int) -> list[Table]:
+    """Divide the columns among tables that fit. Each begins with the first column."""
+    columns = [[heading, *cells] for heading, *cells in zip(sheet.headings, *sheet.rows, strict=True)]
+    needs = [_need(column, LONG if place else LONG + LONG // 2) for place, column in enumerate(columns)]
+    parts, room = [[0]], width - 1 - needs[0]  # rich pads the last column, too
+    for place in range(1, len(columns)):
+        if len(parts[-1]) > 1 and needs[place] + GAP > room:
+            parts.append([0])
+            room = width - 1 - needs[0]
+        parts[-1].append(place)
+        room -= needs[place] + GAP
+    return [_table(columns, needs, part, width - 1) for part in parts]
+
+
+def _need(column: Sequence[str], most: int) -> int:
+    """Return the least width of a column: its cells in one line, unless they are long; its heading by words."""
+    from rich.cells import cell_len
+
+    heading, *cells = column
+    return max(1, *map(cell_len, heading.split()), *(min(cell_len(cell), most) for cell in cells))
+
+
+def _table(columns: Sequence[Sequence[str]], needs: Sequence[int], part: Sequence[int], width: int) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.cells import cell_len
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), show_edge=False)
+    widths = {place: min(needs[place], width - (needs[0] + GAP if place else 8)) for place in part}
+    spare = width - sum(widths.values()) - GAP * (len(part) - 1)
+    for place in part:  # what is left goes to columns that would be folded
+        more = max(min(spare, max(map(cell_len, columns[place])) - widths[place]), 0)
+        widths[place] += more
+        spare -= more
+    for place in part:
+        left = place == 0 or not any(cell[:1] in "+-–0123456789" for cell in columns[place][1:])
+        heading = Text(columns[place][0])
+        table.add_column(heading, width=widths[place], justify="left" if left else "right", overflow="fold")
+    for line in zip(*(columns[place][1:] for place in part), strict=True):
+        table.add_row(*map(Text, line))
+    return table
 
 
 def fail(message: str) -> NoReturn:

@@ -2,35 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from fastagg.cli.base import app
-from fastagg.cli.screen import show
+from fastagg.cli.base import command
 
 
-@app.command()
+@command()
 def doctor(
     path: Annotated[Path, typer.Argument(metavar="FOLDER|FILE", help="From fastagg.open, or from server.save.")],
+    replay: Annotated[bool, typer.Option(help="Also execute the log again, on a server in memory.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Report the contents of a server's folder or file, whether all checksums are right, and what a recovery would
     do."""
     import json
 
-    from fastagg.cli.tables import pairs_table
-    from fastagg.serving.doctor import examine
+    from fastagg.durable.doctor import examine
 
-    found = examine(path)
+    found = examine(path, replay=replay)
     if as_json:
         print(json.dumps(found, indent=2))
     else:
-        problems = found.pop("problems")
-        flat = {key: json.dumps(value) if isinstance(value, (dict, list)) else value for key, value in found.items()}
-        show(pairs_table("fastagg", flat))
-        for problem in problems:
-            print(problem)
+        print(f"{path}: {'healthy' if found['healthy'] else 'DAMAGED'}")
+        for name, line in _lines(found):
+            print(f"  {name:<11} {line}")
     if not found["healthy"]:
         raise typer.Exit(1)
+
+
+def _lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the report, a name and what there is to say of it at a time."""
+    states = found.get("checkpoints", [found])
+    for state in [state for state in states if "version" in state][-1:]:
+        yield "server", f"{state['parameters']:,} parameters; {state['direction']}, {state['optimizer']}"
+        yield "", f"{state['staleness']} staleness; {state['clients']:,} clients, {state['open_tasks']:,} open tasks"
+    for state in states[::-1]:
+        name, where = ("checkpoint", state["name"]) if "name" in state else ("file", f"{state['bytes']:,} bytes")
+        yield name, f"{where}: " + (f"version {state['version']:,}" if "version" in state else "cannot be read")
+    if segments := found.get("segments"):
+        nbytes = sum(segment["bytes"] for segment in segments)
+        yield "journal", f"{len(segments)} files of together {nbytes:,} bytes"
+    if found.get("uploads"):
+        yield "uploads", f"{found['uploads']} files"
+    for name in (*found.get("unused", ()), *found.get("leftovers", ())):
+        yield "not needed", name
+    if told := found.get("recovery"):
+        yield "recovery", f"fastagg.open(path, make) would {told['would']}: from the checkpoint of"
+        counts = ", ".join(f"{count:,} {name}" for name, count in told["replays"].items()) or "none"
+        yield "", f"record {told['checkpoint']}, then {told['bytes']:,} bytes of records: {counts}"
+    for problem in found["problems"]:
+        yield "PROBLEM", problem

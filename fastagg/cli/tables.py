@@ -6,28 +6,22 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
 from fastagg.page import flat
+from fastagg.sheet import Sheet
 
 if TYPE_CHECKING:
     from fastagg.measuring import Choice
     from fastagg.quick import Measured
 
 
-def pairs_table(title: str, pairs: dict[str, Any]) -> Table:
+def pairs_table(title: str, pairs: dict[str, Any]) -> Sheet:
     """Return a table of names and values. Nested dictionaries become dotted names."""
-    table = Table(title=title, title_justify="left", show_header=False)
-    table.add_column("name")
-    table.add_column("value")
-    for name, value in flat(pairs):
-        table.add_row(name, value)
-    return table
+    return Sheet(title, ("name", "value"), flat(pairs))
 
 
-def tuning_table(choices: Sequence[Choice]) -> Table:
+def tuning_table(choices: Sequence[Choice]) -> Sheet:
     """Return the results of `fastagg tune`: a line for each setting."""
-    table = Table("setting", "step", "milliseconds by value", "table", "chosen", "why", box=None)
+    rows = []
     for choice in choices:
         times = "  ".join(f"{value or 'never'}: {1e3 * taken:.2f}" for value, taken in choice.seconds.items())
         usual = choice.seconds[choice.usual]
@@ -36,15 +30,15 @@ def tuning_table(choices: Sequence[Choice]) -> Table:
         if choice.chosen == choice.usual:
             why = "the table's is the fastest" if best == usual else "nothing is faster by more than the noise"
         values = [str(value or "never") for value in (choice.usual, choice.chosen)]
-        table.add_row(choice.setting, choice.step, times, *values, why)
-    return table
+        rows.append([choice.setting, choice.step, times, *values, why])
+    return Sheet("Settings", ("setting", "step", "milliseconds by value", "table", "chosen", "why"), rows)
 
 
-QUICK_HEADINGS = ("rule", "parameters", "fastagg, ms", "torch, ms", "torch / fastagg", "p20 to p80", "fastagg is")
+HEADINGS = ("rule", "parameters", "fastagg, ms", "torch, ms", "torch / fastagg", "p20 to p80", "fastagg is")
 
 
-def quick_rows(measured: Sequence[Measured]) -> list[list[str]]:
-    """Return the results of `fastagg bench --quick` as cells: a line for each rule and size."""
+def quick_table(measured: Sequence[Measured], busy: float) -> Sheet:
+    """Return the results of `fastagg bench --quick`: a line for each rule and size. It names losses in words."""
     rows = []
     for line in measured:
         low, high = line.spread
@@ -52,19 +46,7 @@ def quick_rows(measured: Sequence[Measured]) -> list[list[str]]:
         rows.append(
             [line.case, f"{line.size:,}", *times, f"{line.ratio:.2f}", f"{low:.2f} to {high:.2f}", verdict(line)]
         )
-    return rows
-
-
-def quick_table(measured: Sequence[Measured], busy: float) -> Table:
-    """Return the results of `fastagg bench --quick` as a table for the terminal. It names losses in words."""
-    table = Table(title="Whole arrivals, compared with eager torch", title_justify="left", box=None)
-    for heading in QUICK_HEADINGS:
-        table.add_column(heading, justify="left" if heading == "rule" else "right")
-    for row in quick_rows(measured):
-        table.add_row(*row)
-    table.caption = quick_caption(measured, busy)
-    table.caption_justify = "left"
-    return table
+    return Sheet("Whole updates, compared with eager torch", HEADINGS, rows, _caption(busy))
 
 
 def verdict(line: Measured) -> str:
@@ -73,11 +55,11 @@ def verdict(line: Measured) -> str:
     return "faster" if low > 1 else "SLOWER" if high < 1 else "even"
 
 
-def quick_caption(measured: Sequence[Measured], busy: float) -> str:
+def _caption(busy: float) -> str:
     """Return how to read the table, and whether the machine was quiet enough for it."""
     text = (
-        "An arrival is dispatch and receive, with checks, versions and receipts. torch does the same rule in place, "
-        "with one check for NaN. Below 1 fastagg is slower. ACE with int8 rows is compared with torch with fp32 rows."
+        "An update is dispatch and receive, with checks, versions and receipts. torch does the same rule in place, "
+        "with one check for NaN. Above 1 fastagg is faster. ACE with int8 updates is compared with torch with fp32."
     )
     if busy > 0.05:
         text += (

@@ -29,9 +29,9 @@ class Distillation:
         alpha: the weight of the KL term. ``(alpha_min, alpha_max)``: the teachers' entropy chooses a value in this
             range (Eq. 4). Or one number.
         clip_norm: nu, the largest Euclidean norm of a gradient (Eq. 2); None: no clipping.
-        lr, betas, eps: Adam's, with bias correction. Moments start from zero at every flush unless ``keep_moments``.
-        keep_moments: keep Adam's moments from flush to flush.
-        steps: Q, the steps per flush; None: one pass over the samples. The paper does not give it.
+        lr, betas, eps: Adam's, with bias correction. Moments start from zero at every version unless ``keep_moments``.
+        keep_moments: keep Adam's moments from version to version.
+        steps: Q, the steps per version; None: one pass over the samples. The paper does not give it.
         batch_size: samples per step. The paper does not give it.
         inference_batch_size: samples per forward pass of a teacher.
         shape: images are resized to this shape, (channels, height, width); None: inputs stay as they are.
@@ -40,6 +40,11 @@ class Distillation:
 
     Raises:
         ConfigError: a setting is out of range.
+
+    Example:
+        >>> distill = fastagg.Distillation(torch.nn.Linear(3, 2), torch.randn(16, 3), steps=4)
+        >>> distill.steps, distill.alpha
+        (4, (0.2, 0.8))
     """
 
     model: nn.Module
@@ -73,6 +78,8 @@ class Distillation:
             _checks.number("distill.clip_norm", self.clip_norm, above=0)
         _checks.number("distill.lr", self.lr, least=0)
         _checks.number("distill.eps", self.eps, above=0)
+        if not isinstance(self.betas, (tuple, list)):
+            raise ConfigError(_checks.wrong("distill.betas", "two numbers", self.betas))
         for beta in self.betas:
             if not 0 <= _checks.number("distill.betas", beta) < 1:
                 raise ConfigError(f"distill.betas: expected numbers in [0, 1), got {self.betas!r}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastagg import _checks
+from fastagg import _checks, _keywords
 from fastagg.errors import ConfigError
 
 _LESS = ("loss", "error", "perplexity", "ppl", "mse", "mae")  # metrics with these words in their name: less is better
@@ -128,8 +128,6 @@ def _mode(metric: str) -> str:
 
 def _made(kind: type[Any], name: str, given: Any) -> Any:
     if not isinstance(given, Mapping):
-        raise ConfigError(f"{name}: expected its settings, got {given!r}")
-    try:
-        return kind(**given)
-    except TypeError as error:
-        raise ConfigError(f"{name}: {error}") from None
+        do = f"write {kind.__name__}(...), or its settings as a dict"
+        raise ConfigError(_checks.wrong(name, f"a {kind.__name__} or its settings", given, do))
+    return _keywords.checked(kind)(**given)

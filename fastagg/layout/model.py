@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fastagg import ops
+from fastagg import _checks, ops
 from fastagg.errors import DTypeMismatch, NonFiniteUpdate, ShapeMismatch
 from fastagg.layout.statistics import Bounds, check_statistics, is_count, is_variance
 from fastagg.storage import memory
@@ -27,6 +27,8 @@ Role = Literal["parameter", "buffer", "counter", "constant", "alias"]
 
 # A state_dict does not mark buffers. Arrays with these names are BatchNorm's running statistics.
 _RUNNING = ("running_mean", "running_var")
+
+_MODEL = "an nn.Module, a state_dict, a list of arrays or a 1-D array"
 
 Take = Callable[[str, Any], Tensor]
 
@@ -115,8 +117,16 @@ class Layout:
 
         Raises:
             DTypeMismatch: an array is complex, sparse or quantised, or a flat model is not floating point.
-            ShapeMismatch: ``params`` has none of these forms.
+            ShapeMismatch: ``params`` has none of these forms, or no parameter that trains.
         """
+        found = cls._of(params, take)
+        if not found.size:
+            do = "if all are frozen, set requires_grad of those that train"
+            raise ShapeMismatch(_checks.wrong("params", "a model with parameters that train", params, do))
+        return found
+
+    @classmethod
+    def _of(cls, params: Any, take: Take | None) -> Layout:
         if isinstance(params, nn.Module):
             first = {id(p): name for name, p in params.named_parameters()}
             roles: dict[str, Role] = {name: "buffer" for name, _ in params.named_buffers(remove_duplicate=False)}
@@ -125,20 +135,24 @@ class Layout:
                 roles[name] = "parameter" if p.requires_grad else "constant"
                 if p.requires_grad and first[id(p)] != name:
                     roles[name], aliases[name] = "alias", first[id(p)]
-            return cls._build("module", params.state_dict().items(), take or dense, roles, aliases)
+            return cls._build("module", params.state_dict().items(), take or _named, roles, aliases)
         if isinstance(params, Mapping):
-            return cls._build("state_dict", ((str(k), v) for k, v in params.items()), take or dense)
+            return cls._build("state_dict", ((str(k), v) for k, v in params.items()), take or _named)
         if isinstance(params, (list, tuple)):
-            return cls._build("list", ((str(i), v) for i, v in enumerate(params)), take or dense)
-        vector = take("params", params) if take is not None else as_tensor(params)
+            return cls._build("list", ((str(i), v) for i, v in enumerate(params)), take or _named)
+        do = "give the model itself: fastagg.FedBuff(model)"
+        try:
+            vector = take("params", params) if take is not None else as_tensor(params)
+        except DTypeMismatch as error:
+            said = f"params: {error}" if hasattr(params, "dtype") else _checks.wrong("params", _MODEL, params, do)
+            raise DTypeMismatch(str(error) if take is not None else said) from None
         if vector.dim() != 1:
-            raise ShapeMismatch(
-                f"params: expected an nn.Module, a state_dict, a list of arrays or a 1-D array, "
-                f"got one array of shape {list(vector.shape)}"
-            )
+            do = "give a list of one array, or the array's flatten()"
+            raise ShapeMismatch(_checks.wrong("params", _MODEL, vector, do))
         if not vector.is_floating_point():
-            raise DTypeMismatch(f"params: expected floating-point numbers, got {vector.dtype}")
-        return cls._build("flat", [("", vector)], take or dense)
+            do = "convert it with .float()"
+            raise DTypeMismatch(f"params: expected floating-point numbers, got {vector.dtype}; {do}")
+        return cls._build("flat", [("", vector)], take or _named)
 
     @classmethod
     def _build(
@@ -198,7 +212,7 @@ class Layout:
                 target[entry.offset : entry.offset + entry.size].copy_(piece)
         if not ops.inspect(flat).finite:
             bad = [e.name for e in self._by_role["parameter"] if not torch.isfinite(self._cut(flat, e)).all()]
-            raise NonFiniteUpdate(f"the model to start from holds NaN or infinity in {_names(bad)}")
+            raise NonFiniteUpdate(f"params: the model to start from holds NaN or infinity in {_names(bad)}")
         counters = [dense(e.name, arrays[e.name]).clone() for e in self._by_role["counter"]]
         return ModelState(flat, buffers, counters)
 
@@ -293,7 +307,9 @@ class Layout:
                     f"missing {_names(missing + (absent if len(absent) < len(held) else []))}",
                     f"unknown {_names(extra)}",
                 ]
-                raise ShapeMismatch(f"{what}: the names are not the model's: {'; '.join(parts)}")
+                raise ShapeMismatch(
+                    f"{what}: the names are not the model's: {'; '.join(parts)}{_prefix(missing, extra)}"
+                )
             return params
         if isinstance(params, (list, tuple)):
             full = [e.name for e in self.entries]
@@ -302,7 +318,8 @@ class Layout:
                 if len(params) == len(names):
                     return dict(zip(names, params, strict=True))
             counts = " or ".join(str(n) for n in sorted({len(short), len(full)}))
-            raise ShapeMismatch(f"{what}: expected {counts} arrays, got {len(params)}")
+            do = "; convert a list of numbers with torch.tensor" if params and isinstance(params[0], float) else ""
+            raise ShapeMismatch(f"{what}: expected {counts} arrays, got {len(params)}{do}")
         return {"": params}
 
     def _expected_form(self) -> str:
@@ -422,8 +439,13 @@ def dense(label: str, value: Any) -> Tensor:
         raise DTypeMismatch(f"{label}: {error}") from None
     if tensor.is_complex() or tensor.is_quantized or tensor.layout is not torch.strided or tensor.is_meta:
         kind = "meta" if tensor.is_meta else tensor.layout
-        raise DTypeMismatch(f"{label}: expected a dense array of real numbers, got {tensor.dtype} ({kind})")
+        do = "" if tensor.is_meta or tensor.layout is torch.strided else "; convert it with .to_dense()"
+        raise DTypeMismatch(f"{label}: expected a dense array of real numbers, got {tensor.dtype} ({kind}){do}")
     return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _named(name: str, value: Any) -> Tensor:
+    return dense(f"params {name!r}", value)
 
 
 def _fp32(label: str, array: Any) -> Tensor:
@@ -440,6 +462,13 @@ def _pieces(arrays: list[tuple[str, Any]]) -> Pieces:
             except DTypeMismatch as error:
                 raise DTypeMismatch(f"{label}: {error}") from None
         raise
+
+
+def _prefix(missing: Sequence[str], extra: Sequence[str]) -> str:
+    """Return what to do about names that a wrapper (DataParallel, torch.compile) has put its own before."""
+    before = extra[0].removesuffix(missing[0]) if missing and extra else ""
+    wrapped = before.endswith(".") and [before + name for name in missing] == list(extra)
+    return f"; remove {before!r} from the names: give the model inside the wrapper" if wrapped else ""
 
 
 def _names(names: Sequence[str]) -> str:

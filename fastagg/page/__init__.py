@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
+from fastagg.sheet import Sheet
+
 # Okabe and Ito's colours, which colour-blind readers can distinguish. Print and screen share them.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
@@ -39,14 +41,18 @@ def heading(text: str) -> str:
     return f"<h2>{html.escape(text)}</h2>"
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> str:
-    """Return a table. Its first column names the line. A click on a heading sorts by this column."""
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in headings)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
-    note = f'<p class="caption">{html.escape(caption)}</p>' if caption else ""
+def paragraph(text: str) -> str:
+    return f"<p>{html.escape(text)}</p>"
+
+
+def table(sheet: Sheet) -> str:
+    """Return a table below its title. Its first column names the line. A click on a heading sorts by this column."""
+    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in sheet.headings)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n" for row in sheet.rows)
+    note = f'<p class="caption">{html.escape(sheet.caption)}</p>' if sheet.caption else ""
     return (
-        f'<div class="scroll"><table class="sortable"><thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>'
-        f"</table></div>{note}"
+        f'{heading(sheet.title)}<div class="scroll"><table class="sortable"><thead><tr>{head}</tr></thead>\n<tbody>\n'
+        f"{body}</tbody></table></div>{note}"
     )
 
 
@@ -72,7 +78,6 @@ def lines(
     target: float | None = None,
     log_x: Sequence[str] = (),
     log_y: bool = False,
-    ends: tuple[float, float] | None = None,
 ) -> str:
     """Return a picture of lines. The mouse reads values, the legend hides lines, a menu changes the x axis.
 
@@ -85,10 +90,9 @@ def lines(
         target: a horizontal line.
         log_x: the keys of ``xs`` whose axis is logarithmic.
         log_y: whether the y axis is logarithmic.
-        ends: the ends of the y axis; by default it shows everything.
     """
     data = {"kind": "lines", "title": title, "y": y, "xs": dict(xs), "series": list(series), "target": target}
-    return _picture(data | {"logX": list(log_x), "logY": log_y, "ends": ends, "colours": COLOURS})
+    return _picture(data | {"logX": list(log_x), "logY": log_y, "colours": COLOURS})
 
 
 def ratios(title: str, axis: str, bars: Sequence[Mapping[str, Any]]) -> str:

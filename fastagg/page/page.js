@@ -2,7 +2,8 @@
 // Draws the pictures of a page from the JSON that stands in them. No library and no network.
 (() => {
   const NS = "http://www.w3.org/2000/svg";
-  const W = 1000, H = 420, LEFT = 64, RIGHT = 20, TOP = 34, BOTTOM = 46;
+  const phone = window.innerWidth < 700; // fewer units across, so that text stays readable
+  const W = phone ? 520 : 1000, H = phone ? 360 : 420, LEFT = 64, RIGHT = 20, TOP = 34, BOTTOM = 46;
   const DASHES = ["", "8 4", "8 3 2 3", "2 3"];
 
   const make = (name, attributes, parent, text) => {
@@ -87,11 +88,10 @@
       let [x0, x1] = [logX ? Math.min(...xs) : Math.min(0, ...xs), Math.max(...xs)];
       if (data.target !== null && data.target !== undefined) ys.push(data.target);
       let [y0, y1] = [Math.min(...ys), Math.max(...ys)];
-      if (data.ends) [y0, y1] = data.ends;
-      else if (!data.logY) { const room = 0.04 * (y1 - y0 || 1); y0 -= room; y1 += room; }
+      if (!data.logY) { const room = 0.04 * (y1 - y0 || 1); y0 -= room; y1 += room; }
       if (x0 === x1) x1 = x0 + 1;
       const px = scale(x0, x1, LEFT, W - RIGHT, logX), py = scale(y0, y1, H - BOTTOM, TOP, data.logY);
-      for (const x of ticks(x0, x1, logX, 9)) {
+      for (const x of ticks(x0, x1, logX, phone ? 5 : 9)) {
         make("line", { x1: px(x), x2: px(x), y1: TOP, y2: H - BOTTOM, class: "grid" }, svg);
         make("text", { x: px(x), y: H - BOTTOM + 17, "text-anchor": "middle" }, svg, short(x));
       }
@@ -153,13 +153,13 @@
   }
 
   function drawRatios(figure, data) {
-    const row = 26, left = 250, height = TOP + row * data.bars.length + BOTTOM;
+    const row = 26, left = phone ? 200 : 250, height = TOP + row * data.bars.length + BOTTOM;
     const svg = make("svg", { viewBox: `0 0 ${W} ${height}`, role: "img", "aria-label": data.title }, figure);
     make("text", { x: 0, y: 18, class: "title" }, svg, data.title);
     const all = data.bars.flatMap((bar) => [bar.low, bar.high, 1]);
     const low = Math.min(...all) / 1.15, high = Math.max(...all) * 1.15;
     const px = scale(low, high, left, W - 60, true), bottom = height - BOTTOM;
-    for (const x of ticks(low, high, true, 8)) {
+    for (const x of ticks(low, high, true, phone ? 4 : 8)) {
       make("line", { x1: px(x), x2: px(x), y1: TOP, y2: bottom, class: "grid" }, svg);
       make("text", { x: px(x), y: bottom + 17, "text-anchor": "middle" }, svg, short(x));
     }

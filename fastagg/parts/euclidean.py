@@ -37,6 +37,11 @@ class Euclidean(Staleness):
         max_local_steps: the largest K, or None.
         gamma_max: updates with a larger gamma are discarded (the paper's Assumption 4). None: never.
         sketch: k, >= 1024, or None for exact distances.
+
+    Example:
+        >>> server = fastagg.Server(torch.zeros(2), fastagg.Single(), fastagg.SGD(), fastagg.Euclidean(lam=0.5))
+        >>> server.dispatch("ann").local_steps
+        10
     """
 
     lam: float = 1.0

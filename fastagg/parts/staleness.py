@@ -142,6 +142,10 @@ class Hinge(Staleness):
     Args:
         a: how fast the weight falls, > 0.
         b: the largest delay that keeps weight 1, >= 0.
+
+    Example:
+        >>> [fastagg.Hinge(a=1.0, b=4).weight(delay) for delay in (4, 5, 7)]
+        [1.0, 0.5, 0.25]
     """
 
     a: float = 10.0
@@ -162,6 +166,10 @@ class Polynomial(Staleness):
 
     Args:
         a: exponent, > 0.
+
+    Example:
+        >>> [fastagg.Polynomial(a=0.5).weight(delay) for delay in (0, 3, 8)]
+        [1.0, 0.5, 0.3333333333333333]
     """
 
     a: float = 0.5
@@ -192,6 +200,10 @@ class DelayAdaptive(Staleness):
         threshold: tau_c, >= 0.
         rule: one of the above.
         lipschitz: L, > 0, for ``rule="lipschitz"`` only.
+
+    Example:
+        >>> fastagg.DelayAdaptive(threshold=10).rate(0.5, delays=[3, 20])  # lr / 20
+        0.025
     """
 
     threshold: float = 10
@@ -199,10 +211,11 @@ class DelayAdaptive(Staleness):
     lipschitz: float | None = None
 
     def __post_init__(self) -> None:
-        _checks.number("threshold", self.threshold, least=0)
+        _checks.number("delay_threshold", self.threshold, least=0)
         _checks.one_of("rule", self.rule, ("scaled", "reciprocal", "threshold", "lipschitz", "drop"))
         if (self.rule == "lipschitz") != (self.lipschitz is not None):
-            raise ConfigError(f"lipschitz: belongs to rule='lipschitz' and to no other, got {self.lipschitz!r}")
+            do = f"leave it out with {self.rule!r}" if self.lipschitz is not None else "write lipschitz=1.0"
+            raise ConfigError(_checks.wrong("lipschitz", "a number with 'lipschitz' alone", self.lipschitz, do))
         if self.lipschitz is not None:
             _checks.number("lipschitz", self.lipschitz, above=0)
 

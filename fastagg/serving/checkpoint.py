@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastagg import _checks
 from fastagg.errors import CheckpointError
 from fastagg.layout import Layout
 
@@ -76,7 +77,10 @@ def check(state: Any, config: dict[str, Any], layout: Layout, moments: set[str])
         CheckpointError: it cannot; the message tells why.
     """
     if not isinstance(state, dict) or "format" not in state:
-        raise CheckpointError("not a fastagg checkpoint")
+        do = (
+            "fastagg.load(path) makes a server from a file; a model's own state_dict is the argument of fastagg.FedBuff"
+        )
+        raise CheckpointError(_checks.wrong("state", "what another server's state_dict() returned", state, do))
     if state["format"] != FORMAT:
         raise CheckpointError(f"checkpoint format {state['format']!r}; this version reads format {FORMAT}")
     try:
@@ -156,6 +160,8 @@ def write(state: dict[str, Any], path: Path) -> None:
     """
     temporary = None
     path = path.resolve()
+    if not path.parent.is_dir():
+        raise CheckpointError(f"{path}: the checkpoint could not be written: create the folder {path.parent} first")
     mode = _mode(path)
     sums = torch.serialization.get_crc32_options()
     try:
@@ -229,11 +235,25 @@ def read(path: Path) -> dict[str, Any]:
     except CheckpointError:
         raise
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: no such checkpoint") from error
+        raise CheckpointError(f"{path}: no such checkpoint; server.save({str(path)!r}) writes one") from error
+    except IsADirectoryError as error:
+        raise CheckpointError(
+            f"{path}: it is a folder, no file; fastagg.open({str(path)!r}, make) opens one"
+        ) from error
     except pickle.UnpicklingError as error:  # torch's own message recommends loading it anyway
-        raise CheckpointError(f"{path}: refused: it contains other objects than tensors and plain data") from error
+        raise CheckpointError(
+            f"{path}: refused: it contains other objects than tensors and plain data; expected a file that "
+            "server.save(path) wrote"
+        ) from error
+    except zipfile.BadZipFile as error:
+        raise CheckpointError(
+            f"{path}: not a whole checkpoint; expected a file that server.save(path) wrote"
+        ) from error
     except Exception as error:  # a damaged file can cause any kind of error
         raise CheckpointError(f"{path}: not a whole checkpoint: {type(error).__name__}: {error}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: not a fastagg checkpoint of format {FORMAT}")
+        raise CheckpointError(
+            f"{path}: not a fastagg checkpoint of format {FORMAT}; expected a file that server.save(path) wrote. A "
+            "model in it can start a new server: fastagg.FedBuff(torch.load(path))"
+        )
     return state

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from fastagg import _checks
+from fastagg._build import native
+from fastagg.errors import ConfigError
 from fastagg.layout import Layout, ModelState
 from fastagg.storage.later import Later
 
 Client = int | str
 
 
-class Dispatch:
+class Dispatch(native.Task):  # type: ignore[misc]
     """One client's task: train from this version of the model.
 
     Attributes:
@@ -21,29 +24,30 @@ class Dispatch:
         version: the server version that the client starts from (``s`` in the papers).
         control: the server's control variate, [d] (FedAC), else None. Do not write to it.
         local_steps: the number of local steps, if the algorithm sets it (AsyncFedED); else None.
-        incarnation: the number of the server's life in which this version was made
+        incarnation: the number of the server's incarnation in which this version was made
             (:attr:`fastagg.Server.incarnation`). If the client sends it back, the server refuses the answer to a
             version that a restart has lost, even though new versions use the same numbers.
+
+    Example:
+        >>> server = fastagg.FedBuff({"weight": torch.zeros(2)}, buffer_size=1)
+        >>> task = server.dispatch("ann")
+        >>> trained = {"weight": task.params["weight"] + 1.0}
+        >>> task.delta(trained)
+        {'weight': tensor([1., 1.])}
     """
 
-    # No dataclass, and nothing worked out ahead: one is made for every task that goes out.
-    __slots__ = (
-        "_layout",
-        "_model",
-        "_params",
-        "_views",
-        "client",
-        "control",
-        "incarnation",
-        "local_steps",
-        "version",
-    )
+    # The engine makes one for every task that goes out (csrc/bindings/records.h). Nothing is worked out ahead.
+    __slots__ = ()
 
-    client: Client
-    version: int
-    local_steps: int | None
-    control: Tensor | None
-    incarnation: int | None
+    if TYPE_CHECKING:
+        client: Client
+        version: int
+        local_steps: int | None
+        control: Tensor | None
+        incarnation: int | None
+        _layout: Layout
+        _params: Any
+        _views: Any
 
     def __init__(
         self,
@@ -52,20 +56,27 @@ class Dispatch:
         local_steps: int | None,
         control: Tensor | None,
         layout: Layout,
-        model: ModelState,
+        model: ModelState | None,
         incarnation: int | None = None,
     ) -> None:
-        self.client = client
-        self.version = version
-        self.local_steps = local_steps
-        self.control = control
-        self.incarnation = incarnation
-        self._layout = layout
-        self._model = model
+        flat = None if model is None else model.flat
+        self._fill(client, version, local_steps, control, layout, flat, model, incarnation)
 
     def __repr__(self) -> str:
         steps = "" if self.local_steps is None else f", local_steps={self.local_steps}"
         return f"Dispatch(client={self.client!r}, version={self.version}{steps})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (
+            self.client, self.version, self.local_steps, self.control, self._layout, self._model, self.incarnation,
+        )  # fmt: skip
+
+    @property
+    def _model(self) -> ModelState:
+        state = self._state
+        if isinstance(state, ModelState):
+            return state
+        return ModelState(self.flat, state.values, state.counters)
 
     @property
     def params(self) -> Any:
@@ -75,11 +86,9 @@ class Dispatch:
         It is the model at the time of the dispatch, copied at the first use. You may write to it, or pass it to
         ``load_state_dict(..., assign=True)``.
         """
-        try:
-            return self._params
-        except AttributeError:
-            self._params: Any = self._layout.copies(*self._model)
-            return self._params
+        if self._params is None:
+            self._params = self._layout.copies(*self._model)
+        return self._params
 
     @property
     def views(self) -> Any:
@@ -87,16 +96,15 @@ class Dispatch:
 
         Use it to read the model or to send it at once. It does not change while you hold it, even if the server steps.
         """
-        try:
-            return self._views
-        except AttributeError:
-            self._views: Any = self._layout.views(*self._model)
-            return self._views
+        if self._views is None:
+            self._views = self._layout.views(*self._model)
+        return self._views
 
-    @property
-    def flat(self) -> Tensor:
-        """The trainable parameters as one fp32 vector [d], shared with the server. Do not write to it."""
-        return self._model.flat
+    if TYPE_CHECKING:
+
+        @property
+        def flat(self) -> Tensor:
+            """The trainable parameters as one fp32 vector [d], shared with the server. Do not write to it."""
 
     def for_client(self, client: Client, local_steps: int | None) -> Dispatch:
         """The same model as a task of another client."""
@@ -116,7 +124,7 @@ class Dispatch:
         Raises:
             ShapeMismatch, DTypeMismatch: ``trained`` does not fit this model.
         """
-        return self._layout.difference(trained, self._model.flat)
+        return self._layout.difference(trained, self.flat)
 
     def state_dict(self) -> dict[str, Any]:
         """The task as plain data and tensors, for a checkpoint of the program that drives the clients.
@@ -156,7 +164,7 @@ class Dispatch:
         return self._layout.restored(difference, self._model)
 
 
-class Receipt:
+class Receipt(native.Receipt):  # type: ignore[misc]
     """The outcome of one update. Receipts with the same values are equal.
 
     With ``validate="deferred"`` the device checks the update, and ``receive`` does not wait for it. The first read of
@@ -173,35 +181,30 @@ class Receipt:
         weight: the staleness policy's weight s(tau).
         kept: whether the update was used. It is False only with ``validate="deferred"``, if an element was not finite
             (or, with :class:`fastagg.Euclidean`, the norm was zero or the update too stale). The update then counted as
-            zero, the client's row in a cache did not change, and the version increased.
+            zero, the client's cached update did not change, and the version increased.
         durable: whether the update is on disk yet. Only receipts of servers of :func:`fastagg.open` have it.
+
+    Example:
+        >>> server = fastagg.ASGD(torch.zeros(2), lr=0.1)
+        >>> task = server.dispatch("ann")
+        >>> receipt = server.receive("ann", torch.tensor([3.0, 4.0]))
+        >>> receipt.applied, receipt.version, receipt.delay, receipt.step_size, receipt.update_norm
+        (True, 1, 0, 0.1, 5.0)
     """
 
-    __slots__ = (
-        "_journal",
-        "_sequence",
-        "_verdict",
-        "applied",
-        "client",
-        "delay",
-        "kept",
-        "step_size",
-        "update_norm",
-        "version",
-        "weight",
-    )
+    # The engine makes one for every answer and writes its numbers into it (csrc/bindings/records.h).
+    __slots__ = ()
 
-    client: Client
-    applied: bool
-    version: int
-    delay: int
-    step_size: float | None
-    update_norm: float
-    weight: float
-    kept: bool
-    _verdict: tuple[Later, float | None, float, bool] | None
-    _journal: Any  # csrc/serving/journal.h
-    _sequence: int  # its record's
+    if TYPE_CHECKING:
+        client: Client
+        applied: bool
+        version: int
+        delay: int
+        step_size: float | None
+        update_norm: float
+        weight: float
+        kept: bool
+        durable: bool
 
     def __init__(
         self,
@@ -214,57 +217,33 @@ class Receipt:
         weight: float,
         kept: bool = True,
     ) -> None:
-        self.client = client
-        self.applied = applied
-        self.version = version
-        self.delay = delay
-        self.step_size = step_size
-        self.update_norm = update_norm
-        self.weight = weight
-        self.kept = kept
+        self._fill(client, applied, version, delay, step_size, update_norm, weight, kept)
 
-    @classmethod
-    def deferred(
-        cls, client: Client, version: int, delay: int, lr: float | None, weight: float, scales: bool, verdict: Later
-    ) -> Receipt:
-        """A receipt whose numbers the device has not returned yet.
+    if not TYPE_CHECKING:  # so that a misspelt attribute is still found
+
+        def __getattr__(self, name: str) -> Any:
+            raise _checks.no_attribute(self, name)
+
+    def defer(self, lr: float | None, weight: float, scales: bool, verdict: Later) -> None:
+        """Let the device say whether the update was used, when somebody asks for it.
 
         Args:
-            client, version, delay: as above.
             lr: the learning rate of the step, before the device has weighed the update; None if there was no step.
             weight: the staleness policy's weight, as far as the host knows it.
             scales: whether the step uses only this update. Its weight then scales the rate, and if it is rejected there
                 is no step.
             verdict: the device's verdict, [6] float64: see :func:`fastagg.ops.judge`.
         """
-        receipt = cls.__new__(cls)
-        receipt.client, receipt.version, receipt.delay = client, version, delay
-        receipt._verdict = (verdict, lr, weight, scales)
-        return receipt
 
-    if not TYPE_CHECKING:  # so that a misspelt attribute is still found
+        def fill(receipt: Receipt) -> None:
+            norm2, _, _, _, scale, keep = verdict.tolist()
+            receipt._fill(
+                receipt.client, lr is not None and (bool(keep) or not scales), receipt.version, receipt.delay,
+                lr if lr is None or not scales else lr * scale, math.sqrt(norm2) if norm2 >= 0 else norm2,
+                scale * weight, bool(keep),
+            )  # fmt: skip
 
-        def __getattr__(self, name: str) -> Any:
-            """Called where a slot is empty: fill in what the device says, once."""
-            if name not in ("applied", "step_size", "update_norm", "weight", "kept"):
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            if (pending := self._verdict) is not None:
-                verdict, lr, weight, scales = pending
-                norm2, _, _, _, scale, keep = verdict.tolist()
-                self.kept = bool(keep)
-                self.update_norm = math.sqrt(norm2) if norm2 >= 0 else norm2
-                self.weight = scale * weight
-                self.step_size = lr if lr is None or not scales else lr * scale
-                self.applied = lr is not None and (bool(keep) or not scales)
-                self._verdict = None  # the device's memory is free again; another thread finds the numbers
-            return object.__getattribute__(self, name)
-
-    @property
-    def durable(self) -> bool:
-        try:
-            return bool(self._journal.durable >= self._sequence)
-        except AttributeError:  # of a server without a journal, or sent elsewhere
-            return False
+        self._wait_for(fill)
 
     def _values(self) -> tuple[Any, ...]:
         return (
@@ -285,3 +264,15 @@ class Receipt:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._values()  # the numbers, not the device's memory they are read from
+
+
+def check_task(task: Any) -> Dispatch:
+    """Return ``task`` if it is one.
+
+    Raises:
+        ConfigError: it is something else, such as a client's id or a model.
+    """
+    if not isinstance(task, Dispatch):
+        do = "keep it when you send it: task = server.dispatch(client)"
+        raise ConfigError(_checks.wrong("task", "what server.dispatch(client) returned", task, do))
+    return task

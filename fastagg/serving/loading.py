@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from fastagg import registry
+from fastagg import _checks, registry
 from fastagg.distill import Distillation
 from fastagg.errors import CacheError, CheckpointError, ConfigError, FastaggError, MissingPart
 from fastagg.layout import Layout, Taken
 from fastagg.ops.place import on_cuda
 from fastagg.serving import checkpoint
 from fastagg.serving.server import Server
+from fastagg.serving.settings import RULES
 from fastagg.storage import devices
 
 
@@ -33,10 +33,16 @@ def load(
     Raises:
         CheckpointError: there is no checkpoint, it is damaged or has another format, or it uses a part that is not
             registered (:func:`fastagg.register`).
-        CacheError: its rows are on a disk, and another server uses them.
+        CacheError: its cached updates are on a disk, and another server uses them.
+
+    Example:
+        >>> fastagg.ACE(torch.zeros(2), lr=0.1, num_clients=3).save("ace.pt")
+        >>> fastagg.load("ace.pt").direction.cache
+        'fp32'
     """
+    path = _checks.path("path", path)
     try:
-        return server_from(checkpoint.read(Path(path)), device, distill)
+        return server_from(checkpoint.read(path), device, distill)
     except CheckpointError as error:
         raise error if str(path) in str(error) else CheckpointError(f"{path}: {error}") from error
 
@@ -60,7 +66,8 @@ def server_from(
         if isinstance(cache, dict) and not on_cuda(devices.choose(device, {})):  # the server may have been on a device
             config["direction"] = {**config["direction"], "cache": {**cache, "device": None}}
         parts = {key: registry.part(key, config.pop(key)) for key in ("direction", "optimizer", "staleness")}
-        return Server(Taken(layout, state), **parts, **config, device=device)
+        known = {name: value for name, value in config.items() if name in RULES}
+        return Server(Taken(layout, state), **parts, **known, device=device)
     except (CheckpointError, CacheError):
         raise
     except MissingPart as error:

@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
-import threading
 import warnings
-import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
 
 from fastagg import _checks, _keywords, ops, registry
-from fastagg._build import native
-from fastagg.errors import CacheError, CheckpointError, ConfigError, FastaggError, OtherLife, UpdateTooLarge
+from fastagg.errors import CacheError, CheckpointError, ConfigError, FastaggError, NonFiniteUpdate, ShapeMismatch
 from fastagg.layout import Layout, Parsed, Piece, Taken
 from fastagg.layout.nearness import nearer_to_model
 from fastagg.parts.directions import Direction, DistillationRecord, Single
-from fastagg.parts.names import Buffers, Kind, Validate, Weighting, words
+from fastagg.parts.names import Kind
 from fastagg.parts.optimizers import SGD, Optimizer
 from fastagg.parts.staleness import Constant, Staleness
-from fastagg.serving import admission, checkpoint, together
-from fastagg.serving.core import Core
-from fastagg.serving.dispatch import Client, Dispatch, Receipt
-from fastagg.serving.judging import Judging
-from fastagg.serving.leaves import Partial, facts_of
-from fastagg.serving.statistics import MODES, Statistics
-from fastagg.serving.turns import Elsewhere
+from fastagg.serving import admission, checkpoint, engine, together
+from fastagg.serving.admission import Answers
+from fastagg.serving.dispatch import Client, Dispatch, Receipt, check_task
+from fastagg.serving.engine import Parts, Running
+from fastagg.serving.leaves import Partial
+from fastagg.serving.live import LiveModel
+from fastagg.serving.settings import RULES, ServerSettings, complete, documented
+from fastagg.serving.statistics import Statistics
 from fastagg.serving.uploads import HeldUpload, Upload
 from fastagg.storage import devices
+from fastagg.storage.pieces import Pieces
+
+if TYPE_CHECKING:
+    from fastagg.durable.log import Log
+    from fastagg.serving.shards.group import Group
+    from fastagg.serving.watching import Watch
 
 Answer = tuple[Dispatch, Any, float | None]  # a trained model: receive_model's arguments
 Sent = Sequence[Any]  # an update: receive's arguments, (client, update, version, num_samples)
@@ -41,40 +46,24 @@ Outcome = Receipt | FastaggError
 class Server:
     """A federated-learning server: a direction, an optimizer and a staleness policy.
 
-    :mod:`fastagg.presets` has the papers' algorithms. All methods may be called from many threads.
+    :mod:`fastagg.presets` has the papers' algorithms. All methods may be called from many threads. A call from within a
+    call of the same thread (from a rule of your own, a finalizer or a signal handler) raises
+    :class:`fastagg.Reentered`, if it would change the server.
+
+    :func:`fastagg.open` makes a server that keeps itself in a folder: it has a log. :func:`fastagg.sharded` makes one
+    whose model is divided into slices: it has a group.
+
+    Example:
+        >>> server = fastagg.Server(torch.zeros(2), fastagg.Buffer(2), fastagg.Yogi(lr=0.01), fastagg.Polynomial(a=0.5))
+        >>> server.version, server.optimizer.lr, server.staleness
+        (0, 0.01, Polynomial(a=0.5))
 
     Args:
         params: the model to start from: an nn.Module, a state_dict, a list of arrays or one 1-D array. It is copied.
         direction: how updates become a step. By default every update is a step.
         optimizer: the server optimizer. The default is SGD with learning rate 1.
         staleness: how delays change a step. By default they change nothing.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused. Otherwise an id
-            is a 64-bit integer or text of at most 256 characters.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm. None: never.
-        weighting: ``uniform``, or ``samples`` for means weighted by ``num_samples``.
-        buffers: the new BatchNorm statistics: the ``mean`` of the clients in a step, the ``latest`` client's, or
-            ``keep`` for no change.
-        deterministic: for synchronous rules only. If True, the bits of a round's result do not depend on the order in
-            which updates arrive. The server keeps a round's updates, in their own type, until the round is complete.
-            Then it adds them in the order of the clients' ids. This takes memory for all updates of a round.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite. ``deferred``, for
-            a CUDA device: ``receive`` does not wait for the device. An update that is not finite then counts as zero,
-            and its receipt reports this. On the CPU ``deferred`` is the same as ``sync``.
-        seed: the seed of all random numbers of the server.
-        origin: for a slice of a larger model, the index of its first element: a multiple of 65,536. A rule on a slice
-            then gives the same bits as on the whole model, if the rule needs no norm of the whole update.
-        device: where the state is and steps run. The default is the CPU, or the CUDA device of the model.
-        lease: seconds after which an unanswered task ends. From then on its answer is refused, and versions that only
-            ended tasks hold are freed. A client without open tasks that was sent nothing for this time is forgotten
-            (not with ``num_clients``). None: tasks never end. After a restart all leases start again.
-        max_delay: versions after which a task ends in the same way. (ACED has another setting of this name.)
-        max_open_per_client: the most open tasks of one client. ``dispatch`` raises Busy beyond it.
-        max_clients: the most clients that are known at a time. ``dispatch`` to another one raises Busy.
-        max_waiting: the most threads that may wait in ``receive`` for other threads. One more raises Busy at once.
-
-    Raises:
-        ConfigError, ShapeMismatch, DTypeMismatch, NonFiniteUpdate: a setting or the model is refused.
-    """
+"""
 
     @_keywords.checked
     def __init__(
@@ -83,77 +72,71 @@ class Server:
         direction: Direction | None = None,
         optimizer: Optimizer | None = None,
         staleness: Staleness | None = None,
-        *,
-        num_clients: int | None = None,
-        clip_norm: float | None = None,
-        weighting: Weighting = "uniform",
-        buffers: Buffers = "mean",
-        deterministic: bool = False,
-        validate: Validate = "sync",
-        seed: int = 0,
-        origin: int = 0,
-        device: torch.device | str | None = None,
-        lease: float | None = None,
-        max_delay: int | None = None,
-        max_open_per_client: int | None = None,
-        max_clients: int | None = None,
-        max_waiting: int | None = None,
+        **settings: Unpack[ServerSettings],
     ) -> None:
-        self.direction = _part("direction", direction, Direction, Single())
-        self.optimizer = _part("optimizer", optimizer, Optimizer, SGD())
-        self.staleness = _part("staleness", staleness, Staleness, Constant())
-        if num_clients is not None:
-            _checks.whole("num_clients", num_clients, least=1, most=2**31 - 1)
-        if self.direction.clients is not None:
-            if num_clients not in (None, self.direction.clients):
-                raise ConfigError(f"num_clients: the direction has {self.direction.clients}, got {num_clients}")
-            num_clients = self.direction.clients
-        if clip_norm is not None:
-            _checks.number("clip_norm", clip_norm, above=0)
-        _checks.one_of("weighting", weighting, words(Weighting))
-        _checks.one_of("buffers", buffers, MODES)
-        _checks.one_of("validate", validate, words(Validate))
-        _checks.whole("seed", seed, least=0, most=2**64 - 1)
-        self._norms: Any = None  # of whole vectors, where this is a slice of one that other processes have the rest of
+        direction = _part("direction", direction, Direction, Single())
+        optimizer = _part("optimizer", optimizer, Optimizer, SGD())
+        staleness = _part("staleness", staleness, Staleness, Constant())
+        norms = None
         if isinstance(params, Piece):
-            params, origin, self._norms = params
-        if _checks.whole("origin", origin, least=0) % ops.GROUP:
-            raise ConfigError(f"origin: expected a multiple of {ops.GROUP}, got {origin}")
-        self.num_clients, self.clip_norm, self.weighting = num_clients, clip_norm, weighting
-        self.seed, self.origin = seed, origin
-        self.deterministic, self.validate = bool(deterministic), validate
-        if lease is not None:
-            _checks.number("lease", lease, above=0)
-        limits = {
-            "max_delay": max_delay, "max_open_per_client": max_open_per_client, "max_clients": max_clients,
-            "max_waiting": max_waiting,
-        }  # fmt: skip
-        for name, limit in limits.items():
-            if limit is not None:
-                _checks.whole(name, limit, least=0 if name == "max_delay" else 1)
-        self.lease, self.max_delay, self.max_open_per_client = lease, max_delay, max_open_per_client
-        self.max_clients, self.max_waiting = max_clients, max_waiting
-        together.check(self)
-
-        self._lock: Any = threading.RLock()
-        self._turn: Any = self._lock if max_waiting is None else native.serving.Turn(self._lock, max_waiting)
-        _here.add(self)
-        self.device = devices.choose(device, params)
-        if isinstance(params, Taken):
-            self.layout = params.layout
-            self._core = self._loaded(params.state, Statistics(buffers, *self.layout.blank(self.device)))
+            params, settings["origin"], norms = params
+        given = complete(settings)
+        if direction.clients is not None and given["num_clients"] not in (None, direction.clients):
+            raise ConfigError(f"num_clients: the direction has {direction.clients}, got {given['num_clients']}")
+        together.check(direction, optimizer, staleness, given)
+        device = devices.choose(given["device"], params)
+        taken = isinstance(params, Taken)
+        layout = params.layout if isinstance(params, Taken) else Layout.of(params)
+        self._parts = Parts(direction, optimizer, staleness, given, layout, device, norms)
+        if taken:
+            self._running = self._loaded(params.state, Statistics(given["buffers"], *layout.blank(device)))
         else:
-            self.layout = Layout.of(params)
-            model = self.layout.take(params, self.device)
-            self._core = Core(self, model.flat, Statistics(buffers, model.buffers, model.counters))
-        self._judging = Judging(self)
-        self._live: Any = None  # made at the first request for the model
-        self._warned = False  # whether it warned that a model came instead of an update
+            model = layout.take(params, device)
+            statistics = Statistics(given["buffers"], model.buffers, model.counters)
+            self._running = engine.start(self._parts, model.flat, statistics)
+        self._live: LiveModel | None = None  # made at the first request for the model
+        self._log: Log | None = None
+        self._group: Group | None = None
+        self._watch: Watch | None = None
+        self._engine = self._running.engine
+        self._dispatch, self._receive = self._engine.dispatch, self._engine.receive
+        self._receive_many = self._engine.receive_many
+        self._answers = Answers(self._parts, self._running)
+
+    @property
+    def direction(self) -> Direction:
+        """How updates become a step."""
+        return self._parts.direction
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The server's optimizer, with its current learning rate."""
+        return self._parts.optimizer
+
+    @property
+    def staleness(self) -> Staleness:
+        """How delays change a step."""
+        return self._parts.staleness
+
+    @property
+    def device(self) -> torch.device:
+        """Where the state is and steps run."""
+        return self._parts.device
+
+    @property
+    def layout(self) -> Layout:
+        """The mapping between the model and its flat vector."""
+        return self._parts.layout if self._group is None else self._group.layout
+
+    @property
+    def num_clients(self) -> int | None:
+        """n, if client ids are 0..n-1; else None."""
+        return self._parts.num_clients
 
     @property
     def version(self) -> int:
         """``t``, the number of steps applied so far."""
-        return int(self._core.ledger.version)
+        return int(self._engine.version)
 
     @property
     def lr(self) -> float:
@@ -166,33 +149,40 @@ class Server:
 
     @lr.setter
     def lr(self, rate: float) -> None:
-        with self._lock:
-            optimizer = dataclasses.replace(self.optimizer, lr=rate)
-            self._core.road.set_rate(rate)
-            self.optimizer = optimizer
+        optimizer = dataclasses.replace(self.optimizer, lr=rate)
+        if self._group is None:
+            self._engine.lr = rate
+        else:
+            self._group.set_rate(rate)
+        self._with_optimizer(optimizer)
+
+    def _with_optimizer(self, optimizer: Optimizer) -> None:
+        self._parts = self._parts._replace(optimizer=optimizer)
+        self._running.extension.optimizer = optimizer
+
+    def _follow_rate(self) -> None:
+        """A log has set the engine's learning rate."""
+        self._with_optimizer(dataclasses.replace(self.optimizer, lr=self._engine.lr))
 
     @property
     def steps(self) -> int:
         """Number of optimizer steps: versions, minus those that were made without a step."""
-        return int(self._core.ledger.steps)
+        return int(self._engine.steps)
 
     def __repr__(self) -> str:
         parts = f"{self.direction!r}, {self.optimizer!r}, {self.staleness!r}"
         return f"<fastagg.Server of {self.layout.size:,} parameters at version {self.version}: {parts}>"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Server:
-        return type(self)(
-            Taken(self.layout, self.state_dict()), self.direction, self.optimizer, self.staleness,
-            num_clients=self.num_clients, clip_norm=self.clip_norm, weighting=self.weighting,
-            buffers=self._core.statistics.mode, deterministic=self.deterministic, validate=self.validate,
-            seed=self.seed, origin=self.origin, device=self.device, lease=self.lease, max_delay=self.max_delay,
-            max_open_per_client=self.max_open_per_client, max_clients=self.max_clients, max_waiting=self.max_waiting,
-        )  # fmt: skip
+        """A server without a folder and without a group."""
+        taken = Taken(self._parts.layout, self.state_dict())
+        settings = {**self._parts.settings, "device": self.device}
+        return Server(taken, self.direction, self.optimizer, self.staleness, **settings)  # type: ignore[misc]
 
     def __reduce__(self) -> Any:
         raise TypeError("a server is not pickled: use server.save(path) and fastagg.load(path), or server.state_dict()")
 
-    # -- clients -------------------------------------------------------------------------------------------------
+    # -- tasks ---------------------------------------------------------------------------------------------------
 
     def dispatch(self, client: Client) -> Dispatch:
         """Send the current model to ``client`` (an int or a str).
@@ -202,13 +192,28 @@ class Server:
         Raises:
             UnknownClient: the id is outside 0..num_clients-1, or it is neither a 64-bit integer nor a str of at most
                 256 characters.
+
+        Example:
+            >>> server = fastagg.FedBuff(torch.nn.Linear(3, 2))
+            >>> task = server.dispatch("ann")
+            >>> task.version, sorted(task.params)
+            (0, ['bias', 'weight'])
         """
-        with self._lock:
-            core = self._core
-            if core.settles:
-                core.policy.settle(core.ledger.identify(client), core.ledger)
-            task: Dispatch = core.road.send(client)
-            return task
+        if self._parts.defers:
+            self._settle(client)
+        try:
+            task: Dispatch = self._dispatch(client)
+        except FastaggError as error:
+            self._refused(error)
+            raise
+        return task
+
+    def _settle(self, client: Client) -> None:
+        """Apply what the device has found out about a client's earlier answers."""
+        policy = self._running.extension.policy
+        if policy.rules():
+            with self._engine.inside:
+                policy.settle(self._engine.check_client(client), self._engine)
 
     def hand_on(self, task: Dispatch, client: Client) -> Dispatch:
         """Give an open task to one more client. A relay uses this to serve one task to many clients.
@@ -217,11 +222,52 @@ class Server:
             UnknownClient: the id is refused, or the task's own client is unknown.
             UnknownVersion: the task's own client no longer holds it.
         """
-        with self._lock:
-            core = self._core
-            core.ledger.find(task.client, task.version)
-            client, steps = core.road.hand_on(client, task.version)
-            return task.for_client(client, steps or None)
+        task = check_task(task)
+        hand_on = self._engine.hand_on if self._group is None else self._group.hand_on
+        client, steps = hand_on(task.client, task.version, client)
+        return task.for_client(client, steps or None)
+
+    def forget(self, client: Client, version: int | None = None) -> None:
+        """End the open tasks of a client that will not answer, and free versions that only this client held.
+
+        Args:
+            client: the client's id.
+            version: end only the task of this version. None: end all tasks; the client is then unknown.
+
+        Raises:
+            UnknownClient: the client was never sent a model.
+            UnknownVersion: the client has no open task of that version.
+        """
+        forget = self._engine.forget if self._group is None else self._group.forget
+        forget(client, version)
+
+    def expire(self, before: int | None = None) -> int:
+        """End all tasks whose lease is over or whose version is too old. Each ``dispatch`` also ends a few of them.
+
+        Args:
+            before: also end all tasks of versions below this one.
+
+        Returns:
+            The number of ended tasks. Their answers are refused from now on.
+
+        Example:
+            >>> server = fastagg.FedAsync(torch.zeros(2), lease=3600.0)
+            >>> tasks = [server.dispatch(client) for client in range(3)]
+            >>> server.expire(before=1)  # tasks of versions below 1
+            3
+        """
+        if before is not None:
+            _checks.whole("before", before, least=0, most=engine.MOST)
+        expire = self._engine.expire if self._group is None else self._group.expire
+        return int(expire(before))
+
+    @property
+    def incarnation(self) -> int:
+        """A random 63-bit number of this incarnation of the server. A new one begins when a state is loaded. Versions
+        made after that state was saved are then lost, and their numbers are used again."""
+        return int(self._engine.incarnations[-1][1])
+
+    # -- answers -------------------------------------------------------------------------------------------------
 
     @property
     def update_kind(self) -> Kind:
@@ -241,7 +287,10 @@ class Server:
     ) -> Receipt:
         """Take ``client``'s update. The model steps if the algorithm says so.
 
-        A task can be answered once. A refused update changes nothing.
+        A task can be answered once. A refused update changes nothing. The update's memory is read once: whoever writes
+        to it meanwhile changes this update at most, and nothing else.
+
+        A server of :func:`fastagg.open` returns when the update is on the disk, as its ``durability`` says.
 
         Args:
             client: the sender.
@@ -258,27 +307,42 @@ class Server:
         Raises:
             UnknownClient: this client was never sent a model.
             UnknownVersion: the client has no open task of that version, or the task has expired.
-            OtherLife: the task's version was lost in a restart.
+            StaleIncarnation: the task's version was lost in a restart.
             Busy: ``max_waiting`` answers already wait.
             ShapeMismatch, DTypeMismatch, NonFiniteUpdate, UpdateTooLarge: the update is refused.
             ConfigError: ``num_samples`` is missing or not positive, or ``kind`` is not this server's.
+            NotDurable: the disk refuses. Either nothing has changed, or the update is in the model and its record
+                waits: the next one that is acknowledged acknowledges it too.
+
+        Example:
+            >>> server = fastagg.FedBuff(torch.zeros(2), buffer_size=1)
+            >>> task = server.dispatch("ann")
+            >>> server.receive("ann", torch.tensor([1.0, float("nan")]))
+            Traceback (most recent call last):
+                ...
+            fastagg.NonFiniteUpdate: update: NaN or infinity in the flat vector
+            >>> server.receive("ann", torch.ones(2), task.version).version  # the refusal has changed nothing
+            1
         """
-        if kind is None and control is None:
-            with self._turn:
-                if incarnation is not None:
-                    self._check_life(client, version, incarnation)
-                receipt = self._core.road.take(client, update, version, num_samples)
+        try:
+            if kind is None and control is None:
+                receipt = self._receive(client, update, version, num_samples, incarnation)
                 if receipt is not None:
                     if self._live is not None:
                         self._follow()
                     taken: Receipt = receipt
                     return taken
-        parsed = self._parse(update, kind)
-        share = admission.share(num_samples, self.weighting)
-        with self._turn:
-            if incarnation is not None:
-                self._check_life(client, version, incarnation)
-            return self._received(client, version, parsed, share, control)
+            if self._group is not None:
+                return self._group.receive(client, update, version, num_samples, kind, control, incarnation)
+            parsed = self._parse(update, kind)
+            answer = self._answers.of(parsed, client, version, incarnation, num_samples, control)
+            return self._taken(self._answers.receive([answer])[0])
+        except NonFiniteUpdate as error:
+            self._refused(error)
+            raise admission.named(error, self._parts.layout, update) from None
+        except FastaggError as error:
+            self._refused(error)
+            raise
 
     def receiving(
         self,
@@ -305,18 +369,37 @@ class Server:
         Raises:
             ShapeMismatch: the number of bytes is not the model's. Other errors are those of :meth:`receive`. A missing
                 task is refused before the first chunk.
+
+        Example:
+            >>> server = fastagg.FedBuff(torch.zeros(4), buffer_size=1)
+            >>> task = server.dispatch("ann")
+            >>> with server.receiving("ann") as upload:
+            ...     for chunk in (bytes(10), bytes(6)):
+            ...         written = upload.write(chunk)
+            >>> upload.receipt.applied
+            True
         """
+        if self._group is not None:
+            return self._group.receiving(client, version, num_samples, kind, dtype, incarnation)
         self._refuse_other_kind(kind)
-        admission.share(num_samples, self.weighting)
-        with self._lock:
-            if incarnation is not None:
-                self._check_life(client, version, incarnation)
-            start, _ = self._core.ledger.find(client, version)
-        return HeldUpload(
-            self.layout.size,
-            dtype,
-            lambda update: self.receive(client, update, start, num_samples, incarnation=incarnation),
-        )
+        admission.share(num_samples, self._parts.settings["weighting"])
+        start = self._engine.find(client, version, incarnation)[0]
+        if self._log is None:
+            return HeldUpload(
+                self.layout.size, dtype,
+                lambda update: self.receive(client, update, start, num_samples, incarnation=incarnation),
+            )  # fmt: skip
+
+        def finish(pieces: Pieces, blob: Any) -> Receipt:
+            try:
+                answer = self._answers.of(Parsed(pieces, None, None), client, start, incarnation, num_samples)
+                answer.blob, answer.is_private = blob, True
+                return self._taken(self._answers.receive([answer])[0])
+            except FastaggError as error:
+                self._refused(error)
+                raise
+
+        return self._log.upload(self.layout.size, dtype, (client, start), finish)
 
     def receive_many(self, answers: Sequence[Sent]) -> list[Outcome]:
         """:meth:`receive` several answers, one after the other, in one call. The results have the same bits.
@@ -330,19 +413,33 @@ class Server:
 
         Raises:
             ConfigError: an answer is not such a tuple. Nothing has changed.
+
+        Example:
+            >>> server = fastagg.FedBuff(torch.zeros(2), buffer_size=2)
+            >>> tasks = [server.dispatch(client) for client in range(3)]
+            >>> outcomes = server.receive_many([(client, torch.ones(2)) for client in (0, 1, 7)])
+            >>> [getattr(outcome, "applied", type(outcome).__name__) for outcome in outcomes]
+            [False, True, 'UnknownClient']
         """
         answers = list(answers)
+        for answer in answers:
+            if not isinstance(answer, (tuple, list)) or not 2 <= len(answer) <= 4:
+                do = "give a list of such tuples; version and num_samples may be left out"
+                what = "(client, update, version, num_samples)"
+                raise ConfigError(_checks.wrong("receive_many", what, answer, do))
         outcomes: list[Outcome] = []
-        with self._turn:
-            while len(outcomes) < len(answers):
-                taken = self._core.road.take_many(answers, len(outcomes))
-                if taken is None:
-                    raise not_answers(answers)
-                outcomes += taken
-                if len(outcomes) < len(answers):  # this one needs more than `road`, or is refused
-                    outcomes.append(self._one(*answers[len(outcomes)]))
-            self._follow()
-        return outcomes
+        while len(outcomes) < len(answers):
+            if self._group is None:
+                outcomes += self._receive_many(answers, len(outcomes))
+            if len(outcomes) < len(answers):  # only Python can read this one, or it is refused
+                outcomes.append(self._one(*answers[len(outcomes)]))
+        return self._named(outcomes, [answer[1] for answer in answers])
+
+    def _one(self, *answer: Any) -> Outcome:
+        try:
+            return Server.receive(self, *answer)
+        except FastaggError as error:
+            return error
 
     def receive_model(
         self, task: Dispatch, trained: Any, num_samples: float | None = None, *, difference: bool = False
@@ -362,11 +459,14 @@ class Server:
         Raises:
             UnknownClient, UnknownVersion, ShapeMismatch, DTypeMismatch, NonFiniteUpdate, ConfigError: as in
                 :meth:`receive`.
+
+        Example:
+            >>> server = fastagg.FedAvg(torch.zeros(2), clients_per_round=1)
+            >>> task = server.dispatch("ann")
+            >>> server.receive_model(task, task.params + 1.0, num_samples=10).applied
+            True
         """
-        outcome = self.receive_models([(task, trained, num_samples)], differences=difference)[0]
-        if isinstance(outcome, FastaggError):
-            raise outcome
-        return outcome
+        return self._taken(self.receive_models([(task, trained, num_samples)], differences=difference)[0])
 
     def receive_models(self, answers: Sequence[Answer], *, differences: bool = False) -> list[Outcome]:
         """:meth:`receive_model` several answers, one after the other. The results have the same bits.
@@ -380,25 +480,28 @@ class Server:
 
         Returns:
             For each answer its receipt, or the error that refused it.
+
+        Raises:
+            ConfigError: an answer is not such a tuple. Nothing has changed.
         """
-        found: list[Outcome | None] = [None] * len(answers)
-        with self._turn:
-            left = list(range(len(answers)))
-            while left:
-                taken = self._fold([answers[i] for i in left], differences) if self._judging.folds else []
-                if not taken:
-                    found[left[0]] = self._receive_difference(*answers[left[0]], differences)
-                    taken = [True]
-                again = []
-                for i, outcome in zip(left, taken, strict=False):
-                    if outcome is None:  # not finite or too large; this call finds out which
-                        found[i] = self._receive_difference(*answers[i], differences)
-                    elif outcome is False:
-                        again.append(i)
-                    elif outcome is not True:
-                        found[i] = outcome
-                left = again + left[len(taken) :]
-        return [outcome for outcome in found if outcome is not None]
+        for answer in answers if isinstance(answers, (tuple, list)) else [answers]:
+            if not isinstance(answer, (tuple, list)) or len(answer) != 3:
+                what = "tuples (task, trained, num_samples)"
+                raise ConfigError(_checks.wrong("answers", what, answer, "num_samples may be None"))
+            check_task(answer[0])
+        if self._group is not None:
+            raise self._group.lacks("receive_models")
+        outcomes: list[Outcome | None] = [None] * len(answers)
+        given, places = [], []
+        for i, (task, trained, num_samples) in enumerate(answers):
+            try:
+                given.append(self._answers.of_model(task, trained, num_samples, differences, self._refuse_other_kind))
+                places.append(i)
+            except FastaggError as error:
+                outcomes[i] = error
+        for i, outcome in zip(places, self._answers.receive(given), strict=True):
+            outcomes[i] = outcome
+        return self._named(outcomes, [trained for _, trained, _ in answers])
 
     def receive_partial(
         self, client: Client, partial: Partial, version: int | None = None, *, incarnation: int | None = None
@@ -418,11 +521,17 @@ class Server:
                 when they have at most as many as are missing.
             UnknownClient, UnknownVersion, ShapeMismatch, NonFiniteUpdate and others: as in :meth:`receive`.
         """
-        with self._turn:
-            facts = facts_of(partial.updates, partial.weight, self)
-            if incarnation is not None:
-                self._check_life(client, version, incarnation)
-            return self._received(client, version, self.layout.parse(partial.total), 1.0, None, facts)
+        if not isinstance(partial, Partial):
+            raise ConfigError(_checks.wrong("partial", "what a fastagg.Leaf's take() returned", partial))
+        try:
+            self._answers.check_sum(partial.updates, partial.weight)
+            if self._group is not None:
+                return self._group.receive_partial(client, partial, version, incarnation)
+            answer = self._answers.of_sum(partial, client, version, incarnation)
+            return self._taken(self._answers.receive([answer])[0])
+        except FastaggError as error:
+            self._refused(error)
+            raise
 
     def close_round(self) -> float | None:
         """Step now along the mean of the updates that have arrived since the last step.
@@ -433,76 +542,57 @@ class Server:
 
         Returns:
             The learning rate of the step. None if there was no step: no update had arrived, the rule has no buffer, or
-            it does more than add at every arrival (FedAC, FedEcho).
+            it does more than add at every update (FedAC, FedEcho).
+
+        Example:
+            >>> server = fastagg.FedAvg(torch.zeros(2), clients_per_round=None)
+            >>> tasks = [server.dispatch(client) for client in "abc"]
+            >>> receipt = server.receive("a", torch.ones(2), num_samples=10)
+            >>> server.close_round(), server.version  # b and c did not answer in time
+            (1.0, 1)
         """
-        with self._lock:
-            if not self.direction.buffered or self._core.state.asks:
-                return None
-            found = self._core.close_round()
-            self._follow()
-            return None if found is None else found[3]
+        close = self._engine.close_round if self._group is None else self._group.close_round
+        found: float | None = close()
+        self._follow()
+        if found is not None and self._log is not None:
+            self._log.wait()
+        return found
 
-    def forget(self, client: Client, version: int | None = None) -> None:
-        """End the open tasks of a client that will not answer, and free versions that only this client held.
+    def _taken(self, outcome: Outcome) -> Receipt:
+        self._follow()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
-        Args:
-            client: the client's id.
-            version: end only the task of this version. None: end all tasks; the client is then unknown.
-
-        Raises:
-            UnknownClient: the client was never sent a model.
-            UnknownVersion: the client has no open task of that version.
-        """
-        with self._lock:
-            self._core.road.forget(client, version)
-
-    def expire(self, before: int | None = None) -> int:
-        """End all tasks whose lease is over or whose version is too old. Each ``dispatch`` also ends a few of them.
-
-        Args:
-            before: also end all tasks of versions below this one.
-
-        Returns:
-            The number of ended tasks. Their answers are refused from now on.
-        """
-        with self._lock:
-            if before is not None:
-                _checks.whole("before", before, least=0)
-            return int(self._core.road.expire(before))
-
-    @property
-    def incarnation(self) -> int:
-        """A random 63-bit number of this life of the server. A new life begins when a state is loaded. Versions made
-        after that state was saved are then lost, and their numbers are used again."""
-        return int(self._core.road.lives[-1][1])
-
-    def _in_child(self) -> None:
-        """This process is not the server's: a fork of it."""
-        self._lock = self._turn = Elsewhere()
-
-    # -- the way of an update ------------------------------------------------------------------------------------
-
-    def _check_life(self, client: Client, version: int | None, incarnation: int) -> None:
-        core = self._core
-        start, _ = core.ledger.find(client, version)
-        if core.road.life_of(start) != incarnation:
-            raise OtherLife(
-                f"client {client!r}: its version {start} is of another life of this server: a restart has lost it, and "
-                "the number was given again"
-            )
+    def _named(self, outcomes: Sequence[Outcome | None], updates: Sequence[Any]) -> list[Outcome]:
+        """Return the outcomes; a refused update's error names the array that is not finite."""
+        self._follow()
+        found: list[Outcome] = []
+        for outcome, update in zip(outcomes, updates, strict=True):
+            assert outcome is not None
+            if isinstance(outcome, FastaggError):
+                self._refused(outcome)
+                if isinstance(outcome, NonFiniteUpdate):
+                    outcome = admission.named(outcome, self._parts.layout, update)
+            found.append(outcome)
+        return found
 
     def _parse(self, update: Any, kind: Any) -> Parsed:
+        layout = self._parts.layout
         if type(update) is Tensor and kind is None:
-            return self.layout.parse(update)
+            return layout.parse(update)
+        if isinstance(update, torch.nn.Module):
+            do = "give a trained model to server.receive_model(task, model)"
+            raise ShapeMismatch(_checks.wrong("update", f"a {self.update_kind}, in the form of params", update, do))
         self._refuse_other_kind(kind or getattr(update, "kind", None))
-        parsed = self.layout.parse(update)
-        if not self._warned and isinstance(update, (Mapping, list, tuple, torch.nn.Module)):
+        parsed = layout.parse(update)
+        if self._engine.checks_models and isinstance(update, (Mapping, list, tuple)):
             self._warn_of_a_model(parsed)
         return parsed
 
     def _warn_of_a_model(self, parsed: Parsed) -> None:
-        if nearer_to_model(parsed.parameters, self._core.road.flat):
-            self._warned = True
+        if nearer_to_model(parsed.parameters, self._engine.flat):
+            self._engine.checks_models = False
             warnings.warn(
                 f"receive takes {self.update_kind}s, and this update is nearly the model itself: for a trained model "
                 "use receive_model(task, trained), or task.delta(trained)",
@@ -510,147 +600,98 @@ class Server:
                 stacklevel=4,
             )
 
-    def _received(
-        self, client: Client, version: Any, parsed: Parsed, share: float, control: Any, facts: Any = None
-    ) -> Receipt:
-        """Judge, then run and commit in one native call. ``facts``: what is known of the update already."""
-        more, pieces = facts, parsed.parameters
-        if self._judging.asks(parsed, control):
-            more = self._judging.judge(client, version, parsed, share, control, facts)
-            if "receipt" in more:
-                return more["receipt"]()
-            share, pieces = more.get("share", share), more.get("pieces", pieces)
-        receipt: Receipt | None = self._core.road.receive(client, version, pieces.native, share, more)
-        if receipt is None:
-            raise admission.non_finite(self.layout, parsed)
-        self._follow()
-        return receipt
-
-    def _one(self, *answer: Any) -> Outcome:
-        try:
-            return Server.receive(self, *answer)
-        except FastaggError as error:
-            return error
-
-    def _receive_difference(self, task: Dispatch, trained: Any, num_samples: float | None, is_one: bool) -> Outcome:
-        try:
-            self._refuse_other_kind("delta")
-            given = trained if is_one else task.delta(trained)
-            return Server.receive(self, task.client, given, task.version, num_samples, incarnation=task.incarnation)
-        except FastaggError as error:
-            return error
-
-    def _fold(self, answers: Sequence[Answer], differences: bool) -> list[Any]:
-        """Take as many of the first answers as one pass can.
-
-        For each one the result is its receipt. If an answer is not finite, nothing changes: that answer is None and the
-        others are False. The list is empty if the first answer cannot be taken this way."""
-        rows, parses = [], []
-        for task, trained, num_samples in answers[: self._core.room()]:
-            try:
-                if task.incarnation is not None:
-                    self._check_life(task.client, task.version, task.incarnation)
-                share = admission.share(num_samples, self.weighting)
-                parsed = self.layout.parse(trained, "update" if differences else "trained model")
-                admission.refuse_non_finite_buffers(parsed)
-            except FastaggError:
-                break
-            base = 0 if differences else task.flat.data_ptr()
-            rows.append((task.client, task.version, parsed.parameters.native, share, base))
-            parses.append(parsed)
-        if not rows:
-            return []
-        try:
-            found: list[Any] = self._core.road.fold(rows, self._core.statistics_of(parses))
-        except UpdateTooLarge:  # at least one is; taking each alone tells which
-            return []
-        self._follow()
-        return found
-
-    def _follow(self) -> None:
-        if self._live is not None:
-            self._live.follow(self._core.road.flat, self._core.statistics)
-
     def _refuse_other_kind(self, kind: Any) -> None:
         if isinstance(kind, str) and kind != self.update_kind:
-            raise ConfigError(f"this server takes updates of kind {self.update_kind!r}, got one of kind {kind!r}")
+            raise ConfigError(
+                f"kind: this server takes updates of kind {self.update_kind!r}, got one of kind {kind!r}; "
+                f"send a {self.update_kind}: server.receive(client, {self.update_kind})"
+            )
+
+    def _refused(self, error: FastaggError) -> None:
+        if self._watch is not None:
+            self._watch.refused(error)
 
     # -- the model -----------------------------------------------------------------------------------------------
 
-    def _model(self) -> Any:
-        from fastagg.serving.live import LiveModel
+    def _follow(self) -> None:
+        """Point what was handed out of the model at its current version."""
+        if self._live is not None:
+            self._live.follow(self._engine)
 
+    def _model(self) -> LiveModel:
         if self._live is None:
-            self._live = LiveModel(self.layout, self._core.road.flat, self._core.statistics)
-        self._follow()
+            self._live = LiveModel(self._parts.layout, self._engine)
+        self._live.follow(self._engine)
         return self._live
 
     @property
     def distillation(self) -> DistillationRecord | None:
         """The cost and results of FedEcho's distillation so far. None for other algorithms."""
-        return getattr(self._core.state, "record", None)
+        return getattr(self._running.extension.state, "record", None)
 
     @property
     def control(self) -> Tensor | None:
         """FedAC's control variate C, [d]; None for other algorithms. Do not write to it."""
-        return getattr(self._core.state, "control", None)
+        return self._running.extension.control
 
     @property
     def flat(self) -> Tensor:
-        """The model's trainable parameters as one fp32 vector [d]. ``receive`` changes it. Do not write to it."""
-        with self._lock:
-            return self._model().flat
+        """The model's trainable parameters as one fp32 vector [d]. ``receive`` changes it. Do not write to it.
+
+        Of a server in a group it is this rank's slice."""
+        return self._model().flat
 
     def snapshot(self) -> Any:
         """The current model in the form of ``params``. It is not copied and never changes. Do not write to it."""
-        with self._lock:
-            core = self._core
-            core.road.sent = True
-            held = core.statistics
-            return self.layout.views(core.road.flat, held.values, list(held.counters))
+        if self._group is not None:
+            return self._group.parameters()
+        flat, held = self._engine.shared()
+        return self._parts.layout.views(flat, held.values, list(held.counters))
 
     def parameters(self) -> Any:
         """The model in the form of ``params``, as views that always show the current model.
 
         The result is a dict (for ``load_state_dict``) for a module or a state_dict, a list of arrays, or the flat
-        tensor. Arrays whose dtype is not fp32 are copies.
+        tensor. Arrays whose dtype is not fp32 are copies. Of a server in a group it is a copy, collected from all
+        ranks.
+
+        Example:
+            >>> server = fastagg.FedBuff(torch.nn.Linear(3, 2))
+            >>> model = torch.nn.Linear(3, 2)
+            >>> model.load_state_dict(server.parameters())
+            <All keys matched successfully>
         """
-        with self._lock:
-            return self._model().views(self._core.statistics)
+        if self._group is not None:
+            return self._group.parameters()
+        return self._model().views()
 
     def memory(self) -> dict[str, int]:
         """Bytes of the server's state, by part.
 
         The parts are ``model``, ``moments``, ``direction`` (buffers and caches; FedEcho's ``logits`` and
         ``distillation`` are separate), ``versions`` (kept for open tasks, or their sketches), ``clients`` (the ledger
-        of tasks), ``buffers`` (running statistics), and ``total``."""
-        with self._lock:
-            parts = self._core.memory()
+        of tasks), ``buffers`` (running statistics), ``journal`` (what waits for the disk), and ``total``."""
+        with self._engine.reading:
+            parts = engine.nbytes(self._running)
+        if self._log is not None:
+            parts["journal"] = self._log.pending
         return {**parts, "total": sum(parts.values())}
 
     def tiers(self) -> dict[str, int]:
-        """What happened to the rows of ``cache=fastagg.Tiered(...)`` since they were opened; empty without them.
+        """What happened to the cached updates of ``cache=fastagg.Tiered(...)`` since they were opened; else empty.
 
-        Of answers whose clients had a row: ``ahead`` (the row was in memory), ``late`` (it was on its way) and ``cold``
-        (nobody had asked for it, or memory had no room). ``lost`` rows were damaged and given up. ``read`` and
-        ``written`` are bytes; ``frames`` is how many rows fit into memory; ``on_disk`` are the file's bytes. On a CUDA
-        device ``there`` rows of ``ahead`` were on the device already, which has room for ``device_frames``."""
-        with self._lock:
-            return self._core.state.tiers()
+
+        Of answers whose clients had one: ``ahead`` (it was in memory), ``late`` (it was on its way) and ``cold``
+        (nobody had asked for it, or memory had no room). ``lost`` ones were damaged and given up. ``read`` and
+        ``written`` are bytes; ``frames`` is how many fit into memory; ``on_disk`` are the file's bytes. On a CUDA
+        device ``there`` of those ``ahead`` were on the device already, which has room for ``device_frames``."""
+        return self._running.extension.state.tiers()
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
         """All settings as plain data."""
-        settings = {
-            **{key: registry.describe(getattr(self, key)) for key in ("direction", "optimizer", "staleness")},
-            "num_clients": self.num_clients, "clip_norm": self.clip_norm, "weighting": self.weighting,
-            "buffers": self._core.statistics.mode, "deterministic": self.deterministic, "validate": self.validate,
-            "seed": self.seed, "origin": self.origin, "lease": self.lease, "max_delay": self.max_delay,
-            "max_open_per_client": self.max_open_per_client, "max_clients": self.max_clients,
-            "max_waiting": self.max_waiting,
-        }  # fmt: skip
-        return checkpoint.plain(settings)
+        return engine.config(self._parts, self._running)
 
     def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
         """The whole state as plain data and tensors. A server that loads it continues with the same bits.
@@ -658,11 +699,10 @@ class Server:
         Args:
             copy: True for copies of tensors. False for the server's own tensors, which change with it.
         """
-        with self._lock:
-            state = {
-                "format": checkpoint.FORMAT, "config": self.config(), "layout": self.layout.spec(),
-                **self._core.state_dict(),
-            }  # fmt: skip
+        if self._group is not None:
+            raise self._group.lacks("state_dict")
+        with self._engine.reading:
+            state = engine.whole(self._parts, self._running)
             return checkpoint.cloned(state) if copy else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -672,58 +712,155 @@ class Server:
 
         Raises:
             CheckpointError: the state belongs to another model or algorithm, or is damaged. Nothing has changed.
+            ConfigError: the server has a folder, which says what the state is.
         """
-        with self._lock:
-            checkpoint.check(state, self.config(), self.layout, set(self._core.moments.tensors))
-            checkpoint.check_claims(state, state["config"], self.layout)
-            self._core = self._loaded(state, self._core.statistics)
-            self._follow()
+        if self._log is not None:
+            raise ConfigError(
+                f"{self._log.folder}: a server of a folder goes on from what is there; load the state into another one"
+            )
+        if self._group is not None:
+            raise self._group.lacks("load_state_dict")
+        with self._engine.inside:
+            self._load(state)
+        self._follow()
 
-    def _loaded(self, state: dict[str, Any], like: Statistics) -> Core:
-        if state.get("round") and not self.deterministic:
+    def _load(self, state: dict[str, Any]) -> None:
+        layout, moments = self._parts.layout, engine.moments_of(self._running)
+        checkpoint.check(state, self.config(), layout, set(moments))
+        checkpoint.check_claims(state, state["config"], layout)
+        fresh = self._loaded(state, self._running.extension.held)
+        self._engine.adopt(fresh.engine)
+        self._running = fresh._replace(engine=self._engine)
+        self._answers = Answers(self._parts, self._running)
+
+    def _loaded(self, state: dict[str, Any], like: Statistics) -> Running:
+        if state.get("round") and not self._parts.settings["deterministic"]:
             raise CheckpointError("the checkpoint holds updates of a deterministic round; this server has none")
         try:
-            fresh = Core.loaded(self, state, like)
+            fresh = engine.loaded(self._parts, state, like)
         except (CheckpointError, CacheError):
             raise
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
             raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
-        if not fresh.finite():
+        if not engine.finite(fresh):
             raise CheckpointError("the checkpoint holds NaN or infinity")
-        fresh.road.sent = True
         return fresh
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint. If it fails, the old file stays complete.
 
+        A server of :func:`fastagg.open` goes on meanwhile. A server in a group writes a folder with a file for every
+        slice, and a manifest that lists them; all ranks must see the folder, and any number of ranks can :meth:`load`
+        it.
+
         Raises:
             CheckpointError: the file could not be written. An existing file has not changed.
+
+        Example:
+            >>> server = fastagg.FedBuff(torch.zeros(2))
+            >>> server.save("server.pt")
+            >>> fastagg.load("server.pt").version
+            0
         """
-        with self._lock:
-            state = self.state_dict(copy=False)
-            checkpoint.write(state, Path(path))
-            self._core.state.saved(state["direction"])
+        path = _checks.path("path", path)
+        if self._group is not None:
+            self._group.save(path)
+        elif self._log is not None:
+            checkpoint.write(self._log.whole_state(), path)
+        else:
+            with self._engine.reading:
+                state = engine.whole(self._parts, self._running)
+                checkpoint.write(state, path)
+                self._running.extension.state.saved(state["direction"])
 
+    # -- a folder ------------------------------------------------------------------------------------------------
 
-def not_answers(answers: list[Any]) -> ConfigError:
-    """Return the error for what is no list of answers (:meth:`Server.receive_many`)."""
-    bad = next((one for one in answers if not isinstance(one, (tuple, list)) or not 2 <= len(one) <= 4), answers)
-    return ConfigError(f"receive_many: expected (client, update, version, num_samples), got {bad!r:.100}")
+    def _attach(self, log: Log, watch: Watch) -> None:
+        """From now on all that changes the server is written to this log."""
+        self._log, self._watch, self._answers.logs = log, watch, True
+        self._engine.attach(log.journal)
 
+    def _in_log(self, method: str) -> Log:
+        if self._log is None:
+            raise ConfigError(f"{method}: this server has no folder; fastagg.open(path, make) makes one that has")
+        return self._log
 
-_here: weakref.WeakSet[Server] = weakref.WeakSet()  # servers of this process
+    @property
+    def folder(self) -> Path:
+        """The folder of a server of :func:`fastagg.open`."""
+        return self._in_log("folder").folder
 
+    @property
+    def durability(self) -> str:
+        """Which answers wait for the disk, for a server of :func:`fastagg.open`: ``none`` of them, those that make a
+        ``step``, or every one (``arrival``)."""
+        return self._in_log("durability").durability
 
-def _forked() -> None:
-    for server in list(_here):
-        server._in_child()
+    def flush(self) -> None:
+        """Wait until all that has happened so far is on the disk. A server without a folder has nothing to wait for.
 
+        Raises:
+            NotDurable: it cannot be.
+        """
+        if self._log is not None:
+            self._log.flush()
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    def checkpoint(self) -> Path:
+        """Write a checkpoint of a server of :func:`fastagg.open` now, and wait for it. Others may call the server
+        meanwhile. Checkpoints are written by themselves, too.
+
+        Returns:
+            The checkpoint's folder.
+
+        Raises:
+            CheckpointError: it could not be written; those that are there stay. NotDurable: nor could the log.
+            ConfigError: the server has no folder: use :meth:`save`.
+            Reentered: it is called from within a step, by a rule of your own or by a signal handler that interrupted
+                one.
+        """
+        return self._in_log("checkpoint").checkpoint()
+
+    def close(self) -> None:
+        """Write what waits and give the folder back; or let the other ranks of a group go. The server can only be read
+        from now on. It may be called at any time and several times, also by a signal handler.
+
+        Raises:
+            NotDurable: what waits could not be written.
+        """
+        if self._group is not None:
+            self._group.close()
+        if self._log is not None:
+            self._log.close()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def _part(name: str, given: Any, kind: type, default: Any) -> Any:
     if given is not None and not isinstance(given, kind):
-        raise ConfigError(f"{name}: expected a {kind.__name__} (see the parts in fastagg), got {given!r}")
+        known = registry.parts(name)
+        like = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
+        near = _checks.nearest(like, known) or type(default).__name__
+        do = f"write {name}=fastagg.{near}(...), or another one of {', '.join(known)}"
+        raise ConfigError(_checks.wrong(name, f"a fastagg.{kind.__name__}", given, do))
     return default if given is None else given
+
+
+def _declare() -> None:
+    """Add the settings to the class: to its documentation, its signature, and as attributes to read."""
+    assert Server.__doc__ is not None
+    refusals = "ConfigError, ShapeMismatch, DTypeMismatch, NonFiniteUpdate: a setting or the model is refused."
+    Server.__doc__ += f"{documented()}\n\n    Raises:\n        {refusals}\n    "
+    own = inspect.signature(Server.__init__)
+    plain = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=rule.default) for name, rule in RULES.items()]
+    Server.__init__.__signature__ = own.replace(parameters=[*plain, *more])  # type: ignore[attr-defined]
+    for name, rule in RULES.items():
+        if name not in vars(Server):
+            setattr(Server, name, property(lambda self, name=name: self._parts.settings[name], doc=rule.meaning))
+
+
+_declare()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,9 +41,20 @@ class Statistics:
     most: Tensor | None = None
     count: int = 0
 
-    def arrive(self, parsed: Parsed, verdict: Tensor | None = None) -> Statistics:
-        """Return the statistics with one client's buffers added, if it sent any. Rejected updates count with the
-        server's."""
+    def add(self, reported: Any) -> Statistics:
+        """Return the statistics with one client's added: numbers in host memory that were checked already
+        (csrc/engine/reported.h)."""
+        if self.mode == "keep":
+            return self
+        total = reported.added(None if self.mode == "latest" or not self.count else self.sum)
+        most = torch.tensor(reported.counters, dtype=torch.int64) if reported.counters else None
+        if most is not None and self.count and self.most is not None:
+            most = torch.maximum(most, self.most)
+        return self._with(total, most)
+
+    def add_on_device(self, parsed: Parsed, verdict: Tensor | None = None) -> Statistics:
+        """Return the statistics with the buffers of an update on a device added, if it has any. Those of an update that
+        the device rejects count as the server's."""
         if self.mode == "keep" or (parsed.buffers is None and parsed.counters is None):
             return self
         total, most = self.sum if self.count else None, self.most if self.count else None
@@ -57,21 +68,12 @@ class Statistics:
                 out.copy_(total)
             total = ops.accumulate_(out, theirs, fresh=fresh)
         if parsed.counters is not None:
-            counters = _joined(parsed.counters, self.counters)
+            counters = joined(parsed.counters, self.counters)
             most = counters if most is None else torch.maximum(counters, most)
-        return replace(self, sum=total, most=most, count=self.count + 1)
+        return self._with(total, most)
 
-    def add(self, reported: Any) -> Statistics:
-        """Do what :meth:`arrive` does with the buffers that native code has read (csrc/serving/reported.h)."""
-        if self.mode == "keep" or not reported.given:
-            return self
-        total = reported.add_to(None if self.mode == "latest" or not self.count else self.sum)
-        most = reported.largest(self.most if self.count else None)
+    def _with(self, total: Tensor | None, most: Tensor | None) -> Statistics:
         return Statistics(self.mode, self.values, self.counters, total, most, self.count + 1)
-
-    def values_after(self, parsed: Parsed) -> Tensor:
-        """Return the floating-point buffers after a step whose last update is this client's."""
-        return self.arrive(parsed).step().values
 
     def after(self, kind: str) -> Statistics:
         """Return the statistics after an arrival with a ``step``, a ``drop``, or neither (``keep``)."""
@@ -84,7 +86,7 @@ class Statistics:
         values = self.values
         if self.sum is not None:
             values = self.sum / (1 if self.mode == "latest" else self.count)
-        counters = self.counters if self.most is None else _divided(self.most, self.counters)
+        counters = self.counters if self.most is None else divided(self.most, self.counters)
         return Statistics(self.mode, values, counters)
 
     def discard(self) -> Statistics:
@@ -105,7 +107,7 @@ class Statistics:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state. Tensors are shared, not copied."""
-        most = None if self.most is None else _divided(self.most, self.counters)
+        most = None if self.most is None else divided(self.most, self.counters)
         return {
             "values": self.values, "counters": self.counters, "sum": self.sum, "most": most, "count": self.count,
         }  # fmt: skip
@@ -117,7 +119,7 @@ class Statistics:
             ValueError: their shapes are not this model's.
         """
         total = None if state["sum"] is None else _like(self.values, state["sum"])
-        most = None if state["most"] is None else _joined(self._own(state["most"]), self.counters)
+        most = None if state["most"] is None else joined(self._own(state["most"]), self.counters)
         values, counters = _like(self.values, state["values"]), self._own(state["counters"])
         return Statistics(self.mode, values, counters, total, most, int(state["count"]))
 
@@ -131,7 +133,7 @@ def _like(mine: Tensor, theirs: Tensor) -> Tensor:
     return theirs.to(mine.device, mine.dtype, copy=True)
 
 
-def _joined(counters: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
+def joined(counters: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
     """Return copies of all counters in one int64 vector on the device of the first of ``like``. All that lie on one GPU
     come in one transfer."""
     device, parts = like[0].device, [counter.reshape(-1).to(torch.int64) for counter in counters]
@@ -140,8 +142,8 @@ def _joined(counters: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
     return torch.cat(parts).to(device)
 
 
-def _divided(joined: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Inverse of :func:`_joined`, with the devices and types of ``like``."""
+def divided(joined: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Inverse of :func:`joined`, with the devices and types of ``like``."""
     if all(own.dim() == 0 for own in like):  # BatchNorm's counters
         parts: Sequence[Tensor] = joined.unbind()
     else:

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fastagg.errors import ConfigError
 from fastagg.parts.directions import Direction
-from fastagg.parts.optimizers import SGD
+from fastagg.parts.optimizers import SGD, Optimizer
 from fastagg.parts.staleness import Staleness
-
-if TYPE_CHECKING:
-    from fastagg.serving.server import Server
+from fastagg.serving.settings import ServerSettings
 
 
-def check(server: Server) -> None:
+def check(direction: Direction, optimizer: Optimizer, staleness: Staleness, settings: ServerSettings) -> None:
     """Refuse a server whose parts or settings contradict each other.
 
     Raises:
         ConfigError: there is such a contradiction; the message tells which.
     """
-    direction, optimizer, staleness = server.direction, server.optimizer, server.staleness
     optimizer.check()
-    direction.check(staleness, server.clip_norm, server.weighting)
+    direction.check(staleness, settings["clip_norm"], settings["weighting"])
     staleness.check(direction.single and optimizer.kernel == SGD.kernel)
     if optimizer.has_own_step and direction.in_kernels:
         raise ConfigError(
             f"optimizer: {type(optimizer).__name__} has a step in Python, and {type(direction).__name__} makes its "
             "direction in the same pass as the step; use one of fastagg's optimizers, or another direction"
         )
-    if server.deterministic and not direction.synchronous:
+    if settings["deterministic"] and not direction.synchronous:
         raise ConfigError(
             "deterministic: it needs a synchronous rule. If updates are applied as they come, their order is part of "
             f"the algorithm, got direction {type(direction).__name__}"
         )
-    if server.validate == "deferred" and (reason := _waits(direction, staleness, server.deterministic)):
+    if settings["validate"] == "deferred" and (reason := _waits(direction, staleness, settings["deterministic"])):
         raise ConfigError(f'validate="deferred": it has no effect on a server that must wait: it {reason}')
 
 

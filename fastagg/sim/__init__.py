@@ -14,6 +14,7 @@ Modules, each with one job:
     engines/       where clients train      cells         the runs of a comparison
     metrics        what is recorded         output        the run's folder
     plots, report  pictures and tables      demo          ``fastagg demo``
+    advice         which rule to take
 
 Nothing below ``fastagg.sim`` (server, ops) imports it. Importing this package imports neither torch nor
 scikit-learn.
@@ -21,6 +22,7 @@ scikit-learn.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,15 +30,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
+    from fastagg.sim.advice import advise as advise
     from fastagg.sim.config import Config
     from fastagg.sim.data.federated import FederatedData
     from fastagg.sim.result import Result
 
-from fastagg import _extras
+from fastagg import _checks, _extras
 
 _extras.require("the simulator", "sim", _extras.SIM)
 
-__all__ = ["run"]
+__all__ = ["advise", "run"]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name == "advise":
+            from fastagg.sim.advice import advise
+
+            return advise
+        raise _checks.no_attribute(sys.modules[__name__], name)
 
 
 def run(
@@ -60,9 +72,22 @@ def run(
 
     Raises:
         ConfigError, DataError: an input is not as documented. Nothing has been written.
+
+    Example:
+        >>> from fastagg.sim import run
+        >>> result = run("fedbuff-digits-large", {"run.uploads": 50, "data.clients": 30})
+        >>> result.summary["uploads"], len(result.rows) > 1
+        (50, True)
     """
+    from fastagg.errors import WrongArguments
     from fastagg.sim import simulation
+    from fastagg.sim.config import full_keys
     from fastagg.sim.recipes import configured
+
+    for key, value in settings.items():
+        if keys := full_keys(key):
+            line = f"fastagg.sim.run(config, {{{keys[0]!r}: {value!r}}})"
+            raise WrongArguments(f"run: unknown setting {key!r}; a recipe's keys are changed so: {line}")
 
     return simulation.run(
         configured(config, changes or {}), None if out is None else Path(out), data=data, model=model, **settings

@@ -35,7 +35,16 @@ from fastagg.sim.data import (
 )  # fmt: skip
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.data.sections import SECTIONS, DataSection, FromFolder, Function, Given
-from fastagg.sim.delays import DelayModel, Exponential, PerStep, SizeTied, Suspension, ThreeClass, Transmission
+from fastagg.sim.delays import (
+    DelayModel,
+    Exponential,
+    Measured,
+    PerStep,
+    SizeTied,
+    Suspension,
+    ThreeClass,
+    Transmission,
+)
 from fastagg.sim.devices import Speeds, Trace, read_trace
 from fastagg.sim.participation import AllClients, Concurrency, Participation
 from fastagg.sim.schedule import RoundSchedule, Schedule, TimedSchedule, VersionSchedule
@@ -71,7 +80,8 @@ def build_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"run.device {name!r} cannot be used: {reason}") from None
+        near = _checks.meant(name, ("cpu", "cuda")) if name not in ("cpu", "cuda") else ""
+        raise ConfigError(f"run.device {name!r} cannot be used{near or f': {reason}; write run.device=cpu'}") from None
     return device
 
 
@@ -214,20 +224,22 @@ def build_server(
     """Call the preset. ConfigError if it or one of its keywords is unknown; the message lists the known ones."""
     name, known = algorithm.name, registry.presets()
     if name not in known:
-        known_names = ", ".join(sorted(known))
-        raise ConfigError(f"algorithm {name!r} is unknown, known: {known_names}{_checks.meant(name, known)}")
+        names = ", ".join(sorted(known))
+        raise ConfigError(f"algorithm.name: {name!r} is unknown (known: {names}){_checks.meant(name, known)}")
     preset = known[name]
-    accepted, required, _ = _keywords.of(preset)
+    accepted, required, *_ = _keywords.of(preset)
     for key in algorithm.keywords:
         if key not in accepted:
-            known_keys = ", ".join(sorted(accepted))
-            meant = _checks.meant(key, accepted)
-            raise ConfigError(f"algorithm {name} has no keyword {key!r}, known: {known_keys}{meant}")
+            keys = ", ".join(sorted(accepted))
+            raise ConfigError(
+                f"algorithm.{key}: {name} has no such keyword (known: {keys}){_checks.meant(key, accepted)}"
+            )
     keywords: dict[str, Any] = {"num_clients": clients, "seed": seed, **algorithm.keywords}
     if distill is not None:
         keywords["distill"] = distill
     if missing := sorted(required - set(keywords)):
-        raise ConfigError(f"algorithm {name} needs the keyword {', '.join(map(repr, missing))}")
+        lines = ", ".join(f"algorithm.{key}" for key in missing)
+        raise ConfigError(f"algorithm {name} needs the keyword {', '.join(map(repr, missing))}; add {lines}")
     return preset(module, **keywords)
 
 
@@ -282,6 +294,8 @@ def build_delays(config: c.Config, sizes: Sequence[int], parameters: int) -> Del
         delays = SizeTied(sizes, seed, delay.table, delay.gamma)
     elif isinstance(delay, c.DeviceDelay):
         delays = Speeds(clients, seed, delay.mean, delay.law, delay.spread, delay.day, delay.night)
+    elif isinstance(delay, c.MeasuredDelay):
+        delays = Measured(delay.times, clients, seed)
     elif isinstance(delay, c.TraceDelay):
         delays = Trace(read_trace(find_file(delay.file, config), clients), size)
     else:

@@ -100,12 +100,3 @@ def _scores(group: Group, claim: tables.Claim) -> dict[int, float]:
         if isinstance(value, float | int):
             scores[result.config.seed] = value * claim.scale
     return scores
-
-
-def markdown(found: Sequence[Judged]) -> str:
-    """Return the claims as a Markdown table."""
-    lines = ["| claim | difference, 95% interval | seeds | |", "| --- | ---: | ---: | --- |"]
-    for one in found:
-        difference = one.difference
-        lines.append(f"| {one.claim.text} | {difference} | {len(difference.pairs)} | {difference.verdict} |")
-    return "\n".join(lines) + "\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim import claims, claims_plot, engines, output, pages, plots, report, sweep_plots, sweep_tables
+from fastagg.sim import claims, claims_plot, engines, findings, output, pages, plots, report, sweep_plots, sweep_tables
 from fastagg.sim.build import find_folder
 from fastagg.sim.cells import Watcher, run_cells
 from fastagg.sim.groups import Group, grouped
@@ -19,12 +19,13 @@ from fastagg.sim.sweep import Cell, check_folders, file_name
 
 @dataclass(frozen=True)
 class Comparison:
-    """The outcome of a comparison: ``groups`` of cells that ran, and error messages of ``failed`` cells by name."""
+    """The outcome of a comparison: ``groups`` of cells that ran, error messages of ``failed`` cells by name, and what
+    the runs showed (None if none ran)."""
 
     groups: list[Group]
     failed: dict[str, str]
     pictures: list[Path]
-    claims: list[claims.Judged]
+    findings: findings.Findings | None
 
     @property
     def results(self) -> list[Result]:
@@ -53,7 +54,8 @@ def compare(
     ``names``: the recipes and tables that the cells come from. Tables may state claims (claims.md and a picture).
 
     ``out`` gets comparison.csv (a line per run), table.csv and table.md (a line per group of seeds), report.html, and
-    pictures in the format ``picture``: accuracy, delays, lines for a grid over one key, heatmap for a grid over two.
+    pictures in the format ``picture``: target (who reaches the target when, beside a baseline), accuracy, delays, lines
+    for a grid over one key, heatmap for a grid over two.
     A finished run of the same config in ``out`` is not repeated. A run of another config is replaced with ``replace``,
     and otherwise is an error.
 
@@ -64,6 +66,7 @@ def compare(
     if baseline is not None and baseline not in {t for c in cells for t in (c.method, c.config.name, c.config.label)}:
         known = ", ".join(dict.fromkeys(cell.method or cell.config.name for cell in cells))
         raise ConfigError(f"no baseline {baseline!r} is compared here, known: {known}")
+    output.check_folder(out)
     for cell in cells:
         if not (out / cell.name / "summary.json").exists():
             find_folder(cell.config.data)  # once here, instead of once for every cell
@@ -72,25 +75,32 @@ def compare(
     ran = [(cell, result) for cell in cells if isinstance(result := outcomes.get(cell.name), Result)]
     groups = grouped(ran)
     pictures: list[Path] = []
-    found: list[claims.Judged] = []
+    shown = None
     if groups:
+        judged = claims.judged(names, groups)
+        shown = findings.find(groups, judged, target, baseline)
         try:
             output.write_text(out / "comparison.csv", report.comparison_csv(ran))
             output.write_text(out / "table.csv", sweep_tables.groups_csv(groups, target, baseline))
             output.write_text(out / "table.md", sweep_tables.markdown(groups, target, baseline))
-            output.write_text(out / "report.html", pages.comparison_page(groups, title, target, baseline))
-            pictures = _draw(groups, out, title, target, picture)
-            if found := claims.judged(names, groups):
-                output.write_text(out / "claims.md", claims.markdown(found))
+            output.write_text(out / "report.html", pages.comparison_page(groups, shown, title, target))
+            pictures = _draw(groups, out, title, target, baseline, picture)
+            if judged:
+                output.write_text(out / "claims.md", report.claims_table(judged).markdown())
                 pictures.append(out / f"claims.{picture}")
-                plots.save(claims_plot.figure(found, title), pictures[-1])
+                plots.save(claims_plot.figure(judged, title), pictures[-1])
         except OSError as error:
             raise DataError(f"cannot write results to {out}: {error}") from error
-    return Comparison(groups, failed, pictures, found)
+    return Comparison(groups, failed, pictures, shown)
 
 
-def _draw(groups: list[Group], out: Path, title: str, target: float | None, picture: str) -> list[Path]:
-    figures: dict[str, Figure | None] = {}
+def _draw(
+    groups: list[Group], out: Path, title: str, target: float | None, baseline: str | None, picture: str
+) -> list[Path]:
+    labels = sweep_plots.line_labels(groups)
+    figures: dict[str, Figure | None] = {"target": None}
+    if baseline is not None:
+        figures["target"] = sweep_plots.to_target(groups, labels, title, target, baseline)
     for part, members in sweep_plots.few_lines(groups).items():
         heading = ": ".join(filter(None, (title, part)))
         labels = sweep_plots.line_labels(members)

@@ -7,6 +7,7 @@ errors.
 
 from __future__ import annotations
 
+import re
 import reprlib
 import tomllib
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from fastagg import _checks
+from fastagg import _checks, _keywords, registry
 from fastagg.errors import ConfigError
 from fastagg.sim.data.sections import SECTIONS, AnyData, named_function
 from fastagg.sim.section import Section
@@ -197,6 +198,13 @@ class DeviceDelay(TimedDelay):
     night: float = Field(0.0, ge=0, lt=1)
 
 
+class MeasuredDelay(TimedDelay):
+    """``times``: lists of measured durations; each client draws from one of them, see delays.Measured."""
+
+    name: Literal["measured"]
+    times: list[Annotated[list[PositiveFloat], Field(min_length=1)]] = Field(min_length=1)
+
+
 class TraceDelay(TimedDelay):
     """When clients are available and how fast they compute and send, from a CSV ``file``; see devices.Trace."""
 
@@ -204,7 +212,7 @@ class TraceDelay(TimedDelay):
     file: str
 
 
-AnyDelay = ThreeClassDelay | SizeTiedDelay | ExponentialDelay | DeviceDelay | TraceDelay
+AnyDelay = ThreeClassDelay | SizeTiedDelay | ExponentialDelay | DeviceDelay | MeasuredDelay | TraceDelay
 
 
 class VersionDelay(Section):
@@ -421,8 +429,12 @@ def _problem(item: Any) -> str:
     where = ".".join(_on_one_line(str(part)) for part in item["loc"] if part not in _TAGS)
     given = reprlib.repr(item["input"])  # shortened
     if item["type"] == "extra_forbidden":
-        known = _known(item["loc"])
-        return f"unknown key {where} (known here: {', '.join(known)}){_checks.meant(str(item['loc'][-1]), known)}"
+        known, key = _known(item["loc"]), str(item["loc"][-1])
+        keys = " or ".join([full for full in full_keys(key) if full != where][:4])
+        if keys and len(item["loc"]) == 1:
+            return f"unknown key {where}, got {given}; did you mean {keys}?"
+        near = _checks.meant(key, known) or (keys and f"; there is {keys}")
+        return f"unknown key {where} (known here: {', '.join(known)}){near}"
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "missing":
         message = "this key is missing"
@@ -432,10 +444,10 @@ def _problem(item: Any) -> str:
         message = f"expected a section with keys, got {given}"
     elif item["type"] == "union_tag_invalid":
         known = item["ctx"]["expected_tags"].replace("'function', 'given'", "'module:function'")  # as in a recipe
-        message = f"unknown name {item['ctx']['tag']!r} (known: {known})"
+        message = f"unknown name {item['ctx']['tag']!r} (known: {known})" + _meant(item["ctx"]["tag"], known)
     elif not item["type"].startswith("value_error"):
         message = message.replace("'function' or 'given'", "'module:function'")
-        message = f"{message[:1].lower()}{message[1:]}, got {given}"
+        message = f"{message[:1].lower()}{message[1:]}, got {given}" + _meant(item["input"], message)
     return f"{where}: {message}" if where else message
 
 
@@ -445,6 +457,7 @@ _TAGGED: dict[str, type[Section]] = {
     "size-tied": SizeTiedDelay,
     "exponential": ExponentialDelay,
     "devices": DeviceDelay,
+    "measured": MeasuredDelay,
     "trace": TraceDelay,
     "version": VersionDelay,
 }
@@ -455,6 +468,21 @@ _PLAIN: dict[str, type[Section]] = {
     for name, field in Config.model_fields.items()
     if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 }
+
+
+def _meant(given: Any, message: str) -> str:
+    """Return the nearest of the names that a message has in quotes."""
+    return _checks.meant(given, re.findall(r"'([^']+)'", message))
+
+
+def full_keys(key: str) -> list[str]:
+    """Return all dotted keys that end with ``key``: "client.lr", "algorithm.lr" and others for "lr"."""
+    held: dict[str, set[str]] = {name: set(section.model_fields) for name, section in _PLAIN.items()}
+    for name, section in _TAGGED.items():
+        held.setdefault("data" if name in SECTIONS else "delay", set()).update(section.model_fields)
+    held["algorithm"] = {name for preset in registry.presets().values() for name in _keywords.of(preset).settings}
+    first = ("client", "algorithm", "data", "run")
+    return [f"{name}.{key}" for name in (*first, *(held.keys() - set(first))) if key in held[name]]
 
 
 def _known(location: tuple[Any, ...]) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fastagg.errors import ConfigError
-from fastagg.sim.seeds import generator, uniform
+from fastagg.sim.seeds import below, generator, uniform
 
 # FADAS Table 1: uniform ranges (low, high) of the small, medium and large class, in units of 10 s.
 THREE_CLASS_TABLES: dict[str, tuple[tuple[float, float], ...]] = {
@@ -140,6 +140,26 @@ class Exponential(Stateless):
     def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
         mean = self._mean if self.means is None else float(self.means[client])
         return float(generator(self._seed, "delay", client, number).exponential(mean))
+
+
+class Measured(Stateless):
+    """Durations as they were measured: each client draws from one of the lists in ``times``, always the same one.
+
+    The lists are in the order of their means. So if there are more lists than clients, or fewer, slow and fast ones are
+    taken in the same proportion.
+    """
+
+    unit = "time unit"
+
+    def __init__(self, times: Sequence[Sequence[float]], clients: int, seed: int) -> None:
+        order = sorted(times, key=lambda own: sum(own) / len(own))
+        places = generator(seed, "delay-order").permutation(clients)
+        self._seed = seed
+        self._times = [order[int(place) * len(order) // clients] for place in places]
+
+    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
+        own = self._times[client]
+        return own[below(len(own), self._seed, "delay", client, number)]
 
 
 class PerStep:

@@ -99,6 +99,11 @@ def setting_text(choice: Choice, part: Choice | None = None) -> str:
     )
 
 
+def name_of(groups: Sequence[Group], baseline: str | None) -> str | None:
+    """Return the method of ``baseline``, which may be given as a recipe's name."""
+    return next((group.method for group in groups if baseline in (group.method, group.name)), None)
+
+
 def speedups(groups: Sequence[Group], baseline: str | None, target: float | None) -> list[float | None]:
     """Return how many times sooner than ``baseline`` (a method, or a recipe's name) each group reaches the target.
 

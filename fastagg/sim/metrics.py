@@ -16,8 +16,26 @@ ACTIVITIES = ("training", "server", "evaluation", "setup")
 
 
 def unit_text(unit: str) -> str:
-    """Return a delay model's unit of virtual time in words: "arrivals", "units of 10 s"."""
+    """Return a delay model's unit of virtual time in words: "updates", "units of 10 s"."""
     return f"units of {unit}" if unit[0].isdigit() else f"{unit}s"
+
+
+def seconds(unit: str) -> int:
+    """Return the seconds in a unit of virtual time such as "10 s"; 0 if it is not one of time."""
+    number, _, name = unit.partition(" ")
+    return int(number) if name == "s" and number.isdigit() else 0
+
+
+def duration(value: float, unit: str) -> str:
+    """Return a virtual time in words: "6 h 8 min" where the unit is known in seconds, otherwise "54.0 updates"."""
+    if not (known := seconds(unit)):
+        return f"{value:,.1f} {unit_text(unit)}"
+    total = value * known
+    for name, size, below, part in (("d", 86_400, "h", 3_600), ("h", 3_600, "min", 60), ("min", 60, "", 60)):
+        whole, rest = divmod(round(total / part), size // part)
+        if whole and total >= 59.5:
+            return f"{whole} {name}" + (f" {rest} {below}" if rest and whole < 10 else "")
+    return f"{total:.0f} s"
 
 
 @dataclass(frozen=True)

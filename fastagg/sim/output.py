@@ -36,6 +36,12 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
             temporary.unlink()
 
 
+def check_folder(out: Path) -> None:
+    """Raise DataError if ``out`` is no folder and cannot become one."""
+    if out.exists() and not out.is_dir():
+        raise DataError(f"cannot write results to {out}: expected a folder, got a file; --out takes another one")
+
+
 def begun(folder: Path) -> str:
     """Return what run ``folder`` contains: "a finished run", "an interrupted run", "an unfinished run", or ""."""
     summary = read_summary(folder / "summary.json") if folder.is_dir() else None

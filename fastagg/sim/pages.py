@@ -5,32 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from fastagg import page
 from fastagg.facts import facts
-from fastagg.sim import sweep_plots, sweep_tables
+from fastagg.sim import sweep_plots
 from fastagg.sim.config import to_toml
+from fastagg.sim.findings import Findings
 from fastagg.sim.groups import Group
-from fastagg.sim.metrics import ACTIVITIES, unit_text
-from fastagg.sim.plots import zoomed
 
 
-def comparison_page(
-    groups: Sequence[Group], title: str = "", target: float | None = None, baseline: str | None = None
-) -> str:
-    """Return one HTML page about ``groups``. A single run is one group."""
-    headings, rows = sweep_tables.rows(groups, target, baseline)
-    blocks = [page.table(headings, rows, sweep_tables.caption(groups, baseline))]
-    if (crossed := sweep_tables.pivot(groups)) is not None:
-        blocks.append(page.table(*crossed, sweep_tables.pivot_caption(groups)))
+def comparison_page(groups: Sequence[Group], found: Findings, title: str = "", target: float | None = None) -> str:
+    """Return one HTML page about ``groups`` and what they showed. A single run is one group."""
+    verdict, *others = found.sentences or [""]
+    blocks = [page.heading(verdict)] if verdict else []
+    blocks += [page.paragraph(sentence) for sentence in others]
+    blocks += [page.table(sheet) for sheet in found.sheets]
     for part, members in sweep_plots.few_lines(groups).items():
         blocks += _curves(members, part, target)
     blocks.append(_delays(groups))
-    blocks.append(page.heading("Where the time goes"))
-    blocks.append(
-        page.table(["method", *ACTIVITIES, "other", "total"], _times(groups), "Wall seconds, mean over seeds.")
-    )
+    blocks += [page.paragraph(note) for note in found.notes]
+    blocks.append(page.table(found.times))
     blocks.append(page.heading("Settings and machine"))
     for group in groups:
         blocks.append(page.text(f"{group.label}: config.toml", to_toml(group.results[0].config)))
@@ -47,24 +40,23 @@ def _note(groups: Sequence[Group]) -> str:
 
 
 def _curves(groups: Sequence[Group], part: str, target: float | None) -> list[str]:
-    units = {result.unit for group in groups for result in group.results}
     xs = {"version": "server versions", "uploads": "client updates received"}
-    if len(units) == 1:
-        xs = {"time": f"virtual time ({unit_text(units.pop())})", **xs}
+    factors = dict.fromkeys(xs, 1.0)
+    if (scale := sweep_plots.time_axis(groups)) is not None:
+        xs, factors = {"time": scale[1], **xs}, {"time": scale[0], **factors}
     targets = {r.config.run.target if target is None else target for g in groups for r in g.results}
     goal = 100 * targets.pop() if len(targets) == 1 else None
-    points = [{key: _points(group, key) for key in xs} for group in groups]
+    points = [{key: _points(group, key, factors[key]) for key in xs} for group in groups]
     labels = sweep_plots.line_labels(groups)
     series = [{"name": label, "points": own} for label, own in zip(labels, points, strict=True)]
     title = ": ".join(filter(None, ("Test accuracy", part)))
     far = [key for key in xs if sweep_plots.far_apart([own[key]["x"] for own in points])]
-    ends = zoomed([np.array(own[key]["y"]) for own in points for key in xs], goal)
-    return [page.lines(title, "test accuracy (%)", xs, series, target=goal, log_x=far, ends=ends)]
+    return [page.lines(title, "test accuracy (%)", xs, series, target=goal, log_x=far)]
 
 
-def _points(group: Group, key: str) -> dict[str, Any]:
+def _points(group: Group, key: str, factor: float) -> dict[str, Any]:
     x, mean, deviation = sweep_plots.mean_curve([result.rows for result in group.results], key)
-    points = {"x": x.tolist(), "y": (100 * mean).tolist()}
+    points = {"x": (factor * x).tolist(), "y": (100 * mean).tolist()}
     if deviation is not None:
         points |= {"low": (100 * (mean - deviation)).tolist(), "high": (100 * (mean + deviation)).tolist()}
     return points
@@ -78,11 +70,3 @@ def _delays(groups: Sequence[Group]) -> str:
     axis = {"delay": "delay of an update (server versions)"}
     title = "Delays: share of updates at least as late"
     return page.lines(title, "share of updates", axis, series, log_x=["delay"], log_y=True)
-
-
-def _times(groups: Sequence[Group]) -> list[list[str]]:
-    lines = []
-    for group in groups:
-        wall = group.wall_seconds()
-        lines.append([group.label, *(f"{wall[name]:.2f}" for name in (*ACTIVITIES, "other", "total"))])
-    return lines

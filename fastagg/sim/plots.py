@@ -1,8 +1,8 @@
 """The style of all pictures, and the picture of a run. ``Figure`` without pyplot: no display and no global state.
 
 The pictures are made for a paper. Type is small, at the size of print. Lines differ in colour, dashes and marker, so
-that they can be told apart in grey print. Bands have an edge, so that they stay readable where they cross. Axes show
-the range in which methods differ.
+that they can be told apart in grey print. Bands have an edge, so that they stay readable where they cross. Accuracy
+begins at zero, so that noise does not look like a difference.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from PIL import Image  # matplotlib needs it, too
 
 from fastagg import _checks
 from fastagg.page import COLOURS
-from fastagg.sim.metrics import unit_text
+from fastagg.sim.metrics import seconds, unit_text
 from fastagg.sim.output import replace_file
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DPI = 200  # of PNG
 TEXT = 9  # in points, at the width that the picture has in print
 GREY = "#777777"
+UNITS = (("days", 86_400), ("hours", 3_600), ("minutes", 60), ("seconds", 1))
 _LETTERS = 66  # that fit in a line of a run's picture
 
 
@@ -65,19 +66,18 @@ def band(axes: Axes, x: np.ndarray, low: np.ndarray, high: np.ndarray, colour: s
     axes.fill_between(x, low, high, facecolor=(colour, 0.12), edgecolor=(colour, 0.35), linewidth=0.4)
 
 
-def zoomed(curves: Sequence[np.ndarray], target: float | None = None) -> tuple[float, float]:
-    """Return the ends of a y axis, in percent, that shows where ``curves`` [points] differ.
+def whole(axes: Axes, curves: Sequence[np.ndarray], target: float | None = None) -> None:
+    """Let the y axis show accuracies in percent from zero to the highest point of ``curves`` [points] or the target."""
+    high = max(float(curve.max()) for curve in curves)
+    axes.set_ylim(0, min(100.5, 1.08 * max(high, target or 0.0, 1.0)))
 
-    All methods share the climb at the beginning. So the axis begins at the lowest point after the first third of the
-    curves.
-    """
-    late = np.concatenate([curve[len(curve) // 3 :] for curve in curves])
-    low, high = float(late.min()), float(max(curve.max() for curve in curves))
-    if target is not None and low <= target <= 100:
-        high = max(high, target)
-    room = 0.08 * max(high - low, 1.0)
-    low = low - room
-    return (low if low > 15 else 0.0), min(100.5, high + room)
+
+def time_scale(longest: float, unit: str) -> tuple[float, str]:
+    """Return what to multiply virtual times by for an axis that ends at ``longest``, and the axis' label."""
+    if not (known := seconds(unit)):
+        return 1.0, f"virtual time ({unit_text(unit)})"
+    name, size = next(pair for pair in UNITS if longest * known >= 2 * pair[1] or pair[1] == 1)
+    return known / size, f"virtual time ({name})"
 
 
 def tidy(axes: Axes) -> None:
@@ -94,7 +94,8 @@ def tidy(axes: Axes) -> None:
 def logarithmic(axes: Axes, which: Literal["x", "y"]) -> None:
     """Make an axis logarithmic, with ordinary numbers such as 10, not powers of ten."""
     axis = axes.xaxis if which == "x" else axes.yaxis
-    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    # Without "mask" a line from zero would be drawn flat up to its second point.
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log", nonpositive="mask")
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
 
@@ -139,17 +140,19 @@ def accuracy_figure(results: Sequence[Result], title: str = "") -> Figure:
     figure = Figure(figsize=(width, height))
     axes = figure.add_subplot()
     shown = []
+    longest = max(row.time for result in results for row in result.rows)
+    factor, label = time_scale(longest, units.pop()) if timed else (1.0, "client updates received")
     for number, result in enumerate(results):
-        x = [row.time if timed else row.uploads for row in result.rows]
+        x = [factor * row.time if timed else row.uploads for row in result.rows]
         shown.append(np.array([100 * row.accuracy for row in result.rows]))
         axes.plot(x, shown[-1], label=result.label, markevery=marks(number, len(x), len(results)), **look(number))
     targets = {result.config.run.target for result in results}
     target = targets.pop() if len(targets) == 1 else None
     if target is not None:
         goal(axes, target)
-    axes.set_xlabel(f"virtual time ({unit_text(units.pop())})" if timed else "client updates received")
+    axes.set_xlabel(label)
     axes.set_ylabel("test accuracy (%)")
-    axes.set_ylim(*zoomed(shown, None if target is None else 100 * target))
+    whole(axes, shown, None if target is None else 100 * target)
     axes.set_xlim(left=0)
     tidy(axes)
     heading = textwrap.fill(title or (results[0].config.about if len(results) == 1 else ""), _LETTERS)

@@ -1,10 +1,9 @@
-"""The progress that a run shows: a rich progress bar, or nothing."""
+"""The progress that a run shows: a bar, lines where there is no terminal, or nothing."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
@@ -12,11 +11,14 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 
 from fastagg.integrations.trackers import Trackers
-from fastagg.sim.metrics import Row
+from fastagg.sim.metrics import Row, duration
 
 if TYPE_CHECKING:
     from fastagg.sim.result import Outcome
     from fastagg.sim.sweep import Cell
+
+
+EVERY = 30.0  # seconds between two lines where there is no terminal
 
 
 class Progress(Protocol):
@@ -54,98 +56,112 @@ class Tracking:
         self._trackers.log({key: value for key, value in asdict(row).items() if key != "version"}, row.version)
 
 
-class ProgressBar:
-    """A bar on stderr with the latest accuracy. Shows nothing if stderr is not a terminal."""
+class _Bar:
+    """A bar on stderr with how many of how many, the share, and the time that is left.
 
-    def __init__(self, label: str) -> None:
-        console = Console(stderr=True)
+    Without a terminal it is a line every :data:`EVERY` seconds, when there is something new.
+    """
+
+    def __init__(self, total: float, words: str, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True, highlight=False, soft_wrap=True)
         self._bar = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
             TaskProgressColumn(),
-            TextColumn("{task.fields[state]}"),
             TimeElapsedColumn(),
+            TextColumn("left:"),
             TimeRemainingColumn(),
-            console=console,
+            console=self.console,
             transient=True,
-            disable=not console.is_terminal,
+            expand=True,
+            disable=not self.console.is_terminal,
+            speed_estimate_period=600,
         )
-        self._task = self._bar.add_task(label, total=1.0, state="")
-        self._drawn = 0.0
+        self._task = self._bar.add_task(words, total=total)
+        self._drawn = self._told = time.monotonic()
+
+    def start(self) -> None:
+        self._bar.start()
+
+    def stop(self) -> None:
+        self._bar.stop()
+
+    def show(self, completed: float, words: str, *, now: bool = False) -> None:
+        """Draw what is done, ten times a second at most; with ``now`` at once.
+
+        An update of a tiny model takes a millisecond. Drawing each one would slow the run down.
+        """
+        clock = time.monotonic()
+        if not now and clock - self._drawn < 0.1:
+            return
+        self._drawn = clock
+        self._bar.update(self._task, completed=completed, description=words)
+        if not self.console.is_terminal and clock - self._told >= EVERY:
+            self._told = clock
+            task = self._bar.tasks[0]
+            left = "" if task.time_remaining is None else f", {duration(task.time_remaining, '1 s')} left"
+            self.console.print(f"{words}: {task.percentage:.0f}% after {duration(task.elapsed or 0, '1 s')}{left}")
+
+
+class ProgressBar:
+    """The progress of one run, with its latest accuracy."""
+
+    def __init__(self, label: str, console: Console | None = None) -> None:
+        self._bar, self._label, self._share = _Bar(1.0, label, console), label, 0.0
 
     def __enter__(self) -> ProgressBar:
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def advanced(self, share: float) -> None:
-        # An update of a tiny model takes a millisecond. Reporting each one to rich would slow the run down.
-        now = time.perf_counter()
-        if now - self._drawn > 0.1:
-            self._drawn = now
-            self._bar.update(self._task, completed=share)
+        self._share = share
+        self._bar.show(share, self._label)
 
     def evaluated(self, row: Row) -> None:
-        self._bar.update(self._task, state=f"version {row.version}, accuracy {row.accuracy:.1%}")
+        self._label = f"{self._label.partition(': version')[0]}: version {row.version}, accuracy {row.accuracy:.1%}"
+        self._bar.show(self._share, self._label)
 
 
 class CellsBar:
-    """A bar on stderr for all cells of a comparison, and a line for each cell that ends."""
+    """The progress of all runs of a comparison, and a line for each run that ends."""
 
-    def __init__(self, cells: int) -> None:
-        console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self._console = console
-        self._bar = RichProgress(
-            TextColumn("{task.completed:.1f} of {task.total} runs"),
-            BarColumn(),
-            TextColumn("{task.fields[state]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=cells, state="")
-        self._over = 0
+    def __init__(self, cells: int, console: Console | None = None) -> None:
+        self._cells, self._over = cells, 0
         self._shares: dict[str, float] = {}
-        self._drawn = 0.0
+        self._bar = _Bar(cells, self._words(), console)
 
     def __enter__(self) -> CellsBar:
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def started(self, cell: Cell) -> None:
         self._shares[cell.name] = 0.0
-        self._draw()
+        self._show()
 
     def advanced(self, cell: Cell, share: float) -> None:
         self._shares[cell.name] = share
-        if time.perf_counter() - self._drawn > 0.1:
-            self._draw()
+        self._show(now=False)
 
     def ended(self, cell: Cell, outcome: Outcome) -> None:
         del self._shares[cell.name]
         self._over += 1
         if isinstance(outcome, str):
-            self._console.print(f"{cell.name}: failed: {' '.join(outcome.split())}", style="red", markup=False)
+            text, style = f"{cell.name}: failed: {' '.join(outcome.split())}", "red"
         else:
             wall = outcome.summary["wall_seconds"]["total"]
-            text = f"{cell.name}: {outcome.summary['final_accuracy']:.1%}, {wall:.1f} s"
-            self._console.print(text, markup=False)
-        self._draw()
+            text, style = f"{cell.name}: {outcome.summary['final_accuracy']:.1%}, {wall:.1f} s", None
+        self._bar.console.print(text, style=style, markup=False)
+        self._show()
 
-    def _draw(self) -> None:
-        self._drawn = time.perf_counter()
-        completed = self._over + sum(self._shares.values())
-        first, others = list(self._shares)[:2], len(self._shares) - 2
-        state = ", ".join(first) + (f" and {others} more" if others > 0 else "")
-        self._bar.update(self._task, completed=completed, state=state)
+    def _show(self, now: bool = True) -> None:
+        self._bar.show(self._over + sum(self._shares.values()), self._words(), now=now)
+
+    def _words(self) -> str:
+        running = f", {len(self._shares)} running" if self._shares else ""
+        return f"{self._over} of {self._cells} runs{running}"

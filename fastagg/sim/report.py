@@ -1,4 +1,4 @@
-"""Tables about runs for the terminal."""
+"""Tables about runs: their time, their claims, a line for each run as CSV."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
+from fastagg.sheet import Sheet
 from fastagg.sim.metrics import ACTIVITIES, unit_text
 
 if TYPE_CHECKING:
@@ -36,20 +34,17 @@ COMPARISON_COLUMNS = (
 )
 
 
-def time_table(lines: Sequence[tuple[str, Mapping[str, float]]]) -> Table:
+def time_table(lines: Sequence[tuple[str, Mapping[str, float]]]) -> Sheet:
     """Return a table with a line per label: its wall seconds and their shares by activity."""
-    table = empty_table("Where the time goes (wall seconds and share)", "method")
-    for heading in (*ACTIVITIES, "other", "total"):
-        table.add_column(heading, justify="right")
+    rows = []
     for label, wall in lines:
-        cells = [f"{wall[a]:.2f} {wall[a] / wall['total']:4.0%}" for a in (*ACTIVITIES, "other")]
-        table.add_row(label, *cells, f"{wall['total']:.2f}")
-    table.caption = (
-        "server: with drawing who is next and its delay. setup: loading data, building the model. "
-        "other: records, checkpoints"
-    )
-    table.caption_justify = "left"
-    return table
+        cells = [f"{wall[activity]:.2f} {wall[activity] / wall['total']:4.0%}" for activity in (*ACTIVITIES, "other")]
+        rows.append([label, *cells, f"{wall['total']:.2f}"])
+    return Sheet(
+        "Where the time goes (wall seconds and share)", ["method", *ACTIVITIES, "other", "total"], rows,
+        "server: with drawing who is next and its delay. setup: loading data, building the model. other: records, "
+        "checkpoints.",
+    )  # fmt: skip
 
 
 def comparison_csv(runs: Sequence[tuple[Cell, Result]]) -> str:
@@ -64,22 +59,14 @@ def comparison_csv(runs: Sequence[tuple[Cell, Result]]) -> str:
     return buffer.getvalue()
 
 
-def empty_table(title: str, first: str) -> Table:
-    # Narrow enough for a terminal of 80 columns.
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 0, 0, 1), show_edge=False)
-    table.add_column(first)
-    return table
-
-
 def units(results: Sequence[Result]) -> str:
     """Return the units of virtual time of all ``results``, in words."""
     return " or ".join(unit_text(unit) for unit in sorted({result.unit for result in results}))
 
 
-def claims_table(found: Sequence[Judged]) -> Table:
-    table = empty_table("Claims", "claim")
-    for heading in ("difference, 95% interval", "seeds", ""):
-        table.add_column(heading, justify="right")
-    for one in found:
-        table.add_row(one.claim.text, str(one.difference), str(len(one.difference.pairs)), one.difference.verdict)
-    return table
+def claims_table(found: Sequence[Judged]) -> Sheet:
+    """Return a table with a line per claim of a paper: what these runs say of it."""
+    rows = [
+        [one.claim.text, str(one.difference), str(len(one.difference.pairs)), one.difference.verdict] for one in found
+    ]
+    return Sheet("Claims", ["claim", "difference, 95% interval", "seeds", "verdict"], rows)

@@ -247,7 +247,7 @@ class VersionSchedule:
     order takes its place, with the same tau. If all have answered it, the nearest newer version is used.
     """
 
-    unit = "arrival"
+    unit = "update"
 
     def __init__(self, server: Server, delays: VersionDelay, clients: int, seed: int) -> None:
         self._server = server

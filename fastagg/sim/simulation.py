@@ -272,7 +272,7 @@ class Simulation:
         """Return notes for the reader of the results, one line each."""
         notes = []
         if self.classes is not None:
-            notes.append("delays: {} small, {} medium and {} large clients".format(*self.classes))
+            notes.append("clients: {} with short, {} with medium and {} with long delays".format(*self.classes))
             if not self.classes[2]:
                 notes.append("no client is in the class of large delays: set delay.counts to have some")
             elif self.schedule.now and self.uploads and self.config.delay.name != "version":
@@ -462,7 +462,7 @@ def _prepare(out: Path, config: Config) -> None:
 
 
 def _write(out: Path, result: Result, simulation: Simulation, picture: str) -> None:
-    from fastagg.sim import pages, plots
+    from fastagg.sim import findings, pages, plots
     from fastagg.sim.groups import grouped
     from fastagg.sim.sweep import Cell
 
@@ -471,7 +471,9 @@ def _write(out: Path, result: Result, simulation: Simulation, picture: str) -> N
         output.write_text(out / "delays.csv", output.delays_csv(result.delays))
         plots.accuracy_over_time([result], out / f"accuracy.{picture}")
         groups = grouped([(Cell(result.config), result)])
-        output.write_text(out / "report.html", pages.comparison_page(groups, result.config.about))
+        output.write_text(
+            out / "report.html", pages.comparison_page(groups, findings.find(groups), result.config.about)
+        )
         output.write_text(out / "summary.json", output.summary_json(result.summary))
         if not result.summary["interrupted"]:
             simulation.server.save(out / checkpoints.FILE)  # open tasks are no longer needed

@@ -9,9 +9,22 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from fastagg.sim.groups import Group, choice_keys, setting_text
-from fastagg.sim.metrics import Row, unit_text
-from fastagg.sim.plots import TEXT, band, goal, legend_below, logarithmic, look, marks, tidy, zoomed
+from fastagg.sim import findings
+from fastagg.sim.groups import Group, choice_keys, name_of, setting_text, speedups
+from fastagg.sim.metrics import Row, duration
+from fastagg.sim.plots import (
+    GREY,
+    TEXT,
+    band,
+    goal,
+    legend_below,
+    logarithmic,
+    look,
+    marks,
+    tidy,
+    time_scale,
+    whole,
+)
 from fastagg.sim.result import Result
 from fastagg.sim.sweep import SETTING
 
@@ -27,37 +40,97 @@ def curves(groups: Sequence[Group], labels: Sequence[str], title: str = "", targ
     joined by straight lines. A seed that has ended keeps its last accuracy. If runs have different units of virtual
     time, the picture over it is left out.
     """
-    units = {result.unit for group in groups for result in group.results}
-    panels = [("version", "server versions"), ("uploads", "client updates received")]
-    if len(units) == 1:
-        panels.insert(0, ("time", f"virtual time ({unit_text(units.pop())})"))
+    panels = [("version", "server versions", 1.0), ("uploads", "client updates received", 1.0)]
+    if (scale := time_axis(groups)) is not None:
+        panels.insert(0, ("time", scale[1], scale[0]))
     figure = Figure(figsize=(3 * len(panels), 3), layout="constrained")
     all_axes: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     targets = {r.config.run.target if target is None else target for g in groups for r in g.results}
     wanted = next(iter(targets)) if len(targets) == 1 else None
     shown: list[np.ndarray] = []
-    for axes, (field, text) in zip(all_axes, panels, strict=True):
-        for number, (group, label) in enumerate(zip(groups, labels, strict=True)):
-            x, mean, deviation = mean_curve([result.rows for result in group.results], field)
-            shown.append(100 * mean)
-            axes.plot(x, shown[-1], label=label, markevery=marks(number, len(x), len(groups)), **look(number))
-            if deviation is not None:
-                colour = look(number)["color"]
-                band(axes, x, 100 * (mean - deviation), 100 * (mean + deviation), colour)
+    for axes, (field, text, factor) in zip(all_axes, panels, strict=True):
+        shown += _panel(axes, groups, labels, field, factor)
         if wanted is not None:
             goal(axes, wanted)
         axes.set_xlabel(text)
-        if far_apart([line.get_xdata() for line in axes.get_lines()[: len(groups)]]):
-            logarithmic(axes, "x")
-        else:
-            axes.set_xlim(left=0)
         tidy(axes)
-    all_axes[0].set_ylim(*zoomed(shown, None if wanted is None else 100 * wanted))
+    whole(all_axes[0], shown, None if wanted is None else 100 * wanted)
     all_axes[0].set_ylabel("test accuracy (%)", fontsize=TEXT)
     seeds = max(len(group.results) for group in groups)
     note = f"mean and one deviation to either side over {seeds} seeds" if seeds > 1 else ""
     figure.suptitle("\n".join(filter(None, (title, note))), fontsize=TEXT, wrap=True)
     legend_below(figure, all_axes[0], letters=38 * len(panels))
+    return figure
+
+
+def _panel(axes: Any, groups: Sequence[Group], labels: Sequence[str], field: str, factor: float) -> list[np.ndarray]:
+    """Draw the mean accuracy over one ``field`` of the rows, with a band over seeds; return the curves in percent."""
+    shown = []
+    for number, (group, label) in enumerate(zip(groups, labels, strict=True)):
+        x, mean, deviation = mean_curve([result.rows for result in group.results], field)
+        x = factor * x
+        shown.append(100 * mean)
+        axes.plot(x, shown[-1], label=label, markevery=marks(number, len(x), len(groups)), **look(number))
+        if deviation is not None:
+            band(axes, x, 100 * (mean - deviation), 100 * (mean + deviation), look(number)["color"])
+    if far_apart([line.get_xdata() for line in axes.get_lines()]):
+        logarithmic(axes, "x")
+    else:
+        axes.set_xlim(left=0)
+    return shown
+
+
+def time_axis(groups: Sequence[Group]) -> tuple[float, str] | None:
+    """Return the factor and the label of an axis of virtual time; None if runs have different units of it."""
+    runs = [result for group in groups for result in group.results]
+    units = {result.unit for result in runs}
+    return time_scale(max(row.time for run in runs for row in run.rows), units.pop()) if len(units) == 1 else None
+
+
+def to_target(
+    groups: Sequence[Group], labels: Sequence[str], title: str, target: float | None, baseline: str | None
+) -> Figure | None:
+    """Draw who reaches the target how soon: the time of each method as a bar with its ratio to ``baseline``, and the
+    accuracy over time. The heading is the verdict; ``title`` stands below it. None if there is no verdict.
+    """
+    text, scale = findings.verdict(groups, target, baseline), time_axis(groups)
+    if not text or scale is None or not 1 < len(groups) <= MOST_LINES:
+        return None
+    figure = Figure(figsize=(9, 1.9 + 0.42 * max(4, len(groups))), layout="constrained")
+    bars, axes = figure.subplots(1, 2, width_ratios=(1.15, 1))
+    ratios = speedups(groups, baseline, target)
+    base = name_of(groups, baseline)
+    times = [findings.mean_time(group, target) for group in groups]
+    longest = max(time for time in times if time is not None)
+    for place, (group, label, time, ratio) in enumerate(zip(groups, labels, times, ratios, strict=True)):
+        words = "not reached with every seed"
+        if time is not None:
+            bars.barh(place, time, height=0.62, color=look(place)["color"])
+            words = duration(time, group.results[0].unit)
+            if ratio is not None and label != base:
+                faster = ratio >= 1
+                words += f": {findings.factor(ratio if faster else 1 / ratio)} {'sooner' if faster else 'later'}"
+        far = time is not None and time > 0.5 * longest
+        bars.annotate(
+            words, (time or 0.0, place), xytext=(-5 if far else 5, 0), textcoords="offset points", va="center",
+            ha="right" if far else "left", color="white" if far else "black", fontsize=TEXT, weight="bold",
+        )  # fmt: skip
+    bars.set_yticks(range(len(groups)), labels, fontsize=TEXT)
+    bars.set_ylim(len(groups) - 0.5, -0.5)
+    wanted = groups[0].results[0].config.run.target if target is None else target
+    bars.set_title(f"virtual time until {wanted:.0%} accuracy", fontsize=TEXT)
+    bars.spines[["top", "right", "bottom"]].set_visible(False)
+    bars.set_xticks([])
+    bars.tick_params(left=False)
+    shown = _panel(axes, groups, labels, "time", scale[0])
+    goal(axes, wanted)
+    whole(axes, shown, 100 * wanted)
+    tidy(axes)
+    axes.set_xlabel(scale[1])
+    axes.set_title("test accuracy (%)", fontsize=TEXT)
+    figure.suptitle(f"{text}\n", fontsize=TEXT + 4, weight="bold")
+    figure.text(0.5, 0.9, title, ha="center", va="center", fontsize=TEXT, color=GREY)
+    legend_below(figure, axes, letters=100)
     return figure
 
 

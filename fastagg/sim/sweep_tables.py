@@ -1,4 +1,4 @@
-"""The tables of a comparison: on the terminal, as Markdown and as CSV."""
+"""The tables of a comparison, and the same numbers as CSV."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from rich.table import Table
-
-from fastagg.sim.groups import Group, Spread, choice_keys, speedups, spread
-from fastagg.sim.report import empty_table, units
+from fastagg.sheet import Sheet
+from fastagg.sim.groups import Group, Spread, choice_keys, name_of, speedups, spread
+from fastagg.sim.metrics import duration, seconds
+from fastagg.sim.report import units
 
 # The numbers of summary.json in table.csv, in addition to the accuracies and the times to target.
 NUMBERS = (
@@ -29,8 +29,9 @@ MEASURES = {
 }
 
 
-def rows(groups: Sequence[Group], target: float | None, baseline: str | None) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and cells of the table that is printed."""
+def table(groups: Sequence[Group], target: float | None = None, baseline: str | None = None) -> Sheet:
+    """Return the table with a line for each group of seeds."""
+    baseline = name_of(groups, baseline)
     targets = {r.config.run.target if target is None else target for g in groups for r in g.results}
     goal = f"{targets.pop():.0%}" if len(targets) == 1 else "target"
     paper = any(group.paper.numbers for group in groups)
@@ -45,7 +46,7 @@ def rows(groups: Sequence[Group], target: float | None, baseline: str | None) ->
             _number(group.over("last5_accuracy_mean"), 100),
             *([_number(_printed(group))] if paper else []),
             _number(group.over("best_accuracy"), 100),
-            _mean(spread([None if row is None else row.time for row in reached]), 1),
+            _time(spread([None if row is None else row.time for row in reached]), group.results[0].unit),
             _mean(spread([None if row is None else row.uploads for row in reached]), 0),
         ]
         cells += [("–" if ratio is None else f"{ratio:.1f}x")] if baseline else []
@@ -53,10 +54,10 @@ def rows(groups: Sequence[Group], target: float | None, baseline: str | None) ->
         cells += [_mean(group.over(key), digits) for key, digits in (("delay_mean", 1), ("delay_median", 1))]
         cells += [_mean(spread([max(r.summary["delay_max"] for r in group.results)]), 0)]
         lines.append(cells)
-    return headings, lines
+    return Sheet("Test accuracy", headings, lines, _caption(groups, baseline))
 
 
-def pivot(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]] | None:
+def pivot(groups: Sequence[Group]) -> Sheet | None:
     """Return methods by settings, as in a paper: the number measured here, and the paper's number in brackets.
 
     None if there is only one setting.
@@ -69,66 +70,36 @@ def pivot(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]] | None:
     for method in dict.fromkeys(group.method for group in groups):
         found = [cells.get((method, setting)) for setting in settings]
         lines.append([method, *("–" if group is None else _beside(group) for group in found)])
-    return ["method", *settings], lines
+    return Sheet("Methods by settings", ["method", *settings], lines, _pivot_caption(groups))
 
 
 def _beside(group: Group) -> str:
     return _number(group.ours()) + (f" ({_number(_printed(group))})" if group.paper.numbers else "")
 
 
-def caption(groups: Sequence[Group], baseline: str | None) -> str:
+def _caption(groups: Sequence[Group], baseline: str | None) -> str:
     seeds = {len(group.results) for group in groups}
     text = f"Mean ± deviation over {' or '.join(map(str, sorted(seeds)))} seeds. " if max(seeds) > 1 else ""
     text += "accuracy: mean of a run's last five evaluations, %. "
-    text += f"Time is virtual, in {units([r for g in groups for r in g.results])}; delays are in server versions."
+    runs = [result for group in groups for result in group.results]
+    unit = "" if all(seconds(result.unit) for result in runs) else f", in {units(runs)}"
+    text += f"Time is virtual{unit}; delays are in server versions."
     if baseline:
         text += f" vs {baseline}: how many times sooner the target is reached."
     return text
 
 
-def pivot_caption(groups: Sequence[Group]) -> str:
+def _pivot_caption(groups: Sequence[Group]) -> str:
     measures = {(group.paper.measure, group.paper.scale) for group in groups}
     what = " or ".join(MEASURES.get(pair, f"{pair[0]} times {pair[1]:g}") for pair in sorted(measures))
     brackets = ", the paper's number in brackets" if any(group.paper.numbers for group in groups) else ""
     return f"{what}: mean ± deviation over seeds{brackets}."
 
 
-def terminal_pivot(groups: Sequence[Group]) -> Table | None:
-    if (crossed := pivot(groups)) is None:
-        return None
-    return _rich("Methods by settings", *crossed, pivot_caption(groups))
-
-
-def terminal(groups: Sequence[Group], target: float | None = None, baseline: str | None = None) -> Table:
-    headings, lines = rows(groups, target, baseline)
-    return _rich("Test accuracy", headings, lines, caption(groups, baseline))
-
-
-def _rich(title: str, headings: list[str], lines: list[list[str]], text: str) -> Table:
-    table = empty_table(title, headings[0])
-    table.columns[0].min_width = max(len(word) for line in lines for word in line[0].split())
-    for place, heading in enumerate(headings[1:], start=1):
-        # rich would split words to save width if it may break lines.
-        words = [*heading.split(), *(word for line in lines for word in line[place].split())]
-        table.add_column(heading, justify="right", min_width=max(map(len, words)))
-    for line in lines:
-        table.add_row(*line)
-    table.caption, table.caption_justify = text, "left"
-    return table
-
-
 def markdown(groups: Sequence[Group], target: float | None = None, baseline: str | None = None) -> str:
-    headings, lines = rows(groups, target, baseline)
-    text = _pipes(headings, lines) + f"\n{caption(groups, baseline)}\n"
-    if (crossed := pivot(groups)) is not None:
-        text = f"{_pipes(*crossed)}\n{pivot_caption(groups)}\n\n{text}"
-    return text
-
-
-def _pipes(headings: list[str], lines: list[list[str]]) -> str:
-    rule = ["---", *["---:"] * (len(headings) - 1)]
-    escaped = [[cell.replace("|", r"\|") for cell in line] for line in (headings, rule, *lines)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
+    """Return both tables in Markdown, the one by settings first."""
+    found = (pivot(groups), table(groups, target, baseline))
+    return "\n".join(sheet.markdown() for sheet in found if sheet is not None)
 
 
 def groups_csv(groups: Sequence[Group], target: float | None = None, baseline: str | None = None) -> str:
@@ -179,6 +150,14 @@ def _mean(value: Spread, digits: int) -> str:
         return "never"
     never = f" ({value.missing} never)" if value.missing else ""
     return f"{value.mean:.{digits}f}{never}"
+
+
+def _time(value: Spread, unit: str) -> str:
+    """Return a mean time in words if its unit is known in seconds, and as a number otherwise."""
+    if value.mean is None or not seconds(unit):
+        return _mean(value, 1)
+    never = f" ({value.missing} never)" if value.missing else ""
+    return duration(value.mean, unit) + never
 
 
 def _count(group: Group, state: str) -> int:

@@ -298,7 +298,7 @@ def _parse(name_or_path: str) -> dict[str, Any]:
         if name_or_path.endswith(".toml"):
             return tomllib.loads(Path(name_or_path).expanduser().read_text(encoding="utf-8"))
         if name_or_path not in names():
-            raise ConfigError(recipes.unknown(name_or_path, [*recipes.names(), *names()]))
+            raise ConfigError(recipes.unknown(name_or_path, recipes.names(), names()))
         return tomllib.loads(files(PACKAGE).joinpath(FOLDER, f"{name_or_path}.toml").read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the table {name_or_path}: {error}") from None

@@ -18,6 +18,12 @@ SCALE_BLOCK = native.scale_block  # elements that share one fp32 scale; csrc/mat
 FORMATS = {name: bits for name, (bits, _) in native.row_formats.items()}  # bits per element
 
 
+def row_parts(size: int, format: str) -> tuple[int, int]:
+    """Return how many bytes of elements, and how many fp32 scales, a row of ``size`` elements has."""
+    blocks = -(-size // SCALE_BLOCK)
+    return blocks * SCALE_BLOCK * FORMATS[format] // 8, blocks if native.row_formats[format][1] else 0
+
+
 class ClientCache:
     """``slots`` rows of ``size`` elements in one allocation.
 
@@ -36,7 +42,6 @@ class ClientCache:
     Attributes:
         data: all rows, [slots, bytes of a row] uint8; rows are padded to whole scale blocks.
         scales: [slots, scale blocks] fp32; empty for fp32 and bf16.
-        apart: whether :meth:`state_dict` leaves out the rows, which somebody copies one by one.
 
     Raises:
         ConfigError: a setting is out of range, or the cache does not fit into memory (checked before allocating).
@@ -49,10 +54,7 @@ class ClientCache:
         _checks.one_of("cache", format, tuple(FORMATS))
         self.size, self.slots, self.format, self.seed = size, slots, format, seed
         self.device = torch.device(device)
-        self.apart = False
-        blocks = -(-size // SCALE_BLOCK)
-        self.row_bytes = blocks * SCALE_BLOCK * FORMATS[format] // 8
-        self.row_scales = blocks if native.row_formats[format][1] else 0
+        self.row_bytes, self.row_scales = row_parts(size, format)
         _refuse_if_larger_than_memory(self.nbytes(), slots, size, format, self.device)
         self.data = memory.empty_bytes(slots * self.row_bytes, self.device, recycle=False).view(slots, self.row_bytes)
         scales = memory.empty(slots * self.row_scales, self.device)
@@ -72,13 +74,10 @@ class ClientCache:
         """
         return read_row(self, slot)
 
-    def copy_of(self, slot: int) -> tuple[Tensor, Tensor]:
-        """One row's bytes and scales, on the host."""
-        return self.data[slot].detach().clone().cpu(), self.scales[slot].detach().clone().cpu()
-
-    def state_dict(self, slots: list[int]) -> dict[str, Any]:
-        """The rows in ``slots``, which are those in use; where that is all of them, not copied."""
-        if self.apart:
+    def state_dict(self, slots: list[int], *, data: bool = True) -> dict[str, Any]:
+        """The rows in ``slots``, which are those in use; where that is all of them, not copied. ``data``: False leaves
+        out their numbers."""
+        if not data:
             return {"format": self.format, "slots": list(slots), "data": None, "scales": None}
         whole = slots == list(range(self.slots))
         index = torch.tensor(slots, dtype=torch.int64, device=self.device)

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastagg._build import native
+from fastagg import _checks
+from fastagg._build import WITH_CUDA, native
 from fastagg.errors import ConfigError, DeviceError
 
 
@@ -29,7 +30,8 @@ def choose(device: torch.device | str | None, params: Any) -> torch.device:
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"device: {error}") from error
+        near = _checks.meant(device, ("cpu", "cuda"))
+        raise ConfigError(_checks.wrong("device", "'cpu', 'cuda' or 'cuda:0'", device) + near) from error
     if chosen.type == "cpu":
         return torch.device("cpu")  # "cpu:0" is the same device, but compares as unequal
     if chosen.type == "cuda":
@@ -56,7 +58,8 @@ def _check_kernels(device: torch.device) -> None:
     """
     if not native.cuda_architectures:
         raise DeviceError(
-            f"{device}: this build of fastagg has no CUDA kernels; install it where nvcc is found, or use device='cpu'"
+            f"{device}: this build of fastagg has no CUDA kernels ({native.cuda_skipped}); install it with nvcc and "
+            f"`{WITH_CUDA}`, or use device='cpu'"
         )
     devices, _, words = native.cuda_answer()
     if devices == 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,8 +11,10 @@ from torch import Tensor
 from fastagg._build import native
 from fastagg.errors import DeviceError
 
+# Tensors of the engine's memory that somebody holds: the same memory is the same tensor.
+_tensors: weakref.WeakValueDictionary[tuple[int, int, int], Tensor] = weakref.WeakValueDictionary()
 native.memory.use_torch(
-    Tensor, getattr(Tensor, "__dlpack_c_exchange_api__", None), torch.utils.dlpack.from_dlpack, np.ndarray
+    Tensor, getattr(Tensor, "__dlpack_c_exchange_api__", None), torch.utils.dlpack.from_dlpack, np.ndarray, _tensors
 )  # fmt: skip
 
 _HOST = ("cpu", torch.device("cpu"))
@@ -46,12 +50,6 @@ def empty_bytes(nbytes: int, device: torch.device | str = "cpu", *, recycle: boo
             f"{device} is out of memory: {nbytes / 1e9:.2f} GB more were asked for. Use a smaller cache format or "
             f"fewer clients, or free what else is on the device ({str(error).splitlines()[0]})"
         ) from error
-
-
-def spare(size: int, device: torch.device | str = "cpu") -> Tensor | None:
-    """Return :func:`empty`, if this needs little more memory than is already held. Otherwise None."""
-    free = torch.device(device).type != "cpu" or native.memory.lies_about(size * 4)
-    return empty(size, device) if free else None
 
 
 def set_aside(size: int, count: int) -> None:

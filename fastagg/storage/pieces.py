@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from ctypes import addressof, c_char
 from typing import Any
 
@@ -14,8 +14,8 @@ from torch.nn import Parameter
 from fastagg.errors import DTypeMismatch
 from fastagg.storage.later import Lease
 
-# The codes of Dtype in csrc/plan.h.
-_TORCH_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # by their codes in csrc/plan.h
+_TORCH_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 _FLOAT32 = torch.float32
 _CPU = torch.device("cpu")  # making one takes as long as comparing three
 # By type, with native byte order only: asking a type for its name takes longer than reading a small layer.
@@ -58,7 +58,10 @@ class Pieces:
         if isinstance(piece, np.ndarray):
             code = _NUMPY_CODES.get(piece.dtype)
             if code is None and not (piece.dtype.isnative and piece.dtype.name == "bfloat16"):  # from ml_dtypes
-                raise DTypeMismatch(f"expected float32, float16 or bfloat16, got a {piece.dtype} array")
+                raise DTypeMismatch(
+                    f"expected float32, float16 or bfloat16, got a {piece.dtype} array"
+                    + ('; convert it with .astype("float32")' if piece.dtype.kind in "fiub" else "")
+                )
             code = 2 if code is None else code
             # A tensor of a read-only array would be refused, or cause a warning. An address does not.
             if not piece.flags.c_contiguous:
@@ -67,7 +70,11 @@ class Pieces:
             return
         code = _TORCH_CODES.get(piece.dtype)
         if code is None or piece.layout is not torch.strided:
-            raise DTypeMismatch(f"expected dense float32, float16 or bfloat16, got {piece.dtype} ({piece.layout})")
+            do = "; convert it with .to_dense()" if piece.layout is not torch.strided else "; convert it with .float()"
+            raise DTypeMismatch(
+                f"expected dense float32, float16 or bfloat16, got {piece.dtype} ({piece.layout})"
+                + ("" if piece.is_complex() else do)
+            )
         if piece.is_meta:
             raise DTypeMismatch("expected numbers, got a tensor on the meta device, which has none")
         _refuse_freed(piece)
@@ -193,8 +200,10 @@ def as_array(value: Any) -> Any:
             found._of_another_library = True  # type: ignore[attr-defined]
         return found
     except Exception as error:
+        do = {list: "; convert it with torch.tensor", float: "; convert it with torch.tensor"}.get(kind, "")
+        do = "; give the mapping in it alone" if isinstance(value, Mapping) else do
         raise DTypeMismatch(
-            f"expected a torch tensor, a NumPy array or an array with DLPack, got {kind.__name__}"
+            f"expected a torch tensor, a NumPy array or an array with DLPack, got {kind.__name__}{do}"
         ) from error
 
 
@@ -264,3 +273,13 @@ def as_tensor(value: Any) -> Tensor:
         return torch.from_numpy(array if plain else np.array(array, dtype=array.dtype.newbyteorder("=")))
     except TypeError as error:
         raise DTypeMismatch(f"expected an array of numbers, got dtype {array.dtype}") from error
+
+
+def tensor_in(buffer: Any, dtype: torch.dtype) -> Tensor:
+    """Return the bytes of a buffer as a tensor that shares them. Do not write to it."""
+    if not len(buffer):
+        return torch.empty(0, dtype=dtype)
+    array = np.frombuffer(buffer, np.uint8)
+    if not array.flags.writeable:  # torch would warn, but nobody writes to it
+        array = array.copy()
+    return torch.from_numpy(array).view(dtype)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fastagg.errors import ConfigError, ShapeMismatch
+from fastagg.storage import files
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _MEMORY = Path("/dev/shm")
@@ -35,6 +36,11 @@ class SharedVector:
 
     Raises:
         ConfigError: there is no room for it, or a setting is out of range.
+
+    Example:
+        >>> update = fastagg.SharedVector(4)
+        >>> update.tensor.fill_(0.5)
+        tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
 
     def __init__(
@@ -50,7 +56,7 @@ class SharedVector:
             self._remove = weakref.finalize(self, _remove, self.path)
             try:
                 # Reserve all memory now, because a write to missing memory would kill the process.
-                os.posix_fallocate(file, 0, size * dtype.itemsize)
+                files.allocate(file, size * dtype.itemsize)
             finally:
                 os.close(file)
         except OSError as error:

@@ -32,27 +32,34 @@ _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True)
 class Tiered:
-    """Rows on a disk and a part of them in memory: ``fastagg.ACE(..., cache=fastagg.Tiered("int8", path="rows/"))``.
+    """Cached updates on a disk, some of them in memory: ``fastagg.ACE(..., cache=fastagg.Tiered("int8", path="a/"))``.
 
-    When a client is sent a model its row is fetched, so that the row is in memory when the client answers. A thread
-    writes the new row back. A server on a CUDA device also has some rows there, and copies rows to it and back while
-    it computes. The memory of the host that it has used for rows is pinned. A checkpoint of the server refers to the
-    rows in ``path`` and does not copy them, so keep both. One server at a time can use a folder.
+    When a client is sent a model its cached update is fetched, so that it is in memory when the client answers. A
+    thread writes the new one back. A server on a CUDA device also has some there, and copies them to it and back while
+    it computes. The memory of the host that it has used for them is pinned. A checkpoint of the server refers to the
+    file in ``path`` and does not copy it, so keep both. One server at a time can use a folder.
 
     Args:
-        format: of the rows: ``fp32``, ``bf16``, ``int8`` or ``int4``.
-        memory: bytes for rows in memory, as a number or as text: ``"64GB"``, ``"512MiB"``. At least four rows.
+        format: ``fp32``, ``bf16``, ``int8`` or ``int4``.
+        memory: bytes in memory, as a number or as text: ``"64GB"``, ``"512MiB"``. At least four updates.
         path: a folder on a local disk, which is made if it is missing.
-        keep: how many checkpoints stay loadable, counting back from the last. A row that changes after a checkpoint
-            takes a second place in the file until that checkpoint is given up.
-        damaged: what happens when a row is read whose checksum is wrong. ``"stop"``: ``receive`` raises CacheError,
-            which names the client. ``"warm up"``: the sum is computed again without this row, which reads all rows
-            once. The client then counts as one that has not answered yet.
-        device: bytes for rows on the CUDA device, as for ``memory``. At least four rows. None: room for the rows of
-            the clients that train at a time, at least four, and at most as many as in memory.
+        keep: how many checkpoints stay loadable, counting back from the last. What changes after a checkpoint takes a
+            second place in the file until that checkpoint is given up.
+        damaged: what happens when a checksum is wrong. ``"stop"``: ``receive`` raises CacheError, which names the
+            client. ``"warm up"``: the sum is computed again without this client, which reads the whole file once. The
+            client then counts as one that has not answered yet.
+        device: bytes on the CUDA device, as for ``memory``. At least four updates. None: room for those of the clients
+            that train at a time, at least four, and at most as many as in memory.
 
     Raises:
         ConfigError: a setting is out of range.
+
+    Example:
+        >>> cache = fastagg.Tiered("int8", memory="8MB", path="updates/")
+        >>> server = fastagg.ACE(torch.zeros(1000), lr=0.1, num_clients=100, cache=cache, warmup="partial")
+        >>> task = server.dispatch(7)
+        >>> server.receive(7, torch.ones(1000)).applied
+        True
     """
 
     format: Cache = "int8"
@@ -74,7 +81,7 @@ class Tiered:
         object.__setattr__(self, "path", os.fspath(self.path))
 
 
-def bytes_of(name: str, given: int | str) -> int:
+def bytes_of(name: str, given: int | str, expected: str = "bytes, such as 8_000_000_000 or '8GB'") -> int:
     """``"64GB"`` as a number, for the setting of this name.
 
     Raises:
@@ -85,7 +92,7 @@ def bytes_of(name: str, given: int | str) -> int:
         number, unit, binary = found.groups()
         return int(float(number) * (_BINARY if binary and unit else _UNITS)[unit.upper()])
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise ConfigError(f"{name}: expected bytes, such as 8_000_000_000 or '8GB', got {given!r:.100}")
+        raise ConfigError(_checks.wrong(name, expected, given))
     return given
 
 
@@ -108,7 +115,7 @@ class TieredRows:
         self.setting, self.size, self.clients = setting, size, clients
         self.folder = Path(setting.path)
         try:
-            self.native = native.serving.Tiers(
+            self.native = native.engine.Tiers(
                 format=setting.format, shape=(size, clients), memory=bytes_of("memory", setting.memory),
                 rules=(setting.keep, setting.damaged == "warm up"), path=str(self.folder / ROWS),
             )  # fmt: skip
@@ -200,7 +207,7 @@ class TieredRows:
 
     def damaged(self, state: dict[str, Any], file: BinaryIO) -> Iterator[str]:
         """The rows of this :meth:`state_dict` whose checksums are wrong, one sentence for each."""
-        tiers, format = native.serving.Tiers, self.setting.format
+        tiers, format = native.engine.Tiers, self.setting.format
         stride, bits = tiers.stride(format, self.size), native.row_formats[format][0]
         padded = -(-self.size // native.scale_block) * native.scale_block
         windows = -(-self.size // tiers.window)

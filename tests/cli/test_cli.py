@@ -1,3 +1,4 @@
+import html
 import json
 import subprocess
 import sys
@@ -147,13 +148,18 @@ def test_run_writes_its_picture_in_the_format_asked_for(recipe, tmp_path):
     assert not (tmp_path / "b").exists()
 
 
-def test_demo_quick_compares_the_methods(tmp_path, monkeypatch):
-    monkeypatch.setattr(demo_module, "QUICK", 50)
-    result = invoke("demo", "--quick", "--seed", 1, "--out", tmp_path / "demo")
+def test_the_demo_compares_the_methods_and_says_who_wins(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo_module, "TARGET", 0.2)  # so that a short run has a verdict
+    monkeypatch.setattr(demo_module, "TUNED", {name: {"run.uploads": 100} for name in demo_module.RECIPES})
+    result = invoke("demo", "--seed", 1, "--out", tmp_path / "demo")
     assert result.exit_code == 0, result.output
-    for label in ("FedAvg", "FADAS", "FedBuff", "FedAsync", "Accuracy at the end:", "Server time"):
+    for label in ("FedAvg", "FADAS", "FedBuff", "FedAsync", "reaches 20%", "Accuracy at the end:", "The server's own"):
         assert label in result.stdout
-    assert str(tmp_path / "demo" / "accuracy.png") in result.stdout
+    assert str(tmp_path / "demo" / "target.png") in result.stdout
+    said = html.unescape((tmp_path / "demo" / "report.html").read_text())
+    sentences = [line for line in result.stdout.splitlines() if line.endswith(".") and ": " in line]
+    found = [line.strip() for line in sentences if "reaches 20%" in line or line.startswith(("Accuracy", "The "))]
+    assert len(found) >= 3 and all(sentence in said for sentence in found)  # the report carries what the terminal says
     assert {p.name for p in (tmp_path / "demo").iterdir()} == {
         "accuracy.png",
         "comparison.csv",
@@ -161,6 +167,7 @@ def test_demo_quick_compares_the_methods(tmp_path, monkeypatch):
         "report.html",
         "table.csv",
         "table.md",
+        "target.png",
         *demo_module.RECIPES,
     }
 
@@ -175,7 +182,7 @@ def test_recipes_can_be_filtered():
     def listed(*arguments):
         result = invoke("recipes", *arguments)
         assert result.exit_code == 0, result.output
-        return [line.split()[0] for line in result.stdout.splitlines()[1:]]
+        return [line.split()[0] for line in result.stdout.splitlines()]
 
     assert len(listed()) == len(tables.catalogue())  # a line each
     assert set(listed("--kind", "recipes")) == set(names())
@@ -228,8 +235,8 @@ def test_help_names_every_command_and_needs_no_simulator(tmp_path):
         (["--set", "clinet.lr=1"], "; did you mean 'client'?"),
         (["--set", "client.lr"], "expected key=value"),
         (["--set", "participation.concurrency=13"], "more than data.clients, 12"),
-        (["--set", "algorithm.name=FedMagic"], "algorithm 'FedMagic' is unknown, known:"),
-        (["--set", "algorithm.speed=1"], "FedBuff has no keyword 'speed', known:"),
+        (["--set", "algorithm.name=FedMagic"], "algorithm.name: 'FedMagic' is unknown (known:"),
+        (["--set", "algorithm.speed=1"], "algorithm.speed: FedBuff has no such keyword (known:"),
         (["--set", "algorithm.name=fedbuf"], "; did you mean 'FedBuff'?"),
         (["--set", "algorithm.learning_rate=1"], "; did you mean 'lr'?"),
         (["--set", "algorithm.weighting=sample"], "got 'sample'; did you mean 'samples'?"),
@@ -327,7 +334,7 @@ def test_one_rule_is_measured_beside_all_its_peers_without_a_checkout(monkeypatc
     monkeypatch.setattr(quick.measure, "__defaults__", ((1000,), 2, lambda: None, None))
     result = invoke("bench", "ace-int8", "--out", tmp_path)
     assert result.exit_code == 0, result.output
-    for peer in ("torch with fp32 rows", "torch with int8 rows", "torch.compile with int8 rows"):
+    for peer in ("torch with an fp32 cache", "torch with an int8 cache", "torch.compile with an int8 cache"):
         assert f"as fast as {peer} at 1,000 parameters" in result.stdout
     assert "did you mean 'ace-int8'?" in refused("bench", "ace-int9")
 

@@ -1,4 +1,4 @@
-"""The home-made server of docs/integrations.md, as it stands there: real data over loopback, and what goes wrong."""
+"""The home-made server of docs/integrations/own.md, as it stands there: real data, and what goes wrong."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import torch
 import fastagg
 from fastagg.sim.data import digits
 
-PAGE = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text()
-BLOCK = re.search(r"## Bring your own server.*?```python\n(.*?)```", PAGE, re.DOTALL)
+PAGE = (Path(__file__).parents[2] / "docs" / "integrations" / "own.md").read_text()
+BLOCK = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
 assert BLOCK
 
 

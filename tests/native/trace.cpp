@@ -432,15 +432,13 @@ int run(const std::string& path, bool write) {
   Lines first;
   int bad = 0, runs = 0;
   std::string sets;
-  for (int i = 0; i < cpu::isa_count(); ++i) {
-    const cpu::Isa isa = cpu::isa(i);
-    const std::string name = isa.kernels->isa;
-    if (i > 0 && name == cpu::isa(i - 1).kernels->isa) continue;  // the same instruction set with shorter vectors
-    if (!isa.supported) {
-      std::printf("%s: not on this processor\n", name.c_str());
+  for (const auto& [isa, supported] : cpu::isas()) {
+    const std::string name = isa;
+    if (!supported) {
+      std::printf("%s: not on this processor\n", isa);
       continue;
     }
-    cpu::select(name.c_str());
+    cpu::select(isa);
     sets += " " + name;
     for (const Setting& set : kSettings) {
       cpu::set_threads(set.threads);

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fastagg import page
+from fastagg.sheet import Sheet
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SERIES = [
@@ -24,7 +25,8 @@ SERIES = [
 ]
 BLOCKS = [
     page.heading("A & B"),
-    page.table(["method", "accuracy"], [["<b>bold</b>", "9.5"], ["other", "10.5"]], "What it is."),
+    page.paragraph("A is <faster> than B."),
+    page.table(Sheet("T & U", ["method", "accuracy"], [["<b>bold</b>", "9.5"], ["other", "10.5"]], "What it is.")),
     page.lines("Accuracy", "accuracy (%)", {"time": "virtual time"}, SERIES, target=95.0),
     page.lines("Delays", "share", {"time": "delay"}, SERIES, log_x=["time"], log_y=True),
     page.ratios("Ratios", "times", [{"name": "a", "value": 2.0, "low": 1.5, "high": 3.0}]),
@@ -45,6 +47,7 @@ def test_it_loads_nothing() -> None:
 
 def test_what_users_write_is_text_and_not_markup() -> None:
     text = written()
+    assert "T &amp; U" in text and "A is &lt;faster&gt; than B." in text
     assert "<b>bold</b>" not in text and html.escape("<b>bold</b>") in text
     assert text.count("</script>") == text.count("<script")  # a name cannot end the script it stands in
     assert "<title>Title &lt;1&gt;</title>" in text

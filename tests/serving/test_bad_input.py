@@ -216,7 +216,7 @@ IN_FORM: dict[str, tuple[str, Any, tuple[type[BaseException], ...], str]] = {
     "module: one buffer": ("module", put("stem.1.running_mean", None), SHAPE, "missing 'stem.1.running_mean'"),
     "module: unknown": ("module", put("more", torch.zeros(1)), SHAPE, "missing none; unknown 'more'"),
     "module: shape": ("module", put("head.weight", torch.zeros(4, 3)), SHAPE, r"'head.weight'.*\[3, 4\].*\[4, 3\]"),
-    "module: other": ("module", lambda _: nn.Linear(3, 3), SHAPE, "unknown 'weight', 'bias'"),
+    "module: other": ("module", lambda _: nn.Linear(3, 3), SHAPE, r"got a model \(Linear\).*receive_model"),
     "module: counter": ("module", put("stem.1.num_batches_tracked", torch.tensor(1.5)), DTYPE, "integer.*float32"),
     "module: meta counter": (
         "module", put("stem.1.num_batches_tracked", torch.tensor(1, device="meta")), DTYPE, "batches_tracked.*meta"),
@@ -299,8 +299,8 @@ def test_models_that_are_none() -> None:
     for params, error, words in (
         (torch.zeros(2, 2), ShapeMismatch, r"1-D array.*\[2, 2\]"),
         (torch.tensor(1.0), ShapeMismatch, "1-D"),
-        ("a model", DTypeMismatch, "got str"),
-        (None, DTypeMismatch, "NoneType"),
+        ("a model", DTypeMismatch, "got 'a model'; give the model itself"),
+        (None, DTypeMismatch, "got None; give the model itself"),
         (nn.Linear(2, 2).parameters(), DTypeMismatch, "generator"),
         ([torch.zeros(2, dtype=torch.complex64)], DTypeMismatch, "complex64"),
         ([torch.zeros(2).to_sparse()], DTypeMismatch, "dense"),

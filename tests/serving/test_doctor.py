@@ -74,7 +74,10 @@ def test_the_command(tmp_path: Path) -> None:
     fastagg.open(tmp_path / "a", make).close()
     done = runner.invoke(app, ["doctor", str(tmp_path / "a"), "--json"])
     assert done.exit_code == 0 and json.loads(done.stdout)["healthy"]
-    assert runner.invoke(app, ["doctor", str(tmp_path / "a")]).exit_code == 0
+    told = runner.invoke(app, ["doctor", str(tmp_path / "a")])
+    assert told.exit_code == 0 and "{" not in told.stdout and max(map(len, told.stdout.splitlines()[1:])) < 80
+    for words in (": healthy", "50 parameters", "checkpoint-0", "would go on: from the checkpoint"):
+        assert words in told.stdout
     (tmp_path / "file").write_bytes(b"nothing")
     assert runner.invoke(app, ["doctor", str(tmp_path / "file")]).exit_code == 1
     assert runner.invoke(app, ["doctor", str(tmp_path / "none")]).exit_code == 2

@@ -173,7 +173,7 @@ def test_what_is_no_regular_file_is_left_alone(what: str, tmp_path: Path) -> Non
     elif what == "fifo":
         os.mkfifo(path)
     else:
-        path = Path("/dev/full")
+        path = Path("/dev/null")
     before = path.stat().st_mode
     with pytest.raises(CheckpointError, match="no regular file"):
         MAKE["FedBuff"]().save(path)

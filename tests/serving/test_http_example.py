@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,3 +118,39 @@ def test_too_many_at_a_time_are_told_to_come_later(tmp_path: Path) -> None:
         assert client.post(ann, content=body(), headers=FLOATS).status_code == 429
     with pytest.raises(SystemExit, match="a token is needed"):
         example().Service(str(tmp_path), lambda: None, "")
+
+
+def test_the_commands_of_its_page_run_as_they_stand_there(tmp_path: Path) -> None:
+    """The server, two clients that learn, and a client made of curl; the server is killed and started again."""
+    pytest.importorskip("sklearn")
+    pytest.importorskip("uvicorn")
+    here = Path(__file__).parents[2] / "examples" / "http"
+    shutil.copytree(here, tmp_path / "http")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    page = (here / "README.md").read_text().replace("8000", port)
+    install, *lines = re.findall(r"^```bash\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0].splitlines()
+    (curl,) = re.findall(r"^```bash\n(curl.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert install.startswith("pip install") and lines[0] == "cd examples/http" and lines[-1] == "kill %1"
+    export, server, ann, bob = lines[1:-1]
+    again = "sleep 6; kill -9 $server; sleep 1"  # while ann and bob work
+    script = [
+        "set -e", export, server, "server=$!", ann, "ann=$!", f"{bob} &", "bob=$!", again, server, "server=$!",
+        "trap 'kill $server' EXIT", "wait $ann", "wait $bob", curl,
+    ]  # fmt: skip
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(Path(fastagg.__file__).parents[1])}
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(script)],
+        cwd=tmp_path / "http", env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    counted = 0
+    for name in ("ann", "bob"):
+        found = [int(share) for share in re.findall(rf"{name}: version \d+ has accuracy (\d+)%", done.stdout)]
+        assert len(found) >= 3 and found[-1] >= 80, found
+        counted += int(re.findall(rf"{name}: (\d+) updates counted", done.stdout)[0])
+    version = int(re.findall(r'\{"version":(\d+),"applied":\w+,"delay":0,"durable":true\}', done.stdout)[-1])
+    # Two updates make a version. An acknowledged one is never lost; one that was not may have counted all the same.
+    assert (counted + 1) // 2 <= version <= (counted + 1) // 2 + 1

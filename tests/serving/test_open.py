@@ -279,6 +279,29 @@ def test_another_server_than_the_folders_is_refused(tmp_path: Path) -> None:
             server.load_state_dict(server.state_dict())
 
 
+def test_a_folder_is_as_small_as_its_model_and_its_segments_grow(tmp_path: Path) -> None:
+    def sizes() -> list[int]:
+        return [path.stat().st_size for path in sorted((tmp_path / "a").glob("journal-*"))]
+
+    def make() -> fastagg.Server:
+        return fastagg.FedBuff(torch.zeros(42), buffer_size=1)
+
+    for openings in range(1, 3):
+        with fastagg.open(tmp_path / "a", make) as server:
+            server.dispatch(0)
+            server.receive(0, torch.ones(42))
+        assert sizes() == [256 << 10] * openings  # 64 MiB each would be more than 300,000 times the model
+    with open_on(Disk(), tmp_path / "a", make, "none", segment=1 << 20) as server:
+        while len(sizes()) < 7:  # each record takes a block of 4 KiB at most
+            server.dispatch(0)
+            server.receive(0, torch.ones(42))
+            server.flush()
+        before = without_lives(server)
+    assert [size >> 10 for size in sizes()[2:]] == [256, 512, 1024, 1024, 1024]
+    with fastagg.open(tmp_path / "a", make) as server:
+        assert equal(without_lives(server), before)
+
+
 def test_checkpoints_free_segments_and_a_damaged_one_is_passed_over(tmp_path: Path) -> None:
     make = maker("ACE, int8")
     server = open_on(Disk(), tmp_path / "a", make, "arrival", segment=16384)

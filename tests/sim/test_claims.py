@@ -10,9 +10,10 @@ import pytest
 
 from fastagg.errors import ConfigError
 from fastagg.sim import tables
-from fastagg.sim.claims import STUDENT, Judged, judged, markdown, paired
+from fastagg.sim.claims import STUDENT, Judged, judged, paired
 from fastagg.sim.claims_plot import figure
 from fastagg.sim.groups import grouped
+from fastagg.sim.report import claims_table
 from fastagg.sim.result import Result
 from fastagg.sim.sweep import cells
 
@@ -97,7 +98,7 @@ def test_a_table_s_claims_are_judged(tmp_path):
     assert first.difference.mean == pytest.approx(10.05) and first.difference.verdict == "shown"
     # Less time is better, so more than zero still means that the claim holds; a seed that never got there has none.
     assert second.difference.mean == pytest.approx(4.0) and second.difference.verdict == "one seed"
-    text = markdown([first, second])
+    text = claims_table([first, second]).markdown()
     assert "| FADAS is above FedBuff | +10.0 [+9.4, +10.7] | 2 | shown |" in text
     assert len(figure([first, second], "title").axes[0].get_yticklabels()) == 2
     assert isinstance(first, Judged) and judged(["fedbuff-digits-large"], []) == []

@@ -63,7 +63,7 @@ def test_keywords_of_the_algorithm_are_passed_on_with_none(tiny):
         ({"data.folder": "x"}, "unknown key data.folder (known here: name, clients, alpha"),
         ({"unlabelled.shar": 0.5}, "unknown key unlabelled.shar (known here: share, data"),
         ({"distill.rate": 0.5}, "unknown key distill.rate (known here: alpha, clip_norm"),
-        ({"speed": 1}, "unknown key speed (known here: name, label"),
+        ({"speed": 1}, "unknown key speed, got 1; did you mean delay.speed?"),
         ({"data.name": "cifar"}, "data: unknown name 'cifar' (known: 'digits', 'synthetic', "),
         ({"data": {}}, "data: the key name is missing"),
         ({"client": {}}, "client.lr: this key is missing"),

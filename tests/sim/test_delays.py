@@ -2,7 +2,15 @@ import numpy as np
 import pytest
 
 from fastagg.errors import ConfigError
-from fastagg.sim.delays import THREE_CLASS_TABLES, Exponential, PerStep, Suspension, ThreeClass, Transmission
+from fastagg.sim.delays import (
+    THREE_CLASS_TABLES,
+    Exponential,
+    Measured,
+    PerStep,
+    Suspension,
+    ThreeClass,
+    Transmission,
+)
 
 
 def durations(model, client: int, count: int) -> np.ndarray:
@@ -130,3 +138,17 @@ def test_bandwidth_may_be_each_client_s_own_up_and_down():
     assert seconds() == pytest.approx([8.0] * 40)
     own = seconds(spread=1.0)
     assert np.mean(own) == pytest.approx(8.0) and max(own) > 4 * min(own)
+
+
+def test_measured_durations_stay_with_their_client():
+    times = [[50.0, 60.0], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]
+    for clients, slow in ((4, 1), (40, 10), (2, 0)):  # the slow ones' share, as far as whole clients allow
+        delays = Measured(times, clients, seed=0)
+        drawn = [{delays.duration(client, number) for number in range(60)} for client in range(clients)]
+        assert all(own in ({50.0, 60.0}, {1.0, 2.0, 3.0}) for own in drawn)
+        assert sum(own == {50.0, 60.0} for own in drawn) == slow
+        assert [delays.duration(1, n) for n in range(9)] == [
+            Measured(times, clients, 0).duration(1, n) for n in range(9)
+        ]
+    places = [[Measured(times, 40, seed).duration(client, 0) > 9 for client in range(40)] for seed in (0, 1)]
+    assert places[0] != places[1]

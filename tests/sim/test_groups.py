@@ -5,7 +5,6 @@ import io
 import math
 
 import pytest
-from rich.console import Console
 
 from fastagg.sim import sweep_tables
 from fastagg.sim.groups import Group, grouped, speedups, spread
@@ -87,8 +86,8 @@ def test_speedups_compare_within_one_setting(group):
 
 def test_the_table_says_mean_deviation_never_and_ratio(group):
     lines = [group("FedAvg", (0, 0.2, 0.4, 0.5), (0, 0.2, 0.4, 0.4)), group("FADAS", (0, 0.5), (0, 0.5))]
-    headings, rows = sweep_tables.rows(lines, None, "FedAvg")
-    table = [dict(zip(headings, row, strict=True)) for row in rows]
+    sheet = sweep_tables.table(lines, None, "fedavg")  # a recipe's name stands for its method
+    table = [dict(zip(sheet.headings, row, strict=True)) for row in sheet.rows]
     assert [row["method"] for row in table] == ["FedAvg", "FADAS"]
     assert table[0]["accuracy"] == "26.2±1.8"  # 27.5 and 25, of all four rows
     assert table[0]["time to 50%"] == "30.0 (1 never)"
@@ -98,25 +97,30 @@ def test_the_table_says_mean_deviation_never_and_ratio(group):
 
 
 def test_another_target_needs_no_other_run(group):
-    headings, rows = sweep_tables.rows([group("A", (0, 0.2, 0.4, 0.9))], 0.4, None)
-    assert rows[0][headings.index("time to 40%")] == "20.0"
+    sheet = sweep_tables.table([group("A", (0, 0.2, 0.4, 0.9))], 0.4, None)
+    assert sheet.rows[0][sheet.headings.index("time to 40%")] == "20.0"
+
+
+def test_a_time_in_seconds_is_said_in_words(group):
+    sheet = sweep_tables.table([group("A", *[(0, 0.2, 0.9)] * 2, unit="10 s"), group("B", (0, 0.1), unit="10 s")])
+    assert [row[sheet.headings.index("time to 50%")] for row in sheet.rows] == ["3 min", "never"]
+    assert "Time is virtual;" in sheet.caption
 
 
 def test_runs_that_did_not_finish_are_marked(group):
     one = group("A", (0, 0.1), stopped="diverged")
     both = Group("a", "A", (), [*one.results, *group("A", (0, 0.2)).results])
-    assert sweep_tables.rows([one], None, None)[1][0][0] == "A (diverged)"
-    assert sweep_tables.rows([both], None, None)[1][0][0] == "A (1 diverged)"
+    assert sweep_tables.table([one]).rows[0][0] == "A (diverged)"
+    assert sweep_tables.table([both]).rows[0][0] == "A (1 diverged)"
 
 
 def test_methods_by_settings_stand_beside_the_papers_numbers(group):
     paper = {"Dir(0.1)": Paper((72.0, 0.94)), "Dir(0.3)": Paper((75.0,)), "none": Paper()}
     lines = [group("A", (0.5,), choice=(("setting", s),), paper=p) for s, p in paper.items()]
     lines += [group("B", (0.25,), (0.75,), choice=(("setting", "none"),))]
-    assert sweep_tables.pivot(lines) == (
-        ["method", "Dir(0.1)", "Dir(0.3)", "none"],
-        [["A", "50.0 (72.0±0.9)", "50.0 (75.0)", "50.0"], ["B", "–", "–", "50.0±35.4"]],
-    )
+    sheet = sweep_tables.pivot(lines)
+    assert sheet.headings == ["method", "Dir(0.1)", "Dir(0.3)", "none"]
+    assert sheet.rows == [["A", "50.0 (72.0±0.9)", "50.0 (75.0)", "50.0"], ["B", "–", "–", "50.0±35.4"]]
     assert sweep_tables.pivot(lines[:1]) is None
     assert "the paper's number in brackets" in sweep_tables.markdown(lines)
 
@@ -144,9 +148,3 @@ def test_the_csv_holds_full_numbers(group):
     assert (read[0]["time_to_target_mean"], read[0]["reached"]) == ("15.0", "2")
     assert (read[1]["time_to_target_mean"], read[1]["reached"]) == ("", "0")
     assert float(read[0]["delay_max_mean"]) == 3
-
-
-def test_the_table_fits_a_usual_terminal(group):
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(sweep_tables.terminal([group("FedAsync", (0.1, 0.95), (0.2, 0.9))]))
-    assert "…" not in console.export_text()

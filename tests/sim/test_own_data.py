@@ -233,6 +233,21 @@ def test_arrays_of_other_kinds_are_refused(tmp_path, changes, words):
         npz.load(tmp_path, clients=5, alpha=0.5, seed=0)
 
 
+def test_an_npz_may_say_whose_samples_they_are(tmp_path):
+    held = arrays()
+    owners = np.arange(len(held["y_train"])) % 4
+    np.savez(tmp_path / "data.npz", **held, client_train=owners)
+    data = npz.load(tmp_path, clients=4, alpha=0.5, seed=0)
+    for client, samples in enumerate(data.clients):
+        assert samples.y.tolist() == held["y_train"][owners == client].tolist()
+    with pytest.raises(DataError, match=r"client_train names the clients 0\.\.3, and data\.clients is 5"):
+        npz.load(tmp_path, clients=5, alpha=0.5, seed=0)
+    for wrong in (owners[1:], owners - 1, owners + 0.5):
+        np.savez(tmp_path / "other.npz", **held, client_train=wrong)
+        with pytest.raises(DataError, match="client_train must be the client"):
+            npz.load(tmp_path, clients=4, alpha=0.5, seed=0, file="other.npz")
+
+
 def test_what_is_no_npz_or_cannot_be_pooled_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"neither data\.npz nor data/data\.npz"):
         npz.load(tmp_path, clients=5, alpha=0.5, seed=0)

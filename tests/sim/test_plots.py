@@ -1,11 +1,10 @@
 import struct
 
-import numpy as np
 import pytest
 
 from fastagg.errors import ConfigError
 from fastagg.sim.metrics import Row
-from fastagg.sim.plots import accuracy_figure, accuracy_over_time, check_format, look, marks, zoomed
+from fastagg.sim.plots import accuracy_figure, accuracy_over_time, check_format, look, marks, time_scale
 from fastagg.sim.result import Result
 
 
@@ -23,7 +22,7 @@ def test_every_run_is_a_line_in_percent_over_virtual_time(results):
     axes = figure.axes[0]
     lines = {line.get_label(): line for line in axes.get_lines()}
     assert list(lines) == ["First", "Second", "target 90%"]
-    assert list(lines["First"].get_xdata()) == [0.0, 10.0, 20.0]
+    assert list(lines["First"].get_xdata()) == pytest.approx([0.0, 100 / 60, 200 / 60])
     assert list(lines["First"].get_ydata()) == [10.0, 50.0, 90.0]
     assert lines["First"].get_color() != lines["Second"].get_color()
     assert [text.get_text() for text in figure.legends[0].get_texts()] == list(lines)
@@ -31,12 +30,12 @@ def test_every_run_is_a_line_in_percent_over_virtual_time(results):
 
 def test_axes_are_labelled_with_their_units(results, tiny):
     axes = accuracy_figure(results, "Title").axes[0]
-    assert axes.get_xlabel() == "virtual time (units of 10 s)"
+    assert axes.get_xlabel() == "virtual time (minutes)"
     assert axes.get_ylabel() == "test accuracy (%)"
     assert axes.get_title() == "Title"
-    other = Result(results[0].config, results[0].rows, {}, "arrival")
+    other = Result(results[0].config, results[0].rows, {}, "update")
     single = accuracy_figure([other]).axes[0]
-    assert single.get_xlabel() == "virtual time (arrivals)"
+    assert single.get_xlabel() == "virtual time (updates)"
     assert single.get_title() == "What it is about."
 
 
@@ -60,7 +59,7 @@ def test_the_legend_lies_below_the_axes(results):
 
 
 def test_runs_with_different_time_units_are_drawn_over_uploads(results):
-    other = Result(results[0].config, results[0].rows, {}, "arrival")
+    other = Result(results[0].config, results[0].rows, {}, "update")
     axes = accuracy_figure([results[0], other]).axes[0]
     assert axes.get_xlabel() == "client updates received"
     assert list(axes.get_lines()[0].get_xdata()) == [0, 5, 10]
@@ -92,12 +91,22 @@ def test_an_unknown_format_is_refused_by_name():
         check_format("jpeg")
 
 
-def test_the_axis_shows_where_curves_differ_and_not_the_climb():
-    climb = np.array([10.0, 50.0, 80.0, 90.0, 92.0, 94.0])
-    low, high = zoomed([climb, climb + 2], target=95)
-    assert 70 < low < 80 and 96 < high <= 100.5
-    assert zoomed([np.array([10.0, 12.0, 14.0])])[0] == 0  # a run that learns nothing starts at 0
-    assert zoomed([np.array([90.0, 99.9, 99.9])])[1] <= 100.5
+def test_accuracy_begins_at_zero_and_ends_above_every_point(results):
+    low, high = accuracy_figure(results).axes[0].get_ylim()
+    assert low == 0 and 90 < high <= 100.5
+    config = results[0].config
+    low_goal = config.model_copy(update={"run": config.run.model_copy(update={"target": 0.3})})
+    small = Result(low_goal, results[1].rows, {}, "10 s")
+    assert 40 < accuracy_figure([small]).axes[0].get_ylim()[1] < 50  # what learns little fills its picture, too
+
+
+@pytest.mark.parametrize(
+    ("longest", "unit", "factor", "name"),
+    [(7200, "10 s", 1 / 360, "hours"), (2, "10 s", 10, "seconds"), (30, "10 s", 1 / 6, "minutes"),
+     (60_000, "10 s", 1 / 8640, "days"), (50, "update", 1, "updates"), (50, "time unit", 1, "time units")],
+)  # fmt: skip
+def test_virtual_time_has_a_unit_that_fits(longest, unit, factor, name):
+    assert time_scale(longest, unit) == (pytest.approx(factor), f"virtual time ({name})")
 
 
 def test_lines_differ_in_grey_too():

@@ -105,7 +105,7 @@ def test_a_run_with_delays_in_versions_has_them_in_its_rows(tiny, tmp_path):
     result = run(tiny({**VERSION, "delay": {"name": "version", "tau_max": 3}, "run.evaluate_every": 2}))
     assert result.rows[-1].time == 40.0
     assert 0 < result.summary["delay_max"] <= 3
-    assert result.unit == "arrival"
+    assert result.unit == "update"
     path = tmp_path / "delays.csv"
     path.write_text("2\n")
     replayed = Simulation(tiny({**VERSION, "delay": {"name": "version", "file": str(path)}}))

@@ -16,6 +16,7 @@ from fastagg.sim.sweep_plots import (
     lines_over_key,
     mean_curve,
     tail,
+    to_target,
 )
 
 
@@ -54,12 +55,12 @@ def test_three_panels_over_time_versions_and_uploads_with_a_band(group):
     groups = [group("A", LINE, LINE), group("B", LINE)]
     figure = curves(groups, ["A", "B"], "Title", 0.8)
     labels = [axes.get_xlabel() for axes in figure.axes]
-    assert labels == ["virtual time (units of 10 s)", "server versions", "client updates received"]
+    assert labels == ["virtual time (minutes)", "server versions", "client updates received"]
     assert figure.axes[0].get_ylabel() == "test accuracy (%)"
-    for axes, end in zip(figure.axes, (20, 20, 100), strict=True):
+    for axes, end in zip(figure.axes, (200 / 60, 20, 100), strict=True):
         lines = {line.get_label(): line for line in axes.get_lines()}
         assert list(lines) == ["A", "B", "target 80%"]
-        assert lines["A"].get_xdata()[-1] == end
+        assert lines["A"].get_xdata()[-1] == pytest.approx(end)
         assert list(lines["A"].get_ydata()) == [10, 50, 90]
         assert len(axes.collections) == 1  # one seed has no band
     assert "Title" in figure.get_suptitle() and "over 2 seeds" in figure.get_suptitle()
@@ -82,7 +83,7 @@ def test_lines_over_one_key_with_three_numbers_or_more(group):
 
 
 def test_runs_with_other_units_share_no_time_axis(group):
-    figure = curves([group("A", LINE), group("B", LINE, unit="arrival")], ["A", "B"])
+    figure = curves([group("A", LINE), group("B", LINE, unit="update")], ["A", "B"])
     assert [axes.get_xlabel() for axes in figure.axes] == ["server versions", "client updates received"]
 
 
@@ -178,3 +179,36 @@ def test_time_is_logarithmic_where_one_method_takes_much_longer(group):
     assert [axes.get_xscale() for axes in figure.axes] == ["log", "log", "log"]
     figure = curves([group("A", LINE), group("B", LINE)], ["A", "B"])
     assert [axes.get_xscale() for axes in figure.axes] == ["linear", "linear", "linear"]
+
+
+def test_the_picture_tells_its_verdict_without_a_text(group):
+    slow = rows((0, 0.1), (100, 0.5), (200, 0.9))
+    groups = [group("Waits", slow, slow), group("Fast", LINE, LINE), group("Never", rows((0, 0.1), (9, 0.2)))]
+    figure = to_target(groups, [g.label for g in groups], "What it is.", 0.9, "waits")
+    assert figure.get_suptitle().strip() == "Fast reaches 90% 10 times sooner than Waits"
+    bars, axes = figure.axes
+    assert [bar.get_width() for bar in bars.patches] == [200, 20]
+    words = ["33 min", "3 min: 10 times sooner", "not reached with every seed"]
+    assert [text.get_text() for text in bars.texts] == words
+    assert axes.get_ylim()[0] == 0  # no zoom
+    figure.draw_without_rendering()
+    assert all(text.get_window_extent().x1 <= axes.get_tightbbox().x0 for text in bars.texts)
+    below = [box.y0 for box in (bars.get_tightbbox(), axes.get_tightbbox())]
+    assert figure.legends[0].get_window_extent().y1 <= min(below)
+    lower = figure.texts[-1].get_window_extent()
+    assert lower.y1 <= figure._suptitle.get_window_extent().y1 and lower.y0 >= axes.get_tightbbox().y1
+
+
+def test_no_verdict_no_picture(group):
+    never = rows((0, 0.1), (9, 0.2))
+    assert to_target([group("A", never), group("B", never)], ["A", "B"], "", 0.9, "A") is None
+    assert to_target([group("A", LINE)], ["A"], "", 0.9, "A") is None
+    other = [group("A", LINE), group("B", LINE, unit="update")]
+    assert to_target(other, ["A", "B"], "", 0.9, "A") is None
+
+
+def test_a_method_that_is_later_is_called_so(group):
+    slow = rows((0, 0.1), (40, 0.9))
+    figure = to_target([group("Base", LINE), group("Late", slow)], ["Base", "Late"], "", 0.9, "Base")
+    assert figure.get_suptitle().strip() == "Base reaches 90% first"
+    assert figure.axes[0].texts[1].get_text() == "7 min: 2.0 times later"

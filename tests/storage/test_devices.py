@@ -60,8 +60,9 @@ def test_a_card_without_code(gpu: pytest.MonkeyPatch) -> None:
 
 @needs_none
 def test_a_build_without_kernels(gpu: pytest.MonkeyPatch) -> None:
-    gpu.setattr(devices, "native", native("", (9, 0), built=""))
-    with pytest.raises(DeviceError, match=r"cuda:0: .*no CUDA kernels; install it where nvcc is found, or use .*'cpu'"):
+    without = types.SimpleNamespace(cuda_architectures="", cuda_skipped="no CUDA device was found")
+    gpu.setattr(devices, "native", without)
+    with pytest.raises(DeviceError, match=r"\(no CUDA device was found\); .*FASTAGG_CUDA=ON .*or use .*'cpu'"):
         devices.choose("cuda", torch.zeros(1))
 
 

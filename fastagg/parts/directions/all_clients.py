@@ -10,7 +10,7 @@ import torch
 from fastagg import _checks
 from fastagg._build import native
 from fastagg.errors import ConfigError
-from fastagg.parts.directions.base import Direction, DirectionState, Material, scrub_of, scrub_state
+from fastagg.parts.directions.base import Direction, DirectionState, Material, resummation_of
 from fastagg.parts.names import Cache, Kind, Mode, Warmup, words
 from fastagg.parts.staleness import Staleness
 from fastagg.storage import memory
@@ -24,16 +24,16 @@ WARMUPS = words(Warmup)
 class AllClients(Direction):
     """``u = mean_i U_i`` over every client's latest update; ``D = -u`` for gradients (ACE, Algorithm 1).
 
-    An arrival replaces the client's row, and the difference of the *stored* rows is added to the sum. So the mean is
-    always that of the stored rows. Each arrival also recomputes a part of the sum exactly, so the sum does not drift.
+    An update replaces the client's cached one, and the difference of the two *as stored* is added to the sum. So the
+    mean is always that of what is stored. Each update also recomputes a part of the sum exactly, so it does not drift.
 
     Args:
         num_clients: n, >= 1. Client ids are 0..n-1.
-        cache: format of the rows in memory: ``fp32``, ``bf16``, ``int8`` or ``int4``; or a
-            :class:`fastagg.Tiered`: the rows are on a disk, and some of them in memory.
-        warmup: ``full``: no step until all clients have answered once (Algorithm 1). ``partial``: every arrival steps
+        cache: format of the cached updates in memory: ``fp32``, ``bf16``, ``int8`` or ``int4``; or a
+            :class:`fastagg.Tiered`: they are on a disk, and some of them in memory.
+        warmup: ``full``: no step until all clients have answered once (Algorithm 1). ``partial``: every update steps
             along the mean of the clients that have answered so far.
-        mode: ``incremental`` takes O(d) per arrival. ``direct`` recomputes the sum each time, in O(n*d).
+        mode: ``incremental`` takes O(d) per update. ``direct`` recomputes the sum each time, in O(n*d).
     """
 
     num_clients: int
@@ -60,9 +60,9 @@ class AllClients(Direction):
     def clients(self) -> int | None:
         return self.num_clients
 
-    def book_setting(self) -> Any:
-        """What the book is told."""
-        return native.serving.AllClientsSetting(
+    def native_setting(self) -> Any:
+        """The settings of the native part."""
+        return native.engine.AllClientsSetting(
             clients=self.num_clients, full=self.warmup == "full", direct=self.mode == "direct"
         )
 
@@ -115,32 +115,32 @@ class AllClientsState(DirectionState):
         assert not isinstance(setting.cache, Tiered)
         self.cache = ClientCache(size, setting.num_clients, setting.cache, device, seed)
         self.sum = memory.zeros(size, device)
-        self.scrub = None if setting.mode == "direct" else scrub_of(self.cache, material)
+        self.resummation = None if setting.mode == "direct" else resummation_of(self.cache, material)
         super().__init__(
-            native.serving.AllClients(
-                sign=setting.sign, setting=setting.book_setting(), rows=self.cache.native, seed=seed,
-                sum=self.sum.data_ptr(), scrub=self.scrub,
+            native.engine.AllClients(
+                sign=setting.sign, setting=setting.native_setting(), rows=self.cache.native, seed=seed,
+                sum=self.sum.data_ptr(), resummation=self.resummation,
             )
         )  # fmt: skip
 
     def memory(self) -> dict[str, int]:
-        return {"direction": self.cache.nbytes() + self.sum.nbytes + self.book.nbytes()}
+        return {"direction": self.cache.nbytes() + self.sum.nbytes + self.native.nbytes()}
 
     def finite(self) -> bool:
         return bool(torch.isfinite(self.sum).all())
 
-    def state_dict(self) -> dict[str, Any]:
-        book = self.book.state()
+    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
+        numbers = self.native.state()
         return {
-            **book, "cache": self.cache.state_dict(book["shares"].nonzero()[0].tolist()), "sum": self.sum,
-            "scrub": None if self.scrub is None else scrub_state(self.scrub),
+            **numbers, "cache": self.cache.state_dict(numbers["shares"].nonzero()[0].tolist(), data=rows), "sum": self.sum,
+            "scrub": None if self.resummation is None else self.resummation.state(),
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.cache.load_state_dict(state["cache"])
         self.sum.copy_(state["sum"])
-        if self.scrub is not None and state["scrub"] is not None:
-            self.scrub.load(state["scrub"])
+        if self.resummation is not None and state["scrub"] is not None:
+            self.resummation.load(state["scrub"])
         super().load_state_dict(state)
 
 
@@ -154,14 +154,14 @@ class TieredState(DirectionState):
         self.rows = TieredRows(setting.cache, material.size, setting.num_clients, material.device)
         self.sum = memory.zeros(material.size, material.device)
         super().__init__(
-            native.serving.AllClients.on(
-                sign=setting.sign, setting=setting.book_setting(), tiers=self.rows.native, seed=material.seed,
+            native.engine.AllClients.on(
+                sign=setting.sign, setting=setting.native_setting(), tiers=self.rows.native, seed=material.seed,
                 sum=self.sum.data_ptr(),
             )
         )  # fmt: skip
 
     def memory(self) -> dict[str, int]:
-        return {"direction": self.sum.nbytes + self.book.nbytes()}
+        return {"direction": self.sum.nbytes + self.native.nbytes()}
 
     def finite(self) -> bool:
         return bool(torch.isfinite(self.sum).all())
@@ -169,8 +169,8 @@ class TieredState(DirectionState):
     def tiers(self) -> dict[str, int]:
         return self.rows.counts()
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"cache": self.rows.state_dict(), **self.book.state(), "sum": self.sum}
+    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
+        return {"cache": self.rows.state_dict(), **self.native.state(), "sum": self.sum}
 
     def saved(self, state: dict[str, Any]) -> None:
         self.rows.saved(state["cache"])
@@ -186,21 +186,21 @@ class _DifferencesState(DirectionState):
 
     def __init__(self, setting: Differences, material: Material) -> None:
         self.sum = memory.zeros(material.size, material.device)
-        told = native.serving.AllClientsSetting(clients=setting.num_clients, full=setting.warmup == "full")
+        told = native.engine.AllClientsSetting(clients=setting.num_clients, full=setting.warmup == "full")
         super().__init__(
-            native.serving.AllClients(
-                sign=setting.sign, setting=told, rows=None, seed=0, sum=self.sum.data_ptr(), scrub=None
+            native.engine.AllClients(
+                sign=setting.sign, setting=told, rows=None, seed=0, sum=self.sum.data_ptr(), resummation=None
             )
         )
 
     def memory(self) -> dict[str, int]:
-        return {"direction": self.sum.nbytes + self.book.nbytes()}
+        return {"direction": self.sum.nbytes + self.native.nbytes()}
 
     def finite(self) -> bool:
         return bool(torch.isfinite(self.sum).all())
 
-    def state_dict(self) -> dict[str, Any]:
-        return {**self.book.state(), "sum": self.sum}
+    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
+        return {**self.native.state(), "sum": self.sum}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.sum.copy_(state["sum"])

@@ -1,7 +1,7 @@
 """The base classes of all directions.
 
-A direction is a frozen dataclass of settings. A running server adds a small state. A book in csrc/serving remembers
-arrivals. It plans, runs and commits a step in one native call. Python code for an update runs before this call.
+A direction is a frozen dataclass of settings. A running server adds a small state. Its native part (csrc/engine)
+remembers updates: it plans, runs and commits a step in one native call. Python code for an update runs before that.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ class Material(NamedTuple):
         seed: the seed of all random numbers.
         origin: index of the first element, for a slice of a model.
         buffer_size: number of elements of the model's running statistics.
-        vector: returns a vector [d] with undefined contents.
-        spare: returns a free vector without allocating memory, or None.
+        memory: where the engine allocates vectors.
     """
 
     size: int
@@ -42,8 +41,7 @@ class Material(NamedTuple):
     seed: int
     origin: int
     buffer_size: int
-    vector: Callable[[], Tensor]
-    spare: Callable[[], Tensor | None]
+    memory: Any
 
 
 class Arrival(NamedTuple):
@@ -67,21 +65,20 @@ class DirectionState:
     """The state of a direction in a running server.
 
     Attributes:
-        book: the native part.
-        tensors: vectors and rows, which a checkpoint stores in addition to the book's numbers.
+        native: its part in the engine.
     """
 
     asks = False  # whether `before` is called for every update
 
-    def __init__(self, book: Any) -> None:
-        self.book = book
+    def __init__(self, native: Any) -> None:
+        self.native = native
 
-    def before(self, arrival: Arrival) -> dict[str, Any]:
-        """What Python adds to an update, for ``Road``: ``share``, ``moves``, ``then`` and so on (serving/judging.py).
+    def before(self, arrival: Arrival, found: Any) -> None:
+        """Set what Python adds to an update: ``share``, ``moves``, ``finish`` and so on of the engine's findings
+        (csrc/engine/extension.h).
 
         This method may raise. It must not change any visible state.
         """
-        return {}
 
     def memory(self) -> dict[str, int]:
         """Bytes by part. Most directions have one entry, ``direction``."""
@@ -91,9 +88,9 @@ class DirectionState:
         """Whether all sums are finite."""
         return True
 
-    def state_dict(self) -> dict[str, Any]:
-        """Plain data and tensors; tensors may be shared."""
-        return dict(self.book.state())
+    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
+        """Plain data and tensors; tensors may be shared. ``rows``: with the rows of a client cache in memory."""
+        return dict(self.native.state())
 
     def saved(self, state: dict[str, Any]) -> None:
         """A checkpoint with this :meth:`state_dict` is on the disk."""
@@ -104,7 +101,7 @@ class DirectionState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`, for a new state. Tensors are copied."""
-        self.book.load(state)
+        self.native.load(state)
 
 
 @dataclass(frozen=True)
@@ -191,32 +188,35 @@ class OwnState(DirectionState):
     asks = True
 
     def __init__(self, setting: Direction, material: Material) -> None:
-        super().__init__(native.serving.Single(sign=setting.sign))
+        super().__init__(native.engine.Single(sign=setting.sign))
         self.setting, self.material = setting, material
         self.tensors: dict[str, Tensor] = {}
 
-    def before(self, arrival: Arrival) -> dict[str, Any]:
+    def before(self, arrival: Arrival, found: Any) -> None:
         update = arrival.update.flat(torch.float32)
         factor = arrival.gain * arrival.weight
         facts = Facts(
             arrival.client, arrival.version, arrival.now - arrival.version, arrival.update, 1.0,
             ops.inspect(arrival.update).norm, None, share=arrival.share,
         )  # fmt: skip
-        found, state = self.setting.combine(update if factor == 1.0 else update * factor, facts, dict(self.tensors))
-        more: dict[str, Any] = {"moves": [(self, "tensors", _checked(state, "state"))]}
-        if found is None:
-            return {**more, "waits": True}
-        along = Pieces([_vector(found, self.material, "combine")])
+        along, state = self.setting.combine(update if factor == 1.0 else update * factor, facts, dict(self.tensors))
+        found.moves = [(self, "tensors", _checked(state, "state"))]
+        if along is None:
+            found.waits = True
+            return
+        along = Pieces([_vector(along, self.material, "combine")])
         seen = ops.inspect(along)
         if not seen.finite:
             raise NonFiniteUpdate(f"combine: {type(self.setting).__name__} gave a direction with NaN or infinity")
         # The update is already clipped and weighted.
-        return {**more, "pieces": along, "weight": 1.0, "share": 1.0, "unclipped": True, "norm": seen.norm}
+        found.update, found.norm = along, seen.norm
+        found.weight = found.share = 1.0
+        found.unclipped = True
 
     def memory(self) -> dict[str, int]:
         return {"direction": sum(tensor.nbytes for tensor in self.tensors.values())}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
         return {"tensors": dict(self.tensors)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -236,19 +236,6 @@ def _checked(state: Any, what: str) -> dict[str, Tensor]:
     return state
 
 
-def scrub_of(cache: ClientCache, material: Material) -> Any:
-    """The scrub, which keeps a sum over the cache's rows from drifting."""
-
-    def grow(arena: Tensor | None, count: int) -> Tensor:
-        fresh = torch.zeros(count, native.block, dtype=torch.float64, device=material.device)
-        if arena is not None:
-            fresh[: len(arena)].copy_(arena)
-        return fresh
-
-    on_host = material.device.type == "cpu"
-    return native.serving.Scrub(cache.native, origin=material.origin, grow=grow, on_host=on_host)
-
-
-def scrub_state(scrub: Any) -> dict[str, Any]:
-    """Plain data and a tensor."""
-    return dict(scrub.state())
+def resummation_of(cache: ClientCache, material: Material) -> Any:
+    """What keeps a sum over the cache's rows from drifting."""
+    return native.engine.Resummation(cache.native, origin=material.origin, memory=material.memory, owner=cache)

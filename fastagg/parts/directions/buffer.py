@@ -47,16 +47,17 @@ class BufferState(DirectionState):
 
     def __init__(self, setting: Buffer, material: Material) -> None:
         super().__init__(
-            native.serving.Buffered(
+            native.engine.Buffered(
                 sign=setting.sign, capacity=-1 if setting.size is None else setting.size,
-                synchronous=setting.synchronous, vector=material.vector, spare=material.spare,
+                synchronous=setting.synchronous, size=material.size, origin=material.origin, memory=material.memory,
             )
         )  # fmt: skip
 
+        self.nbytes = 4 * material.size
+
     def memory(self) -> dict[str, int]:
-        acc = self.book.acc
-        return {"direction": 0 if acc is None else acc.nbytes}
+        return {"direction": self.nbytes if self.native.holds_sum else 0}
 
     def finite(self) -> bool:
-        held = self.book.state()["acc"]
+        held = self.native.state()["acc"]
         return held is None or bool(torch.isfinite(held).all())

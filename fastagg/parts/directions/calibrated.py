@@ -9,7 +9,7 @@ import torch
 
 from fastagg import _checks
 from fastagg._build import native
-from fastagg.parts.directions.base import Direction, DirectionState, Material, scrub_of, scrub_state
+from fastagg.parts.directions.base import Direction, DirectionState, Material, resummation_of
 from fastagg.parts.names import Cache, Repeat, words
 from fastagg.storage import memory
 from fastagg.storage.cache import ClientCache
@@ -24,10 +24,10 @@ class Calibrated(Direction):
     Args:
         num_clients: n, >= 1. Client ids are 0..n-1.
         size: M, updates per step, >= 1.
-        cache: format of the rows: ``fp32``, ``bf16``, ``int8`` or ``int4``.
+        cache: format of the cached updates: ``fp32``, ``bf16``, ``int8`` or ``int4``.
         repeat: what to do with a client that answers twice in a round. ``start``: calibrate both updates with the
-            client's row at the start of the round (the paper). ``latest``: calibrate with the current row, and divide
-            the sum by M (as public programs do).
+            client's cached one at the start of the round (the paper). ``latest``: calibrate with the current one, and
+            divide the sum by M (as public programs do).
     """
 
     num_clients: int
@@ -61,37 +61,37 @@ class _CalibratedState(DirectionState):
         self.sum = memory.zeros(size, device)  # over the rows at the start of the round
         # A buffer is required even if M = 1, where it is never read. The sum takes its place then.
         self.acc = memory.empty(size, device) if setting.size > 1 else self.sum
-        self.scrub = scrub_of(self.cache, material)
-        told = native.serving.CalibratedSetting(
+        self.resummation = resummation_of(self.cache, material)
+        told = native.engine.CalibratedSetting(
             clients=setting.num_clients, capacity=setting.size, from_start=setting.repeat == "start"
         )
         where = (material.seed, self.sum.data_ptr(), self.acc.data_ptr())
         super().__init__(
-            native.serving.Calibrated(
-                sign=setting.sign, setting=told, rows=self.cache.native, where=where, scrub=self.scrub
+            native.engine.Calibrated(
+                sign=setting.sign, setting=told, rows=self.cache.native, where=where, resummation=self.resummation
             )
         )
 
     def memory(self) -> dict[str, int]:
         held = 0 if self.acc is self.sum else self.acc.nbytes
-        return {"direction": self.cache.nbytes() + self.sum.nbytes + held + self.book.nbytes()}
+        return {"direction": self.cache.nbytes() + self.sum.nbytes + held + self.native.nbytes()}
 
     def finite(self) -> bool:
-        held = [self.sum, *([self.acc] if self.book.state()["versions"] else [])]
+        held = [self.sum, *([self.acc] if self.native.state()["versions"] else [])]
         return all(bool(torch.isfinite(vector).all()) for vector in held)
 
-    def state_dict(self) -> dict[str, Any]:
-        book = self.book.state()
-        used = sorted({*(slot for _, slot in book["slots"]), *(slot for _, slot, _ in book["fresh"])})
+    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
+        numbers = self.native.state()
+        used = sorted({*(slot for _, slot in numbers["slots"]), *(slot for _, slot, _ in numbers["fresh"])})
         return {
-            **book, "cache": self.cache.state_dict(used), "sum": self.sum, "scrub": scrub_state(self.scrub),
-            "acc": self.acc if book["versions"] else None,
+            **numbers, "cache": self.cache.state_dict(used, data=rows), "sum": self.sum, "scrub": self.resummation.state(),
+            "acc": self.acc if numbers["versions"] else None,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.cache.load_state_dict(state["cache"])
         self.sum.copy_(state["sum"])
-        self.scrub.load(state["scrub"])
+        self.resummation.load(state["scrub"])
         super().load_state_dict(state)
         if state["acc"] is not None:
             self.acc.copy_(state["acc"])

@@ -52,7 +52,7 @@ class _CosineState(BufferState):
         self.control = memory.zeros(material.size, material.device)
         self.change: Tensor | None = None  # of the control variate, since the last step
 
-    def before(self, arrival: Arrival) -> dict[str, Any]:
+    def before(self, arrival: Arrival, found: Any) -> None:
         affinity = 1.0 if arrival.version == arrival.now else max(arrival.cosine, _LEAST)
         share = arrival.share * affinity
         change = self.change
@@ -64,12 +64,12 @@ class _CosineState(BufferState):
             if not ops.inspect(change).finite:
                 raise UpdateTooLarge("control: the sum of changes would leave the range of float32")
         moves: list[tuple[Any, str, Any]] = [(self, "change", change)]
-        if self.book.room == 1 and change is not None:
-            control = self.control + change / (self.book.total + share)
+        if self.native.room == 1 and change is not None:
+            control = self.control + change / (self.native.total + share)
             if not ops.inspect(control).finite:
                 raise UpdateTooLarge("control: the control variate would leave the range of float32")
             moves = [(self, "control", control), (self, "change", None)]
-        return {"share": share, "moves": moves}
+        found.share, found.moves = share, moves
 
     def memory(self) -> dict[str, int]:
         change = 0 if self.change is None else self.change.nbytes
@@ -79,7 +79,7 @@ class _CosineState(BufferState):
         held = [self.control, *([] if self.change is None else [self.change])]
         return super().finite() and all(ops.inspect(vector).finite for vector in held)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
         return {**super().state_dict(), "control": self.control, "change": self.change}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

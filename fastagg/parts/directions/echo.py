@@ -19,9 +19,8 @@ from fastagg.distill.unlabelled import Inputs, length, load
 from fastagg.errors import ConfigError, NonFiniteUpdate
 from fastagg.parts.directions.base import Arrival, DirectionState, Material
 from fastagg.parts.directions.buffer import Buffer, BufferState
-from fastagg.parts.moments import OptimizerState
+from fastagg.parts import moments
 from fastagg.parts.names import Cache, words
-from fastagg.parts.optimizers import Adam
 from fastagg.storage import memory
 
 
@@ -29,7 +28,7 @@ from fastagg.storage import memory
 class Echo(Buffer):
     """``D = sum(Delta_i)/M``, then Q distillation steps before anyone gets the new version (FedEcho, Alg. 1).
 
-    At every arrival the client's model, ``x_s + Delta_i``, runs once on the unlabelled data. The server keeps the
+    At every update the client's model, ``x_s + Delta_i``, runs once on the unlabelled data. The server keeps the
     logits.
 
     Args:
@@ -51,7 +50,8 @@ class Echo(Buffer):
         _checks.whole("num_clients", self.num_clients, least=1)
         _checks.one_of("cache", self.cache, words(Cache))
         if not isinstance(self.distill, Distillation):
-            raise ConfigError(f"distill: expected a fastagg.Distillation, got {self.distill!r}")
+            do = "write distill=fastagg.Distillation(model, unlabelled)"
+            raise ConfigError(_checks.wrong("distill", "a fastagg.Distillation", self.distill, do))
 
     @property
     def clients(self) -> int | None:
@@ -105,12 +105,11 @@ class EchoState(BufferState):
         rows, classes = self.student.rows, self.student.classes
         self.teachers = Teachers(setting.num_clients, rows, classes, setting.cache, where, seed)
         self.keep = _rows_that_count(inputs, self.student.rows_per_sample)
-        self.adam = Adam(self.distill.lr, self.distill.betas, self.distill.eps)
-        self.moments: OptimizerState | None = None  # Adam's, if they are kept between distillations
+        self.moments: dict[str, Tensor] | None = None  # Adam's, if they are kept between distillations
         self.steps = 0  # of Adam since its moments were zero
         self.record = DistillationRecord()
 
-    def before(self, arrival: Arrival) -> dict[str, Any]:
+    def before(self, arrival: Arrival, found: Any) -> None:
         assert isinstance(arrival.client, int) and arrival.base is not None and arrival.statistics is not None
         own, after = arrival.statistics()
         started = time.perf_counter()
@@ -122,11 +121,10 @@ class EchoState(BufferState):
         self.student.infer(logits)
         put = self.teachers.put(arrival.client, logits)
         spent = time.perf_counter() - started
-        more: dict[str, Any] = {"moves": [*put.moves, (self.record, "inference_seconds",
-                                                       self.record.inference_seconds + spent)]}  # fmt: skip
-        if self.book.room == 1:
-            more["then"] = partial(self._distil, put, after, arrival.now + 1, more["moves"])
-        return more
+        moves = [*put.moves, (self.record, "inference_seconds", self.record.inference_seconds + spent)]
+        found.moves = moves
+        if self.native.room == 1:
+            found.finish = partial(self._distil, put, after, arrival.now + 1, moves)
 
     def _distil(self, put: Put, buffers: Tensor, version: int, moves: list[tuple[Any, Any, Any]], flat: Tensor) -> None:
         """Do Q steps on the new model in place. No one else has it yet."""
@@ -137,7 +135,9 @@ class EchoState(BufferState):
         if self.keep is not None:
             targets.labels.masked_fill_(~self.keep.to(targets.labels.device), -100)
         kept = self.moments is not None and setting.keep_moments
-        adam = self.moments.copy() if kept and self.moments else OptimizerState(self.adam, self.size, self.device)
+        adam = moments.zeros("adam", "fp32", self.size, self.device)
+        if kept and self.moments is not None:
+            adam = {name: moment.clone() for name, moment in self.moments.items()}
         steps, norm = self.steps if kept else 0, float("nan")
         student.bind(flat, buffers)
         losses = []
@@ -154,7 +154,7 @@ class EchoState(BufferState):
             gain = 1.0 if limit is None or norm <= limit else limit / norm
             ops.step_(
                 flat, gradients, optimizer="adam", lr=setting.lr, betas=setting.betas, eps=setting.eps,
-                correction=steps, gain=-gain, m=adam.tensors["m"], v=adam.tensors["v"],
+                correction=steps, gain=-gain, m=adam["m"], v=adam["v"],
             )  # fmt: skip
             if student.copies:
                 student.bind(flat, buffers)
@@ -194,10 +194,10 @@ class EchoState(BufferState):
     def finite(self) -> bool:
         return super().finite() and bool(torch.isfinite(self.teachers.sum).all())
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
         return {
             "buffer": super().state_dict(), "teachers": self.teachers.state_dict(), "steps": self.steps,
-            "moments": None if self.moments is None else dict(self.moments.tensors), "unlabelled": self.fingerprint,
+            "moments": None if self.moments is None else dict(self.moments), "unlabelled": self.fingerprint,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -206,8 +206,10 @@ class EchoState(BufferState):
         super().load_state_dict(state["buffer"])
         self.teachers.load_state_dict(state["teachers"])
         if state["moments"] is not None:
-            self.moments = OptimizerState(self.adam, self.size, self.device)
-            self.moments.load(state["moments"])
+            self.moments = {
+                name: moment.copy_(state["moments"][name])
+                for name, moment in moments.zeros("adam", "fp32", self.size, self.device).items()
+            }
         self.steps = int(state["steps"])
 
 

@@ -17,7 +17,7 @@ class Single(Direction):
     single: ClassVar[bool] = True
 
     def start(self, material: Material) -> DirectionState:
-        return DirectionState(native.serving.Single(sign=self.sign))
+        return DirectionState(native.engine.Single(sign=self.sign))
 
 
 @dataclass(frozen=True)
@@ -36,4 +36,4 @@ class Mixing(Direction):
             raise ConfigError("Mixing averages models: kind must be 'delta', since a gradient is no model")
 
     def start(self, material: Material) -> DirectionState:
-        return DirectionState(native.serving.Single(sign=1.0, blend=True))
+        return DirectionState(native.engine.Single(sign=1.0, blend=True))

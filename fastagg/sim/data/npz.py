@@ -1,4 +1,5 @@
-"""Your own data as arrays: an ``.npz`` file with ``x_train``, ``y_train``, ``x_test`` and ``y_test``."""
+"""Your own data as arrays: an ``.npz`` file with ``x_train``, ``y_train``, ``x_test``, ``y_test``, and perhaps
+``client_train``."""
 
 from __future__ import annotations
 
@@ -14,13 +15,14 @@ from fastagg.sim.data.federated import FederatedData, Samples, split_by_label, s
 from fastagg.sim.data.files import places
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
+OWNERS = "client_train"  # optional: who holds each sample of x_train
 Arrays = dict[str, np.ndarray]
 
 
 def load(
     folder: Path, clients: int, alpha: float, seed: int, min_samples: int = 2, file: str = "data.npz", pool: int = 1
 ) -> FederatedData:
-    """Return the file's samples, split over ``clients`` by Dirichlet(alpha) on the labels.
+    """Return the file's samples, split over ``clients`` by Dirichlet(alpha) on the labels, or as ``client_train`` says.
 
     ``file`` is in ``folder``, or in a subfolder with the file's name without its ending. Inputs [N, ...] are
     standardised with one mean and deviation for all numbers. Images are [N, height, width] or [N, height, width,
@@ -28,17 +30,22 @@ def load(
     file has another form.
     """
     path = find(folder, file)
-    train, test = _samples(path, path.stat().st_mtime_ns, pool)
-    return split(train, test, clients, alpha, seed, min_samples)
+    train, test, owners = _samples(path, path.stat().st_mtime_ns, pool)
+    if owners is None:
+        return split(train, test, clients, alpha, seed, min_samples)
+    if (most := int(owners.max()) + 1) != clients:
+        raise DataError(f"{path}: client_train names the clients 0..{most - 1}, and data.clients is {clients}")
+    parts = [torch.from_numpy(np.flatnonzero(owners == client)) for client in range(clients)]
+    return FederatedData([Samples(train.x[own], train.y[own]) for own in parts], test, int(train.y.max()) + 1)
 
 
 @lru_cache(maxsize=1)
-def _samples(path: Path, changed: int, pool: int) -> tuple[Samples, Samples]:
+def _samples(path: Path, changed: int, pool: int) -> tuple[Samples, Samples, np.ndarray | None]:
     """Read the file once for all runs of a comparison, as long as its time ``changed`` stays the same."""
     arrays = read(path)
     x_train, x_test = (_pooled(_channels_first(arrays[key]), pool, path) for key in ("x_train", "x_test"))
     try:
-        return samples(x_train, x_test, arrays["y_train"], arrays["y_test"])
+        return *samples(x_train, x_test, arrays["y_train"], arrays["y_test"]), arrays.get(OWNERS)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
 
@@ -81,7 +88,7 @@ def read(path: Path) -> Arrays:
         with np.load(path, allow_pickle=False) as file:
             if missing := [key for key in KEYS if key not in file]:
                 raise DataError(f"{path} lacks {', '.join(missing)}: expected the arrays {', '.join(KEYS)}")
-            arrays = {key: file[key] for key in KEYS}
+            arrays = {key: file[key] for key in (*KEYS, OWNERS) if key in file}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         if isinstance(error, DataError):
             raise
@@ -102,6 +109,9 @@ def _check(path: Path, arrays: Arrays) -> None:
         most = int(arrays["y_train"].max())
         if y.min() < 0 or y.max() > most:
             raise DataError(f"{path}: y_{part} must be labels 0..{most}, those of y_train, got {y.min()} to {y.max()}")
+    owners = arrays.get(OWNERS, arrays["y_train"])
+    if owners.dtype.kind not in "iu" or owners.shape != arrays["y_train"].shape or owners.min() < 0:
+        raise DataError(f"{path}: {OWNERS} must be the client, from 0 up, of each sample of x_train")
     shapes = arrays["x_train"].shape[1:], arrays["x_test"].shape[1:]
     if shapes[0] != shapes[1]:
         raise DataError(f"{path}: a sample of x_train is {shapes[0]}, one of x_test {shapes[1]}")

@@ -28,14 +28,20 @@ def load(name_or_path: str, changes: dict[str, Any] | None = None) -> config.Con
         raise ConfigError(f"{name_or_path!r} is a table of several runs: fastagg compare {name_or_path}")
     if name_or_path not in names():
         tables = [entry.name[:-5] for entry in files(__name__).joinpath("tables").iterdir()]
-        raise ConfigError(unknown(name_or_path, [*names(), *tables]))
+        raise ConfigError(unknown(name_or_path, names(), tables))
     text = files(__name__).joinpath(f"{name_or_path}.toml").read_text(encoding="utf-8")
     return config.from_toml(text, name_or_path, changes)
 
 
-def unknown(name: str, known: list[str]) -> str:
-    """What to say when no recipe or table is called ``name``: the nearest ones that are."""
-    near = _checks.meant(name, known) or "; `fastagg recipes` lists them all"
+def unknown(name: str, *known: list[str]) -> str:
+    """What to say when no recipe or table is called ``name``: those that have it in their name, or the nearest one."""
+    like = next(filter(None, ([one for one in some if name.lower() in one] for some in known)), [])
+    if like:
+        more = f" and {len(like) - 8} more" if len(like) > 8 else ""
+        return f"no recipe {name!r}; there are {', '.join(like[:8])}{more} (`fastagg recipes {name}` describes them)"
+    if Path(name).is_dir():
+        return f"no recipe {name!r}; it is a folder: `fastagg run --resume {name}` goes on with the run in it"
+    near = _checks.meant(name, [one for some in known for one in some]) or "; `fastagg recipes` lists them all"
     return f"no recipe {name!r}{near} (a file's name ends in .toml)"
 
 
@@ -44,4 +50,6 @@ def configured(given: config.Config | str | dict[str, Any], changes: dict[str, A
     if isinstance(given, str):
         return load(given, changes)
     values = given.model_dump() if isinstance(given, config.Config) else given
+    if not isinstance(values, dict):
+        raise ConfigError(_checks.wrong("config", "a recipe's name, a path, a dict or a Config", given))
     return config.from_dict(config.changed(values, changes), "the config")

@@ -1,0 +1,158 @@
+#include "archive.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "arrays.h"
+#include "ids.h"
+
+namespace fastagg::bindings {
+namespace {
+
+using engine::Archive;
+
+template <typename T>
+py::array_t<T> array_of(const std::vector<T>& values) {
+  py::array_t<T> out(static_cast<py::ssize_t>(values.size()));
+  std::copy(values.begin(), values.end(), out.mutable_data());
+  return out;
+}
+
+template <typename T>
+std::vector<T> vector_from(const py::object& given) {
+  const py::array_t<T, py::array::c_style | py::array::forcecast> array(given);
+  return {array.data(), array.data() + array.size()};
+}
+
+class Saves : public Archive {
+ public:
+  py::dict state;
+  bool loads() const override { return false; }
+  bool has(const char*) const override { return true; }
+  void field(const char* name, int64_t& value) override { state[name] = value; }
+  void field(const char* name, double& value) override { state[name] = value; }
+  void field(const char* name, std::vector<int64_t>& values) override { state[name] = array_of(values); }
+  void field(const char* name, std::vector<float>& values) override { state[name] = array_of(values); }
+  void list(const char* name, std::vector<int64_t>& values) override { state[name] = values; }
+  void list(const char* name, std::vector<std::pair<int64_t, int64_t>>& values) override { state[name] = values; }
+  void list(const char* name, std::vector<Entry>& values) override {
+    py::list all;
+    for (const Entry& one : values) all.append(py::make_tuple(one.first, one.second, one.third));
+    state[name] = all;
+  }
+  bool vector(const char* name, const store::Vector& vector, int64_t size, bool there) override {
+    state[name] = there ? tensor_of(vector, size) : py::none();
+    return there;
+  }
+  std::vector<double> rows(const char* name, const std::vector<double>& values, int64_t width) override {
+    if (values.empty()) {
+      state[name] = py::none();
+    } else {
+      py::array_t<double> out({static_cast<py::ssize_t>(values.size()) / width, static_cast<py::ssize_t>(width)});
+      std::copy(values.begin(), values.end(), out.mutable_data());
+      state[name] = out;
+    }
+    return values;
+  }
+};
+
+class Loads : public Archive {
+ public:
+  explicit Loads(py::dict given) : state(std::move(given)) {}
+  py::dict state;
+  bool loads() const override { return true; }
+  bool has(const char* name) const override { return state.contains(name); }
+  void field(const char* name, int64_t& value) override { value = py::cast<int64_t>(state[name]); }
+  void field(const char* name, double& value) override { value = py::cast<double>(state[name]); }
+  void field(const char* name, std::vector<int64_t>& values) override { column(name, values); }
+  void field(const char* name, std::vector<float>& values) override { column(name, values); }
+  void list(const char* name, std::vector<int64_t>& values) override {
+    values = py::cast<std::vector<int64_t>>(state[name]);
+  }
+  void list(const char* name, std::vector<std::pair<int64_t, int64_t>>& values) override {
+    values = py::cast<std::vector<std::pair<int64_t, int64_t>>>(state[name]);
+  }
+  void list(const char* name, std::vector<Entry>& values) override {
+    values.clear();
+    for (const auto& [first, second, third] : py::cast<std::vector<std::tuple<int64_t, int64_t, double>>>(state[name]))
+      values.push_back({first, second, third});
+  }
+  bool vector(const char* name, const store::Vector& to, int64_t size, bool) override {
+    const py::object given = state[name];
+    if (given.is_none()) return false;
+    if (!to) return true;  // a vector that the rest of the state does not ask for
+    tensor_of(to, size).attr("copy_")(given);
+    return true;
+  }
+  std::vector<double> rows(const char* name, const std::vector<double>&, int64_t) override {
+    const py::object given = state[name];
+    if (given.is_none()) return {};
+    return vector_from<double>(given.attr("cpu")().attr("numpy")().attr("reshape")(-1));
+  }
+
+ private:
+  template <typename T>
+  void column(const char* name, std::vector<T>& values) {
+    const std::vector<T> given = vector_from<T>(state[name]);
+    if (given.size() != values.size()) throw std::invalid_argument("a column's length");
+    values = given;
+  }
+};
+
+}  // namespace
+
+py::dict saved(const std::function<void(Archive&)>& fields) {
+  Saves archive;
+  fields(archive);
+  return archive.state;
+}
+
+void load(const py::dict& state, const std::function<void(Archive&)>& fields) {
+  Loads archive(state);
+  fields(archive);
+}
+
+py::dict saved(const engine::Ledger::State& of, bool numbered, int64_t size) {
+  py::dict state, versions;
+  py::list ids;
+  std::vector<int64_t> numbers;
+  for (const ClientId& client : of.clients) {
+    if (numbered) {
+      numbers.push_back(client.number);
+    } else {
+      ids.append(to_python(client));
+    }
+  }
+  for (const auto& [version, vector] : of.versions) versions[py::int_(version)] = tensor_of(vector, size);
+  state["version"] = of.version;
+  state["steps"] = of.steps;
+  state["clients"] = numbered ? py::object(array_of(numbers)) : py::object(ids);
+  state["last_sent"] = array_of(of.last_sent);
+  state["next_steps"] = array_of(of.next_steps);
+  state["task_client"] = array_of(of.task_client);
+  state["task_version"] = array_of(of.task_version);
+  state["task_steps"] = array_of(of.task_steps);
+  state["versions"] = versions;
+  return state;
+}
+
+engine::Ledger::State ledger_state_of(const py::dict& state) {
+  engine::Ledger::State found;
+  found.version = py::cast<int64_t>(state["version"]);
+  found.steps = py::cast<int64_t>(state["steps"]);
+  for (const py::handle id : py::list(state["clients"])) found.clients.push_back(id_of(id));
+  found.last_sent = vector_from<int64_t>(state["last_sent"]);
+  found.next_steps = vector_from<int64_t>(state["next_steps"]);
+  found.task_client = vector_from<int64_t>(state["task_client"]);
+  found.task_version = vector_from<int64_t>(state["task_version"]);
+  found.task_steps = vector_from<int64_t>(state["task_steps"]);
+  for (const auto& [version, kept] : py::dict(state["versions"]))
+    found.versions.emplace_back(py::cast<int64_t>(version),
+                                vector_of(py::reinterpret_borrow<py::object>(kept)));
+  return found;
+}
+
+}  // namespace fastagg::bindings

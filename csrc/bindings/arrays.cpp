@@ -1,0 +1,246 @@
+#include "arrays.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "host.h"
+
+namespace fastagg::bindings {
+namespace {
+
+// -- DLPack's structs, as its specification has them ----------------------------------------------------------------
+
+struct Device {
+  int32_t type, id;
+};
+
+struct Type {
+  uint8_t code, bits;
+  uint16_t lanes;
+};
+
+struct Tensor {
+  void* data;
+  Device device;
+  int32_t dims;
+  Type type;
+  int64_t *shape, *strides;
+  uint64_t byte_offset;
+};
+
+struct Version {
+  uint32_t major, minor;
+};
+
+struct Managed {  // the content of a capsule "dltensor"
+  Tensor tensor;
+  void* context;
+  void (*deleter)(Managed*);
+};
+
+struct Versioned {
+  Version version;
+  void* context;
+  void (*deleter)(Versioned*);
+  uint64_t flags;
+  Tensor tensor;
+};
+
+struct Header {
+  Version version;
+  Header* previous;
+};
+
+struct Exchange {
+  Header header;
+  int (*allocate)(Tensor*, Versioned**, void*, void (*)(void*, const char*, const char*));
+  int (*give)(void* object, Versioned** out);
+  int (*take)(Versioned*, void** object);
+  int (*look)(void* object, Tensor* out);
+  int (*stream)(int32_t type, int32_t id, void** out);
+};
+
+constexpr int32_t kHost = 1;
+constexpr uint8_t kSigned = 0, kUnsigned = 1, kFloat = 2, kBrain = 4;
+constexpr uint32_t kMajor = 1;
+
+// -------------------------------------------------------------------------------------------------------------------
+
+struct Torch {
+  PyTypeObject *tensor = nullptr, *ndarray = nullptr;
+  const Exchange* exchange = nullptr;
+  PyObject *from_dlpack = nullptr, *tensors = nullptr;
+  PyObject *is_neg = nullptr, *storage = nullptr, *nbytes = nullptr, *offset = nullptr;
+};
+
+Torch torch;  // never released, like torch itself
+
+// Holds memory for a tensor. Torch destroys it with the last view of the tensor, on any thread and without the GIL.
+template <typename Shell>
+struct Held {
+  Shell shell{};
+  int64_t shape, stride = 1;
+  store::Owner owner;
+
+  Held(store::Owner held, void* data, int64_t count, Type type) : shape(count), owner(std::move(held)) {
+    shell.context = this;
+    shell.deleter = [](Shell* one) { delete static_cast<Held*>(one->context); };
+    shell.tensor = {data, {kHost, 0}, 1, type, &shape, &stride, 0};
+  }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+};
+
+Type type_of(Element element) {
+  switch (element) {
+    case Element::kFloat32: return {kFloat, 32, 1};
+    case Element::kFloat16: return {kFloat, 16, 1};
+    case Element::kBFloat16: return {kBrain, 16, 1};
+    case Element::kFloat64: return {kFloat, 64, 1};
+    case Element::kInt64: return {kSigned, 64, 1};
+    default: return {kUnsigned, 8, 1};
+  }
+}
+
+py::object made(store::Owner owner, void* data, int64_t count, Element element) {
+  const Type type = type_of(element);
+  void* object = nullptr;
+  if (torch.exchange != nullptr) {
+    auto held = std::make_unique<Held<Versioned>>(std::move(owner), data, count, type);
+    held->shell.version = torch.exchange->header.version;
+    if (torch.exchange->take(&held.release()->shell, &object) != 0) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
+  }
+  auto held = std::make_unique<Held<Managed>>(std::move(owner), data, count, type);
+  const auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(&held->shell, "dltensor", nullptr));
+  if (!capsule) throw py::error_already_set();
+  object = PyObject_CallOneArg(torch.from_dlpack, capsule.ptr());
+  // torch has taken it, and has renamed the capsule
+  if (PyCapsule_IsValid(capsule.ptr(), "dltensor") == 0) held.release();
+  if (object == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
+}
+
+// Calls a method of a tensor that returns a number. Returns -1 if it fails.
+int64_t ask(PyObject* object, PyObject* method) {
+  const auto found = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(object, method));
+  const int64_t number = found ? PyLong_AsLongLong(found.ptr()) : -1;
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  return number;
+}
+
+// Whether the elements of this shape are contiguous. Strides count elements.
+bool in_order(const int64_t* shape, const int64_t* strides, int32_t dims) {
+  int64_t expected = 1;
+  for (int32_t i = dims; i-- > 0;) {
+    if (shape[i] != 1 && strides[i] != expected) return false;
+    expected *= shape[i];
+  }
+  return true;
+}
+
+const void* tensor_data(py::handle given, const Type& wanted, const int64_t* shape, int32_t dims) {
+  if (torch.exchange == nullptr || torch.exchange->look == nullptr) return nullptr;
+  Tensor found{};
+  if (torch.exchange->look(given.ptr(), &found) != 0) {
+    PyErr_Clear();  // the tensor has no memory of its own: it is sparse, or inside a torch.func transform
+    return nullptr;
+  }
+  const Type& type = found.type;
+  const bool fits = found.device.type == kHost && found.dims == dims && type.code == wanted.code &&
+                    type.bits == wanted.bits && type.lanes == 1 && std::equal(shape, shape + dims, found.shape) &&
+                    found.byte_offset == 0;
+  if (!fits || found.data == nullptr) return nullptr;
+  if (found.strides != nullptr && !in_order(shape, found.strides, dims)) return nullptr;
+  int64_t size = 1;
+  for (int32_t i = 0; i < dims; ++i) size *= shape[i];
+  // Not readable as plain memory: a tensor with the negative bit (the imaginary part of a conjugate), or one whose
+  // storage was freed or made smaller (resize_).
+  if (size == 0 || ask(given.ptr(), torch.is_neg) != 0) return nullptr;
+  const auto storage = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(given.ptr(), torch.storage));
+  if (!storage) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  const int64_t held = ask(storage.ptr(), torch.nbytes), begin = ask(given.ptr(), torch.offset);
+  return begin < 0 || held < wanted.bits / 8 * (begin + size) ? nullptr : found.data;
+}
+
+const void* array_data(py::handle given, const Type& wanted, const int64_t* shape, int32_t dims,
+                       std::vector<Py_buffer>& views) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(given.ptr(), &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  const char* formats = wanted.code == kFloat ? "f" : "lq";  // one letter each
+  const bool fits = view.itemsize == wanted.bits / 8 && view.format != nullptr && view.format[0] != 0 &&
+                    view.format[1] == 0 && std::strchr(formats, view.format[0]) != nullptr && view.ndim == dims &&
+                    std::equal(shape, shape + dims, view.shape) && view.len > 0;
+  if (!fits || reinterpret_cast<uintptr_t>(view.buf) % (wanted.bits / 8) != 0) {
+    PyBuffer_Release(&view);
+    return nullptr;
+  }
+  views.push_back(view);
+  return view.buf;
+}
+
+}  // namespace
+
+void use_torch(py::type tensor, py::object exchange, py::function from_dlpack, py::type ndarray, py::object tensors) {
+  const auto interned = [](const char* name) { return PyUnicode_InternFromString(name); };
+  torch.is_neg = interned("is_neg");
+  torch.storage = interned("untyped_storage");
+  torch.nbytes = interned("nbytes");
+  torch.offset = interned("storage_offset");
+  torch.tensor = reinterpret_cast<PyTypeObject*>(tensor.release().ptr());
+  torch.ndarray = reinterpret_cast<PyTypeObject*>(ndarray.release().ptr());
+  torch.from_dlpack = from_dlpack.release().ptr();
+  torch.tensors = tensors.release().ptr();
+  torch.exchange = nullptr;
+  if (exchange.is_none()) return;
+  auto* found = static_cast<Header*>(PyCapsule_GetPointer(exchange.ptr(), "dlpack_exchange_api"));
+  if (found == nullptr) PyErr_Clear();
+  while (found != nullptr && found->version.major > kMajor) found = found->previous;
+  if (found == nullptr || found->version.major != kMajor) return;
+  torch.exchange = reinterpret_cast<const Exchange*>(found);
+}
+
+py::object tensor_of(const store::Owner& owner, void* data, int64_t count, Element element) {
+  if (PyObject* const object = object_of(owner)) return py::reinterpret_borrow<py::object>(object);
+  if (data == nullptr || count == 0) return made(owner, data, count, element);
+  const py::tuple key = py::make_tuple(reinterpret_cast<uintptr_t>(data), count, static_cast<int>(element));
+  const py::handle known(torch.tensors);
+  py::object found = known.attr("get")(key);
+  if (found.is_none()) {
+    found = made(owner, data, count, element);
+    known.attr("__setitem__")(key, found);
+  }
+  return found;
+}
+
+store::Vector vector_of(const py::object& tensor) {
+  if (tensor.is_none()) return {};
+  auto* const data = reinterpret_cast<float*>(py::cast<uintptr_t>(tensor.attr("data_ptr")()));
+  return {owner_of(tensor), data};
+}
+
+Arrays::~Arrays() {
+  for (Py_buffer& view : views_) PyBuffer_Release(&view);
+}
+
+const void* Arrays::add(py::handle given, Element element, const int64_t* shape, int32_t dims) {
+  const Type wanted = element == Element::kFloat32 ? Type{kFloat, 32, 1} : Type{kSigned, 64, 1};
+  const void* data = nullptr;
+  if (Py_TYPE(given.ptr()) == torch.tensor) {
+    data = tensor_data(given, wanted, shape, dims);
+  } else if (Py_TYPE(given.ptr()) == torch.ndarray) {
+    data = array_data(given, wanted, shape, dims, views_);
+  }
+  if (data != nullptr) held_.push_back(py::reinterpret_borrow<py::object>(given));
+  return data;
+}
+
+}  // namespace fastagg::bindings

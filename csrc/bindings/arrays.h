@@ -1,0 +1,47 @@
+// Uses torch's tensors without torch's headers, through DLPack's table of C functions (version 1.3). Torch has this
+// table since about 2.10. With an older torch, vectors are made through a capsule, and only Python reads updates.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "../store/vector.h"
+
+namespace fastagg::bindings {
+
+namespace py = pybind11;
+
+// Sets torch's objects, once at import: the tensor's class, its `__dlpack_c_exchange_api__` or None, and
+// torch.utils.dlpack.from_dlpack. Also sets NumPy's array class, and a dict of weak references to tensors.
+void use_torch(py::type tensor, py::object exchange, py::function from_dlpack, py::type ndarray, py::object tensors);
+
+enum class Element { kFloat32, kFloat16, kBFloat16, kInt64, kFloat64, kBytes };  // the first ones as in Dtype
+
+// The 1-D host tensor of `count` elements in memory of this owner, which the tensor holds. As long as somebody holds the
+// tensor, this is the same object. For memory that Python owns it is the owner.
+py::object tensor_of(const store::Owner& owner, void* data, int64_t count, Element element);
+inline py::object tensor_of(const store::Vector& vector, int64_t count) {
+  return tensor_of(vector.owner, vector.data, count, Element::kFloat32);
+}
+// A tensor of torch's as a vector of the engine's. None: no vector.
+store::Vector vector_of(const py::object& tensor);
+
+// Holds Python arrays for as long as their elements are read.
+class Arrays {
+ public:
+  Arrays() = default;
+  Arrays(const Arrays&) = delete;
+  Arrays& operator=(const Arrays&) = delete;
+  ~Arrays();
+
+  // Returns the address of the elements if the array has the usual form: torch's or NumPy's own class, of this type and
+  // shape, contiguous, on the host. Returns null for everything else.
+  const void* add(py::handle given, Element element, const int64_t* shape, int32_t dims);
+ private:
+  std::vector<py::object> held_;
+  std::vector<Py_buffer> views_;
+};
+
+}  // namespace fastagg::memory

@@ -1,0 +1,309 @@
+// Binds the states of directions, the rows of clients, and where they are. fastagg/rules makes them.
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include "../engine/all_clients.h"
+#include "../engine/buffered.h"
+#include "../engine/calibrated.h"
+#include "../engine/on_cpu.h"
+#include "../engine/single.h"
+#include "../store/row_cut.h"
+#include "archive.h"
+#include "arrays.h"
+#include "host.h"
+#if defined(FASTAGG_CUDA)
+#include "../engine/on_cuda.h"
+#endif
+#include "structs.h"
+
+namespace fastagg::bindings {
+namespace {
+
+using namespace engine;
+using py::arg;
+using store::Tiers;
+
+// -- memory and kernels
+
+#if defined(FASTAGG_CUDA)
+// Memory of a device. Torch allocates it.
+class DeviceMemory : public store::Memory {
+ public:
+  // `allocate(nbytes)` gives a tensor; `where()` the device and its current stream.
+  DeviceMemory(py::function allocate, py::function where, std::shared_ptr<store::Copies> copies)
+      : allocate_(owner_of(std::move(allocate))), where_(owner_of(std::move(where))), copies_(std::move(copies)) {}
+
+  store::Vector bytes(int64_t nbytes) override {
+    const Holds held;
+    return vector_of(py::handle(object_of(allocate_))(nbytes));
+  }
+  void zero(void* at, int64_t nbytes) override { cuda::zero(at, nbytes, where()); }
+  void copy(void* to, const void* from, int64_t nbytes) override { cuda::copy(to, from, nbytes, where()); }
+  void put(void* to, const void* host, int64_t nbytes) override {
+    copies_->put(to, host, static_cast<size_t>(nbytes));
+  }
+  void get(void* host, const void* from, int64_t nbytes) override {
+    copies_->get(host, from, static_cast<size_t>(nbytes));
+  }
+
+ private:
+  cuda::Where where() const {
+    const Holds held;
+    const auto [device, stream] = py::cast<std::pair<int, Address>>(py::handle(object_of(where_))());
+    return {device, at<void>(stream)};
+  }
+
+  store::Owner allocate_, where_;
+  std::shared_ptr<store::Copies> copies_;
+};
+
+// `place(bytes)` copies NumPy's bytes to the device. It returns the device, its current stream and their address.
+std::shared_ptr<OnCuda> on_cuda(py::function place) {
+  const store::Owner held = owner_of(std::move(place));
+  return std::make_shared<OnCuda>([held](const char* bytes, size_t count) -> OnCuda::There {
+    const Holds holds;
+    const py::array_t<uint8_t> array(static_cast<py::ssize_t>(count), reinterpret_cast<const uint8_t*>(bytes));
+    const auto [device, stream, there] =
+        py::cast<std::tuple<int, Address, Address>>(py::handle(object_of(held))(array));
+    return {device, at<void>(stream), at<const char>(there)};
+  });
+}
+#endif
+
+// -- directions
+
+std::shared_ptr<AllClients> all_clients(double sign, const AllClients::Setting& setting, const Rows* rows,
+                                        uint64_t seed, Address sum, std::shared_ptr<Resummation> resummation) {
+  if (setting.clients < 1) throw Refused("all clients: expected at least one");
+  if (rows != nullptr && rows->slots != setting.clients) throw Refused("all clients: expected a row for each");
+  std::optional<Rows> held;
+  if (rows != nullptr) held = *rows;
+  return std::make_shared<AllClients>(sign, setting, held, seed, at(sum), std::move(resummation));
+}
+
+std::shared_ptr<AllClients> all_clients_on(double sign, const AllClients::Setting& setting,
+                                           std::shared_ptr<Tiers> tiers, uint64_t seed, Address sum) {
+  if (tiers == nullptr || tiers->setting().clients != setting.clients)
+    throw Refused("all clients: expected a row for each");
+  return std::make_shared<AllClients>(sign, setting, std::move(tiers), seed, at(sum));
+}
+
+std::shared_ptr<Calibrated> calibrated(double sign, const Calibrated::Setting& setting, const Rows& rows,
+                                       const std::tuple<uint64_t, Address, Address>& where,
+                                       std::shared_ptr<Resummation> resummation) {
+  if (setting.clients < 1 || setting.capacity < 1) throw Refused("calibrated: expected at least one client and update");
+  const auto& [seed, sum, acc] = where;
+  return std::make_shared<Calibrated>(sign, setting, rows, seed, at(sum), at(acc), std::move(resummation));
+}
+
+// The format and the bytes of the rows that a log keeps in place of updates, or None.
+py::object coded_row_of(const DirectionState& direction) {
+  const Rows row = direction.coded_row();
+  if (row.size == 0) return py::none();
+  return py::make_tuple(format_facts(row.format).name, row.packed_bytes());
+}
+
+// -- rows on a disk
+
+template <typename T>
+py::array_t<T> array_of(const std::vector<T>& values) {
+  return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+template <typename T>
+std::vector<T> vector_from(const py::handle& given) {
+  const py::array_t<T, py::array::c_style | py::array::forcecast> array(py::reinterpret_borrow<py::object>(given));
+  return std::vector<T>(array.data(), array.data() + array.size());
+}
+
+std::shared_ptr<Tiers> make_tiers(const std::string& format, std::pair<int64_t, int64_t> shape, int64_t memory,
+                                  std::pair<int64_t, bool> rules, const std::string& path) {
+  const auto [size, clients] = shape;
+  const auto [keep, warms_up] = rules;
+  if (size < 1 || clients < 1 || keep < 1)
+    throw Refused("tiers: expected at least one parameter, client and checkpoint");
+  const int place = named(format, RowFormats{}, "tiers");
+  return std::make_shared<Tiers>(Tiers::Setting{place, size, clients, memory, keep, warms_up}, path);
+}
+
+void use_device(Tiers& tiers, std::shared_ptr<store::Copies> copies, std::optional<int64_t> bytes,
+                py::function memory) {
+  const store::Owner held = owner_of(std::move(memory));
+  tiers.use_device(std::move(copies), bytes.value_or(-1), [held](int64_t nbytes) {
+    const Holds holds;
+    return vector_of(py::handle(object_of(held))(nbytes));
+  });
+}
+
+py::dict cut_of(Tiers& tiers) {
+  Tiers::Cut cut;
+  {
+    const Released released;
+    cut = tiers.cut();
+  }
+  py::dict state;
+  state["number"] = cut.places.number;
+  state["slots"] = array_of(cut.places.slots);
+  state["sums"] = py::array_t<int64_t>(array_of(cut.places.sums));
+  state["arrivals"] = cut.arrivals;
+  state["shadow"] = array_of(cut.begun);
+  return state;
+}
+
+void load_cut(Tiers& tiers, const py::dict& state) {
+  Tiers::Cut cut;
+  cut.places = {py::cast<int64_t>(state["number"]), vector_from<int64_t>(state["slots"]),
+                vector_from<uint32_t>(state["sums"])};
+  cut.arrivals = py::cast<int64_t>(state["arrivals"]);
+  cut.begun = vector_from<double>(state["shadow"]);
+  tiers.load(cut);
+}
+
+// Data and scales, or None.
+py::object row_of(Tiers& tiers, int64_t client) {
+  if (client < 0 || client >= tiers.setting().clients) throw Refused("no client " + std::to_string(client));
+  std::vector<char> row;
+  bool there = false;
+  {
+    const Released released;
+    there = tiers.copy_row(client, row);
+  }
+  return there ? py::object(py::bytes(row.data(), row.size())) : py::none();
+}
+
+py::dict counts_of(const Tiers& tiers) {
+  const Tiers::Counts counts = tiers.counts();
+  py::dict found;
+  found["ahead"] = counts.ahead;
+  found["late"] = counts.late;
+  found["cold"] = counts.cold;
+  found["there"] = counts.there;
+  found["lost"] = counts.lost;
+  found["read"] = counts.read;
+  found["written"] = counts.written;
+  return found;
+}
+
+void bind_rows(py::module_& m) {
+  const py::kw_only by_name;
+  py::class_<store::RowCut, std::shared_ptr<store::RowCut>>(m, "RowCut")
+      .def(py::init([](const Rows& rows, const std::vector<int64_t>& slots, std::shared_ptr<store::Memory> memory,
+                       py::object owner) {
+             return std::make_shared<store::RowCut>(rows, slots, std::move(memory), owner_of(std::move(owner)));
+           }),
+           arg("rows"), by_name, arg("slots"), arg("memory"), arg("owner"))
+      .def("next",
+           [](store::RowCut& cut) -> py::object {
+             const auto row = cut.next();
+             if (!row) return py::none();
+             return py::make_tuple(row->place, py::bytes(row->data.data(), row->data.size()),
+                                   py::bytes(row->scales.data(), row->scales.size()));
+           })
+      .def_property_readonly("count", &store::RowCut::count);
+  py::class_<Tiers, std::shared_ptr<Tiers>>(m, "Tiers")
+      .def(py::init(&make_tiers), by_name, arg("format"), arg("shape"), arg("memory"), arg("rules"), arg("path"))
+      .def("use_device", &use_device)
+      .def("on_first_use",
+           [](Tiers& tiers, py::function claim) {
+             const store::Owner held = owner_of(std::move(claim));
+             tiers.claim = [held] {
+               const Holds holds;
+               py::handle (object_of(held))();
+             };
+           })
+      .def("open", &Tiers::open)
+      .def("load", &load_cut)
+      .def("cut", &cut_of)
+      .def("kept_with", &Tiers::kept_with)
+      .def("confirm", &Tiers::confirm)
+      .def("row", &row_of)
+      .def("counts", &counts_of)
+      .def_property_readonly("is_open", &Tiers::is_open)
+      .def_property_readonly("frames", &Tiers::frames)
+      .def_property_readonly("device_frames", &Tiers::device_frames)
+      .def_property_readonly("scales_at", [](const Tiers& tiers) { return tiers.windows().scales_at(); })
+      .def_readonly_static("window", &store::Windows::kSize)
+      .def_property_readonly("nbytes_on_disk", &Tiers::nbytes_on_disk)
+      .def_static("stride", [](const std::string& format, int64_t size) {
+        return store::Windows{named(format, RowFormats{}, "tiers"), size}.stride();
+      });
+}
+
+}  // namespace
+
+void bind_directions(py::module_& m) {
+  const py::kw_only by_name;
+  py::class_<store::Memory, std::shared_ptr<store::Memory>>(m, "Memory");
+  m.def("host_memory", &store::host_memory);
+  py::class_<Runner, std::shared_ptr<Runner>>(m, "Runner");
+  m.def("on_cpu", []() -> std::shared_ptr<Runner> { return std::make_shared<OnCpu>(); });
+#if defined(FASTAGG_CUDA)
+  m.def("device_memory",
+        [](py::function allocate, py::function where,
+           std::shared_ptr<store::Copies> copies) -> std::shared_ptr<store::Memory> {
+          return std::make_shared<DeviceMemory>(std::move(allocate), std::move(where), std::move(copies));
+        });
+  m.def("on_cuda", [](py::function place) -> std::shared_ptr<Runner> { return on_cuda(std::move(place)); });
+#endif
+  bind_rows(m);
+  py::class_<Resummation, std::shared_ptr<Resummation>>(m, "Resummation")
+      .def(py::init([](const Rows& rows, int64_t origin, std::shared_ptr<store::Memory> memory, py::object owner) {
+             return std::make_shared<Resummation>(rows, origin, std::move(memory), owner_of(std::move(owner)));
+           }),
+           arg("rows"), by_name, arg("origin"), arg("memory"), arg("owner"))
+      .def("nbytes", &Resummation::nbytes)
+      .def("state", [](Resummation& one) { return saved([&](Archive& archive) { one.fields(archive); }); })
+      .def("load", [](Resummation& one, const py::dict& state) {
+        load(state, [&](Archive& archive) { one.fields(archive); });
+      });
+
+  py::class_<DirectionState, std::shared_ptr<DirectionState>>(m, "Direction")
+      .def("check",
+           [](const DirectionState& one, int64_t client, int64_t start, int64_t now) {
+             one.check(ClientId::of(client), start, now);
+           })
+      .def_property_readonly("coded_row", &coded_row_of)
+      .def("state", [](DirectionState& one) { return saved([&](Archive& archive) { one.fields(archive); }); })
+      .def("load",
+           [](DirectionState& one, const py::dict& state) {
+             load(state, [&](Archive& archive) { one.fields(archive); });
+           })
+      .def("nbytes", &DirectionState::nbytes)
+      .def_property_readonly("room", &DirectionState::room)
+      .def_property_readonly("immediate", &DirectionState::immediate);
+  py::class_<Single, DirectionState, std::shared_ptr<Single>>(m, "Single")
+      .def(py::init<double, bool>(), by_name, arg("sign"), arg("blend") = false);
+  py::class_<Buffered, DirectionState, std::shared_ptr<Buffered>>(m, "Buffered")
+      .def(py::init([](double sign, int64_t capacity, bool synchronous, int64_t size, int64_t origin,
+                       std::shared_ptr<store::Memory> memory) {
+             return std::make_shared<Buffered>(sign, Buffered::Setting{capacity, synchronous, size, origin},
+                                               std::move(memory));
+           }),
+           by_name, arg("sign"), arg("capacity"), arg("synchronous"), arg("size"), arg("origin"), arg("memory"))
+      .def_property_readonly("total", &Buffered::total)
+      .def_property_readonly("holds_sum", [](const Buffered& one) { return static_cast<bool>(one.acc()); })
+      .def("bound_sum", [](Buffered& one, double bound) {
+        check_bound(bound);
+        one.bound_sum(bound);
+      });
+  py::class_<AllClients, DirectionState, std::shared_ptr<AllClients>> all(m, "AllClients");
+  py::class_<AllClients::Setting>(m, "AllClientsSetting")
+      .def(py::init([](int64_t clients, bool full, bool direct, int64_t max_delay, bool by_dispatch) {
+             return AllClients::Setting{clients, full, direct, max_delay, by_dispatch};
+           }),
+           by_name, arg("clients"), arg("full"), arg("direct") = false, arg("max_delay") = -1,
+           arg("by_dispatch") = true);
+  all.def(py::init(&all_clients), by_name, arg("sign"), arg("setting"), arg("rows"), arg("seed"), arg("sum"),
+          arg("resummation"));
+  all.def_static("on", &all_clients_on, by_name, arg("sign"), arg("setting"), arg("tiers"), arg("seed"), arg("sum"));
+  py::class_<Calibrated, DirectionState, std::shared_ptr<Calibrated>> of_calibrated(m, "Calibrated");
+  py::class_<Calibrated::Setting>(m, "CalibratedSetting")
+      .def(py::init([](int64_t clients, int64_t capacity, bool from_start) {
+             return Calibrated::Setting{clients, capacity, from_start};
+           }),
+           by_name, arg("clients"), arg("capacity"), arg("from_start"));
+  of_calibrated.def(py::init(&calibrated), by_name, arg("sign"), arg("setting"), arg("rows"), arg("where"),
+                    arg("resummation"));
+}
+
+}  // namespace fastagg::bindings

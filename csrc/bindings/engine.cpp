@@ -1,0 +1,781 @@
+// Binds the engine: what fastagg/server calls. An answer in a usual form is read, taken and acknowledged in one call.
+#include "../engine/engine.h"
+
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "../cpu/cpu.h"
+#include "archive.h"
+#include "arrays.h"
+#include "extension.h"
+#include "host.h"
+#include "ids.h"
+#include "reader.h"
+#include "records.h"
+#include "structs.h"
+
+namespace fastagg::bindings {
+namespace {
+
+using engine::Arrival;
+using engine::Engine;
+using py::arg;
+
+// An engine, and the Python objects that its results are made with.
+struct Server {
+  std::shared_ptr<Engine> engine;
+  py::object layout, task_type, receipt_type, extension;
+  bool has_control;
+  std::optional<Reader> reader;  // of the forms that are read here
+  py::object journal = py::none();
+  std::vector<log::Operation> told;
+  // Called after answers that took more than so many seconds, with these seconds, those of waiting for the disk, which
+  // are not among them, and the delays of the answers that counted.
+  py::object tell = py::none();
+  double slow = std::numeric_limits<double>::infinity();
+  bool checks_models = true;  // whether an update that is nearly the model is left to Python, which warns
+
+  int64_t size() const { return engine->settings().size; }
+  PyTypeObject* receipts() const { return reinterpret_cast<PyTypeObject*>(receipt_type.ptr()); }
+};
+
+// Calls `act` with the engine, and again with the one that has taken its place meanwhile.
+template <typename Act>
+auto with_engine(Server& server, Act act) {
+  for (;;) {
+    const std::shared_ptr<Engine> engine = std::atomic_load(&server.engine);
+    try {
+      return act(*engine);
+    } catch (const Refusal& refused) {
+      if (refused.why != Why::kRetired || engine == std::atomic_load(&server.engine)) throw;
+    }
+  }
+}
+
+// Holds the gate. Whoever only reads may be inside already: a rule of a user's own may look at the server.
+class Held {
+ public:
+  Held(Server& server, bool reads) : server_(server), reads_(reads) {}
+  void enter() {
+    with_engine(server_, [this](Engine& engine) {
+      if (reads_ && engine.gate.is_mine()) return;
+      engine.gate.enter();
+      engine_ = engine.shared_from_this();
+    });
+  }
+  void leave() noexcept {
+    if (engine_) engine_->gate.leave();
+    engine_.reset();
+  }
+  ~Held() { leave(); }
+
+ private:
+  Server& server_;
+  const bool reads_;
+  std::shared_ptr<Engine> engine_;
+};
+
+// For Python: `with engine.reading:` and `with engine.inside:`
+struct Block {
+  Block(std::shared_ptr<Server> of, bool reads) : server(std::move(of)), held(*server, reads) {}
+  std::shared_ptr<Server> server;
+  Held held;
+};
+
+template <typename Act>
+auto reading(Server& server, Act act) {
+  Held held(server, true);
+  held.enter();
+  return act(*server.engine);
+}
+
+// -- answers
+
+// Copies what a receipt needs; the object was made before the answer was taken.
+void fill(Server& server, const py::object& receipt, py::handle client, const Arrival& arrival) {
+  ReceiptObject* const one = receipt_in(receipt);
+  one->client = plain(client, arrival.client).release().ptr();
+  one->value = arrival.receipt;
+  one->kept = true;
+  if (server.engine->journal()) {
+    one->journal = server.journal.inc_ref().ptr();
+    one->log = server.engine->journal().get();
+  }
+}
+
+// Waits until the records of these answers are on the disk, as far as their senders wait for it.
+void wait_for_disk(const Server& server, const Arrival* arrivals, size_t count) {
+  const auto& log = server.engine->journal();
+  if (!log) return;
+  uint64_t last = 0;
+  for (size_t i = 0; i < count; ++i)
+    if (log->waits(arrivals[i].receipt.applied)) last = std::max(last, arrivals[i].receipt.sequence);
+  if (last > 0) log->wait(last);
+}
+
+// Reports how long answers took, if somebody wants to know.
+class Watched {
+ public:
+  explicit Watched(const Server& server) : server_(server) {
+    if (on()) begun_ = std::chrono::steady_clock::now(), waited_ = log::Journal::waited();
+  }
+  bool on() const { return server_.slow < HUGE_VAL; }
+  void end(const std::vector<int64_t>& delays) const {
+    const double waited = log::Journal::waited() - waited_;
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun_;
+    if (took.count() - waited > server_.slow) server_.tell(took.count() - waited, waited, delays);
+  }
+
+ private:
+  const Server& server_;
+  std::chrono::steady_clock::time_point begun_;
+  double waited_ = 0.0;
+};
+
+Engine::Result receive(Server& server, Arrival* arrivals, size_t count) {
+  const Released released(server.size() >= kWorthReleasing);
+  return with_engine(server, [&](Engine& engine) { return engine.receive(arrivals, count); });
+}
+
+double samples_of(py::handle given, bool* usual) {
+  *usual = true;
+  if (given.is_none()) return std::nan("");
+  double count = 0.0;
+  if (PyLong_CheckExact(given.ptr())) {
+    int overflow = 0;
+    count = static_cast<double>(PyLong_AsLongLongAndOverflow(given.ptr(), &overflow));
+  } else if (PyFloat_CheckExact(given.ptr())) {
+    count = PyFloat_AS_DOUBLE(given.ptr());
+  }
+  // refused by name, or a type of its own that Python reads
+  *usual = count >= 1.0 / engine::kHeaviest && count <= engine::kHeaviest;
+  return count;
+}
+
+std::optional<uint64_t> incarnation_of(py::handle given) {
+  if (given.is_none()) return std::nullopt;
+  const unsigned long long number = PyLong_AsUnsignedLongLongMask(given.ptr());
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return number;
+}
+
+// Reads an answer: (client, update, version, num_samples, incarnation). False: only Python can.
+bool read(Server& server, py::handle const* given, Arrays& arrays, Arrival& arrival) {
+  bool usual = true;
+  arrival.samples = samples_of(given[3], &usual);
+  if (!server.reader || !usual) return false;
+  const Reader::Found found = server.reader->read(given[1], arrays, arrival);
+  if (found == Reader::Found::kNo) return false;
+  arrival.update.origin = server.engine->settings().origin;
+  if (found == Reader::Found::kArrays && server.checks_models) {
+    const bool nearly = reading(server, [&](Engine& engine) { return cpu::nearly(arrival.update, engine.model().data); });
+    if (nearly) return false;
+  }
+  arrival.client = id_of(given[0]);
+  arrival.version = version_of(given[2], arrival.client);
+  arrival.incarnation = incarnation_of(given[4]);
+  return true;
+}
+
+// receive(client, update, version, num_samples, incarnation): the receipt, or None if only Python can read the update.
+PyObject* take(Server& server, PyObject* const* args) {
+  Arrays arrays;
+  Arrival arrival;
+  const py::handle given[5] = {args[0], args[1], args[2], args[3], args[4]};
+  if (!read(server, given, arrays, arrival)) return Py_NewRef(Py_None);
+  py::object receipt = make<ReceiptObject>(server.receipts());
+  const Watched watched(server);
+  const Engine::Result result = receive(server, &arrival, 1);
+  if (result.failed) std::rethrow_exception(result.failed);
+  if (result.refused) throw *result.refused;
+  fill(server, receipt, given[0], arrival);
+  wait_for_disk(server, &arrival, 1);
+  if (watched.on()) watched.end({arrival.receipt.delay});
+  return receipt.release().ptr();
+}
+
+// The receipts, or the errors, of answers that are read already. What is no refusal is raised, with the outcomes before
+// it as its attribute `outcomes`.
+py::list receive_all(Server& server, std::vector<Arrival>& arrivals, const std::vector<py::object>& clients) {
+  std::vector<py::object> receipts;
+  for (size_t i = 0; i < arrivals.size(); ++i) receipts.push_back(make<ReceiptObject>(server.receipts()));
+  py::list outcomes;
+  std::vector<int64_t> delays;
+  const Watched watched(server);
+  for (size_t done = 0; done < arrivals.size();) {
+    const Engine::Result result = receive(server, arrivals.data() + done, arrivals.size() - done);
+    for (const size_t until = done + result.done; done < until; ++done) {
+      fill(server, receipts[done], clients[done], arrivals[done]);
+      outcomes.append(receipts[done]);
+      delays.push_back(arrivals[done].receipt.delay);
+    }
+    if (!result.refused && !result.failed) continue;
+    try {
+      if (result.failed) std::rethrow_exception(result.failed);
+      throw *result.refused;
+    } catch (...) {
+      set_error_of_current_exception();
+      py::error_already_set raised;
+      if (result.failed) {
+        py::setattr(raised.value(), "outcomes", outcomes);
+        throw raised;
+      }
+      outcomes.append(raised.value());
+      ++done;
+    }
+  }
+  wait_for_disk(server, arrivals.data(), arrivals.size());
+  if (watched.on()) watched.end(delays);
+  return outcomes;
+}
+
+// receive_many(answers, begin): the outcomes of the first answers from `begin` on, up to one that only Python can read.
+// Answers are (client, update, version, num_samples), the last two may be left out.
+PyObject* take_many(Server& server, PyObject* const* args) {
+  const py::handle answers(args[0]);
+  const Py_ssize_t begin = PyLong_AsSsize_t(args[1]), end = PySequence_Fast_GET_SIZE(answers.ptr());
+  std::deque<Arrays> arrays;
+  std::vector<Arrival> arrivals;
+  std::vector<py::object> clients;
+  arrivals.reserve(static_cast<size_t>(end - begin));
+  for (Py_ssize_t i = begin; i < end && i < PySequence_Fast_GET_SIZE(answers.ptr()); ++i) {
+    const auto answer = py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(answers.ptr(), i));
+    // copied, because their owner may change the list
+    const auto parts = py::reinterpret_steal<py::object>(PySequence_Tuple(answer.ptr()));
+    if (!parts) throw py::error_already_set();
+    py::handle given[5] = {Py_None, Py_None, Py_None, Py_None, Py_None};
+    const Py_ssize_t count = PyTuple_GET_SIZE(parts.ptr());
+    for (Py_ssize_t part = 0; part < std::min<Py_ssize_t>(count, 4); ++part)
+      given[part] = PyTuple_GET_ITEM(parts.ptr(), part);
+    Arrival arrival;
+    arrays.emplace_back();
+    try {
+      if (!read(server, given, arrays.back(), arrival)) break;
+    } catch (const Refusal&) {  // it is raised when this answer is taken alone
+      break;
+    }
+    arrivals.push_back(std::move(arrival));
+    clients.push_back(py::reinterpret_borrow<py::object>(given[0]));
+  }
+  return receive_all(server, arrivals, clients).release().ptr();
+}
+
+// An answer that Python has read.
+struct Parsed {
+  py::object client, version, incarnation;
+  py::object update;  // Pieces: `native`, and whoever owns them
+  double samples = std::nan("");
+  std::shared_ptr<engine::Reported> reported;
+  py::object control = py::none(), extra = py::none(), on_host = py::none();
+  py::object base = py::none();  // a task: the update is a trained model
+  int64_t count = 0;             // of a sum of so many updates, with this weight in a mean
+  double total = -1.0;
+  std::shared_ptr<log::Blob> blob;
+  bool is_private = false;
+};
+
+Arrival arrival_of(const Server& server, const Parsed& parsed) {
+  Arrival arrival;
+  arrival.client = id_of(parsed.client);
+  arrival.version = version_of(parsed.version, arrival.client);
+  arrival.incarnation = incarnation_of(parsed.incarnation);
+  arrival.update = update_of(parsed.update.attr("native"), server.engine->settings().origin);
+  arrival.owner = owner_of(parsed.update);
+  arrival.samples = parsed.samples;
+  arrival.reported = parsed.reported;
+  arrival.control = vector_of(parsed.control);
+  if (!parsed.extra.is_none()) arrival.extra = owner_of(parsed.extra);
+  if (!parsed.on_host.is_none()) arrival.on_host = update_of(parsed.on_host.attr("native"), arrival.update.origin);
+  arrival.blob = parsed.blob;
+  arrival.is_private = parsed.is_private;
+  if (parsed.count > 0) {
+    arrival.kind = Arrival::kSum;
+    arrival.count = parsed.count;
+    arrival.total = parsed.total;
+  }
+  if (TaskObject* const task = parsed.base.is_none() ? nullptr : task_of(parsed.base)) {
+    arrival.kind = Arrival::kModel;
+    py::object flat = parsed.base.attr("flat");
+    arrival.base = vector_of(flat).data;
+    arrival.base_owner = owner_of(std::move(flat));
+  }
+  return arrival;
+}
+
+py::list receive_parsed(Server& server, const std::vector<const Parsed*>& answers) {
+  std::vector<Arrival> arrivals;
+  std::vector<py::object> clients;
+  for (const Parsed* one : answers) {
+    arrivals.push_back(arrival_of(server, *one));
+    clients.push_back(one->client);
+  }
+  return receive_all(server, arrivals, clients);
+}
+
+py::object close_round(Server& server) {
+  engine::Receipt receipt;
+  bool stepped = true;
+  {
+    const Released released(server.size() >= kWorthReleasing);
+    if (!with_engine(server, [&](Engine& engine) { return engine.close_round(&receipt); })) stepped = false;
+  }
+  return !stepped || std::isnan(receipt.step_size) ? py::none() : py::object(py::float_(receipt.step_size));
+}
+
+// -- tasks
+
+py::object new_task(const Server& server) {
+  auto* const type = reinterpret_cast<PyTypeObject*>(server.task_type.ptr());
+  py::object made = py::reinterpret_steal<py::object>(type->tp_new(type, nullptr, nullptr));
+  if (!made) throw py::error_already_set();
+  return made;
+}
+
+// Completes a task that was made before it was sent.
+py::object filled(Server& server, py::object made, py::handle client, engine::Task&& task, py::object control) {
+  TaskObject* const one = task_in(made);
+  one->client = plain(client, task.client).release().ptr();
+  one->layout = server.layout.inc_ref().ptr();
+  one->control = control.release().ptr();
+  one->state = py::reinterpret_borrow<py::object>(object_of(task.state)).release().ptr();
+  one->version = task.version;
+  one->size = server.size();
+  one->local_steps = task.local_steps;
+  one->incarnation = task.incarnation;
+  one->has_incarnation = true;
+  one->model = std::move(task.model);
+  return made;
+}
+
+py::object control_of(const Server& server) {
+  return server.has_control ? py::object(server.extension.attr("control")) : py::none();
+}
+
+// dispatch(client)
+PyObject* dispatch(Server& server, PyObject* const* args) {
+  const ClientId client = id_of(args[0]);
+  py::object made = new_task(server), control = control_of(server);
+  engine::Task task = with_engine(server, [&](Engine& engine) { return engine.dispatch(client); });
+  return filled(server, std::move(made), args[0], std::move(task), std::move(control)).release().ptr();
+}
+
+// A task of another client, of a version that the first one holds. Its model is that of the first one's task.
+py::tuple hand_on(Server& server, py::handle from, py::handle version, py::handle to) {
+  const ClientId first = id_of(from), second = id_of(to);
+  const int64_t number = version_of(version, first);
+  const engine::Task task = with_engine(server, [&](Engine& engine) { return engine.hand_on(first, number, second); });
+  return py::make_tuple(plain(to, second), task.local_steps);
+}
+
+// -- the functions that take the shortest way from Python
+
+template <PyObject* (*Act)(Server&, PyObject* const*), Py_ssize_t Count>
+PyObject* entry(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  if (count != Count) {
+    PyErr_SetString(PyExc_TypeError, "a wrong number of arguments");
+    return nullptr;
+  }
+  auto* const server = static_cast<std::shared_ptr<Server>*>(PyCapsule_GetPointer(self, nullptr));
+  return guarded([&] { return Act(**server, args); });
+}
+
+py::object function_of(const std::shared_ptr<Server>& server, PyMethodDef* method) {
+  const py::capsule self(new std::shared_ptr<Server>(server), [](void* held) {
+    delete static_cast<std::shared_ptr<Server>*>(held);
+  });
+  PyObject* const made = PyCFunction_New(method, self.ptr());
+  if (made == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(made);
+}
+
+template <PyObject* (*Entry)(PyObject*, PyObject* const*, Py_ssize_t)>
+PyMethodDef* method(const char* name) {
+  static PyMethodDef def{name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Entry)), METH_FASTCALL,
+                         nullptr};
+  return &def;
+}
+
+// -- recovery
+
+// The arrival of an answer from a log. Its parts lie in `body`, or in the file that it was streamed into (`update`).
+Arrival arrival_of(const Server& server, const log::Operation& operation, const py::object& body,
+                   const py::object& update) {
+  const auto damaged = [](const std::string& text) { throw Refusal(Why::kDamaged, text); };
+  const engine::Settings& settings = server.engine->settings();
+  Arrival arrival;
+  arrival.client = operation.client;
+  arrival.version = operation.version;
+  arrival.samples = operation.share;
+  if (operation.known) arrival.decided = &operation.decided;
+  arrival.is_private = true;
+  arrival.owner = owner_of(body);
+  arrival.update.origin = settings.origin;
+  if (!(std::isfinite(operation.share) && operation.share > 0.0)) damaged("the update's weight is no number above 0");
+  auto reported = std::make_shared<engine::Reported>();
+  std::vector<float> values;
+  for (const log::Part& part : operation.parts) {
+    const auto count = static_cast<int64_t>(part.count);
+    if (part.role == log::kParameters) {
+      if (part.dtype >= kDtypes) damaged("parameters of an unknown type");
+      arrival.update.add(part.data, count, static_cast<Dtype>(part.dtype));
+    } else if (part.role == log::kBuffers) {
+      if (part.dtype != kFloat32) damaged("statistics of an unknown type");
+      const auto* from = reinterpret_cast<const float*>(part.data);
+      values.insert(values.end(), from, from + count);
+    } else if (part.role == log::kCounter) {
+      if (part.dtype != log::kInt64) damaged("counters of an unknown type");
+      const auto* from = reinterpret_cast<const int64_t*>(part.data);
+      reported->counters.insert(reported->counters.end(), from, from + count);
+    } else if (part.role == log::kControl) {
+      if (part.dtype != kFloat32 || count != settings.size) damaged("a control variate of another size");
+      arrival.control = store::new_vector(count);
+      std::memcpy(arrival.control.data, part.data, part.nbytes());
+    } else if (part.role == log::kUpdates) {
+      if (part.dtype != log::kInt64 || count != 1) damaged("a sum's number of updates is not one whole number");
+      arrival.kind = Arrival::kSum;
+      std::memcpy(&arrival.count, part.data, sizeof arrival.count);
+      arrival.total = operation.share;
+    } else if (part.role == log::kRowRole) {
+      arrival.row = part.data, arrival.row_nbytes = part.count, arrival.format = part.dtype;
+    }
+  }
+  if (operation.kind == log::kRow) {
+    if (!operation.known) damaged("it does not tell the outcome");
+    if (!arrival.update.pieces.empty()) damaged("it holds an update and a row");
+    arrival.kind = Arrival::kRow;
+    arrival.norm = operation.decided.norm;
+  } else if (!update.is_none()) {
+    arrival.update = update_of(update.attr("native"), settings.origin);
+    arrival.owner = owner_of(update);
+  }
+  if (operation.kind != log::kRow && arrival.update.size != settings.size)
+    damaged("the update has " + std::to_string(arrival.update.size) + " numbers, expected " +
+            std::to_string(settings.size));
+  if (!values.empty()) {
+    reported->size = static_cast<int64_t>(values.size());
+    reported->values = store::new_vector(reported->size);
+    std::copy(values.begin(), values.end(), reported->values.data);
+  }
+  if (reported->given()) {
+    const py::object fits = server.extension.attr("fits");
+    if (!py::cast<bool>(fits(reported->size, reported->counters.size()))) damaged("the statistics are not the model's");
+    arrival.reported = std::move(reported);
+  }
+  return arrival;
+}
+
+// Returns the task, if the operation sends one; else None.
+py::object execute(Server& server, const log::Operation& operation, const py::object& body, const py::object& update) {
+  Arrival arrival;
+  const bool answers = operation.kind == log::kAnswer || operation.kind == log::kRow;
+  if (answers) arrival = arrival_of(server, operation, body, update);
+  py::object made = answers ? py::none() : new_task(server), control = control_of(server);
+  std::optional<engine::Task> task;
+  {
+    const Released released(answers && server.size() >= kWorthReleasing);
+    task = server.engine->execute(operation, &arrival);
+  }
+  if (!task) return py::none();
+  const py::object client = to_python(task->client);
+  return filled(server, std::move(made), client, std::move(*task), std::move(control));
+}
+
+// Operations that are no answers and were executed since the last call, for the other ranks of a group.
+py::list take_told(Server& server) {
+  py::list found;
+  for (log::Operation& one : server.told) found.append(py::cast(std::move(one)));
+  server.told.clear();
+  return found;
+}
+
+// -- settings and state
+
+engine::Staleness staleness_of(const std::string& weight, const std::string& rate, double a, double b, double threshold,
+                               double lipschitz) {
+  using S = engine::Staleness;
+  const std::map<std::string, S::Weight> weights{
+      {"one", S::kOne}, {"hinge", S::kHinge}, {"polynomial", S::kPolynomial}, {"ask", S::kAskWeight}};
+  const std::map<std::string, S::Rate> rates{{"same", S::kSame},           {"scaled", S::kScaled},
+                                             {"reciprocal", S::kReciprocal}, {"threshold", S::kThreshold},
+                                             {"lipschitz", S::kLipschitz},   {"drop", S::kDrop},
+                                             {"ask", S::kAskRate}};
+  return {weights.at(weight), a, b, rates.at(rate), threshold, lipschitz};
+}
+
+std::shared_ptr<Server> make_server(const engine::Settings& settings, std::shared_ptr<engine::DirectionState> direction,
+                                    const engine::OptimizerSettings& optimizer, uint64_t seed,
+                                    std::shared_ptr<store::Memory> memory, std::shared_ptr<Runner> runner,
+                                    const py::object& extension, const engine::Extension::Asks& asks,
+                                    const py::object& flat, const py::dict& python) {
+  auto server = std::make_shared<Server>();
+  std::shared_ptr<engine::Extension> given;
+  if (!extension.is_none()) given = extension_of(extension, asks, settings.size);
+  server->engine = std::make_shared<Engine>(settings, std::move(direction), optimizer, seed, std::move(memory),
+                                            std::move(runner), std::move(given), vector_of(flat));
+  server->layout = python["layout"];
+  server->task_type = python["task"];
+  server->receipt_type = python["receipt"];
+  server->extension = extension;
+  server->has_control = py::cast<bool>(python["control"]);
+  if (const py::object reader = python["reader"]; !reader.is_none()) server->reader = py::cast<Reader>(reader);
+  server->engine->set_state(owner_of(python["statistics"]));
+  return server;
+}
+
+std::pair<store::Vector, store::Owner> current(Server& server, bool shared) {
+  return reading(server, [&](Engine& engine) {
+    if (shared) engine.share_model();
+    return std::make_pair(engine.model(), engine.state());
+  });
+}
+
+py::tuple pair_of(Server& server, bool shared) {
+  const auto [model, state] = current(server, shared);
+  return py::make_tuple(tensor_of(model, server.size()), py::reinterpret_borrow<py::object>(object_of(state)));
+}
+
+// Another engine takes the place of this one, whose gate the caller holds. Who waits for this one goes there.
+void adopt(Server& server, Server& other) {
+  const std::shared_ptr<Engine> before = server.engine;
+  server.extension = other.extension;
+  std::atomic_store(&server.engine, other.engine);
+  before->gate.retire();
+}
+
+py::list kept_of(const Server& server) {
+  py::list found;
+  for (const store::Vector& one : server.engine->ledger().all_kept()) found.append(tensor_of(one, server.size()));
+  return found;
+}
+
+py::list waiting_of(const Server& server) {
+  py::list found;
+  for (const Engine::Waiting& one : server.engine->waiting()) {
+    py::list pieces;
+    for (const Piece& piece : one.update.pieces)
+      pieces.append(tensor_of(one.owner, const_cast<void*>(piece.data), piece.size,
+                              static_cast<Element>(static_cast<int>(piece.dtype))));
+    py::dict entry;
+    entry["client"] = to_python(one.client);
+    entry["gain"] = one.brings.gain, entry["weight"] = one.brings.weight;
+    entry["share"] = one.brings.share, entry["norm"] = one.brings.norm;
+    entry["update"] = pieces;
+    entry["reported"] = one.reported ? py::cast(std::const_pointer_cast<engine::Reported>(one.reported)) : py::none();
+    found.append(entry);
+  }
+  return found;
+}
+
+void load_waiting(Server& server, const py::list& entries) {
+  std::vector<Engine::Waiting> all;
+  for (const py::handle given : entries) {
+    const auto entry = py::reinterpret_borrow<py::dict>(given);
+    Engine::Waiting one;
+    one.client = id_of(entry["client"]);
+    one.brings.start = one.brings.now = server.engine->ledger().now;
+    one.brings.gain = py::cast<double>(entry["gain"]), one.brings.weight = py::cast<double>(entry["weight"]);
+    one.brings.share = py::cast<double>(entry["share"]), one.brings.norm = py::cast<double>(entry["norm"]);
+    one.update = update_of(py::object(entry["update"]).attr("native"), server.engine->settings().origin);
+    one.owner = owner_of(entry["update"]);
+    if (!entry["reported"].is_none()) one.reported = py::cast<std::shared_ptr<engine::Reported>>(entry["reported"]);
+    all.push_back(std::move(one));
+  }
+  server.engine->load_waiting(std::move(all));
+}
+
+}  // namespace
+
+void bind_engine(py::module_& m) {
+  const py::kw_only by_name;
+  using engine::Settings;
+  py::class_<engine::Gate>(m, "Gate")
+      .def(py::init([](int64_t most_waiting) {
+             auto gate = std::make_unique<engine::Gate>();
+             gate->most_waiting = most_waiting;
+             return gate;
+           }),
+           arg("most_waiting"))
+      .def("enter", &engine::Gate::enter, arg("limited"))
+      .def("leave", &engine::Gate::leave);
+  py::class_<Block>(m, "Block")
+      .def("__enter__", [](Block& block) { block.held.enter(); })
+      .def("__exit__", [](Block& block, const py::args&) { block.held.leave(); });
+  py::enum_<ArrayRole>(m, "Role")
+      .value("parameter", ArrayRole::kParameter)
+      .value("statistic", ArrayRole::kStatistic)
+      .value("variance", ArrayRole::kVariance)
+      .value("counter", ArrayRole::kCounter)
+      .value("count", ArrayRole::kCount);
+  py::class_<Reader>(m, "Reader")
+      .def(py::init<const std::vector<std::tuple<py::object, Reader::Shape, ArrayRole>>&, bool, double, int64_t>(),
+           by_name, arg("parts"), arg("named"), arg("limit"), arg("size"));
+  py::class_<engine::Staleness>(m, "Staleness")
+      .def(py::init(&staleness_of), by_name, arg("weight") = "one", arg("rate") = "same", arg("a") = 0.0,
+           arg("b") = 0.0, arg("threshold") = 0.0, arg("lipschitz") = 1.0);
+  py::class_<engine::OptimizerSettings>(m, "Optimizer")
+      .def(py::init([](const std::string& kind, double lr, std::pair<double, double> betas, double eps,
+                       bool bias_correction, bool coded) {
+             return engine::OptimizerSettings{optimizer_named(kind), lr, betas.first, betas.second,
+                                              eps, bias_correction, coded};
+           }),
+           arg("kind"), by_name, arg("lr"), arg("betas"), arg("eps"), arg("bias_correction"), arg("coded"));
+  py::class_<Settings>(m, "Settings")
+      .def(py::init([](int64_t size, int64_t origin, int64_t clients, double clip_norm, double max_samples,
+                       int32_t local_steps, bool weighs_by_samples, bool keeps_versions, bool ordered,
+                       bool closes_early, bool folds, const engine::Staleness& staleness) {
+             return Settings{size,           origin,  clients,      clip_norm, weighs_by_samples, max_samples, local_steps,
+                             keeps_versions, ordered, closes_early, folds,     staleness};
+           }),
+           by_name, arg("size"), arg("origin"), arg("clients"), arg("clip_norm"), arg("max_samples"),
+           arg("local_steps"), arg("weighs_by_samples"), arg("keeps_versions"), arg("ordered"), arg("closes_early"),
+           arg("folds"), arg("staleness"));
+  py::class_<engine::Extension::Asks>(m, "Asks")
+      .def(py::init([](bool prepare, bool step, bool statistics, bool bounds, bool agree, bool keep) {
+             return engine::Extension::Asks{prepare, step, statistics, bounds, agree, keep};
+           }),
+           by_name, arg("prepare"), arg("step"), arg("statistics"), arg("bounds"), arg("agree"), arg("keep"));
+  py::class_<Parsed>(m, "Answer")
+      .def(py::init([](py::object client, py::object version, py::object incarnation, py::object update) {
+             Parsed made;
+             made.client = std::move(client), made.version = std::move(version);
+             made.incarnation = std::move(incarnation), made.update = std::move(update);
+             return made;
+           }),
+           arg("client"), arg("version"), arg("incarnation"), arg("update"))
+      .def_readwrite("samples", &Parsed::samples)
+      .def_readwrite("reported", &Parsed::reported)
+      .def_readwrite("control", &Parsed::control)
+      .def_readwrite("extra", &Parsed::extra)
+      .def_readwrite("on_host", &Parsed::on_host)
+      .def_readwrite("base", &Parsed::base)
+      .def_readwrite("count", &Parsed::count)
+      .def_readwrite("total", &Parsed::total)
+      .def_readwrite("blob", &Parsed::blob)
+      .def_readwrite("is_private", &Parsed::is_private);
+
+  const auto ledger = [](Server& server) -> engine::Ledger& { return server.engine->ledger(); };
+  py::class_<Server, std::shared_ptr<Server>>(m, "Engine")
+      .def(py::init(&make_server), by_name, arg("settings"), arg("direction"), arg("optimizer"), arg("seed"),
+           arg("memory"), arg("runner"), arg("extension"), arg("asks"), arg("flat"), arg("python"))
+      // for `with`: nobody else is inside meanwhile. A thread that is inside may read, and is otherwise refused
+      .def_property_readonly("reading",
+                             [](const std::shared_ptr<Server>& server) { return std::make_unique<Block>(server, true); })
+      .def_property_readonly("inside",
+                             [](const std::shared_ptr<Server>& server) { return std::make_unique<Block>(server, false); })
+      .def_property_readonly("is_inside", [](const Server& server) { return server.engine->gate.is_mine(); })
+      .def_property_readonly("callers_waiting", [](const Server& server) { return server.engine->gate.waiting(); })
+      .def("most_waiting", [](Server& server, int64_t most) { server.engine->gate.most_waiting = most; })
+      .def_property_readonly("dispatch", [](const std::shared_ptr<Server>& server) {
+        return function_of(server, method<entry<dispatch, 1>>("dispatch"));
+      })
+      .def_property_readonly("receive", [](const std::shared_ptr<Server>& server) {
+        return function_of(server, method<entry<take, 5>>("receive"));
+      })
+      .def_property_readonly("receive_many", [](const std::shared_ptr<Server>& server) {
+        return function_of(server, method<entry<take_many, 2>>("receive_many"));
+      })
+      .def("receive_parsed", &receive_parsed)
+      .def("close_round", &close_round)
+      .def("hand_on", &hand_on)
+      .def("forget",
+           [](Server& server, py::handle given, py::handle version) {
+             const ClientId client = id_of(given);
+             std::optional<int64_t> one;
+             if (!version.is_none()) one = version_of(version, client);
+             with_engine(server, [&](Engine& engine) { engine.forget(client, one); });
+           })
+      .def("expire",
+           [](Server& server, std::optional<int64_t> before) {
+             return with_engine(server, [&](Engine& engine) { return engine.expire(before); });
+           })
+      .def_property("lr", [](Server& server) { return reading(server, [](Engine& engine) { return engine.lr(); }); },
+                    [](Server& server, double lr) {
+                      with_engine(server, [&](Engine& engine) { engine.set_rate(lr); });
+                    })
+      .def("begin_incarnation",
+           [](Server& server, int64_t version, uint64_t number) { server.engine->begin_incarnation(version, number); })
+      .def("limit",
+           [](Server& server, double lease, int64_t max_delay, int64_t open_per_client, int64_t clients) {
+             server.engine->limit({lease, max_delay, open_per_client, clients});
+           },
+           by_name, arg("lease"), arg("max_delay"), arg("open_per_client"), arg("clients"))
+      .def("execute", &execute, arg("operation"), arg("body") = py::none(), arg("update") = py::none())
+      .def("tell", [](Server& server) { server.engine->tell(&server.told); })
+      .def("take_told", &take_told)
+      .def("pass_over", [](Server& server, const log::Operation* lost) { server.engine->pass_over(lost); })
+      .def("attach",
+           [](Server& server, py::object journal) {
+             server.engine->attach(py::cast<std::shared_ptr<log::Journal>>(journal));
+             server.journal = std::move(journal);
+           })
+      .def("cut_rows", [](Server& server, std::shared_ptr<store::RowCut> cut) { server.engine->cut_rows(std::move(cut)); })
+      .def("watch",
+           [](Server& server, double slow, py::object tell) { server.slow = slow, server.tell = std::move(tell); })
+      .def_readwrite("checks_models", &Server::checks_models)
+      .def("measure", [](Server& server) { server.engine->measure(); })
+      .def("share_model", [](Server& server) { server.engine->share_model(); })
+      .def_property_readonly("flat", [](Server& server) { return tensor_of(current(server, false).first, server.size()); })
+      // the current version and its statistics, of the same moment; `shared`: it does not change any more
+      .def("current", [](Server& server) { return pair_of(server, false); })
+      .def("shared", [](Server& server) { return pair_of(server, true); })
+      .def("adopt", &adopt)
+      .def_property_readonly("moments", [](const Server& server) { return moments_of(server.engine->optimizer()); })
+      .def_property_readonly("moments_nbytes", [](const Server& server) { return server.engine->optimizer().nbytes(); })
+      .def_property_readonly("waiting", &waiting_of)
+      .def("load_waiting", &load_waiting)
+      .def_property_readonly("version", [](Server& server) {
+        return reading(server, [](Engine& engine) { return engine.ledger().now; });
+      })
+      .def_property_readonly("steps", [](Server& server) {
+        return reading(server, [](Engine& engine) { return engine.ledger().steps; });
+      })
+      .def_property_readonly("incarnations", [](Server& server) {
+        return reading(server, [](Engine& engine) { return engine.ledger().incarnations(); });
+      })
+      // the ledger; the caller is inside the gate
+      .def("find",
+           [](Server& server, py::handle client, py::handle version, py::handle incarnation) {
+             const ClientId id = id_of(client);
+             const int64_t asked = version_of(version, id);
+             const std::optional<uint64_t> number = incarnation_of(incarnation);
+             const auto found = reading(server, [&](Engine& engine) { return engine.find(id, asked, number); });
+             return py::make_tuple(found.version, found.local_steps);
+           },
+           arg("client"), arg("version") = py::none(), arg("incarnation") = py::none())
+      .def("check_client",
+           [ledger](Server& server, py::handle client) {
+             const ClientId id = id_of(client);
+             ledger(server).check(id);
+             return plain(client, id);
+           })
+      .def("owes",
+           [ledger](Server& server, py::handle client, int64_t version) {
+             return ledger(server).owes(id_of(client), version);
+           })
+      .def("owed", [ledger](Server& server, py::handle client) { return ledger(server).owed(id_of(client)); })
+      .def("tell_next",
+           [ledger](Server& server, py::handle client, int32_t steps) {
+             ledger(server).tell_next_to(id_of(client), steps);
+           })
+      .def_property_readonly("kept", &kept_of)
+      .def_property_readonly("known", [ledger](Server& server) { return ledger(server).known(); })
+      .def_property_readonly("open_tasks", [ledger](Server& server) { return ledger(server).open_tasks(); })
+      .def_property_readonly("expired", [ledger](Server& server) { return ledger(server).expired(); })
+      .def_property_readonly("oldest_task", [ledger](Server& server) { return ledger(server).oldest_task(); })
+      .def_property_readonly("ledger_nbytes", [ledger](Server& server) { return ledger(server).nbytes(); })
+      .def("incarnation_of", [ledger](Server& server, int64_t version) { return ledger(server).incarnation_of(version); })
+      .def_property("skew", [ledger](Server& server) { return ledger(server).skew; },
+                    [ledger](Server& server, double skew) { ledger(server).skew = skew; })
+      .def_property("given_time", [ledger](Server& server) { return ledger(server).given_time; },
+                    [ledger](Server& server, double time) { ledger(server).given_time = time; })
+      .def_property_readonly("own_time", [ledger](Server& server) { return ledger(server).own_time(); })
+      .def("tasks",
+           [ledger](Server& server) {
+             return saved(ledger(server).state(), server.engine->settings().clients >= 0, server.size());
+           })
+      .def("load_tasks", [ledger](Server& server, const py::dict& state) { ledger(server).load(ledger_state_of(state)); });
+}
+
+}  // namespace fastagg::bindings

@@ -1,0 +1,259 @@
+#include "extension.h"
+
+#include <pybind11/stl.h>
+
+#include "arrays.h"
+#include "host.h"
+#include "ids.h"
+
+namespace fastagg::bindings {
+namespace {
+
+using engine::Extension;
+using engine::Findings;
+using engine::Question;
+
+// What Python has prepared.
+class Moves : public engine::Change {
+ public:
+  explicit Moves(py::object moves, py::object finish = py::none())
+      : moves_(owner_of(std::move(moves))), finish_(owner_of(std::move(finish))) {}
+
+  void finish(const store::Vector& model, int64_t size) override {
+    const Holds held;
+    py::handle(object_of(finish_))(tensor_of(model, size));
+  }
+
+  void commit() noexcept override {
+    const Holds held;
+    const py::handle moves(object_of(moves_));
+    if (moves.is_none()) return;
+    for (const py::handle move : moves) {
+      PyObject* const* parts = &PyTuple_GET_ITEM(move.ptr(), 0);
+      const bool named = PyUnicode_Check(parts[1]);
+      const int failed =
+          named ? PyObject_SetAttr(parts[0], parts[1], parts[2]) : PyObject_SetItem(parts[0], parts[1], parts[2]);
+      if (failed != 0) PyErr_Clear();
+    }
+  }
+
+ private:
+  store::Owner moves_, finish_;
+};
+
+// What Python returns from `prepare`.
+struct Answered {
+  std::optional<double> norm, weight, share, reported_norm;
+  bool drops = false, waits = false, unclipped = false;
+  int32_t next_steps = 0;
+  py::object update = py::none();  // Pieces to step along
+  uintptr_t verdict = 0;
+  py::object moves = py::none(), finish = py::none(), owner = py::none();
+};
+
+// What `prepare` is asked, as Python's objects: it may keep them.
+struct Asked {
+  py::object client;
+  int64_t version, now;
+  int32_t local_steps;
+  double norm, share;
+  py::object update;  // Pieces, or tensors that make them up
+  py::object model, kept, control, reported, extra;
+  bool is_sum;
+};
+
+py::object tensor_or_none(const store::Vector& vector, int64_t size) {
+  return vector ? tensor_of(vector, size) : py::none();
+}
+
+py::object pieces_of(const engine::Arrival& arrival) {
+  if (PyObject* const object = object_of(arrival.owner)) return py::reinterpret_borrow<py::object>(object);
+  py::list tensors;
+  for (const Piece& piece : arrival.update.pieces)
+    tensors.append(tensor_of(arrival.owner, const_cast<void*>(piece.data), piece.size,
+                             static_cast<Element>(static_cast<int>(piece.dtype))));
+  return std::move(tensors);
+}
+
+py::object extra_of(const void* extra) {
+  return extra == nullptr ? py::none()
+                          : py::reinterpret_borrow<py::object>(static_cast<PyObject*>(const_cast<void*>(extra)));
+}
+
+class PythonExtension : public Extension {
+ public:
+  PythonExtension(py::object object, const Asks& given, int64_t size)
+      : object_(owner_of(std::move(object))), size_(size) {
+    asks = given;
+  }
+
+  Findings prepare(const Question& question) override {
+    const Holds held;
+    const engine::Arrival& arrival = question.arrival;
+    Asked asked{to_python(arrival.client),
+                question.task.version,
+                question.now,
+                question.task.local_steps,
+                question.norm,
+                question.share,
+                pieces_of(arrival),
+                tensor_of(question.model, size_),
+                kept_of(question.kept),
+                tensor_or_none(arrival.control, size_),
+                py::none(),
+                extra_of(arrival.extra.get()),
+                arrival.kind == engine::Arrival::kSum};
+    if (arrival.reported) asked.reported = py::cast(arrival.reported);
+    const py::object found = call("prepare")(std::move(asked));
+    if (found.is_none()) return {};
+    const auto& said = py::cast<const Answered&>(found);
+    Findings findings;
+    findings.norm = said.norm, findings.weight = said.weight, findings.share = said.share;
+    findings.reported_norm = said.reported_norm;
+    findings.drops = said.drops, findings.waits = said.waits, findings.unclipped = said.unclipped;
+    findings.next_steps = said.next_steps;
+    findings.verdict = reinterpret_cast<const void*>(said.verdict);
+    findings.finishes = !said.finish.is_none();
+    if (!said.update.is_none()) findings.update = update_of(said.update.attr("native"), arrival.update.origin);
+    findings.owner = owner_of(py::make_tuple(said.update, said.owner));
+    if (findings.finishes || !said.moves.is_none()) findings.change = std::make_unique<Moves>(said.moves, said.finish);
+    return findings;
+  }
+
+  std::optional<double> weight(int64_t delay) override {
+    const Holds held;
+    return py::cast<std::optional<double>>(call("weight")(delay));
+  }
+
+  double rate(double lr, const std::vector<int64_t>& delays) override {
+    const Holds held;
+    return py::cast<double>(call("rate")(lr, delays));
+  }
+
+  Stepped step(const store::Vector& direction, const store::Vector& model, double lr, int64_t round) override {
+    const Holds held;
+    const py::tuple found = call("step")(tensor_of(direction, size_), tensor_of(model, size_), lr, round);
+    return {vector_of(found[0]), std::make_unique<Moves>(found[1])};
+  }
+
+  std::unique_ptr<engine::Change> statistics(const std::vector<engine::Statistics>& given,
+                                             const char* outcome) override {
+    const Holds held;
+    py::list all;
+    for (const engine::Statistics& one : given) {
+      if (one.extra != nullptr) {
+        all.append(extra_of(one.extra));
+      } else {
+        all.append(py::cast(one.reported, py::return_value_policy::reference));
+      }
+    }
+    py::object next = call("statistics")(all, outcome);
+    if (next.is_none()) return nullptr;
+    const auto mine = py::reinterpret_borrow<py::object>(object_of(object_));
+    auto change = std::make_unique<Moves>(py::list(py::make_tuple(py::make_tuple(mine, "held", next))));
+    change->state = owner_of(std::move(next));
+    return change;
+  }
+
+  engine::Bounds bounds(const store::Vector& model, const engine::OptimizerState& optimizer) override {
+    const Holds held;
+    const auto [of_model, m, v] = py::cast<std::tuple<double, double, double>>(
+        call("bounds")(tensor_of(model, size_), moments_of(optimizer)));
+    return {of_model, {m, v}};
+  }
+
+  void agree() override {
+    const Holds held;
+    call("agree")();
+  }
+
+  store::Vector keep() override {
+    const Holds held;
+    return vector_of(call("keep")());
+  }
+
+ private:
+  py::object call(const char* method) const { return py::handle(object_of(object_)).attr(method); }
+
+  // What is kept with a version: the model, or what `keep` returned.
+  py::object kept_of(const store::Vector& kept) const { return tensor_or_none(kept, size_); }
+
+  store::Owner object_;
+  int64_t size_;
+};
+
+}  // namespace
+
+py::dict moments_of(const engine::OptimizerState& optimizer) {
+  py::dict found;
+  for (const auto& one : optimizer.moments()) {
+    const bool bytes = optimizer.settings.coded && std::string_view(one.name) != "units";
+    found[one.name] = bytes ? tensor_of(one.data.owner, one.data.data, one.nbytes, Element::kBytes)
+                            : tensor_of(one.data, one.nbytes / static_cast<int64_t>(sizeof(float)));
+  }
+  return found;
+}
+
+std::shared_ptr<Extension> extension_of(py::object object, const Extension::Asks& asks, int64_t size) {
+  return std::make_shared<PythonExtension>(std::move(object), asks, size);
+}
+
+Update update_of(const py::handle& pieces, int64_t origin) {
+  Update update;
+  update.origin = origin;
+  for (const py::handle piece : pieces) {
+    const auto [address, count, dtype] = py::cast<std::tuple<uintptr_t, int64_t, int>>(piece);
+    update.add(reinterpret_cast<const void*>(address), count, static_cast<Dtype>(dtype));
+  }
+  return update;
+}
+
+void bind_extension(py::module_& m) {
+  const py::kw_only by_name;
+  using py::arg;
+  py::class_<engine::Reported, std::shared_ptr<engine::Reported>>(m, "Reported")
+      .def(py::init([](const py::object& values, std::vector<int64_t> counters) {
+             auto made = std::make_shared<engine::Reported>();
+             made->values = vector_of(values);
+             made->size = values.is_none() ? 0 : py::cast<int64_t>(values.attr("numel")());
+             made->counters = std::move(counters);
+             return made;
+           }),
+           by_name, arg("values"), arg("counters"))
+      .def_property_readonly("values", [](const engine::Reported& one) { return tensor_or_none(one.values, one.size); })
+      .def_readonly("counters", &engine::Reported::counters)
+      .def("added", [](const engine::Reported& one, const py::object& sum) {
+        return tensor_or_none(engine::added(one, vector_of(sum).data), one.size);
+      });
+  py::class_<Answered>(m, "Findings")
+      .def(py::init<>())
+      .def_readwrite("norm", &Answered::norm)
+      .def_readwrite("weight", &Answered::weight)
+      .def_readwrite("share", &Answered::share)
+      .def_readwrite("reported_norm", &Answered::reported_norm)
+      .def_readwrite("drops", &Answered::drops)
+      .def_readwrite("waits", &Answered::waits)
+      .def_readwrite("unclipped", &Answered::unclipped)
+      .def_readwrite("next_steps", &Answered::next_steps)
+      .def_readwrite("update", &Answered::update)
+      .def_readwrite("verdict", &Answered::verdict)
+      .def_readwrite("moves", &Answered::moves)
+      .def_readwrite("finish", &Answered::finish)
+      .def_readwrite("owner", &Answered::owner);
+  py::class_<Asked>(m, "Question")
+      .def_readonly("client", &Asked::client)
+      .def_readonly("version", &Asked::version)
+      .def_readonly("now", &Asked::now)
+      .def_readonly("local_steps", &Asked::local_steps)
+      .def_readonly("norm", &Asked::norm)
+      .def_readonly("share", &Asked::share)
+      .def_readonly("update", &Asked::update)
+      .def_readonly("model", &Asked::model)
+      .def_readonly("kept", &Asked::kept)
+      .def_readonly("control", &Asked::control)
+      .def_readonly("reported", &Asked::reported)
+      .def_readonly("extra", &Asked::extra)
+      .def_readonly("is_sum", &Asked::is_sum);
+}
+
+}  // namespace fastagg::bindings

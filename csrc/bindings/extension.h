@@ -1,0 +1,35 @@
+// The engine's one way into Python: rules that are written there, other ranks, and state that lives there.
+//
+// The object has these methods (fastagg/server/extension.py). Each may raise, and then nothing has changed:
+//
+//     prepare(question)             Findings, or None
+//     weight(delay)                 the weight of an update, or None to drop it
+//     rate(lr, delays)              the learning rate of a step that uses updates with these delays
+//     step(direction, model, lr, round)  (the new model, moves)
+//     statistics(given, outcome)    the model's new statistics, which become its attribute `held`; None: they stay
+//     bounds(model, moments)        bounds of elements: (of the model, of first and of second moments)
+//     agree()                       returns when the other ranks are ready, too
+//     keep()                        what is kept with a version, a tensor
+//
+// Moves are [(object, attribute or index, value)], with all values made already; the commit assigns them.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "../engine/extension.h"
+
+namespace fastagg::bindings {
+
+namespace py = pybind11;
+
+// `size`: elements of the model's vector.
+// The moments of an optimizer by name, as tensors.
+py::dict moments_of(const engine::OptimizerState& optimizer);
+
+std::shared_ptr<engine::Extension> extension_of(py::object object, const engine::Extension::Asks& asks, int64_t size);
+// Python's pieces (address, elements, type) of an update, which `owner` holds.
+Update update_of(const py::handle& pieces, int64_t origin);
+
+void bind_extension(py::module_& m);
+
+}  // namespace fastagg::bindings

@@ -1,0 +1,73 @@
+// What Python needs around the engine: its lock, its objects as owners of memory, its errors.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <exception>
+#include <memory>
+#include <optional>
+
+#include "../refusal.h"
+#include "../store/vector.h"
+
+namespace fastagg::bindings {
+
+namespace py = pybind11;
+
+// From so many elements on a pass takes longer than taking the GIL again.
+constexpr int64_t kWorthReleasing = 32768;
+
+// Releases the GIL, if this thread has it and `worth`. When Python exits, it ends every thread that asks for the GIL
+// again by unwinding its C++ frames, which a destructor must not allow. Such a thread sleeps here until the process is
+// gone.
+class Released {
+ public:
+  explicit Released(bool worth = true);
+  Released(const Released&) = delete;
+  Released& operator=(const Released&) = delete;
+  ~Released();
+
+ private:
+  PyThreadState* state_;
+};
+
+// Holds the GIL, whether or not this thread has it.
+class Holds {
+ public:
+  Holds();
+  Holds(const Holds&) = delete;
+  Holds& operator=(const Holds&) = delete;
+  ~Holds();
+
+ private:
+  PyGILState_STATE state_;
+};
+
+// An object as the owner of memory; any thread may let it go. `object_of` gives it back, or null for memory that Python
+// does not own.
+store::Owner owner_of(py::object object);
+PyObject* object_of(const store::Owner& owner);
+
+// Waits let other Python threads run, and look for signals.
+void install_waiting();
+
+// Sets the Python error of a refusal.
+void set_error(const Refusal& refused);
+// Runs `act`, and returns what it returns; null with a Python error set, if it throws.
+template <typename Act>
+PyObject* guarded(Act act) noexcept;
+void set_error_of_current_exception() noexcept;
+// The same for pybind11's functions; only the errors of this package.
+void set_error_of(const std::exception_ptr& raised);
+
+template <typename Act>
+PyObject* guarded(Act act) noexcept {
+  try {
+    return act();
+  } catch (...) {
+    set_error_of_current_exception();
+    return nullptr;
+  }
+}
+
+}  // namespace fastagg::bindings

@@ -1,0 +1,86 @@
+#include "ids.h"
+
+#include "../engine/ledger.h"
+#include "../refusal.h"
+
+namespace fastagg::bindings {
+namespace {
+
+std::string text_of(py::handle given) {
+  PyObject* text = PyObject_ASCII(given.ptr());  // ASCII, so that it can be cut anywhere
+  if (text == nullptr) {
+    PyErr_Clear();  // an object of a user's class, or a number with thousands of digits
+    return std::string("of type ") + Py_TYPE(given.ptr())->tp_name;
+  }
+  std::string found = py::cast<std::string>(py::reinterpret_steal<py::object>(text));
+  if (found.size() > 80) found = found.substr(0, 77) + "...";
+  return found;
+}
+
+[[noreturn]] void refuse(const std::string& text) { throw Refusal(Why::kUnknownClient, text); }
+
+ClientId name_of(py::handle given) {
+  if (PyUnicode_GET_LENGTH(given.ptr()) > kLongestName)
+    refuse("client: expected an id of at most " + std::to_string(kLongestName) + " characters, got " +
+           std::to_string(PyUnicode_GET_LENGTH(given.ptr())));
+  Py_ssize_t size = 0;
+  const char* text = PyUnicode_AsUTF8AndSize(given.ptr(), &size);
+  if (text == nullptr) {
+    PyErr_Clear();
+    refuse("client " + text_of(given) + ": its id is no valid text");
+  }
+  return {ClientId::kName, 0, std::string(text, static_cast<size_t>(size))};
+}
+
+}  // namespace
+
+ClientId id_of(py::handle given) {
+  if (PyUnicode_Check(given.ptr())) return name_of(given);
+  auto index = py::reinterpret_borrow<py::object>(given);
+  if (!PyLong_CheckExact(given.ptr())) {
+    if (!PyFloat_Check(given.ptr())) index = py::reinterpret_steal<py::object>(PyNumber_Index(given.ptr()));
+    if (!index || PyFloat_Check(given.ptr())) {
+      PyErr_Clear();
+      refuse("client " + text_of(given) + ": expected an int or a str");
+    }
+  }
+  int overflow = 0;
+  const int64_t number = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+  if (overflow == 0) return ClientId::of(number);
+  if (overflow > 0) {
+    const unsigned long long large = PyLong_AsUnsignedLongLong(index.ptr());
+    if (PyErr_Occurred() == nullptr) return {ClientId::kLarge, static_cast<int64_t>(large), {}};
+    PyErr_Clear();
+  }
+  refuse("client: expected a whole number of 64 bits, got a larger one");
+}
+
+py::object to_python(const ClientId& id) {
+  if (id.kind == ClientId::kNumber) return py::int_(id.number);
+  if (id.kind == ClientId::kLarge) return py::int_(static_cast<uint64_t>(id.number));
+  // As the log has it: an id that was read from elsewhere need not be valid text.
+  PyObject* text = PyUnicode_DecodeUTF8(id.name.data(), static_cast<Py_ssize_t>(id.name.size()), "surrogatepass");
+  if (text == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(text);
+}
+
+py::object plain(py::handle given, const ClientId& id) {
+  const bool is_plain = PyLong_CheckExact(given.ptr()) || PyUnicode_CheckExact(given.ptr());
+  return is_plain ? py::reinterpret_borrow<py::object>(given) : to_python(id);
+}
+
+int64_t version_of(py::handle given, const ClientId& client) {
+  if (given.is_none()) return engine::Ledger::kLast;
+  const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(given.ptr()));
+  int overflow = 0;
+  const int64_t version = index ? PyLong_AsLongLongAndOverflow(index.ptr(), &overflow) : 0;
+  if (!index) {
+    PyErr_Clear();
+    throw Refusal(Why::kUnknownVersion,
+                  "client " + shown(client) + ": version: expected a whole number, got " + text_of(given));
+  }
+  if (overflow != 0 || version < 0) return overflow > 0 ? INT64_MAX : INT64_MIN;  // no task has it
+  return version;
+}
+
+}  // namespace fastagg::bindings

@@ -1,0 +1,22 @@
+// Ids of clients: Python's numbers and texts as values of the engine, and back.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "../client_id.h"
+
+namespace fastagg::bindings {
+
+namespace py = pybind11;
+
+// Throws Refusal, kUnknownClient, for what is no id.
+ClientId id_of(py::handle given);
+// As Python's own number or text.
+py::object to_python(const ClientId& id);
+// The id in its stored form: `given` itself, if it is a plain number or text.
+py::object plain(py::handle given, const ClientId& id);
+
+// A version that an answer states; None is the last one. Throws Refusal, kUnknownVersion, for what is no number.
+int64_t version_of(py::handle given, const ClientId& client);
+
+}  // namespace fastagg::bindings

@@ -1,0 +1,289 @@
+// Binds the log: the journal of a folder, its records, and the disk that tests put in place of the system's.
+#include <pybind11/stl.h>
+
+#include "../log/journal.h"
+#include "../log/operation.h"
+#include "host.h"
+#include "ids.h"
+#include "structs.h"
+
+namespace fastagg::bindings {
+namespace {
+
+using namespace log;
+using py::arg;
+
+// A disk in Python, for tests: it may lose power. It has the methods of fastagg.durable.disk.Disk.
+class PythonDisk : public Disk {
+ public:
+  explicit PythonDisk(py::object disk) : disk_(owner_of(std::move(disk))) {}
+
+  int open(const std::string& name) override {
+    return ask<int>(false, [&](py::handle disk) { return disk.attr("open")(name, arg("create") = true); });
+  }
+  void close(int file) noexcept override {
+    try {
+      tell(false, [&](py::handle disk) { disk.attr("close")(file); });
+    } catch (const DiskFailed&) {  // the file is not written to any more
+    }
+  }
+  uint64_t size(int file) override {
+    return ask<uint64_t>(false, [&](py::handle disk) { return disk.attr("size")(file); });
+  }
+  void allocate(int file, uint64_t nbytes) override {
+    tell(false, [&](py::handle disk) { disk.attr("allocate")(file, nbytes); });
+  }
+  void write(int file, std::vector<iovec>& buffers, uint64_t offset) override {
+    tell(false, [&](py::handle disk) {
+      py::list views;
+      for (const iovec& one : buffers)
+        views.append(py::memoryview::from_memory(one.iov_base, static_cast<py::ssize_t>(one.iov_len), true));
+      disk.attr("write")(file, views, offset);
+    });
+  }
+  void write_block(int file, const void* data, size_t nbytes, uint64_t offset) override {
+    std::vector<iovec> one{{const_cast<void*>(data), nbytes}};
+    write(file, one, offset);
+  }
+  void sync(int file) override {
+    tell(true, [&](py::handle disk) { disk.attr("sync")(file); });
+  }
+  void sync_folder() override {
+    tell(true, [&](py::handle disk) { disk.attr("sync_folder")(); });
+  }
+  void rename(const std::string& old_name, const std::string& new_name) override {
+    tell(false, [&](py::handle disk) { disk.attr("rename")(old_name, new_name); });
+  }
+
+ private:
+  // `final`: if it fails, nothing in this folder can be relied on any more.
+  template <typename Act>
+  void tell(bool final, Act act) {
+    if (Py_IsInitialized() == 0) throw DiskFailed("Python has ended", true);
+    const Holds held;
+    try {
+      act(py::handle(object_of(disk_)));
+    } catch (py::error_already_set& error) {
+      const bool of_disk = error.matches(PyExc_OSError);
+      const std::string name = py::str(error.type().attr("__name__")), said = py::str(error.value());
+      throw DiskFailed(name + ": " + said, final || !of_disk);
+    }
+  }
+  template <typename T, typename Act>
+  T ask(bool final, Act act) {
+    T found{};
+    tell(final, [&](py::handle disk) { found = py::cast<T>(act(disk)); });
+    return found;
+  }
+
+  store::Owner disk_;
+};
+
+std::shared_ptr<Journal> begin_journal(py::object disk, const py::dict& given) {
+  Journal::Start start;
+  start.folder = py::cast<std::string>(given["folder"]);
+  start.folder_id = py::cast<uint64_t>(given["folder_id"]);
+  start.sequence = py::cast<uint64_t>(given["sequence"]);
+  start.digest = py::cast<uint64_t>(given["digest"]);
+  start.number = py::cast<uint64_t>(given["number"]);
+  start.segment_bytes = py::cast<uint64_t>(given["segment_bytes"]);
+  for (const auto& [name, first] : py::cast<std::vector<std::pair<std::string, uint64_t>>>(given["busy"]))
+    start.busy.push_back({name, first});
+  start.free = py::cast<std::vector<std::string>>(given["free"]);
+  start.place = py::cast<uint64_t>(given["place"]);
+  start.number_here = py::cast<uint64_t>(given["number_here"]);
+  std::unique_ptr<Disk> on;
+  if (const py::object folder = disk.attr("descriptor"); folder.is_none()) {
+    on = std::make_unique<PythonDisk>(std::move(disk));
+  } else {
+    on = std::make_unique<SystemDisk>(py::cast<int>(folder));
+  }
+  return Journal::begin(std::move(on), std::move(start));
+}
+
+// The bytes of an object that has a buffer, for as long as this lives.
+class View {
+ public:
+  explicit View(const py::object& given) : info_(py::reinterpret_borrow<py::buffer>(given).request()) {}
+  const uint8_t* data() const { return static_cast<const uint8_t*>(info_.ptr); }
+  size_t size() const { return static_cast<size_t>(info_.size * info_.itemsize); }
+
+ private:
+  py::buffer_info info_;
+};
+
+// A reader, and the buffers that it reads.
+struct Records {
+  std::vector<py::object> buffers;
+  std::vector<View> views;
+  std::optional<Reader> reader;
+};
+
+std::optional<SegmentHead> head_of(const View& view, uint64_t number) {
+  auto head = head_at(view.data(), view.size(), 0);
+  if (head && head->format != 1 && head->format != kFormat)
+    throw Refusal(Why::kDamaged, "a journal of format " + std::to_string(head->format) +
+                                     "; this version reads formats 1 and 2");
+  if (head && head->number != number) head.reset();
+  return head;
+}
+
+std::shared_ptr<Records> read_log(const std::vector<std::tuple<std::string, uint64_t, py::object>>& files,
+                                  uint64_t sequence, uint64_t folder, uint64_t digest) {
+  auto made = std::make_shared<Records>();
+  std::vector<Reader::Segment> segments;
+  for (const auto& [name, number, buffer] : files) {
+    made->buffers.push_back(buffer);
+    made->views.emplace_back(buffer);
+    const View& view = made->views.back();
+    auto head = head_of(view, number);
+    if (!head) head = head_from_records(view.data(), view.size(), number, sequence);
+    if (head) segments.push_back({view.data(), view.size(), name, *head});
+  }
+  made->reader.emplace(std::move(segments), sequence, folder, digest);
+  return made;
+}
+
+struct ReadRecord {
+  std::optional<Operation> operation;
+  std::string wrong;  // why there is none
+  uint64_t sequence, length;
+  py::object body;  // keeps the memory of its parts
+};
+
+ReadRecord read_record(const Records& records, const Record& record) {
+  const auto& name = records.reader->segments()[record.segment];
+  py::object owner;
+  for (size_t i = 0; i < records.views.size(); ++i)
+    if (records.views[i].data() == name.data) owner = records.buffers[i];
+  ReadRecord found{std::nullopt, "", record.head.sequence, record.head.length, owner};
+  try {
+    found.operation = read(record.head.kind, record.body, record.head.length);
+  } catch (const Refusal& refused) {
+    found.wrong = refused.what();
+  }
+  return found;
+}
+
+py::object next_record(Records& records) {
+  const auto found = records.reader->next();
+  if (!found) return py::none();
+  return py::cast(read_record(records, *found));
+}
+
+// How many records are lost here, and what the first of them says of itself, or None.
+py::object skip_lost(Records& records) {
+  const auto lost = records.reader->skip_lost();
+  if (!lost) return py::none();
+  const py::object claimed = lost->claimed ? py::cast(read_record(records, *lost->claimed)) : py::none();
+  return py::make_tuple(lost->first, lost->count, claimed);
+}
+
+py::dict described(const Operation& operation) {
+  py::dict found;
+  found["kind"] = name_of(operation.kind);
+  found["client"] = to_python(operation.client);
+  found["version"] = operation.version;
+  found["incarnation"] = operation.incarnation;
+  found["rate"] = operation.rate;
+  found["share"] = operation.share;
+  found["known"] = operation.known;
+  found["decided"] = py::make_tuple(operation.decided.applied, operation.decided.version, operation.decided.step_size,
+                                    operation.decided.weight, operation.decided.norm);
+  py::list parts;
+  for (const Part& part : operation.parts) parts.append(py::make_tuple(part.role, part.dtype, part.count));
+  found["parts"] = parts;
+  return found;
+}
+
+Operation operation_of(const std::string& kind, const py::object& client, int64_t version, uint64_t incarnation,
+                       double rate) {
+  Operation made;
+  for (int one = 1; one < kKinds; ++one)
+    if (kind == name_of(static_cast<Kind>(one))) made.kind = static_cast<Kind>(one);
+  if (!client.is_none()) made.client = id_of(client);
+  made.version = version, made.incarnation = incarnation, made.rate = rate;
+  return made;
+}
+
+}  // namespace
+
+void bind_log(py::module_& m) {
+  const py::kw_only by_name;
+  py::class_<Blob, std::shared_ptr<Blob>>(m, "Blob")
+      .def(py::init([](uint64_t number, uint64_t nbytes, int dtype, int file) {
+             auto blob = std::make_shared<Blob>();
+             blob->number = number, blob->nbytes = nbytes, blob->dtype = static_cast<uint8_t>(dtype), blob->file = file;
+             return blob;
+           }),
+           by_name, arg("number"), arg("nbytes"), arg("dtype"), arg("file"))
+      .def_readonly("number", &Blob::number)
+      .def_readonly("file", &Blob::file)
+      .def_readwrite("crc", &Blob::crc)
+      .def_property_readonly("sequence", [](const Blob& blob) { return blob.sequence.load(); });
+
+  py::class_<Journal, std::shared_ptr<Journal>>(m, "Journal")
+      .def(py::init(&begin_journal), arg("disk"), arg("start"))
+      .def_property(
+          "mode", [](const Journal& one) { return static_cast<int>(one.mode.load()); },
+          [](Journal& one, const std::string& mode) {
+            one.mode = mode == "arrival" ? Journal::Mode::kArrival
+                       : mode == "step"  ? Journal::Mode::kStep
+                                         : Journal::Mode::kNone;
+          })
+      .def_property("max_waiting", [](const Journal& one) { return one.max_waiting.load(); },
+                    [](Journal& one, int64_t most) { one.max_waiting = most; })
+      .def("check", &Journal::check)
+      .def("wait", &Journal::wait)
+      .def("wait_written", &Journal::wait_written)
+      .def("nudge", &Journal::nudge)
+      .def("close", &Journal::close)
+      .def("release", &Journal::release)
+      .def_property_readonly("failure", &Journal::failure)
+      .def_property_readonly("digest", &Journal::digest)
+      .def_property_readonly("last", &Journal::last)
+      .def_property_readonly("durable", [](const Journal& one) { return one.durable.load(); })
+      .def_property_readonly("syncs", [](const Journal& one) { return one.syncs.load(); })
+      .def_property_readonly("groups", [](const Journal& one) { return one.groups.load(); })
+      .def_property_readonly("written", [](const Journal& one) { return one.written.load(); })
+      .def_property_readonly("pending", [](const Journal& one) { return one.pending.load(); })
+      .def_property_readonly("waiting", [](const Journal& one) { return one.waiting.load(); })
+      .def_static("waited", &Journal::waited);
+
+  py::class_<Operation>(m, "Operation")
+      .def(py::init(&operation_of), arg("kind"), by_name, arg("client") = py::none(), arg("version") = -1,
+           arg("incarnation") = 0, arg("rate") = 0.0)
+      .def_property_readonly("kind", [](const Operation& one) { return name_of(one.kind); })
+      .def_property_readonly("client", [](const Operation& one) { return to_python(one.client); })
+      .def_readonly("version", &Operation::version)
+      .def("describe", &described)
+      .def_property_readonly("streamed", [](const Operation& one) -> py::object {
+        if (!one.streamed) return py::none();
+        return py::make_tuple(one.streamed->number, one.streamed->nbytes, one.streamed->crc, one.streamed->dtype);
+      });
+  py::class_<ReadRecord>(m, "Record")
+      .def_property_readonly("operation", [](const ReadRecord& one) { return one.operation; })
+      .def_readonly("wrong", &ReadRecord::wrong)
+      .def_readonly("sequence", &ReadRecord::sequence)
+      .def_readonly("length", &ReadRecord::length)
+      .def_readonly("body", &ReadRecord::body);
+  py::class_<Records, std::shared_ptr<Records>>(m, "Reader")
+      .def(py::init(&read_log), arg("files"), by_name, arg("sequence"), arg("folder"), arg("digest"))
+      .def("next", &next_record)
+      .def("skip_lost", &skip_lost)
+      .def_property_readonly("last", [](const Records& one) { return one.reader->last(); })
+      .def_property_readonly("digest", [](const Records& one) { return one.reader->digest(); })
+      .def_property_readonly("segments",
+                             [](const Records& one) {
+                               py::list found;
+                               for (const Reader::Segment& segment : one.reader->segments())
+                                 found.append(py::make_tuple(segment.head.number, segment.head.first,
+                                                             segment.head.folder, segment.head.format));
+                               return found;
+                             })
+      .def_property_readonly("end", [](const Records& one) {
+        return py::make_tuple(one.reader->segment(), one.reader->place());
+      });
+}
+
+}  // namespace fastagg::bindings

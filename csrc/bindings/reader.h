@@ -1,0 +1,49 @@
+// Reads the usual forms of an update without Python: one fp32 vector, or the model's arrays by name or in order, with
+// BatchNorm's statistics or without.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "../engine/arrival.h"
+#include "arrays.h"
+
+namespace fastagg::bindings {
+
+namespace py = pybind11;
+
+// What an array of a model is. Variances and counts cannot be below zero.
+enum class ArrayRole { kParameter, kStatistic, kVariance, kCounter, kCount };
+
+class Reader {
+ public:
+  using Shape = std::vector<int64_t>;
+
+  // `parts`: name, shape and role of the model's arrays in order. It is empty if only Python can read them. `named`:
+  // whether a dict is an accepted form. `limit`: of the magnitudes of statistics.
+  Reader(const std::vector<std::tuple<py::object, Shape, ArrayRole>>& parts, bool named, double limit, int64_t size);
+
+  enum class Found { kNo, kVector, kArrays };
+  // Sets the arrival's update, which lies in `arrays`, and copies the statistics that came with it. kNo: the update has
+  // another form or type, or does not fit the model. The code in Python then reads it and reports what is wrong.
+  Found read(py::handle given, Arrays& arrays, engine::Arrival& arrival) const;
+
+ private:
+  struct Part {
+    py::object name;
+    Shape shape;
+    int64_t size;
+    ArrayRole role;
+  };
+  std::vector<Part> parts_;
+  Py_ssize_t parameters_ = 0;  // how many of the parts
+  int64_t size_, statistics_ = 0;
+  bool named_;
+  engine::StatisticsRules rules_;
+};
+
+}  // namespace fastagg::bindings

@@ -1,0 +1,219 @@
+#include "records.h"
+
+#include <structmember.h>  // declares members before Python 3.12
+
+#include <cmath>
+#include <cstddef>
+#include <new>
+
+#include "arrays.h"
+#include "host.h"
+
+namespace fastagg::bindings {
+namespace {
+
+PyTypeObject* task_type = nullptr;
+
+PyObject* number_or_none(double value) { return std::isnan(value) ? Py_NewRef(Py_None) : PyFloat_FromDouble(value); }
+
+void release(std::initializer_list<PyObject*> objects) {
+  for (PyObject* one : objects) Py_XDECREF(one);
+}
+
+void free_object(PyObject* self) {
+  PyTypeObject* const type = Py_TYPE(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+// -- receipts
+
+ReceiptObject* receipt_of(PyObject* self) { return reinterpret_cast<ReceiptObject*>(self); }
+
+void free_receipt(PyObject* self) {
+  const ReceiptObject* const one = receipt_of(self);
+  release({one->client, one->journal, one->pending});
+  free_object(self);
+}
+
+// Whether the receipt's numbers are there; a device may still have to say them.
+bool is_settled(PyObject* self) {
+  PyObject* const pending = receipt_of(self)->pending;
+  if (pending == nullptr) return true;
+  Py_INCREF(pending);
+  PyObject* const done = PyObject_CallOneArg(pending, self);
+  Py_DECREF(pending);
+  if (done == nullptr) return false;
+  Py_DECREF(done);
+  return true;
+}
+
+template <PyObject* (*Of)(const ReceiptObject&)>
+PyObject* settled(PyObject* self, void*) {
+  return is_settled(self) ? Of(*receipt_of(self)) : nullptr;
+}
+
+PyObject* applied_of(const ReceiptObject& one) { return PyBool_FromLong(one.value.applied); }
+PyObject* step_size_of(const ReceiptObject& one) { return number_or_none(one.value.step_size); }
+PyObject* norm_of(const ReceiptObject& one) { return PyFloat_FromDouble(one.value.norm); }
+PyObject* weight_of(const ReceiptObject& one) { return PyFloat_FromDouble(one.value.weight); }
+PyObject* kept_of(const ReceiptObject& one) { return PyBool_FromLong(one.kept); }
+
+PyObject* durable_of(PyObject* self, void*) {
+  const ReceiptObject* const one = receipt_of(self);
+  return PyBool_FromLong(one->log != nullptr && one->value.sequence > 0 && one->log->durable >= one->value.sequence);
+}
+
+// fill(client, applied, version, delay, step_size, norm, weight, kept): all numbers at once.
+PyObject* fill_receipt(PyObject* self, PyObject* args) {
+  ReceiptObject* const one = receipt_of(self);
+  PyObject *client, *step_size;
+  int applied, kept;
+  long long version, delay;
+  engine::Receipt value = one->value;
+  if (PyArg_ParseTuple(args, "OpLLOddp", &client, &applied, &version, &delay, &step_size, &value.norm, &value.weight,
+                       &kept) == 0)
+    return nullptr;
+  value.step_size = step_size == Py_None ? std::nan("") : PyFloat_AsDouble(step_size);
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  value.applied = applied != 0, value.version = version, value.delay = delay;
+  PyObject* const pending = one->pending;
+  Py_XSETREF(one->client, Py_NewRef(client));
+  one->value = value, one->kept = kept != 0, one->pending = nullptr;
+  Py_XDECREF(pending);
+  Py_RETURN_NONE;
+}
+
+PyObject* wait_for_device(PyObject* self, PyObject* pending) {
+  Py_XSETREF(receipt_of(self)->pending, Py_NewRef(pending));
+  Py_RETURN_NONE;
+}
+
+PyMemberDef receipt_members[] = {
+    {"client", T_OBJECT, offsetof(ReceiptObject, client), READONLY, nullptr},
+    {"version", T_LONGLONG, offsetof(ReceiptObject, value) + offsetof(engine::Receipt, version), READONLY, nullptr},
+    {"delay", T_LONGLONG, offsetof(ReceiptObject, value) + offsetof(engine::Receipt, delay), READONLY, nullptr},
+    {"sequence", T_ULONGLONG, offsetof(ReceiptObject, value) + offsetof(engine::Receipt, sequence), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr}};
+PyGetSetDef receipt_properties[] = {{"applied", settled<applied_of>, nullptr, nullptr, nullptr},
+                                    {"step_size", settled<step_size_of>, nullptr, nullptr, nullptr},
+                                    {"update_norm", settled<norm_of>, nullptr, nullptr, nullptr},
+                                    {"weight", settled<weight_of>, nullptr, nullptr, nullptr},
+                                    {"kept", settled<kept_of>, nullptr, nullptr, nullptr},
+                                    {"durable", durable_of, nullptr, nullptr, nullptr},
+                                    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyMethodDef receipt_methods[] = {{"_fill", fill_receipt, METH_VARARGS, nullptr},
+                                 {"_wait_for", wait_for_device, METH_O, nullptr},
+                                 {nullptr, nullptr, 0, nullptr}};
+PyType_Slot receipt_slots[] = {{Py_tp_dealloc, reinterpret_cast<void*>(free_receipt)},
+                               {Py_tp_members, receipt_members},
+                               {Py_tp_getset, receipt_properties},
+                               {Py_tp_methods, receipt_methods},
+                               {0, nullptr}};
+PyType_Spec receipt_spec = {"fastagg._native.Receipt", sizeof(ReceiptObject), 0,
+                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, receipt_slots};
+
+// -- tasks
+
+TaskObject* task_at(PyObject* self) { return reinterpret_cast<TaskObject*>(self); }
+
+void free_task(PyObject* self) {
+  TaskObject* const one = task_at(self);
+  release({one->client, one->control, one->layout, one->state, one->flat, one->params, one->views});
+  one->model.~Vector();
+  free_object(self);
+}
+
+PyObject* new_task(PyTypeObject* type, PyObject*, PyObject*) {
+  PyObject* const self = type->tp_alloc(type, 0);
+  if (self != nullptr) new (&task_at(self)->model) store::Vector();
+  return self;
+}
+
+PyObject* local_steps_of(PyObject* self, void*) {
+  const int32_t steps = task_at(self)->local_steps;
+  return steps == 0 ? Py_NewRef(Py_None) : PyLong_FromLong(steps);
+}
+
+PyObject* incarnation_of(PyObject* self, void*) {
+  const TaskObject* const one = task_at(self);
+  return one->has_incarnation ? PyLong_FromUnsignedLongLong(one->incarnation) : Py_NewRef(Py_None);
+}
+
+PyObject* flat_of(PyObject* self, void*) {
+  TaskObject* const one = task_at(self);
+  if (one->flat == nullptr) {
+    if (!one->model) return Py_NewRef(Py_None);
+    PyObject* const made = guarded([&] { return tensor_of(one->model, one->size).release().ptr(); });
+    if (made == nullptr) return nullptr;
+    if (one->flat != nullptr) {  // another thread has made it meanwhile
+      Py_DECREF(made);
+    } else {
+      one->flat = made;
+    }
+  }
+  return Py_NewRef(one->flat);
+}
+
+// fill(client, version, local_steps, control, layout, flat, state, incarnation)
+PyObject* fill_task(PyObject* self, PyObject* args) {
+  TaskObject* const one = task_at(self);
+  PyObject *client, *steps, *control, *layout, *flat, *state, *incarnation;
+  long long version;
+  if (PyArg_ParseTuple(args, "OLOOOOOO", &client, &version, &steps, &control, &layout, &flat, &state, &incarnation) == 0)
+    return nullptr;
+  const long told = steps == Py_None ? 0 : PyLong_AsLong(steps);
+  const unsigned long long number = incarnation == Py_None ? 0 : PyLong_AsUnsignedLongLong(incarnation);
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  Py_XSETREF(one->client, Py_NewRef(client));
+  Py_XSETREF(one->control, Py_NewRef(control));
+  Py_XSETREF(one->layout, Py_NewRef(layout));
+  Py_XSETREF(one->flat, Py_NewRef(flat));
+  Py_XSETREF(one->state, Py_NewRef(state));
+  one->version = version, one->local_steps = static_cast<int32_t>(told);
+  one->incarnation = number, one->has_incarnation = incarnation != Py_None;
+  Py_RETURN_NONE;
+}
+
+PyMemberDef task_members[] = {{"client", T_OBJECT, offsetof(TaskObject, client), READONLY, nullptr},
+                              {"version", T_LONGLONG, offsetof(TaskObject, version), READONLY, nullptr},
+                              {"control", T_OBJECT, offsetof(TaskObject, control), READONLY, nullptr},
+                              {"_layout", T_OBJECT, offsetof(TaskObject, layout), READONLY, nullptr},
+                              {"_state", T_OBJECT, offsetof(TaskObject, state), READONLY, nullptr},
+                              {"_params", T_OBJECT, offsetof(TaskObject, params), 0, nullptr},
+                              {"_views", T_OBJECT, offsetof(TaskObject, views), 0, nullptr},
+                              {nullptr, 0, 0, 0, nullptr}};
+PyGetSetDef task_properties[] = {{"local_steps", local_steps_of, nullptr, nullptr, nullptr},
+                                 {"incarnation", incarnation_of, nullptr, nullptr, nullptr},
+                                 {"flat", flat_of, nullptr, nullptr, nullptr},
+                                 {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyMethodDef task_methods[] = {{"_fill", fill_task, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyType_Slot task_slots[] = {{Py_tp_new, reinterpret_cast<void*>(new_task)},
+                            {Py_tp_dealloc, reinterpret_cast<void*>(free_task)},
+                            {Py_tp_members, task_members},
+                            {Py_tp_getset, task_properties},
+                            {Py_tp_methods, task_methods},
+                            {0, nullptr}};
+PyType_Spec task_spec = {"fastagg._native.Task", sizeof(TaskObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+                         task_slots};
+
+py::object type_of(PyType_Spec& spec) {
+  PyObject* const type = PyType_FromSpec(&spec);
+  if (type == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(type);
+}
+
+}  // namespace
+
+TaskObject* task_of(py::handle object) {
+  return PyObject_TypeCheck(object.ptr(), task_type) ? task_at(object.ptr()) : nullptr;
+}
+
+void bind_records(py::module_& m) {
+  m.attr("Receipt") = type_of(receipt_spec);
+  py::object task = type_of(task_spec);
+  task_type = reinterpret_cast<PyTypeObject*>(task.ptr());  // lives as long as the module
+  m.attr("Task") = std::move(task);
+}
+
+}  // namespace fastagg::bindings

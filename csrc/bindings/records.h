@@ -1,0 +1,56 @@
+// Receipts and tasks as Python objects that hold the engine's own structs. One of each is made for every answer, so they
+// are made without calling their class, and numbers become Python's only when somebody reads them. fastagg.Receipt and
+// fastagg.Dispatch derive from these types and add everything else.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "../engine/arrival.h"
+#include "../engine/engine.h"
+
+namespace fastagg::bindings {
+
+namespace py = pybind11;
+
+struct ReceiptObject {
+  PyObject_HEAD
+  PyObject* client;
+  PyObject* journal;  // owns `log`; null: no log
+  PyObject* pending;  // fills in what a device has not said yet, when it is called with the receipt; null: nothing
+  log::Journal* log;
+  engine::Receipt value;
+  bool kept;
+};
+
+struct TaskObject {
+  PyObject_HEAD
+  PyObject* client;
+  PyObject* control;
+  PyObject* layout;
+  PyObject* state;  // of the model besides its vector: fastagg's Statistics, or a ModelState
+  PyObject* flat;   // the vector as a tensor, once somebody has asked for it
+  PyObject* params;
+  PyObject* views;
+  int64_t version, size;
+  int32_t local_steps;  // 0: none
+  uint64_t incarnation;
+  bool has_incarnation;
+  store::Vector model;
+};
+
+// Adds the types to the module: what fastagg's classes derive from.
+void bind_records(py::module_& m);
+
+// A new object of a class that derives from the type. Its fields are empty.
+template <typename Object>
+py::object make(PyTypeObject* type) {
+  PyObject* const made = type->tp_alloc(type, 0);
+  if (made == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(made);
+}
+inline ReceiptObject* receipt_in(const py::object& object) { return reinterpret_cast<ReceiptObject*>(object.ptr()); }
+inline TaskObject* task_in(const py::object& object) { return reinterpret_cast<TaskObject*>(object.ptr()); }
+// The task, or null if the object is none.
+TaskObject* task_of(py::handle object);
+
+}  // namespace fastagg::bindings

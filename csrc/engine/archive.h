@@ -1,0 +1,47 @@
+// How a state is saved and loaded: a state names its fields once, in one function, and an archive reads or writes them.
+// Saving and loading so cannot differ.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "../store/vector.h"
+
+namespace fastagg::engine {
+
+class Archive {
+ public:
+  virtual ~Archive() = default;
+  virtual bool loads() const = 0;
+  virtual bool has(const char* name) const = 0;  // whether a state that is loaded has this field
+
+  virtual void field(const char* name, int64_t& value) = 0;
+  virtual void field(const char* name, double& value) = 0;
+  // A column has the length that the server's settings give it.
+  virtual void field(const char* name, std::vector<int64_t>& values) = 0;
+  virtual void field(const char* name, std::vector<float>& values) = 0;
+  // A list has any length.
+  virtual void list(const char* name, std::vector<int64_t>& values) = 0;
+  virtual void list(const char* name, std::vector<std::pair<int64_t, int64_t>>& values) = 0;
+  struct Entry {
+    int64_t first, second;
+    double third;
+  };
+  virtual void list(const char* name, std::vector<Entry>& values) = 0;
+  // A vector of a server, of this many elements; none is saved if it is empty. Loading copies into `vector`, which has
+  // its memory already, and returns whether there was one.
+  virtual bool vector(const char* name, const store::Vector& vector, int64_t size, bool there) = 0;
+  // Rows [count, width] in double; loading returns them.
+  virtual std::vector<double> rows(const char* name, const std::vector<double>& values, int64_t width) = 0;
+};
+
+// A bound that a checkpoint holds.
+constexpr double kLargestBound = 0x1p120;
+inline void check_bound(double bound) {
+  if (!(bound >= 0.0 && bound <= kLargestBound)) throw std::invalid_argument("a bound out of range");
+}
+
+}  // namespace fastagg::engine

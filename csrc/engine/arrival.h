@@ -1,0 +1,67 @@
+// An arrival is one answer on its way into a server, or the end of a round. Every public method that takes answers
+// builds arrivals. What comes out of one is a receipt.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+
+#include "../client_id.h"
+#include "../log/operation.h"
+#include "../plan.h"
+#include "../store/vector.h"
+#include "contribution.h"
+#include "reported.h"
+
+namespace fastagg::engine {
+
+struct Receipt {
+  bool applied = false;
+  int64_t version = 0, delay = 0;
+  double step_size = std::numeric_limits<double>::quiet_NaN();  // NaN: no step
+  double norm = 0.0, weight = 0.0;
+  uint64_t sequence = 0;  // of its record in the log; 0: none
+};
+
+struct Arrival {
+  enum Kind {
+    kUpdate,  // a delta or a gradient
+    kModel,   // a trained model, which is taken less `base`
+    kSum,     // of several clients' updates, each of them weighed already
+    kRow,     // an update as the encoded row that it became, from a log
+    kClose,   // the end of a round: a step along what has come
+  };
+  Kind kind = kUpdate;
+  ClientId client;
+  int64_t version = -1;  // -1: the one that the client was sent last
+  std::optional<uint64_t> incarnation;  // if the sender states it
+  double samples = std::numeric_limits<double>::quiet_NaN();  // NaN: not given
+
+  // Where the numbers are, and what keeps them there. Their owner may write to them at any time, unless `is_private`.
+  Update update;
+  store::Owner owner;
+  bool is_private = false;
+  const float* base = nullptr;
+  store::Owner base_owner;
+
+  int64_t count = 1;    // kSum: how many updates it is made of,
+  double total = -1.0;  // and what they count for in a mean
+
+  int format = kPlainRows;  // kRow
+  const void* row = nullptr;
+  size_t row_nbytes = 0;
+  double norm = 0.0;
+
+  std::shared_ptr<const Reported> reported;  // statistics
+  store::Vector control;                     // a change of a control variate, fp32 [d]
+  store::Owner extra;                        // whatever else the extension understands
+  std::shared_ptr<log::Blob> blob;           // the file that the update was streamed into
+  Update on_host;                            // of an update on a device: a copy for the log
+
+  const log::Decided* decided = nullptr;  // in a recovery: the outcome that was
+  Receipt receipt;                        // out
+};
+
+}  // namespace fastagg::engine

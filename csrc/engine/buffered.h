@@ -1,0 +1,52 @@
+// The sum of the updates so far (FedBuff, FADAS, FedAvg). The last update of a full round never enters it: it goes
+// straight into the step.
+#pragma once
+
+#include "direction.h"
+
+namespace fastagg::engine {
+
+class Buffered : public DirectionState {
+ public:
+  // A negative capacity: however many come until `close_round`. `synchronous`: only updates of the current version.
+  struct Setting {
+    int64_t capacity;
+    bool synchronous;
+    int64_t size, origin;  // of the vector (plan.h)
+  };
+  Buffered(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory)
+      : DirectionState(sign), setting_(setting), memory_(std::move(memory)) {}
+  void check(const ClientId& client, int64_t start, int64_t now) const override;
+  Outcome plan(const Given& given, bool closes) override;
+  void run(Runner& runner, const Updates& updates, const Optimizer& optimizer) override;
+  void commit() noexcept override;
+  int64_t room() const override;
+
+  bool folds() const override { return setting_.capacity != 1; }
+  void plan_fold() override;
+  std::vector<bool> run_fold(const std::vector<Trained>& trained) override;
+  store::Vector folded() const override { return beside_ ? beside_ : acc_; }
+  void commit_fold(bool gives_up_sum) noexcept override;
+
+  double total() const { return total_; }
+  const store::Vector& acc() const { return acc_; }
+  // After loading: a bound of the sum's elements. That of the whole model's sum, where this is a slice.
+  void bound_sum(double bound) { acc_bound_ = bound; }
+  void fields(Archive& archive) override;
+
+ private:
+  void plan_numbers(const Given& given, bool steps);
+
+  Setting setting_;
+  std::shared_ptr<store::Memory> memory_;
+  store::Vector acc_, beside_;
+  std::vector<int64_t> held_;  // versions of what is in the sum
+  double total_ = 0.0, acc_bound_ = 0.0;
+  // Planned:
+  Outcome outcome_ = Outcome::kKept;
+  Given given_;
+  Update sum_;  // `folded`, as the step reads it
+  double total_next_ = 0.0, acc_bound_next_ = 0.0;
+};
+
+}  // namespace fastagg::engine

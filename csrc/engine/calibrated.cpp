@@ -1,0 +1,179 @@
+#include "calibrated.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace fastagg::engine {
+
+Calibrated::Calibrated(double sign, const Setting& setting, const Rows& rows, uint64_t seed, float* sum, float* acc,
+                       std::shared_ptr<Resummation> resummation)
+    : DirectionState(sign),
+      setting_(setting),
+      rows_(rows),
+      seed_(seed),
+      sum_(sum),
+      acc_(acc),
+      resummation_(std::move(resummation)),
+      slots_(static_cast<size_t>(setting.clients), -1),
+      weights_(static_cast<size_t>(rows.slots)) {
+  for (int64_t slot = rows.slots; slot-- > 0;) free_.push_back(static_cast<int32_t>(slot));
+  const auto most = static_cast<size_t>(std::min(setting.capacity, setting.clients));
+  fresh_.reserve(most);
+  terms_.reserve(2 * most);
+  held_.reserve(static_cast<size_t>(setting.capacity));
+}
+
+Calibrated::Fresh* Calibrated::fresh_of(int64_t client) {
+  for (Fresh& fresh : fresh_)
+    if (fresh.client == client) return &fresh;
+  return nullptr;
+}
+
+int64_t Calibrated::writes(int64_t client) const {
+  for (const Fresh& fresh : fresh_)
+    if (fresh.client == client) return fresh.slot;
+  return free_.empty() ? -1 : free_.back();
+}
+
+Outcome Calibrated::plan(const Given& given, bool) {
+  const Contribution& one = given_ = given.front();
+  Fresh* mine = fresh_of(one.client);
+  known_ = mine != nullptr;
+  read_ = slots_[static_cast<size_t>(one.client)];
+  if (!setting_.from_start && known_) read_ = mine->slot;
+  write_ = known_ ? mine->slot : free_.back();
+  versions_ = held_;
+  versions_.push_back(one.start);
+  outcome_ = static_cast<int64_t>(versions_.size()) == setting_.capacity ? Outcome::kStep : Outcome::kKept;
+  terms_.clear();
+  if (outcome_ == Outcome::kStep) {
+    double distinct = 0.0;
+    for (const Fresh& fresh : fresh_) {
+      terms_.emplace_back(fresh.slot, 1.0f);
+      distinct += fresh.client == one.client ? one.share : fresh.share;
+    }
+    if (!known_) {
+      terms_.emplace_back(write_, 1.0f);
+      distinct += one.share;
+    }
+    for (size_t i = 0, count = terms_.size(); i < count; ++i) {
+      const int64_t client = i < fresh_.size() ? fresh_[i].client : one.client;
+      if (const int32_t slot = slots_[static_cast<size_t>(client)]; slot >= 0) terms_.emplace_back(slot, -1.0f);
+    }
+    divisor_ = setting_.from_start ? distinct : total_ + one.share;
+  }
+  row_bound_next_ = std::max(row_bound_, std::abs(one.weight) * one.norm);
+  bound_ = row_bound_next_ * (kLargestElement / largest_row());
+  kept_bound_ = row_bound_next_ * std::max(2.0 * (total_ + one.share), static_cast<double>(setting_.clients));
+  resummation_->plan(arrivals_);
+  return outcome_;
+}
+
+void Calibrated::run(Runner& runner, const Updates& updates, const Optimizer& optimizer) {
+  const Update& update = *updates.front();
+  const RandomKey key{seed_, static_cast<uint64_t>(arrivals_), static_cast<uint32_t>(given_.client)};
+  Direction direction;
+  direction.kind = kCalibrated;
+  direction.gain = given_.gain * given_.weight;
+  direction.weight = given_.share * sign_;
+  direction.row = {rows_.format, rows_.row(read_), rows_.row(write_), key};
+  direction.buffer = {held_.empty() ? nullptr : acc_, acc_, 1.0f};
+  if (outcome_ == Outcome::kKept) {
+    runner.step(update, direction, Optimizer{});
+  } else {
+    direction.buffer.scale = static_cast<float>(1.0 / divisor_);
+    direction.sum = {sum_, 1.0f, 1.0f, static_cast<float>(sign_ / static_cast<double>(setting_.clients)), {}};
+    for (const auto& [slot, weight] : terms_) direction.sum.terms.push_back({rows_.row(slot), weight});
+    runner.step(update, direction, optimizer);
+    for (const auto& [slot, weight] : terms_) {
+      resummation_->enters(runner, slot, weight);
+      weights_[static_cast<size_t>(slot)] = weight > 0 ? 1.0f : 0.0f;
+    }
+  }
+  resummation_->advance(runner, weights_.data(), sum_);
+}
+
+void Calibrated::commit() noexcept {
+  ++arrivals_;
+  row_bound_ = row_bound_next_;
+  if (known_) {
+    fresh_of(given_.client)->share = given_.share;
+  } else {
+    fresh_.push_back({given_.client, write_, given_.share});
+    free_.pop_back();
+  }
+  held_.push_back(given_.start);
+  total_ += given_.share;
+  resummation_->commit();
+  if (outcome_ != Outcome::kStep) return;
+  for (const Fresh& fresh : fresh_) {
+    int32_t& slot = slots_[static_cast<size_t>(fresh.client)];
+    if (slot >= 0) free_.push_back(slot);
+    slot = static_cast<int32_t>(fresh.slot);
+  }
+  fresh_.clear();
+  held_.clear();
+  total_ = 0.0;
+}
+
+void Calibrated::cancel() noexcept {
+  for (const auto& [slot, weight] : terms_) weights_[static_cast<size_t>(slot)] = weight > 0 ? 0.0f : 1.0f;
+  resummation_->cancel();
+}
+
+int64_t Calibrated::nbytes() const {
+  return static_cast<int64_t>(slots_.size() * sizeof(int32_t) + weights_.size() * sizeof(float)) + resummation_->nbytes();
+}
+
+void Calibrated::fields(Archive& archive) {
+  std::vector<std::pair<int64_t, int64_t>> slots;
+  for (size_t i = 0; i < slots_.size(); ++i)
+    if (slots_[i] >= 0) slots.emplace_back(i, slots_[i]);
+  std::vector<Archive::Entry> fresh;
+  for (const Fresh& one : fresh_) fresh.push_back({one.client, one.slot, one.share});
+  std::vector<int64_t> free(free_.begin(), free_.end());
+  archive.list("slots", slots);
+  archive.list("fresh", fresh);
+  archive.list("free", free);
+  archive.list("versions", held_);
+  archive.field("total", total_);
+  archive.field("arrivals", arrivals_);
+  archive.field("bound", row_bound_);
+  if (!archive.loads()) return;
+  check_bound(row_bound_);
+  take_slots(slots, fresh, free);
+  held_.reserve(static_cast<size_t>(setting_.capacity));
+  if (static_cast<int64_t>(held_.size()) >= setting_.capacity || held_.size() < fresh_.size())
+    throw std::invalid_argument("a buffer of another size");
+}
+
+void Calibrated::take_slots(const std::vector<std::pair<int64_t, int64_t>>& slots,
+                            const std::vector<Archive::Entry>& fresh, const std::vector<int64_t>& free) {
+  const auto require = [](bool holds) {
+    if (!holds) throw std::invalid_argument("rows that are nobody's, or two clients'");
+  };
+  std::vector<char> used(static_cast<size_t>(rows_.slots));
+  const auto use = [&](int64_t slot) {
+    require(slot >= 0 && slot < rows_.slots && !used[static_cast<size_t>(slot)]);
+    used[static_cast<size_t>(slot)] = 1;
+  };
+  for (const auto& [client, slot] : slots) {
+    use(slot);
+    require(client >= 0 && client < setting_.clients && slots_[static_cast<size_t>(client)] < 0);
+    slots_[static_cast<size_t>(client)] = static_cast<int32_t>(slot);
+    weights_[static_cast<size_t>(slot)] = 1.0f;
+  }
+  for (const Archive::Entry& one : fresh) {
+    use(one.second);
+    require(one.first >= 0 && one.first < setting_.clients && fresh_of(one.first) == nullptr);
+    fresh_.push_back({one.first, one.second, one.third});
+  }
+  free_.clear();
+  for (const int64_t slot : free) {
+    use(slot);
+    free_.push_back(static_cast<int32_t>(slot));
+  }
+  require(std::find(used.begin(), used.end(), 0) == used.end());
+}
+
+}  // namespace fastagg::engine

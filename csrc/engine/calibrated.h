@@ -1,0 +1,60 @@
+// Buffered updates, calibrated by what each client sent before (CA2FL). Rows of the start of the round stay where they
+// are until the step; those that come in it go to spare slots, and the step makes them the clients' own without moving
+// anything.
+#pragma once
+
+#include <memory>
+
+#include "direction.h"
+#include "resummation.h"
+
+namespace fastagg::engine {
+
+class Calibrated : public DirectionState {
+ public:
+  struct Setting {
+    int64_t clients, capacity;
+    bool from_start;  // a client that returns in a round is calibrated against its row at the start of it
+  };
+  Calibrated(double sign, const Setting& setting, const Rows& rows, uint64_t seed, float* sum, float* acc,
+             std::shared_ptr<Resummation> resummation);
+  Outcome plan(const Given& given, bool closes) override;
+  void run(Runner& runner, const Updates& updates, const Optimizer& optimizer) override;
+  void commit() noexcept override;
+  void cancel() noexcept override;
+  int64_t writes(int64_t client) const override;
+  void fields(Archive& archive) override;
+  int64_t nbytes() const override;
+
+ private:
+  struct Fresh {
+    int64_t client, slot;
+    double share;
+  };
+  Fresh* fresh_of(int64_t client);
+  double largest_row() const { return kLargestElement / (1.0 + 2.0 * static_cast<double>(setting_.capacity)); }
+  void take_slots(const std::vector<std::pair<int64_t, int64_t>>& slots, const std::vector<Archive::Entry>& fresh,
+                  const std::vector<int64_t>& free);
+
+  Setting setting_;
+  Rows rows_;
+  uint64_t seed_;
+  float *sum_, *acc_;
+  std::shared_ptr<Resummation> resummation_;
+  std::vector<int32_t> slots_;  // client -> its row at the start of the round; negative: none
+  std::vector<Fresh> fresh_;    // rows of this round, in the order of the clients' first updates
+  std::vector<int32_t> free_;
+  std::vector<float> weights_;  // of slots in the sum
+  std::vector<int64_t> held_;
+  double total_ = 0.0, row_bound_ = 0.0;
+  int64_t arrivals_ = 0;
+  // Planned:
+  Contribution given_;
+  Outcome outcome_ = Outcome::kKept;
+  int64_t read_ = -1, write_ = -1;
+  bool known_ = false;
+  std::vector<std::pair<int64_t, float>> terms_;
+  double divisor_ = 1.0, row_bound_next_ = 0.0;
+};
+
+}  // namespace fastagg::engine

@@ -1,0 +1,39 @@
+// What an answer brings to a step, as its direction sees it when the step is planned.
+#pragma once
+
+#include <cstdint>
+
+#include "../plan.h"
+
+namespace fastagg::engine {
+
+struct Contribution {
+  int64_t client = -1;  // the place of its record; its number, where clients are numbered
+  int64_t start = 0;    // the version it was trained from
+  int64_t now = 0;      // the server's
+  double gain = 1.0;    // clipping
+  double weight = 1.0;  // staleness
+  double share = 1.0;   // in a mean: the client's number of samples, or 1
+  double norm = 0.0;    // of the update, after clipping
+  const float* base = nullptr;  // the model it was trained from, where the rule or a trained model needs it
+  const void* row = nullptr;    // the encoded row that the update became, packed (Rows): then only that is known
+  // A leaf's: the sum of so many updates, each of them weighed already, and what they count for in a mean.
+  int64_t count = 1;
+  double total = -1.0;  // negative: one update, which counts for its share
+  double counts_for() const { return total < 0.0 ? share : total; }
+};
+
+// A trained model that is added to a sum, less `base`; no base: it is a difference already.
+struct Trained {
+  const Update* update;
+  const float* base;
+};
+
+enum class Outcome { kKept, kStep, kIdle };  // waits; the model steps; the version moves on without a step
+
+// What no element may exceed: then squares are finite, and so are sums of as many as there will ever be.
+constexpr int32_t kLargestElementBits = 0x5d800000;  // of 2^60 in fp32
+constexpr double kLargestElement = 0x1p60, kLargestSum = 0x1p120, kLargestMoment = 0x1p126, kLargestModel = 3.4028e38;
+constexpr double kHeaviest = 1e30;  // the largest weight for which fp32 sums and inverse weights stay finite
+
+}  // namespace fastagg::engine

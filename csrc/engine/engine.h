@@ -1,0 +1,224 @@
+// The engine of a server: what it knows, and the one way in which anything changes.
+//
+// An answer goes through the stages of `step`: find its task, inspect it, prepare (only if a rule is written in the host
+// language), plan, get ready, run, commit. Up to `ready` anything may be refused, and then nothing has changed. Between
+// the first kernel and the last line of the commit nothing can fail. So no interrupt and no failed allocation falls in
+// between.
+//
+// Read once: an update's bytes are copied into memory of the engine's own while they are inspected, and all later stages
+// and the log read that copy. Its sender may do with its memory what it likes.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../log/journal.h"
+#include "../refusal.h"
+#include "../store/row_cut.h"
+#include "direction.h"
+#include "extension.h"
+#include "gate.h"
+#include "ledger.h"
+#include "optimizer.h"
+#include "staleness.h"
+
+namespace fastagg::engine {
+
+struct Settings {
+  int64_t size = 0, origin = 0;    // of the model's vector (plan.h)
+  int64_t clients = -1;            // ids are 0..clients-1; negative: any
+  double clip_norm = 0.0;          // of an update; 0: none
+  bool weighs_by_samples = false;  // whether an update's weight in a mean is its client's number of samples
+  double max_samples = kHeaviest;  // a larger number counts as this
+  int32_t local_steps = 0;         // of a task by default; 0: none are told
+  bool keeps_versions = false;     // with every version that a client may answer: the model, or what the extension keeps
+  bool ordered = false;            // a round's result does not depend on the order of its updates
+  bool closes_early = false;       // `close_round` steps along what has come
+  bool folds = false;              // trained models may be added several at a time, in one pass
+  Staleness staleness;
+};
+
+// What a client is sent.
+struct Task {
+  ClientId client;
+  int64_t version = 0;
+  int32_t local_steps = 0;  // 0: none are told
+  uint64_t incarnation = 0;
+  store::Vector model;
+  store::Owner state;  // what the extension holds of the model besides its vector: running statistics
+};
+
+class Engine : public std::enable_shared_from_this<Engine> {
+ public:
+  Engine(const Settings& settings, std::shared_ptr<DirectionState> direction, const OptimizerSettings& optimizer,
+         uint64_t seed, std::shared_ptr<store::Memory> memory, std::shared_ptr<Runner> runner,
+         std::shared_ptr<Extension> extension, store::Vector model);
+
+  // -- Operations. Each takes the gate, and throws Refusal with nothing changed.
+  Task dispatch(const ClientId& client);
+  // Gives an open task of one client to one more.
+  Task hand_on(const ClientId& from, int64_t version, const ClientId& to);
+  // Drops tasks that nobody will answer: one, or all of a client, which is then unknown.
+  void forget(const ClientId& client, std::optional<int64_t> version);
+  // Ends tasks that are over; with `before` also all tasks of versions below it. Returns how many ended.
+  int64_t expire(std::optional<int64_t> before);
+  void set_rate(double lr);
+  void begin_incarnation(int64_t version, uint64_t number);
+  // Takes answers one after the other, up to the first that does not count. Those before it count.
+  struct Result {
+    size_t done = 0;
+    std::optional<Refusal> refused;  // why the next one does not count,
+    std::exception_ptr failed;       // or what else went wrong
+  };
+  Result receive(Arrival* arrivals, size_t count);
+  // Steps now along what has come. False: nothing has, or the rule has no buffer.
+  bool close_round(Receipt* receipt);
+  // Executes an operation of a log or of another rank; `answer` is the arrival of one that is an answer. Throws Refusal
+  // with nothing changed; kSetting: the outcome would not be the recorded one, so this server's rule is another one.
+  // Returns the task, if it sends one.
+  std::optional<Task> execute(const log::Operation& operation, Arrival* answer);
+  // Some operations of a log are lost. From now on a recorded outcome is an instruction. `lost`: what is known of one.
+  void pass_over(const log::Operation* lost);
+  // Sets the limits of tasks. All leases begin anew. No limits, while a log is executed: it says which tasks ended.
+  void limit(const Limits& limits);
+
+  // -- For the holder of the gate.
+  Gate gate;
+  Ledger& ledger() { return ledger_; }
+  const Ledger& ledger() const { return ledger_; }
+  DirectionState& direction() { return *direction_; }
+  const OptimizerState& optimizer() const { return optimizer_; }
+  const store::Vector& model() const { return model_; }
+  const store::Owner& state() const { return state_; }
+  void set_state(store::Owner state) { state_ = std::move(state); }
+  // Somebody holds this version, so that it must not change.
+  void share_model() { shared_ = true; }
+  double lr() const { return optimizer_.settings.lr; }
+  const Settings& settings() const { return settings_; }
+  // The task that an answer refers to. Throws Refusal: kUnknownClient, kUnknownVersion, kStaleIncarnation.
+  Ledger::Found find(const ClientId& client, int64_t version, std::optional<uint64_t> incarnation) const;
+  Extension* extension() const { return extension_.get(); }
+
+  // Updates that wait for the rest of an ordered round.
+  struct Waiting {
+    ClientId client;
+    Contribution brings;
+    Update update;
+    store::Owner owner;
+    std::shared_ptr<const Reported> reported;
+    store::Owner extra;
+  };
+  const std::vector<Waiting>& waiting() const { return waiting_; }
+  void load_waiting(std::vector<Waiting> waiting) { waiting_ = std::move(waiting); }
+
+  // From now on every operation that is no answer is added to this list, too, for the other ranks of a group.
+  void tell(std::vector<log::Operation>* to) { told_ = to; }
+  // From now on every operation is written to this log.
+  void attach(std::shared_ptr<log::Journal> journal) { log_ = std::move(journal); }
+  const std::shared_ptr<log::Journal>& journal() const { return log_; }
+  int64_t end_overdue(int64_t most);  // tasks, at most so many; all if it is negative. Returns how many ended
+  // The rows that a checkpoint has not written yet; a row is copied before it changes. None: no checkpoint is written.
+  void cut_rows(std::shared_ptr<store::RowCut> cut) { cut_ = std::move(cut); }
+  void measure();  // computes new bounds of elements
+
+ private:
+  struct Step {
+    bool takes = false;      // the direction has planned it
+    bool keeps = false;      // its answer waits for an ordered round
+    bool ends_round = false;
+    bool along_sum = false;  // the step is along the sum of updates, none of them new
+    Outcome outcome = Outcome::kKept;
+    double lr = 0.0;
+    store::Vector out;
+    std::optional<OptimizerState> optimizer;  // a copy, if the real one must not change yet
+    Optimizer kernel;
+    Bounds bounds;
+    std::unique_ptr<Change> moves;
+    bool applied(double usual) const { return outcome == Outcome::kStep && (lr != 0.0 || usual == 0.0); }
+  };
+  // An answer of this step, and what is known of it.
+  struct Given {
+    Arrival* arrival = nullptr;
+    Ledger::Found task{};
+    Contribution brings;
+    Findings findings;
+    log::Operation operation;
+    log::Queued record;
+    store::Vector base;
+    double norm = 0.0;
+    bool counts = true;  // no rule has dropped it
+  };
+  struct Applied {
+    std::optional<Task> task;
+    int64_t ended = 0;
+  };
+
+  Applied apply(const log::Operation& operation);
+  Task send(const log::Operation& operation);
+  size_t step(Arrival* arrivals, size_t count, bool folding);
+  size_t together(const Arrival* arrivals, size_t count) const;
+  void find(Given& given);
+  void weigh(Given& given);
+  void inspect(Given& given);
+  double absorb(Arrival& arrival, log::Operation* record);
+  void check_row(const Given& given, const Rows& held) const;
+  void describe_rest(const Arrival& arrival, log::Operation& to) const;
+  void copy_rest(const Arrival& arrival, const log::Operation& to) const;
+  void* row_place(const Given& given) const;
+  void prepare(Given& given);
+  void with(const Contribution& brings, const Update& update, const Reported* reported, const void* extra);
+  void plan(Step& step, bool closes, bool folding);
+  void in_order(Given* last);
+  void plan_step(Step& step, const store::Vector* into, bool copies);
+  void check_bounds(Step& step);
+  void write_receipts(const Step& step, bool applied, bool folding);
+  void check_outcome(const Given& given) const;
+  bool fold(Step& step);
+  template <typename Act>
+  void run(Act act);
+  void finish(Step& step);
+  void commit(Step& step) noexcept;
+  void keep(Given& given) noexcept;
+  bool own_step() const { return extension_ && extension_->asks.step; }
+  bool prepares(const Arrival& arrival) const;
+  double share_of(const Arrival& arrival) const;
+  store::Vector kept_now() const;
+  void check_log() const;
+  // What is written down of an operation: made before it changes anything, added to the log and the list with the change.
+  struct Note {
+    log::Queued entry;
+    std::optional<log::Operation> told;
+  };
+  Note note(const log::Operation& operation);
+  void add(Note note) noexcept;
+
+  Settings settings_;
+  std::shared_ptr<DirectionState> direction_;
+  OptimizerState optimizer_;
+  Ledger ledger_;
+  std::shared_ptr<store::Memory> memory_;
+  std::shared_ptr<Runner> runner_;
+  std::shared_ptr<Extension> extension_;
+  std::shared_ptr<log::Journal> log_;
+  std::shared_ptr<store::RowCut> cut_;
+  std::vector<log::Operation>* told_ = nullptr;
+  store::Vector model_;
+  store::Owner state_;
+  double model_bound_ = 0.0;
+  bool shared_ = false;   // whether somebody may hold this version
+  bool follows_ = false;  // recorded outcomes are instructions
+  std::vector<Waiting> waiting_;
+
+  // Of the step that is being taken; members, so that their memory is used again.
+  std::vector<Given> given_;
+  DirectionState::Given contributions_;
+  DirectionState::Updates updates_;
+  std::vector<Statistics> statistics_;
+  std::vector<Trained> trained_;
+  size_t fit_ = 0;  // how many of the models of the last pass could be taken together
+};
+
+}  // namespace fastagg::engine

@@ -1,0 +1,93 @@
+// What a host language may do within a step, typed: rules that are written in it, other ranks, and state that it keeps.
+// There is one implementation, in csrc/bindings. All of it runs before anything has changed; what it wants to change
+// comes back as a `Change`, which the commit carries out.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "arrival.h"
+#include "../math/hyper.h"
+#include "ledger.h"
+#include "optimizer.h"
+
+namespace fastagg::engine {
+
+class Change {
+ public:
+  virtual ~Change() = default;
+  // Works on the next version, of so many elements, before anybody holds it (distillation). May fail.
+  virtual void finish(const store::Vector&, int64_t) {}
+  virtual void commit() noexcept = 0;
+  store::Owner state;  // of the model besides its vector, from now on; none: it stays
+};
+
+// What was learned about an update before its step is planned. All of it is optional.
+struct Findings {
+  std::optional<double> norm;  // of the update; NaN: a device will know it
+  std::optional<double> weight, share, reported_norm;
+  bool drops = false;      // the update is counted as answered and changes nothing
+  bool waits = false;      // it changes only what `change` keeps
+  bool unclipped = false;  // it is clipped already
+  bool finishes = false;   // `change` works on the next version
+  int32_t next_steps = 0;  // the client's next number of local steps; 0: unchanged
+  std::optional<Update> update;  // to step along in place of what came
+  const void* verdict = nullptr;  // on a device, which kernels obey
+  store::Owner owner;             // of all that
+  std::unique_ptr<Change> change;
+};
+
+// An update that the extension is asked about, and what it may need to know.
+struct Question {
+  const Arrival& arrival;
+  const Ledger::Found& task;
+  int64_t now;          // the server's version
+  double norm, share;   // of the update, before clipping; in a mean
+  store::Vector model;  // the current one
+  store::Vector kept;   // what was kept with the version that it was trained from
+};
+
+// BatchNorm's statistics that came with an answer: read already, or in a form that only the extension knows.
+struct Statistics {
+  const Reported* reported;
+  const void* extra;
+};
+
+struct Bounds {
+  double model = 0.0;
+  MomentBounds moments;
+};
+
+class Extension {
+ public:
+  virtual ~Extension() = default;
+
+  // Which of the methods below are called; fixed for a server.
+  struct Asks {
+    bool prepare = false;     // for every update; otherwise only for one with a control variate or something extra
+    bool step = false;        // the optimizer is the extension's
+    bool statistics = false;  // the model has running statistics
+    bool bounds = false;      // it measures vectors: they are on a device, or slices
+    bool agree = false;       // there are other ranks
+    bool keep = false;        // something is kept with a version in place of the model
+  };
+  Asks asks;
+
+  virtual Findings prepare(const Question& question) = 0;
+  // A rule of a user's own. No weight: the update is dropped.
+  virtual std::optional<double> weight(int64_t delay) = 0;
+  virtual double rate(double lr, const std::vector<int64_t>& delays) = 0;
+  struct Stepped {
+    store::Vector model;
+    std::unique_ptr<Change> change;
+  };
+  virtual Stepped step(const store::Vector& direction, const store::Vector& model, double lr, int64_t round) = 0;
+  // The statistics after these updates, in order, made a step ("step"), an empty one ("drop") or none ("keep").
+  virtual std::unique_ptr<Change> statistics(const std::vector<Statistics>& given, const char* outcome) = 0;
+  virtual Bounds bounds(const store::Vector& model, const OptimizerState& optimizer) = 0;
+  virtual void agree() = 0;
+  virtual store::Vector keep() = 0;
+};
+
+}  // namespace fastagg::engine

@@ -1,0 +1,68 @@
+#include "gate.h"
+
+#include <chrono>
+#include <string>
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+#endif
+
+#include "../store/blocking.h"
+#include "../refusal.h"
+
+namespace fastagg::engine {
+namespace {
+
+constexpr std::chrono::milliseconds kSignals{50};  // how often a waiting caller looks for Ctrl-C
+
+thread_local char here = 0;  // its address names the thread
+
+std::atomic<int> forks{0};  // of this process and those before it; asking the system for the process takes longer
+
+int process() {
+#if defined(__unix__) || defined(__APPLE__)
+  static const int watched = pthread_atfork(nullptr, nullptr, [] { ++forks; });
+  static_cast<void>(watched);
+#endif
+  return forks.load(std::memory_order_relaxed);
+}
+
+}  // namespace
+
+Gate::Gate() : process_(process()) {}
+
+bool Gate::is_mine() const { return owner_.load(std::memory_order_relaxed) == &here; }
+
+void Gate::enter(bool limited) {
+  if (forks.load(std::memory_order_relaxed) != process_)
+    throw Refusal(Why::kOtherProcess,
+                  "this server belongs to the process that made it: save it there and fastagg.load it here");
+  if (is_mine())
+    throw Refusal(Why::kReentered,
+                  "this server is in the middle of a call of this thread, which has called it again from a hook, a "
+                  "finalizer or a signal handler; call it when that call has returned");
+  if (!mutex_.try_lock()) {
+    if (const int64_t now = waiting_; limited && now >= most_waiting)
+      throw Refusal(Why::kBusy,
+                    std::to_string(now) + " answers are waiting already (max_waiting): send this one later");
+    struct Counted {
+      explicit Counted(std::atomic<int64_t>& of) : count(of) { ++count; }
+      ~Counted() { --count; }
+      std::atomic<int64_t>& count;
+    } const counted(waiting_);
+    store::Blocking blocking;
+    while (!mutex_.try_lock_for(kSignals)) blocking.check();
+  }
+  if (retired_) {
+    mutex_.unlock();
+    throw Refusal(Why::kRetired, "this server has loaded another state");
+  }
+  owner_.store(&here, std::memory_order_relaxed);
+}
+
+void Gate::leave() noexcept {
+  owner_.store(nullptr, std::memory_order_relaxed);
+  mutex_.unlock();
+}
+
+}  // namespace fastagg::engine

@@ -1,0 +1,395 @@
+#include "ledger.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <stdexcept>
+
+#include "../refusal.h"
+
+namespace fastagg::engine {
+namespace {
+
+// Numbers of 2^63 and above are stored as names with this first byte. No UTF-8 text contains it, so no name is equal.
+constexpr char kLargeNumber = '\xff';
+
+std::string key_of(const ClientId& id) {
+  return id.kind == ClientId::kName ? id.name : kLargeNumber + std::to_string(static_cast<uint64_t>(id.number));
+}
+
+const std::string kAgain = "drop this answer and dispatch a new task to the client";
+
+[[noreturn]] void refuse(Why why, const ClientId& id, const std::string& text) {
+  throw Refusal(why, "client " + shown(id) + text);
+}
+
+std::string tail_of(std::vector<int64_t> versions) {
+  constexpr size_t kShown = 8;
+  std::sort(versions.begin(), versions.end());
+  std::string text = versions.size() > kShown ? "..., " : "";
+  for (size_t i = versions.size() > kShown ? versions.size() - kShown : 0; i < versions.size(); ++i)
+    text += std::to_string(versions[i]) + (i + 1 < versions.size() ? ", " : "");
+  return text;
+}
+
+}  // namespace
+
+void Ledger::check(const ClientId& id) const {
+  if (numbered_ >= 0 && (id.kind != ClientId::kNumber || id.number < 0 || id.number >= numbered_))
+    refuse(Why::kUnknownClient, id, ": expected 0.." + std::to_string(numbered_ - 1) + " (num_clients)");
+}
+
+int64_t Ledger::place_of(const ClientId& id) const {
+  if (numbered_ >= 0) {
+    check(id);
+    return id.number;
+  }
+  if (id.kind == ClientId::kNumber) {
+    const auto found = numbers_.find(id.number);
+    return found == numbers_.end() ? -1 : found->second;
+  }
+  const auto found = names_.find(key_of(id));
+  return found == names_.end() ? -1 : found->second;
+}
+
+ClientId Ledger::id_at(int64_t place) const {
+  if (numbered_ >= 0) return ClientId::of(place);
+  const Label& label = labels_[static_cast<size_t>(place)];
+  if (label.name == nullptr) return ClientId::of(label.number);
+  if (label.name->empty() || label.name->front() != kLargeNumber) return {ClientId::kName, 0, *label.name};
+  return {ClientId::kLarge, static_cast<int64_t>(std::stoull(label.name->substr(1))), {}};
+}
+
+int64_t Ledger::place_for(const ClientId& id) {
+  const int64_t found = place_of(id);
+  if (found >= 0) return found;
+  // Reserved now, so that forgetting cannot fail.
+  if (free_records_.capacity() <= records_.size()) free_records_.reserve(2 * records_.size() + 16);
+  if (free_records_.empty()) {
+    labels_.reserve(records_.size() + 1 > labels_.capacity() ? 2 * records_.size() + 16 : labels_.capacity());
+    records_.emplace_back();
+    labels_.emplace_back();
+    free_records_.push_back(static_cast<int64_t>(records_.size()) - 1);
+  }
+  const int64_t place = free_records_.back();
+  Label& label = labels_[static_cast<size_t>(place)];
+  if (id.kind == ClientId::kNumber) {
+    numbers_.emplace(id.number, place);
+    label.name = nullptr, label.number = id.number;
+  } else {
+    label.name = &names_.emplace(key_of(id), place).first->first;
+  }
+  ++label.use;
+  free_records_.pop_back();
+  return place;
+}
+
+int64_t Ledger::known_place(const ClientId& id) const {
+  const int64_t place = place_of(id);
+  if (place < 0 || !is_known(place)) refuse(Why::kUnknownClient, id, " was never sent a model; call server.dispatch(" + shown(id) + ") first");
+  return place;
+}
+
+const Ledger::Task* Ledger::task_of(const Record& record, int64_t version) const {
+  for (int32_t t = record.task; t >= 0; t = tasks_[static_cast<size_t>(t)].next)
+    if (tasks_[static_cast<size_t>(t)].version == version) return &tasks_[static_cast<size_t>(t)];
+  return nullptr;
+}
+
+Ledger::Found Ledger::find(const ClientId& id, int64_t version) const {
+  const int64_t place = known_place(id);
+  const Record& record = records_[static_cast<size_t>(place)];
+  const int64_t wanted = version == kLast ? record.last : version;
+  if (const Task* task = task_of(record, wanted)) {
+    if (due_.empty() || !over(*task, clock())) return {place, wanted, task->local_steps};
+    refuse(Why::kUnknownVersion, id,
+           ": its task of version " + std::to_string(wanted) + " has expired: it took longer than the server waits (lease, max_delay); " + kAgain);
+  }
+  const std::vector<int64_t> held = owed(id);
+  refuse(Why::kUnknownVersion, id,
+         ": an update from version " + std::to_string(wanted) + " came, but " +
+             (held.empty() ? "it has answered everything it was sent; " + kAgain : "it owes versions [" + tail_of(held) + "]"));
+}
+
+void Ledger::open(Record& record, int64_t version, int32_t local_steps, const store::Vector& kept, double ends) {
+  if (free_task_ < 0) {
+    tasks_.push_back({0, 0, -1, 0.0});
+    free_task_ = static_cast<int32_t>(tasks_.size()) - 1;
+  }
+  if (keeps_) {
+    Kept& one = kept_[version];
+    if (one.count == 0) one.data = kept;
+    ++one.count;
+  }
+  const int32_t place = free_task_;
+  Task& task = tasks_[static_cast<size_t>(place)];
+  free_task_ = task.next;
+  task = {version, local_steps, record.task, ends};
+  record.task = place;
+  ++open_;
+}
+
+int32_t Ledger::local_steps(const ClientId& id, int32_t usual) const {
+  const int64_t place = place_of(id);
+  const int32_t own = place < 0 ? 0 : records_[static_cast<size_t>(place)].steps;
+  return own > 0 ? own : usual;
+}
+
+// Checks the limits that must hold before `id` gets another task.
+void Ledger::check_limits(const ClientId& id, int64_t place) const {
+  const bool is_new = place < 0 || !is_known(place);
+  if (is_new && known_ >= limits.clients)
+    refuse(Why::kBusy, id,
+           " is one more than the " + std::to_string(limits.clients) +
+               " that the server may know at a time (max_clients)");
+  int64_t owes = 0;
+  if (!is_new)
+    for (int32_t t = records_[static_cast<size_t>(place)].task; t >= 0; t = tasks_[static_cast<size_t>(t)].next) ++owes;
+  if (owes >= limits.open_per_client)
+    refuse(Why::kBusy, id,
+           " has " + std::to_string(owes) +
+               " tasks that it has not answered, and may have no more (max_open_per_client)");
+}
+
+int64_t Ledger::send(const ClientId& id, int64_t version, int32_t local_steps, const store::Vector& kept) {
+  int64_t place = place_of(id);
+  Task* again = nullptr;
+  if (place >= 0) again = const_cast<Task*>(task_of(records_[static_cast<size_t>(place)], version));
+  if (again == nullptr) check_limits(id, place);
+  if (place < 0) place = place_for(id);
+  Record& record = records_[static_cast<size_t>(place)];
+  double ends = limits.lease;
+  if (limits.expires()) {
+    ends += clock();
+    due_.push_back({ends, version, place, use_of(place)});
+  }
+  if (again == nullptr) {
+    try {
+      open(record, version, local_steps, kept, ends);
+    } catch (...) {
+      if (limits.expires()) due_.pop_back();
+      throw;
+    }
+  } else {
+    again->ends = ends;
+    again->local_steps = local_steps;
+  }
+  known_ += record.last < 0;
+  record.last = version;
+  return place;
+}
+
+double Ledger::clock() const {
+  if (!limits.expires()) return 0.0;  // nothing expires, so no one reads it
+  return std::isnan(given_time) ? own_time() : given_time;
+}
+
+double Ledger::own_time() const {
+  return skew + std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::optional<Ledger::Overdue> Ledger::overdue() const {
+  if (due_.empty()) return std::nullopt;
+  const Due& one = due_.front();
+  const double time = clock();
+  if (one.ends > time && one.version >= now - limits.max_delay) return std::nullopt;
+  const Record& record = records_[static_cast<size_t>(one.place)];
+  Overdue found{{}, one.version, false, false};
+  if (record.last < 0 || use_of(one.place) != one.use) return found;  // the client was forgotten meanwhile
+  const Task* task = task_of(record, one.version);
+  found.ends = task != nullptr && over(*task, time);
+  const bool others = found.ends ? &tasks_[static_cast<size_t>(record.task)] != task || task->next >= 0
+                                 : record.task >= 0;
+  found.forgets = numbered_ < 0 && !others && record.last == one.version;
+  if (found.ends || found.forgets) found.client = id_at(one.place);
+  return found;
+}
+
+void Ledger::pass(const Overdue& one) noexcept {
+  const int64_t place = due_.front().place;
+  due_.pop_front();
+  if (one.ends) close(place, one.version), ++expired_;
+  if (one.forgets) drop(one.client, place);
+}
+
+int64_t Ledger::expire_before(int64_t version) {
+  int64_t ended = 0;
+  for (size_t place = 0; place < records_.size(); ++place) {
+    std::vector<int64_t> old;
+    for (int32_t t = records_[place].task; t >= 0; t = tasks_[static_cast<size_t>(t)].next)
+      if (tasks_[static_cast<size_t>(t)].version < version) old.push_back(tasks_[static_cast<size_t>(t)].version);
+    for (const int64_t one : old) close(static_cast<int64_t>(place), one), ++ended;
+  }
+  expired_ += ended;
+  return ended;
+}
+
+double Ledger::oldest_task() const {
+  return due_.empty() ? 0.0 : std::max(0.0, clock() - (due_.front().ends - limits.lease));
+}
+
+void Ledger::close(int64_t client, int64_t version) noexcept {
+  int32_t* link = &records_[static_cast<size_t>(client)].task;
+  while (*link >= 0 && tasks_[static_cast<size_t>(*link)].version != version)
+    link = &tasks_[static_cast<size_t>(*link)].next;
+  if (*link < 0) return;
+  const int32_t place = *link;
+  Task& task = tasks_[static_cast<size_t>(place)];
+  *link = task.next;
+  task.next = free_task_;
+  free_task_ = place;
+  --open_;
+  if (!keeps_) return;
+  const auto kept = kept_.find(version);
+  if (kept != kept_.end() && --kept->second.count == 0) kept_.erase(kept);
+}
+
+void Ledger::forget(const ClientId& id) {
+  const int64_t place = known_place(id);
+  const Record& record = records_[static_cast<size_t>(place)];
+  while (record.task >= 0) close(place, tasks_[static_cast<size_t>(record.task)].version);
+  drop(id, place);
+}
+
+void Ledger::drop(const ClientId& id, int64_t place) noexcept {
+  records_[static_cast<size_t>(place)] = Record{};
+  --known_;
+  if (numbered_ >= 0) return;
+  if (id.kind == ClientId::kNumber) {
+    numbers_.erase(id.number);
+  } else {
+    names_.erase(names_.find(*labels_[static_cast<size_t>(place)].name));
+  }
+  free_records_.push_back(place);
+}
+
+std::vector<int64_t> Ledger::owed(const ClientId& id) const {
+  std::vector<int64_t> found;
+  const Record& record = records_[static_cast<size_t>(known_place(id))];
+  for (int32_t t = record.task; t >= 0; t = tasks_[static_cast<size_t>(t)].next)
+    found.push_back(tasks_[static_cast<size_t>(t)].version);
+  return found;
+}
+
+bool Ledger::owes(const ClientId& id, int64_t version) const {
+  const int64_t place = place_of(id);
+  return place >= 0 && task_of(records_[static_cast<size_t>(place)], version) != nullptr;
+}
+
+store::Vector Ledger::kept(int64_t version) const {
+  const auto found = kept_.find(version);
+  return found == kept_.end() ? store::Vector{} : found->second.data;
+}
+
+std::vector<store::Vector> Ledger::all_kept() const {
+  std::vector<store::Vector> found;
+  for (const auto& [version, one] : kept_) found.push_back(one.data);
+  return found;
+}
+
+int64_t Ledger::nbytes() const {
+  return static_cast<int64_t>(records_.size() * sizeof(Record) + labels_.size() * sizeof(Label) +
+                              tasks_.size() * sizeof(Task) + due_.size() * sizeof(Due));
+}
+
+void Ledger::renew() {
+  due_.clear();
+  if (!limits.expires()) return;
+  const double ends = clock() + limits.lease;
+  std::vector<Due> due;
+  for (size_t i = 0; i < records_.size(); ++i) {
+    const auto place = static_cast<int64_t>(i);
+    const Record& record = records_[i];
+    if (record.last < 0) continue;
+    due.push_back({ends, record.last, place, use_of(place)});
+    for (int32_t t = record.task; t >= 0; t = tasks_[static_cast<size_t>(t)].next) {
+      Task& task = tasks_[static_cast<size_t>(t)];
+      task.ends = ends;
+      if (task.version != record.last) due.push_back({ends, task.version, place, use_of(place)});
+    }
+  }
+  std::stable_sort(due.begin(), due.end(), [](const Due& a, const Due& b) { return a.version < b.version; });
+  due_.assign(due.begin(), due.end());
+}
+
+void Ledger::begin_incarnation(int64_t version, uint64_t number) {
+  while (!incarnations_.empty() && incarnations_.back().first >= version) incarnations_.pop_back();
+  if (!incarnations_.empty() && incarnations_.back().second == number) return;  // the same one goes on
+  incarnations_.emplace_back(version, number);
+  int64_t oldest = version;
+  for (const Record& record : records_)
+    for (int32_t t = record.task; t >= 0; t = tasks_[static_cast<size_t>(t)].next)
+      oldest = std::min(oldest, tasks_[static_cast<size_t>(t)].version);
+  while (incarnations_.size() > 1 && incarnations_[1].first <= oldest) incarnations_.erase(incarnations_.begin());
+}
+
+uint64_t Ledger::incarnation_of(int64_t version) const {
+  for (size_t i = incarnations_.size(); i-- > 0;)
+    if (incarnations_[i].first <= version) return incarnations_[i].second;
+  return 0;
+}
+
+Ledger::State Ledger::state() const {
+  State state;
+  state.version = now;
+  state.steps = steps;
+  for (size_t place = 0; place < records_.size(); ++place) {
+    const Record& record = records_[place];
+    if (record.last < 0) continue;
+    const auto row = static_cast<int64_t>(state.clients.size());
+    state.clients.push_back(id_at(static_cast<int64_t>(place)));
+    state.last_sent.push_back(record.last);
+    state.next_steps.push_back(record.steps);
+    for (int32_t t = record.task; t >= 0; t = tasks_[static_cast<size_t>(t)].next) {
+      const Task& task = tasks_[static_cast<size_t>(t)];
+      state.task_client.push_back(row);
+      state.task_version.push_back(task.version);
+      state.task_steps.push_back(task.local_steps);
+    }
+  }
+  for (const auto& [version, one] : kept_) state.versions.emplace_back(version, one.data);
+  return state;
+}
+
+void Ledger::load(const State& state) {
+  const auto require = [](bool holds, const char* otherwise) {
+    if (!holds) throw std::invalid_argument(otherwise);
+  };
+  require(state.version >= 0 && state.steps >= 0, "a negative version");
+  now = state.version;
+  steps = state.steps;
+  const size_t clients = state.clients.size(), tasks = state.task_client.size();
+  require(state.last_sent.size() == clients && state.next_steps.size() == clients,
+          "columns of clients of different lengths");
+  require(state.task_version.size() == tasks && state.task_steps.size() == tasks,
+          "columns of tasks of different lengths");
+  std::unordered_map<int64_t, store::Vector> versions(state.versions.begin(), state.versions.end());
+  std::vector<int64_t> places;
+  for (size_t i = 0; i < clients; ++i) {
+    const int64_t last = state.last_sent[i], next = state.next_steps[i], place = place_for(state.clients[i]);
+    Record& record = records_[static_cast<size_t>(place)];
+    require(record.last < 0 && last >= 0 && last <= now, "a client twice, or one that was never sent a model");
+    require(next >= 0 && next <= INT32_MAX, "local steps out of range");
+    record.last = last;
+    record.steps = static_cast<int32_t>(next);
+    places.push_back(place);
+    ++known_;
+  }
+  for (size_t t = tasks; t-- > 0;) {  // backwards, because `open` puts each task in front of the others
+    const int64_t owner = state.task_client[t], version = state.task_version[t], told = state.task_steps[t];
+    require(owner >= 0 && owner < static_cast<int64_t>(clients), "a task of nobody");
+    Record& record = records_[static_cast<size_t>(places[static_cast<size_t>(owner)])];
+    require(version >= 0 && version <= now && task_of(record, version) == nullptr, "a task's version");
+    require(told >= 0 && told <= INT32_MAX, "local steps out of range");
+    store::Vector kept;
+    if (keeps_) {
+      const auto found = versions.find(version);
+      require(found != versions.end() && found->second, "a version that is not there");
+      kept = found->second;
+    }
+    open(record, version, static_cast<int32_t>(told), kept, clock() + limits.lease);
+  }
+  renew();  // leases begin anew, because no client could answer while the server was down
+}
+
+}  // namespace fastagg::engine

@@ -1,0 +1,179 @@
+// The ledger knows which client was sent which version and has not answered it yet, which versions are kept for that,
+// and in which incarnation of the server every version was made. Every operation takes O(1) time in the number of
+// clients. Memory: 16 bytes per client and 24 per open task; with a lease, also 32 bytes for each task that was sent
+// within the lease's time.
+//
+// All that may fail happens before anything changes. `close` and `tell_next` cannot fail.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "../store/vector.h"
+#include "../client_id.h"
+
+namespace fastagg::engine {
+
+// How long a server waits for its clients, and how many tasks and clients it allows.
+struct Limits {
+  double lease = std::numeric_limits<double>::infinity();         // the most seconds that a task may take
+  int64_t max_delay = std::numeric_limits<int64_t>::max();        // the most versions that a task may be old
+  int64_t open_per_client = std::numeric_limits<int64_t>::max();  // the most unanswered tasks of one client
+  int64_t clients = std::numeric_limits<int64_t>::max();          // the most clients known at a time
+  bool expires() const { return lease < std::numeric_limits<double>::infinity() || max_delay < INT64_MAX; }
+};
+
+class Ledger {
+ public:
+  static constexpr int64_t kLast = -1;  // as a version: the one that the client was sent last
+
+  // `clients` >= 0: the ids are the whole numbers 0..clients-1. Negative: every id is accepted.
+  // `keeps`: whether the data of a version is kept for as long as a client may answer it.
+  Ledger(int64_t clients, bool keeps) : numbered_(clients), keeps_(keeps) {
+    if (clients > 0) records_.resize(static_cast<size_t>(clients));
+  }
+
+  Limits limits;
+  double skew = 0.0;  // seconds by which this clock is ahead; for tests
+  // The time at which leases are compared, for ledgers in several processes that must end the same tasks, and for
+  // replays. NaN: this process' clock.
+  double given_time = std::numeric_limits<double>::quiet_NaN();
+  double own_time() const;  // seconds, by this process' clock
+
+  int64_t now = 0;    // the version t: counts all steps of the model, also those that left it unchanged
+  int64_t steps = 0;  // the optimizer's steps
+
+  // Throws Refusal, kUnknownClient: the id is not one of 0..clients-1.
+  void check(const ClientId& id) const;
+
+  // The task that an answer refers to.
+  struct Found {
+    int64_t client;  // the place of the client's record; its number, if clients are numbered
+    int64_t version;
+    int32_t local_steps;  // that it was told to take; 0 if none were told
+  };
+  // Throws Refusal: kUnknownClient, kUnknownVersion.
+  Found find(const ClientId& id, int64_t version) const;
+
+  // The local steps that `id` is told to take with its next task: its own number if one was set, otherwise `usual`.
+  int32_t local_steps(const ClientId& id, int32_t usual) const;
+  // Records that `id` was sent that version and told so many steps. Sending a version twice makes one task, with the
+  // values of the last time. Returns the place of the client's record. Throws Refusal, kBusy, beyond a limit.
+  int64_t send(const ClientId& id, int64_t version, int32_t local_steps, const store::Vector& kept);
+
+  void close(int64_t client, int64_t version) noexcept;
+  void tell_next(int64_t client, int32_t local_steps) noexcept {
+    records_[static_cast<size_t>(client)].steps = local_steps;
+  }
+  void tell_next_to(const ClientId& id, int32_t local_steps) { tell_next(known_place(id), local_steps); }
+  void forget(const ClientId& id);  // ends its tasks and removes it
+
+  // What is over next, in order of time: a task whose lease is over or whose version is too old, or a client without an
+  // open task that was not heard of for the same time. `pass` ends it and goes on to the next one.
+  struct Overdue {
+    ClientId client;
+    int64_t version;
+    bool ends, forgets;  // the task; the client. Neither: both were gone before
+  };
+  std::optional<Overdue> overdue() const;
+  void pass(const Overdue& one) noexcept;
+  // Ends all tasks of versions below this one. Returns how many.
+  int64_t expire_before(int64_t version);
+  // All leases begin anew, under the current limits.
+  void renew();
+
+  int64_t expired() const { return expired_; }  // tasks that have expired so far
+  int64_t open_tasks() const { return open_; }
+  // The seconds since the oldest task with a lease was sent, answered or not. 0 if there is none.
+  double oldest_task() const;
+
+  std::vector<int64_t> owed(const ClientId& id) const;
+  bool owes(const ClientId& id, int64_t version) const;
+  store::Vector kept(int64_t version) const;  // none if nothing is kept
+  std::vector<store::Vector> all_kept() const;
+  int64_t nbytes() const;
+  int64_t known() const { return known_; }
+
+  // From this version on, versions belong to the incarnation with this number. Incarnations before it are forgotten
+  // when none of their tasks is open.
+  void begin_incarnation(int64_t version, uint64_t number);
+  uint64_t incarnation_of(int64_t version) const;
+  using Incarnations = std::vector<std::pair<int64_t, uint64_t>>;  // (first version, number)
+  const Incarnations& incarnations() const { return incarnations_; }
+
+  // The state as columns: a row for each known client, and one for each open task.
+  struct State {
+    int64_t version = 0, steps = 0;
+    std::vector<ClientId> clients;
+    std::vector<int64_t> last_sent, next_steps;
+    std::vector<int64_t> task_client, task_version, task_steps;
+    std::vector<std::pair<int64_t, store::Vector>> versions;
+  };
+  State state() const;
+  // Loads a state into a new ledger. Throws std::invalid_argument.
+  void load(const State& state);
+
+ private:
+  struct Record {
+    int64_t last = -1;  // the version sent last; negative: none was sent
+    int32_t task = -1;  // the first open task
+    int32_t steps = 0;
+  };
+  struct Task {
+    int64_t version;
+    int32_t local_steps;
+    int32_t next;
+    double ends;  // the end of its lease
+  };
+  // A task that was sent. The queue has them in the order in which they were sent.
+  struct Due {
+    double ends;
+    int64_t version, place;
+    uint32_t use;  // of the place: another one means that the client was forgotten meanwhile
+  };
+  struct Kept {
+    int64_t count = 0;
+    store::Vector data;
+  };
+
+  ClientId id_at(int64_t place) const;
+  bool is_known(int64_t place) const { return records_[static_cast<size_t>(place)].last >= 0; }
+  int64_t place_of(const ClientId& id) const;  // -1: unknown
+  int64_t place_for(const ClientId& id);       // creates the place for a new client
+  int64_t known_place(const ClientId& id) const;
+  const Task* task_of(const Record& record, int64_t version) const;
+  double clock() const;
+  bool over(const Task& task, double time) const { return task.ends <= time || task.version < now - limits.max_delay; }
+  void drop(const ClientId& id, int64_t place) noexcept;  // removes its record; it has no open task
+  void open(Record& record, int64_t version, int32_t local_steps, const store::Vector& kept, double ends);
+  void check_limits(const ClientId& id, int64_t place) const;
+  uint32_t use_of(int64_t place) const { return numbered_ >= 0 ? 0 : labels_[static_cast<size_t>(place)].use; }
+
+  int64_t numbered_;
+  bool keeps_;
+  std::vector<Record> records_;
+  std::vector<Task> tasks_;
+  int32_t free_task_ = -1;
+  // Whose record it is, if ids are not numbered.
+  struct Label {
+    const std::string* name = nullptr;  // in `names_`; null: it is a number
+    int64_t number = 0;
+    uint32_t use = 0;  // how often the place was given to a client
+  };
+  std::vector<Label> labels_;
+  std::vector<int64_t> free_records_;
+  std::unordered_map<int64_t, int64_t> numbers_;
+  std::unordered_map<std::string, int64_t> names_;
+  std::unordered_map<int64_t, Kept> kept_;
+  std::deque<Due> due_;  // empty if nothing expires
+  int64_t known_ = 0, open_ = 0, expired_ = 0;
+  Incarnations incarnations_;
+};
+
+}  // namespace fastagg::engine

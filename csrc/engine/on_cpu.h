@@ -1,0 +1,31 @@
+// Runs a server's kernels on the processor.
+#pragma once
+
+#include <cstring>
+
+#include "../cpu/cpu.h"
+#include "../runner.h"
+
+namespace fastagg::engine {
+
+class OnCpu : public Runner {
+ public:
+  void step(const Update& update, const Direction& direction, const Optimizer& optimizer) override {
+    cpu::step(update, direction, optimizer);
+  }
+  void accumulate(const Update& update, const float* acc, double weight, float* out) override {
+    cpu::accumulate(update, acc, static_cast<float>(weight), out);
+  }
+  void recompute_sum(const Rows& rows, const float* weights, float* sum) override {
+    cpu::recompute_sum(rows, weights, sum, 0, (rows.size + kBlock - 1) / kBlock, 1);
+  }
+  void add_rows(const Rows& rows, const std::vector<RowJob>& jobs, const float* weights, float weight) override {
+    cpu::add_rows(rows, jobs.data(), static_cast<int64_t>(jobs.size()), weights, weight);
+  }
+  void settle_rows(const std::vector<RowJob>& jobs, float* sum, int64_t size) override {
+    cpu::settle_rows(jobs.data(), static_cast<int64_t>(jobs.size()), sum, size);
+  }
+  void zero(void* memory, int64_t bytes) override { std::memset(memory, 0, static_cast<size_t>(bytes)); }
+};
+
+}  // namespace fastagg::engine

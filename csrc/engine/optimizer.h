@@ -1,0 +1,57 @@
+// The server's optimizer: its settings, its moments, and the bounds of their elements (math/optimizers.h has the
+// arithmetic).
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../plan.h"
+#include "../store/vector.h"
+
+namespace fastagg::engine {
+
+struct OptimizerSettings {
+  int kind = 0;  // place in Optimizers
+  double lr = 1.0, beta1 = 0.0, beta2 = 0.0, eps = 1.0;
+  bool bias_correction = false;
+  bool coded = false;  // moments in 8 bits
+};
+
+class OptimizerState {
+ public:
+  // Zeros, for `size` parameters.
+  OptimizerState(const OptimizerSettings& settings, int64_t size, uint64_t seed, std::shared_ptr<store::Memory> memory);
+
+  // The moments by name: "m", "v", "vhat", and "units" of coded ones.
+  struct Moment {
+    const char* name;
+    store::Vector data;
+    int64_t nbytes;
+  };
+  std::vector<Moment> moments() const;
+  int64_t nbytes() const;
+
+  // How much lr times what an optimizer steps by can add to an element, and the bounds of moments after a step along a
+  // direction whose elements are at most d. `along`: of a step along the direction itself.
+  double growth(double lr, double d, double along, MomentBounds& bounds) const;
+  MomentBounds measured() const;  // from the moments, in host memory
+
+  // A copy that a step may work on while this state stays as it is.
+  OptimizerState copy() const;
+  // What a kernel needs for step number `steps`.
+  Optimizer planned(int64_t steps, double lr, const float* x, float* x_out) const;
+
+  OptimizerSettings settings;
+  MomentBounds bounds;
+
+ private:
+  Moments struct_of() const;
+
+  int64_t size_;
+  uint64_t seed_;
+  std::shared_ptr<store::Memory> memory_;
+  store::Vector m_, v_, vhat_, units_;
+};
+
+}  // namespace fastagg::engine

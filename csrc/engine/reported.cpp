@@ -1,0 +1,46 @@
+#include "reported.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "../cpu/cpu.h"
+
+namespace fastagg::engine {
+namespace {
+
+Update update_of(const Reported& reported) {
+  Update update;
+  update.add(reported.values.data, reported.size, kFloat32);
+  return update;
+}
+
+}  // namespace
+
+bool fits(const Reported& reported, const StatisticsRules& rules) {
+  // the norm is at least the largest value; it is NaN or infinite if a value is
+  if (reported.size > 0 && !(std::sqrt(cpu::sum_squares(update_of(reported))) <= rules.limit)) return false;
+  const auto negative = [](auto number) { return number < 0; };
+  for (const auto& [begin, end] : rules.variances)
+    if (end <= reported.size && std::any_of(reported.values.data + begin, reported.values.data + end, negative))
+      return false;
+  const auto count = static_cast<int64_t>(reported.counters.size());
+  for (const auto& [begin, end] : rules.counts)
+    if (end <= count && std::any_of(reported.counters.begin() + begin, reported.counters.begin() + end, negative))
+      return false;
+  return true;
+}
+
+store::Vector added(const Reported& reported, const float* sum) {
+  if (reported.size == 0) return {};
+  store::Vector out = store::new_vector(reported.size);
+  cpu::accumulate(update_of(reported), sum, 1.0f, out.data);
+  return out;
+}
+
+std::vector<int64_t> largest(const Reported& reported, const int64_t* others) {
+  std::vector<int64_t> found = reported.counters;
+  for (size_t i = 0; others != nullptr && i < found.size(); ++i) found[i] = std::max(found[i], others[i]);
+  return found;
+}
+
+}  // namespace fastagg::engine

@@ -1,0 +1,31 @@
+// BatchNorm's running statistics and counters, as one client sent them: copies of the server's own.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "../store/vector.h"
+
+namespace fastagg::engine {
+
+struct Reported {
+  store::Vector values;  // all floating-point statistics, in the model's order
+  int64_t size = 0;      // of the values
+  std::vector<int64_t> counters;
+
+  bool given() const { return size > 0 || !counters.empty(); }
+};
+
+// What a model allows. Variances and counts cannot be below zero; places are (begin, end).
+struct StatisticsRules {
+  double limit = 0.0;  // of the magnitudes, so that the mean of many clients' stays finite
+  std::vector<std::pair<int64_t, int64_t>> variances, counts;
+};
+bool fits(const Reported& reported, const StatisticsRules& rules);
+
+// The values added to the sum of others (null: there are none), in a new vector; for every counter the larger of two.
+store::Vector added(const Reported& reported, const float* sum);
+std::vector<int64_t> largest(const Reported& reported, const int64_t* others);
+
+}  // namespace fastagg::engine

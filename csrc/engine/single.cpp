@@ -1,0 +1,32 @@
+#include "single.h"
+
+namespace fastagg::engine {
+
+Outcome Single::plan(const Given& given, bool) {
+  const Contribution& one = given.front();
+  direction_ = {};
+  direction_.gain = one.gain * sign_;
+  direction_.weight = one.weight;
+  weight_ = one.weight;
+  bound_ = std::abs(one.weight) * one.norm;
+  if (blend_) {
+    direction_.kind = kBlend;
+    direction_.base = one.base;
+  }
+  versions_.assign(1, one.start);
+  return Outcome::kStep;
+}
+
+double Single::bound() const { return blend_ ? bound_ + std::abs(weight_) * 2.0 * model_bound : bound_; }
+
+// A value between two versions is not larger than both.
+double Single::growth(double lr) const {
+  const bool between = blend_ && lr * weight_ >= 0.0 && lr * weight_ <= 1.0;
+  return std::abs(lr) * (between ? bound_ : bound());
+}
+
+void Single::run(Runner& runner, const Updates& updates, const Optimizer& optimizer) {
+  runner.step(*updates.front(), direction_, optimizer);
+}
+
+}  // namespace fastagg::engine

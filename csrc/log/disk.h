@@ -1,0 +1,62 @@
+// The file operations of a log, in one class. Tests replace it by a disk that loses power.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace fastagg::log {
+
+// `final`: what was written may be lost although the system said otherwise, or will say so. Nothing may be acknowledged
+// any more.
+class DiskFailed : public std::runtime_error {
+ public:
+  DiskFailed(const std::string& text, bool is_final) : std::runtime_error(text), final(is_final) {}
+  bool final;
+};
+
+// The files of one folder, by name. Every method throws DiskFailed.
+class Disk {
+ public:
+  virtual ~Disk() = default;
+  // Opens a regular file for writing; it may be new.
+  virtual int open(const std::string& name) = 0;
+  virtual void close(int file) noexcept = 0;
+  virtual uint64_t size(int file) = 0;
+  // Reserves room for so many bytes, so that writing there does not fail and a sync need not write metadata.
+  virtual void allocate(int file, uint64_t nbytes) = 0;
+  virtual void write(int file, std::vector<iovec>& buffers, uint64_t offset) = 0;
+  // The same for memory and an offset that are multiples of 4,096, past the system's page cache if it can.
+  virtual void write_block(int file, const void* data, size_t nbytes, uint64_t offset) = 0;
+  // Waits until all that was written to the file, or the names in the folder, are on the disk.
+  virtual void sync(int file) = 0;
+  virtual void sync_folder() = 0;
+  virtual void rename(const std::string& old_name, const std::string& new_name) = 0;
+};
+
+// The operating system's. `folder` is an open folder: names belong to it, wherever it is moved, and not to a folder that
+// somebody makes with the same path. The disk does not own it.
+class SystemDisk : public Disk {
+ public:
+  explicit SystemDisk(int folder) : folder_(folder) {}
+  ~SystemDisk() override;
+  int open(const std::string& name) override;
+  void close(int file) noexcept override;
+  uint64_t size(int file) override;
+  void allocate(int file, uint64_t nbytes) override;
+  void write(int file, std::vector<iovec>& buffers, uint64_t offset) override;
+  void write_block(int file, const void* data, size_t nbytes, uint64_t offset) override;
+  void sync(int file) override;
+  void sync_folder() override;
+  void rename(const std::string& old_name, const std::string& new_name) override;
+
+ private:
+  int folder_;
+  int direct_ = -1, direct_of_ = -1;  // the last file, opened again for writes past the page cache
+  bool refused_ = false;              // the file system has no such writes
+};
+
+}  // namespace fastagg::log

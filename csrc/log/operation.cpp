@@ -1,0 +1,187 @@
+#include "operation.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "../refusal.h"
+
+namespace fastagg::log {
+namespace {
+
+constexpr const char* kNames[kKinds] = {"",        "incarnation", "dispatch", "hand_on", "answer",
+                                        "close_round", "forget",      "lr",       "expire",  "row"};
+constexpr uint8_t kSizes[kElements] = {4, 2, 2, 8, 4, 2, 1, 1, 1, 2, 4, 8};
+constexpr uint32_t kInFile = 1u << 31;  // a flag in the number of parts: the update is in a file
+constexpr size_t kPartBytes = 10, kFactBytes = 54, kAligned = 64, kWorthAligning = 4096;
+constexpr size_t kDecidedAt = 17;  // of the facts
+
+[[noreturn]] void damaged(const std::string& text) {
+  throw Refusal(Why::kDamaged, "a record that cannot be read: " + text);
+}
+
+class Bytes {
+ public:
+  Bytes(const uint8_t* data, size_t size) : data_(data), size_(size) {}
+  template <typename T>
+  T read() {
+    T value;
+    std::memcpy(&value, take(sizeof value), sizeof value);
+    return value;
+  }
+  const uint8_t* take(size_t count) {
+    if (count > size_ - at_) damaged("it ends too early");
+    const uint8_t* found = data_ + at_;
+    at_ += count;
+    return found;
+  }
+  void align() { take(std::min(size_ - at_, gap_of(at_))); }
+
+ private:
+  const uint8_t* data_;
+  size_t size_, at_ = 0;
+};
+
+size_t client_bytes(const ClientId& client) { return client.kind == ClientId::kName ? 11 + client.name.size() : 17; }
+
+void put_client(Entry& to, const ClientId& client, int64_t version) {
+  if (client.kind == ClientId::kName) {
+    to.put(uint8_t{1}, static_cast<uint16_t>(client.name.size()), version);
+    to.put_bytes(client.name.data(), client.name.size());
+  } else {
+    to.put(static_cast<uint8_t>(client.kind == ClientId::kLarge ? 2 : 0), client.number, version);
+  }
+}
+
+ClientId read_client(Bytes& from, int64_t* version) {
+  const auto kind = from.read<uint8_t>();
+  if (kind > 2) damaged("a client's id of an unknown kind");
+  ClientId client;
+  if (kind == 1) {
+    const auto size = from.read<uint16_t>();
+    *version = from.read<int64_t>();
+    client.kind = ClientId::kName;
+    client.name.assign(reinterpret_cast<const char*>(from.take(size)), size);
+    return client;
+  }
+  client.kind = kind == 2 ? ClientId::kLarge : ClientId::kNumber;
+  client.number = from.read<int64_t>();
+  *version = from.read<int64_t>();
+  return client;
+}
+
+void read_answer(Bytes& from, Operation& to) {
+  to.share = from.read<double>();
+  to.incarnation = from.read<uint64_t>();
+  to.known = from.read<uint8_t>() != 0;
+  to.decided.applied = from.read<uint8_t>() != 0;
+  to.decided.version = from.read<int64_t>();
+  to.decided.step_size = from.read<double>();
+  to.decided.weight = from.read<double>();
+  to.decided.norm = from.read<double>();
+  const auto flagged = from.read<uint32_t>();
+  const uint32_t count = flagged & (kInFile - 1);
+  for (uint32_t i = 0; i < count; ++i) {
+    Part part{from.read<uint8_t>(), from.read<uint8_t>(), 0};
+    part.count = from.read<uint64_t>();
+    if (part.role > kPadding || part.dtype >= kElements) damaged("a part of an unknown role or type");
+    if (part.count > UINT64_MAX / 16) damaged("a part that is too large");
+    to.parts.push_back(part);
+  }
+  if ((flagged & kInFile) != 0)
+    to.streamed = Streamed{from.read<uint64_t>(), from.read<uint64_t>(), from.read<uint32_t>(), from.read<uint8_t>()};
+  from.align();
+  for (Part& part : to.parts) {
+    from.align();
+    part.data = from.take(part.nbytes());
+  }
+  to.parts.erase(std::remove_if(to.parts.begin(), to.parts.end(), [](const Part& one) { return one.role == kPadding; }),
+                 to.parts.end());
+}
+
+}  // namespace
+
+const char* name_of(Kind kind) { return kNames[kind]; }
+
+size_t bytes_of(uint8_t element) { return kSizes[element]; }
+
+const Part* Operation::part(Role role) const {
+  const auto found = std::find_if(parts.begin(), parts.end(), [&](const Part& one) { return one.role == role; });
+  return found == parts.end() ? nullptr : &*found;
+}
+
+Operation read(uint8_t kind, const uint8_t* body, size_t length) {
+  if (kind == 0 || kind >= kKinds) damaged("this version of fastagg does not know its kind, " + std::to_string(kind));
+  Operation found;
+  found.kind = static_cast<Kind>(kind);
+  Bytes from(body, length);
+  switch (found.kind) {
+    case kIncarnation: {
+      found.version = from.read<int64_t>();
+      const auto number = from.read<int64_t>();
+      if (found.version < 0 || number < 0) damaged("a version or an incarnation below zero");
+      found.incarnation = static_cast<uint64_t>(number);
+      break;
+    }
+    case kCloseRound: break;
+    case kRate: found.rate = from.read<double>(); break;
+    case kAnswer:
+    case kRow:
+      found.client = read_client(from, &found.version);
+      read_answer(from, found);
+      break;
+    default: found.client = read_client(from, &found.version);
+  }
+  return found;
+}
+
+Queued record_of(Journal& journal, const Operation& operation) {
+  Queued entry = journal.entry(operation.kind, client_bytes(operation.client));
+  if (operation.kind == kIncarnation) {
+    entry->put(operation.version, operation.incarnation);
+  } else if (operation.kind == kRate) {
+    entry->put(operation.rate);
+  } else if (operation.kind != kCloseRound) {
+    put_client(*entry, operation.client, operation.version);
+  }
+  return entry;
+}
+
+Queued record_of_answer(Journal& journal, Operation& operation) {
+  size_t data = 0;
+  for (const Part& part : operation.parts) data += part.nbytes() + 8;
+  const bool aligned = data >= kWorthAligning;
+  const size_t count = operation.parts.size() + aligned;
+  size_t own = client_bytes(operation.client) + kFactBytes + kPartBytes * count + (operation.streamed ? 21 : 0);
+  own += gap_of(own);
+  const size_t padding = aligned ? (kAligned - (kRecordHead + own) % kAligned) % kAligned : 0;
+  Queued entry = journal.entry(operation.kind, own + padding + data);
+  put_client(*entry, operation.client, operation.version);
+  entry->put(operation.share, operation.incarnation, static_cast<uint8_t>(operation.known), uint8_t{0}, int64_t{0}, 0.0,
+             0.0, 0.0, static_cast<uint32_t>(count) | (operation.streamed ? kInFile : 0));
+  if (aligned) entry->put(static_cast<uint8_t>(kPadding), uint8_t{0}, static_cast<uint64_t>(padding));
+  for (const Part& part : operation.parts) entry->put(part.role, part.dtype, part.count);
+  if (operation.streamed) {
+    const Streamed& one = *operation.streamed;
+    entry->put(one.number, one.nbytes, one.crc, one.dtype);
+  }
+  static constexpr uint8_t zeros[kAligned] = {};
+  entry->put_bytes(zeros, gap_of(entry->length));
+  entry->put_bytes(zeros, padding);
+  for (Part& part : operation.parts) {
+    entry->put_bytes(zeros, gap_of(entry->length));
+    part.data = entry->body() + entry->length;
+    entry->length += part.nbytes();
+  }
+  return entry;
+}
+
+void decide(Entry& entry, const Operation& operation) {
+  const Decided said = operation.known ? operation.decided : Decided{};
+  uint8_t* at = entry.body() + client_bytes(operation.client) + kDecidedAt;
+  *at = said.applied;
+  std::memcpy(at + 1, &said.version, 8);
+  const double numbers[] = {said.step_size, said.weight, said.norm};
+  std::memcpy(at + 9, numbers, sizeof numbers);
+}
+
+}  // namespace fastagg::log

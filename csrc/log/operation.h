@@ -1,0 +1,84 @@
+// An operation is what changed a server: the log writes it, a recovery and the other ranks of a group execute it. This
+// file has its bytes.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../client_id.h"
+#include "../plan.h"
+#include "journal.h"
+
+namespace fastagg::log {
+
+enum Kind : uint8_t {
+  kIncarnation = 1,  // from a version on, versions belong to another incarnation of the server
+  kDispatch,
+  kHandOn,      // an open task was given to one more client
+  kAnswer,      // an update, a sum or a trained model's difference, as it was stepped
+  kCloseRound,
+  kForget,      // a task, or a client with all of its tasks
+  kRate,        // the learning rate
+  kExpire,      // tasks of versions below one
+  kRow,         // an answer, as the encoded row that its update became
+  kKinds
+};
+const char* name_of(Kind kind);
+
+// What a part of an answer is: parameters, statistics, counters, a control variate, an encoded row (its type is the
+// row's format, its count bytes), of how many updates a sum is made, or nothing (it aligns what comes behind it).
+enum Role : uint8_t { kParameters, kBuffers, kCounter, kControl, kRowRole, kUpdates, kPadding };
+
+// Types of elements; the first ones are those of Dtype (plan.h).
+enum Element : uint8_t { kInt64 = 3, kElements = 12 };
+size_t bytes_of(uint8_t element);
+
+struct Part {
+  uint8_t role, dtype;
+  uint64_t count;  // of elements; bytes for a row
+  const uint8_t* data = nullptr;
+  size_t nbytes() const { return role == kRowRole || role == kPadding ? count : count * bytes_of(dtype); }
+};
+
+// The outcome of an answer.
+struct Decided {
+  bool applied = false;
+  int64_t version = 0;     // afterwards
+  double step_size = 0.0;  // NaN: no step
+  double weight = 0.0, norm = 0.0;
+};
+
+struct Streamed {  // the file of an upload
+  uint64_t number, nbytes;
+  uint32_t crc;
+  uint8_t dtype;
+};
+
+struct Operation {
+  Kind kind = kDispatch;
+  ClientId client;
+  int64_t version = -1;     // that was sent or answered; -1: none; kIncarnation: the first of it
+  uint64_t incarnation = 0;  // of an answer's version; kIncarnation: the new one
+  double rate = 0.0;
+  // Of an answer:
+  double share = 1.0;  // in a mean; a sum's weight
+  bool known = true;   // whether the outcome was decided when the call returned; otherwise a device decided it later
+  Decided decided;
+  std::vector<Part> parts;
+  std::optional<Streamed> streamed;
+
+  const Part* part(Role role) const;
+};
+
+// Reads a record's body. Parts lie in it. Throws Refusal, kDamaged.
+Operation read(uint8_t kind, const uint8_t* body, size_t length);
+
+// The record of an operation without parts.
+Queued record_of(Journal& journal, const Operation& operation);
+// The record of an answer, with memory for its parts, where each part's `data` then points; `decide` writes the outcome.
+Queued record_of_answer(Journal& journal, Operation& operation);
+void decide(Entry& entry, const Operation& operation);
+
+}  // namespace fastagg::log

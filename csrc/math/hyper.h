@@ -1,0 +1,27 @@
+// The numbers of an optimizer's step. They stand alone, so that a change of its arithmetic (optimizers.h) does not compile
+// again what only passes them on.
+#pragma once
+
+namespace fastagg {
+
+struct Hyper {
+  float lr;
+  float beta1;
+  float rest1;  // 1 - beta1, rounded once from double
+  float beta2;
+  float rest2;  // 1 - beta2, rounded once from double
+  float eps;
+  float root_scale;
+};
+
+// The settings that bounds of an optimizer's step need.
+struct Decay {
+  double beta1, beta2, eps;
+};
+
+// What no element of m, and none of v, exceeds in magnitude.
+struct MomentBounds {
+  double m = 0.0, v = 0.0;
+};
+
+}  // namespace fastagg

@@ -1,0 +1,30 @@
+// Why a call is refused. The state is then as it was before the call. The bindings give each reason its Python error.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace fastagg {
+
+enum class Why {
+  kUnknownClient,
+  kUnknownVersion,
+  kStaleIncarnation,
+  kBusy,
+  kReentered,
+  kOtherProcess,
+  kRetired,  // another engine has taken this one's place; the caller goes there
+  kNotFinite,
+  kTooLarge,
+  kSetting,     // an argument or a setting that does not fit the rule
+  kNotDurable,  // the log cannot be written
+  kDamaged,     // a record that cannot be executed
+};
+
+class Refusal : public std::runtime_error {
+ public:
+  Refusal(Why reason, const std::string& text) : std::runtime_error(text), why(reason) {}
+  Why why;
+};
+
+}  // namespace fastagg

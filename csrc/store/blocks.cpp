@@ -1,0 +1,149 @@
+#include "blocks.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+#endif
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace fastagg::store {
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kWorthKeeping = size_t{1} << 16;  // smaller blocks: the C library reuses them as fast
+constexpr size_t kKeptPerSize = 2;                 // further blocks go back to the operating system
+constexpr size_t kSizes = 16;
+constexpr size_t kAlignment = 64;
+
+// Blocks of one size, kept for reuse.
+struct Shelf {
+  size_t nbytes = 0;
+  std::array<void*, kKeptPerSize> blocks{};
+  size_t count = 0;
+  uint64_t used = 0;
+};
+
+// Shelves for the sizes that were asked for last. There are only kSizes of them, so old sizes do not hold memory
+// forever.
+struct Free {
+  std::mutex mutex;
+  std::array<Shelf, kSizes> shelves;
+  uint64_t time = 0;
+
+  Shelf* find(size_t nbytes) {
+    for (Shelf& shelf : shelves)
+      if (shelf.nbytes == nbytes) return &shelf;
+    return nullptr;
+  }
+};
+
+// Never destroyed, because vectors may outlive everything else when a process ends.
+Free& free_blocks() {
+  static Free* const held = [] {
+    auto* made = new Free;
+#if defined(__unix__) || defined(__APPLE__)
+    // Otherwise a forked child could find the lock held by a thread that it does not have.
+    pthread_atfork([] { free_blocks().mutex.lock(); }, [] { free_blocks().mutex.unlock(); },
+                   [] { free_blocks().mutex.unlock(); });
+#endif
+    return made;
+  }();
+  return *held;
+}
+
+std::atomic<int64_t> failing{-1};
+
+#if defined(__linux__)
+// The length in whole huge pages. The first page begins where a huge page may begin.
+size_t mapped(size_t nbytes) { return (nbytes + kHugePage - 1) / kHugePage * kHugePage; }
+
+void* from_system(size_t nbytes) {
+  if (nbytes < kHugePage) {
+    void* block = std::aligned_alloc(kAlignment, (nbytes + kAlignment - 1) / kAlignment * kAlignment);
+    if (block == nullptr) throw std::bad_alloc();
+    return block;
+  }
+  const size_t length = mapped(nbytes) + kHugePage;
+  // Private, because memory shared with forked children gets no huge pages.
+  void* all = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (all == MAP_FAILED) throw std::bad_alloc();
+  char* begin = static_cast<char*>(all);
+  const size_t ahead = (kHugePage - reinterpret_cast<uintptr_t>(all) % kHugePage) % kHugePage;
+  if (ahead != 0) munmap(begin, ahead);
+  if (ahead != kHugePage) munmap(begin + ahead + mapped(nbytes), kHugePage - ahead);
+  madvise(begin + ahead, mapped(nbytes), MADV_HUGEPAGE);
+  return begin + ahead;
+}
+
+void to_system(void* block, size_t nbytes) noexcept {
+  if (nbytes < kHugePage) {
+    std::free(block);
+  } else {
+    munmap(block, mapped(nbytes));
+  }
+}
+#else
+void* from_system(size_t nbytes) { return ::operator new(nbytes, std::align_val_t{kAlignment}); }
+
+void to_system(void* block, size_t) noexcept { ::operator delete(block, std::align_val_t{kAlignment}); }
+#endif
+
+void clear(Shelf& shelf) noexcept {
+  while (shelf.count > 0) to_system(shelf.blocks[--shelf.count], shelf.nbytes);
+}
+
+}  // namespace
+
+void* take(size_t nbytes) {
+  if (fails_now()) throw std::bad_alloc();
+  if (nbytes < kWorthKeeping) return from_system(nbytes == 0 ? 1 : nbytes);
+  Free& held = free_blocks();
+  {
+    const std::lock_guard<std::mutex> lock(held.mutex);
+    Shelf* shelf = held.find(nbytes);
+    if (shelf == nullptr) {
+      shelf = &*std::min_element(held.shelves.begin(), held.shelves.end(),
+                                 [](const Shelf& a, const Shelf& b) { return a.used < b.used; });
+      clear(*shelf);
+      shelf->nbytes = nbytes;
+    }
+    shelf->used = ++held.time;
+    if (shelf->count > 0) return shelf->blocks[--shelf->count];
+  }
+  return from_system(nbytes);
+}
+
+void give_back(void* block, size_t nbytes, bool keep) noexcept {
+  if (keep && nbytes >= kWorthKeeping) {
+    Free& held = free_blocks();
+    const std::lock_guard<std::mutex> lock(held.mutex);
+    Shelf* shelf = held.find(nbytes);
+    if (shelf != nullptr && shelf->count < kKeptPerSize) {
+      shelf->blocks[shelf->count++] = block;
+      return;
+    }
+  }
+  to_system(block, nbytes == 0 ? 1 : nbytes);
+}
+
+void trim() noexcept {
+  Free& held = free_blocks();
+  const std::lock_guard<std::mutex> lock(held.mutex);
+  for (Shelf& shelf : held.shelves) clear(shelf);
+}
+
+void fail_after(int64_t count) noexcept { failing = count; }
+
+int64_t left_to_fail() noexcept { return failing; }
+
+bool fails_now() noexcept { return failing.load(std::memory_order_relaxed) >= 0 && failing.fetch_sub(1) == 0; }
+
+}  // namespace fastagg::store

@@ -1,0 +1,33 @@
+// Memory of vectors: huge pages on Linux from 2 MiB on, and reuse of returned blocks. A server that sends each version
+// to a client writes the next one to a new vector (csrc/engine/engine.cpp). New memory from the operating system would
+// cost a page fault every 4 KiB, as much as the step itself.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace fastagg::store {
+
+// Returns `nbytes` of memory that nobody has written to, aligned to 64 bytes. Throws std::bad_alloc.
+void* take(size_t nbytes);
+// Any thread may call it. If `keep` is false, the block goes back to the operating system.
+void give_back(void* block, size_t nbytes, bool keep) noexcept;
+// A block that is given back for reuse when nobody holds it any more.
+struct GivesBack {
+  size_t nbytes = 0;
+  bool keep = true;
+  void operator()(void* block) const noexcept { give_back(block, nbytes, keep); }
+};
+using Block = std::unique_ptr<void, GivesBack>;
+inline Block block_of(size_t nbytes) { return Block(take(nbytes), GivesBack{nbytes, true}); }
+// Gives all blocks kept for reuse back to the operating system.
+void trim() noexcept;
+
+// For tests: one allocation fails, after `count` more have succeeded. Negative: none fails. Counted are allocations by
+// `take`. In a build that emulates CUDA, every `operator new` of this library is counted, too.
+void fail_after(int64_t count) noexcept;
+int64_t left_to_fail() noexcept;  // how many will still succeed; negative: one has failed, or none is to fail
+bool fails_now() noexcept;
+
+}  // namespace fastagg::store

@@ -1,0 +1,24 @@
+// Calls on open files in which operating systems differ.
+#pragma once
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+namespace fastagg::store {
+
+// Waits until a file's data is on the disk, and returns what the system's call returns. On macOS fsync leaves the data
+// in the disk's own cache. F_FULLFSYNC does not, but some file systems do not have it.
+inline int sync_data(int file) {
+#if defined(__linux__)
+  return fdatasync(file);
+#elif defined(F_FULLFSYNC)
+  const int failed = fcntl(file, F_FULLFSYNC);
+  return failed != 0 && (errno == ENOTSUP || errno == EINVAL) ? fsync(file) : failed;
+#else
+  return fsync(file);
+#endif
+}
+
+}  // namespace fastagg::store

@@ -1,0 +1,46 @@
+// A vector of a server: an owner that keeps its memory alive, and the address of its elements. Whoever holds a copy
+// holds the memory, on any thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "blocks.h"
+
+namespace fastagg::store {
+
+using Owner = std::shared_ptr<void>;
+
+struct Vector {
+  Owner owner;
+  float* data = nullptr;
+
+  explicit operator bool() const { return data != nullptr; }
+};
+
+// `nbytes` of host memory that nobody has written to. With `keep` it is reused when the last owner is gone. Throws
+// std::bad_alloc.
+Owner new_memory(int64_t nbytes, bool keep = true);
+
+inline Vector new_vector(int64_t count) {
+  Owner owner = new_memory(count * static_cast<int64_t>(sizeof(float)));
+  auto* data = static_cast<float*>(owner.get());
+  return {std::move(owner), data};
+}
+
+// Where a server's vectors are: in host memory, or on a device. Every method may throw std::bad_alloc or what the device
+// reports. Addresses of two kinds: of this memory, and (put, get) of the host's.
+class Memory {
+ public:
+  virtual ~Memory() = default;
+  virtual Vector bytes(int64_t nbytes) = 0;
+  Vector vector(int64_t count) { return bytes(count * static_cast<int64_t>(sizeof(float))); }
+  virtual void zero(void* at, int64_t nbytes) = 0;
+  virtual void copy(void* to, const void* from, int64_t nbytes) = 0;
+  virtual void put(void* to, const void* host, int64_t nbytes) = 0;
+  virtual void get(void* host, const void* from, int64_t nbytes) = 0;
+};
+
+std::shared_ptr<Memory> host_memory();
+
+}  // namespace fastagg::store

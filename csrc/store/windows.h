@@ -1,0 +1,75 @@
+// How a row lies in a slot and in a frame: its data and then its scales, each in whole pages. A row is checked and
+// scrubbed in windows of 131,072 elements, and each window has a checksum.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "../cpu/cpu.h"
+#include "slot_file.h"
+#include "../plan.h"
+
+namespace fastagg::store {
+
+struct Windows {
+  static constexpr int64_t kSize = 131072;  // elements
+
+  int format;
+  int64_t size;  // elements of a row
+
+  int64_t count() const { return (size + kSize - 1) / kSize; }
+  int64_t elements(int64_t window) const { return std::min(kSize, size - window * kSize); }
+  int64_t scales_at() const { return pages(data_bytes(size)); }
+  int64_t stride() const { return scales_at() + pages(scales(size) * 4); }
+
+  Row row_at(char* place) const {
+    if (place == nullptr) return {};
+    return {place, scaled() ? reinterpret_cast<float*>(place + scales_at()) : nullptr};
+  }
+
+  // A window of a row, from the row's begin.
+  Row part(Row row, int64_t window) const {
+    row.data = static_cast<char*>(row.data) + window * data_bytes(kSize);
+    if (row.scales != nullptr) row.scales += window * (kSize / kScaleBlock);
+    return row;
+  }
+
+  // Of a window, from its own begin: its checksum, CRC-32C of its data and then its scales.
+  uint32_t sum(const Row& part, int64_t window) const {
+    const uint32_t data = cpu::crc32c(part.data, data_bytes(elements(window)), 0, false);
+    return part.scales == nullptr ? data : cpu::crc32c(part.scales, scales(elements(window)) * 4, data, false);
+  }
+
+  // A window alone, read into memory of so many bytes.
+  int64_t read_bytes() const { return pages(data_bytes(elements(0))) + SlotFile::kPage; }
+  Row read(const SlotFile& file, int64_t slot, int64_t window, char* into) const {
+    file.read(slot, window * data_bytes(kSize), pages(data_bytes(elements(window))), into);
+    if (scaled()) file.read(slot, scales_at() + scale_page(window), SlotFile::kPage, scales_in(into));
+    return read_at(into, window);
+  }
+  // Bytes of a window's data and scales, and both of them one behind the other, in memory of `read_bytes`.
+  int64_t data_of(int64_t window) const { return data_bytes(elements(window)); }
+  int64_t scales_of(int64_t window) const { return scales(elements(window)) * 4; }
+  Row packed_at(char* into) const { return {into, scaled() ? reinterpret_cast<float*>(scales_in(into)) : nullptr}; }
+  // Where `read` has put it.
+  Row read_at(char* into, int64_t window) const {
+    if (!scaled()) return {into, nullptr};
+    return {into, reinterpret_cast<float*>(scales_in(into) + (first_scale(window) - scale_page(window)))};
+  }
+
+ private:
+  static int64_t pages(int64_t bytes) {
+    return (bytes + SlotFile::kPage - 1) / SlotFile::kPage * SlotFile::kPage;
+  }
+  bool scaled() const { return format_facts(format).scaled; }
+  int64_t data_bytes(int64_t count) const { return padded(count) * format_facts(format).bits / 8; }
+  int64_t scales(int64_t count) const { return scaled() ? padded(count) / kScaleBlock : 0; }
+  // A window's scales lie in one page: it has 2,048 bytes of them.
+  static int64_t first_scale(int64_t window) { return window * (kSize / kScaleBlock) * 4; }
+  static int64_t scale_page(int64_t window) {
+    return first_scale(window) / SlotFile::kPage * SlotFile::kPage;
+  }
+  char* scales_in(char* into) const { return into + read_bytes() - SlotFile::kPage; }
+};
+
+}  // namespace fastagg::store

@@ -1,0 +1,50 @@
+"""Finds the extension when Python runs in a checkout's folder, where ``fastagg/`` has the sources without it."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+_ROOT = Path(__file__).parents[1]
+_NAME = "fastagg._native"
+
+
+def extension() -> ModuleType:
+    """Load the extension that was compiled last in this checkout, or else that of the installed package.
+
+    Raises:
+        ImportError: there is none, or it was compiled from other sources than those in ``csrc/``.
+    """
+    built = sorted(_ROOT.glob(f"build/*/_native{EXTENSION_SUFFIXES[0]}"), key=lambda path: path.stat().st_mtime)
+    spec = spec_from_file_location(_NAME, built[-1]) if built else _installed()
+    if spec is None or spec.loader is None:
+        raise ImportError(f"fastagg is not installed. Run `pip install .` in {_ROOT}")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if getattr(module, "sources", None) != _sources():
+        again = f", or `cmake --build {built[-1].parent}`" if built else ""
+        raise ImportError(
+            f"{spec.origin} was compiled from other sources than those in {_ROOT / 'csrc'}. "
+            f"To compile these, run the line again that installed fastagg (`pip install .`){again}"
+        )
+    return module
+
+
+def _installed():  # type: ignore[no-untyped-def]  # typeshed's name of the type is private
+    try:
+        folder = distribution("fastagg").locate_file("fastagg")
+    except PackageNotFoundError:
+        return None
+    return PathFinder.find_spec(_NAME, [str(folder)])
+
+
+def _sources() -> str:
+    """Return the digest of the C++ sources, as cmake/digest.cmake computes it."""
+    suffixes = {".cpp", ".cu", ".cuh", ".h", ".inl"}
+    names = sorted(str(path.relative_to(_ROOT)) for path in _ROOT.glob("csrc/**/*") if path.suffix in suffixes)
+    lines = (f"{name} {sha256((_ROOT / name).read_bytes()).hexdigest()}\n" for name in names)
+    return sha256("".join(lines).encode()).hexdigest()

@@ -1,0 +1,163 @@
+"""All operations on files that a durable server needs, in one class. Tests replace it by a disk that loses power."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fastagg.storage import files
+
+_MOST_BUFFERS = 512  # of one call; the system's limit is 1,024
+
+
+class Disk:
+    """The files of one folder, by their names in it.
+
+    The folder is held open, and names are looked up in it. So another folder that somebody puts at the same path is
+    never taken for it. Every method raises OSError if the system refuses.
+
+    Attributes:
+        path: the folder's path, for messages.
+        descriptor: the open folder. None: the disk is not the operating system's, and the log calls these methods.
+    """
+
+    def __init__(self, path: Path, *, create: bool = False) -> None:
+        self.path = path
+        if create:
+            path.mkdir(parents=True, exist_ok=True)
+        self.descriptor: int | None = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def leave(self) -> None:
+        """Close the folder. Nothing can be done with it any more."""
+        descriptor, self.descriptor = self.descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def make_folder(self, name: str) -> None:
+        """Create a folder in this one. It may exist."""
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, dir_fd=self._here())
+
+    def names(self) -> list[str]:
+        """Return the sorted names in the folder."""
+        return sorted(os.listdir(self._here()))
+
+    def open(self, name: str, *, create: bool = False, write: bool = True) -> int:
+        """Open a regular file. With ``create`` it may be new."""
+        flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
+        # Not blocking: a pipe with this name would be waited for.
+        flags |= os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0)
+        file = os.open(name, flags, 0o600, dir_fd=self._here())
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise OSError(errno.EINVAL, "it is there, and no regular file", name)
+        return file
+
+    def close(self, file: int) -> None:
+        """Close a file."""
+        os.close(file)
+
+    def size(self, file: int) -> int:
+        """Return the file's size in bytes."""
+        return os.fstat(file).st_size
+
+    def allocate(self, file: int, size: int) -> None:
+        """Reserve room for ``size`` bytes, so that writing there does not fail and a sync need not write metadata."""
+        files.allocate(file, size)
+
+    def truncate(self, file: int, size: int) -> None:
+        """Set the file's size."""
+        os.ftruncate(file, size)
+
+    def write(self, file: int, buffers: Sequence[Any], offset: int) -> int:
+        """Write all buffers, one after the other, at ``offset``. Return where they end."""
+        left = [view for view in map(_bytes, buffers) if len(view)]
+        while left:
+            done = os.pwritev(file, left[:_MOST_BUFFERS], offset)
+            offset += done
+            while left and done >= len(left[0]):
+                done -= len(left.pop(0))
+            if done:
+                left[0] = left[0][done:]
+        return offset
+
+    def read(self, file: int, size: int, offset: int) -> bytes:
+        """Read up to ``size`` bytes."""
+        parts = []
+        while size and (part := os.pread(file, min(size, 1 << 30), offset)):
+            parts.append(part)
+            size, offset = size - len(part), offset + len(part)
+        return b"".join(parts)
+
+    def view(self, file: int) -> Any:
+        """Return the whole file as a buffer. The system reads its pages when they are used, and owns them."""
+        size = self.size(file)
+        return mmap.mmap(file, size, access=mmap.ACCESS_COPY) if size else b""
+
+    def view_of(self, name: str) -> Any:
+        """Return a whole file as a buffer, by its name."""
+        file = self.open(name, write=False)
+        try:
+            return self.view(file)
+        finally:
+            self.close(file)
+
+    def sync(self, file: int) -> None:
+        """Wait until what was written to the file is on the disk."""
+        files.sync(file)
+
+    def sync_folder(self, name: str = ".") -> None:
+        """Wait until the names in the folder, or in a folder in it, are on the disk."""
+        folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._here())
+        try:
+            files.sync(folder, names=True)
+        finally:
+            os.close(folder)
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename a file or folder. A file that had the new name is removed."""
+        os.rename(old, new, src_dir_fd=self._here(), dst_dir_fd=self._here())
+
+    def remove(self, name: str) -> None:
+        """Remove a file, or a folder with its files. It need not exist."""
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                os.unlink(name, dir_fd=self._here())
+            except (IsADirectoryError, PermissionError):
+                folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._here())
+                try:
+                    for inside in os.listdir(folder):
+                        self.remove(f"{name}/{inside}")
+                finally:
+                    os.close(folder)
+                os.rmdir(name, dir_fd=self._here())
+
+    def lock(self, name: str) -> int | None:
+        """Lock a file until this process ends, and return its number. None if somebody else has locked it."""
+        file = self.open(name, create=True)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return None
+        except BaseException:
+            os.close(file)
+            raise
+        return file
+
+    def _here(self) -> int:
+        if self.descriptor is None:
+            raise OSError(errno.EBADF, "the folder is closed", str(self.path))
+        return self.descriptor
+
+
+def _bytes(buffer: Any) -> memoryview:
+    view = memoryview(buffer)
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")

@@ -1,0 +1,176 @@
+"""Reports the contents of a server's folder or file, whether every checksum is right, and what an opening would do. It
+writes nothing and takes no lock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fastagg import parts  # noqa: F401  it must come before fastagg.storage.tiered, which it imports itself
+from fastagg.durable.disk import Disk
+from fastagg.durable.folder import Checkpoint, Contents, checkpoint_name, contents, read_checkpoint, read_log, read_upload
+from fastagg.durable.recovery import Lost, Replay, load_into
+from fastagg.errors import CheckpointError, FastaggError
+from fastagg.serving import checkpoint
+from fastagg.storage import tiered
+
+
+def examine(path: Path, *, replay: bool = False) -> dict[str, Any]:
+    """Examine the folder or file at ``path``.
+
+    Args:
+        replay: for a folder, also execute all operations of its log on a server in memory, as an opening does.
+
+    Returns:
+        Plain data: ``kind`` (``folder`` or ``file``), ``healthy``, ``problems`` (descriptions of what is wrong), and
+        the contents. For a folder also ``recovery``: what :func:`fastagg.open` would do.
+
+    Raises:
+        CheckpointError: nothing exists at ``path``.
+    """
+    if not path.exists():
+        raise CheckpointError(
+            f"{path}: there is nothing; expected a folder of fastagg.open(path, make), or a file of server.save(path)"
+        )
+    return _folder(path, replay) if path.is_dir() else _file(path)
+
+
+def _file(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {"path": str(path), "kind": "file", "bytes": path.stat().st_size, "problems": []}
+    try:
+        state = checkpoint.read(path)
+        found |= _summary(state)
+        found["problems"] += _rows(state)
+    except CheckpointError as error:
+        found["problems"].append(str(error))
+    return {**found, "healthy": not found["problems"]}
+
+
+def _folder(path: Path, replay: bool) -> dict[str, Any]:
+    try:
+        disk = Disk(path)
+    except OSError as error:
+        return {"path": str(path), "kind": "folder", "healthy": False, "problems": [f"{path}: {error}"]}
+    try:
+        held = contents(disk)
+        problems: list[str] = []
+        checkpoints, newest = _checkpoints(disk, held, problems)
+        found: dict[str, Any] = {
+            "path": str(path), "kind": "folder", "checkpoints": checkpoints, "leftovers": held.leftovers,
+            "uploads": len(held.uploads), "segments": [], "unused": [],
+        }  # fmt: skip
+        if newest is None:
+            problems.append(f"{path}: no whole checkpoint is in it")
+        else:
+            found |= _log(disk, held, newest, replay, problems)
+        return {**found, "healthy": not problems, "problems": problems}
+    finally:
+        disk.leave()
+
+
+def _checkpoints(
+    disk: Disk, held: Contents, problems: list[str]
+) -> tuple[list[dict[str, Any]], Checkpoint | None]:
+    found: list[dict[str, Any]] = []
+    newest: Checkpoint | None = None
+    for sequence in held.checkpoints:
+        one: dict[str, Any] = {"name": checkpoint_name(sequence), "sequence": sequence, "healthy": True}
+        try:
+            read = read_checkpoint(disk, sequence)
+            one |= _summary(read.state)
+            newest = read
+            wrong = _rows(read.state)
+        except CheckpointError as error:
+            wrong = [str(error)]
+        problems += wrong
+        found.append({**one, "healthy": not wrong})
+    return found, newest
+
+
+def _log(disk: Disk, held: Contents, newest: Checkpoint, replay: bool, problems: list[str]) -> dict[str, Any]:
+    """What the log holds after the newest checkpoint, and what an opening makes of it."""
+    walk = _Walk(disk, held)
+    would, reader = "go on", None
+    try:
+        if replay:
+            server = _server_from(newest)
+            walk = Replay(server, disk, held)
+        reader = read_log(disk, held, newest)
+        walk.all(reader)
+    except (FastaggError, OSError) as error:
+        problems.append(str(error))
+        would = "be refused"
+    problems += [f"{disk.path}: {lost}" for lost in walk.lost]
+    if walk.lost and would == "go on":
+        would = f"go on without {sum(lost.count for lost in walk.lost)} records"
+    chain = [] if reader is None else reader.segments
+    sizes = {number: _size(disk, name) for number, name in held.segments.items()}
+    used = {number for number, _, _, _ in chain}
+    return {
+        "segments": [{"name": held.segments[number], "first": first, "bytes": sizes[number]}
+                     for number, first, _, _ in chain],
+        "unused": [name for number, name in held.segments.items() if number not in used],
+        "recovery": {
+            "checkpoint": newest.sequence, "replays": walk.counts, "bytes": walk.nbytes,
+            "last": newest.sequence if reader is None else reader.last, "would": would, "replayed": replay,
+        },
+    }  # fmt: skip
+
+
+class _Walk(Replay):
+    """Reads the operations of a log, and the uploads that they refer to, without a server."""
+
+    def __init__(self, disk: Disk, found: Contents) -> None:
+        super().__init__(None, disk, found)
+
+    def _execute(self, operation: Any, record: Any, update: Any) -> None:
+        """Nothing is executed."""
+
+    def _pass_over(self, first: int, count: int, why: str, operation: Any) -> None:
+        self.lost.append(Lost(first, count, why))
+
+
+def _server_from(newest: Checkpoint) -> Any:
+    """Return a server with a checkpoint's state.
+
+    Raises:
+        CheckpointError: it cannot be made without what no checkpoint holds.
+    """
+    from fastagg.serving.loading import server_from
+
+    config = newest.state["config"]
+    if isinstance(config["direction"].get("cache"), dict):
+        raise CheckpointError("replay: its rows are on a disk and would change; fastagg.open(path, make) replays it")
+    if "distill" in config["direction"]:
+        raise CheckpointError("replay: FedEcho needs its unlabelled data; fastagg.open(path, make) replays it")
+    server = server_from(newest.state, device="cpu")
+    load_into(server, newest.state)
+    return server
+
+
+def _size(disk: Disk, name: str) -> int:
+    try:
+        file = disk.open(name, write=False)
+    except OSError:
+        return 0
+    try:
+        return disk.size(file)
+    finally:
+        disk.close(file)
+
+
+def _rows(state: dict[str, Any]) -> list[str]:
+    """What is wrong with the rows on a disk that a checkpoint refers to, if it does."""
+    cache = state["config"]["direction"].get("cache")
+    if not isinstance(cache, dict):
+        return []
+    return tiered.problems(tiered.Tiered(**cache), state["flat"].numel(), state["direction"]["cache"])
+
+
+def _summary(state: dict[str, Any]) -> dict[str, Any]:
+    config = state["config"]
+    names = {key: config[key]["name"] for key in ("direction", "optimizer", "staleness")}
+    return {
+        **names, "version": state["version"], "steps": state["steps"], "parameters": state["flat"].numel(),
+        "clients": len(state["tasks"]["last_sent"]), "open_tasks": len(state["tasks"]["task_version"]),
+    }  # fmt: skip

@@ -1,0 +1,121 @@
+"""The folder of a server: its checkpoints, its log and its uploads.
+
+lock                        locked by the process that has the folder open
+checkpoint-<sequence>/      a whole state, up to and including this record
+journal-<number>            segments of the log, in order (csrc/log/segment.h)
+upload-<number>             an update that was streamed in; a record of the log refers to it
+*.partial                   unfinished files, which are never read
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from fastagg._build import native
+from fastagg.durable import trees
+from fastagg.durable.disk import Disk
+from fastagg.errors import CheckpointError
+from fastagg.storage import raw
+from fastagg.storage.pieces import DTYPES, Pieces, tensor_in
+
+LOCK = "lock"
+PARTIAL = ".partial"
+_CHECKPOINT = re.compile(r"checkpoint-(\d{20})")
+_SEGMENT = re.compile(r"journal-(\d{12})")
+_UPLOAD = re.compile(r"upload-(\d{12})")
+
+
+def checkpoint_name(sequence: int) -> str:
+    """Return the name of a checkpoint's folder."""
+    return f"checkpoint-{sequence:020d}"
+
+
+def upload_name(number: int) -> str:
+    """Return the name of an upload's file."""
+    return f"upload-{number:012d}"
+
+
+class Contents(NamedTuple):
+    """The contents of a folder, found by names."""
+
+    checkpoints: list[int]  # by their sequence numbers, oldest first
+    segments: dict[int, str]  # number -> name, in order
+    uploads: dict[int, str]
+    leftovers: list[str]
+
+
+def contents(disk: Disk) -> Contents:
+    """List a folder's contents. Writes nothing."""
+    names = disk.names()
+    return Contents(
+        [int(m[1]) for m in map(_CHECKPOINT.fullmatch, names) if m],
+        {int(m[1]): m[0] for m in map(_SEGMENT.fullmatch, names) if m},
+        {int(m[1]): m[0] for m in map(_UPLOAD.fullmatch, names) if m},
+        [name for name in names if name.endswith(PARTIAL)],
+    )
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint that was read."""
+
+    sequence: int
+    manifest: dict[str, Any]
+    state: dict[str, Any]
+
+    @property
+    def folder_id(self) -> int:
+        """The random number of the folder. 0: the checkpoint is older than these numbers."""
+        return int(self.manifest.get("folder", 0))
+
+    @property
+    def uploads(self) -> dict[int, int]:
+        """The numbers of uploads -> the records that refer to them."""
+        return {int(number): int(record) for number, record in self.manifest["uploads"].items()}
+
+
+def read_checkpoint(disk: Disk, sequence: int) -> Checkpoint:
+    """Read a checkpoint.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    name = checkpoint_name(sequence)
+    manifest = trees.read_manifest(disk, name)
+    found = Checkpoint(sequence, manifest, trees.read(disk, name, manifest))
+    try:
+        if int(manifest["sequence"]) != sequence or not isinstance(manifest["made"], dict):
+            raise ValueError("it is of another record")
+        assert found.folder_id >= 0 and found.uploads is not None
+    except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
+        raise CheckpointError(f"{disk.path / name}: the checkpoint is damaged: {error!s:.200}") from error
+    return found
+
+
+def read_log(disk: Disk, found: Contents, after: Checkpoint) -> Any:
+    """Return a reader of the log's records after a checkpoint (csrc/log/segment.h).
+
+    Raises:
+        CheckpointError: the log begins too late, or a segment belongs to another folder or another past of this one.
+    """
+    files = [(str(disk.path / name), number, disk.view_of(name)) for number, name in found.segments.items()]
+    return native.log.Reader(files, sequence=after.sequence, folder=after.folder_id, digest=0)
+
+
+def read_upload(disk: Disk, found: Contents, streamed: tuple[int, int, int, int]) -> Pieces:
+    """Return an update that was streamed into a file: its number, bytes, checksum and type are in the record.
+
+    Raises:
+        CheckpointError: the file is missing or damaged.
+    """
+    number, nbytes, crc, code = streamed
+    name = found.uploads.get(number)
+    if name is None:
+        raise CheckpointError(f"{disk.path / upload_name(number)}: the upload is missing")
+    try:
+        held = memoryview(disk.view_of(name))[:nbytes]
+    except OSError as error:
+        raise CheckpointError(f"{disk.path / name}: the upload cannot be read: {error}") from error
+    if len(held) != nbytes or raw.crc32c([held]) != crc:
+        raise CheckpointError(f"{disk.path / name}: the upload is damaged")
+    return Pieces([tensor_in(held, DTYPES[code])])

@@ -1,0 +1,136 @@
+"""The log of a server: what changes the server is written down, and an answer is acknowledged when that is on the disk.
+
+The engine makes the records (csrc/log). This is what a server of a folder has besides: its checkpoints and its uploads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from fastagg._build import native
+from fastagg.durable import trees
+from fastagg.durable.disk import Disk
+from fastagg.durable.folder import checkpoint_name
+from fastagg.durable.keeper import Keeper
+from fastagg.durable.uploads import StoredUpload, Uploads
+from fastagg.errors import CheckpointError
+from fastagg.serving.dispatch import Client, Receipt
+from fastagg.storage.pieces import Pieces
+
+Durability = Literal["none", "step", "arrival"]
+
+
+class Log:
+    """What a server of a folder has.
+
+    Args:
+        disk: the folder.
+        lock: the open file that says whose folder it is.
+        journal: csrc/log/journal.h.
+
+    Attributes:
+        folder: the folder's path.
+        durability: which answers wait for the disk: none of them, those that make a step, or each arrival.
+    """
+
+    def __init__(
+        self, disk: Disk, lock: int, journal: Any, keeper: Keeper, uploads: Uploads, durability: Durability
+    ) -> None:
+        self.folder: Path = disk.path
+        self.durability: Durability = durability
+        self.journal, self.keeper = journal, keeper
+        self._disk, self._uploads = disk, uploads
+        self._locks = [lock]  # until it is given back
+        self._process = os.getpid()
+
+    @property
+    def pending(self) -> int:
+        """How many bytes wait to be written."""
+        return int(self.journal.pending)
+
+    def wait(self) -> None:
+        """Wait for the disk, if answers do.
+
+        Raises:
+            NotDurable: it refuses.
+        """
+        if self.durability != "none":
+            self.flush()
+
+    def flush(self) -> None:
+        """Wait until all that has happened so far is on the disk.
+
+        Raises:
+            NotDurable: it cannot be.
+        """
+        self.journal.wait(self.journal.last)
+
+    def checkpoint(self) -> Path:
+        """Write a checkpoint now, and wait for it. Return its folder.
+
+        Raises:
+            CheckpointError, NotDurable, Reentered: as in :meth:`fastagg.Server.checkpoint`.
+        """
+        return self.folder / checkpoint_name(self.keeper.checkpoint())
+
+    def whole_state(self) -> dict[str, Any]:
+        """Return the state at one moment, from a new checkpoint: nobody waits for a copy of it."""
+        name = checkpoint_name(self.keeper.checkpoint())
+        found = trees.read(self._disk, name, trees.read_manifest(self._disk, name))
+        if not isinstance(found, dict):
+            raise CheckpointError(f"{self.folder / name}: the checkpoint is damaged")
+        return found
+
+    def upload(
+        self, size: int, dtype: torch.dtype | None, task: tuple[Client, int],
+        finish: Callable[[Pieces, Any], Receipt],
+    ) -> StoredUpload:  # fmt: skip
+        """Return an update that will arrive in chunks, for a task. ``finish`` takes it, and the file that it is in.
+
+        Raises:
+            NotDurable: the disk has failed.
+        """
+        self.journal.check()
+        return StoredUpload(size, dtype, finish, self._disk, self._uploads, task)
+
+    def close(self, seconds: float | None = None) -> None:
+        """Write what waits and give the folder back. Wait no longer than ``seconds`` for each. Every part of this may
+        be done twice, so a signal handler may call it while it interrupts such a call.
+
+        Raises:
+            NotDurable: what waits could not be written. Reentered: the caller is in the middle of a step.
+        """
+        if not self._locks or os.getpid() != self._process:  # a fork has neither the threads nor the lock
+            return
+        if seconds is None:
+            self.keeper.refuse_inside("close()")
+        try:
+            if seconds is None:
+                self.flush()
+        finally:
+            ended = self.keeper.close(seconds)
+            ended = self.journal.close(-1.0 if seconds is None else seconds) and ended
+            if ended:  # otherwise a thread still writes to the folder
+                self._give_back()
+
+    def _give_back(self) -> None:
+        try:
+            lock = self._locks.pop()
+        except IndexError:
+            return
+        self._disk.close(lock)
+        self._disk.leave()
+
+
+def begin_journal(disk: Disk, start: dict[str, Any], durability: Durability, max_waiting: int | None) -> Any:
+    """Return the journal of a folder that goes on at ``start`` (csrc/log/journal.h)."""
+    journal = native.log.Journal(disk, {"folder": str(disk.path), **start})
+    journal.mode = durability
+    if max_waiting is not None:
+        journal.max_waiting = max_waiting
+    return journal

@@ -1,0 +1,232 @@
+"""Opens a server's folder: with a new server, or with the state at the end of the previous process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from fastagg import _checks
+from fastagg.durable.disk import Disk
+from fastagg.durable.folder import LOCK, PARTIAL, Contents, checkpoint_name, contents
+from fastagg.durable.keeper import EVERY, Keeper
+from fastagg.durable.log import Durability, Log, begin_journal
+from fastagg.durable.recovery import Recovered, check_made, made_of, no_server, recover
+from fastagg.durable.uploads import Uploads
+from fastagg.errors import Busy, CheckpointError, ConfigError
+from fastagg.parts.names import words
+from fastagg.serving import engine
+from fastagg.serving.server import Server
+from fastagg.serving.watching import Watch
+from fastagg.storage.tiered import Tiered
+
+SEGMENT = 64 << 20  # bytes of the largest segments of the log
+_SLOW = 1.0  # an answer that takes so many seconds is reported
+_NEW_DIGEST = 1  # of a log without records
+_log = logging.getLogger("fastagg")
+
+
+def open(
+    path: str | os.PathLike[str],
+    make: Callable[[], Server],
+    durability: Durability = "arrival",
+    *,
+    keep: int = 2,
+    checkpoint_every: int = EVERY,
+) -> Server:
+    """Return the server of the folder ``path``. If the folder is empty, it is the server that ``make`` makes. Otherwise
+    the server is restored bit for bit: from its last checkpoint and all later records of its log.
+
+    Args:
+        path: the folder. It is created if it does not exist.
+        make: a function that makes the server, with the settings with which the folder was made. Limits (``lease``,
+            ``max_...``) may change from one opening to the next.
+        durability: ``arrival``: ``receive`` returns when its update is on the disk. ``step``: only an update that made
+            a step waits for the disk, with all updates before it. ``none``: nobody waits, and a crash loses the updates
+            of the last fraction of a second. ``receipt.durable`` tells whether an update is on the disk, and
+            ``server.flush()`` waits for it.
+        keep: how many checkpoints are kept. The log goes back to the oldest of them.
+        checkpoint_every: after so many bytes of log a checkpoint is written in the background.
+
+    Raises:
+        Busy: another process, or another server of this process, has the folder open.
+        CheckpointError: the folder is damaged, or could not be written. Nothing has changed.
+        ConfigError: a setting is refused, or ``make`` makes a server that differs from the folder's.
+
+    Example:
+        >>> with fastagg.open("state/", lambda: fastagg.FedBuff(torch.zeros(2), buffer_size=1)) as server:
+        ...     task = server.dispatch("ann")
+        ...     server.receive("ann", torch.ones(2)).durable
+        True
+        >>> with fastagg.open("state/", lambda: fastagg.FedBuff(torch.zeros(2), buffer_size=1)) as server:
+        ...     server.version  # the next process goes on
+        1
+    """
+    path = _checks.path("path", path)
+    _checks.one_of("durability", durability, words(Durability))
+    if not callable(make) or isinstance(make, torch.nn.Module):
+        raise no_server(make)
+    try:
+        disk = Disk(path, create=True)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    try:
+        return open_on(disk, make, durability, keep=keep, checkpoint_every=checkpoint_every)
+    except BaseException:
+        disk.leave()
+        raise
+
+
+def open_on(
+    disk: Disk, make: Callable[[], Server], durability: Durability, *, keep: int = 2, checkpoint_every: int = EVERY,
+    segment: int = SEGMENT,
+) -> Server:  # fmt: skip
+    """:func:`open` for a folder on ``disk``, with segments of the given number of bytes at most."""
+    _checks.whole("keep", keep, least=1)
+    _checks.whole("checkpoint_every", checkpoint_every, least=1)
+    try:
+        lock = disk.lock(LOCK)
+    except OSError as error:
+        raise CheckpointError(f"{disk.path}: {error}") from error
+    if lock is None:
+        raise Busy(f"{disk.path}: it is open already, here or in another process; close() that server first")
+    journal = None
+    try:
+        server, keeper, start, replayed = _opened(disk, make, keep, checkpoint_every)
+        journal = begin_journal(disk, {**start, "segment_bytes": segment}, durability, server.max_waiting)
+        keeper.start(journal, replayed)
+        log = Log(disk, lock, journal, keeper, keeper.uploads, durability)
+        watch = Watch()
+        server._attach(log, watch)
+        watch.begin(server, _SLOW)
+        if start["sequence"] > 0 or start["busy"]:  # versions from the next one on may be lost ones' again
+            server._engine.begin_incarnation(server.version + 1, engine.new_incarnation())
+    except BaseException as error:
+        if journal is not None:
+            journal.close(-1.0)
+        disk.close(lock)
+        if isinstance(error, OSError) and not isinstance(error, CheckpointError):
+            raise CheckpointError(f"{disk.path}: {error}") from error
+        raise
+    weakref.finalize(server, _abandoned, log)
+    return server
+
+
+class _Opened(NamedTuple):
+    server: Server
+    keeper: Keeper
+    start: dict[str, Any]  # where the journal goes on
+    replayed: int  # bytes
+
+
+def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int) -> _Opened:
+    found = contents(disk)
+    if not found.checkpoints:
+        return _fresh(disk, found, make, keep, every)
+
+    def server_for(checkpoint: Any) -> Server:
+        server = _made(make, keep)
+        check_made(disk, dict(checkpoint.manifest["made"]), made_of(server))
+        return server
+
+    past = recover(disk, found, server_for)
+    server = past.server
+    server._follow_rate()
+    for lost in past.lost:
+        _log.error("%s: %s", disk.path, lost)
+    start = _start(disk, found, past)
+    for name in start.pop("needed"):  # the last writes of a killed process may be in memory only
+        file = disk.open(name)
+        try:
+            disk.sync(file)
+        finally:
+            disk.close(file)
+    _tidy(disk, found, past)
+    uploads = Uploads(past.uploads, 1 + max(found.uploads, default=0))
+    kept = [sequence for sequence in found.checkpoints if sequence not in past.damaged]
+    keeper = Keeper(
+        disk, server._parts, server._running, uploads, made=past.checkpoint.manifest["made"],
+        folder_id=start["folder_id"], kept=kept, keep=keep, every=every,
+    )  # fmt: skip
+    engine.limit(server._engine, server._parts.settings)
+    _log.info(
+        "%s: recovered version %d: checkpoint %d, then %s", disk.path, server.version, past.checkpoint.sequence,
+        past.replayed,
+    )  # fmt: skip
+    return _Opened(server, keeper, start, past.nbytes)
+
+
+def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], keep: int, every: int) -> _Opened:
+    server = _made(make, keep)
+    for name in (*found.segments.values(), *(name for name in found.leftovers if not name.endswith(PARTIAL))):
+        raise CheckpointError(f"{disk.path}: it has a log ({name}) and no checkpoint")
+    for name in found.leftovers:
+        disk.remove(name)
+    disk.sync_folder("..")
+    folder_id = engine.new_incarnation()
+    keeper = Keeper(
+        disk, server._parts, server._running, Uploads({}, 1), made=made_of(server), folder_id=folder_id, kept=[],
+        keep=keep, every=every,
+    )  # fmt: skip
+    keeper.write()  # the checkpoint from which the log continues
+    start = {
+        "folder_id": folder_id, "sequence": 0, "digest": _NEW_DIGEST, "number": 1, "busy": [], "free": [], "place": 0,
+        "number_here": 0,
+    }  # fmt: skip
+    return _Opened(server, keeper, start, 0)
+
+
+def _made(make: Callable[[], Server], keep: int) -> Server:
+    server = make()
+    if type(server) is not Server or server._log is not None or server._group is not None:
+        raise no_server(server)
+    cache = getattr(server.direction, "cache", None)
+    if isinstance(cache, Tiered) and cache.keep < keep:
+        raise ConfigError(
+            f"keep: {keep} checkpoints, and Tiered(keep={cache.keep}) has the rows of fewer: raise that one"
+        )
+    return server
+
+
+def _start(disk: Disk, found: Contents, past: Recovered) -> dict[str, Any]:
+    """Return where the log goes on, and which of its files are needed."""
+    oldest = next(sequence for sequence in found.checkpoints if sequence not in past.damaged)
+    reader = past.reader
+    chain = reader.segments  # (number, first record, folder, format)
+    last, place = reader.end
+    whole = chain[: last + 1]
+    after = [first for _, first, _, _ in whole[1:]] + [2**63]  # the first record of the next segment
+    busy = [(found.segments[number], first) for (number, first, _, _), end in zip(whole, after, strict=True)
+            if end > oldest + 1]  # fmt: skip
+    names = {name for name, _ in busy}
+    goes_on = bool(whole) and whole[-1][3] >= 2  # behind a new head; segments of format 1 have one head
+    known = [folder for _, _, folder, _ in reversed(chain) if folder]
+    return {
+        "folder_id": past.checkpoint.folder_id or (known[0] if known else engine.new_incarnation()),
+        "sequence": reader.last, "digest": reader.digest, "number": 1 + max(found.segments, default=0), "busy": busy,
+        "free": [name for name in found.segments.values() if name not in names],
+        "place": place if goes_on else 0, "number_here": whole[-1][0] if goes_on else 0, "needed": names,
+    }  # fmt: skip
+
+
+def _tidy(disk: Disk, found: Contents, past: Recovered) -> None:
+    """Remove files that are no longer needed."""
+    for name in found.leftovers:
+        disk.remove(name)
+    for sequence in past.damaged:
+        name = checkpoint_name(sequence)
+        disk.rename(name, name + ".damaged")
+        _log.warning("%s: damaged; the one before it was taken, and the log", disk.path / name)
+    for number, name in found.uploads.items():
+        if number not in past.uploads:
+            disk.remove(name)
+
+
+def _abandoned(log: Log) -> None:
+    log.close(5.0)  # at exit, nobody asked to wait longer
+
+

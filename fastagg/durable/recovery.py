@@ -1,0 +1,192 @@
+"""Restores a server from its folder: the newest undamaged checkpoint, then all operations of the log after it.
+
+An operation that is lost costs that operation, never the folder: what can be read of it is followed, and the loss is
+reported.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fastagg import _checks
+from fastagg.durable.disk import Disk
+from fastagg.durable.folder import Checkpoint, Contents, checkpoint_name, read_checkpoint, read_log, read_upload
+from fastagg.errors import CheckpointError, ConfigError, FastaggError
+from fastagg.serving import engine
+from fastagg.serving.server import Server
+from fastagg.serving.settings import FREE
+
+_log = logging.getLogger("fastagg")
+
+
+class Lost(NamedTuple):
+    """Operations that could not be executed again."""
+
+    first: int  # the number of the first of them
+    count: int
+    why: str
+
+    def __str__(self) -> str:
+        which = f"record {self.first}" if self.count == 1 else f"records {self.first} to {self.first + self.count - 1}"
+        return f"{which}: lost: {self.why}"
+
+
+class Recovered(NamedTuple):
+    """The result of a recovery."""
+
+    server: Server
+    reader: Any  # of the log, at its end
+    checkpoint: Checkpoint
+    replayed: dict[str, int]  # the number of operations by kind
+    nbytes: int  # of these records
+    uploads: dict[int, int]  # number -> the record that refers to it
+    lost: list[Lost]
+    damaged: list[int]  # checkpoints that could not be read, by their numbers
+
+
+def recover(disk: Disk, found: Contents, make: Callable[[Checkpoint], Server]) -> Recovered:
+    """Restore the server that ``make`` makes for a checkpoint, without limits of tasks.
+
+    Raises:
+        CheckpointError: the folder is damaged. ConfigError: ``make`` makes a server that differs from the folder's.
+    """
+    checkpoint, damaged = newest(disk, found)
+    reader = read_log(disk, found, checkpoint)
+    server = make(checkpoint)
+    try:
+        load_into(server, checkpoint.state)
+    except (LookupError, TypeError, ArithmeticError, AttributeError, RuntimeError, ValueError) as error:
+        if isinstance(error, FastaggError):
+            raise
+        path = disk.path / checkpoint_name(checkpoint.sequence)
+        raise CheckpointError(f"{path}: the checkpoint is damaged: {type(error).__name__}: {error!s:.200}") from error
+    replay = Replay(server, disk, found)
+    replay.all(reader)
+    return Recovered(
+        server, reader, checkpoint, replay.counts, replay.nbytes, {**checkpoint.uploads, **replay.uploads},
+        replay.lost, damaged,
+    )  # fmt: skip
+
+
+def newest(disk: Disk, found: Contents) -> tuple[Checkpoint, list[int]]:
+    """Return the newest undamaged checkpoint, and the numbers of newer ones, which are damaged.
+
+    Raises:
+        CheckpointError: every checkpoint is damaged.
+    """
+    wrong: list[str] = []
+    damaged: list[int] = []
+    for sequence in reversed(found.checkpoints):
+        try:
+            return read_checkpoint(disk, sequence), damaged
+        except CheckpointError as error:
+            wrong.append(str(error))
+            damaged.append(sequence)
+    raise CheckpointError("; ".join(wrong) or f"{disk.path}: no checkpoint is in it")
+
+
+def load_into(server: Server, state: dict[str, Any]) -> None:
+    """Give a server a checkpoint's state, and no limits of tasks, so that the log can be executed."""
+    if "lr" in state["config"]["optimizer"]:
+        server.lr = state["config"]["optimizer"]["lr"]
+    server.load_state_dict(state)
+    # The log tells when another incarnation began. Until then it is the one of the state.
+    if state.get("lives"):
+        server._engine.begin_incarnation(int(state["version"]) + 1, int(state["lives"][-1][1]))
+    # It tells which tasks ended, too.
+    engine.limit(server._engine, None)
+
+
+def made_of(server: Server) -> dict[str, Any]:
+    """Return the settings that a folder's server must keep, as in JSON."""
+    config = {key: value for key, value in server.config().items() if key not in FREE}
+    if isinstance(config["direction"].get("cache"), dict):  # rows on tiers: where how many of them are is free
+        tiers = "memory", "device"
+        cache = {key: value for key, value in config["direction"]["cache"].items() if key not in tiers}
+        config["direction"] = {**config["direction"], "cache": cache}
+    found: dict[str, Any] = json.loads(json.dumps(config, default=lambda other: type(other).__name__))
+    return {**found, "size": server.layout.size}
+
+
+def check_made(disk: Disk, was: dict[str, Any], now: dict[str, Any]) -> None:
+    """Check that a folder's settings are still the same.
+
+    Raises:
+        ConfigError: one differs.
+    """
+    for key in {**was, **now}:
+        if was.get(key) != now.get(key):
+            raise ConfigError(
+                f"{disk.path}: it was made with {key}={was.get(key)!r:.150}, but make() gives {now.get(key)!r:.150}; "
+                "open it with its original settings (server.lr may be set afterwards), or use another folder"
+            )
+
+
+def no_server(given: Any) -> ConfigError:
+    """Return the error for a ``make`` that is no function that makes a server; ``given``: it, or what it returned."""
+    do = "write fastagg.open(path, lambda: fastagg.FedBuff(model))"
+    return ConfigError(_checks.wrong("make", "a function that returns a fastagg.Server", given, do))
+
+
+class Replay:
+    """Executes the operations of a log again.
+
+    Attributes:
+        counts: how many were executed, by kind.
+        nbytes: of their records.
+        uploads: files that they refer to -> the record's number.
+        lost: what could not be executed.
+    """
+
+    def __init__(self, server: Any, disk: Disk, found: Contents) -> None:
+        self.server, self.disk, self.found = server, disk, found
+        self.counts: dict[str, int] = {}
+        self.nbytes = 0
+        self.uploads: dict[int, int] = {}
+        self.lost: list[Lost] = []
+
+    def all(self, reader: Any) -> None:
+        """Execute all operations that a reader gives.
+
+        Raises:
+            CheckpointError: an operation would have another outcome than it had: the server's rule is another one.
+        """
+        while True:
+            record = reader.next()
+            if record is not None:
+                self.one(record)
+                continue
+            skipped = reader.skip_lost()
+            if skipped is None:
+                return
+            first, count, claimed = skipped
+            self._pass_over(first, count, "damaged, and it was on the disk", None if claimed is None else claimed.operation)
+
+    def one(self, record: Any) -> None:
+        """Execute one."""
+        operation = record.operation
+        try:
+            if operation is None:
+                raise CheckpointError(record.wrong)
+            update = None
+            if operation.streamed is not None:
+                update = read_upload(self.disk, self.found, operation.streamed)
+                self.uploads[operation.streamed[0]] = record.sequence
+            self._execute(operation, record, update)
+        except ConfigError as error:
+            raise CheckpointError(f"{self.disk.path}: record {record.sequence} of the log: {error}") from error
+        except FastaggError as error:
+            self._pass_over(record.sequence, 1, str(error), operation)
+            return
+        self.counts[operation.kind] = self.counts.get(operation.kind, 0) + 1
+        self.nbytes += record.length
+
+    def _execute(self, operation: Any, record: Any, update: Any) -> None:
+        self.server._engine.execute(operation, record.body, update)
+
+    def _pass_over(self, first: int, count: int, why: str, operation: Any) -> None:
+        self.server._engine.pass_over(operation)
+        self.lost.append(Lost(first, count, why))

@@ -1,0 +1,97 @@
+"""A checkpoint that is written while the server goes on.
+
+Inside the gate: the version is held by reference, since it never changes; moments and sums are copied, O(d); the rows of
+a client cache are not. Then all that is written, and the rows one by one. A row that changes before it is written is
+copied first (csrc/store/row_cut.h).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from fastagg._build import native
+from fastagg.durable import trees
+from fastagg.durable.disk import Disk
+from fastagg.serving import checkpoint, engine
+from fastagg.serving.engine import Parts, Running
+
+_ROWS = "direction.cache.data", "direction.cache.scales"
+
+
+class Snapshot:
+    """A server's state at one moment. It is made inside the gate, and needs :meth:`close` at the end.
+
+    Attributes:
+        state: plain data and tensors; those of rows are missing.
+    """
+
+    def __init__(self, parts: Parts, running: Running) -> None:
+        self.running = running
+        state = engine.whole(parts, running, rows=False)
+        running.engine.share_model()  # the next step does not write over this version
+        for part in ("moments", "direction", "staleness"):
+            state[part] = checkpoint.cloned(state[part])
+        self.state = state
+        self.cache: Any = getattr(running.extension.state, "cache", None)
+        self.rows: Any = None
+        if self.cache is None:
+            return
+        held = state["direction"]["cache"]
+        self.rows = native.engine.RowCut(
+            self.cache.native, slots=list(held["slots"]), memory=running.memory, owner=self.cache
+        )
+        held |= {"data": trees.Apart(_ROWS[0]), "scales": trees.Apart(_ROWS[1])}
+        running.engine.cut_rows(self.rows)
+
+    def close(self) -> None:
+        """Let the server change its rows without copies again."""
+        if self.rows is not None:
+            with self.running.engine.inside:
+                self.running.engine.cut_rows(None)
+
+    def write(self, disk: Disk, folder: str, more: dict[str, Any], going_on: Callable[[], None]) -> int:
+        """Write it to a new folder, and return its bytes.
+
+        Args:
+            more: what the manifest says besides.
+            going_on: called now and then. What it raises ends the writing.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        disk.remove(folder)
+        disk.make_folder(folder)
+        tensors: dict[str, Tensor] = {}
+        tree = trees.flatten(self.state, tensors)
+        shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+        parts: dict[str, int] = {}
+        if self.cache is not None:
+            row_bytes, row_scales, count = self.cache.row_bytes, self.cache.row_scales, self.rows.count
+            shapes[_ROWS[0]] = self.cache.data.dtype, (count, row_bytes)
+            shapes[_ROWS[1]] = self.cache.scales.dtype, (count, row_scales)
+            parts = {_ROWS[0]: row_bytes, _ROWS[1]: 4 * row_scales or 1}
+        writer = trees.Writer(disk, folder, shapes, parts)
+        try:
+            for name, tensor in tensors.items():
+                going_on()
+                writer.whole(name, tensor.detach().cpu().contiguous())
+            while (row := self._next_row()) is not None:
+                going_on()
+                place, data, scales = row
+                writer.part(_ROWS[0], place, data)
+                if scales:
+                    writer.part(_ROWS[1], place, scales)
+            writer.finish(tree, more)
+        finally:
+            writer.close()
+        return writer.nbytes
+
+    def _next_row(self) -> Any:
+        if self.rows is None:
+            return None
+        with self.running.engine.inside:
+            return self.rows.next()
+

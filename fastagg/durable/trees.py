@@ -1,0 +1,202 @@
+"""Nested plain data with tensors, as two files: tensors in the safetensors format; all else and checksums in JSON.
+
+A tensor has a list of checksums, one for each part of a fixed number of bytes. So parts may be written in any order.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastagg.durable.disk import Disk
+from fastagg.errors import CheckpointError
+from fastagg.storage import raw
+
+FORMAT = 1
+TENSORS, MANIFEST = "state.safetensors", "manifest.json"
+_PART = 16 << 20  # bytes per checksum, for a tensor that is not written in parts
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint64: "U64", torch.uint32: "U32",
+    torch.uint16: "U16", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+_BY_NAME = {name: dtype for dtype, name in _DTYPES.items()}
+
+
+class Apart(NamedTuple):
+    """A placeholder for the tensor of this name, which is written separately."""
+
+    name: str
+
+
+def flatten(value: Any, tensors: dict[str, Tensor], name: str = "") -> Any:
+    """Convert ``value`` to what JSON can hold. Its tensors go to ``tensors`` by name."""
+    if isinstance(value, Tensor):
+        tensors[name] = value
+        return {"tensor": name}
+    if isinstance(value, Apart):
+        return {"tensor": value.name}
+    if isinstance(value, dict):
+        items = [[key, flatten(item, tensors, f"{name}.{key}" if name else str(key))] for key, item in value.items()]
+        return {"dict": items}
+    if isinstance(value, (list, tuple)):
+        items = [flatten(item, tensors, f"{name}.{i}") for i, item in enumerate(value)]
+        return items if isinstance(value, list) else {"tuple": items}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise CheckpointError(f"{name}: a checkpoint holds plain data and tensors, got {type(value).__name__}")
+
+
+def restored(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Inverse of :func:`flatten`."""
+    if isinstance(value, list):
+        return [restored(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kind, held = next(iter(value.items()))
+    if kind == "tensor":
+        return tensors[held]
+    if kind == "tuple":
+        return tuple(restored(item, tensors) for item in held)
+    return {key: restored(item, tensors) for key, item in held}
+
+
+class Writer:
+    """Writes the tensors' file. Its parts may be written in any order.
+
+    Args:
+        shapes: the type and the shape of every tensor.
+        parts: bytes per checksum, for tensors that are written in parts.
+    """
+
+    def __init__(
+        self, disk: Disk, folder: str, shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]], parts: dict[str, int]
+    ) -> None:
+        self.disk, self.folder = disk, folder
+        header: dict[str, Any] = {}
+        self._begins: dict[str, tuple[int, int]] = {}
+        end = 0
+        # so that all are aligned
+        for name, (dtype, shape) in sorted(shapes.items(), key=lambda one: -one[1][0].itemsize):
+            size = dtype.itemsize * math.prod(shape)
+            header[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [end, end + size]}
+            self._begins[name] = (end, size)
+            end += size
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self._base = 8 + len(text)
+        self._parts = {name: parts.get(name, _PART) for name in shapes}
+        self.sums: dict[str, list[int | None]] = {
+            name: [None] * -(-size // self._parts[name]) for name, (_, size) in self._begins.items()
+        }
+        self._file = disk.open(f"{folder}/{TENSORS}", create=True)
+        disk.write(self._file, [len(text).to_bytes(8, "little"), text], 0)
+        disk.truncate(self._file, self._base + end)
+        self.nbytes = self._base + end
+
+    def part(self, name: str, index: int, data: Any) -> None:
+        """Write one part of a tensor: number ``index`` of parts of its size."""
+        begin, _ = self._begins[name]
+        self.sums[name][index] = raw.crc32c([data])
+        self.disk.write(self._file, [data], self._base + begin + index * self._parts[name])
+
+    def whole(self, name: str, tensor: Tensor) -> None:
+        """Write a tensor that is contiguous on the host."""
+        data = raw.at(tensor.data_ptr(), tensor.nbytes)
+        for index in range(len(self.sums[name])):
+            self.part(name, index, data[index * self._parts[name] : (index + 1) * self._parts[name]])
+
+    def finish(self, tree: Any, more: dict[str, Any]) -> None:
+        """Sync the file, then write the manifest and sync that."""
+        try:
+            self.disk.sync(self._file)
+        finally:
+            self.close()
+        found = {"format": FORMAT, **more, "parts": self._parts, "checksums": self.sums, "state": tree}
+        text = json.dumps(found, separators=(",", ":")).encode()
+        said = json.dumps({"crc32c": raw.crc32c([text]), "bytes": len(text)}).encode()
+        manifest = self.disk.open(f"{self.folder}/{MANIFEST}", create=True)
+        try:
+            self.disk.write(manifest, [said, b"\n", text], 0)
+            self.disk.sync(manifest)
+        finally:
+            self.disk.close(manifest)
+        self.disk.sync_folder(self.folder)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file >= 0:
+            self.disk.close(self._file)
+            self._file = -1
+
+
+def read_manifest(disk: Disk, folder: str) -> dict[str, Any]:
+    """Read what :meth:`Writer.finish` wrote in addition to the tensors.
+
+    Raises:
+        CheckpointError: it is damaged, or has another format.
+    """
+    path = disk.path / folder / MANIFEST
+    try:
+        file = disk.open(f"{folder}/{MANIFEST}", write=False)
+        try:
+            whole = disk.read(file, disk.size(file), 0)
+        finally:
+            disk.close(file)
+        head, _, text = whole.partition(b"\n")
+        said = json.loads(head)
+        if said["crc32c"] != raw.crc32c([text]) or said["bytes"] != len(text):
+            raise CheckpointError(f"{path}: the checkpoint is damaged: wrong checksum of its manifest")
+        found: dict[str, Any] = json.loads(text)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise CheckpointError(f"{path}: the checkpoint is damaged: {error}") from error
+    if found.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: checkpoint folder of format {found.get('format')!r}; this reads {FORMAT}")
+    return found
+
+
+def read(disk: Disk, folder: str, manifest: dict[str, Any], told: Callable[[str], None] | None = None) -> Any:
+    """Return the state that a manifest describes. Its tensors are views of the file.
+
+    Raises:
+        CheckpointError: a checksum is wrong, or the file does not match the manifest.
+    """
+    path = disk.path / folder / TENSORS
+    try:
+        tensors = dict(_tensors(memoryview(disk.view_of(f"{folder}/{TENSORS}")), manifest, told))
+        return restored(manifest["state"], tensors)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: the checkpoint is damaged: {error}") from error
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: the checkpoint is damaged: {type(error).__name__}: {error}") from error
+
+
+def _tensors(data: memoryview, manifest: dict[str, Any], told: Callable[[str], None] | None) -> Any:
+    size = int.from_bytes(data[:8], "little")
+    if size > len(data) - 8:
+        raise CheckpointError("it ends too early")
+    header = json.loads(bytes(data[8 : 8 + size]))
+    base, before = 8 + size, 0
+    if set(header) != set(manifest["checksums"]):
+        raise CheckpointError("its tensors are not those of its manifest")
+    for name, said in header.items():
+        begin, end = said["data_offsets"]
+        dtype, shape, part = _BY_NAME[said["dtype"]], said["shape"], manifest["parts"][name]
+        if begin != before or end - begin != dtype.itemsize * math.prod(shape) or end > len(data) - base or part < 1:
+            raise CheckpointError(f"{name} claims more than its bytes")
+        before = end
+        held = data[base + begin : base + end]
+        sums = [raw.crc32c([held[at : at + part]]) for at in range(0, len(held), part)]
+        if sums != manifest["checksums"][name]:
+            raise CheckpointError(f"wrong checksum of {name}")
+        if told is not None:
+            told(name)
+        if not len(held):
+            yield name, torch.empty(shape, dtype=dtype)
+            continue
+        yield name, torch.frombuffer(held, dtype=torch.uint8).view(dtype).view(shape)

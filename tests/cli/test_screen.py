@@ -1,0 +1,121 @@
+"""Tables lose nothing in any terminal: every cell, heading and word of a caption is there, in lines that fit."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from fastagg.cli import screen, tables
+from fastagg.cli.screen import draw
+from fastagg.facts import facts
+from fastagg.measuring import Choice
+from fastagg.quick import Measured
+from fastagg.sheet import Sheet
+from fastagg.sim import findings, sweep_tables
+from fastagg.sim.claims import Difference, Judged
+from fastagg.sim.groups import Group
+from fastagg.sim.metrics import ACTIVITIES, Row, summarise
+from fastagg.sim.recipes import load
+from fastagg.sim.result import Result
+from fastagg.sim.sweep import Paper
+from fastagg.sim.tables import Claim, catalogue
+
+
+def drawn(sheet: Sheet, width: int) -> str:
+    console = Console(width=width, record=True, file=io.StringIO(), highlight=False)
+    draw(sheet, console)
+    return console.export_text()
+
+
+def complete(sheet: Sheet, width: int) -> None:
+    """Assert that nothing of ``sheet`` is lost at this width. Words that are longer than a column are folded."""
+    text = drawn(sheet, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    tight = "".join(text.split())
+    for cell in (*sheet.headings, *(cell for row in sheet.rows for cell in row), *sheet.caption.split()):
+        for word in cell.split():
+            if len(word) <= min(12, width // 4):
+                assert word in text, (word, text)
+            else:  # it may be broken anywhere, and a broken part stands beside those of other columns
+                assert word[:3] in tight, (word, text)
+
+
+WORDS = st.text("abcdefgh0123456789.", min_size=1, max_size=12)
+CELLS = st.lists(WORDS, min_size=1, max_size=6).map(" ".join)
+
+
+@st.composite
+def sheets(draw):
+    columns = draw(st.integers(1, 12))
+    line = st.lists(CELLS, min_size=columns, max_size=columns)
+    return Sheet("title", draw(line), draw(st.lists(line, min_size=1, max_size=4)), draw(CELLS))
+
+
+@given(sheets(), st.integers(60, 140))
+@example(Sheet("title", ["a"], [["b"]]), 60)
+def test_nothing_is_lost_at_any_width(sheet, width):
+    complete(sheet, width)
+
+
+def test_a_table_that_fits_is_one_and_each_further_one_begins_with_the_first_column():
+    sheet = Sheet("t", ["name", *"abc"], [["one", *["12345678"] * 3]])
+    assert drawn(sheet, 80).count("name") == 1
+    folded = drawn(sheet, 20)
+    assert folded.count("name") == folded.count("one") == 3 and folded.count("12345678") == 3
+
+
+ROWS = [Row(0, 0.0, 0, 0.1, 2.3, 0.0, 0), Row(2500, 7364.2, 2500, 0.968, 0.1, 22.8, 1005)]
+
+
+def group(method: str, setting: str, missed: bool = False) -> Group:
+    config = load("fedavg-digits-large" if method == "FedAvg" else "fadas-digits-large", {"run.target": 0.95})
+    wall = dict.fromkeys((*ACTIVITIES, "other"), 12345.67) | {"total": 61728.35}
+    summary = dict.fromkeys(sweep_tables.NUMBERS, 22.8) | summarise(ROWS, 0.95)
+    summary |= {"wall_seconds": wall, "delay_max": 1005, "stopped": "finished", "notes": ["a note"]}
+    results = [
+        Result(config.model_copy(update={"seed": seed}), ROWS[: 1 if missed and seed else 2], summary, "10 s")
+        for seed in range(3)
+    ]
+    return Group(f"{method}-{setting}".lower(), method, (("setting", setting),), results, Paper((72.0, 0.94)))
+
+
+GROUPS = [
+    group(method, setting, missed=method == "CA2FL, with a long name of its own")
+    for method in ("FedAvg", "FADAS, adaptive", "CA2FL, with a long name of its own")
+    for setting in ("Dir(0.1), large worst-case delays", "Dir(0.3)", "IID")
+]
+CLAIM = Claim(
+    "FADAS with the delay-adaptive step is above FedBuff with stragglers", ("a", "b"), ("c", "d"), "x", 1, True
+)
+JUDGED = [Judged(CLAIM, "t", Difference(9.8, 5.6, 14.0, {0: 9.8, 1: 9.8}))]
+FOUND = findings.find(GROUPS, JUDGED, None, "FedAvg")
+MEASURED = [Measured("ACE int8", "torch.compile with an int8 cache", 4_000_000, [0.001234] * 5, [0.0123] * 5)]
+CHOICES = [Choice("stream_from", {0: 1.34e-3, 1 << 20: 0.59e-3}, 1 << 20, 1 << 20, "a step into a new version")]
+REAL = {
+    **{sheet.title: sheet for sheet in (*FOUND.sheets, FOUND.times)},
+    "info": tables.pairs_table("fastagg", facts()),
+    "tune": tables.tuning_table(CHOICES),
+    "bench": tables.quick_table(MEASURED, 0.3),
+}
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+@pytest.mark.parametrize("name", REAL)
+def test_the_real_tables_lose_nothing(name, width):
+    complete(REAL[name], width)
+
+
+def test_recipes_are_listed_completely_at_eighty_columns(monkeypatch):
+    console = Console(width=80, force_terminal=True, color_system=None, record=True, file=io.StringIO())
+    monkeypatch.setattr(screen, "_console", lambda: console)
+    known = catalogue()
+    screen.listing([(one.name, ", ".join(one.data), one.purpose) for one in known])
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80
+    flat = " ".join(text.split())
+    assert all(f"{one.name} {', '.join(one.data)} {' '.join(one.purpose.split())}" in flat for one in known)

@@ -1,0 +1,209 @@
+"""A hundred mistakes of users: each message names the argument, what came and what to do, and changes nothing."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fastagg
+
+# What the user types; then three parts of the message: the argument, what came, and what to do about it.
+MISTAKES = [
+    # names
+    ("fastagg.FedBuf(model)", "fastagg", "'FedBuf'", "did you mean 'FedBuff'?"),
+    ("fastagg.fadas(model)", "fastagg", "'fadas'", "did you mean 'FADAS'?"),
+    ("fastagg.Serve(model)", "fastagg", "'Serve'", "did you mean 'Server'?"),
+    ("fastagg.strategy", "fastagg", "'strategy'", "dir(fastagg)"),
+    ("server.aggregate([flat])", "Server", "'aggregate'", "did you mean 'receive'?"),
+    ("server.params", "Server", "'params'", "did you mean 'parameters'?"),
+    ("server.recieve(0, flat)", "Server", "'recieve'", "did you mean 'receive'?"),
+    ("server.num_client", "Server", "'num_client'", "did you mean 'num_clients'?"),
+    # models
+    ("fastagg.FedBuff(None)", "params", "got None", "give the model itself: fastagg.FedBuff(model)"),
+    ("fastagg.FedBuff('model.pt')", "params", "got 'model.pt'", "give the model itself"),
+    ("fastagg.FedBuff(model.parameters())", "params", "got <generator", "give the model itself"),
+    ("fastagg.FedBuff(nn.Linear)", "params", "got the class Linear", "give the model itself"),
+    ("fastagg.FedBuff(nn.ReLU())", "params", "got a model (ReLU)", "a model with parameters that train"),
+    ("fastagg.FedBuff(model.requires_grad_(False))", "params", "got a model (Sequential)", "set requires_grad"),
+    ("fastagg.FedBuff({})", "params", "got {}", "a model with parameters that train"),
+    ("fastagg.FedBuff(torch.zeros(3, 4))", "params", "got a float32 array of shape [3, 4]", "1-D array"),
+    ("fastagg.FedBuff(torch.arange(5))", "params", "got torch.int64", ".float()"),
+    ("fastagg.FedBuff([1.0, 2.0])", "params '0'", "got float", "convert it with torch.tensor"),
+    ("fastagg.FedBuff({'model': model.state_dict()})", "params 'model'", "got OrderedDict", "give the mapping in it"),
+    ("fastagg.FedBuff({'w': torch.eye(3).to_sparse()})", "params 'w'", "sparse_coo", ".to_dense()"),
+    ("fastagg.FedBuff({'w': torch.tensor([float('nan')])})", "params", "holds NaN", "in 'w'"),
+    ("fastagg.Leaf(3)", "params", "got 3", "give the model itself"),
+    # settings
+    ("fastagg.FedBuff()", "'params'", "got no such argument", "write fastagg.FedBuff(params)"),
+    ("fastagg.FedBuff(model, 0.1)", "without a name", "got 2", "write fastagg.FedBuff(params, lr=0.1)"),
+    ("fastagg.ASGD(model)", "'lr'", "got no such argument", "write fastagg.ASGD(params, lr=...)"),
+    ("fastagg.ACE(model, lr=0.1)", "'num_clients'", "got no such argument", "num_clients=...)"),
+    ("fastagg.FedBuff(model, learning_rate=0.1)", "FedBuff", "'learning_rate'", "did you mean 'lr'?"),
+    ("fastagg.FedBuff(model, bufer_size=3)", "FedBuff", "'bufer_size'", "did you mean 'buffer_size'?"),
+    ("fastagg.FedAsync(model, lr=0.1)", "FedAsync", "'lr'", "did you mean 'alpha'?"),
+    ("fastagg.SGD(learning_rate=1)", "SGD", "'learning_rate'", "did you mean 'lr'?"),
+    ("fastagg.Buffer(buffer_size=5)", "Buffer", "'buffer_size'", "did you mean 'size'?"),
+    ("fastagg.FedBuff(model, lr='0.1')", "lr", "got '0.1'", "write 0.1 without quotes"),
+    ("fastagg.FedBuff(model, lr=torch.tensor(0.1))", "lr", "got tensor(0.1000)", "write float(lr)"),
+    ("fastagg.FedBuff(model, buffer_size=np.int64(5))", "buffer_size", "got np.int64(5)", "write int(buffer_size)"),
+    ("fastagg.FedBuff(model, lr=-1)", "lr", "got -1", ">= 0"),
+    ("fastagg.FedBuff(model, buffer_size=0)", "buffer_size", "got 0", "a whole number >= 1"),
+    ("fastagg.FedBuff(model, device='gpu')", "device", "got 'gpu'", "did you mean 'cuda'?"),
+    ("fastagg.FedBuff(model, device='mps')", "device", "'mps'", "use device='cpu'"),
+    ("fastagg.FedBuff(model, weighting='sample')", "weighting", "got 'sample'", "did you mean 'samples'?"),
+    ("fastagg.FedBuff(model, lease='1h')", "lease", "got '1h'", "a finite float32 number > 0"),
+    ("fastagg.FedBuff(model, seed=-1)", "seed", "got -1", "a whole number in 0.."),
+    ("fastagg.FADAS(model, betas=0.9)", "betas", "got 0.9", "two numbers"),
+    ("fastagg.FADAS(model, delay_threshold=-1)", "delay_threshold", "got -1", ">= 0"),
+    ("fastagg.FADAS(model, delay_rule='scald')", "delay_rule", "got 'scald'", "did you mean 'scaled'?"),
+    ("fastagg.FedAsync(model, policy='constant', a=1)", "a:", "got 1", "leave it out"),
+    ("fastagg.ACE(model, lr=1, num_clients=9, cache='fp8')", "cache", "got 'fp8'", "one of 'fp32', 'bf16', 'int8'"),
+    ("fastagg.ACE(torch.zeros(10**7), lr=1, num_clients=10**4)", "fp32 cache", "10000 rows", "use a smaller format"),
+    ("fastagg.Server(model, optimizer='adam')", "optimizer", "got 'adam'", "write optimizer=fastagg.Adam(...)"),
+    ("fastagg.Server(model, fastagg.Buffer)", "direction", "got the class Buffer", "direction=fastagg.Buffer(...)"),
+    ("fastagg.Server(model, torch.optim.SGD([flat], lr=1))", "direction", "got SGD", "fastagg.Single(...)"),
+    ("fastagg.Server(model, fastagg.AllClients(5), num_clients=6)", "num_clients", "got 6", "leave it out"),
+    ("fastagg.FedEcho(model, num_clients=3, distill=None)", "distill", "got None", "distill=fastagg.Distillation"),
+    ("fastagg.Tiered(memory='lots')", "memory", "got 'lots'", "such as 8_000_000_000 or '8GB'"),
+    ("fastagg.set_num_threads(0)", "set_num_threads", "got 0", "in 1..4096"),
+    # tasks and answers
+    ("server.receive_model(0, trained)", "task", "got 0", "task = server.dispatch(client)"),
+    ("server.receive_model(trained, task)", "task", "got {'0.bias': a float32 array", "server.dispatch(client)"),
+    ("server.receive_models([(task, trained)])", "answers", "got (Dispatch(", "(task, trained, num_samples)"),
+    ("server.receive_model(task, None)", "trained model", "got NoneType", "a mapping from names to arrays"),
+    ("server.receive_model(old_task, trained)", "incarnation", "before the server was restarted", "server.dispatch(0)"),
+    ("server.receive(0, flat, incarnation=4)", "incarnation 4", "restarted, or by another", "server.dispatch(0)"),
+    ("server.receive(0, model)", "update", "got a model (Sequential)", "server.receive_model(task, model)"),
+    ("server.receive(0, None)", "update", "got NoneType", "a torch tensor, a NumPy array"),
+    ("server.receive(0, flat.double())", "update", "got torch.float64", ".float()"),
+    ("server.receive(0, flat.double().numpy())", "update", "got a float64 array", '.astype("float32")'),
+    ("server.receive(0, {k: v.double() for k, v in trained.items()})", "'0.weight'", "float64", ".float()"),
+    ("server.receive(0, flat.tolist())", "update", "got 58", "torch.tensor"),
+    ("server.receive(0, flat[:5])", "update", "got [5]", "expected shape [58]"),
+    ("server.receive(0, flat * float('nan'))", "update", "NaN or infinity", "lower the client's learning rate"),
+    ("server.receive(0, {'module.' + k: v for k, v in trained.items()})", "update", "unknown 'module.", "remove 'mod"),
+    ("server.receive(7, flat)", "client 7", "was never sent a model", "call server.dispatch(7) first"),
+    ("server.receive(0.0, flat)", "client", "0.0", "expected an int or a str"),
+    ("server.receive(0, flat, 5)", "client 0", "version 5 came", "it owes versions [0]"),
+    ("server.receive(1, flat)", "client 1", "has answered everything", "dispatch a new task"),
+    ("server.receive(0, flat, '0')", "version", "got '0'", "a whole number"),
+    ("server.receive(0, flat, 0, -1)", "num_samples", "got -1", "> 0"),
+    ("server.receive(0, flat, kind='gradient')", "kind", "got one of kind 'gradient'", "send a delta"),
+    ("server.receive(0, flat, control=flat)", "control", "got a control", "leave it out"),
+    ("weighted.receive(0, flat)", "num_samples", "got None", "num_samples=len(data)"),
+    ("ace.dispatch(10)", "client 10", "expected 0..9", "num_clients"),
+    ("ace.receive_model(ace.dispatch(1), trained)", "kind", "got one of kind 'delta'", "send a gradient"),
+    ("server.receive_many([task])", "receive_many", "got Dispatch(", "(client, update, version, num_samples)"),
+    ("server.receive_partial(0, flat)", "partial", "got a float32 array", "what a fastagg.Leaf's take() returned"),
+    # files
+    ("fastagg.load('junk.pt')", "junk.pt", "not a whole checkpoint", "a file that server.save(path) wrote"),
+    ("fastagg.load('model.pt')", "model.pt", "not a fastagg checkpoint", "fastagg.FedBuff(torch.load(path))"),
+    ("fastagg.load('nothing.pt')", "nothing.pt", "no such checkpoint", "server.save('nothing.pt')"),
+    ("fastagg.load('folder')", "folder", "it is a folder", "fastagg.open('folder', make)"),
+    ("fastagg.load(None)", "path", "got None", "a str or a pathlib.Path"),
+    ("server.save('nowhere/server.pt')", "server.pt", "could not be written", "create the folder"),
+    ("server.load_state_dict(model.state_dict())", "state", "got {'0.bias'", "fastagg.load(path)"),
+    ("fastagg.open('a', model)", "make", "got a model (Sequential)", "open(path, lambda: fastagg.FedBuff(model))"),
+    ("fastagg.open('b', lambda: None)", "make", "got None", "lambda: fastagg.FedBuff(model)"),
+    # the command line and recipes
+    ("$ run fadas", "recipe", "'fadas'", "fadas-digits-large"),
+    ("$ run fedbuf-digits-large", "recipe", "'fedbuf-digits-large'", "did you mean 'fedbuff-digits-large'?"),
+    ("$ run fadas-digits-mild --set lr=0.1", "unknown key lr", "got 0.1", "did you mean client.lr or algorithm.lr"),
+    ("$ run fadas-digits-mild --set clients=10", "unknown key clients", "got 10", "did you mean data.clients?"),
+    ("$ run fadas-digits-mild --set client.lrr=1", "unknown key", "client.lrr", "did you mean 'lr'?"),
+    ("$ run fadas-digits-mild --set algorithm.name=FedBuf", "algorithm", "'FedBuf'", "did you mean 'FedBuff'?"),
+    ("$ run fadas-digits-mild --set data.name=mnit", "data", "'mnit'", "did you mean 'mnist'?"),
+    ("$ run fadas-digits-mild --set model.name=resnet", "model.name", "got 'resnet'", "did you mean 'resnet18'?"),
+    ("$ run fadas-digits-mild --set run.device=gpu", "run.device", "'gpu'", "did you mean 'cuda'?"),
+    ("$ run fadas-digits-mild --set run.target=90", "run.target", "got 90", "less than or equal to 1"),
+    ("$ run fadas-digits-mild --set client.lr", "key=value", "got 'client.lr'", "such as client.lr=0.1"),
+    ("$ run fadas-digits-mild --lr 0.1", "option", "--lr", "--set client.lr=0.1"),
+    ("$ run fadas-digits-mild --out junk.pt", "junk.pt", "got a file", "--out takes another one"),
+    ("$ run folder", "recipe", "'folder'", "fastagg run --resume folder"),
+    ("$ run fadas-mnist-large", "data 'mnist'", "is read from a folder", "name it with --data-dir"),
+    ("$ rum fadas-digits-mild", "command", "'rum'", "Did you mean 'run'?"),
+    ("$ compare fadas-digits-mild --baseline FedAvg", "baseline", "'FedAvg'", "known: fadas-digits-mild"),
+    ("$ doctor nowhere", "nowhere", "there is nothing", "a file of server.save(path)"),
+    ("sim.run('fadas-digits-mild', lr=1)", "run", "'lr'", "fastagg.sim.run(config, {'client.lr': 1})"),
+    ("sim.run(3)", "config", "got 3", "a recipe's name"),
+    # what all integrations share
+    ("integrations.preset('fedbuf')", "algorithm", "got 'fedbuf'", "did you mean 'FedBuff'?"),
+    ("integrations.Stop.of({'targt': 0.9})", "Stop", "'targt'", "did you mean 'target'?"),
+    ("integrations.Stop.of(0.9)", "stop", "got 0.9", "write Stop(...)"),
+    ("integrations.Best('nowhere/best.pt')", "best", "nowhere", "no such folder"),
+    ("trackers.made({'tensorbord': 'runs'})", "trackers", "'tensorbord'", "did you mean 'tensorboard'?"),
+]  # fmt: skip
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+def message_of(command: str) -> str:
+    """What the command line says when it refuses a command."""
+    runner, app = pytest.importorskip("typer.testing").CliRunner(), pytest.importorskip("fastagg.cli.app").app
+    done = runner.invoke(app, shlex.split(command))
+    assert done.exit_code == 2 and done.stdout == "", done.output
+    assert done.output.count("id you mean") <= 1
+    return " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(("typed", "argument", "came", "do"), MISTAKES, ids=[row[0] for row in MISTAKES])
+@pytest.mark.filterwarnings("ignore")
+def test_a_mistake_is_explained_and_changes_nothing(
+    typed: str, argument: str, came: str, do: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    server, weighted = fastagg.FedBuff(model), fastagg.FedBuff(model, weighting="samples")
+    ace, old_task = fastagg.ACE(model, lr=0.1, num_clients=10), fastagg.FedBuff(model).dispatch(0)
+    task, flat = server.dispatch(0), server.flat.clone() / 10
+    server.dispatch(1)
+    server.receive(1, flat)
+    weighted.dispatch(0)
+    ace.dispatch(1)
+    names: dict[str, Any] = {
+        "fastagg": fastagg, "torch": torch, "nn": nn, "np": np, "model": model, "server": server, "ace": ace,
+        "weighted": weighted, "task": task, "old_task": old_task, "flat": flat,
+        "trained": {key: value + 0.1 for key, value in task.params.items()},
+    }  # fmt: skip
+    Path("folder").mkdir()
+    Path("junk.pt").write_text("junk")
+    torch.save(model.state_dict(), "model.pt")
+    servers = server, weighted, ace
+    states = [one.state_dict() for one in servers]
+
+    if typed.startswith("$ "):
+        said = message_of(typed[2:])
+    else:
+        if typed.startswith("sim."):
+            names["sim"] = pytest.importorskip("fastagg.sim")
+        if typed.startswith(("integrations.", "trackers.")):
+            from fastagg import integrations
+            from fastagg.integrations import trackers
+
+            names |= {"integrations": integrations, "trackers": trackers}
+        with pytest.raises((fastagg.FastaggError, AttributeError)) as refusal:
+            exec(typed, names)
+        said = str(refusal.value)
+    for part in (argument, came, do):
+        assert part in said, f"{part!r} is not in {said!r}"
+    assert len(said) < 700
+    assert all(same(one.state_dict(), state) for one, state in zip(servers, states, strict=True))
+
+
+def test_there_are_a_hundred() -> None:
+    assert len({typed for typed, *_ in MISTAKES}) >= 100
