@@ -43,7 +43,7 @@ def row(size: int, clients: int, arrivals: int, format: str) -> str:
     generator = torch.Generator().manual_seed(0)
     # Clients that agree are the hardest case, because the sum is n times a row.
     pool = [torch.randn(size, generator=generator).mul_(0.1).add_(1.0) for _ in range(7)]
-    state = server._core.state
+    state = server._running.extension.state
     plain, held = torch.zeros(SLICE), [torch.zeros(SLICE) for _ in range(clients)]
     seconds = 0.0
     for turn in range(arrivals):

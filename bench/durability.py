@@ -23,10 +23,10 @@ import torch
 
 import fastagg
 from fastagg._build import native
-from fastagg.serving.opening import open_on
-from fastagg.storage.disk import Disk
+from fastagg.durable.disk import Disk
+from fastagg.durable.opening import open_on
 
-_waited = native.serving.Journal.waited  # seconds that the calling thread has waited for a disk
+_waited = native.log.Journal.waited  # seconds that the calling thread has waited for a disk
 CLIENTS = 10  # answer in turn
 
 # Rules with d parameters. The journal holds updates; for ACE it holds the clients' rows.
@@ -79,7 +79,7 @@ def _acknowledged(folder: Path, rule: str, make: Callable[[], fastagg.Server], s
     servers = {"plain": make(), "again": make()}
     found: dict[str, list[float]] = {"plain": [], "again": [], "durable": [], "before": []}
     with fastagg.open(folder / "ack", make) as own:
-        begun = own._journal.written
+        begun = own._log.journal.written
         for turn in range(-CLIENTS, times):
             client = turn % CLIENTS
             order = ("plain", "durable", "again") if turn % 2 else ("again", "durable", "plain")
@@ -93,7 +93,7 @@ def _acknowledged(folder: Path, rule: str, make: Callable[[], fastagg.Server], s
                 found[name].append(took)
                 if name == "durable":
                     found["before"].append(took - (_waited() - waited))
-        record = (own._journal.written - begun) // (times + CLIENTS)
+        record = (own._log.journal.written - begun) // (times + CLIENTS)
     sync = one_sync(folder, record, min(times, 100))
     usual, again, whole, before = (statistics.median(one) for one in found.values())
     print(
@@ -121,7 +121,7 @@ def threads(folder: Path, small: bool) -> None:
 
             workers = [threading.Thread(target=client, args=(number,)) for number in range(count)]
             took = clock(lambda workers=workers: ([one.start() for one in workers], [one.join() for one in workers]))
-            groups = server._journal.groups
+            groups = server._log.journal.groups
         rate, sync = rounds * count / took, one_sync(folder, 4 * size + 200)
         print(
             f"64 threads d={size:,}: {rate:,.0f} durable answers/s, one at a time {1 / sync:,.0f}/s: "
@@ -137,7 +137,7 @@ def bandwidth(folder: Path, small: bool) -> None:
     update = torch.randn(size)
     for rule in ("FedBuff", "ACE int8"):
         made = RULES[rule]
-        with open_on(Disk(), folder / "wide", lambda made=made: made(size), "arrival") as server:
+        with open_on(Disk(folder / "wide", create=True), lambda made=made: made(size), "arrival") as server:
 
             def client(number: int, server: fastagg.Server = server) -> None:
                 for _ in range(count // workers):
@@ -146,7 +146,7 @@ def bandwidth(folder: Path, small: bool) -> None:
 
             alive = [threading.Thread(target=client, args=(number,)) for number in range(workers)]
             took = clock(lambda alive=alive: ([one.start() for one in alive], [one.join() for one in alive]))
-            written = server._journal.written
+            written = server._log.journal.written
         payload = 4 * size * (count // workers) * workers
         raw = one_sync(folder, 32 << 20, 10 if small else 30)
         print(
@@ -162,7 +162,7 @@ def stall(folder: Path, small: bool) -> None:
     clients, size = (20, 100_000) if small else (200, 1_000_000)
     make = lambda: fastagg.ACE(torch.zeros(size), lr=0.1, num_clients=clients, cache="int8")  # noqa: E731
     update = torch.randn(size)
-    with open_on(Disk(), folder / "stall", make, "none", checkpoint_every=1 << 60) as server:
+    with open_on(Disk(folder / "stall", create=True), make, "none", checkpoint_every=1 << 60) as server:
         for client in range(clients):
             server.dispatch(client)
             server.receive(client, update)
@@ -194,14 +194,14 @@ def recovery(folder: Path, small: bool) -> None:
     """Seconds per GB of journal."""
     size, count = (100_000, 250) if small else (1_000_000, 250)
     make = lambda: fastagg.FADAS(torch.zeros(size), lr=0.01, buffer_size=5)  # noqa: E731
-    with open_on(Disk(), folder / "back", make, "none", checkpoint_every=1 << 60) as server:
+    with open_on(Disk(folder / "back", create=True), make, "none", checkpoint_every=1 << 60) as server:
         update = torch.randn(size)
         for k in range(count):
             server.dispatch(k % 10)
             server.receive(k % 10, update)
     nbytes = 4 * size * count
     found: list[Any] = []
-    took = clock(lambda: found.append(open_on(Disk(), folder / "back", make, "none")))
+    took = clock(lambda: found.append(open_on(Disk(folder / "back", create=True), make, "none")))
     found[0].close()
     print(f"recovery: {nbytes / 1e9:.2f} GB of journal in {took:.2f} s: {took / nbytes * 1e9:.2f} s per GB")
     shutil.rmtree(folder / "back")

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import clocks
 import machine
 import timing
 import torch
@@ -67,7 +66,7 @@ def measure(
         rounds: samples of each candidate; by default 31 below a million parameters, otherwise 15.
         only, without: keep only the peers whose names contain one of the words in ``only``; drop those with one in
             ``without``.
-        clock: the clock of a sample; by default the device's own (``clocks.py``).
+        clock: the clock of a sample; by default the device's own (``timing.clock_of``).
         within: after so many seconds no further round begins, if there are at least five.
 
     Raises:
@@ -88,7 +87,7 @@ def measure(
         return Found([], {}, {leader.name: reason}, 0.0, 0)
     found = Found([], {}, {}, 0.0, 0)
     for group in list(batches(others, problem, shared)) or [[]]:
-        timer = clock or clocks.clock(CPU if case.host else device)
+        timer = clock or timing.clock_of(CPU if case.host else device)
         one = _group(case, problem, [leader, *group], rounds, within, timer)
         known = {row.key for row in found.rows}
         found = Found(

@@ -132,7 +132,7 @@ def measure(folder: Path, clients: int, given: argparse.Namespace) -> None:
             tiered.dispatch(now)
             times["at once"].receive(tiered, now, updates[turn % 4])
     counts = {key: value - before[key] for key, value in tiered.tiers().items()}
-    stride = native.serving.Tiers.stride(given.format, size)
+    stride = native.engine.Tiers.stride(given.format, size)
     speed = disk_speed(folder / "rows.bin", stride)
     middle = {name: statistics.median(found.seconds) for name, found in times.items()}
     allowed = middle["memory"] + stride / speed + 1e-3

@@ -70,10 +70,12 @@ from fastagg.serving.loading import load
 from fastagg.durable.opening import open
 from fastagg.serving.server import Server
 from fastagg.serving.settings import ServerSettings
+
 try:  # TEMP
     from fastagg.serving.shards.server import Slice, sharded
 except Exception:
-    Slice=None; sharded=None
+    Slice = None
+    sharded = None
 from fastagg.serving.watching import watch
 from fastagg.storage.cache import ClientCache
 from fastagg.storage.shared import SharedVector

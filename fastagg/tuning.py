@@ -3,8 +3,7 @@
 Settings change how fast a step is, never what it computes. The first of these sources that has settings is used:
 
 1. the environment variable ``FASTAGG_TUNE``, such as ``prefetch=512,stream_from=never``, or ``default``
-2. what ``fastagg tune`` remembered for this processor
-3. the table in csrc/cpu/tuning.cpp, by the processor's vendor and family
+2. the table in csrc/cpu/tuning.cpp, by the processor's vendor and family
 
 =========== =================================================================================================
 prefetch    how many elements ahead memory is prefetched, a multiple of 64; 0: not at all
@@ -20,12 +19,9 @@ places      in how many places of a group read-only passes read in turn: 1, 2, 4
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
 
 from fastagg import _native as native
 from fastagg.errors import ConfigError
@@ -74,18 +70,14 @@ def set_tuning(settings: Mapping[str, int], origin: str = "set_tuning") -> None:
 
 
 def from_environment() -> None:
-    """Choose the settings at import: ``FASTAGG_TUNE``; if it is not set, the remembered ones; otherwise the table.
+    """Choose the settings at import: ``FASTAGG_TUNE``; if it is not set, the table's.
 
     Raises:
         ConfigError: ``FASTAGG_TUNE`` is not valid.
     """
-    if given := os.environ.get("FASTAGG_TUNE"):
-        if given != "default":
-            set_tuning(parse(given), "FASTAGG_TUNE")
-        return
-    if remembered := recall():
-        with suppress(ConfigError):  # they may come from another version of fastagg with other settings
-            set_tuning(remembered, f"fastagg tune ({memory_file()})")
+    given = os.environ.get("FASTAGG_TUNE")
+    if given and given != "default":
+        set_tuning(parse(given), "FASTAGG_TUNE")
 
 
 def parse(text: str) -> dict[str, int]:
@@ -105,36 +97,3 @@ def parse(text: str) -> dict[str, int]:
             )
         found[name.strip()] = int(value)
     return found
-
-
-def memory_file() -> Path:
-    """Return the file in which ``fastagg tune`` remembers its choices for every processor by name."""
-    folder = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return Path(folder) / "fastagg" / "tune.json"
-
-
-def recall() -> dict[str, int] | None:
-    """Return the remembered settings of this processor, or None."""
-    try:
-        found = json.loads(memory_file().read_text())[processor()]
-        return {str(name): int(value) for name, value in found.items()}
-    except (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError):
-        return None
-
-
-def remember(settings: Mapping[str, int]) -> Path:
-    """Remember ``settings`` for this processor. Other processors' settings stay.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    path = memory_file()
-    try:
-        known = dict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
-        known = {}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_text(json.dumps({**known, processor(): dict(settings)}, indent=1) + "\n")
-    fresh.replace(path)
-    return path

@@ -31,7 +31,7 @@ ORDER = (
     ("reference",),
     ("ops",),
     ("storage.cache", "storage.tiered"),
-    ("measuring", "layout"),
+    ("layout",),
     ("distill",),
     ("parts",),
     ("serving",),

@@ -37,7 +37,7 @@ def _ours(problem: Problem, clients: int, format: str) -> Built:
     )  # fmt: skip
     # int4's levels, which all formats represent exactly
     receive, order = arrival(server, grid(problem, "int4")), _order(clients)
-    cache = server._core.state.cache
+    cache = server._running.extension.state.cache
     return Built(
         in_turn(lambda at: receive(order[at]), clients), lambda: server.flat[: whole(problem.size)], warm=clients,
         kept=cache.nbytes() / cache.slots / problem.size,

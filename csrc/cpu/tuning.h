@@ -1,7 +1,7 @@
 // Settings that depend on the processor. They change how loops run, never their results.
 //
 // When the extension is loaded, it chooses one row of the table by vendor and family. Python may set another one
-// (FASTAGG_TUNE, `fastagg tune`).
+// (FASTAGG_TUNE).
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-"""The commands about this machine: info, tune and bench."""
+"""The commands about this machine: info and bench."""
 
 from __future__ import annotations
 
@@ -29,29 +29,13 @@ def info(
         show(pairs_table("fastagg", found))
 
 
-@command()
-def tune(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and print; do not remember the result.")] = False,
-    forget: Annotated[bool, typer.Option("--forget", help="Forget what was remembered, for all processors.")] = False,
-) -> None:
-    """Measure what suits this processor, in less than a second, print why, and remember it."""
-    import fastagg
-    from fastagg import measuring, tuning
-    from fastagg.cli.tables import tuning_table
-
-    if forget:
-        tuning.memory_file().unlink(missing_ok=True)
-        print(f"Forgotten: {tuning.memory_file()}")
-        return
-    print(f"{tuning.processor()}, {fastagg.get_num_threads()} threads")
-    choices = measuring.measure()
-    show(tuning_table(choices))
-    chosen = {choice.setting: choice.chosen for choice in choices if choice.chosen != choice.usual}
-    if dry_run:
-        print("Chosen: " + (",".join(f"{name}={value}" for name, value in chosen.items()) or "the table's settings"))
-        return
-    path = tuning.remember(chosen)
-    print(f"Remembered in {path}; FASTAGG_TUNE=default goes back to the table for one run, --forget for good.")
+@command(hidden=True, deprecated=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def tune() -> None:
+    """Say what replaced this command."""
+    print(
+        "fastagg tune measures nothing any more: the table in fastagg decides by vendor and family, `fastagg info` shows "
+        "it, and FASTAGG_TUNE=prefetch=512,stream_from=never sets values of your own."
+    )
 
 
 @command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

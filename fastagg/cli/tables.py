@@ -10,28 +10,12 @@ from fastagg.page import flat
 from fastagg.sheet import Sheet
 
 if TYPE_CHECKING:
-    from fastagg.measuring import Choice
     from fastagg.quick import Measured
 
 
 def pairs_table(title: str, pairs: dict[str, Any]) -> Sheet:
     """Return a table of names and values. Nested dictionaries become dotted names."""
     return Sheet(title, ("name", "value"), flat(pairs))
-
-
-def tuning_table(choices: Sequence[Choice]) -> Sheet:
-    """Return the results of `fastagg tune`: a line for each setting."""
-    rows = []
-    for choice in choices:
-        times = "  ".join(f"{value or 'never'}: {1e3 * taken:.2f}" for value, taken in choice.seconds.items())
-        usual = choice.seconds[choice.usual]
-        best = min(choice.seconds.values())
-        why = f"{usual / choice.seconds[choice.chosen] - 1:.0%} faster than the table's"
-        if choice.chosen == choice.usual:
-            why = "the table's is the fastest" if best == usual else "nothing is faster by more than the noise"
-        values = [str(value or "never") for value in (choice.usual, choice.chosen)]
-        rows.append([choice.setting, choice.step, times, *values, why])
-    return Sheet("Settings", ("setting", "step", "milliseconds by value", "table", "chosen", "why"), rows)
 
 
 HEADINGS = ("rule", "parameters", "fastagg, ms", "torch, ms", "torch / fastagg", "p20 to p80", "fastagg is")

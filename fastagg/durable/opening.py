@@ -228,5 +228,3 @@ def _tidy(disk: Disk, found: Contents, past: Recovered) -> None:
 
 def _abandoned(log: Log) -> None:
     log.close(5.0)  # at exit, nobody asked to wait longer
-
-

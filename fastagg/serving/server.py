@@ -63,7 +63,7 @@ class Server:
         direction: how updates become a step. By default every update is a step.
         optimizer: the server optimizer. The default is SGD with learning rate 1.
         staleness: how delays change a step. By default they change nothing.
-"""
+    """
 
     @_keywords.checked
     def __init__(
@@ -856,7 +856,9 @@ def _declare() -> None:
     Server.__doc__ += f"{documented()}\n\n    Raises:\n        {refusals}\n    "
     own = inspect.signature(Server.__init__)
     plain = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
-    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=rule.default) for name, rule in RULES.items()]
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=rule.default) for name, rule in RULES.items()
+    ]
     Server.__init__.__signature__ = own.replace(parameters=[*plain, *more])  # type: ignore[attr-defined]
     for name, rule in RULES.items():
         if name not in vars(Server):

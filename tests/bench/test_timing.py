@@ -80,7 +80,7 @@ def test_a_short_call_is_repeated_and_a_prepared_one_is_not():
 
 def test_a_devices_clock_measures_between_its_events_and_keeps_the_hosts_time_apart(monkeypatch):
     """The device is replaced by a fake. This checks the order of the calls to it."""
-    import clocks
+    import timing
 
     asked = []
 
@@ -100,7 +100,7 @@ def test_a_devices_clock_measures_between_its_events_and_keeps_the_hosts_time_ap
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda clocks: asked.append("busy"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: asked.append("wait"))
-    clock = clocks.clock(torch.device("cuda"))
+    clock = timing.clock_of(torch.device("cuda"))
     assert clock.sample("fastagg", lambda: asked.append("run"), 2) == pytest.approx(2e-3)
     assert asked == ["past the L2", "busy", "event", "run", "run", "event", "wait"]
     assert len(clock.host["fastagg"]) == 1

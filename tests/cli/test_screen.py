@@ -12,7 +12,6 @@ from rich.console import Console
 from fastagg.cli import screen, tables
 from fastagg.cli.screen import draw
 from fastagg.facts import facts
-from fastagg.measuring import Choice
 from fastagg.quick import Measured
 from fastagg.sheet import Sheet
 from fastagg.sim import findings, sweep_tables
@@ -95,11 +94,9 @@ CLAIM = Claim(
 JUDGED = [Judged(CLAIM, "t", Difference(9.8, 5.6, 14.0, {0: 9.8, 1: 9.8}))]
 FOUND = findings.find(GROUPS, JUDGED, None, "FedAvg")
 MEASURED = [Measured("ACE int8", "torch.compile with an int8 cache", 4_000_000, [0.001234] * 5, [0.0123] * 5)]
-CHOICES = [Choice("stream_from", {0: 1.34e-3, 1 << 20: 0.59e-3}, 1 << 20, 1 << 20, "a step into a new version")]
 REAL = {
     **{sheet.title: sheet for sheet in (*FOUND.sheets, FOUND.times)},
     "info": tables.pairs_table("fastagg", facts()),
-    "tune": tables.tuning_table(CHOICES),
     "bench": tables.quick_table(MEASURED, 0.3),
 }
 

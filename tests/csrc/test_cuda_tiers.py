@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 SIZE, CLIENTS = 3000, 12
-STRIDE = {format: native.serving.Tiers.stride(format, SIZE) for format in ("fp32", "bf16", "int8", "int4")}
+STRIDE = {format: native.engine.Tiers.stride(format, SIZE) for format in ("fp32", "bf16", "int8", "int4")}
 
 
 class Side(NamedTuple):
@@ -69,7 +69,7 @@ class Case:
 
     def held(self) -> list[Tensor]:
         """The model, the sum, and all rows that there are."""
-        state = self.server._core.state
+        state = self.server._running.extension.state
         with self.side.on():
             if isinstance(state, TieredState):
                 rows = [state.rows.row(client) for client in range(CLIENTS)]
@@ -83,7 +83,7 @@ def case(
 ) -> Case:  # fmt: skip
     """ACE with memory for ``rows`` rows, and on a device for ``device`` rows."""
     setting = {key: more.pop(key) for key in ("format", "keep", "damaged") if key in more}
-    stride = native.serving.Tiers.stride(setting.get("format", "int8"), size)
+    stride = native.engine.Tiers.stride(setting.get("format", "int8"), size)
     room = None if device is None else device * stride
     cache = fastagg.Tiered(**{"path": path, "memory": rows * stride, "device": room, **setting})
     preset = more.pop("preset", fastagg.ACE)
@@ -216,7 +216,7 @@ def test_rows_of_aced_leave_and_come_back(sides: tuple[Side, Side], freshness: s
     for turn in range(30):
         trace.most = 2 if turn % 6 < 3 else 8
         trace.play(5, *cases)
-        weights = [one._core.state.book.state()["weights"] for one in cases]
+        weights = [one._running.extension.state.native.state()["weights"] for one in cases]
         assert all((other == weights[0]).all() for other in weights)
         left += int((weights[0] == 0).sum() > 3)
     assert left > 5, "nobody was too old"
@@ -233,7 +233,7 @@ def test_rows_that_leave_must_fit_on_the_device(sides: tuple[Side, Side], tmp_pa
         for _ in range(4):
             server.dispatch(9)
             server.receive(9, torch.ones(SIZE))
-    assert server._core.ledger.open_tasks == 3
+    assert server._engine.open_tasks == 3
 
 
 def test_frames_come_with_the_clients_that_train(sides: tuple[Side, Side], tmp_path: Path) -> None:
@@ -369,7 +369,7 @@ def test_a_full_disk(sides: tuple[Side, Side], tmp_path: Path) -> None:
         for _ in range(3):
             with pytest.raises(fastagg.CacheError, match="no room for another row"):
                 server.receive(trace.first[-1], torch.ones(SIZE))
-        assert server._core.ledger.open_tasks == 1
+        assert server._engine.open_tasks == 1
     trace.play(3, server)  # there is room again
     same(server, other)
 
@@ -394,7 +394,7 @@ def test_a_device_without_memory(
     none.dispatch(0)
     with pytest.raises(fastagg.CacheError, match="the device has no memory for 4 rows"):
         none.receive(0, torch.ones(SIZE))
-    assert none._core.ledger.open_tasks == 1
+    assert none._engine.open_tasks == 1
     monkeypatch.setattr(tiered, "_memory_on", memory_on)
     assert none.receive(0, torch.ones(SIZE)).kept
 
