@@ -33,8 +33,8 @@ def info(
 def tune() -> None:
     """Say what replaced this command."""
     print(
-        "fastagg tune measures nothing any more: the table in fastagg decides by vendor and family, `fastagg info` shows "
-        "it, and FASTAGG_TUNE=prefetch=512,stream_from=never sets values of your own."
+        "fastagg tune measures nothing any more: a table decides by the processor's vendor and family, `fastagg info` "
+        "shows it, and FASTAGG_TUNE=prefetch=512,stream_from=never sets values of your own."
     )
 
 

@@ -15,7 +15,6 @@ from fastagg.durable.folder import (
     contents,
     read_checkpoint,
     read_log,
-    read_upload,
 )
 from fastagg.durable.recovery import Lost, Replay, load_into
 from fastagg.errors import CheckpointError, FastaggError

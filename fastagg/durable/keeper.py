@@ -7,7 +7,6 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from fastagg.durable.disk import Disk

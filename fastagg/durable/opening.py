@@ -135,7 +135,7 @@ def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int) -> _O
 
     past = recover(disk, found, server_for)
     server = past.server
-    server._follow_rate()
+    server._running.follow_rate()
     for lost in past.lost:
         _log.error("%s: %s", disk.path, lost)
     start = _start(disk, found, past)
