@@ -35,6 +35,7 @@ ORDER = (
     ("distill",),
     ("parts",),
     ("serving",),
+    ("shards", "durable"),
     ("presets",),
     ("public",),
     ("fastagg",),  # all public names, when the first is asked for
