@@ -202,10 +202,10 @@ class Group:
     ) -> Receipt:  # fmt: skip
         """Take an update: a shared vector, one in memory, or None if every rank holds its slice."""
         with self._leading("receive", limited=True):
-            samples = None if num_samples is None else share(num_samples, "samples")
-            share(samples, self._parts.settings["weighting"])
-            order = self._order_of(client, version, incarnation, update)
-            order["samples"] = samples
+            order = self._order_of(client, version, incarnation)
+            share(num_samples, self._parts.settings["weighting"])
+            order["samples"] = None if num_samples is None else share(num_samples, "samples")
+            order["update"] = self._updates.place("update", update)
             if control is not None:
                 order["control"] = self._updates.place("control", control)
             return self._receive(order)
@@ -215,7 +215,8 @@ class Group:
     ) -> Receipt:
         """Take a leaf's sum."""
         with self._leading("receive_partial", limited=True):
-            order = self._order_of(client, version, incarnation, partial.total)
+            order = self._order_of(client, version, incarnation)
+            order["update"] = self._updates.place("update", partial.total)
             return self._receive({**order, "samples": 1.0, "count": partial.updates, "total": float(partial.weight)})
 
     def receiving(
@@ -292,12 +293,10 @@ class Group:
             self.link.order({"op": "do", "operations": done})
             self._release()
 
-    def _order_of(self, client: Client, version: int | None, incarnation: int | None, update: Any) -> Order:
+    def _order_of(self, client: Client, version: int | None, incarnation: int | None) -> Order:
         client = self._engine.check_client(client)
         version = self._engine.find(client, version, incarnation)[0]
-        return {
-            "op": "receive", "client": client, "version": version, "update": self._updates.place("update", update),
-        }  # fmt: skip
+        return {"op": "receive", "client": client, "version": version}
 
     # -- other ranks ---------------------------------------------------------------------------------------------
 
