@@ -10,9 +10,6 @@ other, and no speed-up.
 The other figures are for ranks on machines of their own: a *share* is the time of an arrival of a rank's slice in one
 process, and *messages* the time of an arrival of one group of 65,536 elements a rank. Each rank also says where its own
 time goes: looking at its slice (norm, finite values), waiting for other ranks, and the rest, which is mostly the step.
-
-``--overlap`` measures in one process what it would bring to look at the next arrival while this one is applied: first
-one after the other, each with all cores, then both at the same time, sharing the cores.
 """
 
 from __future__ import annotations
@@ -23,11 +20,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +84,9 @@ class Parts:
     def __init__(self, server: Any) -> None:
         self.whole, self.looks, self.waits = list[float](), list[float](), list[float]()
         self._waited = self._looked = 0.0
-        norms, link = server._server._norms, server._link
-        receive, settle = server._receive, link.settle
+        group = server._group
+        norms, link = server._parts.norms, group.link
+        receive, settle = group._receive, link.settle
 
         def settled(*given: Any) -> Any:
             begun = time.perf_counter()
@@ -118,7 +114,7 @@ class Parts:
             self.waits.append(self._waited)
             return found
 
-        server._receive, link.settle = received, settled
+        group._receive, link.settle = received, settled
         norms.inspect, norms.distances = looked(norms.inspect), looked(norms.distances)
 
     def __str__(self) -> str:
@@ -189,43 +185,6 @@ def compare(
     )
 
 
-def overlap(name: str, size: int, rounds: int) -> None:
-    """Print the time of a look and of a step, one after the other and at the same time."""
-    one, other = RULES[name](torch.zeros(size)), RULES[name](torch.zeros(size))
-    updates = [torch.randn(size) for _ in range(CLIENTS)]
-    cores = len(os.sched_getaffinity(0))
-
-    def look(client: int) -> None:
-        fastagg.ops.inspect(updates[client])
-
-    def step(server: Any, client: int) -> None:  # of an update that was looked at before
-        parsed = server.layout.parse(updates[client])
-        server._received(client, None, parsed, 1.0, None, {"judged": True, "norm": 2.0})
-
-    def both(client: int) -> None:
-        ahead = threading.Thread(target=look, args=(1 - client,))
-        ahead.start()
-        step(other, client)
-        ahead.join()
-
-    took: dict[str, list[float]] = {"looks": [], "steps": [], "both": []}
-    for turn in range(rounds + UNTIMED):
-        client = turn % CLIENTS
-        one.dispatch(client)
-        other.dispatch(client)
-        fastagg.set_num_threads(cores)
-        took["looks"].append(seconds(partial(look, client)))
-        took["steps"].append(seconds(partial(step, one, client)))
-        fastagg.set_num_threads(max(1, cores // 2))
-        took["both"].append(seconds(partial(both, client)))
-    looks, steps, together = (middle(values) * 1e3 for values in took.values())
-    print(
-        f"{name:14} looks {looks:.1f} ms, steps {steps:.1f} ms; one after the other {looks + steps:.1f} ms, "
-        f"at the same time {together:.1f} ms, ratio {together / (looks + steps):.2f}",
-        flush=True,
-    )
-
-
 def play(rank: int, arguments: argparse.Namespace) -> None:
     ranks = arguments.ranks[0]
     store = dist.FileStore(str(Path(arguments.store) / "store"), ranks)
@@ -278,16 +237,11 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES))
-    parser.add_argument("--overlap", action="store_true", help="of looking and applying, in one process")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank is not None:
         play(arguments.rank, arguments)
-        return
-    if arguments.overlap:
-        for name in arguments.rules:
-            overlap(name, arguments.parameters, arguments.rounds)
         return
     for count in arguments.ranks:
         with tempfile.TemporaryDirectory() as folder:
