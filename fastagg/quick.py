@@ -1,5 +1,4 @@
-"""Compares this machine with torch in less than a minute: ``fastagg bench --quick``. Also compares one rule with
-torch.compile: ``fastagg bench ace-int8``.
+"""Compares this machine with torch in less than a minute: ``fastagg bench --quick``.
 
 Each case is a whole server in fastagg's public API, from the task to the receipt. It is compared with the plainest
 in-place loop of the same rule in eager torch. The loop looks for NaN with one ``dot`` and does no other work of a
@@ -15,16 +14,13 @@ import os
 import random
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fastagg import _checks, presets
+from fastagg import presets
 from fastagg.serving.server import Server
 from fastagg.storage import memory
 
@@ -34,21 +30,9 @@ SECONDS = 40.0  # after this time no new round begins
 FEWEST = 5  # at least so many rounds are measured, however long they take
 CLIENTS = 8
 BUFFER = 4
-BLOCK = 256
 _LEAST = 2e-3  # the least time of a sample in seconds: short arrivals are repeated
 
 Arrive = Callable[[int, Tensor], None]
-Wrap = Callable[
-    [Callable[..., Any]], Callable[..., Any]
-]  # what a loop's arithmetic goes through: nothing, or a compiler
-
-
-def _eager(step: Callable[..., Any]) -> Callable[..., Any]:
-    return step
-
-
-def _compile(step: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(step, fullgraph=True, dynamic=False)
 
 
 @dataclass(frozen=True)
@@ -103,173 +87,93 @@ def _finite(update: Tensor) -> None:
         raise ValueError("not finite")
 
 
-def _fedbuff(x: Tensor, wrap: Wrap = _eager) -> Arrive:
+def _fedbuff(x: Tensor) -> Arrive:
     acc, count = torch.zeros_like(x), 0
-    add = wrap(lambda acc, update: acc.add_(update))
-
-    def flush(x: Tensor, acc: Tensor) -> None:
-        x.add_(acc, alpha=1.0 / BUFFER)
-        acc.zero_()
-
-    step = wrap(flush)
 
     def arrive(client: int, update: Tensor) -> None:
         nonlocal count
         _finite(update)
-        add(acc, update)
+        acc.add_(update)
         count += 1
         if count == BUFFER:
-            step(x, acc)
+            x.add_(acc, alpha=1.0 / BUFFER)
+            acc.zero_()
             count = 0
 
     return arrive
 
 
-def _fadas(x: Tensor, wrap: Wrap = _eager) -> Arrive:
+def _fadas(x: Tensor) -> Arrive:
     acc, m, v, vhat, root = (torch.zeros_like(x) for _ in range(5))
     count = 0
-    add = wrap(lambda acc, update: acc.add_(update))
-
-    def flush(x: Tensor, acc: Tensor, m: Tensor, v: Tensor, vhat: Tensor, root: Tensor) -> None:
-        acc.div_(BUFFER)
-        m.lerp_(acc, 0.1)
-        v.mul_(0.99).addcmul_(acc, acc, value=0.01)
-        torch.maximum(vhat, v, out=vhat)
-        torch.sqrt(vhat, out=root).add_(1e-8)
-        x.addcdiv_(m, root, value=1e-3)
-        acc.zero_()
-
-    step = wrap(flush)
 
     def arrive(client: int, update: Tensor) -> None:
         nonlocal count
         _finite(update)
-        add(acc, update)
+        acc.add_(update)
         count += 1
         if count == BUFFER:
-            step(x, acc, m, v, vhat, root)
+            acc.div_(BUFFER)
+            m.lerp_(acc, 0.1)
+            v.mul_(0.99).addcmul_(acc, acc, value=0.01)
+            torch.maximum(vhat, v, out=vhat)
+            torch.sqrt(vhat, out=root).add_(1e-8)
+            x.addcdiv_(m, root, value=1e-3)
+            acc.zero_()
             count = 0
 
     return arrive
 
 
-def _asgd(x: Tensor, wrap: Wrap = _eager) -> Arrive:
-    step = wrap(lambda x, update: x.sub_(update, alpha=1e-3))
-
+def _asgd(x: Tensor) -> Arrive:
     def arrive(client: int, update: Tensor) -> None:
         _finite(update)
-        step(x, update)
+        x.sub_(update, alpha=1e-3)
 
     return arrive
 
 
-def _ace(x: Tensor, wrap: Wrap = _eager) -> Arrive:
+def _ace(x: Tensor) -> Arrive:
     rows, total = [torch.zeros_like(x) for _ in range(CLIENTS)], torch.zeros_like(x)
-
-    def exchange(total: Tensor, row: Tensor, update: Tensor) -> None:
-        total.add_(update).sub_(row)
-        row.copy_(update)
-
-    step = wrap(exchange)
-    return _ace_loop(x, total, lambda client, update: step(total, rows[client], update), wrap)
-
-
-def _ace_int8(x: Tensor, wrap: Wrap = _eager) -> Arrive:
-    """ACE with an int8 cache: a scale per 256 elements, random and unbiased rounding, as in fastagg."""
-    blocks = -(-len(x) // BLOCK)
-    total, padded = torch.zeros_like(x), torch.zeros(blocks, BLOCK)
-    rows = [torch.zeros(blocks, BLOCK, dtype=torch.int8) for _ in range(CLIENTS)]
-    scales = [torch.zeros(blocks, 1) for _ in range(CLIENTS)]
-
-    def exchange(total: Tensor, row: Tensor, scale: Tensor, padded: Tensor, update: Tensor) -> None:
-        padded.view(-1)[: len(total)].copy_(update)
-        fresh = padded.abs().amax(1, keepdim=True).div(127.0).clamp_min(2.0**-126)
-        q = (padded / fresh + torch.rand_like(padded)).floor().clamp(-127, 127)
-        change = q * fresh - row.to(torch.float32) * scale
-        row.copy_(q)
-        scale.copy_(fresh)
-        total.add_(change.view(-1)[: len(total)])
-
-    step = wrap(exchange)
-
-    def arrived(client: int, update: Tensor) -> None:
-        step(total, rows[client], scales[client], padded, update)
-
-    return _ace_loop(x, total, arrived, wrap)
-
-
-def _ace_loop(x: Tensor, total: Tensor, arrived: Callable[[int, Tensor], None], wrap: Wrap) -> Arrive:
     seen: set[int] = set()
-    descend = wrap(lambda x, total: x.sub_(total, alpha=1e-3 / CLIENTS))
 
     def arrive(client: int, update: Tensor) -> None:
         _finite(update)
-        arrived(client, update)
+        total.add_(update).sub_(rows[client])
+        rows[client].copy_(update)
         seen.add(client)
         if len(seen) == CLIENTS:  # ACE's first step waits for all clients
-            descend(x, total)
+            x.sub_(total, alpha=1e-3 / CLIENTS)
 
     return arrive
 
 
-Peers = dict[str, tuple[Callable[..., Arrive], float]]  # a loop, and how far its model may be from fastagg's
-# With int8 rows each update is rounded by up to one level of its block's scale, and the two sides round differently.
-_RULES: dict[str, tuple[str, Callable[[Tensor], Server], Peers]] = {
-    "asgd": ("ASGD", lambda x: presets.ASGD(x, lr=1e-3), {"torch, in place": (_asgd, 1e-5)}),
-    "fedbuff": (
-        "FedBuff, 4 updates",
-        lambda x: presets.FedBuff(x, lr=1.0, buffer_size=BUFFER),
-        {"torch, in place": (_fedbuff, 1e-5)},
-    ),
-    "fadas": (
+# With int8 rows each update is rounded by up to one level of its block's scale.
+CASES = (
+    Case("ASGD", lambda x: presets.ASGD(x, lr=1e-3), "torch, in place", _asgd),
+    Case("FedBuff, 4 updates", lambda x: presets.FedBuff(x, lr=1.0, buffer_size=BUFFER), "torch, in place", _fedbuff),
+    Case(
         "FADAS, 4 updates",
         lambda x: presets.FADAS(x, lr=1e-3, buffer_size=BUFFER, betas=(0.9, 0.99), delay_threshold=None),
-        {"torch, in place": (_fadas, 1e-5)},
+        "torch, in place",
+        _fadas,
     ),
-    "ace-fp32": (
-        "ACE, fp32",
-        lambda x: presets.ACE(x, lr=1e-3, num_clients=CLIENTS),
-        {"torch, in place": (_ace, 1e-5)},
-    ),
-    "ace-int8": (
+    Case("ACE, fp32", lambda x: presets.ACE(x, lr=1e-3, num_clients=CLIENTS), "torch, in place", _ace),
+    Case(
         "ACE, int8",
         lambda x: presets.ACE(x, lr=1e-3, num_clients=CLIENTS, cache="int8"),
-        {"torch with an fp32 cache": (_ace, 1e-2), "torch with an int8 cache": (_ace_int8, 0.1)},
+        "torch with an fp32 cache",
+        _ace,
+        1e-2,
     ),
-}
-
-
-def cases() -> list[Case]:
-    """Return the rules that are measured, each with its first peer."""
-    found = []
-    for name, ours, peers in _RULES.values():
-        peer, (plain, apart) = next(iter(peers.items()))
-        found.append(Case(name, ours, peer, plain, apart))
-    return found
-
-
-def asked(rule: str) -> list[Case]:
-    """Return one rule with all its peers: eager torch, and its last form compiled by torch.
-
-    Raises:
-        ConfigError: there is no such rule.
-    """
-    name, ours, peers = _RULES[_checks.one_of("bench", rule, tuple(_RULES))]
-    found = [Case(name, ours, peer, plain, apart) for peer, (plain, apart) in peers.items()]
-    plain, apart = peers[found[-1].peer]
-    compiled = found[-1].peer.replace("torch", "torch.compile", 1)
-    return [*found, Case(name, ours, compiled, partial(plain, wrap=_compile), apart)]
+)
 
 
 def measure(
-    sizes: Sequence[int] = SIZES,
-    rounds: int = ROUNDS,
-    told: Callable[[], None] = lambda: None,
-    chosen: Sequence[Case] | None = None,
-) -> tuple[list[Measured], float]:
-    """Measure ``chosen`` cases, or :func:`cases`, at all ``sizes``. ``told`` is called after every round.
-
-    If torch cannot compile a peer here, for example without a C++ compiler, it is left out with a warning.
+    sizes: Sequence[int] = SIZES, rounds: int = ROUNDS, told: Callable[[], None] = lambda: None,
+    cases: Sequence[Case] = CASES,
+) -> tuple[list[Measured], float]:  # fmt: skip
+    """Measure ``cases`` at all ``sizes``. ``told`` is called after every round.
 
     Returns:
         The measurements, and the share (0 to 1) of the machine that other processes used meanwhile. If this is more
@@ -278,19 +182,13 @@ def measure(
     Raises:
         AssertionError: fastagg and the plain loop do not end at the same model, so they cannot be compared.
     """
-    found: dict[tuple[str, str, int], Measured] = {}
-    pairs: dict[tuple[str, str, int], tuple[Callable[[], None], Callable[[], None], int]] = {}
+    found: dict[tuple[str, int], Measured] = {}
+    pairs: dict[tuple[str, int], tuple[Callable[[], None], Callable[[], None], int]] = {}
     for size in sizes:
         updates = [memory.empty(size).normal_(0, 1e-2, generator=_generator(n)) for n in range(3)]
-        for case in cases() if chosen is None else chosen:
-            key = case.name, case.peer, size
-            try:
-                pairs[key] = _pair(case, size, updates)
-            except Exception as error:  # each layer of the compiler raises its own errors
-                if isinstance(error, AssertionError) or "compile" not in case.peer:
-                    raise
-                warnings.warn(f"{case.peer} is left out: {str(error).splitlines()[0][:200]}", stacklevel=2)
-                continue
+        for case in cases:
+            key = case.name, size
+            pairs[key] = _pair(case, size, updates)
             found[key] = Measured(case.name, case.peer, size)
     order = list(pairs)
     shuffle = random.Random(0).shuffle

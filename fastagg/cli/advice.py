@@ -70,18 +70,18 @@ class _Counter:
 
 def _print(found: Advice) -> None:
     from rich.filesize import decimal
-    from rich.table import Table
 
+    from fastagg.sheet import Sheet
     from fastagg.sim import advice as facts
 
     first, *others = found.ranked[:3]
     print("\n  ".join(["Use", first.line]), "\n  ".join(["Runners-up", *(one.line for one in others)]), sep="\n")
-    table = Table("rule", "accuracy, %", "points behind", "memory", box=None)
+    rows = []
     for one in (first, *others):
         accuracy = f"{one.accuracy.mean:.1f} [{one.accuracy.low:.1f}, {one.accuracy.high:.1f}]"
-        table.add_row(one.rule, accuracy, "" if one is first else str(one.behind), decimal(one.memory))
+        rows.append((one.rule, accuracy, "" if one is first else str(one.behind), decimal(one.memory)))
     print()
-    show(table)
+    show(Sheet("The best rules", ("rule", "accuracy, %", "points behind", "memory"), rows))
     without = ", ".join(f"{name} ({decimal(needs)})" for name, needs in found.left_out.items())
     lines = [
         f"Intervals: Student's, 95%, {facts.JUDGES} seeds; differences seed by seed, after the same virtual time.",

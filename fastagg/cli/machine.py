@@ -44,8 +44,6 @@ def bench(
     quick: Annotated[
         bool, typer.Option("--quick", help="Compare this machine with torch in a minute; needs no checkout.")
     ] = False,
-    out: Annotated[Path, typer.Option("--out", help="Folder for the results of --quick.")] = Path("runs/bench"),
-    picture: Annotated[str, typer.Option("--format", metavar="png|pdf|svg", help="Format of its picture.")] = "png",
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(
@@ -53,14 +51,13 @@ def bench(
         ),
     ] = None,
 ) -> None:
-    """Run benchmarks: --quick on this machine, or one rule compared with torch and torch.compile (`fastagg bench
-    ace-int8`), or those of a checkout of the repository. Further arguments go to pytest."""
+    """Run benchmarks: --quick on this machine, or those of a checkout of the repository. Further arguments go to
+    pytest."""
     import subprocess
     from importlib.util import find_spec
 
-    rule = context.args[0] if context.args and not context.args[0].startswith("-") else None
-    if quick or (rule is not None and compare is None):
-        _quick(out, picture, rule)
+    if quick:
+        _quick()
         return
     folder = _bench_folder()
     if folder is None:
@@ -76,34 +73,13 @@ def bench(
     raise typer.Exit(1 if subprocess.run(command, check=False).returncode else 0)
 
 
-def _quick(out: Path, picture: str, rule: str | None) -> None:
-    import warnings
-
+def _quick() -> None:
     from fastagg import quick
-    from fastagg.cli import quick_report  # it reports missing packages before anything is measured
     from fastagg.cli.tables import quick_table
-    from fastagg.facts import facts
-    from fastagg.sim.plots import check_format
 
-    check_format(picture)
-    chosen = None if rule is None else quick.asked(rule)
-    with warnings.catch_warnings(record=True) as left_out:
-        warnings.simplefilter("always")
-        with typer.progressbar(length=quick.ROUNDS, label="Measuring", file=sys.stderr) as bar:
-            measured, busy = quick.measure(told=lambda: bar.update(1), chosen=chosen)
+    with typer.progressbar(length=quick.ROUNDS, label="Measuring", file=sys.stderr) as bar:
+        measured, busy = quick.measure(told=lambda: bar.update(1))
     show(quick_table(measured, busy))
-    for warning in left_out if rule is not None else ():
-        if "left out" in str(warning.message):
-            print(warning.message, file=sys.stderr)
-    for line in measured if rule is not None else ():
-        low, high = line.spread
-        times = f"{line.ratio:.1f} times" if line.ratio >= 1 else f"{line.ratio:.2f} times"
-        print(
-            f"{line.case}: {times} as fast as {line.peer} at {line.size:,} parameters ({low:.2f} to {high:.2f} in the "
-            "middle of the rounds)"
-        )
-    for path in quick_report.write(measured, busy, facts(), out, picture):
-        print(f"Written: {path}")
 
 
 def _bench_folder() -> Path | None:
