@@ -205,7 +205,7 @@ WORDS = {
     "shape": "node 1: ShapeMismatch", "names": "node 1: ShapeMismatch", "nan": "node 1: NonFiniteUpdate",
     "old": "node 1: UnknownVersion: it is from version", "error": "node 1 failed: error 5: the node left",
     "nothing": "node 1: ShapeMismatch: expected one ArrayRecord", "samples": "node 1: ConfigError: num_samples",
-    "gradient": "node 1: ConfigError: this server takes updates of kind 'delta'",
+    "gradient": "node 1: ConfigError: kind: this server takes updates of kind 'delta'",
     "silent": "at node 1: no answer in 1.5 s",
 }  # fmt: skip
 
