@@ -24,7 +24,7 @@ from presets import PRESETS, Call, calls, model, tensors, update
 
 import fastagg
 from fastagg.serving import checkpoint
-from fastagg.serving.shards import states
+from fastagg.shards import states
 
 SIZE = 4 * 65_536 + 5_001  # five groups, the last one not whole
 ARRIVALS = 15

@@ -13,8 +13,8 @@ from presets import PRESETS, calls, model, tensors, update
 import fastagg
 from fastagg._build import native
 from fastagg.ops.checks import update_of
-from fastagg.serving.shards import states
-from fastagg.serving.shards.link import Link
+from fastagg.shards import states
+from fastagg.shards.link import Link
 from fastagg.storage.pieces import Pieces
 
 pytestmark = pytest.mark.kernel
