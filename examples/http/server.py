@@ -32,7 +32,7 @@ import fastagg
 TYPES = {"application/x-float32": torch.float32, "application/x-float16": torch.float16}
 REMEMBERED = 10_000  # how many receipts are kept for clients that post an update again
 STATUS: list[tuple[type[Exception], int]] = [  # the first match counts
-    (fastagg.OtherLife, 410), (fastagg.UnknownClient, 404), (fastagg.UnknownVersion, 409), (fastagg.Busy, 429),
+    (fastagg.StaleIncarnation, 410), (fastagg.UnknownClient, 404), (fastagg.UnknownVersion, 409), (fastagg.Busy, 429),
     (fastagg.NotDurable, 503), (fastagg.FastaggError, 422),
 ]  # fmt: skip
 
@@ -64,7 +64,7 @@ class Service:
         self.free = uploads
         self.done: OrderedDict[tuple[Any, ...], dict[str, Any]] = OrderedDict()
         self.coming: set[tuple[Any, ...]] = set()
-        self.server: fastagg.DurableServer
+        self.server: fastagg.Server
 
     def app(self) -> Starlette:
         """Return the app for uvicorn."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fastagg
-from fastagg.serving.doctor import examine
+from fastagg.durable.doctor import examine
 
 
 def make() -> fastagg.Server:
@@ -62,7 +62,7 @@ def test_it_says_what_a_recovery_would_do_and_writes_nothing(tmp_path: Path) -> 
 def test_it_can_be_what_a_process_imports_first(tmp_path: Path) -> None:
     fastagg.open(tmp_path / "a", make).close()
     code = (
-        f"from fastagg.serving.doctor import examine; from pathlib import Path; examine(Path({str(tmp_path / 'a')!r}))"
+        f"from fastagg.durable.doctor import examine; from pathlib import Path; examine(Path({str(tmp_path / 'a')!r}))"
     )
     subprocess.run([sys.executable, "-P", "-c", code], check=True, cwd="/")
 

@@ -80,7 +80,7 @@ def test_what_is_not_whole_or_not_right_changes_nothing(durable: bool, tmp_path:
         server.receiving(1, dtype=torch.int32)
     with pytest.raises(fastagg.UnknownClient):
         server.receiving(2)
-    with pytest.raises(fastagg.OtherLife):
+    with pytest.raises(fastagg.StaleIncarnation):
         server.receiving(1, incarnation=3)
     assert not list(tmp_path.glob("a/upload-*"))
     with server.receiving(1) as upload:
