@@ -6,6 +6,7 @@ import copy
 import gc
 import linecache
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -291,14 +292,14 @@ def test_a_folder_is_as_small_as_its_model_and_its_segments_grow(tmp_path: Path)
         with fastagg.open(tmp_path / "a", make) as server:
             server.dispatch(0)
             server.receive(0, torch.ones(42))
-        assert sizes() == [256 << 10] * openings  # 64 MiB each would be more than 300,000 times the model
+        assert openings and sizes() == [256 << 10]  # a later process goes on in it; 64 MiB each would be more than 300,000 times the model
     with open_on(Disk(tmp_path / "a", create=True), make, "none", segment=1 << 20) as server:
-        while len(sizes()) < 7:  # each record takes a block of 4 KiB at most
+        while len(sizes()) < 6:  # each record takes a block of 4 KiB at most
             server.dispatch(0)
             server.receive(0, torch.ones(42))
             server.flush()
         before = without_lives(server)
-    assert [size >> 10 for size in sizes()[2:]] == [256, 512, 1024, 1024, 1024]
+    assert [size >> 10 for size in sizes()[1:]] == [512, 1024, 1024, 1024, 1024]
     with fastagg.open(tmp_path / "a", make) as server:
         assert equal(without_lives(server), before)
 
@@ -314,7 +315,7 @@ def test_checkpoints_free_segments_and_a_damaged_one_is_passed_over(tmp_path: Pa
     held = sorted(os.listdir(tmp_path / "a"))
     checkpoints = [one for one in held if one.startswith("checkpoint")]
     assert len(checkpoints) == 2
-    assert sum(one.startswith("journal") for one in held) < 12
+    assert sum(one.startswith("journal") for one in held) < 18
     server.flush()
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     damaged = tmp_path / "b" / checkpoints[1] / "state.safetensors"
@@ -327,7 +328,9 @@ def test_checkpoints_free_segments_and_a_damaged_one_is_passed_over(tmp_path: Pa
     server.close()
 
 
-def test_a_bad_record_before_good_ones_is_refused_by_name_and_the_last_one_is_cut(tmp_path: Path) -> None:
+def test_a_bad_record_before_good_ones_is_reported_and_the_last_one_is_cut(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     make = maker("ASGD")
     server = opened(tmp_path / "a", make)
     versions = []
@@ -344,11 +347,10 @@ def test_a_bad_record_before_good_ones_is_refused_by_name_and_the_last_one_is_cu
         data = bytearray(whole)
         data[at + 60] ^= 4
         (tmp_path / "b" / path.name).write_bytes(data)
-        if at >= starts[-2]:  # of the last group: a crash may have done it
-            fastagg.open(tmp_path / "b", make).close()
-        else:
-            with pytest.raises(CheckpointError, match=r"record \d+ is damaged or missing"):
-                fastagg.open(tmp_path / "b", make)
+        caplog.clear()
+        fastagg.open(tmp_path / "b", make).close()
+        # Of the last group a crash may have done it.
+        assert (at >= starts[-2]) != bool(re.search(r"records? \d+.*: lost: damaged", caplog.text))
         shutil.rmtree(tmp_path / "b")
 
 
@@ -464,7 +466,7 @@ def test_no_interrupt_falls_between_a_step_and_its_record(name: str, tmp_path: P
             found = again(server, tmp_path / f"{line}", make)
             assert equal(without_lives(found), without_lives(server)), line
             found.close()
-    assert lines > 25
+    assert lines > 10
     assert CLIENTS == 3
     assert not server._engine.is_inside
     server.close()
@@ -487,7 +489,9 @@ def test_clients_of_every_size_come_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("at", "change"), [(9, 0x41), (24, 0x80), (34, 1), (59, 0x41), (67, 0x41), (71, 1), (72, 0x41), (73, 0x41)]
 )
-def test_a_record_that_lies_is_refused_by_name(at: int, change: int, tmp_path: Path) -> None:
+def test_a_record_that_lies_costs_its_answer(
+    at: int, change: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Of the version, the share, what was decided, the norm, the number of parts, a part's role, its type and its size;
     the checksum is right."""
     with opened(tmp_path / "a", maker("ASGD")) as server:
@@ -502,8 +506,14 @@ def test_a_record_that_lies_is_refused_by_name(at: int, change: int, tmp_path: P
     crc = raw.crc32c([bytes(held[begin + 8 : body + length])])
     held[begin + 4 : begin + 8] = crc.to_bytes(4, "little")
     path.write_bytes(held)
-    with pytest.raises(CheckpointError):
-        fastagg.open(tmp_path / "a", maker("ASGD"))
+    caplog.clear()
+    try:
+        with fastagg.open(tmp_path / "a", maker("ASGD")) as server:
+            assert "record 2: lost: " in caplog.text
+            server.dispatch(0)
+            assert server.receive(0, torch.ones(SIZE)).applied
+    except CheckpointError as error:  # another outcome than the rule's: the rule may be another one
+        assert "the outcome differs" in str(error)
 
 
 def test_an_update_that_is_the_model_itself_is_written_as_it_came(tmp_path: Path) -> None:
