@@ -1,7 +1,7 @@
 """Long runs of what takes seconds as a test. Each prints its progress, and ends with an error if a promise is broken.
 
-python .ci/power.py power 100000      power is lost this often (tests/serving/test_power.py)
-python .ci/power.py kill 10000        kill -9 this often (tests/serving/test_killed.py)
+python .ci/power.py power 100000      power is lost this often (tests/durable/test_power.py)
+python .ci/power.py kill 10000        kill -9 this often (tests/durable/test_killed.py)
 python .ci/power.py arrivals 10000000 so many arrivals at a server with a folder: memory and folder stay as large
 python .ci/power.py silent 1000000    so many clients, most of which never answer, at a server with a folder and leases
 
@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS / "serving")]
+sys.path[:0] = [str(TESTS), str(TESTS / "durable")]
 
 
 def resident() -> int:

@@ -396,10 +396,10 @@ void Engine::inspect(Given& given) {
   }
   given.norm = arrival.norm;
   if (arrival.kind == Arrival::kRow) return;
-  // An extension may keep what it reads, and the record's memory is used again.
-  const bool into_record = given.record && !as_row && !arrival.blob;
-  const double squares = absorb(arrival, into_record && !prepared ? &operation : nullptr);
-  if (into_record && prepared) cpu::copy(arrival.update, update_at(operation.parts, settings_.origin));
+  // An extension and an ordered round keep what they read, and the record's memory is used again.
+  const bool into_record = given.record && !as_row && !arrival.blob, kept = prepared || settings_.ordered;
+  const double squares = absorb(arrival, into_record && !kept ? &operation : nullptr);
+  if (into_record && kept) cpu::copy(arrival.update, update_at(operation.parts, settings_.origin));
   if (!std::isfinite(squares)) throw Refusal(Why::kNotFinite, "update: NaN or infinity");
   given.norm = std::sqrt(squares);
 }

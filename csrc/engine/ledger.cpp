@@ -316,7 +316,7 @@ void Ledger::begin_incarnation(int64_t version, uint64_t number) {
   while (!incarnations_.empty() && incarnations_.back().first >= version) incarnations_.pop_back();
   if (!incarnations_.empty() && incarnations_.back().second == number) return;  // the same one goes on
   incarnations_.emplace_back(version, number);
-  int64_t oldest = version;
+  int64_t oldest = std::min(version, now);  // the present version is still sent, and belongs to the one before
   for (const Record& record : records_)
     for (int32_t t = record.task; t >= 0; t = tasks_[static_cast<size_t>(t)].next)
       oldest = std::min(oldest, tasks_[static_cast<size_t>(t)].version);

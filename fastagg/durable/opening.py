@@ -200,7 +200,7 @@ def _start(disk: Disk, found: Contents, past: Recovered) -> dict[str, Any]:
     last, place = reader.end
     whole = chain[: last + 1]
     after = [first for _, first, _, _ in whole[1:]] + [2**63]  # the first record of the next segment
-    busy = [(found.segments[number], first) for (number, first, _, _), end in zip(whole, after, strict=True)
+    busy = [(found.segments[number], first) for (number, first, _, _), end in zip(whole, after, strict=False)
             if end > oldest + 1]  # fmt: skip
     names = {name for name, _ in busy}
     goes_on = bool(whole) and whole[-1][3] >= 2  # behind a new head; segments of format 1 have one head

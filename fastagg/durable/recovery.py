@@ -6,6 +6,7 @@ reported.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Callable
@@ -190,5 +191,6 @@ class Replay:
         self.server._engine.execute(operation, record.body, update)
 
     def _pass_over(self, first: int, count: int, why: str, operation: Any) -> None:
-        self.server._engine.pass_over(operation)
+        with contextlib.suppress(FastaggError):  # what a damaged record says may be wrong, too
+            self.server._engine.pass_over(operation)
         self.lost.append(Lost(first, count, why))

