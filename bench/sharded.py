@@ -161,7 +161,7 @@ def timed(server: Any, update: Any, rounds: int) -> float:
 
 
 def compare(
-    name: str, server: fastagg.ShardedServer, alone: fastagg.Server, shared: Any, rounds: int, threads: tuple[int, int],
+    name: str, server: fastagg.Server, alone: fastagg.Server, shared: Any, rounds: int, threads: tuple[int, int],
     others: Others,
 ) -> None:  # fmt: skip
     """``threads``: the threads of this rank, and of the single process, which has all cores while it works."""

@@ -7,6 +7,7 @@ torch is imported only when the first public name is used, so that ``fastagg --h
 """
 
 import sys
+import warnings
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,20 @@ def _import_everything() -> None:
     globals().update((name, getattr(public, name)) for name in (*public.__all__, "__all__", "__version__"))
 
 
+# Old names of classes, and where what they did is now.
+_RENAMED = {
+    "OtherLife": ("StaleIncarnation", "it has this name now"),
+    "DurableServer": ("Server", "a server of fastagg.open is a fastagg.Server that has a folder"),
+    "ShardedServer": ("Server", "a server of fastagg.sharded is a fastagg.Server that has a group"),
+}
+
+
+def _renamed(name: str) -> Any:
+    now, why = _RENAMED[name]
+    warnings.warn(f"fastagg.{name} is deprecated: {why}; write fastagg.{now}", DeprecationWarning, stacklevel=3)
+    return globals()[now]
+
+
 registry.filled_by(_import_everything)
 
 if not TYPE_CHECKING:  # a type checker that sees this function would accept every misspelt name
@@ -37,6 +52,8 @@ if not TYPE_CHECKING:  # a type checker that sees this function would accept eve
             _import_everything()
             if name in globals():
                 return globals()[name]
+            if name in _RENAMED:
+                return _renamed(name)
         raise _checks.no_attribute(sys.modules[__name__], name)
 
     def __dir__() -> list[str]:

@@ -3,6 +3,7 @@
 from fastagg import clients, ops, presets, reference, registry
 from fastagg._build import build_info, get_num_threads, set_isa, set_num_threads
 from fastagg.distill import Distillation
+from fastagg.durable.opening import open
 from fastagg.errors import (
     Busy,
     CacheError,
@@ -64,17 +65,13 @@ from fastagg.presets import (
     FedYogi,
 )
 from fastagg.registry import register
-from fastagg.serving.dispatch import Dispatch, Receipt
-from fastagg.serving.leaves import Leaf, Partial
+from fastagg.serving.dispatch import Dispatch, Partial, Receipt
 from fastagg.serving.loading import load
-from fastagg.durable.opening import open
 from fastagg.serving.server import Server
 from fastagg.serving.settings import ServerSettings
-try:  # TEMP
-    from fastagg.serving.shards.server import Slice, sharded
-except Exception:
-    Slice=None; sharded=None
 from fastagg.serving.watching import watch
+from fastagg.shards.group import Slice, sharded
+from fastagg.shards.leaves import Leaf
 from fastagg.storage.cache import ClientCache
 from fastagg.storage.shared import SharedVector
 from fastagg.storage.tiered import Tiered
@@ -143,8 +140,8 @@ __all__ = [
     "Partial",
     "Polynomial",
     "RankLost",
-    "Reentered",
     "Receipt",
+    "Reentered",
     "RunFailed",
     "Server",
     "ServerSettings",

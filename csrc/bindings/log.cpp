@@ -256,6 +256,8 @@ void bind_log(py::module_& m) {
       .def_property_readonly("kind", [](const Operation& one) { return name_of(one.kind); })
       .def_property_readonly("client", [](const Operation& one) { return to_python(one.client); })
       .def_readonly("version", &Operation::version)
+      .def_readonly("incarnation", &Operation::incarnation)
+      .def_readonly("rate", &Operation::rate)
       .def("describe", &described)
       .def_property_readonly("streamed", [](const Operation& one) -> py::object {
         if (!one.streamed) return py::none();

@@ -23,7 +23,7 @@ def make(params: Any, device: str = "cpu") -> fastagg.Server:
     return fastagg.FADAS(params, lr=0.01, buffer_size=3, clip_norm=50.0, moments="8bit", device=device)
 
 
-def drive(server: fastagg.ShardedServer, model: torch.nn.Module, arrivals: int) -> None:
+def drive(server: fastagg.Server, model: torch.nn.Module, arrivals: int) -> None:
     alone = make(model)
     size = server.layout.size
     vectors = [fastagg.SharedVector(size) for _ in range(4)]  # one for every client

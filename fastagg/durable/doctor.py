@@ -8,7 +8,14 @@ from typing import Any
 
 from fastagg import parts  # noqa: F401  it must come before fastagg.storage.tiered, which it imports itself
 from fastagg.durable.disk import Disk
-from fastagg.durable.folder import Checkpoint, Contents, checkpoint_name, contents, read_checkpoint, read_log, read_upload
+from fastagg.durable.folder import (
+    Checkpoint,
+    Contents,
+    checkpoint_name,
+    contents,
+    read_checkpoint,
+    read_log,
+)
 from fastagg.durable.recovery import Lost, Replay, load_into
 from fastagg.errors import CheckpointError, FastaggError
 from fastagg.serving import checkpoint
@@ -68,9 +75,7 @@ def _folder(path: Path, replay: bool) -> dict[str, Any]:
         disk.leave()
 
 
-def _checkpoints(
-    disk: Disk, held: Contents, problems: list[str]
-) -> tuple[list[dict[str, Any]], Checkpoint | None]:
+def _checkpoints(disk: Disk, held: Contents, problems: list[str]) -> tuple[list[dict[str, Any]], Checkpoint | None]:
     found: list[dict[str, Any]] = []
     newest: Checkpoint | None = None
     for sequence in held.checkpoints:

@@ -7,7 +7,6 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from fastagg.durable.disk import Disk
@@ -181,7 +180,11 @@ class Keeper:
         self._clear()
         took = time.perf_counter() - begun
         _log.info(
-            "checkpoint of version %d: %d bytes in %.2f s, calls held up %.4f s", cut.state["version"], nbytes, took, held
+            "checkpoint of version %d: %d bytes in %.2f s, calls held up %.4f s",
+            cut.state["version"],
+            nbytes,
+            took,
+            held,
         )
         return int(sequence)
 
@@ -205,5 +208,3 @@ class Keeper:
                 if sequence <= self.kept[0]:
                     self.disk.remove(upload_name(number))
                     self.uploads.removed(number)
-
-

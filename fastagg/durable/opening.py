@@ -135,7 +135,7 @@ def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int) -> _O
 
     past = recover(disk, found, server_for)
     server = past.server
-    server._follow_rate()
+    server._running.follow_rate()
     for lost in past.lost:
         _log.error("%s: %s", disk.path, lost)
     start = _start(disk, found, past)
@@ -228,5 +228,3 @@ def _tidy(disk: Disk, found: Contents, past: Recovered) -> None:
 
 def _abandoned(log: Log) -> None:
     log.close(5.0)  # at exit, nobody asked to wait longer
-
-

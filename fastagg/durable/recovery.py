@@ -163,7 +163,9 @@ class Replay:
             if skipped is None:
                 return
             first, count, claimed = skipped
-            self._pass_over(first, count, "damaged, and it was on the disk", None if claimed is None else claimed.operation)
+            self._pass_over(
+                first, count, "damaged, and it was on the disk", None if claimed is None else claimed.operation
+            )
 
     def one(self, record: Any) -> None:
         """Execute one."""

@@ -94,4 +94,3 @@ class Snapshot:
             return None
         with self.running.engine.inside:
             return self.rows.next()
-

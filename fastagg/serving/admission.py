@@ -18,7 +18,7 @@ from fastagg.storage import staging
 from fastagg.storage.pieces import Pieces
 
 if TYPE_CHECKING:
-    from fastagg.serving.leaves import Partial
+    from fastagg.serving.dispatch import Partial
 
 _HEAVIEST = 1e30  # the largest weight in a mean for which fp32 sums and inverse weights stay finite
 _NOT_FINITE = "update: NaN or infinity"  # what the engine says; it does not know the arrays' names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
@@ -264,6 +264,20 @@ class Receipt(native.Receipt):  # type: ignore[misc]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._values()  # the numbers, not the device's memory they are read from
+
+
+class Partial(NamedTuple):
+    """The result of a leaf: a part of a buffer's sum.
+
+    Attributes:
+        total: ``sum_i n_i * Delta_i``, fp32 [d]; ``n_i`` is 1, or the number of samples.
+        updates: the number of updates in it.
+        weight: ``sum_i n_i``, its weight in the mean.
+    """
+
+    total: Tensor
+    updates: int
+    weight: float
 
 
 def check_task(task: Any) -> Dispatch:

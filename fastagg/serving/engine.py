@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from fastagg import ops, registry
 from fastagg._build import native
-from fastagg.errors import CheckpointError
+from fastagg.errors import CacheError, CheckpointError
 from fastagg.layout import Layout, Parsed
 from fastagg.ops.place import CPU, place
 from fastagg.parts.directions import Direction, Material
@@ -57,12 +58,27 @@ class Parts(NamedTuple):
         return self.direction.clients if self.direction.clients is not None else self.settings["num_clients"]
 
 
-class Running(NamedTuple):
-    """A server that runs: its engine, and its Python part."""
+@dataclass
+class Running:
+    """A server that runs: its engine, and its Python part. All who work with the server share this object."""
 
     engine: Any
     extension: Extension
     memory: Any  # where the engine's vectors are
+
+    def adopt(self, fresh: Running) -> None:
+        """Go on with the state of another one, which nobody else uses. The caller is inside the gate."""
+        self.engine.adopt(fresh.engine)  # whoever waits at its gate goes on with the new state
+        self.extension, self.memory = fresh.extension, fresh.memory
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer, with its current learning rate."""
+        return self.extension.optimizer
+
+    def follow_rate(self) -> None:
+        """An operation has set the engine's learning rate."""
+        self.extension.optimizer = replace(self.extension.optimizer, lr=self.engine.lr)
 
 
 def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
@@ -93,10 +109,15 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
         },
     )  # fmt: skip
     limit(engine, settings)
-    engine.most_waiting(settings["max_waiting"] or MOST)
+    engine.most_waiting(waiting_of(settings))
     engine.begin_incarnation(0, new_incarnation())
     engine.measure()
     return Running(engine, extension, held)
+
+
+def waiting_of(settings: ServerSettings) -> int:
+    """Return how many answers may wait."""
+    return settings["max_waiting"] or MOST
 
 
 def limit(engine: Any, settings: ServerSettings | None) -> None:
@@ -161,12 +182,37 @@ def moments_of(running: Running) -> dict[str, Tensor]:
     return found
 
 
+def checked(parts: Parts, running: Running, state: dict[str, Any]) -> Running:
+    """Return what a server becomes with a state from :func:`whole`. The server does not change.
+
+    Raises:
+        CheckpointError: the state is of another model or algorithm, or is damaged.
+    """
+    checkpoint.check(state, config(parts, running), parts.layout, set(moments_of(running)))
+    checkpoint.check_claims(state, state["config"], parts.layout)
+    return loaded(parts._replace(optimizer=running.optimizer), state, running.extension.held)
+
+
 def loaded(parts: Parts, state: dict[str, Any], like: Statistics) -> Running:
     """Return a new server with a state from :func:`state_of`. Tensors are copied.
 
     Raises:
-        CheckpointError, ValueError and others: the state is damaged.
+        CheckpointError: the state is damaged.
     """
+    if state.get("round") and not parts.settings["deterministic"]:
+        raise CheckpointError("the checkpoint holds updates of a deterministic round; this server has none")
+    try:
+        fresh = _loaded(parts, state, like)
+    except (CheckpointError, CacheError):
+        raise
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
+    if not finite(fresh):
+        raise CheckpointError("the checkpoint holds NaN or infinity")
+    return fresh
+
+
+def _loaded(parts: Parts, state: dict[str, Any], like: Statistics) -> Running:
     layout, device = parts.layout, parts.device
 
     def owned(vector: Tensor) -> Tensor:

@@ -173,9 +173,7 @@ class Extension:
         self._ask_policy(found, facts)
         return found
 
-    def _measure(
-        self, found: Any, update: Pieces, asked: Any, base: Tensor | None
-    ) -> tuple[float | None, float]:
+    def _measure(self, found: Any, update: Pieces, asked: Any, base: Tensor | None) -> tuple[float | None, float]:
         """Measure the update's norm; if a rule needs them, return how far the model has moved, and the cosine of
         both."""
         if not self.measures or base is None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 from torch import Tensor
 
-from fastagg import _checks, _keywords, ops, registry
-from fastagg.errors import CacheError, CheckpointError, ConfigError, FastaggError, NonFiniteUpdate, ShapeMismatch
+from fastagg import _checks, _keywords, registry
+from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, NotSharded, ShapeMismatch
 from fastagg.layout import Layout, Parsed, Piece, Taken
 from fastagg.layout.nearness import nearer_to_model
 from fastagg.parts.directions import Direction, DistillationRecord, Single
@@ -23,9 +23,8 @@ from fastagg.parts.optimizers import SGD, Optimizer
 from fastagg.parts.staleness import Constant, Staleness
 from fastagg.serving import admission, checkpoint, engine, together
 from fastagg.serving.admission import Answers
-from fastagg.serving.dispatch import Client, Dispatch, Receipt, check_task
-from fastagg.serving.engine import Parts, Running
-from fastagg.serving.leaves import Partial
+from fastagg.serving.dispatch import Client, Dispatch, Partial, Receipt, check_task
+from fastagg.serving.engine import Parts
 from fastagg.serving.live import LiveModel
 from fastagg.serving.settings import RULES, ServerSettings, complete, documented
 from fastagg.serving.statistics import Statistics
@@ -35,8 +34,8 @@ from fastagg.storage.pieces import Pieces
 
 if TYPE_CHECKING:
     from fastagg.durable.log import Log
-    from fastagg.serving.shards.group import Group
     from fastagg.serving.watching import Watch
+    from fastagg.shards.group import Collected, Group, Slice, Tell
 
 Answer = tuple[Dispatch, Any, float | None]  # a trained model: receive_model's arguments
 Sent = Sequence[Any]  # an update: receive's arguments, (client, update, version, num_samples)
@@ -63,7 +62,7 @@ class Server:
         direction: how updates become a step. By default every update is a step.
         optimizer: the server optimizer. The default is SGD with learning rate 1.
         staleness: how delays change a step. By default they change nothing.
-"""
+    """
 
     @_keywords.checked
     def __init__(
@@ -89,7 +88,9 @@ class Server:
         layout = params.layout if isinstance(params, Taken) else Layout.of(params)
         self._parts = Parts(direction, optimizer, staleness, given, layout, device, norms)
         if taken:
-            self._running = self._loaded(params.state, Statistics(given["buffers"], *layout.blank(device)))
+            self._running = engine.loaded(
+                self._parts, params.state, Statistics(given["buffers"], *layout.blank(device))
+            )
         else:
             model = layout.take(params, device)
             statistics = Statistics(given["buffers"], model.buffers, model.counters)
@@ -111,7 +112,7 @@ class Server:
     @property
     def optimizer(self) -> Optimizer:
         """The server's optimizer, with its current learning rate."""
-        return self._parts.optimizer
+        return self._running.optimizer
 
     @property
     def staleness(self) -> Staleness:
@@ -154,15 +155,7 @@ class Server:
             self._engine.lr = rate
         else:
             self._group.set_rate(rate)
-        self._with_optimizer(optimizer)
-
-    def _with_optimizer(self, optimizer: Optimizer) -> None:
-        self._parts = self._parts._replace(optimizer=optimizer)
         self._running.extension.optimizer = optimizer
-
-    def _follow_rate(self) -> None:
-        """A log has set the engine's learning rate."""
-        self._with_optimizer(dataclasses.replace(self.optimizer, lr=self._engine.lr))
 
     @property
     def steps(self) -> int:
@@ -333,7 +326,7 @@ class Server:
                     taken: Receipt = receipt
                     return taken
             if self._group is not None:
-                return self._group.receive(client, update, version, num_samples, kind, control, incarnation)
+                return self._received_in(self._group, client, update, version, num_samples, kind, control, incarnation)
             parsed = self._parse(update, kind)
             answer = self._answers.of(parsed, client, version, incarnation, num_samples, control)
             return self._taken(self._answers.receive([answer])[0])
@@ -379,10 +372,10 @@ class Server:
             >>> upload.receipt.applied
             True
         """
-        if self._group is not None:
-            return self._group.receiving(client, version, num_samples, kind, dtype, incarnation)
         self._refuse_other_kind(kind)
         admission.share(num_samples, self._parts.settings["weighting"])
+        if self._group is not None:
+            return self._group.receiving(client, version, num_samples, dtype, incarnation)
         start = self._engine.find(client, version, incarnation)[0]
         if self._log is None:
             return HeldUpload(
@@ -721,30 +714,8 @@ class Server:
         if self._group is not None:
             raise self._group.lacks("load_state_dict")
         with self._engine.inside:
-            self._load(state)
+            self._running.adopt(engine.checked(self._parts, self._running, state))
         self._follow()
-
-    def _load(self, state: dict[str, Any]) -> None:
-        layout, moments = self._parts.layout, engine.moments_of(self._running)
-        checkpoint.check(state, self.config(), layout, set(moments))
-        checkpoint.check_claims(state, state["config"], layout)
-        fresh = self._loaded(state, self._running.extension.held)
-        self._engine.adopt(fresh.engine)
-        self._running = fresh._replace(engine=self._engine)
-        self._answers = Answers(self._parts, self._running)
-
-    def _loaded(self, state: dict[str, Any], like: Statistics) -> Running:
-        if state.get("round") and not self._parts.settings["deterministic"]:
-            raise CheckpointError("the checkpoint holds updates of a deterministic round; this server has none")
-        try:
-            fresh = engine.loaded(self._parts, state, like)
-        except (CheckpointError, CacheError):
-            raise
-        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
-            raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
-        if not engine.finite(fresh):
-            raise CheckpointError("the checkpoint holds NaN or infinity")
-        return fresh
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint. If it fails, the old file stays complete.
@@ -772,6 +743,88 @@ class Server:
                 state = engine.whole(self._parts, self._running)
                 checkpoint.write(state, path)
                 self._running.extension.state.saved(state["direction"])
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Continue, on all ranks of a group, from what :meth:`save` wrote with this or another number of ranks. The
+        server keeps its own settings.
+
+        Raises:
+            CheckpointError: the checkpoint is damaged, or belongs to another model or algorithm. Nothing has changed.
+            NotSharded: the server is in no group: use :func:`fastagg.load`.
+        """
+        self._in_group("load").load(_checks.path("path", path))
+
+    # -- a group -------------------------------------------------------------------------------------------------
+
+    def _join(self, group: Group) -> None:
+        """From now on this server has a slice of the group's model."""
+        self._group, self._dispatch = group, group.dispatch
+        self._receive = lambda *_: None  # what is received goes to all ranks
+
+    def _in_group(self, method: str) -> Group:
+        if self._group is None:
+            raise NotSharded(f"{method}: this server is in no group; fastagg.sharded(make, model) makes one that is")
+        return self._group
+
+    def _received_in(
+        self, group: Group, client: Client, update: Any, version: int | None, num_samples: float | None, kind: Any,
+        control: Any, incarnation: int | None,
+    ) -> Receipt:  # fmt: skip
+        self._refuse_other_kind(kind or getattr(update, "kind", None))
+        return self._taken(group.receive(client, update, version, num_samples, control, incarnation))
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process in the group of :func:`fastagg.sharded`."""
+        return self._in_group("rank").rank
+
+    @property
+    def traffic(self) -> int:
+        """The bytes that this rank has sent to others and received from them."""
+        return self._in_group("traffic").link.traffic
+
+    def slices(self, task: Dispatch | None = None) -> list[Slice]:
+        """Return which rank has which elements of the flat vector. It gets this part of an update, see
+        :meth:`deliver`.
+
+        Args:
+            task: the task that the update answers. Slices are the same for all tasks.
+
+        Raises:
+            NotSharded: the server is in no group.
+        """
+        return self._in_group("slices").slices()
+
+    def deliver(self, client: Client, update: Any, version: int, control: Any = None) -> None:
+        """Hold this rank's slice of an answer until rank 0 is told of it (``receive(client, None, version)``).
+
+        So the update does not pass through rank 0: a front end on every host takes its own slice. The slice is not
+        copied. It is released when the answer was taken or refused, or its task has ended.
+
+        Args:
+            client, version: those of the task that it answers.
+            update: this rank's slice, flat; fp32, fp16 or bf16; in host memory or on this rank's GPU.
+            control: for FedAC, this rank's slice of the change of the control variate.
+
+        Raises:
+            UnknownClient: it is no client's id. ShapeMismatch, DTypeMismatch: the update does not fit this slice.
+            NotSharded: the server is in no group.
+        """
+        self._in_group("deliver").deliver(client, update, version, control)
+
+    def follow(self, sent: Tell | None = None, collected: Collected | None = None) -> None:
+        """Do what rank 0 does, until it closes. Call it on every rank except 0.
+
+        Args:
+            sent: called with every task that is sent. Its ``flat`` is this rank's slice, which a front end can serve.
+            collected: for a model with distributed tensors: called with the model, of which this rank gets its part,
+                whenever rank 0 calls :meth:`parameters`. ``module.load_state_dict`` is one.
+
+        Raises:
+            RankLost: rank 0, or another rank, is gone.
+            NotSharded: this is rank 0, or the server is in no group.
+        """
+        self._in_group("follow").follow(sent, collected)
 
     # -- a folder ------------------------------------------------------------------------------------------------
 
@@ -856,7 +909,9 @@ def _declare() -> None:
     Server.__doc__ += f"{documented()}\n\n    Raises:\n        {refusals}\n    "
     own = inspect.signature(Server.__init__)
     plain = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
-    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=rule.default) for name, rule in RULES.items()]
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=rule.default) for name, rule in RULES.items()
+    ]
     Server.__init__.__signature__ = own.replace(parameters=[*plain, *more])  # type: ignore[attr-defined]
     for name, rule in RULES.items():
         if name not in vars(Server):

@@ -29,7 +29,7 @@ from ranks import SIZE, alone, difference, make, play, restarted, run, shared
 import fastagg
 from fastagg._build import native
 from fastagg.ops.place import emulated
-from fastagg.serving.runner import There
+from fastagg.serving import engine
 
 NAMES = (
     "FADAS, moments in 8 bits", "FedBuff, clipped, by samples", "FedAsync, polynomial", "ACE, int8", "ACED, int4",
@@ -77,7 +77,7 @@ def on_the_cpu() -> AbstractContextManager[None]:
 class FrontEnd:
     """Gives its rank its slices of some answers. They are on the rank's device."""
 
-    def __init__(self, server: fastagg.ShardedServer, name: str, device: Device) -> None:
+    def __init__(self, server: fastagg.Server, name: str, device: Device) -> None:
         self.server, self.device, self.name = server, device, name
         self._coming = self._answers()
 
@@ -132,7 +132,7 @@ def equal(name: str, group: Any, folder: Path, device: Device) -> str:
 class _Tells:
     """A server whose tasks its front end hears of."""
 
-    def __init__(self, server: fastagg.ShardedServer, front: FrontEnd) -> None:
+    def __init__(self, server: fastagg.Server, front: FrontEnd) -> None:
         self._front, self.receive = front, server.receive
         self._dispatch = server.dispatch
 
@@ -176,17 +176,17 @@ def refused(name: str, device: Device, size: int) -> dict[str, Any]:
 @contextmanager
 def failing_once() -> Iterator[None]:
     """Let the first launches of this rank fail for want of memory."""
-    prepares = There.__call__
+    send = engine.send
 
-    def fails(self: There, numbers: Any) -> Any:
-        There.__call__ = prepares  # type: ignore[method-assign]
+    def fails(*given: Any) -> Any:
+        engine.send = send
         raise MemoryError("none left on the card")
 
-    There.__call__ = fails  # type: ignore[method-assign, assignment]
+    engine.send = fails
     try:
         yield
     finally:
-        There.__call__ = prepares  # type: ignore[method-assign]
+        engine.send = send
 
 
 def on_a_mesh(device: torch.device, size: int) -> dict[str, Any]:

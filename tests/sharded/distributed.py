@@ -50,7 +50,7 @@ def drive(server: Any, size: int, *, delivered: bool = False) -> None:
         server.receive(number, None if delivered else update(number, size))
 
 
-def deliver(server: fastagg.ShardedServer) -> None:
+def deliver(server: fastagg.Server) -> None:
     """Put this rank's slices of all updates where `drive` expects them. Two updates are a step."""
     _, begin, end, _ = server.slices()[server.rank]
     for number in range(ARRIVALS):
@@ -77,7 +77,7 @@ def watched() -> Iterator[Largest]:
         yield largest
 
 
-def mine_elsewhere(server: fastagg.ShardedServer, held: list[tuple[int, int]]) -> int:
+def mine_elsewhere(server: fastagg.Server, held: list[tuple[int, int]]) -> int:
     """Return how many elements this rank has in its rows or in its slice, but not in both."""
     _, begin, end, _ = server.slices()[server.rank]
     both = sum(max(0, min(end, last) - max(begin, first)) for first, last in held)

@@ -72,13 +72,14 @@ def all_or_none(seen: Seen, group: Any) -> None:
     rank, (_, begin, end, _) = server.rank, server.slices()[server.rank]
     if rank == 1:
         server.deliver(7, update(1, SIZE)[begin:end], 0)
-        weigh = server._server._judging._weigh
+        extension = server._running.extension
+        weigh = extension._weigh
 
         def fails_once(*given: Any) -> Any:
-            server._server._judging._weigh = weigh
+            extension._weigh = weigh  # type: ignore[method-assign]
             raise MemoryError("none left")
 
-        server._server._judging._weigh = fails_once
+        extension._weigh = fails_once  # type: ignore[method-assign]
     if rank != 0:
         seen.raised("drives", lambda: server.dispatch(1))
         server.follow()
@@ -118,7 +119,7 @@ def all_or_none(seen: Seen, group: Any) -> None:
     seen.raised("closed", lambda: server.dispatch(1))
 
 
-def _traffic(server: fastagg.ShardedServer) -> list[int]:
+def _traffic(server: fastagg.Server) -> list[int]:
     """Return the bytes of one arrival."""
     shared = fastagg.SharedVector(SIZE)
     shared.tensor.copy_(update(3, SIZE))

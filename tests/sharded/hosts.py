@@ -86,7 +86,7 @@ def raised(call: Callable[[], Any]) -> list[Any]:
     return [said, time.monotonic() - begun]
 
 
-def lead(server: fastagg.ShardedServer, found: dict[str, Any]) -> None:
+def lead(server: fastagg.Server, found: dict[str, Any]) -> None:
     alone = make(model(SIZE))
     _, begin, end, _ = server.slices()[0]
 
@@ -121,7 +121,7 @@ def lead(server: fastagg.ShardedServer, found: dict[str, Any]) -> None:
     found["again"] = raised(lambda: server.dispatch(1))
 
 
-def follow(server: fastagg.ShardedServer, found: dict[str, Any]) -> None:
+def follow(server: fastagg.Server, found: dict[str, Any]) -> None:
     """A front end on this host gives every answer's slice to its rank."""
     _, begin, end, _ = server.slices()[1]
     count, last = iter(range(-1, ARRIVALS + 2)), 0.0

@@ -21,10 +21,10 @@ from presets import model, update
 from ranks import SIZE, led, start
 
 import fastagg
-from fastagg.serving.core import as_tensors
+from fastagg.serving.engine import as_tensors
 
 CALLS, CLIENTS, LEASE = 400, 7, 60.0
-Says = Callable[[fastagg.Server | fastagg.ShardedServer], Any]
+Says = Callable[[fastagg.Server], Any]
 
 
 def make(piece: Any) -> fastagg.Server:
@@ -34,16 +34,15 @@ def make(piece: Any) -> fastagg.Server:
 
 
 def ledger(server: Any) -> Any:
-    inner = server._server if isinstance(server, fastagg.ShardedServer) else server
-    return inner._core.ledger
+    return server._engine
 
 
 def plain(server: Any) -> Any:
     """Return the ledger's state without the versions' numbers, of which each rank has its slice."""
-    state = as_tensors(ledger(server).state())
+    state = as_tensors(ledger(server).tasks())
     kept = sorted(int(version) for version in state.pop("versions"))
     lists = {key: value.tolist() if isinstance(value, torch.Tensor) else value for key, value in state.items()}
-    return json.loads(json.dumps([lists, kept, ledger(server).expired], default=str))
+    return json.loads(json.dumps([lists, kept], default=str))
 
 
 def drawn(draw: random.Random) -> tuple[float, Says]:
@@ -66,15 +65,13 @@ def outcome(server: Any, call: Says) -> Any:
         return f"{type(error).__name__}: {error}"
 
 
-def lead(server: fastagg.ShardedServer, folder: Path, found: dict[str, Any]) -> None:
+def lead(server: fastagg.Server, folder: Path, found: dict[str, Any]) -> None:
     alone, draw = make(model(SIZE)), random.Random(11)
     said: list[Any] = []
     for turn in range(CALLS):
         if turn == CALLS // 2:  # all leases begin anew
             server.save(folder / "checkpoint")
-            ahead = ledger(server).skew
             server.load(folder / "checkpoint")
-            ledger(server).skew = ahead  # the clock goes on
             alone.load_state_dict(alone.state_dict())
         seconds, call = drawn(draw)
         for one in (server, alone):

@@ -9,7 +9,7 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache, lru_cache
@@ -24,7 +24,7 @@ from presets import PRESETS, Call, calls, model, tensors, update
 
 import fastagg
 from fastagg.serving import checkpoint
-from fastagg.serving.shards import states
+from fastagg.shards import states
 
 SIZE = 4 * 65_536 + 5_001  # five groups, the last one not whole
 ARRIVALS = 15
@@ -88,10 +88,10 @@ def cases(size: int) -> dict[str, tuple[str, int]]:
 class Whole:
     """What `tensors` needs: the state of the whole model, from the files of its slices."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, sliced: Mapping[str, str]) -> None:
         manifest = checkpoint.read(folder / "manifest.pt")
         parts = [states.Part(begin, end, checkpoint.read(folder / file)) for begin, end, file in manifest["slices"]]
-        self.state = states.slice_of(parts, 0, SIZE)
+        self.state = states.slice_of(parts, 0, SIZE, sliced)
 
     def state_dict(self, copy: bool) -> Any:
         return self.state
@@ -100,7 +100,7 @@ class Whole:
 def difference(name: str, folder: Path, said: list[Any], server: Any) -> str:
     """Return the differences from one process as text; empty if there are none."""
     expected, receipts = alone(name)
-    found = tensors(Whole(folder))  # type: ignore[arg-type]
+    found = tensors(Whole(folder, server._running.extension.state.sliced))  # type: ignore[arg-type]
     if found.keys() != expected.keys():
         return f"holds {sorted(found)}, expected {sorted(expected)}"
     for key, tensor in expected.items():
@@ -113,7 +113,7 @@ def difference(name: str, folder: Path, said: list[Any], server: Any) -> str:
 
 
 @contextmanager
-def led(server: fastagg.ShardedServer) -> Iterator[bool]:
+def led(server: fastagg.Server) -> Iterator[bool]:
     """Yield True on rank 0. The other ranks follow until it is done."""
     if server.rank:
         server.follow()
@@ -141,13 +141,13 @@ def reused(name: str, group: Any, *, own: bool) -> str:
     step."""
     server, found = fastagg.sharded(make(name), model(SIZE), group), ""
     if server.rank:
-        agree = server._server._norms.agree
+        agree = server._parts.norms.agree
 
         def agree_and_sleep() -> None:
             agree()
             time.sleep(0.05)
 
-        server._server._norms.agree = agree_and_sleep
+        server._parts.norms.agree = agree_and_sleep
     vector = fastagg.SharedVector(SIZE)
 
     def lies(number: int) -> Any:

@@ -13,8 +13,8 @@ from presets import PRESETS, calls, model, tensors, update
 import fastagg
 from fastagg._build import native
 from fastagg.ops.checks import update_of
-from fastagg.serving.shards import states
-from fastagg.serving.shards.link import Link
+from fastagg.shards import states
+from fastagg.shards.link import Link
 from fastagg.storage.pieces import Pieces
 
 pytestmark = pytest.mark.kernel
@@ -96,7 +96,10 @@ def test_what_a_server_has_and_a_sharded_one_has_not() -> None:
         server.receive_models([])
     with pytest.raises(fastagg.errors.NotSharded, match="rank 0 leads"):
         server.follow()
-    assert not hasattr(server, "receive_model") and not hasattr(server, "no_such_thing")
+    with pytest.raises(fastagg.errors.NotSharded, match="state_dict"):
+        server.state_dict()
+    with pytest.raises(fastagg.errors.NotSharded, match="in no group"):
+        fadas(torch.zeros(SIZE)).follow()
     assert server.slices() == [fastagg.Slice(0, 0, SIZE, server.slices()[0].host)]
     server.close()
     server.close()
@@ -115,11 +118,11 @@ def test_a_state_cut_in_slices_and_joined_again_is_the_same(name: str) -> None:
         else:
             server.receive(call.client, update(call.number, SIZE), num_samples=3)
     whole = states.Part(0, SIZE, server.state_dict())
-    at = [0, GROUP, 3 * GROUP, SIZE]
-    parts = [states.Part(a, b, states.slice_of([whole], a, b)) for a, b in itertools.pairwise(at)]
-    middle = states.slice_of(states.overlapping(parts, GROUP, 2 * GROUP), GROUP, 2 * GROUP)
+    at, sliced = [0, GROUP, 3 * GROUP, SIZE], server._running.extension.state.sliced
+    parts = [states.Part(a, b, states.slice_of([whole], a, b, sliced)) for a, b in itertools.pairwise(at)]
+    middle = states.slice_of(states.overlapping(parts, GROUP, 2 * GROUP), GROUP, 2 * GROUP, sliced)
     assert torch.equal(middle["flat"], server.flat[GROUP : 2 * GROUP])
-    joined = states.slice_of(parts, 0, SIZE)
+    joined = states.slice_of(parts, 0, SIZE, sliced)
     fresh = PRESETS[name](model(SIZE))
     fresh.load_state_dict({**whole.state, **joined})
     expected, found = tensors(server), tensors(fresh)
@@ -215,7 +218,7 @@ def test_the_rest_of_a_servers_methods() -> None:
         assert one.close_round() is None
         with pytest.raises(fastagg.UnknownVersion):
             one.receive("c", update(0, SIZE))
-        with pytest.raises(fastagg.OtherLife):
+        with pytest.raises(fastagg.StaleIncarnation):
             one.receive("a", update(0, SIZE), incarnation=1)
         with pytest.raises(fastagg.ConfigError, match="gradient"):
             one.receive("a", update(0, SIZE), kind="gradient")
@@ -227,7 +230,8 @@ def test_the_rest_of_a_servers_methods() -> None:
 
 def test_slices_of_ended_tasks_are_released() -> None:
     server = fastagg.sharded(lambda piece: fastagg.FedBuff(piece, buffer_size=1, lease=60.0), model(SIZE))
-    held, ledger = server._updates._held, server._server._core.ledger
+    assert server._group is not None
+    held, ledger = server._group._updates._held, server._engine
     for client in ("forgotten", "late", "silent", "answers"):
         server.dispatch(client)
         server.deliver(client, update(0, SIZE), 0)
@@ -283,7 +287,8 @@ def test_an_interrupt_is_told_to_nobody_before_the_others_know(monkeypatch: pyte
     def interrupted(*given: Any) -> None:
         raise KeyboardInterrupt
 
-    for name, target in (("order", server._link), ("_received", server._server)):
+    assert server._group is not None
+    for name, target in (("order", server._group.link), ("receive", server._answers)):
         with monkeypatch.context() as during:
             during.setattr(target, name, interrupted)
             with pytest.raises(KeyboardInterrupt):

@@ -11,7 +11,7 @@ import distributed
 import pytest
 from conftest import play
 
-from fastagg.serving.shards.placing import moves
+from fastagg.shards.placing import moves
 
 Found = list[dict[str, Any]]
 needs_gloo = pytest.mark.skipif(not distributed.dist.is_gloo_available(), reason="this torch has no gloo")

@@ -38,7 +38,7 @@ def test_a_rank_that_cannot_make_its_server_ends_all(seen: Seen) -> None:
 @pytest.mark.parametrize(
     ("case", "error"),
     {
-        "lacks": "NotSharded: a sharded server has no receive_models",
+        "lacks": "NotSharded: receive_models: not in a group",
         "fails between": "RunFailed: MemoryError: none left",
         "nan": "NonFiniteUpdate: ",
         "too large": "UpdateTooLarge: ",

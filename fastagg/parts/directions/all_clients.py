@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -110,6 +111,8 @@ class Differences(Direction):
 class AllClientsState(DirectionState):
     """Rows, their sum, and the weight of each row in it."""
 
+    sliced = MappingProxyType({"sum": "vector", "cache": "rows", "scrub": "blocks"})
+
     def __init__(self, setting: AllClients, material: Material) -> None:
         size, device, seed = material.size, material.device, material.seed
         assert not isinstance(setting.cache, Tiered)
@@ -183,6 +186,8 @@ class TieredState(DirectionState):
 
 class _DifferencesState(DirectionState):
     """The sum of the differences is the sum of the gradients."""
+
+    sliced = MappingProxyType({"sum": "vector"})
 
     def __init__(self, setting: Differences, material: Material) -> None:
         self.sum = memory.zeros(material.size, material.device)

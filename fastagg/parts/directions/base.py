@@ -6,7 +6,7 @@ remembers updates: it plans, runs and commits a step in one native call. Python 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -68,6 +68,9 @@ class DirectionState:
         native: its part in the engine.
     """
 
+    # What of `state_dict` is per element, and how a slice of it is cut (fastagg/shards/states.py): a `vector`, `rows`
+    # of a client cache, or `blocks` that are being added up.
+    sliced: ClassVar[Mapping[str, str]] = {}
     asks = False  # whether `before` is called for every update
 
     def __init__(self, native: Any) -> None:

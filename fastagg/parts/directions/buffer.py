@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 import torch
@@ -44,6 +45,8 @@ class Cohort(Buffer):
 
 class BufferState(DirectionState):
     """The sum of the updates so far. The last update of a full round goes directly into the step."""
+
+    sliced = MappingProxyType({"acc": "vector"})
 
     def __init__(self, setting: Buffer, material: Material) -> None:
         super().__init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -53,6 +54,8 @@ class Calibrated(Direction):
 
 class _CalibratedState(DirectionState):
     """Rows (including those of the current round), their sum, and the buffer."""
+
+    sliced = MappingProxyType({"acc": "vector", "sum": "vector", "cache": "rows", "scrub": "blocks"})
 
     def __init__(self, setting: Calibrated, material: Material) -> None:
         slots = setting.num_clients + min(setting.size, setting.num_clients)

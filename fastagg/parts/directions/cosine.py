@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -45,6 +46,7 @@ class _CosineState(BufferState):
     """
 
     asks = True
+    sliced = MappingProxyType({**BufferState.sliced, "control": "vector", "change": "vector"})
 
     def __init__(self, setting: CosineBuffer, material: Material) -> None:
         super().__init__(setting, material)

@@ -17,9 +17,9 @@ from fastagg.distill import Distillation, Student, Teachers
 from fastagg.distill.teachers import Put
 from fastagg.distill.unlabelled import Inputs, length, load
 from fastagg.errors import ConfigError, NonFiniteUpdate
+from fastagg.parts import moments
 from fastagg.parts.directions.base import Arrival, DirectionState, Material
 from fastagg.parts.directions.buffer import Buffer, BufferState
-from fastagg.parts import moments
 from fastagg.parts.names import Cache, words
 from fastagg.storage import memory
 

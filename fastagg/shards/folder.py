@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 from fastagg.errors import CheckpointError
 from fastagg.layout import Layout
 from fastagg.serving import checkpoint
-from fastagg.serving.core import Core
-from fastagg.serving.server import Server
-from fastagg.serving.shards import states
+from fastagg.shards import states
 
 MANIFEST = "manifest.pt"
 _KIND = "slices"
@@ -30,8 +28,8 @@ def file_name(name: str, rank: int) -> str:
     return f"slice-{name}-{rank}.pt"
 
 
-def write_slice(server: Server, path: Path, file: str) -> None:
-    """Write this rank's slice into the folder. The folder is created if it does not exist.
+def write_slice(state: states.State, path: Path, file: str) -> None:
+    """Write the state of this rank's slice into the folder. The folder is created if it does not exist.
 
     Raises:
         CheckpointError: the slice could not be written.
@@ -40,7 +38,7 @@ def write_slice(server: Server, path: Path, file: str) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(f"{path}: the checkpoint could not be written: {error}") from error
-    checkpoint.write(server.state_dict(copy=False), path / file)
+    checkpoint.write(state, path / file)
 
 
 def write_manifest(path: Path, layout: Layout, bounds: Sequence[tuple[int, int]], files: Sequence[str]) -> None:
@@ -62,8 +60,13 @@ def write_manifest(path: Path, layout: Layout, bounds: Sequence[tuple[int, int]]
                 old.unlink()
 
 
-def read_slice(path: Path, layout: Layout, bounds: tuple[int, int], server: Server) -> states.State:
+def read_slice(path: Path, layout: Layout, bounds: tuple[int, int], own: Layout, sliced: states.Sliced) -> states.State:
     """Return the state of the server of one slice. It is read from all files that contain a part of it.
+
+    Args:
+        layout: the whole model's.
+        own: the slice's.
+        sliced: what of the direction's state has numbers of elements.
 
     Raises:
         CheckpointError: the folder has no checkpoint of this model, or a damaged one.
@@ -76,29 +79,18 @@ def read_slice(path: Path, layout: Layout, bounds: tuple[int, int], server: Serv
         found = states.overlapping(slices, *bounds)
         parts = [states.Part(one.begin, one.end, checkpoint.read(path / one.file)) for one in found]
         for part in parts:
-            own = Layout.from_spec(part.state["layout"])
-            if part.state["config"]["origin"] != part.begin or own.size != part.end - part.begin:
+            theirs = Layout.from_spec(part.state["layout"])
+            if part.state["config"]["origin"] != part.begin or theirs.size != part.end - part.begin:
                 raise CheckpointError(f"{path}: the checkpoint is damaged: a slice is not where it says")
-            checkpoint.check_claims(part.state, part.state["config"], own)
+            checkpoint.check_claims(part.state, part.state["config"], theirs)
             if part.state["version"] != parts[0].state["version"]:
                 raise CheckpointError(f"{path}: the checkpoint is damaged: its slices are of two versions")
-        state = states.slice_of(parts, *bounds)
-        return {**state, "config": {**state["config"], "origin": bounds[0]}, "layout": server.layout.spec()}
+        state = states.slice_of(parts, *bounds, sliced)
+        return {**state, "config": {**state["config"], "origin": bounds[0]}, "layout": own.spec()}
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{path}: the checkpoint is damaged: {type(error).__name__}: {error}") from error
-
-
-def checked(server: Server, state: states.State) -> Core:
-    """Return what the server becomes with this state. The server does not change.
-
-    Raises:
-        CheckpointError: as in :meth:`fastagg.Server.load_state_dict`.
-    """
-    checkpoint.check(state, server.config(), server.layout, set(server._core.moments.tensors))
-    checkpoint.check_claims(state, state["config"], server.layout)
-    return server._loaded(state, server._core.statistics)
 
 
 def _slices(manifest: dict[str, Any], path: Path) -> list[_Named]:

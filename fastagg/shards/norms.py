@@ -15,7 +15,7 @@ from torch import Tensor
 from fastagg._build import native
 from fastagg.ops import Distances, Inspection, Update
 from fastagg.ops.verdict import group_sums
-from fastagg.serving.shards.link import Link
+from fastagg.shards.link import Link
 
 
 class Norms:

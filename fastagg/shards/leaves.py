@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -11,23 +11,10 @@ from fastagg.errors import ConfigError, UpdateTooLarge
 from fastagg.layout import Layout
 from fastagg.parts.names import Weighting, words
 from fastagg.serving import admission
+from fastagg.serving.dispatch import Partial
 from fastagg.storage import memory
 
-_LARGEST = 2.0**120  # the limit of a sum's elements, as in csrc/serving/books.h
-
-
-class Partial(NamedTuple):
-    """The result of a leaf: a part of a buffer's sum.
-
-    Attributes:
-        total: ``sum_i n_i * Delta_i``, fp32 [d]; ``n_i`` is 1, or the number of samples.
-        updates: the number of updates in it.
-        weight: ``sum_i n_i``, its weight in the mean.
-    """
-
-    total: Tensor
-    updates: int
-    weight: float
+_LARGEST = 2.0**120  # the limit of a sum's elements, as in csrc/engine/direction.h
 
 
 class Leaf:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fastagg.errors import ConfigError
 from fastagg.layout import Entry, Layout, dense
-from fastagg.serving.shards.link import Link
+from fastagg.shards.link import Link
 
 Range = tuple[int, int]  # the first, and the end
 

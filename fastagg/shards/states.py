@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,8 @@ from fastagg.errors import CheckpointError
 from fastagg.storage.cache import FORMATS, SCALE_BLOCK
 
 State = dict[str, Any]
-_BLOCK = native.block  # elements of one block of the scrub
+Sliced = Mapping[str, str]  # name in a direction's state -> how it is cut: vector, rows or blocks
+_BLOCK = native.block  # elements of one block of an exact resummation
 
 
 class Part(NamedTuple):
@@ -41,11 +42,14 @@ def overlapping(slices: Sequence[Any], begin: int, end: int) -> list[Any]:
     return found
 
 
-def slice_of(parts: Sequence[Part], begin: int, end: int) -> State:
+def slice_of(parts: Sequence[Part], begin: int, end: int, sliced: Sliced) -> State:
     """Return the state of the slice from ``begin`` to ``end``. ``parts`` must contain all of its elements.
 
     Data that is not per element (tasks, versions, weights, who answered) is the same on all ranks, so the first part's
     is used.
+
+    Args:
+        sliced: what of the direction's state is per element (:attr:`DirectionState.sliced`).
     """
     if len(parts) == 1 and (parts[0].begin, parts[0].end) == (begin, end):
         return parts[0].state
@@ -62,13 +66,9 @@ def slice_of(parts: Sequence[Part], begin: int, end: int) -> State:
         {**entry, "update": [cut.joined(dim=0, of=_update_of(i))]} for i, entry in enumerate(first["round"])
     ]
     direction = dict(first["direction"])
-    for name in ("acc", "sum", "control", "change"):
-        if name in direction:
-            direction[name] = cut.vector("direction", name)
-    if direction.get("cache") is not None:
-        direction["cache"] = cut.cache()
-    if direction.get("scrub") is not None:
-        direction["scrub"] = cut.scrub()
+    for name, how in sliced.items():
+        if direction.get(name) is not None:
+            direction[name] = getattr(cut, how)("direction", name)
     first["direction"] = direction
     return first
 
@@ -100,24 +100,23 @@ class _Cut:
     def units(self, *path: Any) -> Any:
         return self.joined(_at(path), 1, 1 / SCALE_BLOCK)
 
-    def cache(self) -> State:
-        held = dict(self.parts[0].state["direction"]["cache"])
-        held["data"] = self.joined(_at(("direction", "cache", "data")), 1, FORMATS[held["format"]] / 8)
+    def rows(self, *path: Any) -> State:
+        held = dict(_at(path)(self.parts[0].state))
+        held["data"] = self.joined(_at((*path, "data")), 1, FORMATS[held["format"]] / 8)
         if held["scales"].shape[1]:
-            held["scales"] = self.units("direction", "cache", "scales")
+            held["scales"] = self.units(*path, "scales")
         return held
 
-    def scrub(self) -> State:
-        """Return the blocks that the scrub is adding up, counted from the slice's own beginning."""
+    def blocks(self, *path: Any) -> State:
+        """Return the blocks that are being added up anew, counted from the slice's own beginning."""
         found: list[tuple[int, int, Tensor]] = []
         for part in self.parts:
-            found += _inside(part, self.begin, self.end)
+            found += _inside(part, _at(path)(part.state), self.begin, self.end)
         shadows = torch.stack([shadow for _, _, shadow in found]) if found else None
         return {"blocks": [block for block, _, _ in found], "done": [done for _, done, _ in found], "shadows": shadows}
 
 
-def _inside(part: Part, begin: int, end: int) -> Iterator[tuple[int, int, Tensor]]:
-    held = part.state["direction"]["scrub"]
+def _inside(part: Part, held: State, begin: int, end: int) -> Iterator[tuple[int, int, Tensor]]:
     for i, (block, done) in enumerate(zip(held["blocks"], held["done"], strict=True)):
         place = part.begin + block * _BLOCK
         if begin <= place < end:

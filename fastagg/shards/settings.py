@@ -19,15 +19,16 @@ def refuse_unfit(server: Server) -> None:
     Raises:
         ConfigError: the server has such a setting; the message tells why.
     """
-    staleness = server.staleness
+    staleness, policy = server.staleness, server._running.extension.policy
+    validate = server._parts.settings["validate"]
     reasons = [
-        (server.validate == "deferred", "validate", "no rank steps before all know that the update is finite"),
+        (validate == "deferred", "validate", "no rank steps before all know that the update is finite"),
         (isinstance(getattr(server.direction, "cache", None), Tiered), "cache", "rows on a disk are of a whole model"),
         (isinstance(server.direction, Echo), "direction", "FedEcho runs the whole model; no rank has it"),
         (type(server.direction).combine is not Direction.combine, "direction", "your own class would see only a slice"),
         (server.optimizer.has_own_step, "optimizer", "your own class would see only a slice"),
         (getattr(staleness, "sketch", None) is not None, "sketch", "distances are measured; leave it out"),
-        (server._core.policy.looks and not isinstance(staleness, Euclidean), "staleness", "it would see only a slice"),
+        (policy.looks and not isinstance(staleness, Euclidean), "staleness", "it would see only a slice"),
     ]  # fmt: skip
     for unfit, setting, why in reasons:
         if unfit:

@@ -46,7 +46,7 @@ class Updates:
             ShapeMismatch, DTypeMismatch, NonFiniteUpdate: the update does not fit this slice.
         """
         parsed = self.part.parse(update)
-        change = None if control is None else admission.control(self.part, control).flat(torch.float32)
+        change = None if control is None else admission.checked_control(self.part, control).flat(torch.float32)
         self._held[key] = (parsed, change)
 
     def drop(self, key: Key) -> None:
@@ -114,8 +114,8 @@ class SharedUpload(HeldUpload):
         self._vector = SharedVector(self._size, self._dtype)
         return self._vector.tensor.view(torch.uint8)
 
-    def _whole(self) -> None:
-        self.receipt = self._finish(self._vector)
+    def _whole(self) -> tuple[SharedVector]:
+        return (self._vector,)
 
     def _drop(self) -> None:
         self._vector.close()
