@@ -1,5 +1,7 @@
 #include "ids.h"
 
+#include <algorithm>
+
 #include "../engine/ledger.h"
 #include "../refusal.h"
 
@@ -79,8 +81,8 @@ int64_t version_of(py::handle given, const ClientId& client) {
     throw Refusal(Why::kUnknownVersion,
                   "client " + shown(client) + ": version: expected a whole number, got " + text_of(given));
   }
-  if (overflow != 0 || version < 0) return overflow > 0 ? INT64_MAX : INT64_MIN;  // no task has it
-  return version;
+  if (overflow != 0) return overflow > 0 ? INT64_MAX : -INT64_MAX;  // no task has it
+  return std::max(version, -INT64_MAX);
 }
 
 }  // namespace fastagg::bindings

@@ -31,7 +31,7 @@ struct Limits {
 
 class Ledger {
  public:
-  static constexpr int64_t kLast = -1;  // as a version: the one that the client was sent last
+  static constexpr int64_t kLast = INT64_MIN;  // as a version: the one that the client was sent last
 
   // `clients` >= 0: the ids are the whole numbers 0..clients-1. Negative: every id is accepted.
   // `keeps`: whether the data of a version is kept for as long as a client may answer it.

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from models import same
 
 import fastagg
-from fastagg import Busy, ConfigError, OtherLife, UnknownClient, UnknownVersion
+from fastagg import Busy, ConfigError, StaleIncarnation, UnknownClient, UnknownVersion
 
 D = 8
 
 
 def later(server: fastagg.Server, seconds: float) -> None:
     """So many seconds pass on the server's clock."""
-    server._core.ledger.skew += seconds
+    server._engine.skew += seconds
 
 
 def ones(size: int = D) -> torch.Tensor:
@@ -107,10 +107,10 @@ def test_tasks_of_old_versions_end_when_asked() -> None:
         server.dispatch("slow")
         server.dispatch("quick")
         server.receive("quick", ones(), version)
-    assert server._core.ledger.open_tasks == 4
+    assert server._engine.open_tasks == 4
     assert server.expire() == 0
     assert server.expire(before=3) == 3
-    assert server._core.ledger.owed("slow") == [3]
+    assert server._engine.owed("slow") == [3]
     assert server.receive("slow", ones()).delay == 1
     for bad in (-1, 1.5, "now"):
         with pytest.raises(ConfigError, match="before"):
@@ -152,7 +152,7 @@ def test_clients_that_never_come_back_leave_nothing() -> None:
         later(server, 0.01)  # a thousand within a lease
         if client % 10_000 == 9_999:
             size.append(server.memory()["clients"] + server.memory()["versions"])
-            assert server._core.ledger.known <= 1_001
+            assert server._engine.known <= 1_001
     assert max(size[1:]) <= 1.05 * min(size[1:])
     assert size[-1] < 400_000
 
@@ -222,12 +222,12 @@ def test_leases_beside_a_dictionary(acts: list[tuple[str, int]]) -> None:
     server.expire()
     left = sorted(task for task in ends if not over(task))
     found = sorted((client, held) for client in range(4) if client in last for held in _owed(server, client))
-    assert found == left and server._core.ledger.open_tasks == len(left)
+    assert found == left and server._engine.open_tasks == len(left)
 
 
 def _owed(server: fastagg.Server, client: int) -> list[int]:
     try:
-        return list(server._core.ledger.owed(client))
+        return list(server._engine.owed(client))
     except UnknownClient:
         return []
 
@@ -250,12 +250,12 @@ def test_an_answer_to_a_version_that_a_restart_lost_is_refused(tmp_path: Path) -
     assert (lost.version, fresh.version) == (1, 1) and lost.incarnation != fresh.incarnation == again.incarnation
     before = again.state_dict()
     with pytest.raises(
-        OtherLife, match=r"'bob': its task \(version 1, .*before the server was restarted.*server\.dispatch\('bob'\)$"
+        StaleIncarnation, match=r"'bob': its task \(version 1, .*before the server was restarted.*server\.dispatch\('bob'\)$"
     ):
         again.receive("bob", ones(), 1, incarnation=lost.incarnation)
-    with pytest.raises(OtherLife):
+    with pytest.raises(StaleIncarnation):
         again.receive_model(lost, ones())
-    assert isinstance(again.receive_models([(lost, ones(), None)])[0], OtherLife)
+    assert isinstance(again.receive_models([(lost, ones(), None)])[0], StaleIncarnation)
     assert same(again.state_dict(), before) and again.state_dict()["lives"] == before["lives"]
     # What was saved is the same version in both lives.
     assert kept.incarnation == server.incarnation
@@ -274,7 +274,7 @@ def test_a_buffered_server_folds_no_model_of_another_life() -> None:
         server.receive(client, ones(), server.dispatch(client).version)
     fresh = [server.dispatch(client) for client in ("ann", "bob")]
     found = server.receive_models([(lost, lost.flat + 1, None), (fresh[1], fresh[1].flat + 1, None)])
-    assert isinstance(found[0], OtherLife) and isinstance(found[1], fastagg.Receipt)
+    assert isinstance(found[0], StaleIncarnation) and isinstance(found[1], fastagg.Receipt)
     assert server.receive_model(fresh[0], fresh[0].flat + 1).applied
 
 
@@ -307,10 +307,10 @@ def test_answers_that_would_wait_beyond_the_limit_are_refused_at_once() -> None:
         except Busy as error:
             done.append(error)
 
-    with server._lock:
+    with server._engine.inside:
         waits = threading.Thread(target=answer, args=(0,))
         waits.start()
-        while not server._turn.waiting:
+        while not server._engine.callers_waiting:
             pass
         refused = threading.Thread(target=answer, args=(1,))
         refused.start()
@@ -319,5 +319,4 @@ def test_answers_that_would_wait_beyond_the_limit_are_refused_at_once() -> None:
     waits.join(10.0)
     assert isinstance(done[1], fastagg.Receipt)
     assert server.receive(1, ones()).client == 1  # sent again, later
-    with server._turn:  # its own thread does not wait for itself
-        assert server.receive(2, ones()).client == 2
+

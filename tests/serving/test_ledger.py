@@ -18,6 +18,7 @@ from presets import update
 import fastagg
 from fastagg import ops
 from fastagg.errors import UnknownClient, UnknownVersion
+from fastagg.layout import ModelState
 
 pytestmark = pytest.mark.kernel
 
@@ -128,9 +129,9 @@ class Clients(RuleBasedStateMachine):
     def agrees(self) -> None:
         if not hasattr(self, "server"):
             return
-        ledger = self.server._core.ledger
+        ledger = self.server._engine
         assert ledger.known == len(self.last)
-        state = ledger.state()
+        state = ledger.tasks()
         ids = [int(c) for c in state["clients"]] if self.numbered else list(state["clients"])
         assert dict(zip(ids, state["last_sent"].tolist(), strict=True)) == self.last
         for client, versions in self.owed.items():
@@ -215,7 +216,7 @@ class Active(RuleBasedStateMachine):
             return
         version = data.draw(st.sampled_from(self.owed[client]))
         server = self.server
-        task = fastagg.Dispatch(client, version, None, None, server.layout, server._core.road.model())
+        task = fastagg.Dispatch(client, version, None, None, server.layout, ModelState(server.flat, torch.empty(0), []))
         server.hand_on(task, other)
         if version not in self.owed.setdefault(other, []):
             self.owed[other].append(version)
@@ -274,7 +275,7 @@ def arrive(server: fastagg.Server, first: int, last: int, begin: int, end: int) 
 
 def distance_from_its_rows(server: fastagg.Server) -> float:
     """The largest difference between the sum that is kept and the rows added up in float64."""
-    state, held = server._core.state, server._core.state.book.state()
+    state, held = server._running.extension.state, server._running.extension.state.native.state()
     cache = state.cache
     if "weights" in held:
         weights = {slot: float(w) for slot, w in enumerate(held["weights"]) if w}
@@ -298,7 +299,7 @@ def test_the_sum_is_that_of_the_rows(name: str) -> None:
         assert same(other.state_dict(), whole.state_dict())
         server = other
     assert distance_from_its_rows(server) < 1e-6
-    server._core.state.sum.add_(1e-3)
+    server._running.extension.state.sum.add_(1e-3)
     assert distance_from_its_rows(server) > 1e-6
     arrive(server, 300, 300 + 4 * 23 + 3, 0, size)
     assert distance_from_its_rows(server) < 1e-6
@@ -315,7 +316,7 @@ def test_a_slice_has_the_bits_of_the_whole_over_a_cycle(name: str) -> None:
         for server, (begin, end) in zip(slices, parts, strict=True):
             arrive(server, first, last, begin, end)
         assert torch.equal(whole.flat, torch.cat([server.flat for server in slices]))
-        assert torch.equal(whole._core.state.sum, torch.cat([server._core.state.sum for server in slices]))
+        assert torch.equal(whole._running.extension.state.sum, torch.cat([server._running.extension.state.sum for server in slices]))
 
 
 def test_a_ledger_in_the_middle_of_things_is_saved(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from fastagg.parts.directions.all_clients import TieredState
 from fastagg.serving.doctor import examine
 
 SIZE = 300_000  # three windows of the scrub
-STRIDE = {format: native.serving.Tiers.stride(format, SIZE) for format in ("fp32", "bf16", "int8", "int4")}
+STRIDE = {format: native.engine.Tiers.stride(format, SIZE) for format in ("fp32", "bf16", "int8", "int4")}
 
 
 def make(path: Path, rows: int = 4, clients: int = 12, size: int = SIZE, **more: Any) -> fastagg.Server:
@@ -54,7 +54,7 @@ class Trace:
 
 
 def rows_of(server: fastagg.Server, clients: int = 12) -> list[Tensor]:
-    state = server._core.state
+    state = server._running.extension.state
     assert isinstance(state, TieredState)
     found = [state.rows.row(client) for client in range(clients)]
     assert all(row is not None for row in found)
@@ -62,7 +62,7 @@ def rows_of(server: fastagg.Server, clients: int = 12) -> list[Tensor]:
 
 
 def sum_of(server: fastagg.Server) -> Tensor:
-    held: Tensor = server._core.state.sum
+    held: Tensor = server._running.extension.state.sum
     return held
 
 
@@ -77,7 +77,7 @@ def test_rows_are_those_of_a_cache_in_memory(format: str, tmp_path: Path) -> Non
     Trace().play(60, few, all_, plain)
     assert same(few, all_), "what fits into memory makes no difference"
     for client, row in enumerate(rows_of(few)):
-        assert torch.equal(row, plain._core.state.cache.row(client))
+        assert torch.equal(row, plain._running.extension.state.cache.row(client))
     torch.testing.assert_close(few.flat, plain.flat, rtol=0, atol=1e-5)
     counts = few.tiers()
     assert counts["frames"] == 4 and counts["ahead"] + counts["late"] + counts["cold"] == 60 - 12
@@ -96,7 +96,7 @@ def test_with_everything_that_ace_can_have(tmp_path: Path) -> None:
             server.dispatch(client)
             assert server.receive_many([(client, update, None, 1 + client)])[0].applied
     for client, row in enumerate(rows_of(few)):
-        assert torch.equal(row, plain._core.state.cache.row(client))
+        assert torch.equal(row, plain._running.extension.state.cache.row(client))
     apart = (few.flat - plain.flat).abs()  # where a mean is nearly zero AMSGrad makes much of its rounding
     assert apart.mean() < 1e-6 and plain.flat.abs().mean() > 0.01
 
@@ -122,13 +122,13 @@ def test_rows_of_aced_leave_and_come_back(freshness: str, tmp_path: Path) -> Non
         update = torch.randn(SIZE, generator=draw)
         for server in servers:
             server.receive(client, update)
-        weights = plain._core.state.book.state()["weights"]
+        weights = plain._running.extension.state.native.state()["weights"]
         left += int((weights == 0).sum() > 3)
-        assert (few._core.state.book.state()["weights"] == weights).all()
+        assert (few._running.extension.state.native.state()["weights"] == weights).all()
     assert left > 20, "nobody was too old"
     assert same(few, all_)
     for client, row in enumerate(rows_of(few)):
-        assert torch.equal(row, plain._core.state.cache.row(client))
+        assert torch.equal(row, plain._running.extension.state.cache.row(client))
     torch.testing.assert_close(few.flat, plain.flat, rtol=0, atol=1e-4)
     rows, weights = torch.stack(rows_of(few)).double(), torch.from_numpy(weights).double()
     torch.testing.assert_close(sum_of(few).double(), weights @ rows, rtol=0, atol=2e-5)
@@ -145,7 +145,7 @@ def test_rows_that_leave_must_fit_into_memory(tmp_path: Path) -> None:
         for _ in range(4):
             server.dispatch(9)
             server.receive(9, torch.ones(SIZE))
-    assert server._core.ledger.open_tasks == 3
+    assert server._engine.open_tasks == 3
 
 
 def test_the_scrub_rebuilds_the_sum(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         for _ in range(3):
             with pytest.raises(fastagg.CacheError, match="no room for another row"):
                 server.receive(trace.first[-1], torch.ones(SIZE))
-        assert server.version == 5 - 5 and server._core.ledger.open_tasks == 1
+        assert server.version == 5 - 5 and server._engine.open_tasks == 1
     trace.play(1, server)  # there is room again, and the client still owes its answer
     trace.play(2, server)
     assert same(server, other)
@@ -263,7 +263,7 @@ def test_a_damaged_row_stops_the_server_that_is_to_stop(tmp_path: Path) -> None:
     with pytest.raises(fastagg.CacheError, match="client 7's row is damaged"):
         server.receive(7, torch.ones(SIZE))
     assert torch.equal(server.flat, before) and torch.equal(sum_of(server), total)
-    assert server._core.ledger.open_tasks == 1
+    assert server._engine.open_tasks == 1
 
     def answer(client: int) -> None:
         server.dispatch(client)
@@ -286,7 +286,7 @@ def test_a_client_whose_row_is_damaged_warms_up_again(found_by: str, tmp_path: P
     else:
         until_it_is_read(server, lambda client: (answer(client), None)[1])
         assert not answer(0).applied, "ACE waits until all have been heard"
-        assert server._core.state.rows.row(7) is None
+        assert server._running.extension.state.rows.row(7) is None
         assert answer(7).applied
     assert server.tiers()["lost"] == 1
     exact = torch.stack([row.double() for row in rows_of(server)]).sum(0)
@@ -304,8 +304,8 @@ def test_two_damaged_rows_are_given_up_together(tmp_path: Path) -> None:
     again = fastagg.load(tmp_path / "server.pt")
     again.dispatch(7)
     again.receive(7, torch.ones(SIZE))
-    assert again.tiers()["lost"] == 2 and again._core.state.rows.row(2) is None
-    rows = torch.stack([row.double() for row in map(again._core.state.rows.row, range(12)) if row is not None])
+    assert again.tiers()["lost"] == 2 and again._running.extension.state.rows.row(2) is None
+    rows = torch.stack([row.double() for row in map(again._running.extension.state.rows.row, range(12)) if row is not None])
     assert len(rows) == 11
     torch.testing.assert_close(sum_of(again).double(), rows.sum(0), rtol=0, atol=2e-5)
 
@@ -327,7 +327,7 @@ def test_a_sum_that_cannot_be_made_anew_stays(tmp_path: Path) -> None:
         with pytest.raises(fastagg.CacheError, match="the file ends before it"):
             again.receive(first, torch.ones(SIZE))
     assert torch.equal(again.flat, before) and torch.equal(sum_of(again), total)
-    assert again.tiers()["lost"] == 0 and again._core.ledger.open_tasks == 1
+    assert again.tiers()["lost"] == 0 and again._engine.open_tasks == 1
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_a_folder_belongs_to_one_server(tmp_path: Path) -> None:
     del server
     with pytest.raises(fastagg.ConfigError, match="checkpoints of another server"):
         other.receive(0, torch.ones(SIZE))
-    assert other._core.ledger.open_tasks == 1
+    assert other._engine.open_tasks == 1
     Trace().play(3, fastagg.load(tmp_path / "server.pt"))
 
 
