@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include "../cpu/cpu.h"
 #include "arrays.h"
 #include "host.h"
 #include "ids.h"
@@ -57,20 +58,25 @@ struct Asked {
   int64_t version, now;
   int32_t local_steps;
   double norm, share;
-  py::object update;  // Pieces, or tensors that make them up
-  py::object model, kept, control, reported, extra;
+  py::object reported, extra;
   bool is_sum;
+  // Python's objects of these are made when they are asked for
+  Update numbers;
+  store::Owner owner;
+  store::Vector model, kept, control;
+  int64_t size;
 };
 
 py::object tensor_or_none(const store::Vector& vector, int64_t size) {
   return vector ? tensor_of(vector, size) : py::none();
 }
 
-py::object pieces_of(const engine::Arrival& arrival) {
-  if (PyObject* const object = object_of(arrival.owner)) return py::reinterpret_borrow<py::object>(object);
+// Pieces, or the tensors that make them up.
+py::object pieces_of(const Asked& asked) {
+  if (PyObject* const object = object_of(asked.owner)) return py::reinterpret_borrow<py::object>(object);
   py::list tensors;
-  for (const Piece& piece : arrival.update.pieces)
-    tensors.append(tensor_of(arrival.owner, const_cast<void*>(piece.data), piece.size,
+  for (const Piece& piece : asked.numbers.pieces)
+    tensors.append(tensor_of(asked.owner, const_cast<void*>(piece.data), piece.size,
                              static_cast<Element>(static_cast<int>(piece.dtype))));
   return std::move(tensors);
 }
@@ -96,13 +102,15 @@ class PythonExtension : public Extension {
                 question.task.local_steps,
                 question.norm,
                 question.share,
-                pieces_of(arrival),
-                tensor_of(question.model, size_),
-                kept_of(question.kept),
-                tensor_or_none(arrival.control, size_),
                 py::none(),
                 extra_of(arrival.extra.get()),
-                arrival.kind == engine::Arrival::kSum};
+                arrival.kind == engine::Arrival::kSum,
+                arrival.update,
+                arrival.copy ? arrival.copy : arrival.owner,
+                question.model,
+                question.kept,
+                arrival.control,
+                size_};
     if (arrival.reported) asked.reported = py::cast(arrival.reported);
     const py::object found = call("prepare")(std::move(asked));
     if (found.is_none()) return {};
@@ -175,9 +183,6 @@ class PythonExtension : public Extension {
  private:
   py::object call(const char* method) const { return py::handle(object_of(object_)).attr(method); }
 
-  // What is kept with a version: the model, or what `keep` returned.
-  py::object kept_of(const store::Vector& kept) const { return tensor_or_none(kept, size_); }
-
   store::Owner object_;
   int64_t size_;
 };
@@ -247,10 +252,19 @@ void bind_extension(py::module_& m) {
       .def_readonly("local_steps", &Asked::local_steps)
       .def_readonly("norm", &Asked::norm)
       .def_readonly("share", &Asked::share)
-      .def_readonly("update", &Asked::update)
-      .def_readonly("model", &Asked::model)
-      .def_readonly("kept", &Asked::kept)
-      .def_readonly("control", &Asked::control)
+      .def_property_readonly("update", &pieces_of)
+      .def_property_readonly("model", [](const Asked& one) { return tensor_of(one.model, one.size); })
+      .def_property_readonly("kept", [](const Asked& one) { return tensor_or_none(one.kept, one.size); })
+      .def_property_readonly("control", [](const Asked& one) { return tensor_or_none(one.control, one.size); })
+      // |model - kept|^2, |update|^2 and the inner product of both, on the CPU
+      .def("distances",
+           [](const Asked& one, bool inner) {
+             const py::gil_scoped_release released;
+             const auto* const base = static_cast<const float*>(one.kept.data);
+             const cpu::Distances found = cpu::distances(one.numbers, static_cast<const float*>(one.model.data), base, inner);
+             return std::make_tuple(found.moved, found.update, found.inner);
+           })
+      .def_property_readonly("has_base", [](const Asked& one) { return static_cast<bool>(one.kept); })
       .def_readonly("reported", &Asked::reported)
       .def_readonly("extra", &Asked::extra)
       .def_readonly("is_sum", &Asked::is_sum);

@@ -35,7 +35,7 @@ struct Arrival {
   };
   Kind kind = kUpdate;
   ClientId client;
-  int64_t version = -1;  // -1: the one that the client was sent last
+  int64_t version = INT64_MIN;  // Ledger::kLast: the one that the client was sent last
   std::optional<uint64_t> incarnation;  // if the sender states it
   double samples = std::numeric_limits<double>::quiet_NaN();  // NaN: not given
 
@@ -43,6 +43,7 @@ struct Arrival {
   Update update;
   store::Owner owner;
   bool is_private = false;
+  store::Owner copy;  // the engine's own, once it has read the numbers; `update` is in it then
   const float* base = nullptr;
   store::Owner base_owner;
 

@@ -260,7 +260,9 @@ Engine::Result Engine::receive(Arrival* arrivals, size_t count) {
         taken = step(next, group, true);
         group = fit_;
       }
-      result.done += taken > 0 ? taken : step(next, 1, false);
+      if (taken == 0) taken = step(next, 1, false);
+      result.done += taken;
+      for (size_t i = 0; i < taken; ++i) next[i].copy.reset();  // so that the next one is copied to memory that is in a cache
     } catch (const Refusal& refused) {
       result.refused = refused;
       return result;
@@ -479,7 +481,7 @@ double Engine::absorb(Arrival& arrival, log::Operation* record) {
     squares = cpu::sum_squares(copy);
   }
   update = copy;
-  arrival.owner = std::move(memory);
+  arrival.copy = std::move(memory);
   return squares;
 }
 
@@ -659,7 +661,8 @@ void Engine::finish(Step& step) {
 // Keeps an update until its round is complete.
 void Engine::keep(Given& given) noexcept {
   Arrival& arrival = *given.arrival;
-  waiting_.push_back({std::move(arrival.client), given.brings, std::move(arrival.update), std::move(arrival.owner),
+  store::Owner& owner = arrival.copy ? arrival.copy : arrival.owner;
+  waiting_.push_back({std::move(arrival.client), given.brings, std::move(arrival.update), std::move(owner),
                       std::move(arrival.reported), std::move(arrival.extra)});
 }
 

@@ -66,11 +66,18 @@ def distances(update: Update, x: Tensor, base: Tensor, *, inner: bool = False) -
     vector("base", base, pieces.size, pieces.device)
     on = place(pieces.device)
     if on is CPU:
-        moved, norm, product = native.distances(update_of(pieces), x=x.data_ptr(), base=base.data_ptr(), inner=inner)
-    elif on is not None:
+        found = native.distances(update_of(pieces), x=x.data_ptr(), base=base.data_ptr(), inner=inner)
+        return distances_from(found)
+    if on is not None:
         norm, moved, product, *_ = judge(pieces, x=x, base=base, inner=inner).tolist()
     else:
         moved, norm, product = reference.distances(pieces, x, base)
+    return distances_from((moved, norm, product))
+
+
+def distances_from(sums: tuple[float, float, float]) -> Distances:
+    """Return the distances from ``|x - base|^2``, ``|update|^2`` and the inner product of both."""
+    moved, norm, product = sums
     finite = math.isfinite(norm)
     return Distances(finite, math.sqrt(moved), math.sqrt(norm) if norm >= 0 else norm, product)
 

@@ -87,6 +87,7 @@ class _EuclideanState(StalenessState):
 
     policy: Euclidean
     looks = True
+    reads_update = False
 
     def __init__(self, policy: Euclidean, seed: int) -> None:
         super().__init__(policy)
@@ -131,6 +132,8 @@ class _EuclideanState(StalenessState):
 
 class _SketchedState(_EuclideanState):
     """The sketch of the current model minus that of the first. The ledger keeps it with every version in use."""
+
+    reads_update = True
 
     def __init__(self, policy: Euclidean, k: int, seed: int) -> None:
         super().__init__(policy, seed)

@@ -86,10 +86,12 @@ class StalenessState:
     Attributes:
         local_steps: the first number of local steps of a client. None if the policy does not set it.
         looks: whether :meth:`weigh` is called for every update. Otherwise only the policy's ``weight`` is.
+        reads_update: whether it reads :attr:`Facts.update` or :attr:`Facts.kept`, and not only what was measured.
     """
 
     local_steps: int | None = None
     looks = False
+    reads_update = True
 
     def __init__(self, policy: Staleness) -> None:
         self.policy = policy

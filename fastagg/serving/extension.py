@@ -19,6 +19,7 @@ from fastagg._build import native
 from fastagg.errors import ConfigError, NonFiniteUpdate, UpdateTooLarge
 from fastagg.layout import Layout, Parsed
 from fastagg.ops.place import on_device
+from fastagg.ops.update import Distances, distances_from
 from fastagg.parts.directions import Arrival, Direction, DirectionState
 from fastagg.parts.optimizers import Optimizer
 from fastagg.parts.staleness import Facts, Staleness
@@ -68,6 +69,8 @@ class Extension:
         self.measures = staleness.measures or direction.measures
         self.keeps_model = direction.needs_base or self.measures
         self.always = not on_host or self.measures or self.policy.looks or state.asks or norms is not None
+        # whether Python reads the numbers of updates and models, and not only what was measured of them
+        self.reads_update = not on_host or norms is not None or state.asks or self.policy.reads_update
         self.own: dict[str, Tensor] = {}  # the state of a user's own optimizer
 
     def asks(self) -> Any:
@@ -150,10 +153,10 @@ class Extension:
         if asked.control is not None and not self.direction.takes_control:
             raise ConfigError("control: only FedAC takes one, got a control; leave it out")
         found = Findings()
-        update = asked.update if isinstance(asked.update, Pieces) else Pieces(asked.update)
+        update = _pieces(asked.update) if self.reads_update else None
         if not self.on_host:
             found.update = update = on_device(update)
-        base = asked.kept if self.keeps_model else None
+        base = asked.kept if self.keeps_model and self.reads_update else None
         delay = asked.now - asked.version
         told = asked.local_steps or None
         if self.defers:
@@ -163,7 +166,7 @@ class Extension:
         moved, cosine = self._measure(found, update, asked, base)
         norm, clip = found.norm, self.clip_norm
         gain = 1.0 if clip is None or norm <= clip else clip / norm
-        kept = None if self.keeps_model else asked.kept
+        kept = asked.kept if self.reads_update and not self.keeps_model else None
         facts = Facts(asked.client, asked.version, delay, update, gain, norm, moved, told, kept)
         if not self._weigh(found, facts):
             return found
@@ -173,9 +176,13 @@ class Extension:
         self._ask_policy(found, facts)
         return found
 
-    def _measure(self, found: Any, update: Pieces, asked: Any, base: Tensor | None) -> tuple[float | None, float]:
+    def _measure(
+        self, found: Any, update: Pieces | None, asked: Any, base: Tensor | None
+    ) -> tuple[float | None, float]:
         """Measure the update's norm; if a rule needs them, return how far the model has moved, and the cosine of
         both."""
+        if self.measures and not self.reads_update and asked.has_base:
+            return self._apart(found, distances_from(asked.distances(self.direction.measures)))
         if not self.measures or base is None:
             if self.on_host and self.norms is ops:  # the engine has measured it
                 found.norm = asked.norm
@@ -184,7 +191,9 @@ class Extension:
             _refuse_non_finite(seen.finite)
             found.norm = seen.norm
             return None, 0.0
-        apart = self.norms.distances(update, asked.model, base, inner=self.direction.measures)
+        return self._apart(found, self.norms.distances(update, asked.model, base, inner=self.direction.measures))
+
+    def _apart(self, found: Any, apart: Distances) -> tuple[float | None, float]:
         _refuse_non_finite(apart.finite)
         found.norm = apart.norm
         product = apart.moved * apart.norm
@@ -253,6 +262,10 @@ def largest(vector: Tensor, norms: Any) -> float:
     """Return a bound of a vector's elements: its norm, which is fast to compute, or the largest element."""
     norm: float = norms.inspect(vector).norm
     return norm if norm < 1e37 else float(vector.abs().max())
+
+
+def _pieces(update: Any) -> Pieces:
+    return update if isinstance(update, Pieces) else Pieces(update)
 
 
 def _refuse_non_finite(finite: bool) -> None:
