@@ -1,0 +1,275 @@
+"""A call from within another call of the same thread: refused by name, with nothing changed, or as if it came later.
+
+Every public method that changes a server is called inside every other: by a rule of the user's own within the step, by
+a finalizer that runs there, by a signal handler that interrupts the call, and by the update itself while it is read.
+"""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from models import same
+
+import fastagg
+from fastagg import Receipt, Reentered
+
+D = 6
+Call = Callable[[fastagg.Server], Any]
+
+
+@dataclass(frozen=True)
+class Hooked(fastagg.Staleness):
+    """A policy that does something while the server weighs an update."""
+
+    act: list[Callable[[], Any]] = field(default_factory=list)
+
+    def weight(self, delay: int) -> float | None:
+        for one in list(self.act):
+            one()
+        return 1.0
+
+
+def ones() -> torch.Tensor:
+    return torch.ones(D)
+
+
+def made(hook: Hooked | None = None) -> fastagg.Server:
+    """A server on which every method below has something to do."""
+    server = fastagg.Server(torch.zeros(D), fastagg.Buffer(3), fastagg.SGD(1.0), hook or Hooked())
+    for client in ("outer", "inner", "many", "model", "sum", "chunks", "spare", "gone"):
+        server.dispatch(client)
+    return server
+
+
+def upload(server: fastagg.Server) -> Receipt:
+    with server.receiving("chunks") as chunks:
+        chunks.write(ones().numpy().tobytes())
+    return chunks.receipt
+
+
+def set_rate(server: fastagg.Server) -> None:
+    server.lr = 0.5
+
+
+def outcome_of_one(server: fastagg.Server) -> Any:
+    (outcome,) = server.receive_many([("many", ones())])
+    return outcome
+
+
+def outcome_of_model(server: fastagg.Server) -> Any:
+    task = server.dispatch("model")
+    (outcome,) = server.receive_models([(task, task.params + 1.0, None)])
+    return outcome
+
+
+CHANGES: dict[str, Call] = {
+    "dispatch": lambda server: server.dispatch("new"),
+    "hand_on": lambda server: server.hand_on(server.dispatch("spare"), "other"),
+    "receive": lambda server: server.receive("inner", ones()),
+    "receive_many": outcome_of_one,
+    "receive_models": outcome_of_model,
+    "receive_partial": lambda server: server.receive_partial("sum", fastagg.Partial(ones(), 1, 1.0)),
+    "receiving": upload,
+    "close_round": lambda server: server.close_round(),
+    "forget": lambda server: server.forget("gone"),
+    "expire": lambda server: server.expire(),
+    "lr": set_rate,
+    "load_state_dict": lambda server: server.load_state_dict(server.state_dict()),
+}
+READS: dict[str, Call] = {
+    "version": lambda server: server.version,
+    "flat": lambda server: server.flat.sum(),
+    "parameters": lambda server: server.parameters(),
+    "snapshot": lambda server: server.snapshot(),
+    "memory": lambda server: server.memory(),
+    "config": lambda server: server.config(),
+    "state_dict": lambda server: server.state_dict(),
+}
+# The calls that ask the policy, within whose step the hook runs.
+STEPS = ("receive", "receive_many", "receive_models", "receive_partial", "receiving")
+
+
+def error_of(call: Call, server: fastagg.Server) -> BaseException | None:
+    try:
+        found = call(server)
+    except fastagg.FastaggError as error:
+        return error
+    return found if isinstance(found, BaseException) else None
+
+
+@pytest.mark.parametrize("outer", STEPS)
+@pytest.mark.parametrize("inner", CHANGES)
+@pytest.mark.parametrize("how", ["rule", "finalizer"])
+def test_what_changes_a_server_is_refused_within_a_step(outer: str, inner: str, how: str) -> None:
+    hook = Hooked()
+    server, alone = made(hook), made()
+    found: list[BaseException | None] = []
+
+    def nested() -> None:
+        found.append(error_of(CHANGES[inner], server))
+
+    class Dies:
+        def __init__(self) -> None:
+            self.me = self  # so that only the collector ends it
+
+        def __del__(self) -> None:
+            nested()
+
+    def collected() -> None:
+        Dies()
+        gc.collect()
+
+    hook.act.append(nested if how == "rule" else collected)
+    mine, its = CHANGES[outer](server), CHANGES[outer](alone)
+    hook.act.clear()
+    assert [type(error) for error in found] == [Reentered]
+    assert str(mine) == str(its)
+    theirs = {key: value for key, value in alone.state_dict().items() if key != "lives"}
+    assert same({key: value for key, value in server.state_dict().items() if key != "lives"}, theirs)
+    assert error_of(CHANGES["receive" if outer != "receive" else "close_round"], server) is None  # it goes on
+
+
+@pytest.mark.parametrize("outer", STEPS)
+@pytest.mark.parametrize("inner", READS)
+def test_a_server_can_be_read_within_a_step(outer: str, inner: str) -> None:
+    hook = Hooked()
+    server = made(hook)
+    hook.act.append(lambda: READS[inner](server))
+    assert error_of(CHANGES[outer], server) is None
+
+
+class Asks:
+    """An update that calls the server while its numbers are read."""
+
+    def __init__(self, act: Callable[[], Any]) -> None:
+        self.act, self.tensor = act, ones()
+
+    def __dlpack__(self, **given: Any) -> Any:
+        self.act()
+        return self.tensor.__dlpack__(**given)
+
+    def __dlpack_device__(self) -> Any:
+        return self.tensor.__dlpack_device__()
+
+
+@pytest.mark.parametrize("inner", [*CHANGES, *READS])
+def test_an_update_that_calls_the_server_while_it_is_read(inner: str) -> None:
+    """It is read before the step begins, so the call comes before."""
+    server, alone = made(), made()
+    found: list[BaseException | None] = []
+    asked = Asks(lambda: found.append(error_of({**CHANGES, **READS}[inner], server)))
+    receipt = server.receive("outer", asked)
+    error_of({**CHANGES, **READS}[inner], alone)
+    again = alone.receive("outer", ones())
+    assert set(map(type, found)) == {type(None)}
+    if len(found) == 1:  # a reader may ask for the numbers twice
+        assert receipt == again
+        assert torch.equal(server.flat, alone.flat)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such signals here")
+@pytest.mark.parametrize("inner", CHANGES)
+def test_a_signal_handler_is_refused_or_comes_between_two_calls(inner: str) -> None:
+    """Whatever the handler interrupts: the model holds what was counted, each update once."""
+    server = fastagg.Server(torch.zeros(D), fastagg.Single(), fastagg.SGD(1.0), Hooked())
+    counted, interrupted, errors = 0, 0, list[BaseException]()
+    names = iter(range(10**9))
+
+    def receive(one: fastagg.Server) -> Any:
+        nonlocal counted
+        client = f"handler {next(names)}"
+        one.dispatch(client)
+        receipt = one.receive(client, ones())
+        counted += 1
+        return receipt
+
+    calls = {**CHANGES, "receive": receive, "receive_many": receive, "receive_models": receive, "receiving": receive,
+             "receive_partial": receive, "hand_on": lambda one: one.dispatch("other"),
+             "forget": lambda one: one.expire()}  # fmt: skip
+
+    def handler(*_: Any) -> None:
+        nonlocal interrupted
+        interrupted += 1
+        error = error_of(calls[inner], server)
+        if error is not None:
+            errors.append(error)
+        signal.setitimer(signal.ITIMER_REAL, 2e-4 if running else 0.0)
+
+    running = True
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 2e-4)
+    mine = 0
+    try:
+        for number in range(2000):
+            server.dispatch(f"main {number}")
+            try:
+                server.receive(f"main {number}", ones())
+            except fastagg.UnknownClient:  # the handler has loaded the state from before the dispatch
+                assert inner == "load_state_dict"
+                continue
+            mine += 1
+    finally:
+        running = False
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted > 10 and {type(error) for error in errors} <= {Reentered}
+    if inner not in ("lr", "load_state_dict"):
+        assert server.version == mine + counted
+        assert torch.equal(server.flat, torch.full((D,), 1.0 * server.version))
+
+
+def test_close_and_checkpoint_in_a_rule_are_refused_and_work_afterwards(tmp_path: Path) -> None:
+    hook, found = Hooked(), list[BaseException | None]()
+    server = fastagg.open(tmp_path / "state", lambda: made(hook))
+    for call in (fastagg.Server.checkpoint, fastagg.Server.close):
+        hook.act.append(lambda call=call: found.append(error_of(call, server)))  # type: ignore[misc]
+    assert server.receive("outer", ones()).durable
+    hook.act.clear()
+    assert [type(error) for error in found] == [Reentered, Reentered]
+    server.checkpoint()
+    server.close()
+    with fastagg.open(tmp_path / "state", lambda: made(hook)) as again:
+        assert again.receive("inner", ones()).durable
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_an_update_whose_owner_writes_to_it_meanwhile_counts_as_it_was_once_read(dtype: Any, parts: int) -> None:
+    """The norm in the receipt is that of the numbers that stepped, in every single call."""
+    size = 60_000
+    params: Any = [torch.zeros(size // parts) for _ in range(parts)] if parts > 1 else torch.zeros(size)
+    server = fastagg.ASGD(params, lr=1.0)
+    given = [np.ones(size // parts, dtype) for _ in range(parts)]
+    stop = threading.Event()
+
+    def writes() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            for piece in given:
+                piece[:] = number % 13
+
+    thread = threading.Thread(target=writes)
+    thread.start()
+    try:
+        torn = 0
+        for _ in range(300):
+            before = server.flat.clone()
+            server.dispatch("a")
+            receipt = server.receive("a", given if parts > 1 else given[0])
+            moved = (before.double() - server.flat.double()).round()  # whole numbers: fp32 holds them exactly
+            assert receipt.update_norm == pytest.approx(float(moved.norm()), rel=1e-12)
+            torn += len(moved.unique()) > 1
+    finally:
+        stop.set()
+        thread.join()
+    assert torn, "no call was made while the numbers changed"
