@@ -118,10 +118,8 @@ class Extension:
         (``keep``). None: they stay as they are."""
         found = self.held
         for one in given:
-            if isinstance(one, OnDevice):
-                found = found.add_on_device(one.parsed, one.verdict)
-            else:
-                found = found.add(one)
+            of_device = isinstance(one, OnDevice)
+            found = found.add_on_device(one.parsed, one.verdict) if of_device else found.add(one)
         found = found.after(outcome)
         return None if found is self.held else found
 
