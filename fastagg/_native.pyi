@@ -264,7 +264,7 @@ class Receipt:
     ) -> None: ...
     def _wait_for(self, fill: Callable[[Any], None], /) -> None: ...
 
-# What a server knows, and its log: csrc/bindings/{engine,extension,directions,log}.cpp tell the types, of which most are
-# made in one place (fastagg/serving, fastagg/parts, fastagg/durable).
+# What a server knows, and its log. csrc/bindings/{engine,extension,directions,log}.cpp tell the types. Most are made in
+# one place: fastagg/serving, fastagg/parts, fastagg/durable.
 engine: Any
 log: Any

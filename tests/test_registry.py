@@ -20,6 +20,7 @@ from fastagg.errors import CheckpointError, ConfigError, MissingPart, WrongArgum
 from fastagg.parts import names, optimizers
 from fastagg.parts.directions import all_clients, base
 from fastagg.serving import statistics
+from fastagg.serving.settings import RULES
 from fastagg.storage.cache import FORMATS
 
 D = 40

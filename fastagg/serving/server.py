@@ -926,7 +926,7 @@ def _part(name: str, given: Any, kind: type, default: Any) -> Any:
 
 
 def _setting(server: Server, *, name: str) -> Any:
-    return server._parts.settings[name]
+    return server._parts.settings[name]  # type: ignore[literal-required]
 
 
 def _declare() -> None:

@@ -121,12 +121,13 @@ def test_early_updates_are_copied_in_the_type_they_came_in() -> None:
     reused = torch.empty(D, dtype=torch.float16)  # a client driver may receive into the same memory again
     for client in range(3):
         server.dispatch(client)
-    before = server.memory()["direction"]
+    held = []
     for client in (2, 1, 0):
         reused.copy_(torch.full((D,), float(client)))
         assert server.receive(client, reused).applied == (client == 0)
-        if client:
-            assert server.memory()["direction"] - before == 2 * D * (3 - client)
+        held.append(server.memory()["direction"])
+    assert held[0] in (2 * D, 6 * D)  # the sum's memory may be taken ahead
+    assert held[1] - held[0] == 2 * D
     assert torch.equal(server.flat, torch.ones(D))
 
 
