@@ -130,11 +130,9 @@ def test_the_typed_settings_are_the_servers_own() -> None:
     assert get_type_hints(fastagg.Server.__init__)["settings"] == Unpack[fastagg.ServerSettings]
     keywords = [p for p in inspect.signature(fastagg.Server).parameters.values() if p.kind is p.KEYWORD_ONLY]
     assert {p.name for p in keywords} == set(typed)
-    readable = get_type_hints(fastagg.Server)  # what a type checker is told of the attributes
     server = fastagg.Server(torch.zeros(2))
-    for name, kind in typed.items():
+    for name in typed:
         assert getattr(server, name) == RULES[name].default or name == "device"
-        assert name in ("device", "num_clients") or readable[name] == kind, name
     for name, preset in registry.presets().items():
         parameters = inspect.signature(preset).parameters
         (passed_on,) = get_args(get_type_hints(preset)["server"])
