@@ -1,6 +1,6 @@
 """Types of the compiled module (csrc/bindings). Addresses are whole numbers: what ``data_ptr()`` gives."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -164,7 +164,7 @@ class cuda:  # a module, which a stub can write as a class alone
     @staticmethod
     def compute_capability(device: int, /) -> tuple[int, int]: ...
     @staticmethod
-    def copies_on(device: int, /) -> Any: ...  # csrc/memory/copies.h
+    def copies_on(device: int, /) -> memory.Copies: ...
     @staticmethod
     def step(update: Update, direction: Direction, optimizer: Optimizer, where: Where) -> None: ...
     @staticmethod
@@ -191,14 +191,23 @@ class cuda:  # a module, which a stub can write as a class alone
     def distill(*, logits: int, batch: Batch, targets: Targets, out: Loss, where: Where) -> None: ...
 
 class memory:
+    class Copies:  # of a device (cuda.copies_on); places are (address, mark)
+        def mark(self) -> int: ...
+        def up(self, device: tuple[int, int], host: tuple[int, int], bytes: int, /) -> None: ...
+        def down(self, host: tuple[int, int], device: tuple[int, int], bytes: int, /) -> None: ...
+        def before(self, stream: int, mark: int, /) -> None: ...
+        def after(self, stream: int, mark: int, /) -> None: ...
+        def wait(self, mark: int, /) -> None: ...
+        def settle(self) -> None: ...
+
     @staticmethod
-    def use_torch(tensor: type, exchange: Any, from_dlpack: Any, ndarray: type) -> None: ...
+    def use_torch(
+        tensor: type, exchange: Any, from_dlpack: Any, ndarray: type, tensors: MutableMapping[tuple[int, int, int], Any]
+    ) -> None: ...
     @staticmethod
     def vector(count: int, /) -> Any: ...
     @staticmethod
     def bytes(count: int, keep: bool) -> Any: ...
-    @staticmethod
-    def lies_about(nbytes: int, /) -> bool: ...
     @staticmethod
     def trim() -> None: ...
     @staticmethod
@@ -206,5 +215,56 @@ class memory:
     @staticmethod
     def left_to_fail() -> int: ...
 
-# What a server keeps, and how an update gets into it: built in fastagg/serving and fastagg/parts alone.
-serving: Any
+# A task and a receipt hold their numbers here; fastagg/serving/dispatch.py says what they are.
+
+class Task:
+    client: int | str
+    version: int
+    control: Any
+    _layout: Any
+    _state: Any
+    _params: Any
+    _views: Any
+    @property
+    def local_steps(self) -> int | None: ...
+    @property
+    def incarnation(self) -> int | None: ...
+    @property
+    def flat(self) -> Any: ...
+    def _fill(
+        self,
+        client: int | str,
+        version: int,
+        local_steps: int | None,
+        control: Any,
+        layout: Any,
+        flat: Any,
+        state: Any,
+        incarnation: int | None,
+        /,
+    ) -> None: ...
+
+class Receipt:
+    client: int | str
+    version: int
+    delay: int
+    @property
+    def durable(self) -> bool: ...
+    def _fill(
+        self,
+        client: int | str,
+        applied: bool,
+        version: int,
+        delay: int,
+        step_size: float | None,
+        update_norm: float,
+        weight: float,
+        kept: bool,
+        /,
+    ) -> None: ...
+    def _wait_for(self, fill: Callable[[Any], None], /) -> None: ...
+
+# What a server knows, and its log. csrc/bindings/{engine,extension,directions,log}.cpp tell the types. Most are made in
+# one place: fastagg/serving, fastagg/parts, fastagg/durable.
+engine: Any
+log: Any

@@ -8,13 +8,16 @@ wrong, 130 ctrl-C.
 from __future__ import annotations
 
 from functools import partial
+from importlib import import_module
 from typing import Annotated, Any
 
-import click
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fastagg.cli.screen import fail
+
+_base = TyperCommand.__mro__[1].__module__.rpartition(".")[0]  # click, or typer's own copy of it
+_errors = import_module(f"{_base}.exceptions")
 
 
 class Commands(TyperGroup):
@@ -42,9 +45,9 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
+        except _errors.NoSuchOption as error:
             if any("--set" in option.opts for option in self.params) and set(error.possibilities or ()) <= {"--help"}:
-                raise click.UsageError(
+                raise _errors.UsageError(
                     f"{error.message} A recipe's keys are set so: --set client.lr=0.1", ctx
                 ) from None
             raise
@@ -56,7 +59,7 @@ app = typer.Typer(
     help="The server side of asynchronous federated learning, and a simulator to try it in.",
     no_args_is_help=True,
     add_completion=False,
-    suggest_commands=False,  # click does it, too
+    suggest_commands=_base != "click",  # click does it, too
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

@@ -94,7 +94,7 @@ def _checkpoints(disk: Disk, held: Contents, problems: list[str]) -> tuple[list[
 
 def _log(disk: Disk, held: Contents, newest: Checkpoint, replay: bool, problems: list[str]) -> dict[str, Any]:
     """What the log holds after the newest checkpoint, and what an opening makes of it."""
-    walk = _Walk(disk, held)
+    walk: Replay = _Walk(disk, held)
     would, reader = "go on", None
     try:
         if replay:
@@ -107,7 +107,7 @@ def _log(disk: Disk, held: Contents, newest: Checkpoint, replay: bool, problems:
         would = "be refused"
     problems += [f"{disk.path}: {lost}" for lost in walk.lost]
     if walk.lost and would == "go on":
-        would = f"go on without {sum(lost.count for lost in walk.lost)} records"
+        would = f"go on without {sum(lost.records for lost in walk.lost)} records"
     chain = [] if reader is None else reader.segments
     sizes = {number: _size(disk, name) for number, name in held.segments.items()}
     used = {number for number, _, _, _ in chain}

@@ -27,11 +27,13 @@ class Lost(NamedTuple):
     """Operations that could not be executed again."""
 
     first: int  # the number of the first of them
-    count: int
+    records: int
     why: str
 
     def __str__(self) -> str:
-        which = f"record {self.first}" if self.count == 1 else f"records {self.first} to {self.first + self.count - 1}"
+        which = (
+            f"record {self.first}" if self.records == 1 else f"records {self.first} to {self.first + self.records - 1}"
+        )
         return f"{which}: lost: {self.why}"
 
 

@@ -121,10 +121,8 @@ class Extension:
         (``keep``). None: they stay as they are."""
         found = self.held
         for one in given:
-            if isinstance(one, OnDevice):
-                found = found.add_on_device(one.parsed, one.verdict)
-            else:
-                found = found.add(one)
+            of_device = isinstance(one, OnDevice)
+            found = found.add_on_device(one.parsed, one.verdict) if of_device else found.add(one)
         found = found.after(outcome)
         return None if found is self.held else found
 
@@ -153,7 +151,7 @@ class Extension:
         if asked.control is not None and not self.direction.takes_control:
             raise ConfigError("control: only FedAC takes one, got a control; leave it out")
         found = Findings()
-        update = _pieces(asked.update) if self.reads_update else None
+        update: Any = _pieces(asked.update) if self.reads_update else None
         if not self.on_host:
             found.update = update = on_device(update)
         base = asked.kept if self.keeps_model and self.reads_update else None

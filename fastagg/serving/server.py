@@ -7,6 +7,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -18,7 +19,7 @@ from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, NotSharde
 from fastagg.layout import Layout, Parsed, Piece, Taken
 from fastagg.layout.nearness import nearer_to_model
 from fastagg.parts.directions import Direction, DistillationRecord, Single
-from fastagg.parts.names import Kind
+from fastagg.parts.names import Buffers, Kind, Validate, Weighting
 from fastagg.parts.optimizers import SGD, Optimizer
 from fastagg.parts.staleness import Constant, Staleness
 from fastagg.serving import admission, checkpoint, engine, together
@@ -81,7 +82,9 @@ class Server:
             params, settings["origin"], norms = params
         given = complete(settings)
         if direction.clients is not None and given["num_clients"] not in (None, direction.clients):
-            raise ConfigError(f"num_clients: the direction has {direction.clients}, got {given['num_clients']}")
+            raise ConfigError(
+                f"num_clients: the direction has {direction.clients}, got {given['num_clients']}; leave it out"
+            )
         together.check(direction, optimizer, staleness, given)
         device = devices.choose(given["device"], params)
         taken = isinstance(params, Taken)
@@ -166,11 +169,31 @@ class Server:
         parts = f"{self.direction!r}, {self.optimizer!r}, {self.staleness!r}"
         return f"<fastagg.Server of {self.layout.size:,} parameters at version {self.version}: {parts}>"
 
+    if TYPE_CHECKING:  # the settings (_declare)
+        clip_norm: float | None
+        buffers: Buffers
+        deterministic: bool
+        validate: Validate
+        seed: int
+        origin: int
+        lease: float | None
+        max_delay: int | None
+        max_open_per_client: int | None
+        max_clients: int | None
+        max_waiting: int | None
+        max_samples: float | None
+        weighting: Weighting
+
+    else:  # so that a misspelt attribute is still found
+
+        def __getattr__(self, name: str) -> Any:
+            raise _checks.no_attribute(self, name)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Server:
         """A server without a folder and without a group."""
         taken = Taken(self._parts.layout, self.state_dict())
-        settings = {**self._parts.settings, "device": self.device}
-        return Server(taken, self.direction, self.optimizer, self.staleness, **settings)  # type: ignore[misc]
+        settings: Any = {**self._parts.settings, "device": self.device}
+        return Server(taken, self.direction, self.optimizer, self.staleness, **settings)
 
     def __reduce__(self) -> Any:
         raise TypeError("a server is not pickled: use server.save(path) and fastagg.load(path), or server.state_dict()")
@@ -902,6 +925,10 @@ def _part(name: str, given: Any, kind: type, default: Any) -> Any:
     return default if given is None else given
 
 
+def _setting(server: Server, *, name: str) -> Any:
+    return server._parts.settings[name]  # type: ignore[literal-required]
+
+
 def _declare() -> None:
     """Add the settings to the class: to its documentation, its signature, and as attributes to read."""
     assert Server.__doc__ is not None
@@ -915,7 +942,7 @@ def _declare() -> None:
     Server.__init__.__signature__ = own.replace(parameters=[*plain, *more])  # type: ignore[attr-defined]
     for name, rule in RULES.items():
         if name not in vars(Server):
-            setattr(Server, name, property(lambda self, name=name: self._parts.settings[name], doc=rule.meaning))
+            setattr(Server, name, property(partial(_setting, name=name), doc=rule.meaning))
 
 
 _declare()

@@ -314,8 +314,8 @@ class Group:
             if (settled := together.get(order["op"])) is not None:
                 settled(order)
             elif order["op"] == "do":
-                for operation in order["operations"]:
-                    self._execute(*operation, sent)
+                for kind, client, version, incarnation, rate in order["operations"]:
+                    self._execute(kind, client, version, incarnation, rate, sent)
                 self._release()
             elif order["op"] == "collect":
                 model = self._placing.given_back(self._flat(), self._bounds)

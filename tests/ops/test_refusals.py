@@ -363,7 +363,7 @@ def _signatures(module: Any) -> Iterator[tuple[str, str]]:
     """(name, arguments) of every function, constructor and method of the extension, submodules included."""
     for name, thing in vars(module).items():
         if isinstance(thing, ModuleType):
-            yield from ((f"cuda.{inner}", arguments) for inner, arguments in _signatures(thing))
+            yield from ((f"{name}.{inner}", arguments) for inner, arguments in _signatures(thing))
         elif isinstance(thing, type):
             for member in (thing.__init__, *(getattr(thing, key) for key in vars(thing) if key[0] != "_")):
                 yield from _documented(f"{name}.{getattr(member, '__name__', '')}", member)
@@ -390,7 +390,10 @@ def test_nothing_in_the_extension_takes_more_than_six_arguments() -> None:
     assert {"step", "accumulate", "Rows.__init__", "Direction.flush", "Moments.coded", "Optimizer.__init__"} <= names
     counts = {name: _count(arguments) for name, arguments in found}
     assert counts["recompute_sum"] == 6 and counts["Sum.__init__"] == 6 and counts["step"] == 3
-    assert {name: count for name, count in counts.items() if count > MOST_ARGUMENTS} == {}
+    # These two take everything by name, so that nothing can be mixed up.
+    by_name = {name for name, arguments in found if re.match(r"self: [\w.]+, \*, ", arguments)}
+    many = {name for name, count in counts.items() if count > MOST_ARGUMENTS}
+    assert many == {"engine.Engine.__init__", "engine.Settings.__init__"} and many <= by_name
 
 
 # ── numbers that the extension could not take ───────────────────────────────────────────────────────────────────

@@ -205,7 +205,7 @@ def test_the_mean_does_not_drift_in_a_million_arrivals(format: str, bias: float)
         client = i * 7919 % n
         server.dispatch(client)
         server.receive(client, pool[i % 997])
-    state = server._core.state
+    state = server._running.extension.state
     rows = torch.stack([state.cache.row(slot) for slot in range(n)])
     exact = rows.double().mean(0)
     largest = float(rows.abs().max())

@@ -1,4 +1,4 @@
-"""Updates by name and in order: the native road's own parsing gives the same bits as Python's."""
+"""Updates by name and in order: what the engine reads by itself has the same bits as what Python reads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def as_is(given: Arrays) -> Any:
     return given
 
 
-FORMS: dict[str, tuple[Callable[[Arrays], Any], bool]] = {  # made of an update; whether the road takes it by itself
+FORMS: dict[str, tuple[Callable[[Arrays], Any], bool]] = {  # made of an update; whether the engine reads it by itself
     "dict": (as_is, True),
     "OrderedDict": (OrderedDict, True),
     "another order": (lambda u: dict(reversed(u.items())), True),
@@ -63,7 +63,7 @@ def test_every_form_has_the_same_bits(form: str) -> None:
     update = arrays(1)
     plain, other = server(), server()
     plain.receive(0, {name: strided(value) for name, value in update.items()})
-    taken = other._core.road.take(0, make(update), None, None)
+    taken = other._engine.receive(0, make(update), None, None, None)
     assert (taken is not None) == by_itself
     if taken is None:
         other.receive(0, make(update))
@@ -110,7 +110,7 @@ def test_a_storage_that_was_cut_short_is_not_read() -> None:
 
 
 def test_names_whose_comparison_changes_the_update() -> None:
-    """A name that runs Python while the road looks for the next array."""
+    """A name that runs Python while the engine looks for the next array."""
     update: dict[Any, Any] = dict(arrays(1))
 
     class Name(str):

@@ -62,7 +62,7 @@ def seconds(server: fastagg.Server, clients: int, first: int) -> float:
 
 
 def rows(server: fastagg.Server) -> int:
-    cache = getattr(server._core.state, "cache", None)
+    cache = getattr(server._running.extension.state, "cache", None)
     return 0 if cache is None else cache.nbytes()
 
 
@@ -90,7 +90,7 @@ def test_who_is_known_is_found(name: str, text: bool) -> None:
     server, given, count = OPEN[name](0), update(0, D), 100_000
     for number in range(count):
         server.dispatch(str(number) if text else number)
-    assert server._core.ledger.known == count
+    assert server._engine.known == count
     assert server.memory()["clients"] <= MOST_BYTES * count + 2**20
     for number in range(0, count, 50):
         assert server.receive(str(number) if text else number, given).client == (str(number) if text else number)

@@ -160,9 +160,8 @@ def test_a_version_that_a_client_holds_is_not_written_over() -> None:
 
 
 @pytest.mark.parametrize("stream_from", [0, 1], ids=["cached", "streamed"])
-@pytest.mark.parametrize("spare", [True, False])
-def test_one_by_one_with_and_without_a_spare_vector(spare: bool, stream_from: int, tuning, isa) -> None:
-    """A sum is written to another vector or in place. The bits are the same, and refused models are not in it."""
+def test_one_by_one_refused_models_are_not_in_the_sum(stream_from: int, tuning, isa) -> None:
+    """The bits are those of differences that are added up."""
     tuning(stream_from=stream_from)
     size = 600_037
     servers = [fastagg.FedAvg(torch.zeros(size), clients_per_round=4, weighting="uniform") for _ in range(2)]
@@ -170,10 +169,6 @@ def test_one_by_one_with_and_without_a_spare_vector(spare: bool, stream_from: in
     bad = good[0].clone()
     bad[-1] = float("inf")
     for client, trained in enumerate(good):
-        memory.trim()
-        if spare:
-            memory.set_aside(size, 1)
-        assert (memory.spare(size) is not None) == spare
         task = servers[0].dispatch(client)
         with pytest.raises(fastagg.NonFiniteUpdate):
             servers[0].receive_model(task, bad)
@@ -188,7 +183,8 @@ def test_two_vectors_set_aside_serve_every_round() -> None:
     server = fastagg.FedAvg(torch.zeros(size), clients_per_round=4, weighting="uniform")
     memory.trim()
     memory.set_aside(size, 2)
-    for turn in range(12):
-        assert memory.spare(size) is not None, f"reply {turn} would be read twice"
+    seen = set()
+    for turn in range(24):
         server.receive_model(server.dispatch(turn % 4), torch.full((size,), float(turn)))
-    assert server.version == 3
+        seen.add(server.flat.data_ptr())
+    assert server.version == 6 and len(seen) <= 4  # new memory would be at other places

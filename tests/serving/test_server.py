@@ -181,11 +181,11 @@ def test_only_versions_in_flight_are_kept() -> None:
         server.dispatch(client)
         server.dispatch("other")
         server.receive("other", torch.ones(100))
-    assert sorted(server._core.ledger.state()["versions"]) == [0, 1, 2, 3] and server.memory()["versions"] == 4 * 400
+    assert sorted(server.state_dict()["tasks"]["versions"]) == [0, 1, 2, 3] and server.memory()["versions"] == 4 * 400
     server.receive(1, torch.ones(100))
-    assert sorted(server._core.ledger.state()["versions"]) == [0, 2, 3]
+    assert sorted(server.state_dict()["tasks"]["versions"]) == [0, 2, 3]
     server.forget(0)
-    assert sorted(server._core.ledger.state()["versions"]) == [2, 3]
+    assert sorted(server.state_dict()["tasks"]["versions"]) == [2, 3]
     with pytest.raises(errors.UnknownClient):
         server.receive(0, torch.ones(100))
     server.forget(2, version=2)

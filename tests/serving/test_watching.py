@@ -28,8 +28,10 @@ def test_refusals_are_said_once_a_second(caplog: pytest.LogCaptureFixture, monke
         now[0] += 1.5
         refuse(server, 1)
         assert len(caplog.records) == 2 and "49 more" in caplog.text
-        server.dispatch(1)
-        server.receive_many([(1, torch.ones(5)), (1, torch.full((5,), float("inf")))])
+        for client in (1, 2):
+            server.dispatch(client)
+        answers = [(1, torch.ones(5)), (2, torch.ones(5)), (1, torch.full((5,), float("inf")))]
+        server.receive_many(answers)
     assert "slow: 2 answers" in caplog.text and "refused: UnknownVersion" in caplog.text
 
 
@@ -44,7 +46,8 @@ def test_an_opened_server_says_what_it_does(tmp_path: Path, caplog: pytest.LogCa
 
 def test_a_server_that_nobody_watches_has_nothing_in_its_way() -> None:
     server = fastagg.ASGD(torch.zeros(5), lr=0.1)
-    assert not {"receive", "receive_many", "receive_models", "dispatch", "_watch"} & set(vars(server))
+    assert not {"receive", "receive_many", "receive_models", "dispatch"} & set(vars(server))
+    assert server._watch is None
 
 
 def test_numbers(tmp_path: Path) -> None:

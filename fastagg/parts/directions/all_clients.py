@@ -134,8 +134,9 @@ class AllClientsState(DirectionState):
 
     def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
         numbers = self.native.state()
+        used = numbers["shares"].nonzero()[0].tolist()
         return {
-            **numbers, "cache": self.cache.state_dict(numbers["shares"].nonzero()[0].tolist(), data=rows), "sum": self.sum,
+            **numbers, "cache": self.cache.state_dict(used, data=rows), "sum": self.sum,
             "scrub": None if self.resummation is None else self.resummation.state(),
         }  # fmt: skip
 
