@@ -26,13 +26,13 @@ sys.path[:0] = [str(TESTS), str(TESTS / "serving"), str(HERE)]
 
 with atheris.instrument_imports(include=["fastagg.serving", "fastagg.storage", "fastagg.layout"]):
     import torch
+    from fastagg.serving.opening import open_on
     from fuzz_calls import bindings, recipe
     from lossy import LossyDisk
     from presets import PRESETS, calls, model, update
 
     import fastagg
     from fastagg.serving import records, recovery
-    from fastagg.serving.opening import open_on
     from fastagg.storage import raw
 
 HOME, SIZE = Path("/state"), 40

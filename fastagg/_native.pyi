@@ -192,7 +192,7 @@ class cuda:  # a module, which a stub can write as a class alone
 
 class memory:
     @staticmethod
-    def use_torch(tensor: type, exchange: Any, from_dlpack: Any, ndarray: type) -> None: ...
+    def use_torch(*args: Any) -> None: ...
     @staticmethod
     def vector(count: int, /) -> Any: ...
     @staticmethod
@@ -207,4 +207,12 @@ class memory:
     def left_to_fail() -> int: ...
 
 # What a server keeps, and how an update gets into it: built in fastagg/serving and fastagg/parts alone.
-serving: Any
+
+engine: Any
+log: Any
+
+class Task:
+    def __getattr__(self, name: str, /) -> Any: ...
+
+class Receipt:
+    def __getattr__(self, name: str, /) -> Any: ...

@@ -94,7 +94,7 @@ def _checkpoints(disk: Disk, held: Contents, problems: list[str]) -> tuple[list[
 
 def _log(disk: Disk, held: Contents, newest: Checkpoint, replay: bool, problems: list[str]) -> dict[str, Any]:
     """What the log holds after the newest checkpoint, and what an opening makes of it."""
-    walk = _Walk(disk, held)
+    walk: Replay = _Walk(disk, held)
     would, reader = "go on", None
     try:
         if replay:

@@ -27,7 +27,7 @@ class Lost(NamedTuple):
     """Operations that could not be executed again."""
 
     first: int  # the number of the first of them
-    count: int
+    count: int  # type: ignore[assignment]  # a tuple has a method of this name
     why: str
 
     def __str__(self) -> str:

@@ -16,7 +16,7 @@ from fastagg.storage.later import Later
 Client = int | str
 
 
-class Dispatch(native.Task):  # type: ignore[misc]
+class Dispatch(native.Task):
     """One client's task: train from this version of the model.
 
     Attributes:
@@ -164,7 +164,7 @@ class Dispatch(native.Task):  # type: ignore[misc]
         return self._layout.restored(difference, self._model)
 
 
-class Receipt(native.Receipt):  # type: ignore[misc]
+class Receipt(native.Receipt):
     """The outcome of one update. Receipts with the same values are equal.
 
     With ``validate="deferred"`` the device checks the update, and ``receive`` does not wait for it. The first read of

@@ -118,10 +118,7 @@ class Extension:
         (``keep``). None: they stay as they are."""
         found = self.held
         for one in given:
-            if isinstance(one, OnDevice):
-                found = found.add_on_device(one.parsed, one.verdict)
-            else:
-                found = found.add(one)
+            found = found.add_on_device(one.parsed, one.verdict) if isinstance(one, OnDevice) else found.add(one)
         found = found.after(outcome)
         return None if found is self.held else found
 

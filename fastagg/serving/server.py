@@ -7,6 +7,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -63,6 +64,9 @@ class Server:
         optimizer: the server optimizer. The default is SGD with learning rate 1.
         staleness: how delays change a step. By default they change nothing.
     """
+
+    weighting: str  # _declare adds these and the other settings
+    max_waiting: int | None
 
     @_keywords.checked
     def __init__(
@@ -169,8 +173,8 @@ class Server:
     def __deepcopy__(self, memo: dict[int, Any]) -> Server:
         """A server without a folder and without a group."""
         taken = Taken(self._parts.layout, self.state_dict())
-        settings = {**self._parts.settings, "device": self.device}
-        return Server(taken, self.direction, self.optimizer, self.staleness, **settings)  # type: ignore[misc]
+        settings: Any = {**self._parts.settings, "device": self.device}
+        return Server(taken, self.direction, self.optimizer, self.staleness, **settings)
 
     def __reduce__(self) -> Any:
         raise TypeError("a server is not pickled: use server.save(path) and fastagg.load(path), or server.state_dict()")
@@ -902,6 +906,10 @@ def _part(name: str, given: Any, kind: type, default: Any) -> Any:
     return default if given is None else given
 
 
+def _setting(name: str, server: Server) -> Any:
+    return server._parts.settings[name]  # type: ignore[literal-required]
+
+
 def _declare() -> None:
     """Add the settings to the class: to its documentation, its signature, and as attributes to read."""
     assert Server.__doc__ is not None
@@ -915,7 +923,7 @@ def _declare() -> None:
     Server.__init__.__signature__ = own.replace(parameters=[*plain, *more])  # type: ignore[attr-defined]
     for name, rule in RULES.items():
         if name not in vars(Server):
-            setattr(Server, name, property(lambda self, name=name: self._parts.settings[name], doc=rule.meaning))
+            setattr(Server, name, property(partial(_setting, name), doc=rule.meaning))
 
 
 _declare()

@@ -315,7 +315,7 @@ class Group:
                 settled(order)
             elif order["op"] == "do":
                 for operation in order["operations"]:
-                    self._execute(*operation, sent)
+                    self._execute(*operation, sent)  # type: ignore[call-arg]
                 self._release()
             elif order["op"] == "collect":
                 model = self._placing.given_back(self._flat(), self._bounds)

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from fastagg.serving.doctor import examine
+from fastagg.serving.folder import Walk, contents
+from fastagg.storage.disk import Disk
 from presets import numbers, update
 from test_open import again, equal, opened, without_lives
 
@@ -19,10 +22,7 @@ from fastagg import CheckpointError
 from fastagg._build import native
 from fastagg.ops.place import emulated
 from fastagg.serving import records
-from fastagg.serving.doctor import examine
-from fastagg.serving.folder import Walk, contents
 from fastagg.storage import raw, segments
-from fastagg.storage.disk import Disk
 
 pytestmark = pytest.mark.kernel
 

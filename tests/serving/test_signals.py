@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from fastagg.serving.opening import open_on
 from lossy import LossyDisk
 
 import fastagg
-from fastagg.serving.opening import open_on
 
 # Where a signal falls into a finalizer, Python says so and goes on.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 from disks import damage, full_disk
+from fastagg.serving.doctor import examine
 from torch import Tensor
 
 import fastagg
 from fastagg._build import native
 from fastagg.parts.directions.all_clients import TieredState
-from fastagg.serving.doctor import examine
 
 SIZE = 300_000  # three windows of the scrub
 STRIDE = {format: native.serving.Tiers.stride(format, SIZE) for format in ("fp32", "bf16", "int8", "int4")}

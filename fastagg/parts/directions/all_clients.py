@@ -135,9 +135,11 @@ class AllClientsState(DirectionState):
     def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
         numbers = self.native.state()
         return {
-            **numbers, "cache": self.cache.state_dict(numbers["shares"].nonzero()[0].tolist(), data=rows), "sum": self.sum,
+            **numbers,
+            "cache": self.cache.state_dict(numbers["shares"].nonzero()[0].tolist(), data=rows),
+            "sum": self.sum,
             "scrub": None if self.resummation is None else self.resummation.state(),
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.cache.load_state_dict(state["cache"])

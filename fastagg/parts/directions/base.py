@@ -207,12 +207,12 @@ class OwnState(DirectionState):
         if along is None:
             found.waits = True
             return
-        along = Pieces([_vector(along, self.material, "combine")])
-        seen = ops.inspect(along)
+        pieces = Pieces([_vector(along, self.material, "combine")])
+        seen = ops.inspect(pieces)
         if not seen.finite:
             raise NonFiniteUpdate(f"combine: {type(self.setting).__name__} gave a direction with NaN or infinity")
         # The update is already clipped and weighted.
-        found.update, found.norm = along, seen.norm
+        found.update, found.norm = pieces, seen.norm
         found.weight = found.share = 1.0
         found.unclipped = True
 

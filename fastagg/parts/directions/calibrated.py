@@ -87,9 +87,12 @@ class _CalibratedState(DirectionState):
         numbers = self.native.state()
         used = sorted({*(slot for _, slot in numbers["slots"]), *(slot for _, slot, _ in numbers["fresh"])})
         return {
-            **numbers, "cache": self.cache.state_dict(used, data=rows), "sum": self.sum, "scrub": self.resummation.state(),
+            **numbers,
+            "cache": self.cache.state_dict(used, data=rows),
+            "sum": self.sum,
+            "scrub": self.resummation.state(),
             "acc": self.acc if numbers["versions"] else None,
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.cache.load_state_dict(state["cache"])
