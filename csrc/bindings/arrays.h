@@ -19,8 +19,8 @@ void use_torch(py::type tensor, py::object exchange, py::function from_dlpack, p
 
 enum class Element { kFloat32, kFloat16, kBFloat16, kInt64, kFloat64, kBytes };  // the first ones as in Dtype
 
-// The 1-D host tensor of `count` elements in memory of this owner, which the tensor holds. As long as somebody holds the
-// tensor, this is the same object. For memory that Python owns it is the owner.
+// The 1-D host tensor of `count` elements in memory of this owner, which the tensor holds. As long as somebody holds
+// the tensor, this is the same object. For memory that Python owns it is the owner.
 py::object tensor_of(const store::Owner& owner, void* data, int64_t count, Element element);
 inline py::object tensor_of(const store::Vector& vector, int64_t count) {
   return tensor_of(vector.owner, vector.data, count, Element::kFloat32);
@@ -39,9 +39,10 @@ class Arrays {
   // Returns the address of the elements if the array has the usual form: torch's or NumPy's own class, of this type and
   // shape, contiguous, on the host. Returns null for everything else.
   const void* add(py::handle given, Element element, const int64_t* shape, int32_t dims);
+
  private:
   std::vector<py::object> held_;
   std::vector<Py_buffer> views_;
 };
 
-}  // namespace fastagg::memory
+}  // namespace fastagg::bindings

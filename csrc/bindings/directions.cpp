@@ -39,9 +39,7 @@ class DeviceMemory : public store::Memory {
   }
   void zero(void* at, int64_t nbytes) override { cuda::zero(at, nbytes, where()); }
   void copy(void* to, const void* from, int64_t nbytes) override { cuda::copy(to, from, nbytes, where()); }
-  void put(void* to, const void* host, int64_t nbytes) override {
-    copies_->put(to, host, static_cast<size_t>(nbytes));
-  }
+  void put(void* to, const void* host, int64_t nbytes) override { copies_->put(to, host, static_cast<size_t>(nbytes)); }
   void get(void* host, const void* from, int64_t nbytes) override {
     copies_->get(host, from, static_cast<size_t>(nbytes));
   }
@@ -208,7 +206,7 @@ void bind_rows(py::module_& m) {
              const store::Owner held = owner_of(std::move(claim));
              tiers.claim = [held] {
                const Holds holds;
-               py::handle (object_of(held))();
+               py::handle(object_of(held))();
              };
            })
       .def("open", &Tiers::open)
@@ -258,16 +256,12 @@ void bind_directions(py::module_& m) {
       });
 
   py::class_<DirectionState, std::shared_ptr<DirectionState>>(m, "Direction")
-      .def("check",
-           [](const DirectionState& one, int64_t client, int64_t start, int64_t now) {
-             one.check(ClientId::of(client), start, now);
-           })
+      .def("check", [](const DirectionState& one, int64_t client, int64_t start,
+                       int64_t now) { one.check(ClientId::of(client), start, now); })
       .def_property_readonly("coded_row", &coded_row_of)
       .def("state", [](DirectionState& one) { return saved([&](Archive& archive) { one.fields(archive); }); })
-      .def("load",
-           [](DirectionState& one, const py::dict& state) {
-             load(state, [&](Archive& archive) { one.fields(archive); });
-           })
+      .def("load", [](DirectionState& one,
+                      const py::dict& state) { load(state, [&](Archive& archive) { one.fields(archive); }); })
       .def("nbytes", &DirectionState::nbytes)
       .def_property_readonly("room", &DirectionState::room)
       .def_property_readonly("immediate", &DirectionState::immediate);

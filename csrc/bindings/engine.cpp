@@ -170,7 +170,8 @@ bool read(Server& server, py::handle const* given, Arrays& arrays, Arrival& arri
   if (found == Reader::Found::kNo) return false;
   arrival.update.origin = server.engine->settings().origin;
   if (found == Reader::Found::kArrays && server.checks_models) {
-    const bool nearly = reading(server, [&](Engine& engine) { return cpu::nearly(arrival.update, engine.model().data); });
+    const bool nearly =
+        reading(server, [&](Engine& engine) { return cpu::nearly(arrival.update, engine.model().data); });
     if (nearly) return false;
   }
   arrival.client = id_of(given[0]);
@@ -382,9 +383,8 @@ PyObject* entry(PyObject* self, PyObject* const* args, Py_ssize_t count) {
 }
 
 py::object function_of(const std::shared_ptr<Server>& server, PyMethodDef* method) {
-  const py::capsule self(new std::shared_ptr<Server>(server), [](void* held) {
-    delete static_cast<std::shared_ptr<Server>*>(held);
-  });
+  const py::capsule self(new std::shared_ptr<Server>(server),
+                         [](void* held) { delete static_cast<std::shared_ptr<Server>*>(held); });
   PyObject* const made = PyCFunction_New(method, self.ptr());
   if (made == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(made);
@@ -498,10 +498,10 @@ engine::Staleness staleness_of(const std::string& weight, const std::string& rat
   using S = engine::Staleness;
   const std::map<std::string, S::Weight> weights{
       {"one", S::kOne}, {"hinge", S::kHinge}, {"polynomial", S::kPolynomial}, {"ask", S::kAskWeight}};
-  const std::map<std::string, S::Rate> rates{{"same", S::kSame},           {"scaled", S::kScaled},
-                                             {"reciprocal", S::kReciprocal}, {"threshold", S::kThreshold},
-                                             {"lipschitz", S::kLipschitz},   {"drop", S::kDrop},
-                                             {"ask", S::kAskRate}};
+  const std::map<std::string, S::Rate> rates{
+      {"same", S::kSame},           {"scaled", S::kScaled},       {"reciprocal", S::kReciprocal},
+      {"threshold", S::kThreshold}, {"lipschitz", S::kLipschitz}, {"drop", S::kDrop},
+      {"ask", S::kAskRate}};
   return {weights.at(weight), a, b, rates.at(rate), threshold, lipschitz};
 }
 
@@ -618,25 +618,26 @@ void bind_engine(py::module_& m) {
   py::class_<engine::OptimizerSettings>(m, "Optimizer")
       .def(py::init([](const std::string& kind, double lr, std::pair<double, double> betas, double eps,
                        bool bias_correction, bool coded) {
-             return engine::OptimizerSettings{optimizer_named(kind), lr, betas.first, betas.second,
-                                              eps, bias_correction, coded};
+             return engine::OptimizerSettings{optimizer_named(kind), lr,   betas.first, betas.second, eps,
+                                              bias_correction,       coded};
            }),
            arg("kind"), by_name, arg("lr"), arg("betas"), arg("eps"), arg("bias_correction"), arg("coded"));
   py::class_<Settings>(m, "Settings")
       .def(py::init([](int64_t size, int64_t origin, int64_t clients, double clip_norm, double max_samples,
                        int32_t local_steps, bool weighs_by_samples, bool keeps_versions, bool ordered,
                        bool closes_early, bool folds, const engine::Staleness& staleness) {
-             return Settings{size,           origin,  clients,      clip_norm, weighs_by_samples, max_samples, local_steps,
-                             keeps_versions, ordered, closes_early, folds,     staleness};
+             return Settings{size,        origin,      clients,        clip_norm, weighs_by_samples,
+                             max_samples, local_steps, keeps_versions, ordered,   closes_early,
+                             folds,       staleness};
            }),
            by_name, arg("size"), arg("origin"), arg("clients"), arg("clip_norm"), arg("max_samples"),
            arg("local_steps"), arg("weighs_by_samples"), arg("keeps_versions"), arg("ordered"), arg("closes_early"),
            arg("folds"), arg("staleness"));
-  py::class_<engine::Extension::Asks>(m, "Asks")
-      .def(py::init([](bool prepare, bool step, bool statistics, bool bounds, bool agree, bool keep) {
-             return engine::Extension::Asks{prepare, step, statistics, bounds, agree, keep};
-           }),
-           by_name, arg("prepare"), arg("step"), arg("statistics"), arg("bounds"), arg("agree"), arg("keep"));
+  py::class_<engine::Extension::Asks>(m, "Asks").def(
+      py::init([](bool prepare, bool step, bool statistics, bool bounds, bool agree, bool keep) {
+        return engine::Extension::Asks{prepare, step, statistics, bounds, agree, keep};
+      }),
+      by_name, arg("prepare"), arg("step"), arg("statistics"), arg("bounds"), arg("agree"), arg("keep"));
   py::class_<Parsed>(m, "Answer")
       .def(py::init([](py::object client, py::object version, py::object incarnation, py::object update) {
              Parsed made;
@@ -661,22 +662,24 @@ void bind_engine(py::module_& m) {
       .def(py::init(&make_server), by_name, arg("settings"), arg("direction"), arg("optimizer"), arg("seed"),
            arg("memory"), arg("runner"), arg("extension"), arg("asks"), arg("flat"), arg("python"))
       // for `with`: nobody else is inside meanwhile. A thread that is inside may read, and is otherwise refused
-      .def_property_readonly("reading",
-                             [](const std::shared_ptr<Server>& server) { return std::make_unique<Block>(server, true); })
-      .def_property_readonly("inside",
-                             [](const std::shared_ptr<Server>& server) { return std::make_unique<Block>(server, false); })
+      .def_property_readonly(
+          "reading", [](const std::shared_ptr<Server>& server) { return std::make_unique<Block>(server, true); })
+      .def_property_readonly(
+          "inside", [](const std::shared_ptr<Server>& server) { return std::make_unique<Block>(server, false); })
       .def_property_readonly("is_inside", [](const Server& server) { return server.engine->gate.is_mine(); })
       .def_property_readonly("callers_waiting", [](const Server& server) { return server.engine->gate.waiting(); })
       .def("most_waiting", [](Server& server, int64_t most) { server.engine->gate.most_waiting = most; })
-      .def_property_readonly("dispatch", [](const std::shared_ptr<Server>& server) {
-        return function_of(server, method<entry<dispatch, 1>>("dispatch"));
-      })
-      .def_property_readonly("receive", [](const std::shared_ptr<Server>& server) {
-        return function_of(server, method<entry<take, 5>>("receive"));
-      })
-      .def_property_readonly("receive_many", [](const std::shared_ptr<Server>& server) {
-        return function_of(server, method<entry<take_many, 2>>("receive_many"));
-      })
+      .def_property_readonly("dispatch",
+                             [](const std::shared_ptr<Server>& server) {
+                               return function_of(server, method<entry<dispatch, 1>>("dispatch"));
+                             })
+      .def_property_readonly(
+          "receive",
+          [](const std::shared_ptr<Server>& server) { return function_of(server, method<entry<take, 5>>("receive")); })
+      .def_property_readonly("receive_many",
+                             [](const std::shared_ptr<Server>& server) {
+                               return function_of(server, method<entry<take_many, 2>>("receive_many"));
+                             })
       .def("receive_parsed", &receive_parsed)
       .def("close_round", &close_round)
       .def("hand_on", &hand_on)
@@ -691,17 +694,17 @@ void bind_engine(py::module_& m) {
            [](Server& server, std::optional<int64_t> before) {
              return with_engine(server, [&](Engine& engine) { return engine.expire(before); });
            })
-      .def_property("lr", [](Server& server) { return reading(server, [](Engine& engine) { return engine.lr(); }); },
-                    [](Server& server, double lr) {
-                      with_engine(server, [&](Engine& engine) { engine.set_rate(lr); });
-                    })
+      .def_property(
+          "lr", [](Server& server) { return reading(server, [](Engine& engine) { return engine.lr(); }); },
+          [](Server& server, double lr) { with_engine(server, [&](Engine& engine) { engine.set_rate(lr); }); })
       .def("begin_incarnation",
            [](Server& server, int64_t version, uint64_t number) { server.engine->begin_incarnation(version, number); })
-      .def("limit",
-           [](Server& server, double lease, int64_t max_delay, int64_t open_per_client, int64_t clients) {
-             server.engine->limit({lease, max_delay, open_per_client, clients});
-           },
-           by_name, arg("lease"), arg("max_delay"), arg("open_per_client"), arg("clients"))
+      .def(
+          "limit",
+          [](Server& server, double lease, int64_t max_delay, int64_t open_per_client, int64_t clients) {
+            server.engine->limit({lease, max_delay, open_per_client, clients});
+          },
+          by_name, arg("lease"), arg("max_delay"), arg("open_per_client"), arg("clients"))
       .def("execute", &execute, arg("operation"), arg("body") = py::none(), arg("update") = py::none())
       .def("tell", [](Server& server) { server.engine->tell(&server.told); })
       .def("take_told", &take_told)
@@ -711,13 +714,15 @@ void bind_engine(py::module_& m) {
              server.engine->attach(py::cast<std::shared_ptr<log::Journal>>(journal));
              server.journal = std::move(journal);
            })
-      .def("cut_rows", [](Server& server, std::shared_ptr<store::RowCut> cut) { server.engine->cut_rows(std::move(cut)); })
+      .def("cut_rows",
+           [](Server& server, std::shared_ptr<store::RowCut> cut) { server.engine->cut_rows(std::move(cut)); })
       .def("watch",
            [](Server& server, double slow, py::object tell) { server.slow = slow, server.tell = std::move(tell); })
       .def_readwrite("checks_models", &Server::checks_models)
       .def("measure", [](Server& server) { server.engine->measure(); })
       .def("share_model", [](Server& server) { server.engine->share_model(); })
-      .def_property_readonly("flat", [](Server& server) { return tensor_of(current(server, false).first, server.size()); })
+      .def_property_readonly("flat",
+                             [](Server& server) { return tensor_of(current(server, false).first, server.size()); })
       // the current version and its statistics, of the same moment; `shared`: it does not change any more
       .def("current", [](Server& server) { return pair_of(server, false); })
       .def("shared", [](Server& server) { return pair_of(server, true); })
@@ -726,57 +731,56 @@ void bind_engine(py::module_& m) {
       .def_property_readonly("moments_nbytes", [](const Server& server) { return server.engine->optimizer().nbytes(); })
       .def_property_readonly("waiting", &waiting_of)
       .def("load_waiting", &load_waiting)
-      .def_property_readonly("version", [](Server& server) {
-        return reading(server, [](Engine& engine) { return engine.ledger().now; });
-      })
-      .def_property_readonly("steps", [](Server& server) {
-        return reading(server, [](Engine& engine) { return engine.ledger().steps; });
-      })
-      .def_property_readonly("incarnations", [](Server& server) {
-        return reading(server, [](Engine& engine) { return engine.ledger().incarnations(); });
-      })
+      .def_property_readonly(
+          "version", [](Server& server) { return reading(server, [](Engine& engine) { return engine.ledger().now; }); })
+      .def_property_readonly(
+          "steps", [](Server& server) { return reading(server, [](Engine& engine) { return engine.ledger().steps; }); })
+      .def_property_readonly(
+          "incarnations",
+          [](Server& server) { return reading(server, [](Engine& engine) { return engine.ledger().incarnations(); }); })
       // the ledger; the caller is inside the gate
-      .def("find",
-           [](Server& server, py::handle client, py::handle version, py::handle incarnation) {
-             const ClientId id = id_of(client);
-             const int64_t asked = version_of(version, id);
-             const std::optional<uint64_t> number = incarnation_of(incarnation);
-             const auto found = reading(server, [&](Engine& engine) { return engine.find(id, asked, number); });
-             return py::make_tuple(found.version, found.local_steps);
-           },
-           arg("client"), arg("version") = py::none(), arg("incarnation") = py::none())
+      .def(
+          "find",
+          [](Server& server, py::handle client, py::handle version, py::handle incarnation) {
+            const ClientId id = id_of(client);
+            const int64_t asked = version_of(version, id);
+            const std::optional<uint64_t> number = incarnation_of(incarnation);
+            const auto found = reading(server, [&](Engine& engine) { return engine.find(id, asked, number); });
+            return py::make_tuple(found.version, found.local_steps);
+          },
+          arg("client"), arg("version") = py::none(), arg("incarnation") = py::none())
       .def("check_client",
            [ledger](Server& server, py::handle client) {
              const ClientId id = id_of(client);
              ledger(server).check(id);
              return plain(client, id);
            })
-      .def("owes",
-           [ledger](Server& server, py::handle client, int64_t version) {
-             return ledger(server).owes(id_of(client), version);
-           })
+      .def("owes", [ledger](Server& server, py::handle client,
+                            int64_t version) { return ledger(server).owes(id_of(client), version); })
       .def("owed", [ledger](Server& server, py::handle client) { return ledger(server).owed(id_of(client)); })
-      .def("tell_next",
-           [ledger](Server& server, py::handle client, int32_t steps) {
-             ledger(server).tell_next_to(id_of(client), steps);
-           })
+      .def("tell_next", [ledger](Server& server, py::handle client,
+                                 int32_t steps) { ledger(server).tell_next_to(id_of(client), steps); })
       .def_property_readonly("kept", &kept_of)
       .def_property_readonly("known", [ledger](Server& server) { return ledger(server).known(); })
       .def_property_readonly("open_tasks", [ledger](Server& server) { return ledger(server).open_tasks(); })
       .def_property_readonly("expired", [ledger](Server& server) { return ledger(server).expired(); })
       .def_property_readonly("oldest_task", [ledger](Server& server) { return ledger(server).oldest_task(); })
       .def_property_readonly("ledger_nbytes", [ledger](Server& server) { return ledger(server).nbytes(); })
-      .def("incarnation_of", [ledger](Server& server, int64_t version) { return ledger(server).incarnation_of(version); })
-      .def_property("skew", [ledger](Server& server) { return ledger(server).skew; },
-                    [ledger](Server& server, double skew) { ledger(server).skew = skew; })
-      .def_property("given_time", [ledger](Server& server) { return ledger(server).given_time; },
-                    [ledger](Server& server, double time) { ledger(server).given_time = time; })
+      .def("incarnation_of",
+           [ledger](Server& server, int64_t version) { return ledger(server).incarnation_of(version); })
+      .def_property(
+          "skew", [ledger](Server& server) { return ledger(server).skew; },
+          [ledger](Server& server, double skew) { ledger(server).skew = skew; })
+      .def_property(
+          "given_time", [ledger](Server& server) { return ledger(server).given_time; },
+          [ledger](Server& server, double time) { ledger(server).given_time = time; })
       .def_property_readonly("own_time", [ledger](Server& server) { return ledger(server).own_time(); })
       .def("tasks",
            [ledger](Server& server) {
              return saved(ledger(server).state(), server.engine->settings().clients >= 0, server.size());
            })
-      .def("load_tasks", [ledger](Server& server, const py::dict& state) { ledger(server).load(ledger_state_of(state)); });
+      .def("load_tasks",
+           [ledger](Server& server, const py::dict& state) { ledger(server).load(ledger_state_of(state)); });
 }
 
 }  // namespace fastagg::bindings

@@ -165,8 +165,8 @@ class PythonExtension : public Extension {
 
   engine::Bounds bounds(const store::Vector& model, const engine::OptimizerState& optimizer) override {
     const Holds held;
-    const auto [of_model, m, v] = py::cast<std::tuple<double, double, double>>(
-        call("bounds")(tensor_of(model, size_), moments_of(optimizer)));
+    const auto [of_model, m, v] =
+        py::cast<std::tuple<double, double, double>>(call("bounds")(tensor_of(model, size_), moments_of(optimizer)));
     return {of_model, {m, v}};
   }
 

@@ -122,8 +122,8 @@ struct Records {
 std::optional<SegmentHead> head_of(const View& view, uint64_t number) {
   auto head = head_at(view.data(), view.size(), 0);
   if (head && head->format != 1 && head->format != kFormat)
-    throw Refusal(Why::kDamaged, "a journal of format " + std::to_string(head->format) +
-                                     "; this version reads formats 1 and 2");
+    throw Refusal(Why::kDamaged,
+                  "a journal of format " + std::to_string(head->format) + "; this version reads formats 1 and 2");
   if (head && head->number != number) head.reset();
   return head;
 }
@@ -231,8 +231,9 @@ void bind_log(py::module_& m) {
                        : mode == "step"  ? Journal::Mode::kStep
                                          : Journal::Mode::kNone;
           })
-      .def_property("max_waiting", [](const Journal& one) { return one.max_waiting.load(); },
-                    [](Journal& one, int64_t most) { one.max_waiting = most; })
+      .def_property(
+          "max_waiting", [](const Journal& one) { return one.max_waiting.load(); },
+          [](Journal& one, int64_t most) { one.max_waiting = most; })
       .def("check", &Journal::check)
       .def("wait", &Journal::wait)
       .def("wait_written", &Journal::wait_written)
@@ -283,9 +284,8 @@ void bind_log(py::module_& m) {
                                                              segment.head.folder, segment.head.format));
                                return found;
                              })
-      .def_property_readonly("end", [](const Records& one) {
-        return py::make_tuple(one.reader->segment(), one.reader->place());
-      });
+      .def_property_readonly(
+          "end", [](const Records& one) { return py::make_tuple(one.reader->segment(), one.reader->place()); });
 }
 
 }  // namespace fastagg::bindings

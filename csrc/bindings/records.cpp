@@ -160,7 +160,8 @@ PyObject* fill_task(PyObject* self, PyObject* args) {
   TaskObject* const one = task_at(self);
   PyObject *client, *steps, *control, *layout, *flat, *state, *incarnation;
   long long version;
-  if (PyArg_ParseTuple(args, "OLOOOOOO", &client, &version, &steps, &control, &layout, &flat, &state, &incarnation) == 0)
+  if (PyArg_ParseTuple(args, "OLOOOOOO", &client, &version, &steps, &control, &layout, &flat, &state, &incarnation) ==
+      0)
     return nullptr;
   const long told = steps == Py_None ? 0 : PyLong_AsLong(steps);
   const unsigned long long number = incarnation == Py_None ? 0 : PyLong_AsUnsignedLongLong(incarnation);

@@ -1,6 +1,6 @@
-// Receipts and tasks as Python objects that hold the engine's own structs. One of each is made for every answer, so they
-// are made without calling their class, and numbers become Python's only when somebody reads them. fastagg.Receipt and
-// fastagg.Dispatch derive from these types and add everything else.
+// Receipts and tasks as Python objects that hold the engine's own structs. One of each is made for every answer, so
+// they are made without calling their class, and numbers become Python's only when somebody reads them. fastagg.Receipt
+// and fastagg.Dispatch derive from these types and add everything else.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -13,8 +13,7 @@ namespace fastagg::bindings {
 namespace py = pybind11;
 
 struct ReceiptObject {
-  PyObject_HEAD
-  PyObject* client;
+  PyObject_HEAD PyObject* client;
   PyObject* journal;  // owns `log`; null: no log
   PyObject* pending;  // fills in what a device has not said yet, when it is called with the receipt; null: nothing
   log::Journal* log;
@@ -23,8 +22,7 @@ struct ReceiptObject {
 };
 
 struct TaskObject {
-  PyObject_HEAD
-  PyObject* client;
+  PyObject_HEAD PyObject* client;
   PyObject* control;
   PyObject* layout;
   PyObject* state;  // of the model besides its vector: fastagg's Statistics, or a ModelState

@@ -49,8 +49,7 @@ void copy_range(const Update& update, const Update& to, int64_t at, int64_t coun
     const int64_t n = std::min({end, from->begin + from->size, into->begin + into->size}) - at;
     const int64_t item = from->dtype == kFloat32 ? 4 : 2;
     auto* const place = static_cast<char*>(const_cast<void*>(into->data)) + (at - into->begin) * item;
-    std::memcpy(place, static_cast<const char*>(from->data) + (at - from->begin) * item,
-                static_cast<size_t>(n * item));
+    std::memcpy(place, static_cast<const char*>(from->data) + (at - from->begin) * item, static_cast<size_t>(n * item));
     at += n;
   }
 }
@@ -105,9 +104,7 @@ void squares_of_strand(const float* values, int64_t, int64_t count, double* out)
 
 }  // namespace
 
-std::vector<GroupSums> squares_by_group(const Update& update) {
-  return group_sums(update, 1, 4, squares_of_strand);
-}
+std::vector<GroupSums> squares_by_group(const Update& update) { return group_sums(update, 1, 4, squares_of_strand); }
 
 double sum_squares(const Update& update) { return total_of_groups(squares_by_group(update), 0); }
 

@@ -10,8 +10,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "../store/copies.h"
 #include "../plan.h"
+#include "../store/copies.h"
 
 namespace fastagg::cuda {
 

@@ -1,5 +1,5 @@
-// The numbers of an optimizer's step. They stand alone, so that a change of its arithmetic (optimizers.h) does not compile
-// again what only passes them on.
+// The numbers of an optimizer's step. They stand alone, so that a change of its arithmetic (optimizers.h) does not
+// compile again what only passes them on.
 #pragma once
 
 namespace fastagg {

@@ -7,8 +7,8 @@ namespace fastagg::store {
 class Blocking {
  public:
   struct Host {
-    void* (*begin)();            // the caller begins to wait; what `end` is given
-    void (*end)(void*);          // it goes on
+    void* (*begin)();             // the caller begins to wait; what `end` is given
+    void (*end)(void*);           // it goes on
     void* (*interrupted)(void*);  // may throw, for example because of Ctrl-C; what `end` is given from now on
   };
   static void install(const Host& host) { installed() = host; }

@@ -32,7 +32,7 @@ void DeviceRows::start(size_t shadow) {
   Vector scratch = memory_(sums + 2 * staged), rows = memory_for(first);
   if (!scratch || !rows)
     throw SlotsFailed("the device has no memory for " + std::to_string(first) + " rows of " +
-                              std::to_string(windows.stride()) + " bytes: give them less (Tiered.device)");
+                      std::to_string(windows.stride()) + " bytes: give them less (Tiered.device)");
   const auto at = reinterpret_cast<char*>(scratch.data);
   add(std::move(rows), first);
   arenas_.push_back(std::move(scratch));

@@ -3,10 +3,7 @@
 namespace fastagg::store {
 
 RowCut::RowCut(const Rows& rows, const std::vector<int64_t>& slots, std::shared_ptr<Memory> memory, Owner owner)
-    : rows_(rows),
-      memory_(std::move(memory)),
-      owner_(std::move(owner)),
-      count_(static_cast<int64_t>(slots.size())) {
+    : rows_(rows), memory_(std::move(memory)), owner_(std::move(owner)), count_(static_cast<int64_t>(slots.size())) {
   for (size_t i = 0; i < slots.size(); ++i) left_.emplace(slots[i], static_cast<int64_t>(i));
 }
 
@@ -15,8 +12,7 @@ RowCut::Row RowCut::copy_of(int64_t slot, int64_t place) const {
   Row found{place, std::vector<char>(static_cast<size_t>(rows_.row_bytes())),
             std::vector<char>(static_cast<size_t>(rows_.row_scales()) * sizeof(float))};
   memory_->get(found.data.data(), row.data, rows_.row_bytes());
-  if (row.scales != nullptr)
-    memory_->get(found.scales.data(), row.scales, static_cast<int64_t>(found.scales.size()));
+  if (row.scales != nullptr) memory_->get(found.scales.data(), row.scales, static_cast<int64_t>(found.scales.size()));
   return found;
 }
 

@@ -13,9 +13,7 @@ class HostMemory : public Memory {
     return {std::move(owner), data};
   }
   void zero(void* at, int64_t nbytes) override { std::memset(at, 0, static_cast<size_t>(nbytes)); }
-  void copy(void* to, const void* from, int64_t nbytes) override {
-    std::memcpy(to, from, static_cast<size_t>(nbytes));
-  }
+  void copy(void* to, const void* from, int64_t nbytes) override { std::memcpy(to, from, static_cast<size_t>(nbytes)); }
   void put(void* to, const void* host, int64_t nbytes) override { copy(to, host, nbytes); }
   void get(void* host, const void* from, int64_t nbytes) override { copy(host, from, nbytes); }
 };

@@ -28,8 +28,8 @@ inline Vector new_vector(int64_t count) {
   return {std::move(owner), data};
 }
 
-// Where a server's vectors are: in host memory, or on a device. Every method may throw std::bad_alloc or what the device
-// reports. Addresses of two kinds: of this memory, and (put, get) of the host's.
+// Where a server's vectors are: in host memory, or on a device. Every method may throw std::bad_alloc or what the
+// device reports. Addresses of two kinds: of this memory, and (put, get) of the host's.
 class Memory {
  public:
   virtual ~Memory() = default;

@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "../cpu/cpu.h"
-#include "slot_file.h"
 #include "../plan.h"
+#include "slot_file.h"
 
 namespace fastagg::store {
 
@@ -58,17 +58,13 @@ struct Windows {
   }
 
  private:
-  static int64_t pages(int64_t bytes) {
-    return (bytes + SlotFile::kPage - 1) / SlotFile::kPage * SlotFile::kPage;
-  }
+  static int64_t pages(int64_t bytes) { return (bytes + SlotFile::kPage - 1) / SlotFile::kPage * SlotFile::kPage; }
   bool scaled() const { return format_facts(format).scaled; }
   int64_t data_bytes(int64_t count) const { return padded(count) * format_facts(format).bits / 8; }
   int64_t scales(int64_t count) const { return scaled() ? padded(count) / kScaleBlock : 0; }
   // A window's scales lie in one page: it has 2,048 bytes of them.
   static int64_t first_scale(int64_t window) { return window * (kSize / kScaleBlock) * 4; }
-  static int64_t scale_page(int64_t window) {
-    return first_scale(window) / SlotFile::kPage * SlotFile::kPage;
-  }
+  static int64_t scale_page(int64_t window) { return first_scale(window) / SlotFile::kPage * SlotFile::kPage; }
   char* scales_in(char* into) const { return into + read_bytes() - SlotFile::kPage; }
 };
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from disks import damage, full_disk
+from fastagg.serving.doctor import examine
 from torch import Tensor
 
 import fastagg

@@ -138,7 +138,7 @@ class AllClientsState(DirectionState):
         return {
             **numbers, "cache": self.cache.state_dict(used, data=rows), "sum": self.sum,
             "scrub": None if self.resummation is None else self.resummation.state(),
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.cache.load_state_dict(state["cache"])
