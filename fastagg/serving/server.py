@@ -65,9 +65,6 @@ class Server:
         staleness: how delays change a step. By default they change nothing.
     """
 
-    weighting: str  # _declare adds these and the other settings
-    max_waiting: int | None
-
     @_keywords.checked
     def __init__(
         self,

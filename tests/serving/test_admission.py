@@ -326,12 +326,15 @@ def test_a_forked_child_is_told_whose_server_it_is() -> None:
     thread = threading.Thread(target=hold)
     thread.start()
     held.wait()
+
     def one_of(outcomes: list[Any]) -> None:
         raise outcomes[0]
 
     calls: list[Callable[[], Any]] = [
-        lambda: server.dispatch("b"), lambda: server.receive("a", update(0, D)), lambda: one_of(server.receive_many([("a", update(0, D))])),
-        lambda: server.receive_model(task, task.flat), lambda: one_of(server.receive_models([(task, task.flat, None)])), server.close_round,
+        lambda: server.dispatch("b"), lambda: server.receive("a", update(0, D)),
+        lambda: one_of(server.receive_many([("a", update(0, D))])),
+        lambda: server.receive_model(task, task.flat),
+        lambda: one_of(server.receive_models([(task, task.flat, None)])), server.close_round,
         lambda: server.forget("a"), lambda: server.hand_on(task, "b"), server.state_dict, lambda: server.flat,
         server.snapshot, server.parameters, server.memory, lambda: server.save("/dev/null"),
         lambda: server.load_state_dict({}), lambda: copy.deepcopy(server),

@@ -250,7 +250,8 @@ def test_an_answer_to_a_version_that_a_restart_lost_is_refused(tmp_path: Path) -
     assert (lost.version, fresh.version) == (1, 1) and lost.incarnation != fresh.incarnation == again.incarnation
     before = again.state_dict()
     with pytest.raises(
-        StaleIncarnation, match=r"'bob': its task \(version 1, .*before the server was restarted.*server\.dispatch\('bob'\)$"
+        StaleIncarnation,
+        match=r"'bob': its task \(version 1, .*before the server was restarted.*server\.dispatch\('bob'\)$",
     ):
         again.receive("bob", ones(), 1, incarnation=lost.incarnation)
     with pytest.raises(StaleIncarnation):
@@ -319,4 +320,3 @@ def test_answers_that_would_wait_beyond_the_limit_are_refused_at_once() -> None:
     waits.join(10.0)
     assert isinstance(done[1], fastagg.Receipt)
     assert server.receive(1, ones()).client == 1  # sent again, later
-

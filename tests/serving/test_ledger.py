@@ -316,7 +316,9 @@ def test_a_slice_has_the_bits_of_the_whole_over_a_cycle(name: str) -> None:
         for server, (begin, end) in zip(slices, parts, strict=True):
             arrive(server, first, last, begin, end)
         assert torch.equal(whole.flat, torch.cat([server.flat for server in slices]))
-        assert torch.equal(whole._running.extension.state.sum, torch.cat([server._running.extension.state.sum for server in slices]))
+        assert torch.equal(
+            whole._running.extension.state.sum, torch.cat([server._running.extension.state.sum for server in slices])
+        )
 
 
 def test_a_ledger_in_the_middle_of_things_is_saved(tmp_path: Path) -> None:

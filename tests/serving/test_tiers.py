@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 import torch
 from disks import damage, full_disk
-from fastagg.serving.doctor import examine
 from torch import Tensor
 
 import fastagg
 from fastagg._build import native
-from fastagg.parts.directions.all_clients import TieredState
 from fastagg.durable.doctor import examine
+from fastagg.parts.directions.all_clients import TieredState
 
 SIZE = 300_000  # three windows of the scrub
 STRIDE = {format: native.engine.Tiers.stride(format, SIZE) for format in ("fp32", "bf16", "int8", "int4")}
@@ -306,7 +305,9 @@ def test_two_damaged_rows_are_given_up_together(tmp_path: Path) -> None:
     again.dispatch(7)
     again.receive(7, torch.ones(SIZE))
     assert again.tiers()["lost"] == 2 and again._running.extension.state.rows.row(2) is None
-    rows = torch.stack([row.double() for row in map(again._running.extension.state.rows.row, range(12)) if row is not None])
+    rows = torch.stack(
+        [row.double() for row in map(again._running.extension.state.rows.row, range(12)) if row is not None]
+    )
     assert len(rows) == 11
     torch.testing.assert_close(sum_of(again).double(), rows.sum(0), rtol=0, atol=2e-5)
 

@@ -136,7 +136,9 @@ class AllClientsState(DirectionState):
         numbers = self.native.state()
         used = numbers["shares"].nonzero()[0].tolist()
         return {
-            **numbers, "cache": self.cache.state_dict(used, data=rows), "sum": self.sum,
+            **numbers,
+            "cache": self.cache.state_dict(used, data=rows),
+            "sum": self.sum,
             "scrub": None if self.resummation is None else self.resummation.state(),
         }
 
