@@ -50,7 +50,11 @@ def states(name: str) -> list[str]:
 def main(folder: str, name: str, marks: str) -> None:
     """Run until it is killed."""
     server = open_on(
-        Disk(Path(folder), create=True), lambda: PRESETS[name](model(SIZE)), "arrival", segment=1 << 17, checkpoint_every=1 << 18
+        Disk(Path(folder), create=True),
+        lambda: PRESETS[name](model(SIZE)),
+        "arrival",
+        segment=1 << 17,
+        checkpoint_every=1 << 18,
     )
     found = json.loads(Path(marks).read_text()).index(mark(server))
     os.write(1, f"found {found}\n".encode())

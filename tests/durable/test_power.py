@@ -157,9 +157,7 @@ def test_a_full_disk_stops_acknowledgements_and_one_that_is_freed_goes_on() -> N
     assert receipt.durable and server.version == 2
     state = fingerprint(server)
     left = disk.after(len(disk.steps), random.Random(0), 512)
-    assert (
-        fingerprint(open_on(left, lambda: fastagg.ASGD(model(SIZE), lr=0.1), "arrival", segment=16384)) == state
-    )
+    assert fingerprint(open_on(left, lambda: fastagg.ASGD(model(SIZE), lr=0.1), "arrival", segment=16384)) == state
 
 
 def test_a_sync_that_fails_ends_acknowledgements_until_the_folder_is_opened_again() -> None:
