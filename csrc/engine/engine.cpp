@@ -141,6 +141,7 @@ Engine::Applied Engine::apply(const log::Operation& operation) {
       break;
     }
     case log::kIncarnation: {
+      if (follows_) catch_up(operation.version - 1);
       Note made = note(operation);
       ledger_.begin_incarnation(operation.version, operation.incarnation);
       add(std::move(made));
@@ -158,7 +159,7 @@ Task Engine::send(const log::Operation& operation) {
     if (!follows_ || operation.version < now)
       throw Refusal(Why::kDamaged, "the server sent version " + std::to_string(operation.version) +
                                        " then, but sends version " + std::to_string(now) + " now");
-    ledger_.now = operation.version;  // answers that made steps are lost
+    catch_up(operation.version);
   }
   const ClientId& client = operation.client;
   Task task{client, operation.version, ledger_.local_steps(client, settings_.local_steps),
@@ -243,6 +244,7 @@ void Engine::begin_incarnation(int64_t version, uint64_t number) {
 void Engine::limit(const Limits& limits) {
   const Inside inside(gate);
   ledger_.limits = limits;
+  lost_ = {};
   ledger_.renew();
 }
 
@@ -315,10 +317,14 @@ Ledger::Found Engine::find(const ClientId& client, int64_t version, std::optiona
 // Finds the task that an answer refers to, and what it counts for.
 void Engine::find(Given& given) {
   Arrival& arrival = *given.arrival;
-  // The record of its task may be lost. A version that is kept is lost with it.
-  const bool reopens = follows_ && arrival.decided != nullptr && !settings_.keeps_versions &&
-                       arrival.version <= ledger_.now && !ledger_.owes(arrival.client, arrival.version);
-  if (reopens) ledger_.send(arrival.client, arrival.version, settings_.local_steps, {});
+  // The record of its task may be lost.
+  if (follows_ && arrival.decided != nullptr && arrival.version <= ledger_.now &&
+      !ledger_.owes(arrival.client, arrival.version)) {
+    store::Vector kept = ledger_.kept(arrival.version);
+    if (!kept && arrival.version == lost_.first) kept = lost_.second;
+    if (kept || !settings_.keeps_versions)
+      ledger_.send(arrival.client, arrival.version, settings_.local_steps, kept);
+  }
   given.task = find(arrival.client, arrival.version, arrival.incarnation);
   direction_->check(arrival.client, given.task.version, ledger_.now);
   if (arrival.kind == Arrival::kSum && arrival.count > direction_->room())
@@ -536,15 +542,14 @@ void Engine::plan(Step& step, bool closes, bool folding) {
   Given& first = given_.front();
   if (!closes && !folding && (!first.counts || first.findings.waits)) return;  // it changes nothing, or not now
   step.takes = true;
-  bool ends = closes;
+  const log::Decided* const then = follows_ ? first.arrival->decided : nullptr;
+  bool ends = closes || (then != nullptr && !std::isnan(then->step_size));
   if (settings_.ordered) {
     ends = ends || static_cast<int64_t>(waiting_.size()) + 1 == direction_->room();
     step.keeps = !ends;
     step.takes = step.ends_round = ends;
     in_order(closes ? nullptr : &first);
   }
-  const log::Decided* const then = first.arrival->decided;
-  if (follows_ && then != nullptr) ends = ends || then->applied;
   step.outcome = direction_->plan(contributions_, ends);
   if (folding) direction_->plan_fold();
   step.along_sum = step.outcome == Outcome::kStep && (folding || updates_.empty());
@@ -676,6 +681,8 @@ size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
     ~Clears() { given.clear(); }
   } const clears{given_};
   const bool closes = arrivals->kind == Arrival::kClose;
+  const log::Decided* const then = follows_ ? arrivals->decided : nullptr;
+  if (then != nullptr) follow(*then);
 
   // -- find, inspect, prepare
   for (size_t i = 0; i < count; ++i) {
@@ -751,11 +758,10 @@ size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
     if (!closes) {
       if (one.findings.next_steps > 0) ledger_.tell_next(one.task.client, one.findings.next_steps);
       ledger_.close(one.task.client, one.task.version);
-      if (follows_ && one.arrival->decided != nullptr)
-        ledger_.now = std::max(ledger_.now, one.arrival->decided->version);
     }
     if (one.record) log_->push(std::move(one.record));
   }
+  if (then != nullptr) ledger_.now = then->version;
   if (step.keeps) keep(first);
   return given_.size();
 }
@@ -852,15 +858,43 @@ std::optional<Task> Engine::execute(const log::Operation& operation, Arrival* an
   }
 }
 
-void Engine::pass_over(const log::Operation* lost) {
+void Engine::pass_over(const log::Operation* lost, bool is_whole) {
   const Inside inside(gate);
   follows_ = true;
+  if (settings_.keeps_versions) {  // it may have been a task
+    lost_ = {ledger_.now, kept_now()};
+    shared_ = true;
+  }
   if (lost == nullptr || (lost->kind != log::kAnswer && lost->kind != log::kRow)) return;
   if (ledger_.owes(lost->client, lost->version)) {
     const Ledger::Found task = ledger_.find(lost->client, lost->version);
     ledger_.close(task.client, task.version);
   }
-  if (lost->known && lost->decided.version == ledger_.now + 1) ++ledger_.now;
+  // A wrong version would make later operations impossible. If the record is not whole, they say the version.
+  if (is_whole && lost->known) catch_up(lost->decided.version);
+}
+
+// Goes on to a version that a later operation of the log tells: what made the steps up to it is lost. Updates that
+// waited for such a step have it now.
+void Engine::catch_up(int64_t version) {
+  if (ledger_.now >= version) return;
+  Arrival end;
+  end.kind = Arrival::kClose;
+  try {
+    if (settings_.closes_early) step(&end, 1, false);
+  } catch (const Refusal&) {  // they wait for the next one
+  }
+  ledger_.now = version;
+}
+
+// Goes on to the version that an answer of the log came to.
+void Engine::follow(const log::Decided& then) {
+  if (then.version < ledger_.now)
+    throw Refusal(Why::kDamaged, "the server came to version " + std::to_string(then.version) + " then, but has " +
+                                     std::to_string(ledger_.now) + " already");
+  const bool stepped = !std::isnan(then.step_size);
+  // Without a buffer an answer that made no step may have made a version.
+  if (stepped || settings_.closes_early) catch_up(then.version - stepped);
 }
 
 }  // namespace fastagg::engine

@@ -81,7 +81,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Returns the task, if it sends one.
   std::optional<Task> execute(const log::Operation& operation, Arrival* answer);
   // Some operations of a log are lost. From now on a recorded outcome is an instruction. `lost`: what is known of one.
-  void pass_over(const log::Operation* lost);
+  // `is_whole`: its checksum is right, and something else prevents its execution.
+  void pass_over(const log::Operation* lost, bool is_whole);
   // Sets the limits of tasks. All leases begin anew. No limits, while a log is executed: it says which tasks ended.
   void limit(const Limits& limits);
 
@@ -158,6 +159,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   Applied apply(const log::Operation& operation);
   Task send(const log::Operation& operation);
+  void catch_up(int64_t version);
+  void follow(const log::Decided& then);
   size_t step(Arrival* arrivals, size_t count, bool folding);
   size_t together(const Arrival* arrivals, size_t count) const;
   void find(Given& given);
@@ -210,6 +213,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   double model_bound_ = 0.0;
   bool shared_ = false;   // whether somebody may hold this version
   bool follows_ = false;  // recorded outcomes are instructions
+  std::pair<int64_t, store::Vector> lost_{-1, {}};  // the version where one was lost, and what a task of it kept
   std::vector<Waiting> waiting_;
 
   // Of the step that is being taken; members, so that their memory is used again.

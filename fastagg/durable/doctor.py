@@ -61,39 +61,45 @@ def _folder(path: Path, replay: bool) -> dict[str, Any]:
     try:
         held = contents(disk)
         problems: list[str] = []
-        checkpoints, newest = _checkpoints(disk, held, problems)
+        checkpoints, oldest, newest = _checkpoints(disk, held, problems)
         found: dict[str, Any] = {
             "path": str(path), "kind": "folder", "checkpoints": checkpoints, "leftovers": held.leftovers,
             "uploads": len(held.uploads), "segments": [], "unused": [],
         }  # fmt: skip
-        if newest is None:
+        if oldest is None or newest is None:
             problems.append(f"{path}: no whole checkpoint is in it")
         else:
-            found |= _log(disk, held, newest, replay, problems)
+            found |= _log(disk, held, oldest, newest, replay, problems)
         return {**found, "healthy": not problems, "problems": problems}
     finally:
         disk.leave()
 
 
-def _checkpoints(disk: Disk, held: Contents, problems: list[str]) -> tuple[list[dict[str, Any]], Checkpoint | None]:
+def _checkpoints(
+    disk: Disk, held: Contents, problems: list[str]
+) -> tuple[list[dict[str, Any]], Checkpoint | None, Checkpoint | None]:
+    """Describe all checkpoints, and return the oldest and the newest that can be read."""
     found: list[dict[str, Any]] = []
+    oldest: Checkpoint | None = None
     newest: Checkpoint | None = None
     for sequence in held.checkpoints:
         one: dict[str, Any] = {"name": checkpoint_name(sequence), "sequence": sequence, "healthy": True}
         try:
-            read = read_checkpoint(disk, sequence)
-            one |= _summary(read.state)
-            newest = read
-            wrong = _rows(read.state)
+            newest = read_checkpoint(disk, sequence)
+            oldest = oldest or newest
+            one |= _summary(newest.state)
+            wrong = _rows(newest.state)
         except CheckpointError as error:
             wrong = [str(error)]
         problems += wrong
         found.append({**one, "healthy": not wrong})
-    return found, newest
+    return found, oldest, newest
 
 
-def _log(disk: Disk, held: Contents, newest: Checkpoint, replay: bool, problems: list[str]) -> dict[str, Any]:
-    """What the log holds after the newest checkpoint, and what an opening makes of it."""
+def _log(
+    disk: Disk, held: Contents, oldest: Checkpoint, newest: Checkpoint, replay: bool, problems: list[str]
+) -> dict[str, Any]:
+    """What the log holds, and what an opening makes of it: that reads what is behind the newest checkpoint."""
     walk: Replay = _Walk(disk, held)
     would, reader = "go on", None
     try:
@@ -108,7 +114,10 @@ def _log(disk: Disk, held: Contents, newest: Checkpoint, replay: bool, problems:
     problems += [f"{disk.path}: {lost}" for lost in walk.lost]
     if walk.lost and would == "go on":
         would = f"go on without {sum(lost.records for lost in walk.lost)} records"
-    chain = [] if reader is None else reader.segments
+    whole = reader
+    if reader is not None and oldest is not newest:
+        whole = _before(disk, held, oldest, newest, problems) or reader
+    chain = [] if whole is None else whole.segments
     sizes = {number: _size(disk, name) for number, name in held.segments.items()}
     used = {number for number, _, _, _ in chain}
     return {
@@ -122,6 +131,21 @@ def _log(disk: Disk, held: Contents, newest: Checkpoint, replay: bool, problems:
     }  # fmt: skip
 
 
+def _before(disk: Disk, held: Contents, oldest: Checkpoint, newest: Checkpoint, problems: list[str]) -> Any:
+    """Read the log from the oldest checkpoint on, which an opening needs if the newest is damaged. Report what is wrong
+    up to the newest. Return the reader, or None."""
+    only = f"only {checkpoint_name(oldest.sequence)} needs it"
+    walk: Replay = _Walk(disk, held)
+    try:
+        reader = read_log(disk, held, oldest)
+        walk.all(reader)
+    except (FastaggError, OSError) as error:
+        problems.append(f"{error} ({only})")
+        return None
+    problems += [f"{disk.path}: {lost} ({only})" for lost in walk.lost if lost.first <= newest.sequence]
+    return reader
+
+
 class _Walk(Replay):
     """Reads the operations of a log, and the uploads that they refer to, without a server."""
 
@@ -131,7 +155,7 @@ class _Walk(Replay):
     def _execute(self, operation: Any, record: Any, update: Any) -> None:
         """Nothing is executed."""
 
-    def _pass_over(self, first: int, count: int, why: str, operation: Any) -> None:
+    def _pass_over(self, first: int, count: int, why: str, operation: Any, *, is_whole: bool) -> None:
         self.lost.append(Lost(first, count, why))
 
 

@@ -166,9 +166,8 @@ class Replay:
             if skipped is None:
                 return
             first, count, claimed = skipped
-            self._pass_over(
-                first, count, "damaged, and it was on the disk", None if claimed is None else claimed.operation
-            )
+            said = None if claimed is None else claimed.operation
+            self._pass_over(first, count, "damaged, and it was on the disk", said, is_whole=False)
 
     def one(self, record: Any) -> None:
         """Execute one."""
@@ -184,7 +183,7 @@ class Replay:
         except ConfigError as error:
             raise CheckpointError(f"{self.disk.path}: record {record.sequence} of the log: {error}") from error
         except FastaggError as error:
-            self._pass_over(record.sequence, 1, str(error), operation)
+            self._pass_over(record.sequence, 1, str(error), operation, is_whole=True)
             return
         self.counts[operation.kind] = self.counts.get(operation.kind, 0) + 1
         self.nbytes += record.length
@@ -192,7 +191,7 @@ class Replay:
     def _execute(self, operation: Any, record: Any, update: Any) -> None:
         self.server._engine.execute(operation, record.body, update)
 
-    def _pass_over(self, first: int, count: int, why: str, operation: Any) -> None:
+    def _pass_over(self, first: int, count: int, why: str, operation: Any, *, is_whole: bool) -> None:
         with contextlib.suppress(FastaggError):  # what a damaged record says may be wrong, too
-            self.server._engine.pass_over(operation)
+            self.server._engine.pass_over(operation, is_whole)
         self.lost.append(Lost(first, count, why))

@@ -50,9 +50,12 @@ def states(name: str) -> list[str]:
 def main(folder: str, name: str, marks: str) -> None:
     """Run until it is killed."""
     server = open_on(
-        Disk(Path(folder), create=True), lambda: PRESETS[name](model(SIZE)), "arrival", segment=1 << 17,
+        Disk(Path(folder), create=True),
+        lambda: PRESETS[name](model(SIZE)),
+        "arrival",
+        segment=1 << 17,
         checkpoint_every=1 << 18,
-    )  # fmt: skip
+    )
     found = json.loads(Path(marks).read_text()).index(mark(server))
     os.write(1, f"found {found}\n".encode())
     for number, client in list(enumerate(answers(name)))[found:]:

@@ -53,11 +53,33 @@ def test_it_says_what_a_recovery_would_do_and_writes_nothing(tmp_path: Path) -> 
         assert told["recovery"]["would"] == "go on without 1 records"
     fastagg.open(tmp_path / "a", make).close()
     data = bytearray((tmp_path / "one").read_bytes())
-    data[len(data) // 2] ^= 1
+    data[data.index(b"version")] ^= 1  # between its members there are bytes that mean nothing
     (tmp_path / "one").write_bytes(data)
     assert not examine(tmp_path / "one")["healthy"]
     with pytest.raises(fastagg.CheckpointError, match="there is nothing"):
         examine(tmp_path / "none")
+
+
+def test_it_reads_what_only_the_older_checkpoint_needs(tmp_path: Path) -> None:
+    """An opening needs it if the newest checkpoint turns out to be damaged."""
+    with fastagg.open(tmp_path / "a", make) as server:
+        for _ in range(3):
+            for client in range(3):
+                server.dispatch(client)
+                server.receive(client, torch.ones(50))
+            server.checkpoint()
+    found = examine(tmp_path / "a")
+    assert found["healthy"] and len(found["checkpoints"]) == 2 and not found["recovery"]["replays"]
+    segment = next((tmp_path / "a").glob("journal-*"))
+    whole = bytearray(segment.read_bytes())
+    at = [k for k in range(0, len(whole), 8) if whole[k : k + 4] == b"FAGR"]
+    for record, healthy in ((3, True), (15, False)):
+        damaged = bytearray(whole)
+        damaged[at[record - 1] + 50] ^= 1
+        segment.write_bytes(damaged)
+        told = examine(tmp_path / "a")
+        assert told["healthy"] == healthy and told["recovery"]["would"] == "go on"
+    assert "record 15: lost" in told["problems"][0] and "only checkpoint-00000000000000000012" in told["problems"][0]
 
 
 def test_it_can_be_what_a_process_imports_first(tmp_path: Path) -> None:

@@ -292,8 +292,9 @@ def test_a_folder_is_as_small_as_its_model_and_its_segments_grow(tmp_path: Path)
         with fastagg.open(tmp_path / "a", make) as server:
             server.dispatch(0)
             server.receive(0, torch.ones(42))
-        # A later process goes on in it. 64 MiB each would be more than 300,000 times the model.
-        assert openings and sizes() == [256 << 10]
+        assert openings and sizes() == [
+            256 << 10
+        ]  # a later process goes on in it; 64 MiB each would be more than 300,000 times the model
     with open_on(Disk(tmp_path / "a", create=True), make, "none", segment=1 << 20) as server:
         while len(sizes()) < 6:  # each record takes a block of 4 KiB at most
             server.dispatch(0)

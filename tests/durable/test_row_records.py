@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,25 +10,25 @@ from typing import Any
 
 import pytest
 import torch
-from fastagg.serving.doctor import examine
-from fastagg.serving.folder import Walk, contents
-from fastagg.storage.disk import Disk
 from presets import numbers, update
+from test_open import HEAD as RECORD_HEAD
 from test_open import again, equal, opened, without_lives
 
 import fastagg
-from fastagg import CheckpointError
 from fastagg._build import native
+from fastagg.durable.disk import Disk
+from fastagg.durable.doctor import examine
+from fastagg.durable.folder import contents, read_checkpoint, read_log
 from fastagg.ops.place import emulated
-from fastagg.serving import records
-from fastagg.storage import raw, segments
+from fastagg.storage import raw
 
 pytestmark = pytest.mark.kernel
 
 SIZE = 1500  # its last block is not whole
 FORMATS = ("bf16", "int8", "int4")
 BYTES = {"bf16": 2.0, "int8": 1.02, "int4": 0.52}  # of a record, for each parameter
-HEAD = 128  # bytes of a record that do not depend on the size, at most
+BLOCK = 4096
+HEAD = 160  # bytes of a record that do not depend on the size, at most
 Make = Callable[[], fastagg.Server]
 
 
@@ -38,13 +37,18 @@ def kinds(folder: Path) -> dict[str, int]:
     found = examine(folder)
     assert found["healthy"], found["problems"]
     replays: dict[str, int] = found["recovery"]["replays"]
-    return {kind: count for kind, count in replays.items() if kind in ("arrival", "row")}
+    return {kind: count for kind, count in replays.items() if kind in ("answer", "row")}
 
 
-def bodies(folder: Path) -> list[memoryview]:
-    """The bodies of all records of rows."""
-    walk = Walk(Disk(), contents(Disk(), folder), 0)
-    return [record.body for record in walk.records() if record.kind == records.ROW]
+def lengths(folder: Path) -> list[int]:
+    """The bytes of all records of rows behind the oldest checkpoint."""
+    disk = Disk(folder)
+    held = contents(disk)
+    reader = read_log(disk, held, read_checkpoint(disk, held.checkpoints[0]))
+    records = iter(reader.next, None)
+    found = [record.length for record in records if record.operation.kind == "row"]
+    disk.leave()
+    return found
 
 
 @dataclass(frozen=True)
@@ -141,10 +145,10 @@ def test_a_record_is_as_small_as_its_row(cache: str, tmp_path: Path) -> None:
     with opened(tmp_path / "a", maker("partial", cache, size)) as server:
         play(server, 0, 6)
         server.flush()
-        lengths = [len(body) for body in bodies(tmp_path / "a")]
-        assert len(lengths) == 6
-        assert max(lengths) <= BYTES[cache] * size + HEAD
-        assert server._journal.native.written < 6 * (BYTES[cache] * size + HEAD + 2 * segments.BLOCK)
+        found = lengths(tmp_path / "a")
+        assert len(found) == 6
+        assert max(found) <= BYTES[cache] * size + HEAD
+        assert server._log.journal.written < 6 * (BYTES[cache] * size + HEAD + 2 * BLOCK)
 
 
 def test_fp32_rows_and_rules_that_need_the_update_keep_it(tmp_path: Path) -> None:
@@ -157,12 +161,12 @@ def test_fp32_rows_and_rules_that_need_the_update_keep_it(tmp_path: Path) -> Non
         with opened(tmp_path / name, make) as server:
             play(server, 0, 4)
             server.flush()
-            assert kinds(tmp_path / name) == {"arrival": 4}, name
+            assert kinds(tmp_path / name) == {"answer": 4}, name
 
 
 def test_rows_on_a_disk(tmp_path: Path) -> None:
     rows = tmp_path / "rows"
-    cache = fastagg.Tiered("int8", memory=10 * native.serving.Tiers.stride("int8", SIZE), path=rows)
+    cache = fastagg.Tiered("int8", memory=10 * native.engine.Tiers.stride("int8", SIZE), path=rows)
     make, plain = maker("active", cache), maker("active", "int8")
     usual = plain()
     play(usual, 0, 26)
@@ -170,16 +174,16 @@ def test_rows_on_a_disk(tmp_path: Path) -> None:
     play(server, 0, 13)
     server.checkpoint()
     play(server, 13, 26)
-    rows_then = [server._core.state.rows.row(client) for client in range(4)]
-    state = server.flat.clone(), server._core.state.sum.clone()
+    rows_then = [server._running.extension.state.rows.row(client) for client in range(4)]
+    state = server.flat.clone(), server._running.extension.state.sum.clone()
     assert kinds(tmp_path / "a") == {"row": 13}
     server.close()
     del server
     with opened(tmp_path / "a", make) as found:
-        assert torch.equal(found.flat, state[0]) and torch.equal(found._core.state.sum, state[1])
+        assert torch.equal(found.flat, state[0]) and torch.equal(found._running.extension.state.sum, state[1])
         for client, row in enumerate(rows_then):
-            assert row is not None and torch.equal(found._core.state.rows.row(client), row)
-            assert torch.equal(row, usual._core.state.cache.row(client))
+            assert row is not None and torch.equal(found._running.extension.state.rows.row(client), row)
+            assert torch.equal(row, usual._running.extension.state.cache.row(client))
 
 
 def test_several_at_once_trained_models_and_uploads(tmp_path: Path) -> None:
@@ -197,7 +201,7 @@ def test_several_at_once_trained_models_and_uploads(tmp_path: Path) -> None:
     with server.receiving(2) as upload:
         upload.write(sent.numpy().tobytes())
     found = again(server, tmp_path / "b", make)
-    assert kinds(tmp_path / "a") == {"row": 4, "arrival": 1}, "an upload is in its file already"
+    assert kinds(tmp_path / "a") == {"row": 4, "answer": 1}, "an upload is in its file already"
     assert equal(without_lives(found), without_lives(server))
     usual = make()
     for client in range(4):
@@ -256,7 +260,7 @@ def test_an_update_that_is_dropped_leaves_no_row(tmp_path: Path) -> None:
     receipt = server.receive(3, torch.ones(SIZE), late.version)
     assert receipt.weight == 0.0 and not receipt.applied
     found = again(server, tmp_path / "b", make)
-    assert min(len(body) for body in bodies(tmp_path / "a")) < HEAD
+    assert min(lengths(tmp_path / "a")) < HEAD
     assert equal(without_lives(found), without_lives(server))
 
 
@@ -266,7 +270,7 @@ def test_memory_that_runs_out_leaves_no_record(tmp_path: Path) -> None:
     server.receive(0, update(0, SIZE))
     server.dispatch(0)
     server.flush()  # the journal's thread asks for no memory meanwhile
-    before, last, failed = without_lives(server), server._journal.last, 0
+    before, last, failed = without_lives(server), server._log.journal.last, 0
     for at in range(100):
         native.memory.fail_after(at)
         try:
@@ -277,41 +281,11 @@ def test_memory_that_runs_out_leaves_no_record(tmp_path: Path) -> None:
             break
         finally:
             native.memory.fail_after(-1)
-        assert server._journal.last == last
+        assert server._log.journal.last == last
         assert equal(without_lives(server), before)
     assert failed >= 2, "a new version, and the record's row"
     found = again(server, tmp_path / "b", maker("partial"))
     assert equal(without_lives(found), without_lives(server))
-
-
-def older(client: int, version: int, sent: torch.Tensor, receipt: fastagg.Receipt) -> bytes:
-    """An answer's record as an earlier version of fastagg wrote it: with the update."""
-    said = struct.pack(
-        "<?qddd", receipt.applied, receipt.version, receipt.step_size, receipt.weight, receipt.update_norm
-    )
-    head = struct.pack("<Bqqdq?", 0, client, version, 1.0, 0, True) + said + struct.pack("<IBBQ", 1, 0, 0, len(sent))
-    return head.ljust(-(-len(head) // 8) * 8, b"\0") + sent.numpy().tobytes()
-
-
-def test_a_folder_with_updates_is_opened_and_goes_on_with_rows(tmp_path: Path) -> None:
-    make = maker("partial")
-    usual, server = make(), opened(tmp_path / "a", make)
-    for k in range(3):
-        sent = update(k, SIZE)
-        usual.dispatch(k)
-        server.dispatch(k)
-        body = older(k, k, sent, usual.receive(k, sent))
-        server._journal.append(records.ARRIVAL, body)
-        server._core.ledger.version += 1  # so that the next task is of the next version
-    server.close()
-    with opened(tmp_path / "a", make) as server:
-        assert torch.equal(server.flat, usual.flat)
-        for one in (usual, server):
-            play(one, 3, 9)
-        server.flush()
-        assert kinds(tmp_path / "a") == {"arrival": 3, "row": 6}
-        found = again(server, tmp_path / "b", make)
-        assert equal(without_lives(found), without_lives(server)) and torch.equal(found.flat, usual.flat)
 
 
 def at(place: int, *values: int) -> Callable[[bytearray], None]:
@@ -349,7 +323,7 @@ def rewritten(path: Path, change: Callable[[bytearray], None]) -> None:
     """Change the body of a segment's last record and correct its checksum."""
     held = bytearray(path.read_bytes())
     begin = held.rindex(b"FAGR")
-    body = begin + segments.HEADER
+    body = begin + RECORD_HEAD
     length = int.from_bytes(held[begin + 32 : begin + 40], "little")
     inner = held[body : body + length]
     change(inner)
@@ -360,84 +334,72 @@ def rewritten(path: Path, change: Callable[[bytearray], None]) -> None:
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_record_that_lies_is_refused_by_name(lie: str, tmp_path: Path) -> None:
+def test_a_record_that_lies_costs_its_answer(lie: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make = maker("partial", size=300)
     with opened(tmp_path / "a", make) as server:
         server.dispatch(0)
+        before = server.flat.clone()
         server.receive(0, torch.ones(300))
     path = next((tmp_path / "a").glob("journal-*"))
     rewritten(path, lambda body: None)
-    opened(tmp_path / "a", make).close()
-    for one in (tmp_path / "a").glob("journal-*"):
-        if one != path:
-            one.unlink()  # what the opening wrote
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    opened(tmp_path / "b", make).close()
+    assert "lost" not in caplog.text
     rewritten(path, LIES[lie])
-    with pytest.raises(CheckpointError, match=r"record 2 \(row\) cannot be replayed"):
-        opened(tmp_path / "a", make)
+    try:
+        with opened(tmp_path / "a", make) as server:
+            assert "record 2: lost: " in caplog.text or lie == "an outcome that nobody knew"
+            assert torch.equal(server.flat, before) or lie == "an outcome that nobody knew"
+            server.dispatch(0)
+            assert server.receive(0, torch.ones(300)).applied
+    except fastagg.CheckpointError as error:  # another outcome than the rule's: the rule may be another one
+        assert "the outcome differs" in str(error) and lie in ("another weight", "no step")
 
 
-def test_a_bf16_row_that_is_not_finite_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_bf16_row_that_is_not_finite_costs_its_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make = maker("partial", "bf16", size=300)
     with opened(tmp_path / "a", make) as server:
         server.dispatch(0)
         server.receive(0, torch.ones(300))
     rewritten(next((tmp_path / "a").glob("journal-*")), at(90, 0x80, 0x7F))
-    with pytest.raises(CheckpointError, match="not finite"):
-        opened(tmp_path / "a", make)
+    with opened(tmp_path / "a", make) as server:
+        assert "not finite" in caplog.text and server.steps == 0
 
 
-def test_a_damaged_row_before_good_records_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_damaged_row_before_good_records_costs_its_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make = maker("partial")
     with opened(tmp_path / "a", make) as server:
         play(server, 0, 6)
+        version = server.version
     path = min((tmp_path / "a").glob("journal-*"))
     held = bytearray(path.read_bytes())
-    starts = [k for k in range(0, len(held), 8) if held[k : k + 4] == b"FAGR" and held[k + 40] == records.ROW]
-    held[starts[2] + segments.HEADER + 700] ^= 16
+    starts = [k for k in range(0, len(held), 8) if held[k : k + 4] == b"FAGR"]
+    long = [k for k in starts if int.from_bytes(held[k + 32 : k + 40], "little") > SIZE]
+    held[long[2] + RECORD_HEAD + 700] ^= 16
     path.write_bytes(held)
-    sequence = int.from_bytes(held[starts[2] + 16 : starts[2] + 24], "little")
-    with pytest.raises(CheckpointError, match=f"record {sequence} is damaged or missing"):
-        opened(tmp_path / "a", make)
-    assert f"record {sequence} is damaged" in examine(tmp_path / "a")["problems"][0]
-
-
-def test_a_row_of_another_server_is_refused_and_changes_nothing() -> None:
-    server = maker("partial")()
-    server.dispatch(0)
-    before = without_lives(server)
-    row = torch.zeros(server._core.state.book.coded_row[1], dtype=torch.uint8)
-    road, facts = server._core.road, (1.0, 0.0)
-    for given in (("int4", row.data_ptr(), len(row)), ("int8", row.data_ptr(), len(row) - 4), None):
-        with pytest.raises(ValueError, match="row"):
-            road.receive_row(0, 0, given, facts, None)
-    with pytest.raises(ValueError, match="does not take encoded rows"):
-        fastagg.ASGD(torch.zeros(SIZE), lr=0.1)._core.road.receive_row(0, 0, None, facts, None)
-    assert equal(without_lives(server), before)
+    sequence = int.from_bytes(held[long[2] + 16 : long[2] + 24], "little")
+    assert f"record {sequence}: lost: damaged" in examine(tmp_path / "a")["problems"][0]
+    with opened(tmp_path / "a", make) as server:
+        assert server.version == version and caplog.text.count(": lost: ") == 1
 
 
 @pytest.mark.skipif(not native.cuda_emulated, reason="needs a build that emulates CUDA")
-def test_a_device_records_updates_and_refuses_rows_by_name(tmp_path: Path) -> None:
+def test_a_device_records_updates_and_refuses_rows_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make = maker("partial")
     with emulated():
         with opened(tmp_path / "there", make) as server:
             play(server, 0, 4)
             state = server.flat.clone()
-        assert kinds(tmp_path / "there") == {"arrival": 4}
+        assert kinds(tmp_path / "there") == {"answer": 4}
     with opened(tmp_path / "there", make) as server:
         assert torch.equal(server.flat, state)
     with opened(tmp_path / "here", make) as server:
         play(server, 0, 4)
     shutil.copytree(tmp_path / "here", tmp_path / "copy")
-    with emulated(), pytest.raises(CheckpointError, match="open the folder with a server on the CPU"):
-        opened(tmp_path / "copy", make)
+    with emulated(), opened(tmp_path / "copy", make) as server:
+        assert "open the folder with a server on the CPU" in caplog.text and server.steps == 0
     with opened(tmp_path / "here", make) as server:
         server.checkpoint()
         state = server.flat.clone()
     with emulated(), opened(tmp_path / "here", make) as server:
         assert torch.equal(server.flat, state)
-
-
-@pytest.mark.parametrize(("first", "number"), [(-1, 3), (0, -3)])
-def test_lives_that_cannot_be(first: int, number: int) -> None:
-    with pytest.raises(fastagg.CheckpointError, match="a life's number from 0 on"):
-        records.read_life(memoryview(records.life(first, number)))

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fastagg.serving.opening import open_on
 from lossy import LossyDisk
 
 import fastagg
+from fastagg.durable.opening import open_on
 
 # Where a signal falls into a finalizer, Python says so and goes on.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -84,21 +84,21 @@ def answering(server: fastagg.Server) -> Callable[[], None]:
     return call
 
 
-def whole(server: fastagg.Server, *locks: object) -> None:
+def whole(server: fastagg.Server) -> None:
     assert torch.equal(server.flat, torch.full((8,), float(server.version))), "each version is one step of one"
-    assert not any(lock._is_owned() for lock in locks), "a lock stayed taken"  # type: ignore[attr-defined]
+    assert not server._engine.is_inside, "a lock stayed taken"
 
 
 def test_a_server() -> None:
     server = make()
-    cut_often(answering(server), lambda: whole(server, server._lock), cuts=100)
+    cut_often(answering(server), lambda: whole(server), cuts=100)
     assert server.version >= 10
 
 
 @pytest.mark.parametrize("durability", ["none", "arrival"])
 def test_a_server_of_a_folder(durability: str, tmp_path: Path) -> None:
     server = fastagg.open(tmp_path / "state", make, durability=durability)
-    cut_often(answering(server), lambda: whole(server, server._lock), cuts=20)
+    cut_often(answering(server), lambda: whole(server), cuts=20)
     server.flush()
     version = server.version
     server.close()
@@ -142,9 +142,9 @@ def test_a_server_whose_rows_are_on_a_disk(tmp_path: Path) -> None:
 
     for _ in range(6):
         call()
-    cut_often(call, lambda: whole(server, server._lock), cuts=20)
+    cut_often(call, lambda: whole(server), cuts=20)
     assert server.version >= 10
-    assert torch.equal(server._core.state.sum, torch.full((8,), -6.0)), "every row is in the sum once"
+    assert torch.equal(server._running.extension.state.sum, torch.full((8,), -6.0)), "every row is in the sum once"
 
 
 class Blocked(LossyDisk):
@@ -161,18 +161,18 @@ class Blocked(LossyDisk):
 
 @pytest.mark.parametrize("form", ["vector", "many", "list", "NumPy", "strided"])
 def test_who_is_interrupted_while_waiting_may_use_the_memory_again(form: str) -> None:
-    """What is not written yet is copied then; until then it lies where its sender has it."""
+    """The log has a copy of its own."""
 
     def make_large() -> fastagg.Server:
         return fastagg.ASGD([torch.zeros(2000), torch.zeros(3000)], lr=1.0)
 
     disk = Blocked()
-    server = open_on(disk, Path("/state"), make_large, "arrival")
+    server = open_on(disk, make_large, "arrival")
     server.dispatch("a")
     server.flush()
     disk.free.clear()
     server.dispatch("b")  # its group waits for the disk, and the update for its group
-    while server._journal.pending == 0:
+    while server._log.journal.pending == 0:
         time.sleep(0.001)
     time.sleep(0.3)
     update = -torch.ones(5000)
@@ -193,22 +193,5 @@ def test_who_is_interrupted_while_waiting_may_use_the_memory_again(form: str) ->
     update.fill_(7.0)
     disk.free.set()
     server.close()
-    with open_on(disk, Path("/state"), make_large, "arrival") as again:
+    with open_on(disk, make_large, "arrival") as again:
         assert torch.equal(again.flat, state)
-
-
-def test_who_is_interrupted_while_its_bytes_are_written_waits_for_that() -> None:
-    disk = Blocked()
-    server = open_on(disk, Path("/state"), lambda: fastagg.ASGD(torch.zeros(5000), lr=1.0), "arrival")
-    server.dispatch("a")
-    server.flush()
-    disk.free.clear()
-    update = -torch.ones(5000)
-    threading.Timer(1.5, disk.free.set).start()
-    with pytest.raises(KeyboardInterrupt), interrupted_when(lambda: server.version == 1):
-        server.receive("a", update)
-    assert disk.free.is_set(), "somebody still read it"
-    update.fill_(7.0)
-    server.close()
-    with open_on(disk, Path("/state"), lambda: fastagg.ASGD(torch.zeros(5000), lr=1.0), "arrival") as again:
-        assert torch.equal(again.flat, torch.ones(5000))
