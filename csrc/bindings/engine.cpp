@@ -555,8 +555,10 @@ py::list waiting_of(const Server& server) {
   py::list found;
   for (const Engine::Waiting& one : server.engine->waiting()) {
     py::list pieces;
+    // not the owner itself, which may be Python's object of all pieces
+    const store::Owner owner = std::make_shared<store::Owner>(one.owner);
     for (const Piece& piece : one.update.pieces)
-      pieces.append(tensor_of(one.owner, const_cast<void*>(piece.data), piece.size,
+      pieces.append(tensor_of(owner, const_cast<void*>(piece.data), piece.size,
                               static_cast<Element>(static_cast<int>(piece.dtype))));
     py::dict entry;
     entry["client"] = to_python(one.client);
