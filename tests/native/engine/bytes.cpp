@@ -129,9 +129,12 @@ void mutate(Bytes& body, std::mt19937_64& random) {
   static const int64_t edges[] = {INT64_MAX, INT64_MIN, -1, 0, 1, 0x7ff8000000000000, 1 << 30};
   for (uint64_t count = 1 + random() % 3; count > 0 && !body.empty(); --count) {
     const size_t at = random() % body.size();
-    if (random() % 4 == 0) body.resize(at);
-    else if (random() % 2 == 0 && body.size() >= at + 8) std::memcpy(&body[at], &edges[random() % 7], 8);
-    else body[at] = static_cast<uint8_t>(random());
+    if (random() % 4 == 0)
+      body.resize(at);
+    else if (random() % 2 == 0 && body.size() >= at + 8)
+      std::memcpy(&body[at], &edges[random() % 7], 8);
+    else
+      body[at] = static_cast<uint8_t>(random());
   }
 }
 
@@ -140,8 +143,10 @@ void mutate(Bytes& body, std::mt19937_64& random) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const Bytes body(data + 1, data + size);
-  if (data[0] < 128) execute(data[0] % 12, body, data[0] % 2 == 0);
-  else scan(body);
+  if (data[0] < 128)
+    execute(data[0] % 12, body, data[0] % 2 == 0);
+  else
+    scan(body);
   return 0;
 }
 
@@ -151,8 +156,10 @@ void bytes() {
   for (int turn = 0; turn < 20000; ++turn) {
     const auto kind = static_cast<uint8_t>(random() % (log::kKinds + 1));
     Bytes body = good(kind, values);
-    if (turn % 4 == 0) body.resize(random() % 200), std::generate(body.begin(), body.end(), std::ref(random));
-    else mutate(body, random);
+    if (turn % 4 == 0)
+      body.resize(random() % 200), std::generate(body.begin(), body.end(), std::ref(random));
+    else
+      mutate(body, random);
     execute(kind, body, turn % 2 == 0);
   }
   const Bytes whole = segment(values);

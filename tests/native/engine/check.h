@@ -4,12 +4,12 @@
 #include <cstdio>
 #include <cstdlib>
 
-#define CHECK(holds)                                                    \
-  do {                                                                  \
-    if (!(holds)) {                                                     \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #holds);  \
-      std::abort();                                                     \
-    }                                                                   \
+#define CHECK(holds)                                                   \
+  do {                                                                 \
+    if (!(holds)) {                                                    \
+      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #holds); \
+      std::abort();                                                    \
+    }                                                                  \
   } while (false)
 
 void traces();

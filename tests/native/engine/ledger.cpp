@@ -66,8 +66,8 @@ void walk(uint64_t seed, bool expires, int steps) {
       if (version < Ledger::kLast) continue;
       const Why why = known == model.end() ? Why::kUnknownClient : Why::kUnknownVersion;
       const int64_t meant = known == model.end() || version != Ledger::kLast ? version : known->second.last;
-      const bool open = known != model.end() && known->second.ends.count(meant) > 0 &&
-                        !over(meant, known->second.ends.at(meant));
+      const bool open =
+          known != model.end() && known->second.ends.count(meant) > 0 && !over(meant, known->second.ends.at(meant));
       Ledger::Found found{};
       CHECK(refused([&] { found = ledger.find(id, version); }, why) == !open);
       if (!open) continue;
