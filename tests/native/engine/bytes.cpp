@@ -118,7 +118,7 @@ Bytes segment(const std::vector<float>& values) {
     record.use = 77, record.sequence = ++sequence, record.length = body.size(), record.kind = kind;
     const size_t at = made.size();
     made.resize(at + log::kRecordHead + body.size() + log::gap_of(body.size()));
-    std::memcpy(made.data() + at + log::kRecordHead, body.data(), body.size());
+    if (!body.empty()) std::memcpy(made.data() + at + log::kRecordHead, body.data(), body.size());
     log::put_head(record, made.data() + at + log::kRecordHead, made.data() + at);
   }
   made.resize(made.size() + 2 * log::kBlock);
