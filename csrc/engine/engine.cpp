@@ -135,6 +135,7 @@ Engine::Applied Engine::apply(const log::Operation& operation) {
       break;
     }
     case log::kRate: {
+      if (!std::isfinite(operation.rate)) throw Refusal(Why::kDamaged, "a learning rate that is no number");
       Note made = note(operation);
       optimizer_.settings.lr = operation.rate;
       add(std::move(made));
@@ -162,9 +163,11 @@ Task Engine::send(const log::Operation& operation) {
     catch_up(operation.version);
   }
   const ClientId& client = operation.client;
+  const store::Vector kept = hands_on ? ledger_.kept(operation.version) : kept_now();
+  if (hands_on && (operation.version < 0 || operation.version > now || (settings_.keeps_versions && !kept)))
+    throw Refusal(Why::kDamaged, "a task of version " + std::to_string(operation.version) + ", which nobody has");
   Task task{client, operation.version, ledger_.local_steps(client, settings_.local_steps),
             ledger_.incarnation_of(operation.version), model_, state_};
-  const store::Vector kept = hands_on ? ledger_.kept(operation.version) : kept_now();
   direction_->before_sending(operation.version);
   Note made = note(operation);
   direction_->sent(ledger_.send(client, operation.version, task.local_steps, kept), operation.version);
@@ -851,7 +854,10 @@ std::optional<Task> Engine::execute(const log::Operation& operation, Arrival* an
   Arrival end;
   end.kind = Arrival::kClose;
   switch (operation.kind) {
-    case log::kCloseRound: step(&end, 1, false); return std::nullopt;
+    case log::kCloseRound:
+      if (!settings_.closes_early) throw Refusal(Why::kDamaged, "the end of a round, and this server's rule has no rounds");
+      step(&end, 1, false);
+      return std::nullopt;
     case log::kAnswer:
     case log::kRow: step(answer, 1, false); return std::nullopt;
     default: return apply(operation).task;

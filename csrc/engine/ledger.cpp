@@ -214,12 +214,12 @@ void Ledger::pass(const Overdue& one) noexcept {
 
 int64_t Ledger::expire_before(int64_t version) {
   int64_t ended = 0;
-  for (size_t place = 0; place < records_.size(); ++place) {
-    std::vector<int64_t> old;
-    for (int32_t t = records_[place].task; t >= 0; t = tasks_[static_cast<size_t>(t)].next)
-      if (tasks_[static_cast<size_t>(t)].version < version) old.push_back(tasks_[static_cast<size_t>(t)].version);
-    for (const int64_t one : old) close(static_cast<int64_t>(place), one), ++ended;
-  }
+  for (size_t place = 0; place < records_.size(); ++place)
+    for (int32_t t = records_[place].task; t >= 0;) {
+      const Task one = tasks_[static_cast<size_t>(t)];
+      if (one.version < version) close(static_cast<int64_t>(place), one.version), ++ended;
+      t = one.next;
+    }
   expired_ += ended;
   return ended;
 }
@@ -313,6 +313,7 @@ void Ledger::renew() {
 }
 
 void Ledger::begin_incarnation(int64_t version, uint64_t number) {
+  incarnations_.reserve(incarnations_.size() + 1);  // may fail, so it comes first
   while (!incarnations_.empty() && incarnations_.back().first >= version) incarnations_.pop_back();
   if (!incarnations_.empty() && incarnations_.back().second == number) return;  // the same one goes on
   incarnations_.emplace_back(version, number);

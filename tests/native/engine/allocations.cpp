@@ -1,0 +1,135 @@
+// Every allocation of an operation fails in turn. Each time the server is as before, and the next call works.
+#include <new>
+
+#include "check.h"
+#include "server.h"
+
+namespace {
+thread_local int64_t left = -1;  // allocations until one fails; negative: none does
+
+void* given(std::size_t size) {
+  if (left >= 0 && left-- == 0) throw std::bad_alloc();
+  if (void* const found = std::malloc(size == 0 ? 1 : size)) return found;
+  throw std::bad_alloc();
+}
+}  // namespace
+
+void* operator new(std::size_t size) { return given(size); }
+void* operator new[](std::size_t size) { return given(size); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+
+using namespace fastagg;
+using namespace fastagg::engine;
+
+namespace {
+
+// All that a caller can see.
+struct Seen {
+  std::vector<float> model;
+  int64_t version, steps, open, known, room, expired;
+  std::vector<std::pair<ClientId, int64_t>> last;
+  std::vector<int64_t> owners, tasks;
+  Ledger::Incarnations incarnations;
+
+  explicit Seen(const Server& server) : model(server.model()) {
+    Engine& engine = *server.engine;
+    const Ledger& ledger = engine.ledger();
+    version = ledger.now, steps = ledger.steps, open = ledger.open_tasks(), known = ledger.known();
+    room = engine.direction().room(), expired = ledger.expired();
+    const Ledger::State state = ledger.state();
+    for (size_t i = 0; i < state.clients.size(); ++i) last.emplace_back(state.clients[i], state.last_sent[i]);
+    owners = state.task_client, tasks = state.task_version;
+    incarnations = ledger.incarnations();
+  }
+  bool operator==(const Seen& other) const {
+    return model.size() == other.model.size() &&
+           std::memcmp(model.data(), other.model.data(), model.size() * sizeof(float)) == 0 &&
+           version == other.version && steps == other.steps && open == other.open && known == other.known &&
+           room == other.room && expired == other.expired && last == other.last && owners == other.owners &&
+           tasks == other.tasks && incarnations == other.incarnations;
+  }
+};
+
+struct Fixture {
+  Server server;
+  std::vector<float> first, second;
+  std::vector<Arrival> arrivals;
+
+  Fixture(Rule rule, bool numbered) : server(rule, 300, numbered) {
+    std::mt19937_64 random(7);
+    first = numbers(300, random), second = numbers(300, random);
+    Engine& engine = *server.engine;
+    for (int64_t i = 0; i < 3; ++i) engine.dispatch(ClientId::of(i));
+    Arrival one = answer(0, 0, first);
+    CHECK(engine.receive(&one, 1).done == 1);
+    engine.begin_incarnation(engine.ledger().now, 5);
+    for (int64_t i = 2; i < 5; ++i) engine.dispatch(ClientId::of(i));
+    arrivals.push_back(answer(1, 0, second));
+  }
+};
+
+// Returns how many allocations the operation makes.
+template <typename Act>
+int64_t fail_each(Rule rule, bool numbered, Act act) {
+  for (int64_t failing = 0;; ++failing) {
+    Fixture fresh(rule, numbered);
+    const Seen before(fresh.server);
+    left = failing;
+    bool failed = false;
+    try {
+      failed = !act(fresh);
+    } catch (const std::bad_alloc&) {
+      failed = true;
+    }
+    const bool reached = left < 0;
+    left = -1;
+    CHECK(reached || !failed);
+    if (!reached) return failing;
+    if (!failed) continue;  // a failure that the operation can do without
+    CHECK(Seen(fresh.server) == before);
+    fresh.arrivals.assign(1, answer(1, 0, fresh.second));  // an answer that failed is read again
+    CHECK(act(fresh));
+    Fixture other(rule, numbered);
+    CHECK(act(other));
+    CHECK(Seen(fresh.server) == Seen(other.server));
+  }
+}
+
+bool receive(Fixture& on) {
+  const auto result = on.server.engine->receive(on.arrivals.data(), on.arrivals.size());
+  CHECK(!result.refused);
+  return result.done == 1;
+}
+
+}  // namespace
+
+void allocations() {
+  int64_t found = 0;
+  for (const Rule rule : kRules)
+    for (const bool numbered : {true, false}) {
+      const auto each = [&](auto act) { found += fail_each(rule, numbered, act); };
+      each(receive);
+      each([](Fixture& on) {
+        on.arrivals.front().kind = Arrival::kModel;
+        const store::Vector base = on.server.engine->ledger().kept(0);
+        on.arrivals.front().base = base.data, on.arrivals.front().base_owner = base.owner;
+        return receive(on);
+      });
+      each([](Fixture& on) { return on.server.engine->dispatch(ClientId::of(6)).version >= 0; });
+      each([](Fixture& on) { return on.server.engine->hand_on(ClientId::of(1), 0, ClientId::of(6)).version == 0; });
+      each([](Fixture& on) { return on.server.engine->forget(ClientId::of(2), std::nullopt), true; });
+      each([](Fixture& on) { return on.server.engine->forget(ClientId::of(1), 0), true; });
+      each([](Fixture& on) { return on.server.engine->expire(5) > 0; });
+      each([](Fixture& on) { return on.server.engine->begin_incarnation(0, 9), true; });
+      if (rule != Rule::kFedBuff && rule != Rule::kFadas) continue;
+      each([](Fixture& on) {
+        Receipt receipt;
+        return on.server.engine->close_round(&receipt);
+      });
+    }
+  CHECK(found > 100);
+  std::printf("%lld allocations failed in turn\n", static_cast<long long>(found));
+}

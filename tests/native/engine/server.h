@@ -1,0 +1,81 @@
+// Servers for the tests: an engine of each kind of direction, on the CPU, and answers for it.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "../../../csrc/engine/all_clients.h"
+#include "../../../csrc/engine/buffered.h"
+#include "../../../csrc/engine/engine.h"
+#include "../../../csrc/engine/on_cpu.h"
+#include "../../../csrc/engine/single.h"
+#include "../../../csrc/math/optimizers.h"
+
+namespace fastagg::engine {
+
+enum class Rule { kFedBuff, kAsgd, kFadas, kAce };
+constexpr Rule kRules[] = {Rule::kFedBuff, Rule::kAsgd, Rule::kFadas, Rule::kAce};
+constexpr int64_t kCapacity = 3, kClients = 7;
+constexpr double kRate = 0.25, kBeta1 = 0.9, kBeta2 = 0.99, kEps = 1e-3;
+
+struct Server {
+  Rule rule;
+  int64_t size;
+  store::Vector rows, sum;
+  std::shared_ptr<Engine> engine;
+
+  Server(Rule which, int64_t elements, bool numbered = true) : rule(which), size(elements) {
+    const auto memory = store::host_memory();
+    const auto zeros = [&](int64_t count) {
+      store::Vector made = memory->vector(count);
+      memory->zero(made.data, count * 4);
+      return made;
+    };
+    const bool buffers = rule == Rule::kFedBuff || rule == Rule::kFadas;
+    Settings settings;
+    settings.size = size;
+    settings.clients = numbered || rule == Rule::kAce ? kClients : -1;
+    settings.closes_early = settings.folds = buffers;
+    settings.keeps_versions = true;
+    std::shared_ptr<DirectionState> direction;
+    if (buffers) {
+      direction = std::make_shared<Buffered>(1.0, Buffered::Setting{kCapacity, false, size, 0}, memory);
+    } else if (rule == Rule::kAsgd) {
+      direction = std::make_shared<Single>(-1.0, false);
+    } else {
+      Rows held;
+      held.size = size, held.slots = kClients;
+      rows = zeros(padded(size) * kClients), sum = zeros(padded(size));
+      held.data = rows.data;
+      direction =
+          std::make_shared<AllClients>(-1.0, AllClients::Setting{kClients, false, true}, held, 1, sum.data, nullptr);
+    }
+    OptimizerSettings optimizer;
+    optimizer.kind = rule == Rule::kFadas ? place_in<Amsgrad>(Optimizers{}) : place_in<Sgd>(Optimizers{});
+    optimizer.lr = kRate;
+    if (rule == Rule::kFadas) optimizer.beta1 = kBeta1, optimizer.beta2 = kBeta2, optimizer.eps = kEps;
+    engine = std::make_shared<Engine>(settings, direction, optimizer, 1, memory, std::make_shared<OnCpu>(), nullptr,
+                                      zeros(size));
+  }
+
+  std::vector<float> model() const { return {engine->model().data, engine->model().data + size}; }
+};
+
+inline std::vector<float> numbers(int64_t size, std::mt19937_64& random) {
+  std::normal_distribution<float> normal;
+  std::vector<float> made(static_cast<size_t>(size));
+  for (float& one : made) one = normal(random);
+  return made;
+}
+
+inline Arrival answer(int64_t client, int64_t version, const std::vector<float>& values) {
+  Arrival arrival;
+  arrival.client = ClientId::of(client);
+  arrival.version = version;
+  arrival.update.add(values.data(), static_cast<int64_t>(values.size()), kFloat32);
+  return arrival;
+}
+
+}  // namespace fastagg::engine

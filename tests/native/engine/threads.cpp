@@ -1,0 +1,59 @@
+// Threads that dispatch and receive at once. Receipts tell one serial order.
+#include <algorithm>
+#include <set>
+#include <thread>
+
+#include "check.h"
+#include "server.h"
+
+using namespace fastagg;
+using namespace fastagg::engine;
+
+void threads() {
+  constexpr int64_t kThreads = 4, kTurns = 150;
+  for (const Rule rule : kRules) {
+    Server server(rule, 500);
+    std::vector<std::vector<Receipt>> receipts(kThreads);
+    std::vector<std::thread> all;
+    for (int64_t me = 0; me < kThreads; ++me)
+      all.emplace_back([&, me] {
+        std::mt19937_64 random(static_cast<uint64_t>(me));
+        for (int64_t turn = 0; turn < kTurns; ++turn) {
+          const Task task = server.engine->dispatch(ClientId::of(me));
+          const std::vector<float> values = numbers(server.size, random);
+          CHECK(std::isfinite(task.model.data[turn]));  // a version that was sent never changes
+          Arrival arrival = answer(me, task.version, values);
+          CHECK(server.engine->receive(&arrival, 1).done == 1);
+          receipts[static_cast<size_t>(me)].push_back(arrival.receipt);
+        }
+      });
+    for (std::thread& one : all) one.join();
+    std::multiset<int64_t> versions;
+    for (const auto& its : receipts) {
+      CHECK(std::is_sorted(its.begin(), its.end(), [](auto& a, auto& b) { return a.version < b.version; }));
+      for (const Receipt& one : its)
+        if (one.applied) versions.insert(one.version);
+    }
+    const int64_t per_step = rule == Rule::kFedBuff || rule == Rule::kFadas ? kCapacity : 1;
+    CHECK(static_cast<int64_t>(versions.size()) == kThreads * kTurns / per_step);
+    int64_t next = 0;
+    for (const int64_t version : versions) CHECK(version == ++next);  // each step once, and none left out
+    CHECK(server.engine->ledger().now == next && server.engine->ledger().open_tasks() == 0);
+  }
+}
+
+#if defined(__SANITIZE_THREAD__)
+// GCC 12's ThreadSanitizer does not see the lock that std::timed_mutex takes with a limit on a steady clock.
+#include <pthread.h>
+#include <sched.h>
+#include <time.h>
+extern "C" int pthread_mutex_clocklock(pthread_mutex_t* mutex, clockid_t clock, const timespec* until) noexcept {
+  for (;;) {
+    if (pthread_mutex_trylock(mutex) == 0) return 0;
+    timespec now;
+    clock_gettime(clock, &now);
+    if (now.tv_sec > until->tv_sec || (now.tv_sec == until->tv_sec && now.tv_nsec >= until->tv_nsec)) return ETIMEDOUT;
+    sched_yield();
+  }
+}
+#endif
