@@ -2,6 +2,10 @@
 # all. Whoever names architectures (FASTAGG_CUDA_ARCHITECTURES; CUDAARCHS, as in CMake; TORCH_CUDA_ARCH_LIST, as in
 # torch) gets these. tests/test_packaging.py runs this file by itself: cmake -DFASTAGG_CUDA=AUTO -P cmake/architectures.cmake
 
+if(CMAKE_SCRIPT_MODE_FILE)
+  cmake_minimum_required(VERSION 3.24) # otherwise CMake 3 has no IN_LIST
+endif()
+
 # Sets `out` to the compute capabilities of this machine's devices, as 90. The driver is asked, so that this needs neither
 # torch nor CUDA's tools.
 function(fastagg_devices out)

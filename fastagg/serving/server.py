@@ -355,7 +355,7 @@ class Server:
             return self._taken(self._answers.receive([answer])[0])
         except NonFiniteUpdate as error:
             self._refused(error)
-            raise admission.named(error, self._parts.layout, update) from None
+            raise admission.named(error, self.layout, update) from None
         except FastaggError as error:
             self._refused(error)
             raise
@@ -589,7 +589,7 @@ class Server:
             if isinstance(outcome, FastaggError):
                 self._refused(outcome)
                 if isinstance(outcome, NonFiniteUpdate):
-                    outcome = admission.named(outcome, self._parts.layout, update)
+                    outcome = admission.named(outcome, self.layout, update)
             found.append(outcome)
         return found
 
