@@ -261,7 +261,8 @@ void bind_extension(py::module_& m) {
            [](const Asked& one, bool inner) {
              const py::gil_scoped_release released;
              const auto* const base = static_cast<const float*>(one.kept.data);
-             const cpu::Distances found = cpu::distances(one.numbers, static_cast<const float*>(one.model.data), base, inner);
+             const cpu::Distances found =
+                 cpu::distances(one.numbers, static_cast<const float*>(one.model.data), base, inner);
              return std::make_tuple(found.moved, found.update, found.inner);
            })
       .def_property_readonly("has_base", [](const Asked& one) { return static_cast<bool>(one.kept); })

@@ -32,7 +32,8 @@ AllClients::AllClients(double sign, const Setting& setting, std::optional<Rows> 
   if (ages()) begun_.assign(static_cast<size_t>(setting.clients), kNever);
 }
 
-AllClients::AllClients(double sign, const Setting& setting, std::shared_ptr<store::Tiers> tiers, uint64_t seed, float* sum)
+AllClients::AllClients(double sign, const Setting& setting, std::shared_ptr<store::Tiers> tiers, uint64_t seed,
+                       float* sum)
     : AllClients(sign, setting, std::nullopt, seed, sum, nullptr) {
   tiers_ = std::move(tiers);
   format_ = tiers_->setting().format;

@@ -20,7 +20,9 @@ void Buffered::check(const ClientId& client, int64_t start, int64_t now) const {
                                             std::to_string(start) + ", this is round " + std::to_string(now));
 }
 
-int64_t Buffered::room() const { return setting_.capacity < 0 ? INT64_MAX : setting_.capacity - static_cast<int64_t>(held_.size()); }
+int64_t Buffered::room() const {
+  return setting_.capacity < 0 ? INT64_MAX : setting_.capacity - static_cast<int64_t>(held_.size());
+}
 
 // Adds all updates to the sum. If they make a step, the last one is not added: the step's kernel reads it directly.
 Outcome Buffered::plan(const Given& given, bool closes) {
@@ -103,8 +105,8 @@ void Buffered::plan_fold() {
 std::vector<bool> Buffered::run_fold(const std::vector<Trained>& trained) {
   std::vector<cpu::Trained> models;
   for (size_t i = 0; i < trained.size(); ++i)
-    models.push_back({*trained[i].update, trained[i].base,
-                      static_cast<float>(given_[i].gain * sign_ * weight_of(given_[i]))});
+    models.push_back(
+        {*trained[i].update, trained[i].base, static_cast<float>(given_[i].gain * sign_ * weight_of(given_[i]))});
   std::vector<std::atomic<int32_t>> largest(models.size());
   cpu::fold(models, held_.empty() ? nullptr : acc_.data, folded().data, largest);
   std::vector<bool> fit;

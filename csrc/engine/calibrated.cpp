@@ -122,7 +122,8 @@ void Calibrated::cancel() noexcept {
 }
 
 int64_t Calibrated::nbytes() const {
-  return static_cast<int64_t>(slots_.size() * sizeof(int32_t) + weights_.size() * sizeof(float)) + resummation_->nbytes();
+  return static_cast<int64_t>(slots_.size() * sizeof(int32_t) + weights_.size() * sizeof(float)) +
+         resummation_->nbytes();
 }
 
 void Calibrated::fields(Archive& archive) {

@@ -8,13 +8,13 @@
 namespace fastagg::engine {
 
 struct Contribution {
-  int64_t client = -1;  // the place of its record; its number, where clients are numbered
-  int64_t start = 0;    // the version it was trained from
-  int64_t now = 0;      // the server's
-  double gain = 1.0;    // clipping
-  double weight = 1.0;  // staleness
-  double share = 1.0;   // in a mean: the client's number of samples, or 1
-  double norm = 0.0;    // of the update, after clipping
+  int64_t client = -1;          // the place of its record; its number, where clients are numbered
+  int64_t start = 0;            // the version it was trained from
+  int64_t now = 0;              // the server's
+  double gain = 1.0;            // clipping
+  double weight = 1.0;          // staleness
+  double share = 1.0;           // in a mean: the client's number of samples, or 1
+  double norm = 0.0;            // of the update, after clipping
   const float* base = nullptr;  // the model it was trained from, where the rule or a trained model needs it
   const void* row = nullptr;    // the encoded row that the update became, packed (Rows): then only that is known
   // A leaf's: the sum of so many updates, each of them weighed already, and what they count for in a mean.

@@ -8,9 +8,9 @@
 #include <cmath>
 #include <vector>
 
+#include "../client_id.h"
 #include "../runner.h"
 #include "archive.h"
-#include "../client_id.h"
 #include "contribution.h"
 
 namespace fastagg::engine {

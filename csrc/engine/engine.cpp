@@ -166,8 +166,12 @@ Task Engine::send(const log::Operation& operation) {
   const store::Vector kept = hands_on ? ledger_.kept(operation.version) : kept_now();
   if (hands_on && (operation.version < 0 || operation.version > now || (settings_.keeps_versions && !kept)))
     throw Refusal(Why::kDamaged, "a task of version " + std::to_string(operation.version) + ", which nobody has");
-  Task task{client, operation.version, ledger_.local_steps(client, settings_.local_steps),
-            ledger_.incarnation_of(operation.version), model_, state_};
+  Task task{client,
+            operation.version,
+            ledger_.local_steps(client, settings_.local_steps),
+            ledger_.incarnation_of(operation.version),
+            model_,
+            state_};
   direction_->before_sending(operation.version);
   Note made = note(operation);
   direction_->sent(ledger_.send(client, operation.version, task.local_steps, kept), operation.version);
@@ -267,7 +271,8 @@ Engine::Result Engine::receive(Arrival* arrivals, size_t count) {
       }
       if (taken == 0) taken = step(next, 1, false);
       result.done += taken;
-      for (size_t i = 0; i < taken; ++i) next[i].copy.reset();  // so that the next one is copied to memory that is in a cache
+      for (size_t i = 0; i < taken; ++i)
+        next[i].copy.reset();  // so that the next one is copied to memory that is in a cache
     } catch (const Refusal& refused) {
       result.refused = refused;
       return result;
@@ -313,7 +318,8 @@ Ledger::Found Engine::find(const ClientId& client, int64_t version, std::optiona
                   "client " + shown(client) + ": its task (version " + std::to_string(task.version) + ", incarnation " +
                       std::to_string(*incarnation) +
                       ") was sent before the server was restarted, or by another server, and its version is lost; drop "
-                      "this answer and send a new task: server.dispatch(" + shown(client) + ")");
+                      "this answer and send a new task: server.dispatch(" +
+                      shown(client) + ")");
   return task;
 }
 
@@ -325,8 +331,7 @@ void Engine::find(Given& given) {
       !ledger_.owes(arrival.client, arrival.version)) {
     store::Vector kept = ledger_.kept(arrival.version);
     if (!kept && arrival.version == lost_.first) kept = lost_.second;
-    if (kept || !settings_.keeps_versions)
-      ledger_.send(arrival.client, arrival.version, settings_.local_steps, kept);
+    if (kept || !settings_.keeps_versions) ledger_.send(arrival.client, arrival.version, settings_.local_steps, kept);
   }
   given.task = find(arrival.client, arrival.version, arrival.incarnation);
   direction_->check(arrival.client, given.task.version, ledger_.now);
@@ -360,7 +365,9 @@ double Engine::share_of(const Arrival& arrival) const {
   if (arrival.kind == Arrival::kSum) return 1.0;
   if (!settings_.weighs_by_samples) return 1.0;
   if (std::isnan(arrival.samples))
-    throw Refusal(Why::kSetting, "num_samples: needed with weighting=\"samples\", got None; write receive(..., num_samples=len(data))");
+    throw Refusal(
+        Why::kSetting,
+        "num_samples: needed with weighting=\"samples\", got None; write receive(..., num_samples=len(data))");
   return std::min(arrival.samples, settings_.max_samples);
 }
 
@@ -450,8 +457,9 @@ void Engine::check_row(const Given& given, const Rows& held) const {
   constexpr double kRounded = 1.01, kLeast = 1e-35;
   const auto refuse = [](const std::string& text) { throw Refusal(Why::kDamaged, text); };
   if (held.size == 0)
-    refuse("it holds an encoded row, and this server takes none: open the folder with a server on the CPU that has "
-           "the same cache, and call its checkpoint()");
+    refuse(
+        "it holds an encoded row, and this server takes none: open the folder with a server on the CPU that has "
+        "the same cache, and call its checkpoint()");
   if (!(arrival.norm >= 0.0 && std::isfinite(arrival.norm))) refuse("the norm of its update is no number");
   if (!given.counts) return;  // the update was dropped, and became no row
   if (arrival.row == nullptr) refuse("the row is missing");
@@ -793,8 +801,7 @@ void Engine::plan_step(Step& step, const store::Vector* into, bool copies) {
   if (step.outcome == Outcome::kStep && staleness.rate != Staleness::kSame) {
     std::vector<int64_t> delays;
     for (const int64_t start : direction_->versions()) delays.push_back(ledger_.now - start);
-    step.lr = staleness.rate == Staleness::kAskRate ? extension_->rate(lr(), delays)
-                                                    : staleness.rate_of(lr(), delays);
+    step.lr = staleness.rate == Staleness::kAskRate ? extension_->rate(lr(), delays) : staleness.rate_of(lr(), delays);
   }
   check_bounds(step);
   if (step.outcome != Outcome::kStep) return;
@@ -855,7 +862,8 @@ std::optional<Task> Engine::execute(const log::Operation& operation, Arrival* an
   end.kind = Arrival::kClose;
   switch (operation.kind) {
     case log::kCloseRound:
-      if (!settings_.closes_early) throw Refusal(Why::kDamaged, "the end of a round, and this server's rule has no rounds");
+      if (!settings_.closes_early)
+        throw Refusal(Why::kDamaged, "the end of a round, and this server's rule has no rounds");
       step(&end, 1, false);
       return std::nullopt;
     case log::kAnswer:

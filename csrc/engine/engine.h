@@ -1,12 +1,12 @@
 // The engine of a server: what it knows, and the one way in which anything changes.
 //
-// An answer goes through the stages of `step`: find its task, inspect it, prepare (only if a rule is written in the host
-// language), plan, get ready, run, commit. Up to `ready` anything may be refused, and then nothing has changed. Between
-// the first kernel and the last line of the commit nothing can fail. So no interrupt and no failed allocation falls in
-// between.
+// An answer goes through the stages of `step`: find its task, inspect it, prepare (only if a rule is written in the
+// host language), plan, get ready, run, commit. Up to `ready` anything may be refused, and then nothing has changed.
+// Between the first kernel and the last line of the commit nothing can fail. So no interrupt and no failed allocation
+// falls in between.
 //
-// Read once: an update's bytes are copied into memory of the engine's own while they are inspected, and all later stages
-// and the log read that copy. Its sender may do with its memory what it likes.
+// Read once: an update's bytes are copied into memory of the engine's own while they are inspected, and all later
+// stages and the log read that copy. Its sender may do with its memory what it likes.
 #pragma once
 
 #include <deque>
@@ -34,10 +34,10 @@ struct Settings {
   bool weighs_by_samples = false;  // whether an update's weight in a mean is its client's number of samples
   double max_samples = kHeaviest;  // a larger number counts as this
   int32_t local_steps = 0;         // of a task by default; 0: none are told
-  bool keeps_versions = false;     // with every version that a client may answer: the model, or what the extension keeps
-  bool ordered = false;            // a round's result does not depend on the order of its updates
-  bool closes_early = false;       // `close_round` steps along what has come
-  bool folds = false;              // trained models may be added several at a time, in one pass
+  bool keeps_versions = false;  // with every version that a client may answer: the model, or what the extension keeps
+  bool ordered = false;         // a round's result does not depend on the order of its updates
+  bool closes_early = false;    // `close_round` steps along what has come
+  bool folds = false;           // trained models may be added several at a time, in one pass
   Staleness staleness;
 };
 
@@ -127,8 +127,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
  private:
   struct Step {
-    bool takes = false;      // the direction has planned it
-    bool keeps = false;      // its answer waits for an ordered round
+    bool takes = false;  // the direction has planned it
+    bool keeps = false;  // its answer waits for an ordered round
     bool ends_round = false;
     bool along_sum = false;  // the step is along the sum of updates, none of them new
     Outcome outcome = Outcome::kKept;
@@ -190,7 +190,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   double share_of(const Arrival& arrival) const;
   store::Vector kept_now() const;
   void check_log() const;
-  // What is written down of an operation: made before it changes anything, added to the log and the list with the change.
+  // What is written down of an operation: made before it changes anything, added to the log and the list with the
+  // change.
   struct Note {
     log::Queued entry;
     std::optional<log::Operation> told;
@@ -211,8 +212,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   store::Vector model_;
   store::Owner state_;
   double model_bound_ = 0.0;
-  bool shared_ = false;   // whether somebody may hold this version
-  bool follows_ = false;  // recorded outcomes are instructions
+  bool shared_ = false;                             // whether somebody may hold this version
+  bool follows_ = false;                            // recorded outcomes are instructions
   std::pair<int64_t, store::Vector> lost_{-1, {}};  // the version where one was lost, and what a task of it kept
   std::vector<Waiting> waiting_;
 

@@ -7,8 +7,8 @@
 #include <pthread.h>
 #endif
 
-#include "../store/blocking.h"
 #include "../refusal.h"
+#include "../store/blocking.h"
 
 namespace fastagg::engine {
 namespace {

@@ -86,7 +86,8 @@ int64_t Ledger::place_for(const ClientId& id) {
 
 int64_t Ledger::known_place(const ClientId& id) const {
   const int64_t place = place_of(id);
-  if (place < 0 || !is_known(place)) refuse(Why::kUnknownClient, id, " was never sent a model; call server.dispatch(" + shown(id) + ") first");
+  if (place < 0 || !is_known(place))
+    refuse(Why::kUnknownClient, id, " was never sent a model; call server.dispatch(" + shown(id) + ") first");
   return place;
 }
 
@@ -103,12 +104,14 @@ Ledger::Found Ledger::find(const ClientId& id, int64_t version) const {
   if (const Task* task = task_of(record, wanted)) {
     if (due_.empty() || !over(*task, clock())) return {place, wanted, task->local_steps};
     refuse(Why::kUnknownVersion, id,
-           ": its task of version " + std::to_string(wanted) + " has expired: it took longer than the server waits (lease, max_delay); " + kAgain);
+           ": its task of version " + std::to_string(wanted) +
+               " has expired: it took longer than the server waits (lease, max_delay); " + kAgain);
   }
   const std::vector<int64_t> held = owed(id);
   refuse(Why::kUnknownVersion, id,
          ": an update from version " + std::to_string(wanted) + " came, but " +
-             (held.empty() ? "it has answered everything it was sent; " + kAgain : "it owes versions [" + tail_of(held) + "]"));
+             (held.empty() ? "it has answered everything it was sent; " + kAgain
+                           : "it owes versions [" + tail_of(held) + "]"));
 }
 
 void Ledger::open(Record& record, int64_t version, int32_t local_steps, const store::Vector& kept, double ends) {
@@ -146,9 +149,9 @@ void Ledger::check_limits(const ClientId& id, int64_t place) const {
   if (!is_new)
     for (int32_t t = records_[static_cast<size_t>(place)].task; t >= 0; t = tasks_[static_cast<size_t>(t)].next) ++owes;
   if (owes >= limits.open_per_client)
-    refuse(Why::kBusy, id,
-           " has " + std::to_string(owes) +
-               " tasks that it has not answered, and may have no more (max_open_per_client)");
+    refuse(
+        Why::kBusy, id,
+        " has " + std::to_string(owes) + " tasks that it has not answered, and may have no more (max_open_per_client)");
 }
 
 int64_t Ledger::send(const ClientId& id, int64_t version, int32_t local_steps, const store::Vector& kept) {
@@ -198,8 +201,8 @@ std::optional<Ledger::Overdue> Ledger::overdue() const {
   if (record.last < 0 || use_of(one.place) != one.use) return found;  // the client was forgotten meanwhile
   const Task* task = task_of(record, one.version);
   found.ends = task != nullptr && over(*task, time);
-  const bool others = found.ends ? &tasks_[static_cast<size_t>(record.task)] != task || task->next >= 0
-                                 : record.task >= 0;
+  const bool others =
+      found.ends ? &tasks_[static_cast<size_t>(record.task)] != task || task->next >= 0 : record.task >= 0;
   found.forgets = numbered_ < 0 && !others && record.last == one.version;
   if (found.ends || found.forgets) found.client = id_at(one.place);
   return found;

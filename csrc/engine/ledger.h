@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "../store/vector.h"
 #include "../client_id.h"
+#include "../store/vector.h"
 
 namespace fastagg::engine {
 

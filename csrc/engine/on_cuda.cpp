@@ -1,8 +1,8 @@
 #include "on_cuda.h"
 
-#include "../math/reduce.h"
-
 #include <cstring>
+
+#include "../math/reduce.h"
 
 namespace fastagg::engine {
 namespace {

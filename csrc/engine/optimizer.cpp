@@ -75,7 +75,8 @@ MomentBounds OptimizerState::measured() const {
   // The largest codes mean less than these multiples of a block's unit (math/moments.h).
   const int64_t blocks = blocks_of(size_);
   const auto largest = [&](int64_t begin) {
-    return blocks == 0 ? 0.0 : static_cast<double>(*std::max_element(units_.data + begin, units_.data + begin + blocks));
+    return blocks == 0 ? 0.0
+                       : static_cast<double>(*std::max_element(units_.data + begin, units_.data + begin + blocks));
   };
   return {0x1p17 * largest(0), v_ ? 0x1p33 * largest(blocks) : 0.0};
 }

@@ -13,8 +13,7 @@ __extension__ typedef unsigned __int128 Wide;
 
 }  // namespace
 
-Resummation::Resummation(const Rows& rows, int64_t origin, std::shared_ptr<store::Memory> memory,
-                         store::Owner owner)
+Resummation::Resummation(const Rows& rows, int64_t origin, std::shared_ptr<store::Memory> memory, store::Owner owner)
     : rows_(rows),
       first_block_(origin / kBlock),
       blocks_((rows.size + kBlock - 1) / kBlock),

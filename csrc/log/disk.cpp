@@ -40,7 +40,7 @@ int SystemDisk::open(const std::string& name) {
   const int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
   const int file = retried([&] { return openat(folder_, name.c_str(), flags, 0600); });
   if (file < 0) fail();
-  struct stat found {};
+  struct stat found{};
   if (fstat(file, &found) != 0 || !S_ISREG(found.st_mode)) {
     ::close(file);
     throw DiskFailed(name + ": it is there, and no regular file", false);
@@ -57,7 +57,7 @@ void SystemDisk::close(int file) noexcept {
 }
 
 uint64_t SystemDisk::size(int file) {
-  struct stat found {};
+  struct stat found{};
   if (fstat(file, &found) != 0) fail();
   return static_cast<uint64_t>(found.st_size);
 }
@@ -70,7 +70,8 @@ void SystemDisk::allocate(int file, uint64_t nbytes) {
 #else
   static const std::vector<char> zeros(1 << 20);
   for (uint64_t at = size(file); at < nbytes;) {
-    std::vector<iovec> more{{const_cast<char*>(zeros.data()), static_cast<size_t>(std::min<uint64_t>(nbytes - at, zeros.size()))}};
+    std::vector<iovec> more{
+        {const_cast<char*>(zeros.data()), static_cast<size_t>(std::min<uint64_t>(nbytes - at, zeros.size()))}};
     const uint64_t count = more[0].iov_len;
     write(file, more, at);
     at += count;
@@ -124,7 +125,7 @@ void SystemDisk::sync(int file) {
   // After a failed sync the system may have dropped the data. A second sync could then falsely succeed, so the failure
   // is final.
   if (retried([&] { return store::sync_data(file); }) < 0) fail(true);
-  struct stat found {};
+  struct stat found{};
   if (fstat(file, &found) == 0 && found.st_nlink == 0)
     throw DiskFailed("the file was removed while it was written to", true);
 }

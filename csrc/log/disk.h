@@ -37,8 +37,8 @@ class Disk {
   virtual void rename(const std::string& old_name, const std::string& new_name) = 0;
 };
 
-// The operating system's. `folder` is an open folder: names belong to it, wherever it is moved, and not to a folder that
-// somebody makes with the same path. The disk does not own it.
+// The operating system's. `folder` is an open folder: names belong to it, wherever it is moved, and not to a folder
+// that somebody makes with the same path. The disk does not own it.
 class SystemDisk : public Disk {
  public:
   explicit SystemDisk(int folder) : folder_(folder) {}

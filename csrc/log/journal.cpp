@@ -93,8 +93,8 @@ std::string Journal::refusal() const {
 
 void Journal::check() {
   if (const int64_t now = waiting; now >= max_waiting)
-    throw Refusal(Why::kBusy, std::to_string(now) +
-                                  " answers wait for the journal already (max_waiting): send this one later");
+    throw Refusal(Why::kBusy,
+                  std::to_string(now) + " answers wait for the journal already (max_waiting): send this one later");
   if (!failed_ && pending <= kPending) return;
   store::Blocking blocking;
   std::unique_lock<std::mutex> lock(mutex_);
@@ -306,8 +306,7 @@ void Journal::write(const std::vector<Entry*>& group) {
       syncs += 2;
     }
     uint8_t* const head = one->body() - kRecordHead;
-    const uint32_t crc =
-        put_head({use_, one->sequence, durable, one->length, one->kind, 0}, one->body(), head);
+    const uint32_t crc = put_head({use_, one->sequence, durable, one->length, one->kind, 0}, one->body(), head);
     if (digest != 0) digest = digest_after(digest, crc);
     std::memset(one->body() + one->length, 0, gap_of(one->length));
     if (one->nbytes() < kLarge) {

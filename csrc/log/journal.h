@@ -2,8 +2,8 @@
 // one sync for each group (segment.h has the format).
 //
 // A record is made before its call changes anything, because making it may fail. It is queued together with the change,
-// which cannot fail. So neither an interrupt nor a failed allocation can fall between an answer and its record. A record
-// has memory of its own, which the step may read its update from, or write its row to.
+// which cannot fail. So neither an interrupt nor a failed allocation can fall between an answer and its record. A
+// record has memory of its own, which the step may read its update from, or write its row to.
 #pragma once
 
 #include <atomic>
@@ -64,18 +64,18 @@ class Journal {
 
   // Where the log goes on.
   struct Start {
-    std::string folder;            // for messages
-    uint64_t folder_id = 0;        // its random number
-    uint64_t sequence = 0;         // of the last record that is on the disk
-    uint64_t digest = 0;           // of all up to it; 0: not known
-    uint64_t number = 0;           // of the next segment
-    uint64_t segment_bytes = 0;    // the largest size of a segment
-    struct Busy {                  // a segment that a recovery needs: its name and first record
+    std::string folder;          // for messages
+    uint64_t folder_id = 0;      // its random number
+    uint64_t sequence = 0;       // of the last record that is on the disk
+    uint64_t digest = 0;         // of all up to it; 0: not known
+    uint64_t number = 0;         // of the next segment
+    uint64_t segment_bytes = 0;  // the largest size of a segment
+    struct Busy {                // a segment that a recovery needs: its name and first record
       std::string name;
       uint64_t first;
     };
-    std::vector<Busy> busy;          // in order
-    std::vector<std::string> free;   // files of segments that are not needed any more
+    std::vector<Busy> busy;               // in order
+    std::vector<std::string> free;        // files of segments that are not needed any more
     uint64_t place = 0, number_here = 0;  // in the last busy segment, where the log goes on; 0: in a new one
   };
   Journal(std::unique_ptr<Disk> disk, Start start);

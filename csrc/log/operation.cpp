@@ -8,8 +8,8 @@
 namespace fastagg::log {
 namespace {
 
-constexpr const char* kNames[kKinds] = {"",        "incarnation", "dispatch", "hand_on", "answer",
-                                        "close_round", "forget",      "lr",       "expire",  "row"};
+constexpr const char* kNames[kKinds] = {"",       "incarnation", "dispatch", "hand_on", "answer", "close_round",
+                                        "forget", "lr",          "expire",   "row"};
 constexpr uint8_t kSizes[kElements] = {4, 2, 2, 8, 4, 2, 1, 1, 1, 2, 4, 8};
 constexpr uint32_t kInFile = 1u << 31;  // a flag in the number of parts: the update is in a file
 constexpr size_t kPartBytes = 10, kFactBytes = 54, kAligned = 64, kWorthAligning = 4096;

@@ -16,13 +16,13 @@ namespace fastagg::log {
 enum Kind : uint8_t {
   kIncarnation = 1,  // from a version on, versions belong to another incarnation of the server
   kDispatch,
-  kHandOn,      // an open task was given to one more client
-  kAnswer,      // an update, a sum or a trained model's difference, as it was stepped
+  kHandOn,  // an open task was given to one more client
+  kAnswer,  // an update, a sum or a trained model's difference, as it was stepped
   kCloseRound,
-  kForget,      // a task, or a client with all of its tasks
-  kRate,        // the learning rate
-  kExpire,      // tasks of versions below one
-  kRow,         // an answer, as the encoded row that its update became
+  kForget,  // a task, or a client with all of its tasks
+  kRate,    // the learning rate
+  kExpire,  // tasks of versions below one
+  kRow,     // an answer, as the encoded row that its update became
   kKinds
 };
 const char* name_of(Kind kind);
@@ -59,7 +59,7 @@ struct Streamed {  // the file of an upload
 struct Operation {
   Kind kind = kDispatch;
   ClientId client;
-  int64_t version = -1;     // that was sent or answered; -1: none; kIncarnation: the first of it
+  int64_t version = -1;      // that was sent or answered; -1: none; kIncarnation: the first of it
   uint64_t incarnation = 0;  // of an answer's version; kIncarnation: the new one
   double rate = 0.0;
   // Of an answer:
@@ -77,7 +77,8 @@ Operation read(uint8_t kind, const uint8_t* body, size_t length);
 
 // The record of an operation without parts.
 Queued record_of(Journal& journal, const Operation& operation);
-// The record of an answer, with memory for its parts, where each part's `data` then points; `decide` writes the outcome.
+// The record of an answer, with memory for its parts, where each part's `data` then points; `decide` writes the
+// outcome.
 Queued record_of_answer(Journal& journal, Operation& operation);
 void decide(Entry& entry, const Operation& operation);
 

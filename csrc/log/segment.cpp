@@ -29,8 +29,12 @@ size_t next_block(size_t at) { return (at + kBlock - 1) / kBlock * kBlock; }
 std::optional<Record> record_in(const uint8_t* data, size_t size, size_t at, bool checked) {
   if (at > size || size - at < kRecordHead || std::memcmp(data + at, kRecordMagic, 4) != 0) return std::nullopt;
   const uint8_t* head = data + at;
-  RecordHead found{read<uint64_t>(head + 8), read<uint64_t>(head + 16), read<uint64_t>(head + 24),
-                   read<uint64_t>(head + 32), head[40], read<uint32_t>(head + 4)};
+  RecordHead found{read<uint64_t>(head + 8),
+                   read<uint64_t>(head + 16),
+                   read<uint64_t>(head + 24),
+                   read<uint64_t>(head + 32),
+                   head[40],
+                   read<uint32_t>(head + 4)};
   if (found.length > size - at - kRecordHead) return std::nullopt;
   if (checked && crc_of(head + 8, kRecordHead - 8 + found.length) != found.crc) return std::nullopt;
   const size_t end = at + kRecordHead + found.length;

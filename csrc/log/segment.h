@@ -42,8 +42,8 @@ void put_head(const SegmentHead& head, uint8_t* block);
 // The head at `at`, of any format, if its CRC is right.
 std::optional<SegmentHead> head_at(const uint8_t* data, size_t size, size_t at);
 
-// The head of a segment whose own is damaged, by the records in it. None: it has no good record beyond `sequence`, so it
-// is a file that was about to be used again.
+// The head of a segment whose own is damaged, by the records in it. None: it has no good record beyond `sequence`, so
+// it is a file that was about to be used again.
 std::optional<SegmentHead> head_from_records(const uint8_t* data, size_t size, uint64_t number, uint64_t sequence);
 
 // Writes a record's head in front of its body, and returns its CRC.
