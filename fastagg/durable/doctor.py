@@ -100,7 +100,7 @@ def _log(
     disk: Disk, held: Contents, oldest: Checkpoint, newest: Checkpoint, replay: bool, problems: list[str]
 ) -> dict[str, Any]:
     """What the log holds, and what an opening makes of it: that reads what is behind the newest checkpoint."""
-    walk = _Walk(disk, held)
+    walk: Replay = _Walk(disk, held)
     would, reader = "go on", None
     try:
         if replay:
@@ -125,7 +125,8 @@ def _log(
                      for number, first, _, _ in chain],
         "unused": [name for number, name in held.segments.items() if number not in used],
         "recovery": {
-            "checkpoint": newest.sequence, "replays": walk.counts, "bytes": walk.nbytes,
+            "checkpoint": newest.sequence, "replays": walk.counts,
+            "bytes": 0 if reader is None else reader.passed,
             "last": newest.sequence if reader is None else reader.last, "would": would, "replayed": replay,
         },
     }  # fmt: skip

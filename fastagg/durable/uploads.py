@@ -1,5 +1,5 @@
-"""Updates that arrive in chunks and go to files of the server's folder. The step reads the file, and a record of the log
-refers to it. So memory never holds more than one chunk."""
+"""Updates that arrive in chunks and go to files of the server's folder. The step reads the file, and a record of the
+log refers to it. So memory never holds more than one chunk."""
 
 from __future__ import annotations
 

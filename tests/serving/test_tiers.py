@@ -17,8 +17,8 @@ from torch import Tensor
 
 import fastagg
 from fastagg._build import native
+from fastagg.durable.doctor import examine
 from fastagg.parts.directions.all_clients import TieredState
-from fastagg.serving.doctor import examine
 
 SIZE = 300_000  # three windows of the scrub
 STRIDE = {format: native.serving.Tiers.stride(format, SIZE) for format in ("fp32", "bf16", "int8", "int4")}

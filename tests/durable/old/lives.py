@@ -51,7 +51,8 @@ def found(server: fastagg.Server) -> dict[str, Any]:
     state = server.state_dict()
     tasks = state["tasks"]
     ids = list(tasks["clients"])
-    owed = sorted(zip((int(ids[k]) for k in tasks["task_client"].tolist()), tasks["task_version"].tolist()))
+    clients = (int(ids[k]) for k in tasks["task_client"].tolist())
+    owed = sorted(zip(clients, tasks["task_version"].tolist(), strict=True))
     parts = {"flat": state["flat"], **{f"moment {key}": value for key, value in sorted(state["moments"].items())}}
     for key in ("sum", "acc"):
         if isinstance(value := state["direction"].get(key), torch.Tensor):

@@ -16,8 +16,6 @@ from fastagg.serving.opening import open_on
 from fastagg.storage.disk import Disk
 from lives import FIRST, LAST, MAKE, SECOND, THIRD, found, play
 
-import fastagg
-
 
 def main(to: Path) -> None:
     """Per rule: a folder that two processes used, of which the second was killed; a file; and what both held."""
