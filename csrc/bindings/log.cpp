@@ -276,6 +276,7 @@ void bind_log(py::module_& m) {
       .def("skip_lost", &skip_lost)
       .def_property_readonly("last", [](const Records& one) { return one.reader->last(); })
       .def_property_readonly("digest", [](const Records& one) { return one.reader->digest(); })
+      .def_property_readonly("passed", [](const Records& one) { return one.reader->passed(); })
       .def_property_readonly("segments",
                              [](const Records& one) {
                                py::list found;

@@ -327,7 +327,7 @@ void Journal::write(const std::vector<Entry*>& group) {
   for (const Entry* one : group)
     if (one->blob) disk_->close(one->blob->file);
   ++groups;
-  written += end - at_;
+  written += next_block(end) - at_;
   digest_next_ = digest;
   at_ = next_block(end);
 }

@@ -138,7 +138,7 @@ bool Reader::pass_head(size_t at) {
   if (folder_ != 0 && head->folder != folder_) return false;
   if (digest_ != 0 && head->before != 0 && head->before != digest_) return false;
   use_ = head->use;
-  at_ = at + kBlock;
+  go_to(at + kBlock);
   return true;
 }
 
@@ -176,10 +176,14 @@ void Reader::seek() {
   if (expected == wanted_ && digest != 0) digest_ = digest;
 }
 
+void Reader::go_to(size_t at) {
+  if (at > at_) passed_ += at - at_;
+  at_ = at;
+}
+
 Record Reader::take(const Record& record) {
-  segment_ = record.segment;
   use_ = record.head.use;
-  at_ = record.end;
+  go_to(record.end);
   wanted_ = record.head.sequence + 1;
   if (digest_ != 0) digest_ = digest_after(digest_, record.head.crc);
   return record;
@@ -204,6 +208,7 @@ std::optional<Record> Reader::next() {
                                        "this folder: move it away");
     if (digest_ == 0) digest_ = head.before;
     enter(segment_ + 1);
+    passed_ += kBlock;
     return next();
   }
   return std::nullopt;
@@ -229,7 +234,9 @@ std::optional<Reader::Lost> Reader::skip_lost() {
   }
   std::optional<Record> first;  // good, and behind the wanted one
   const auto go_on = [&](size_t segment, size_t at, uint64_t use, uint64_t sequence, uint64_t digest) {
-    segment_ = segment, at_ = at, use_ = use, digest_ = digest;
+    if (segment != segment_) segment_ = segment, at_ = 0;
+    go_to(at);
+    use_ = use, digest_ = digest;
     lost.count = sequence - wanted_;
     wanted_ = sequence;
     return lost;

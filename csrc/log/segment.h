@@ -83,6 +83,7 @@ class Reader {
 
   uint64_t last() const { return wanted_ - 1; }  // the number of the last record that was read
   uint64_t digest() const { return digest_; }    // 0: not known
+  uint64_t passed() const { return passed_; }    // bytes of the files between the checkpoint and here
   // Where the log ends, for a writer that goes on: the segment and the place in it.
   size_t segment() const { return segment_; }
   size_t place() const { return at_; }
@@ -95,12 +96,13 @@ class Reader {
   bool pass_head(size_t at);
   void enter(size_t segment);
   void seek();
+  void go_to(size_t at);
   Record take(const Record& record);
 
   std::vector<Segment> segments_;
   uint64_t folder_, wanted_, digest_;
   size_t segment_ = 0, at_ = 0;
-  uint64_t use_ = 0;
+  uint64_t use_ = 0, passed_ = 0;
 };
 
 }  // namespace fastagg::log

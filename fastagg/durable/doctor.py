@@ -125,7 +125,8 @@ def _log(
                      for number, first, _, _ in chain],
         "unused": [name for number, name in held.segments.items() if number not in used],
         "recovery": {
-            "checkpoint": newest.sequence, "replays": walk.counts, "bytes": walk.nbytes,
+            "checkpoint": newest.sequence, "replays": walk.counts,
+            "bytes": 0 if reader is None else reader.passed,
             "last": newest.sequence if reader is None else reader.last, "would": would, "replayed": replay,
         },
     }  # fmt: skip

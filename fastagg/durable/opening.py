@@ -157,7 +157,7 @@ def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int) -> _O
         "%s: recovered version %d: checkpoint %d, then %s", disk.path, server.version, past.checkpoint.sequence,
         past.replayed,
     )  # fmt: skip
-    return _Opened(server, keeper, start, past.nbytes)
+    return _Opened(server, keeper, start, past.reader.passed)
 
 
 def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], keep: int, every: int) -> _Opened:

@@ -44,7 +44,6 @@ class Recovered(NamedTuple):
     reader: Any  # of the log, at its end
     checkpoint: Checkpoint
     replayed: dict[str, int]  # the number of operations by kind
-    nbytes: int  # of these records
     uploads: dict[int, int]  # number -> the record that refers to it
     lost: list[Lost]
     damaged: list[int]  # checkpoints that could not be read, by their numbers
@@ -69,7 +68,7 @@ def recover(disk: Disk, found: Contents, make: Callable[[Checkpoint], Server]) -
     replay = Replay(server, disk, found)
     replay.all(reader)
     return Recovered(
-        server, reader, checkpoint, replay.counts, replay.nbytes, {**checkpoint.uploads, **replay.uploads},
+        server, reader, checkpoint, replay.counts, {**checkpoint.uploads, **replay.uploads},
         replay.lost, damaged,
     )  # fmt: skip
 
@@ -139,7 +138,6 @@ class Replay:
 
     Attributes:
         counts: how many were executed, by kind.
-        nbytes: of their records.
         uploads: files that they refer to -> the record's number.
         lost: what could not be executed.
     """
@@ -147,7 +145,6 @@ class Replay:
     def __init__(self, server: Any, disk: Disk, found: Contents) -> None:
         self.server, self.disk, self.found = server, disk, found
         self.counts: dict[str, int] = {}
-        self.nbytes = 0
         self.uploads: dict[int, int] = {}
         self.lost: list[Lost] = []
 
@@ -186,7 +183,6 @@ class Replay:
             self._pass_over(record.sequence, 1, str(error), operation, is_whole=True)
             return
         self.counts[operation.kind] = self.counts.get(operation.kind, 0) + 1
-        self.nbytes += record.length
 
     def _execute(self, operation: Any, record: Any, update: Any) -> None:
         self.server._engine.execute(operation, record.body, update)

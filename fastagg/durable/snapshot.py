@@ -1,8 +1,8 @@
 """A checkpoint that is written while the server goes on.
 
 Inside the gate: the version is held by reference, since it never changes; moments and sums are copied, O(d); the rows
-of a client cache are not. Then all that is written, and the rows one by one. A row that changes before it is written
-is copied first (csrc/store/row_cut.h).
+of a client cache are not. Then all that is written, and the rows one by one. A row that changes before it is written is
+copied first (csrc/store/row_cut.h).
 """
 
 from __future__ import annotations

@@ -80,6 +80,7 @@ class Moment:
 
     def __init__(self, server: fastagg.Server, act: Act, sent: bool = False) -> None:
         self.server, self.act, self.sent = server, act, sent
+        server.load_state_dict(server.state_dict())  # which writes what waits as vectors
         self.old = server.state_dict()
 
     def restore(self) -> None:
