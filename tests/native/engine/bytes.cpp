@@ -52,7 +52,7 @@ void execute(uint8_t kind, const Bytes& body, bool lost) {
     Server server(Rule::kAsgd, 8);
     Engine& engine = *server.engine;
     engine.dispatch(ClientId::of(1));
-    if (lost) engine.pass_over(nullptr);
+    if (lost) engine.pass_over(nullptr, false);
     Arrival arrival;
     if (kind == log::kAnswer || kind == log::kRow) {
       const log::Part* const part = operation.part(kind == log::kRow ? log::kRowRole : log::kParameters);
