@@ -3,7 +3,7 @@
 # local memory. Then it checks the assembler's output, an older assembler, and the messages about a driver.
 set -euo pipefail
 build=$1
-cmake -S . -B "$build" -G Ninja -DFASTAGG_DEVELOPER=ON -DPython_EXECUTABLE="$(command -v python)" \
+cmake -S . -B "$build" -G Ninja -DFASTAGG_CUDA=ON -DFASTAGG_DEVELOPER=ON -DPython_EXECUTABLE="$(command -v python)" \
   -Dpybind11_DIR="$(python -m pybind11 --cmakedir)" >"$build.log" || { cat "$build.log"; exit 1; }
 cmake --build "$build" --target fastagg_cuda >>"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
 python - "$build.log" <<'PY'

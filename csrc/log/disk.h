@@ -56,7 +56,8 @@ class SystemDisk : public Disk {
  private:
   int folder_;
   int direct_ = -1, direct_of_ = -1;  // the last file, opened again for writes past the page cache
-  bool refused_ = false;              // the file system has no such writes
+  // The file system has no such writes. A system without O_DIRECT never asks.
+  [[maybe_unused]] bool refused_ = false;
 };
 
 }  // namespace fastagg::log

@@ -11,6 +11,7 @@
 #include <random>
 
 #include "../../csrc/cuda/cuda.h"
+#include "../../csrc/math/optimizers.h"
 
 using namespace fastagg;
 
