@@ -17,7 +17,6 @@
 namespace fastagg::store {
 namespace {
 
-constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kWorthKeeping = size_t{1} << 16;  // smaller blocks: the C library reuses them as fast
 constexpr size_t kKeptPerSize = 2;                 // further blocks go back to the operating system
 constexpr size_t kSizes = 16;
@@ -62,6 +61,8 @@ Free& free_blocks() {
 std::atomic<int64_t> failing{-1};
 
 #if defined(__linux__)
+constexpr size_t kHugePage = size_t{2} << 20;
+
 // The length in whole huge pages. The first page begins where a huge page may begin.
 size_t mapped(size_t nbytes) { return (nbytes + kHugePage - 1) / kHugePage * kHugePage; }
 
