@@ -72,7 +72,7 @@ struct Torch {
   PyTypeObject *tensor = nullptr, *ndarray = nullptr;
   const Exchange* exchange = nullptr;
   PyObject *from_dlpack = nullptr, *tensors = nullptr;
-  PyObject *is_neg = nullptr, *storage = nullptr, *nbytes = nullptr, *offset = nullptr;
+  PyObject *is_neg = nullptr, *storage = nullptr, *nbytes = nullptr, *offset = nullptr, *element_size = nullptr;
 };
 
 Torch torch;  // never released, like torch itself
@@ -195,6 +195,7 @@ void use_torch(py::type tensor, py::object exchange, py::function from_dlpack, p
   torch.storage = interned("untyped_storage");
   torch.nbytes = interned("nbytes");
   torch.offset = interned("storage_offset");
+  torch.element_size = interned("element_size");
   torch.tensor = reinterpret_cast<PyTypeObject*>(tensor.release().ptr());
   torch.ndarray = reinterpret_cast<PyTypeObject*>(ndarray.release().ptr());
   torch.from_dlpack = from_dlpack.release().ptr();
@@ -209,13 +210,17 @@ void use_torch(py::type tensor, py::object exchange, py::function from_dlpack, p
 }
 
 py::object tensor_of(const store::Owner& owner, void* data, int64_t count, Element element) {
-  if (PyObject* const object = object_of(owner)) return py::reinterpret_borrow<py::object>(object);
+  PyObject* const object = object_of(owner);
+  const bool bytes = object != nullptr && ask(object, torch.element_size) == 1;
+  // a vector that came from Python; what torch allocated for a device is bytes
+  if (object != nullptr && !(bytes && element == Element::kFloat32)) return py::reinterpret_borrow<py::object>(object);
   if (data == nullptr || count == 0) return made(owner, data, count, element);
   const py::tuple key = py::make_tuple(reinterpret_cast<uintptr_t>(data), count, static_cast<int>(element));
   const py::handle known(torch.tensors);
   py::object found = known.attr("get")(key);
   if (found.is_none()) {
-    found = made(owner, data, count, element);
+    found = bytes ? py::handle(object).attr("view")(py::module_::import("torch").attr("float32"))
+                  : made(owner, data, count, element);
     known.attr("__setitem__")(key, found);
   }
   return found;
