@@ -51,7 +51,8 @@ class Saves : public Archive {
     if (values.empty()) {
       state[name] = py::none();
     } else {
-      py::array_t<double> out({static_cast<py::ssize_t>(values.size()) / width, static_cast<py::ssize_t>(width)});
+      const auto height = static_cast<py::ssize_t>(values.size()) / static_cast<py::ssize_t>(width);
+      py::array_t<double> out({height, static_cast<py::ssize_t>(width)});
       std::copy(values.begin(), values.end(), out.mutable_data());
       state[name] = out;
     }
