@@ -296,7 +296,7 @@ Arrival arrival_of(const Server& server, const Parsed& parsed) {
     arrival.count = parsed.count;
     arrival.total = parsed.total;
   }
-  if (TaskObject* const task = parsed.base.is_none() ? nullptr : task_of(parsed.base)) {
+  if (!parsed.base.is_none() && task_of(parsed.base) != nullptr) {
     arrival.kind = Arrival::kModel;
     py::object flat = parsed.base.attr("flat");
     arrival.base = vector_of(flat).data;
@@ -641,13 +641,6 @@ void bind_engine(py::module_& m) {
       }),
       by_name, arg("prepare"), arg("step"), arg("statistics"), arg("bounds"), arg("agree"), arg("keep"));
   py::class_<Parsed>(m, "Answer")
-      .def(py::init([](py::object client, py::object version, py::object incarnation, py::object update) {
-             Parsed made;
-             made.client = std::move(client), made.version = std::move(version);
-             made.incarnation = std::move(incarnation), made.update = std::move(update);
-             return made;
-           }),
-           arg("client"), arg("version"), arg("incarnation"), arg("update"))
       .def_readwrite("samples", &Parsed::samples)
       .def_readwrite("reported", &Parsed::reported)
       .def_readwrite("control", &Parsed::control)
@@ -658,6 +651,16 @@ void bind_engine(py::module_& m) {
       .def_readwrite("total", &Parsed::total)
       .def_readwrite("blob", &Parsed::blob)
       .def_readwrite("is_private", &Parsed::is_private);
+  // a function, because of memory that runs out (extension.cpp)
+  m.def(
+      "answer",
+      [](py::object client, py::object version, py::object incarnation, py::object update) {
+        Parsed made;
+        made.client = std::move(client), made.version = std::move(version);
+        made.incarnation = std::move(incarnation), made.update = std::move(update);
+        return made;
+      },
+      arg("client"), arg("version"), arg("incarnation"), arg("update"));
 
   const auto ledger = [](Server& server) -> engine::Ledger& { return server.engine->ledger(); };
   py::class_<Server, std::shared_ptr<Server>>(m, "Engine")

@@ -217,21 +217,24 @@ void bind_extension(py::module_& m) {
   const py::kw_only by_name;
   using py::arg;
   py::class_<engine::Reported, std::shared_ptr<engine::Reported>>(m, "Reported")
-      .def(py::init([](const py::object& values, std::vector<int64_t> counters) {
-             auto made = std::make_shared<engine::Reported>();
-             made->values = vector_of(values);
-             made->size = values.is_none() ? 0 : py::cast<int64_t>(values.attr("numel")());
-             made->counters = std::move(counters);
-             return made;
-           }),
-           by_name, arg("values"), arg("counters"))
       .def_property_readonly("values", [](const engine::Reported& one) { return tensor_or_none(one.values, one.size); })
       .def_readonly("counters", &engine::Reported::counters)
       .def("added", [](const engine::Reported& one, const py::object& sum) {
         return tensor_or_none(engine::added(one, vector_of(sum).data), one.size);
       });
+  // Functions make what each answer needs, because pybind11's own constructors end the process when there is no memory
+  // for an object.
+  m.def(
+      "reported",
+      [](const py::object& values, std::vector<int64_t> counters) {
+        auto made = std::make_shared<engine::Reported>();
+        made->values = vector_of(values);
+        made->size = values.is_none() ? 0 : py::cast<int64_t>(values.attr("numel")());
+        made->counters = std::move(counters);
+        return made;
+      },
+      by_name, arg("values"), arg("counters"));
   py::class_<Answered>(m, "Findings")
-      .def(py::init<>())
       .def_readwrite("norm", &Answered::norm)
       .def_readwrite("weight", &Answered::weight)
       .def_readwrite("share", &Answered::share)
@@ -245,6 +248,7 @@ void bind_extension(py::module_& m) {
       .def_readwrite("moves", &Answered::moves)
       .def_readwrite("finish", &Answered::finish)
       .def_readwrite("owner", &Answered::owner);
+  m.def("findings", [] { return Answered(); });
   py::class_<Asked>(m, "Question")
       .def_readonly("client", &Asked::client)
       .def_readonly("version", &Asked::version)

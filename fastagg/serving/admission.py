@@ -47,7 +47,7 @@ class Answers:
         pieces = parsed.parameters
         if not parts.on_host:
             pieces = staging.upload(pieces, parts.device)
-        answer = native.engine.Answer(client, version, incarnation, pieces)
+        answer = native.engine.answer(client, version, incarnation, pieces)
         if num_samples is not None:
             answer.samples = float(_plain(num_samples))
         if parts.on_host:

@@ -294,7 +294,7 @@ def reported(parsed: Parsed, like: Statistics) -> Any:
         return None
     values = None if parsed.buffers is None else parsed.buffers.flat(torch.float32)
     counters = [] if parsed.counters is None else joined(parsed.counters, like.counters).tolist()
-    return native.engine.Reported(values=values, counters=counters)
+    return native.engine.reported(values=values, counters=counters)
 
 
 def _waiting(entry: dict[str, Any], like: Statistics) -> dict[str, Any]:

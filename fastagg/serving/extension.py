@@ -29,7 +29,6 @@ from fastagg.storage.later import Later
 from fastagg.storage.pieces import Pieces
 
 Moves = list[tuple[Any, Any, Any]]
-Findings = native.engine.Findings
 
 
 class OnDevice:
@@ -150,7 +149,7 @@ class Extension:
         """
         if asked.control is not None and not self.direction.takes_control:
             raise ConfigError("control: only FedAC takes one, got a control; leave it out")
-        found = Findings()
+        found = native.engine.findings()
         update: Any = _pieces(asked.update) if self.reads_update else None
         if not self.on_host:
             found.update = update = on_device(update)
