@@ -93,10 +93,16 @@ auto reading(Server& server, Act act) {
 
 // -- answers
 
-// Copies what a receipt needs; the object was made before the answer was taken.
-void fill(Server& server, const py::object& receipt, py::handle client, const Arrival& arrival) {
+// A receipt that is made before its answer is taken.
+py::object made_for(Server& server, py::handle client, const Arrival& arrival) {
+  py::object receipt = make<ReceiptObject>(server.receipts());
+  receipt_in(receipt)->client = plain(client, arrival.client).release().ptr();
+  return receipt;
+}
+
+// Copies what a receipt needs. Cannot fail.
+void fill(Server& server, const py::object& receipt, const Arrival& arrival) {
   ReceiptObject* const one = receipt_in(receipt);
-  one->client = plain(client, arrival.client).release().ptr();
   one->value = arrival.receipt;
   one->kept = true;
   if (server.engine->journal()) {
@@ -115,21 +121,35 @@ void wait_for_disk(const Server& server, const Arrival* arrivals, size_t count) 
   if (last > 0) log->wait(last);
 }
 
-// Reports how long answers took, if somebody wants to know.
+// Reports how long answers took, if somebody wants to know. The answers count already, so nothing here may fail.
 class Watched {
  public:
-  explicit Watched(const Server& server) : server_(server) {
-    if (on()) begun_ = std::chrono::steady_clock::now(), waited_ = log::Journal::waited();
+  Watched(const Server& server, size_t count) : server_(server), on_(server.slow < HUGE_VAL) {
+    if (!on_) return;
+    delays_.reserve(count);
+    begun_ = std::chrono::steady_clock::now(), waited_ = log::Journal::waited();
   }
-  bool on() const { return server_.slow < HUGE_VAL; }
-  void end(const std::vector<int64_t>& delays) const {
+  void add(int64_t delay) {
+    if (on_) delays_.push_back(delay);
+  }
+  void end() const {
+    if (!on_) return;
     const double waited = log::Journal::waited() - waited_;
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun_;
-    if (took.count() - waited > server_.slow) server_.tell(took.count() - waited, waited, delays);
+    if (took.count() - waited <= server_.slow) return;
+    try {
+      server_.tell(took.count() - waited, waited, delays_);
+    } catch (py::error_already_set& error) {
+      if (!error.matches(PyExc_Exception)) throw;  // a signal's, such as KeyboardInterrupt
+      error.discard_as_unraisable("the report of a slow update");
+    } catch (const std::bad_alloc&) {  // one report is missing
+    }
   }
 
  private:
   const Server& server_;
+  const bool on_;
+  std::vector<int64_t> delays_;
   std::chrono::steady_clock::time_point begun_;
   double waited_ = 0.0;
 };
@@ -186,31 +206,32 @@ PyObject* take(Server& server, PyObject* const* args) {
   Arrival arrival;
   const py::handle given[5] = {args[0], args[1], args[2], args[3], args[4]};
   if (!read(server, given, arrays, arrival)) return Py_NewRef(Py_None);
-  py::object receipt = make<ReceiptObject>(server.receipts());
-  const Watched watched(server);
+  py::object receipt = made_for(server, given[0], arrival);
+  Watched watched(server, 1);
   const Engine::Result result = receive(server, &arrival, 1);
   if (result.failed) std::rethrow_exception(result.failed);
   if (result.refused) throw *result.refused;
-  fill(server, receipt, given[0], arrival);
+  fill(server, receipt, arrival);
   wait_for_disk(server, &arrival, 1);
-  if (watched.on()) watched.end({arrival.receipt.delay});
+  watched.add(arrival.receipt.delay);
+  watched.end();
   return receipt.release().ptr();
 }
 
 // The receipts, or the errors, of answers that are read already. What is no refusal is raised, with the outcomes before
 // it as its attribute `outcomes`.
 py::list receive_all(Server& server, std::vector<Arrival>& arrivals, const std::vector<py::object>& clients) {
+  const size_t count = arrivals.size();
   std::vector<py::object> receipts;
-  for (size_t i = 0; i < arrivals.size(); ++i) receipts.push_back(make<ReceiptObject>(server.receipts()));
-  py::list outcomes;
-  std::vector<int64_t> delays;
-  const Watched watched(server);
-  for (size_t done = 0; done < arrivals.size();) {
-    const Engine::Result result = receive(server, arrivals.data() + done, arrivals.size() - done);
+  for (size_t i = 0; i < count; ++i) receipts.push_back(made_for(server, clients[i], arrivals[i]));
+  py::list outcomes(count);  // all memory is there before the first answer counts
+  Watched watched(server, count);
+  for (size_t done = 0; done < count;) {
+    const Engine::Result result = receive(server, arrivals.data() + done, count - done);
     for (const size_t until = done + result.done; done < until; ++done) {
-      fill(server, receipts[done], clients[done], arrivals[done]);
-      outcomes.append(receipts[done]);
-      delays.push_back(arrivals[done].receipt.delay);
+      fill(server, receipts[done], arrivals[done]);
+      outcomes[done] = receipts[done];
+      watched.add(arrivals[done].receipt.delay);
     }
     if (!result.refused && !result.failed) continue;
     try {
@@ -220,15 +241,15 @@ py::list receive_all(Server& server, std::vector<Arrival>& arrivals, const std::
       set_error_of_current_exception();
       py::error_already_set raised;
       if (result.failed) {
+        PyList_SetSlice(outcomes.ptr(), static_cast<Py_ssize_t>(done), static_cast<Py_ssize_t>(count), nullptr);
         py::setattr(raised.value(), "outcomes", outcomes);
         throw raised;
       }
-      outcomes.append(raised.value());
-      ++done;
+      outcomes[done++] = raised.value();
     }
   }
-  wait_for_disk(server, arrivals.data(), arrivals.size());
-  if (watched.on()) watched.end(delays);
+  wait_for_disk(server, arrivals.data(), count);
+  watched.end();
   return outcomes;
 }
 
