@@ -356,9 +356,9 @@ py::object new_task(const Server& server) {
 }
 
 // Completes a task that was made before it was sent.
-py::object filled(Server& server, py::object made, py::handle client, engine::Task&& task, py::object control) {
+py::object filled(Server& server, py::object made, py::object client, engine::Task&& task, py::object control) {
   TaskObject* const one = task_in(made);
-  one->client = plain(client, task.client).release().ptr();
+  one->client = client.release().ptr();
   one->layout = server.layout.inc_ref().ptr();
   one->control = control.release().ptr();
   one->state = py::reinterpret_borrow<py::object>(object_of(task.state)).release().ptr();
@@ -378,9 +378,9 @@ py::object control_of(const Server& server) {
 // dispatch(client)
 PyObject* dispatch(Server& server, PyObject* const* args) {
   const ClientId client = id_of(args[0]);
-  py::object made = new_task(server), control = control_of(server);
+  py::object made = new_task(server), control = control_of(server), name = plain(args[0], client);
   engine::Task task = with_engine(server, [&](Engine& engine) { return engine.dispatch(client); });
-  return filled(server, std::move(made), args[0], std::move(task), std::move(control)).release().ptr();
+  return filled(server, std::move(made), std::move(name), std::move(task), std::move(control)).release().ptr();
 }
 
 // A task of another client, of a version that the first one holds. Its model is that of the first one's task.
