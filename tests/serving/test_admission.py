@@ -4,6 +4,7 @@ shares memory with the server, or a process, gets a wrong number."""
 from __future__ import annotations
 
 import copy
+import faulthandler
 import os
 import pickle
 import signal
@@ -377,6 +378,7 @@ def test_a_child_forked_while_others_receive_never_hangs() -> None:
         child = os.fork()
         if child == 0:
             signal.alarm(20)
+            faulthandler.dump_traceback_later(15)  # so that a child that hangs says where
             try:
                 server.dispatch("b")
             except ConfigError:

@@ -175,7 +175,7 @@ def test_running_out_of_memory_leaves_the_round_as_it_was() -> None:
         return server
 
     server, untroubled = round_without_one(), round_without_one()
-    for count in range(9):  # the next allocation fails, the one after it, and so on
+    for count in range(1000):  # the next allocation fails, the one after it, and so on
         before = server.state_dict()
         native.memory.fail_after(count)
         try:
