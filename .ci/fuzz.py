@@ -1,7 +1,7 @@
 """Coverage-guided fuzzing (atheris) of the code that reads a server's files: it must read or refuse them by name. The
 same for arguments of the ops, and for recipes (fuzz_calls.py).
 
-python .ci/fuzz.py bindings|record|journal|checkpoint|file|recipe CORPUS [options of libFuzzer, -max_total_time=120]
+python .ci/fuzz.py bindings|log|checkpoint|file|recipe CORPUS [options of libFuzzer, -max_total_time=120]
 
 CORPUS is a folder for inputs that reached new code. With -runs=0 its inputs are only replayed.
 
@@ -22,21 +22,22 @@ import atheris
 
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS / "serving"), str(HERE)]
+sys.path[:0] = [str(TESTS), str(TESTS / "durable"), str(HERE)]
 
-with atheris.instrument_imports(include=["fastagg.serving", "fastagg.storage", "fastagg.layout"]):
+with atheris.instrument_imports(include=["fastagg.durable", "fastagg.serving", "fastagg.storage", "fastagg.layout"]):
     import torch
-    from fastagg.serving.opening import open_on
     from fuzz_calls import bindings, recipe
     from lossy import LossyDisk
     from presets import PRESETS, calls, model, update
 
     import fastagg
-    from fastagg.serving import records, recovery
+    from fastagg.durable.folder import contents
+    from fastagg.durable.opening import open_on
+    from fastagg.durable.recovery import recover
     from fastagg.storage import raw
 
-HOME, SIZE = Path("/state"), 40
-NAMES = ("CA2FL, int4", "ACE, int8")  # its journal keeps updates, or the rows that they become
+SIZE = 40
+NAMES = ("CA2FL, int4", "ACE, int8")  # its log keeps updates, or the rows that they become
 _RECORD = struct.Struct("<4sIQQQQB7x")
 
 
@@ -46,24 +47,25 @@ def maker(name: str = NAMES[0]) -> Callable[[], fastagg.Server]:
 
 
 def folder(name: str = NAMES[0]) -> LossyDisk:
-    """Return a folder with a checkpoint, and a journal that has a record of every kind."""
+    """Return a folder with a checkpoint, and a log whose last opening has a record of every kind."""
     disk, make = LossyDisk(), maker(name)
-    with open_on(disk, HOME, make, "arrival", segment=16384) as server:
-        for k, call in enumerate(calls(name, 12)):
-            if call.number is None:
-                server.dispatch(call.client)
-            else:
-                server.receive(call.client, update(call.number, SIZE), num_samples=1)
-            if k == 8:
-                server.checkpoint()
-        server.hand_on(server.dispatch(0), 1)
-        server.close_round()
-        server.expire(before=1)
-        server.forget(1)
-        server.lr = server.lr / 2
-        with server.receiving(0) as upload:
-            upload.write(bytes(4 * SIZE))
-    open_on(disk, HOME, make, "arrival", segment=16384).close()  # a second opening adds a record of a life
+    played = list(calls(name, 12))
+    for last, part in enumerate((played[:6], played[6:])):
+        with open_on(disk, make, "arrival", segment=1 << 20) as server:
+            for call in part:
+                if call.number is None:
+                    server.dispatch(call.client)
+                else:
+                    server.receive(call.client, update(call.number, SIZE), num_samples=1)
+            if last:
+                server.hand_on(server.dispatch(0), 1)
+                server.close_round()
+                server.expire(before=1)
+                server.forget(1)
+                server.lr = server.lr / 2
+                server.dispatch(0)
+                with server.receiving(0) as upload:
+                    upload.write(bytes(4 * SIZE))
     return disk
 
 
@@ -94,26 +96,23 @@ def edited(data: bytes, edits: atheris.FuzzedDataProvider) -> bytes:
     return bytes(found)
 
 
-def record() -> Callable[[bytes], None]:
-    """Fuzz the body of one record."""
-
-    def one(data: bytes) -> None:
-        body = memoryview(data)
-        for read in (records.read_arrival, records.read_client, records.read_life, records.read_rate):
-            expected(lambda read=read: read(body))  # type: ignore[misc]
-
-    return one
+def recovered(disk: LossyDisk, name: str = NAMES[0]) -> Callable[[], object]:
+    """Return a function that recovers a folder's server."""
+    return lambda: recover(disk, contents(disk), lambda _: maker(name)())
 
 
-def journal() -> Callable[[bytes], None]:
-    """Fuzz a journal: some records are changed and have correct checksums. Then recover."""
+def log() -> Callable[[bytes], None]:
+    """Fuzz a log: some records of its last opening are changed and have correct checksums. Then recover."""
     disks = {name: folder(name) for name in NAMES}
     places: dict[str, list[tuple[int, int]]] = {name: [] for name in NAMES}
     for name, disk in disks.items():
         for path, node in disk.names_of.items():
-            if path.name.startswith("journal"):
+            if path.startswith("journal"):
                 held = bytes(disk.data[node])
-                places[name] += [(node, at) for at in range(4096, len(held), 8) if held[at : at + 4] == b"FAGR"]
+                # A head has the digest of all records before it, so these cannot be changed unnoticed.
+                begin = held.rindex(b"FASTAGGJ")
+                places[name] += [(node, at) for at in range(begin, len(held) - 48, 8) if held[at : at + 4] == b"FAGR"]
+    assert all(places.values())
 
     def one(data: bytes) -> None:
         edits = atheris.FuzzedDataProvider(data)
@@ -135,7 +134,7 @@ def journal() -> Callable[[bytes], None]:
                 synced = edits.ConsumeIntInRange(0, 2**64 - 1)
             tail = _RECORD.pack(magic, 0, use, sequence, synced, length, kind)[8:]
             held[at : at + 48 + length] = magic + raw.crc32c([tail, body]).to_bytes(4, "little") + tail + body
-        expected(lambda: recovery.recover(left, HOME, maker(name)))
+        expected(recovered(left, name))
 
     return one
 
@@ -143,15 +142,15 @@ def journal() -> Callable[[bytes], None]:
 def checkpoint() -> Callable[[bytes], None]:
     """Fuzz a checkpoint: its manifest or header is changed and has correct checksums. Then recover."""
     disk = folder()
-    last = max(path for path in disk.folders if path.name.startswith("checkpoint-"))
-    files = {path.name: node for path, node in disk.names_of.items() if path.parent == last}
+    last = max(path for path in disk.folders if path.startswith("checkpoint-"))
+    files = {path.partition("/")[2]: node for path, node in disk.names_of.items() if path.startswith(last + "/")}
     text = bytes(disk.data[files["manifest.json"]]).partition(b"\n")[2]
     whole = bytes(disk.data[files["state.safetensors"]])
     size = int.from_bytes(whole[:8], "little")
 
     def one(data: bytes) -> None:
         edits, left = atheris.FuzzedDataProvider(data), copied(disk)
-        left.names_of = {path: node for path, node in left.names_of.items() if not path.name.startswith("journal")}
+        left.names_of = {path: node for path, node in left.names_of.items() if not path.startswith("journal")}
         if edits.ConsumeBool():
             new = edited(text, edits)
             said = json.dumps({"crc32c": raw.crc32c([new]), "bytes": len(new)}).encode()
@@ -161,7 +160,7 @@ def checkpoint() -> Callable[[bytes], None]:
             left.data[files["state.safetensors"]] = bytearray(
                 len(header).to_bytes(8, "little") + header + whole[8 + size :]
             )
-        expected(lambda: recovery.recover(left, HOME, maker()))
+        expected(recovered(left))
 
     return one
 
@@ -183,7 +182,7 @@ def file() -> Callable[[bytes], None]:
     return one
 
 
-TARGETS = {one.__name__: one for one in (bindings, record, journal, checkpoint, file, recipe)}
+TARGETS = {one.__name__: one for one in (bindings, log, checkpoint, file, recipe)}
 
 if __name__ == "__main__":
     target = TARGETS[sys.argv[1]]()
@@ -192,12 +191,5 @@ if __name__ == "__main__":
     rng = random.Random(0)
     for k in range(32):  # the first inputs
         (corpus / f"seed {k}").write_bytes(rng.randbytes(rng.randint(1, 200)))
-    if sys.argv[1] == "record":
-        disk = folder()
-        for node in disk.data:
-            held = bytes(disk.data[node])
-            for at in (at for at in range(0, len(held), 8) if held[at : at + 4] == b"FAGR"):
-                length = _RECORD.unpack_from(held, at)[5]
-                (corpus / f"record {node} {at}").write_bytes(held[at + 48 : at + 48 + length])
     atheris.Setup([sys.argv[0], *sys.argv[3:], str(corpus)], target)
     atheris.Fuzz()

@@ -118,4 +118,6 @@ def read_upload(disk: Disk, found: Contents, streamed: tuple[int, int, int, int]
         raise CheckpointError(f"{disk.path / name}: the upload cannot be read: {error}") from error
     if len(held) != nbytes or raw.crc32c([held]) != crc:
         raise CheckpointError(f"{disk.path / name}: the upload is damaged")
+    if not (code < len(DTYPES) and nbytes % DTYPES[code].itemsize == 0):
+        raise CheckpointError(f"{disk.path / name}: the upload is of an unknown type")
     return Pieces([tensor_in(held, DTYPES[code])])

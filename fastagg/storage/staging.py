@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from fastagg._build import native
-from fastagg.storage.pieces import Pieces, as_tensor
+from fastagg.storage.pieces import DTYPES, Pieces, as_tensor
 
 _CHUNK = 16 << 20  # bytes
 _SLOTS = 3
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # in the order of Pieces' codes
 
 
 def upload(pieces: Pieces, device: torch.device) -> Pieces:
@@ -56,7 +55,7 @@ class _Stage:
         if len(codes) > 1:
             pieces = Pieces([as_tensor(owner).to(torch.float32) for owner in pieces.owners])
             codes = {0}
-        dtype = _DTYPES[codes.pop()]
+        dtype = DTYPES[codes.pop()]
         step = _CHUNK // dtype.itemsize
         compute = torch.cuda.current_stream(self.device)
         with self.lock:

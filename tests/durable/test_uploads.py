@@ -10,6 +10,7 @@ import torch
 
 import fastagg
 from fastagg import DTypeMismatch, NonFiniteUpdate, ShapeMismatch
+from fastagg.storage import raw
 
 SIZE = 1000
 
@@ -62,6 +63,22 @@ def test_chunks_are_the_update_to_the_bit_and_survive_a_restart(
     stored.close()
     with fastagg.open(tmp_path / "a", make) as server:  # it costs this answer
         assert "the upload is damaged" in caplog.text and server.version == 2
+
+
+def test_a_record_of_an_upload_of_an_unknown_type_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with fastagg.open(tmp_path, make) as server:
+        send(server, 0, torch.ones(SIZE))
+        send(server, 1, torch.ones(SIZE))
+    path = next(tmp_path.glob("journal-*"))
+    held = bytearray(path.read_bytes())
+    begin = held.rindex(b"FAGR")
+    length = int.from_bytes(held[begin + 32 : begin + 40], "little")
+    upload = held.index(bytes([2, 0, 0, 0, 0, 0, 0, 0, *(4 * SIZE).to_bytes(8, "little")]), begin)
+    held[upload + 20] = 77  # behind the number, the size and the checksum
+    held[begin + 4 : begin + 8] = raw.crc32c([bytes(held[begin + 8 : begin + 48 + length])]).to_bytes(4, "little")
+    path.write_bytes(held)
+    with fastagg.open(tmp_path, make) as server:
+        assert "record 4: lost: " in caplog.text and "an unknown type" in caplog.text
 
 
 @pytest.mark.parametrize("durable", [False, True])
