@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "kernels.h"
 #include "pool.h"
@@ -75,6 +76,11 @@ class Reader {
   std::vector<Piece>::const_iterator piece_;
   Scratch scratch_;
 };
+
+// Reads each element of an update once. Calls visit(values, at, n) for runs of fp32 copies, which stay in the L1 cache,
+// in any order and on several threads. Returns the sum of squares of what was read (norms.cpp).
+using Visit = std::function<void(const float* values, int64_t at, int64_t n)>;
+double read_once(const Update& update, const Visit& visit);
 
 // The loops for fp32 vectors that take `bytes` in total.
 inline const Kernels& loops_for(int64_t bytes) {

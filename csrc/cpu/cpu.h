@@ -28,6 +28,12 @@ void step(const Update& update, const Direction& direction, const Optimizer& opt
 // acc_out = acc + weight*update (12 bytes per parameter). If acc is null, a new sum begins (8 bytes).
 void accumulate(const Update& update, const float* acc, float weight, float* acc_out);
 
+// The same, for a sender's memory that may change meanwhile: each element is read once, into the L1 cache. Returns the
+// sum of squares of what was read (sum_squares). If it is not finite, what was written is worth nothing, so it must not
+// be what was there before. Not for rows and 8-bit moments.
+double step_once(const Update& update, const Direction& direction, const Optimizer& optimizer);
+double accumulate_once(const Update& update, const float* acc, float weight, float* acc_out);
+
 // Copies elements first..first+count-1 to `out`, unconverted. All pieces have one type of `item` bytes.
 void copy(const Update& update, int64_t first, int64_t count, int64_t item, void* out);
 

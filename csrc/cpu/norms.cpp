@@ -122,6 +122,26 @@ double absorb(const Update& update, const Update& copy) {
   return total_of_groups(group_sums(copy, 1, 8, squares_of_strand, take), 0);
 }
 
+double read_once(const Update& update, const Visit& visit) {
+  const auto take = [&](int64_t at, int64_t count, double* out) {
+    const int64_t ahead = tuning().prefetch, whole = whole_rows(count);
+    Strand copy;
+    const float* const from = plain_at(update, at, count);
+    if (from != nullptr && whole == count) {
+      kernels().copy_squares(from, copy.values, count, ahead, out);
+    } else {
+      for_each_run(update, kernels(), at, at + count, [&](const float* values, int64_t start, int64_t n) {
+        std::memcpy(copy.values + (start - at), values, static_cast<size_t>(n) * sizeof(float));
+      });
+      std::memset(copy.values + count, 0, static_cast<size_t>(whole - count) * sizeof(float));
+      kernels().squares(copy.values, whole, ahead, out);
+    }
+    visit(copy.values, at, count);
+    return true;
+  };
+  return total_of_groups(group_sums(update, 1, 8, squares_of_strand, take), 0);
+}
+
 void copy(const Update& update, const Update& to) {
   for_each_part(update.size, 8, [&](int64_t begin, int64_t end) { copy_range(update, to, begin, end - begin); });
 }

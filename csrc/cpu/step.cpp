@@ -37,6 +37,11 @@ class Step {
     }
   }
 
+  double run_once() {
+    const auto loop = loops_for(update_.size * bytes()).fused[along()][act()];
+    return read_once(update_, [&](const float* values, int64_t at, int64_t n) { loop(run_at(values, at, n)); });
+  }
+
   void run() {
     const bool caches = direction_.kind == kMean || direction_.kind == kCalibrated;
     const bool stages = caches && (!is_plain() || !direction_.sum.terms.empty());
@@ -285,31 +290,51 @@ class Step {
   Run whole_{};
 };
 
+// out = acc + weight*values, or without acc weight*values.
+struct Accumulation {
+  Accumulation(int64_t size, const float* acc, float weight, float* out)
+      : bytes(acc == nullptr ? 8 : 12),
+        loop(loops_for(size * bytes).fused[acc == nullptr ? kAlongSingle : kAlongFlush][kGives]) {
+    whole.gain = weight;
+    whole.weight = whole.scale = 1.0f;
+    whole.acc = acc, whole.out = out;
+    whole.ahead = tuning().prefetch;
+    whole.stream_out = streams(size) && acc != out && aligned(out);
+  }
+  void operator()(const float* values, int64_t at, int64_t n) const {
+    Run run = whole;
+    run.update = values;
+    run.acc = shifted(whole.acc, at);
+    run.out = whole.out + at;
+    run.n = n;
+    run.stream_out = whole.stream_out && aligned(run.out);
+    loop(run);
+  }
+
+  const int64_t bytes;
+  void (*const loop)(const Run& run);
+  Run whole{};
+};
+
 }  // namespace
 
 void step(const Update& update, const Direction& direction, const Optimizer& optimizer) {
   Step(update, direction, optimizer).run();
 }
 
+double step_once(const Update& update, const Direction& direction, const Optimizer& optimizer) {
+  return Step(update, direction, optimizer).run_once();
+}
+
 void accumulate(const Update& update, const float* acc, float weight, float* acc_out) {
+  const Accumulation sum(update.size, acc, weight, acc_out);
   const Kernels& table = kernels();
-  const int64_t bytes = acc == nullptr ? 8 : 12;
-  const auto loop = loops_for(update.size * bytes).fused[acc == nullptr ? kAlongSingle : kAlongFlush][kGives];
-  const bool past = streams(update.size) && acc != acc_out && aligned(acc_out);
-  for_each_part(update.size, bytes, [&](int64_t begin, int64_t end) {
-    for_each_run(update, table, begin, end, [&](const float* values, int64_t at, int64_t n) {
-      Run run{};
-      run.update = values;
-      run.gain = weight;
-      run.weight = run.scale = 1.0f;
-      run.acc = shifted(acc, at);
-      run.out = acc_out + at;
-      run.n = n;
-      run.ahead = tuning().prefetch;
-      run.stream_out = past && aligned(run.out);
-      loop(run);
-    });
-  });
+  for_each_part(update.size, sum.bytes,
+                [&](int64_t begin, int64_t end) { for_each_run(update, table, begin, end, sum); });
+}
+
+double accumulate_once(const Update& update, const float* acc, float weight, float* acc_out) {
+  return read_once(update, Accumulation(update.size, acc, weight, acc_out));
 }
 
 void copy(const Update& update, int64_t first, int64_t count, int64_t item, void* out) {

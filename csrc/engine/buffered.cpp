@@ -62,7 +62,7 @@ void Buffered::run(Runner& runner, const Updates& updates, const Optimizer& opti
   const size_t into_sum = updates.size() - (steps && !updates.empty() ? 1 : 0);
   for (size_t i = 0; i < into_sum; ++i, fresh = false)
     runner.accumulate(*updates[i], fresh ? nullptr : acc_.data, given_[i].gain * sign_ * weight_of(given_[i]),
-                      acc_.data);
+                      folded().data);
   if (!steps) return;
   Direction direction;
   if (updates.empty()) {  // the step is along the sum itself
@@ -85,7 +85,15 @@ void Buffered::run(Runner& runner, const Updates& updates, const Optimizer& opti
   runner.step(*updates.back(), direction, optimizer);
 }
 
+bool Buffered::plan_aside() {
+  if (given_.size() != 1) return false;
+  if (outcome_ != Outcome::kStep && !held_.empty()) beside_ = memory_->vector(setting_.size);
+  return true;
+}
+
 void Buffered::commit() noexcept {
+  if (beside_) acc_ = std::move(beside_);
+  beside_ = {};
   if (outcome_ == Outcome::kStep) {
     held_.clear();
     total_ = acc_bound_ = 0.0;
@@ -115,10 +123,8 @@ std::vector<bool> Buffered::run_fold(const std::vector<Trained>& trained) {
 }
 
 void Buffered::commit_fold(bool gives_up_sum) noexcept {
-  if (beside_) acc_ = std::move(beside_);
-  beside_ = {};
-  if (gives_up_sum) acc_ = {};
   commit();
+  if (gives_up_sum) acc_ = {};
 }
 
 void Buffered::fields(Archive& archive) {

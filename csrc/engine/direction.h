@@ -35,6 +35,11 @@ class DirectionState {
   virtual void commit() noexcept = 0;
   virtual void cancel() noexcept {}
 
+  // After `plan`: from now on `run` of these updates only writes to memory that nobody reads before `commit`, besides
+  // the optimizer's. So their norms may be found on the way, and told before `commit`. False: it cannot.
+  virtual bool plan_aside() { return false; }
+  virtual void measured(const Given&) {}
+
   // How many more updates make a step; a sum of several clients may not have more. 0: this direction adds nothing up.
   virtual int64_t room() const { return 0; }
   // Adds trained models to the sum, several in one pass, which also finds out which of them are fit (largest element).

@@ -7,11 +7,13 @@
 
 #include "../cpu/cpu.h"
 #include "../math/optimizers.h"
+#include "on_cpu.h"
 
 namespace fastagg::engine {
 namespace {
 
 constexpr int64_t kOverdueAtATime = 8;  // limits the time of one call
+constexpr int64_t kWorthReadingOnce = int64_t{1} << 18;
 
 const char* name_of(Outcome outcome, bool applied) {
   return applied ? "step" : outcome != Outcome::kKept ? "drop" : "keep";
@@ -662,6 +664,33 @@ void Engine::run(Act act) {
   runner_->launch();
 }
 
+// Whether the step's kernel may be the one that reads the sender's memory. It then reads it once, and the norm is known
+// when it is done: so nothing may depend on the norm, and what it writes must be memory that nobody reads. A small
+// update is copied instead, because a copy stays in the cache.
+bool Engine::may_read_once(const Given& given) const {
+  const Arrival& arrival = *given.arrival;
+  return settings_.size >= kWorthReadingOnce && given.counts && !arrival.is_private && arrival.base == nullptr &&
+         (arrival.kind == Arrival::kUpdate || arrival.kind == Arrival::kSum) && runner_->at_once() && !log_ &&
+         !settings_.ordered && settings_.clip_norm == 0.0 && !prepares(arrival) && !own_step() &&
+         !(extension_ && extension_->asks.agree);
+}
+
+bool Engine::plans_aside(const Step& step) {
+  const bool in_place = step.outcome == Outcome::kStep && optimizer_.nbytes() > 0;
+  return step.takes && !in_place && direction_->plan_aside();
+}
+
+// Calls the planned kernel, and checks what it has read before anything counts.
+void Engine::run_once(Step& step) {
+  Given& given = given_.front();
+  ReadsOnce reader;
+  direction_->run(reader, updates_, step.kernel);
+  if (!std::isfinite(reader.squares)) throw Refusal(Why::kNotFinite, "update: NaN or infinity");
+  given.norm = given.brings.norm = contributions_.front().norm = std::sqrt(reader.squares);
+  direction_->measured(contributions_);
+  check_bounds(step);
+}
+
 // The part of a step that is the extension's. It works on a vector that nobody else holds, so it may fail.
 void Engine::finish(Step& step) {
   if (step.outcome != Outcome::kStep) return;
@@ -711,7 +740,8 @@ size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
       break;
     }
     if (folding) continue;
-    inspect(one);
+    one.once = may_read_once(one);
+    if (!one.once) inspect(one);
     prepare(one);
   }
 
@@ -721,6 +751,12 @@ size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
   if (closes && step.outcome == Outcome::kKept) return 0;
   const store::Vector into = step.along_sum ? direction_->folded() : store::Vector{};
   Given& first = given_.front();
+  if (first.once && !plans_aside(step)) {
+    first.once = false;
+    inspect(first);
+    prepare(first);
+    plan(step = {}, closes, folding);
+  }
   try {
     if (step.takes || step.keeps)
       plan_step(step, into && runner_->at_once() ? &into : nullptr, first.findings.finishes);
@@ -728,6 +764,7 @@ size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
     if (folding && refused.why == Why::kTooLarge) return 0;  // the bounds assume the largest elements
     throw;
   }
+  if (first.once) run_once(step);
   const bool applied = step.applied(lr());
   std::unique_ptr<Change> statistics;
   if (first.counts && extension_ && extension_->asks.statistics)
@@ -745,7 +782,7 @@ size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
   // -- get ready, run
   if (folding) {
     if (!fold(step)) return 0;
-  } else if (step.takes) {
+  } else if (step.takes && !first.once) {
     run([&] { direction_->run(*runner_, updates_, step.kernel); });
   } else if (extension_ && extension_->asks.agree) {
     extension_->agree();
@@ -813,7 +850,7 @@ void Engine::plan_step(Step& step, const store::Vector* into, bool copies) {
     return;
   }
   if (copies) step.optimizer = optimizer_.copy();
-  if (shared_ || copies) step.out = into != nullptr ? *into : memory_->vector(settings_.size);
+  if (shared_ || copies || given_.front().once) step.out = into != nullptr ? *into : memory_->vector(settings_.size);
   const OptimizerState& with = step.optimizer ? *step.optimizer : optimizer_;
   step.kernel = with.planned(ledger_.steps, step.lr, model_.data, step.out ? step.out.data : model_.data);
 }

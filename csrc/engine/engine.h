@@ -151,6 +151,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     store::Vector base;
     double norm = 0.0;
     bool counts = true;  // no rule has dropped it
+    bool once = false;   // its step reads the sender's memory, instead of a copy
   };
   struct Applied {
     std::optional<Task> task;
@@ -180,6 +181,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void write_receipts(const Step& step, bool applied, bool folding);
   void check_outcome(const Given& given) const;
   bool fold(Step& step);
+  bool may_read_once(const Given& given) const;
+  bool plans_aside(const Step& step);
+  void run_once(Step& step);
   template <typename Act>
   void run(Act act);
   void finish(Step& step);

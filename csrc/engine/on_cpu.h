@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "../cpu/cpu.h"
+#include "../math/reduce.h"
 #include "../runner.h"
 
 namespace fastagg::engine {
@@ -26,6 +27,18 @@ class OnCpu : public Runner {
     cpu::settle_rows(jobs.data(), static_cast<int64_t>(jobs.size()), sum, size);
   }
   void zero(void* memory, int64_t bytes) override { std::memset(memory, 0, static_cast<size_t>(bytes)); }
+};
+
+// For one update whose sender may change it: it is read once, and its squares are added on the way.
+class ReadsOnce : public OnCpu {
+ public:
+  double squares = 0.0;
+  void step(const Update& update, const Direction& direction, const Optimizer& optimizer) override {
+    squares = cpu::step_once(update, direction, optimizer);
+  }
+  void accumulate(const Update& update, const float* acc, double weight, float* out) override {
+    squares = cpu::accumulate_once(update, acc, static_cast<float>(weight), out);
+  }
 };
 
 }  // namespace fastagg::engine

@@ -60,6 +60,7 @@ def test_fedbuff(case: Case, common: dict[str, Any], m: int, lr: float) -> None:
             "lr": st.sampled_from([1e-3, 0.1]),
             "buffer_size": st.integers(1, 4),
             "betas": st.sampled_from([(0.9, 0.99), (0.0, 0.0), (0.6, 0.9)]),
+            "eps": st.just(0.03),  # as ADAPTIVE below
             "delay_threshold": st.sampled_from([None, 0, 1, 3]),
             "delay_rule": st.sampled_from(["scaled", "reciprocal"]),
             "bias_correction": st.booleans(),
