@@ -29,7 +29,7 @@ from ranks import SIZE, alone, difference, make, play, restarted, run, shared
 import fastagg
 from fastagg._build import native
 from fastagg.ops.place import emulated
-from fastagg.serving import engine
+from fastagg.storage import memory
 
 NAMES = (
     "FADAS, moments in 8 bits", "FedBuff, clipped, by samples", "FedAsync, polynomial", "ACE, int8", "ACED, int4",
@@ -175,18 +175,18 @@ def refused(name: str, device: Device, size: int) -> dict[str, Any]:
 
 @contextmanager
 def failing_once() -> Iterator[None]:
-    """Let the first launches of this rank fail for want of memory."""
-    send = engine.send
+    """Let this rank's card be without memory once."""
+    empty_bytes = memory.empty_bytes
 
-    def fails(*given: Any) -> Any:
-        engine.send = send
+    def fails(*given: Any, **named: Any) -> Any:
+        memory.empty_bytes = empty_bytes
         raise MemoryError("none left on the card")
 
-    engine.send = fails
+    memory.empty_bytes = fails
     try:
         yield
     finally:
-        engine.send = send
+        memory.empty_bytes = empty_bytes
 
 
 def on_a_mesh(device: torch.device, size: int) -> dict[str, Any]:
