@@ -6,7 +6,8 @@
 // falls in between.
 //
 // Read once: an update's bytes are copied into memory of the engine's own while they are inspected, and all later
-// stages and the log read that copy. Its sender may do with its memory what it likes.
+// stages and the log read that copy. A large one, where that costs time, is instead read by the step's kernel alone,
+// which writes to new memory (may_read_once). Its sender may do with its memory what it likes.
 #pragma once
 
 #include <deque>
