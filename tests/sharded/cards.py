@@ -66,7 +66,7 @@ def start(rank: int, size: int, folder: Path) -> Device:
     torch.cuda.set_device(device)
     store = dist.FileStore(str(folder / "store"), size)
     backend = "cpu:gloo,cuda:nccl" if own_cards(size) else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=ranks.PATIENCE))
     return device
 
 
@@ -110,7 +110,7 @@ class FrontEnd:
 
 def equal(name: str, group: Any, folder: Path, device: Device) -> str:
     there = model(SIZE) if device is None else model(SIZE).to(device)  # a model on a card makes a server on this card
-    server = fastagg.sharded(make(name), there, group)
+    server = fastagg.sharded(make(name), there, group, timeout=ranks.PATIENCE)
     if device is not None and server.flat.device != device:
         return f"the slice is on {server.flat.device}, expected {device}"
     front = FrontEnd(server, name, device)
@@ -144,7 +144,7 @@ class _Tells:
 
 def refused(name: str, device: Device, size: int) -> dict[str, Any]:
     """What a card refuses, no rank applies: memory that one card lacks, or a NaN in the last slice."""
-    server = fastagg.sharded(make(name, device), model(SIZE))
+    server = fastagg.sharded(make(name, device), model(SIZE), timeout=ranks.PATIENCE)
     if server.rank:
         with failing_once() if server.rank == size - 1 else nullcontext():
             server.follow()
@@ -197,7 +197,7 @@ def on_a_mesh(device: torch.device, size: int) -> dict[str, Any]:
 
     module = net().to(device)
     fully_shard(module, mesh=DeviceMesh("cuda", list(range(size))))
-    server = fastagg.sharded(make(FAILS), module)
+    server = fastagg.sharded(make(FAILS), module, timeout=ranks.PATIENCE)
     _, begin, end, _ = server.slices()[server.rank]
     for number in range(ARRIVALS):
         server.deliver(number, update(number, server.layout.size)[begin:end].to(device), number // 2)

@@ -23,9 +23,11 @@ import torch.distributed as dist
 from presets import PRESETS, Call, calls, model, tensors, update
 
 import fastagg
+from fastagg._build import native
 from fastagg.serving import checkpoint
 from fastagg.shards import states
 
+PATIENCE = 600.0 if native.cuda_emulated else 60.0  # emulated kernels under sanitizers, beside other work
 SIZE = 4 * 65_536 + 5_001  # five groups, the last one not whole
 ARRIVALS = 15
 SEED = 2**40 + 7
@@ -41,7 +43,7 @@ def start(rank: int, size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     fastagg.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=PATIENCE))
 
 
 def make(name: str, device: torch.device | None = None) -> Callable[[Any], fastagg.Server]:
@@ -231,7 +233,7 @@ def restarted(name: str, groups: list[Any], folder: Path, rank: int, device: tor
         if rank not in dist.get_process_group_ranks(group):
             dist.barrier()
             continue
-        server = fastagg.sharded(make(name, device), model(SIZE), group)
+        server = fastagg.sharded(make(name, device), model(SIZE), group, timeout=PATIENCE)
         with led(server) as leads:
             if leads:
                 if turn:
