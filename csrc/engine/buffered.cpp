@@ -85,10 +85,8 @@ void Buffered::run(Runner& runner, const Updates& updates, const Optimizer& opti
   runner.step(*updates.back(), direction, optimizer);
 }
 
-bool Buffered::plan_aside() {
-  if (given_.size() != 1) return false;
+void Buffered::plan_aside() {
   if (outcome_ != Outcome::kStep && !held_.empty()) beside_ = memory_->vector(setting_.size);
-  return true;
 }
 
 void Buffered::commit() noexcept {

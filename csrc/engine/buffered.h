@@ -20,7 +20,8 @@ class Buffered : public DirectionState {
   Outcome plan(const Given& given, bool closes) override;
   void run(Runner& runner, const Updates& updates, const Optimizer& optimizer) override;
   void commit() noexcept override;
-  bool plan_aside() override;
+  bool sets_aside() const override { return true; }
+  void plan_aside() override;
   void measured(const Given& given) override { plan_numbers(given, outcome_ == Outcome::kStep); }
   int64_t room() const override;
 

@@ -35,9 +35,11 @@ class DirectionState {
   virtual void commit() noexcept = 0;
   virtual void cancel() noexcept {}
 
-  // After `plan`: from now on `run` of these updates only writes to memory that nobody reads before `commit`, besides
-  // the optimizer's. So their norms may be found on the way, and told before `commit`. False: it cannot.
-  virtual bool plan_aside() { return false; }
+  // Whether one update's norm may be found by `run`. Then `plan` is told no norm, and `plan_aside` follows: from there
+  // on `run` only writes to memory that nobody reads before `commit`, besides the optimizer's. `measured` tells the
+  // norm before `commit`.
+  virtual bool sets_aside() const { return false; }
+  virtual void plan_aside() {}
   virtual void measured(const Given&) {}
 
   // How many more updates make a step; a sum of several clients may not have more. 0: this direction adds nothing up.

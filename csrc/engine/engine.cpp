@@ -669,15 +669,10 @@ void Engine::run(Act act) {
 // update is copied instead, because a copy stays in the cache.
 bool Engine::may_read_once(const Given& given) const {
   const Arrival& arrival = *given.arrival;
-  return settings_.size >= kWorthReadingOnce && given.counts && !arrival.is_private && arrival.base == nullptr &&
-         (arrival.kind == Arrival::kUpdate || arrival.kind == Arrival::kSum) && runner_->at_once() && !log_ &&
-         !settings_.ordered && settings_.clip_norm == 0.0 && !prepares(arrival) && !own_step() &&
-         !(extension_ && extension_->asks.agree);
-}
-
-bool Engine::plans_aside(const Step& step) {
-  const bool in_place = step.outcome == Outcome::kStep && optimizer_.nbytes() > 0;
-  return step.takes && !in_place && direction_->plan_aside();
+  return settings_.size >= kWorthReadingOnce && direction_->sets_aside() && given.counts && !arrival.is_private &&
+         arrival.base == nullptr && (arrival.kind == Arrival::kUpdate || arrival.kind == Arrival::kSum) &&
+         runner_->at_once() && !log_ && !settings_.ordered && settings_.clip_norm == 0.0 && !prepares(arrival) &&
+         !own_step() && !(extension_ && extension_->asks.agree);
 }
 
 // Calls the planned kernel, and checks what it has read before anything counts.
@@ -751,12 +746,13 @@ size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
   if (closes && step.outcome == Outcome::kKept) return 0;
   const store::Vector into = step.along_sum ? direction_->folded() : store::Vector{};
   Given& first = given_.front();
-  if (first.once && !plans_aside(step)) {
+  if (first.once && step.outcome == Outcome::kStep && optimizer_.nbytes() > 0) {  // moments move in place
     first.once = false;
     inspect(first);
     prepare(first);
     plan(step = {}, closes, folding);
   }
+  if (first.once) direction_->plan_aside();
   try {
     if (step.takes || step.keeps)
       plan_step(step, into && runner_->at_once() ? &into : nullptr, first.findings.finishes);

@@ -183,7 +183,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void check_outcome(const Given& given) const;
   bool fold(Step& step);
   bool may_read_once(const Given& given) const;
-  bool plans_aside(const Step& step);
   void run_once(Step& step);
   template <typename Act>
   void run(Act act);

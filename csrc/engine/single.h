@@ -11,7 +11,7 @@ class Single : public DirectionState {
   Outcome plan(const Given& given, bool closes) override;
   void run(Runner& runner, const Updates& updates, const Optimizer& optimizer) override;
   void commit() noexcept override {}
-  bool plan_aside() override { return true; }
+  bool sets_aside() const override { return true; }
   void measured(const Given& given) override { plan(given, true); }
   bool immediate() const override { return true; }
   double bound() const override;
