@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "durable"), str(HERE)]
 
-with atheris.instrument_imports(include=["fastagg.durable", "fastagg.serving", "fastagg.storage", "fastagg.layout"]):
+with atheris.instrument_imports(include=["fastagg.durable", "fastagg.server", "fastagg.storage", "fastagg.model"]):
     import torch
     from fuzz_calls import bindings, recipe
     from lossy import LossyDisk

@@ -42,5 +42,5 @@ pytest -n auto -q -p no:cacheprovider -m "kernel and not slow" \
   "$here/tests" --ignore "$here/tests/sim" --ignore "$here/tests/integrations"
 # An arrival on a device that is interrupted at any line has happened or has not, because its launches are one native
 # call.
-FASTAGG_TEST_EMULATED=1 pytest -n auto -q -p no:cacheprovider "$here/tests/serving/test_torn.py" \
+FASTAGG_TEST_EMULATED=1 pytest -n auto -q -p no:cacheprovider "$here/tests/server/test_torn.py" \
   -k "each_line_of_receive and CA2FL and int8 and not latest"

@@ -48,7 +48,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     If it passes on ``**keywords``, these must be typed as ``Unpack[a TypedDict]``, which lists the known ones.
     """
     name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
-    line = "fastagg." * function.__module__.startswith(("fastagg.presets", "fastagg.parts", "fastagg.serving")) + name
+    line = "fastagg." * function.__module__.startswith(("fastagg.presets", "fastagg.rules", "fastagg.server")) + name
 
     @wraps(function)
     def call(*args: P.args, **given: P.kwargs) -> R:

@@ -215,7 +215,7 @@ class memory:
     @staticmethod
     def left_to_fail() -> int: ...
 
-# A task and a receipt hold their numbers here; fastagg/serving/dispatch.py says what they are.
+# A task and a receipt hold their numbers here; fastagg/server/dispatch.py says what they are.
 
 class Task:
     client: int | str
@@ -265,6 +265,6 @@ class Receipt:
     def _wait_for(self, fill: Callable[[Any], None], /) -> None: ...
 
 # What a server knows, and its log. csrc/bindings/{engine,extension,directions,log}.cpp tell the types. Most are made in
-# one place: fastagg/serving, fastagg/parts, fastagg/durable.
+# one place: fastagg/server, fastagg/rules, fastagg/durable.
 engine: Any
 log: Any

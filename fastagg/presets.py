@@ -27,7 +27,8 @@ from typing import Any, Unpack
 from fastagg import _checks
 from fastagg.distill import Distillation
 from fastagg.errors import ConfigError
-from fastagg.parts.directions import (
+from fastagg.registry import preset
+from fastagg.rules.directions import (
     ActiveSet,
     AllClients,
     Buffer,
@@ -39,8 +40,8 @@ from fastagg.parts.directions import (
     Mixing,
     Single,
 )
-from fastagg.parts.euclidean import Euclidean
-from fastagg.parts.names import (
+from fastagg.rules.euclidean import Euclidean
+from fastagg.rules.names import (
     AceMode,
     Cache,
     DelayRule,
@@ -54,11 +55,10 @@ from fastagg.parts.names import (
     Weighting,
     words,
 )
-from fastagg.parts.optimizers import SGD, Adagrad, Adam, AMSGrad, Lookahead, Momentum, Optimizer, Yogi
-from fastagg.parts.staleness import Constant, DelayAdaptive, Hinge, Polynomial, Staleness
-from fastagg.registry import preset
-from fastagg.serving.server import Server
-from fastagg.serving.settings import ActiveSettings, ClientSettings, ServerSettings, WeightSettings
+from fastagg.rules.optimizers import SGD, Adagrad, Adam, AMSGrad, Lookahead, Momentum, Optimizer, Yogi
+from fastagg.rules.staleness import Constant, DelayAdaptive, Hinge, Polynomial, Staleness
+from fastagg.server.server import Server
+from fastagg.server.settings import ActiveSettings, ClientSettings, ServerSettings, WeightSettings
 from fastagg.storage.tiered import Tiered
 
 

@@ -27,23 +27,7 @@ from fastagg.errors import (
     UnknownVersion,
     UpdateTooLarge,
 )
-from fastagg.layout import Layout
-from fastagg.parts.directions import (
-    ActiveSet,
-    AllClients,
-    Buffer,
-    Calibrated,
-    Cohort,
-    CosineBuffer,
-    Differences,
-    Direction,
-    Echo,
-    Mixing,
-    Single,
-)
-from fastagg.parts.euclidean import Euclidean
-from fastagg.parts.optimizers import SGD, Adagrad, Adam, AMSGrad, Lookahead, Momentum, Optimizer, Yogi
-from fastagg.parts.staleness import Constant, DelayAdaptive, Facts, Hinge, Polynomial, Staleness
+from fastagg.model import Layout
 from fastagg.presets import (
     ACE,
     ACED,
@@ -65,11 +49,27 @@ from fastagg.presets import (
     FedYogi,
 )
 from fastagg.registry import register
-from fastagg.serving.dispatch import Dispatch, Partial, Receipt
-from fastagg.serving.loading import load
-from fastagg.serving.server import Server
-from fastagg.serving.settings import ServerSettings
-from fastagg.serving.watching import watch
+from fastagg.rules.directions import (
+    ActiveSet,
+    AllClients,
+    Buffer,
+    Calibrated,
+    Cohort,
+    CosineBuffer,
+    Differences,
+    Direction,
+    Echo,
+    Mixing,
+    Single,
+)
+from fastagg.rules.euclidean import Euclidean
+from fastagg.rules.optimizers import SGD, Adagrad, Adam, AMSGrad, Lookahead, Momentum, Optimizer, Yogi
+from fastagg.rules.staleness import Constant, DelayAdaptive, Facts, Hinge, Polynomial, Staleness
+from fastagg.server.dispatch import Dispatch, Partial, Receipt
+from fastagg.server.loading import load
+from fastagg.server.server import Server
+from fastagg.server.settings import ServerSettings
+from fastagg.server.watching import watch
 from fastagg.shards.group import Slice, sharded
 from fastagg.shards.leaves import Leaf
 from fastagg.storage.cache import ClientCache

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fastagg import presets
-from fastagg.serving.server import Server
+from fastagg.server.server import Server
 from fastagg.storage import memory
 
 SIZES = (100_000, 4_000_000)

@@ -1,6 +1,6 @@
 """All names: of the presets, the parts, and users' own parts.
 
-A checkpoint contains parts as a name and settings, so a program that reads it must know the names. :mod:`fastagg.parts`
+A checkpoint contains parts as a name and settings, so a program that reads it must know the names. :mod:`fastagg.rules`
 and :mod:`fastagg.presets` register the package's own, and :func:`register` a user's.
 """
 
@@ -16,9 +16,9 @@ from fastagg import _checks, _keywords
 from fastagg.errors import ConfigError, MissingPart
 
 if TYPE_CHECKING:  # the registry must not import parts
-    from fastagg.parts.directions import Direction
-    from fastagg.parts.optimizers import Optimizer
-    from fastagg.parts.staleness import Staleness
+    from fastagg.rules.directions import Direction
+    from fastagg.rules.optimizers import Optimizer
+    from fastagg.rules.staleness import Staleness
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -24,17 +24,17 @@ ORDER = (
     ("errors", "_native", "_checkout"),
     ("sheet",),
     ("page",),
-    ("_build", "_checks", "_extras", "_keywords", "tuning", "parts.names"),
+    ("_build", "_checks", "_extras", "_keywords", "tuning", "rules.names"),
     ("registry",),
     # What numbers lie in. The cache reads its rows with an op, and tiers lie where ops run, so both stand above.
     ("storage", "clients", "lora"),
     ("reference",),
     ("ops",),
     ("storage.cache", "storage.tiered"),
-    ("layout",),
+    ("model",),
     ("distill",),
-    ("parts",),
-    ("serving",),
+    ("rules",),
+    ("server",),
     ("shards", "durable"),
     ("presets",),
     ("public",),
@@ -149,30 +149,30 @@ def test_the_reference_knows_nothing_of_the_kernels(graph: Graph) -> None:
 
 def test_a_circle_through_a_function_is_found_and_one_of_types_is_not(tmp_path: Path) -> None:
     package = tmp_path / "fastagg"
-    (package / "layout").mkdir(parents=True)
+    (package / "model").mkdir(parents=True)
     for name, text in {
-        "__init__": "from fastagg import layout",
-        "layout/__init__": "from fastagg.layout.model import go",
-        "layout/model": "def go():\n    from fastagg.storage import cache",
+        "__init__": "from fastagg import model",
+        "model/__init__": "from fastagg.model.layout import go",
+        "model/layout": "def go():\n    from fastagg.storage import cache",
         "storage": "",
-        "errors": "import typing as t\nif t.TYPE_CHECKING:\n    import fastagg.layout\nelse:\n import fastagg._build",
+        "errors": "import typing as t\nif t.TYPE_CHECKING:\n    import fastagg.model\nelse:\n import fastagg._build",
         "_build": "import os, torch.nn",
     }.items():
         (package / f"{name}.py").write_text(text)
     graph = graph_of(package)
     assert graph == {
-        "fastagg": {"fastagg.layout"},
-        "fastagg.layout": {"fastagg.layout.model"},
-        "fastagg.layout.model": {"fastagg.storage"},
+        "fastagg": {"fastagg.model"},
+        "fastagg.model": {"fastagg.model.layout"},
+        "fastagg.model.layout": {"fastagg.storage"},
         "fastagg.storage": set(),
         "fastagg.errors": {"fastagg._build"},
         "fastagg._build": set(),
     }
     assert not circle(graph) and upward(graph) == ["fastagg.errors imports fastagg._build"]
-    (package / "storage.py").write_text("class Cache:\n    def row(self):\n        from fastagg import layout")
+    (package / "storage.py").write_text("class Cache:\n    def row(self):\n        from fastagg import model")
     graph = graph_of(package)
-    assert set(circle(graph)) == {"fastagg.layout", "fastagg.layout.model", "fastagg.storage"}
-    assert "fastagg.storage imports fastagg.layout" in upward(graph)
+    assert set(circle(graph)) == {"fastagg.model", "fastagg.model.layout", "fastagg.storage"}
+    assert "fastagg.storage imports fastagg.model" in upward(graph)
 
 
 def test_a_module_without_a_room_is_said() -> None:

@@ -17,10 +17,10 @@ from models import same
 import fastagg
 from fastagg import _checks, _keywords, registry
 from fastagg.errors import CheckpointError, ConfigError, MissingPart, WrongArguments
-from fastagg.parts import names, optimizers
-from fastagg.parts.directions import all_clients, base
-from fastagg.serving import statistics
-from fastagg.serving.settings import RULES
+from fastagg.rules import names, optimizers
+from fastagg.rules.directions import all_clients, base
+from fastagg.server import statistics
+from fastagg.server.settings import RULES
 from fastagg.storage.cache import FORMATS
 
 D = 40
@@ -317,7 +317,7 @@ def test_two_classes_under_one_name_are_refused() -> None:
             fastagg.register(another(name, of))
     assert registry.parts("optimizer")["Adam"] is fastagg.Adam
     assert registry.parts("staleness")["Inverse"] is Inverse
-    with pytest.raises(ConfigError, match=r"has the name of fastagg\.parts\.optimizers\.SGD"):  # or SGD would come back
+    with pytest.raises(ConfigError, match=r"has the name of fastagg\.rules\.optimizers\.SGD"):  # or SGD would come back
         registry.describe(another("SGD", fastagg.SGD)())
     other_kind = another("Adam", fastagg.Staleness)  # names are a kind's own
     assert fastagg.register(other_kind) is other_kind and registry.parts("optimizer")["Adam"] is fastagg.Adam

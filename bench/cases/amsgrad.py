@@ -16,7 +16,7 @@ from problem import Built, Candidate, Case, Problem, huge, plain
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.parts import moments
+from fastagg.rules import moments
 
 
 def settings(problem: Problem) -> dict[str, object]:

@@ -12,7 +12,7 @@ from fastagg import ops
 from fastagg.distill.settings import Distillation
 from fastagg.distill.unlabelled import Inputs, length, take
 from fastagg.errors import ConfigError, NonFiniteUpdate, ShapeMismatch
-from fastagg.layout import Layout
+from fastagg.model import Layout
 
 
 class Student:

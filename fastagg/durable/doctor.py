@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fastagg import parts  # noqa: F401  it must come before fastagg.storage.tiered, which it imports itself
+from fastagg import rules  # noqa: F401  it must come before fastagg.storage.tiered, which it imports itself
 from fastagg.durable.disk import Disk
 from fastagg.durable.folder import (
     Checkpoint,
@@ -18,7 +18,7 @@ from fastagg.durable.folder import (
 )
 from fastagg.durable.recovery import Lost, Replay, load_into
 from fastagg.errors import CheckpointError, FastaggError
-from fastagg.serving import checkpoint
+from fastagg.server import checkpoint
 from fastagg.storage import tiered
 
 
@@ -166,7 +166,7 @@ def _server_from(newest: Checkpoint) -> Any:
     Raises:
         CheckpointError: it cannot be made without what no checkpoint holds.
     """
-    from fastagg.serving.loading import server_from
+    from fastagg.server.loading import server_from
 
     config = newest.state["config"]
     if isinstance(config["direction"].get("cache"), dict):

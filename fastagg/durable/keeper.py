@@ -14,7 +14,7 @@ from fastagg.durable.folder import PARTIAL, checkpoint_name, upload_name
 from fastagg.durable.snapshot import Snapshot
 from fastagg.durable.uploads import Uploads
 from fastagg.errors import CheckpointError, FastaggError, Reentered
-from fastagg.serving.engine import Parts, Running
+from fastagg.server.engine import Parts, Running
 
 EVERY = 1 << 30  # bytes of the log after which a checkpoint is written
 _log = logging.getLogger("fastagg")

@@ -19,7 +19,7 @@ from fastagg.durable.folder import checkpoint_name
 from fastagg.durable.keeper import Keeper
 from fastagg.durable.uploads import StoredUpload, Uploads
 from fastagg.errors import CheckpointError
-from fastagg.serving.dispatch import Client, Receipt
+from fastagg.server.dispatch import Client, Receipt
 from fastagg.storage.pieces import Pieces
 
 Durability = Literal["none", "step", "arrival"]

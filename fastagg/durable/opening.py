@@ -18,10 +18,10 @@ from fastagg.durable.log import Durability, Log, begin_journal
 from fastagg.durable.recovery import Recovered, check_made, made_of, no_server, recover
 from fastagg.durable.uploads import Uploads
 from fastagg.errors import Busy, CheckpointError, ConfigError
-from fastagg.parts.names import words
-from fastagg.serving import engine
-from fastagg.serving.server import Server
-from fastagg.serving.watching import Watch
+from fastagg.rules.names import words
+from fastagg.server import engine
+from fastagg.server.server import Server
+from fastagg.server.watching import Watch
 from fastagg.storage.tiered import Tiered
 
 SEGMENT = 64 << 20  # bytes of the largest segments of the log

@@ -16,9 +16,9 @@ from fastagg import _checks
 from fastagg.durable.disk import Disk
 from fastagg.durable.folder import Checkpoint, Contents, checkpoint_name, read_checkpoint, read_log, read_upload
 from fastagg.errors import CheckpointError, ConfigError, FastaggError
-from fastagg.serving import engine
-from fastagg.serving.server import Server
-from fastagg.serving.settings import FREE
+from fastagg.server import engine
+from fastagg.server.server import Server
+from fastagg.server.settings import FREE
 
 _log = logging.getLogger("fastagg")
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from fastagg._build import native
 from fastagg.durable import trees
 from fastagg.durable.disk import Disk
-from fastagg.serving import checkpoint, engine
-from fastagg.serving.engine import Parts, Running
+from fastagg.server import checkpoint, engine
+from fastagg.server.engine import Parts, Running
 
 _ROWS = "direction.cache.data", "direction.cache.scales"
 

@@ -14,8 +14,8 @@ from fastagg._build import native
 from fastagg.durable.disk import Disk
 from fastagg.durable.folder import upload_name
 from fastagg.errors import NotDurable, UnknownVersion
-from fastagg.serving.dispatch import Receipt
-from fastagg.serving.uploads import Upload
+from fastagg.server.dispatch import Receipt
+from fastagg.server.uploads import Upload
 from fastagg.storage import raw
 from fastagg.storage.pieces import DTYPES, Pieces, tensor_in
 

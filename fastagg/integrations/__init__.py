@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from fastagg import _checks, registry
 from fastagg.errors import ConfigError, MissingDependency
 from fastagg.integrations.goals import Best, Stop
-from fastagg.serving.server import Server
+from fastagg.server.server import Server
 
 __all__ = ["Best", "Stop", "preset", "require"]
 

@@ -23,8 +23,8 @@ from fastagg.integrations.named import resolved
 from fastagg.integrations.replies import Reply, take
 from fastagg.integrations.session import Session, Settings
 from fastagg.integrations.windows import Window
-from fastagg.serving import checkpoint
-from fastagg.serving.dispatch import Dispatch
+from fastagg.server import checkpoint
+from fastagg.server.dispatch import Dispatch
 from fastagg.storage.pieces import as_tensor
 
 require("appfl", "1.12.0", "appfl")

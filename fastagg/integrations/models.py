@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fastagg.errors import ShapeMismatch
-from fastagg.serving.server import Server
+from fastagg.server.server import Server
 
 
 def put(server: Server, arrays: Any) -> None:

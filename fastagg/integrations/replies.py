@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fastagg import _checks, lora
 from fastagg.errors import ConfigError, FastaggError, UnknownVersion
-from fastagg.parts.names import Kind
-from fastagg.serving.dispatch import Dispatch
-from fastagg.serving.server import Answer, Outcome, Server
+from fastagg.rules.names import Kind
+from fastagg.server.dispatch import Dispatch
+from fastagg.server.server import Answer, Outcome, Server
 
 KINDS = ("model", "difference", "delta", "gradient", "lora")
 

@@ -17,9 +17,9 @@ from fastagg.integrations.failures import Failures
 from fastagg.integrations.goals import Best, Stop, Watch
 from fastagg.integrations.replies import Reply, take
 from fastagg.integrations.trackers import Trackers, numeric
-from fastagg.serving import checkpoint
-from fastagg.serving.dispatch import Dispatch, Receipt
-from fastagg.serving.server import Outcome, Server
+from fastagg.server import checkpoint
+from fastagg.server.dispatch import Dispatch, Receipt
+from fastagg.server.server import Outcome, Server
 
 OnVersion = Callable[[int, dict[str, float], Any], Any]
 

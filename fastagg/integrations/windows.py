@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastagg.integrations.trackers import numeric
-from fastagg.serving.dispatch import Dispatch
+from fastagg.server.dispatch import Dispatch
 
 
 class Window:

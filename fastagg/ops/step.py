@@ -55,7 +55,7 @@ def step_(
         m, v, vhat: moments, [d], updated in place. With ``units`` they are 8-bit moments: uint8, with d rounded up to
             whole blocks of 256.
         units: scales of 8-bit moments, [1, blocks] fp32 for ``m``, and a second row for ``v`` and ``vhat``. Zeros, like
-            the moments, before the first step (:func:`fastagg.parts.moments.zeros`).
+            the moments, before the first step (:func:`fastagg.rules.moments.zeros`).
         rounding: seed and number of this step, the keys for rounding 8-bit moments.
         betas, eps: decay rates (``betas[0]`` is momentum's) and the term outside the square root.
         correction: the round (1 for the first) for Adam's bias correction. None: no correction.

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fastagg.errors import CheckpointError
-from fastagg.layout import Layout
-from fastagg.serving import checkpoint
+from fastagg.model import Layout
+from fastagg.server import checkpoint
 from fastagg.shards import states
 
 MANIFEST = "manifest.pt"

@@ -18,12 +18,12 @@ import torch
 from fastagg import _checks, ops
 from fastagg._build import build_info, native
 from fastagg.errors import Busy, ConfigError, FastaggError, NotDelivered, NotSharded, RankLost
-from fastagg.layout import Layout, Parsed, Piece
-from fastagg.serving import engine
-from fastagg.serving.admission import share
-from fastagg.serving.dispatch import Client, Dispatch, Partial, Receipt
-from fastagg.serving.server import Server
-from fastagg.serving.uploads import Upload
+from fastagg.model import Layout, Parsed, Piece
+from fastagg.server import engine
+from fastagg.server.admission import share
+from fastagg.server.dispatch import Client, Dispatch, Partial, Receipt
+from fastagg.server.server import Server
+from fastagg.server.uploads import Upload
 from fastagg.shards import folder, settings
 from fastagg.shards.link import Link
 from fastagg.shards.norms import Norms

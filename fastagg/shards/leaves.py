@@ -8,10 +8,10 @@ from torch import Tensor
 
 from fastagg import _checks, ops
 from fastagg.errors import ConfigError, UpdateTooLarge
-from fastagg.layout import Layout
-from fastagg.parts.names import Weighting, words
-from fastagg.serving import admission
-from fastagg.serving.dispatch import Partial
+from fastagg.model import Layout
+from fastagg.rules.names import Weighting, words
+from fastagg.server import admission
+from fastagg.server.dispatch import Partial
 from fastagg.storage import memory
 
 _LARGEST = 2.0**120  # the limit of a sum's elements, as in csrc/engine/direction.h

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fastagg.errors import ConfigError
-from fastagg.layout import Entry, Layout, dense
+from fastagg.model import Entry, Layout, dense
 from fastagg.shards.link import Link
 
 Range = tuple[int, int]  # the first, and the end

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from fastagg.errors import ConfigError
-from fastagg.parts.directions import Direction, Echo
-from fastagg.parts.euclidean import Euclidean
-from fastagg.serving.server import Server
+from fastagg.rules.directions import Direction, Echo
+from fastagg.rules.euclidean import Euclidean
+from fastagg.server.server import Server
 from fastagg.storage.tiered import Tiered
 
 

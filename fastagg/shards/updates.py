@@ -10,10 +10,10 @@ from torch import Tensor
 
 from fastagg import ops
 from fastagg.errors import ConfigError, NotDelivered, ShapeMismatch
-from fastagg.layout import Layout, Parsed
-from fastagg.serving import admission
-from fastagg.serving.dispatch import Client
-from fastagg.serving.uploads import HeldUpload
+from fastagg.model import Layout, Parsed
+from fastagg.server import admission
+from fastagg.server.dispatch import Client
+from fastagg.server.uploads import HeldUpload
 from fastagg.storage.shared import DTYPES, Mapped, SharedVector
 
 _HOST = torch.device("cpu")

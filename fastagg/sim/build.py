@@ -52,8 +52,8 @@ from fastagg.sim.seeds import generator
 from fastagg.sim.version_delay import ExponentialVersions, ReplayedVersions, UniformVersions, VersionDelay, read_delays
 
 if TYPE_CHECKING:
-    from fastagg.serving.dispatch import Dispatch
-    from fastagg.serving.server import Server
+    from fastagg.server.dispatch import Dispatch
+    from fastagg.server.server import Server
 
 
 LOADERS: dict[str, Callable[..., FederatedData]] = {

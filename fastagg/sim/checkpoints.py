@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fastagg.errors import CheckpointError, ConfigError, DataError
-from fastagg.serving import checkpoint
+from fastagg.server import checkpoint
 from fastagg.sim import output
 from fastagg.sim.config import Config, differences, load
 from fastagg.sim.metrics import Row

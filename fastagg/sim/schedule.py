@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fastagg.serving.dispatch import Dispatch
+from fastagg.server.dispatch import Dispatch
 from fastagg.sim.clock import VirtualClock
 from fastagg.sim.delays import DelayModel
 from fastagg.sim.participation import Participation
@@ -33,7 +33,7 @@ from fastagg.sim.seeds import generator
 from fastagg.sim.version_delay import VersionDelay
 
 if TYPE_CHECKING:
-    from fastagg.serving.server import Server
+    from fastagg.server.server import Server
 
 
 # How many local steps a client takes for its task.

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from fastagg.errors import CheckpointError, DataError, NonFiniteUpdate
-from fastagg.parts.directions import ActiveSet, AllClients, Differences
-from fastagg.serving.checkpoint import on_device
+from fastagg.rules.directions import ActiveSet, AllClients, Differences
+from fastagg.server.checkpoint import on_device
 from fastagg.sim import build, checkpoints, engines, output
 from fastagg.sim.batched import STACK
 from fastagg.sim.client import DifferenceSender, LocalTrainer, evaluate

@@ -21,7 +21,7 @@ from fastagg import _checks
 from fastagg._build import native
 from fastagg.errors import CacheError, CheckpointError, ConfigError, DeviceError
 from fastagg.ops.place import on_cuda, place
-from fastagg.parts.names import Cache, Damaged, words
+from fastagg.rules.names import Cache, Damaged, words
 from fastagg.storage import memory, raw
 
 ROWS, INDEX = "rows.bin", "rows.json"

@@ -20,7 +20,7 @@ from fastagg.errors import ConfigError
 from fastagg.ops.checks import update_of
 from fastagg.ops.place import emulated, place, where
 from fastagg.ops.verdict import group_sums
-from fastagg.parts import moments
+from fastagg.rules import moments
 from fastagg.storage import memory
 from fastagg.storage.cache import FORMATS, ClientCache
 from fastagg.storage.pieces import as_pieces

@@ -17,7 +17,7 @@ from torch import Tensor
 import fastagg
 from fastagg._build import native
 from fastagg.ops.place import emulated, place
-from fastagg.parts.directions.all_clients import TieredState
+from fastagg.rules.directions.all_clients import TieredState
 from fastagg.storage import tiered
 
 pytestmark = [

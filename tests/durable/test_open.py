@@ -429,7 +429,7 @@ def test_no_interrupt_falls_between_a_step_and_its_record(name: str, tmp_path: P
 
         def trace(frame: Any, event: str, argument: Any) -> Any:
             nonlocal seen
-            if "fastagg/serving" not in frame.f_code.co_filename:
+            if "fastagg/server" not in frame.f_code.co_filename:
                 return None
             # A trace may raise where a block with a lock ends, before the lock is free, and at a `try`, which no block
             # around it covers; a signal never comes there (test_signals.py).

@@ -298,7 +298,7 @@ def test_a_restart_loses_nothing_and_counts_nothing_twice(name: str, tmp_path, m
     with pytest.raises(Crash):
         strategy = asynchronous(make, checkpoint=file, evaluate_aside=False)
         strategy.start(grid, flower.write(initial()), num_rounds=9, evaluate_fn=crash_at(5))
-    kept = fastagg.serving.checkpoint.read(file)
+    kept = fastagg.server.checkpoint.read(file)
     assert kept["version"] == 4 and len(kept["tasks"]["task_client"])
 
     journal = Journal(monkeypatch)
@@ -315,7 +315,7 @@ def test_a_restart_loses_nothing_and_counts_nothing_twice(name: str, tmp_path, m
     if name == "FADAS":
         assert strategy.updates == 2 * strategy.server.version
     if name == "ACE":
-        clients = fastagg.serving.checkpoint.read(file)["flower"]["nodes"]["clients"]
+        clients = fastagg.server.checkpoint.read(file)["flower"]["nodes"]["clients"]
         assert clients == kept["flower"]["nodes"]["clients"] and len(clients) == 4, "rows stay with their nodes"
 
     alone = make(initial())

@@ -90,7 +90,7 @@ def test_a_federation_where_everything_dies_once(start, monkeypatch) -> None:
     federation.wait("first-run", "fastagg: version 4:", 480)
     os.kill(federation.server_app(), signal.SIGKILL)
     federation.kill(run)
-    counted = fastagg.serving.checkpoint.read(checkpoint)["flower"]["updates"]
+    counted = fastagg.server.checkpoint.read(checkpoint)["flower"]["updates"]
 
     second = journal(federation, "second")
     run = federation.run("second-run", **settings)
@@ -100,7 +100,7 @@ def test_a_federation_where_everything_dies_once(start, monkeypatch) -> None:
     assert int(resumed[3]) > 0, "clients were training when the server died"
     assert accuracy(log) > 0.9
 
-    state = fastagg.serving.checkpoint.read(checkpoint)
+    state = fastagg.server.checkpoint.read(checkpoint)
     assert state["version"] == 8
     assert state["flower"]["updates"] == 16, "FADAS steps every second update: not one was lost or counted twice"
     history = state["flower"]["history"]["evaluate_metrics_serverapp"]

@@ -12,7 +12,7 @@ from presets import OF_THE_WHOLE, PRESETS, Call, calls, model, numbers, tensors,
 import fastagg
 from fastagg import ops
 from fastagg.errors import CheckpointError, ConfigError
-from fastagg.parts import moments
+from fastagg.rules import moments
 from fastagg.storage.cache import FORMATS, ClientCache
 
 pytestmark = pytest.mark.kernel

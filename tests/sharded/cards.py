@@ -136,7 +136,7 @@ class _Tells:
         self._front, self.receive = front, server.receive
         self._dispatch = server.dispatch
 
-    def dispatch(self, client: fastagg.serving.dispatch.Client) -> fastagg.Dispatch:
+    def dispatch(self, client: fastagg.server.dispatch.Client) -> fastagg.Dispatch:
         task = self._dispatch(client)
         self._front.sent(task)
         return task

@@ -21,7 +21,7 @@ from presets import model, update
 from ranks import SIZE, led, start
 
 import fastagg
-from fastagg.serving.engine import as_tensors
+from fastagg.server.engine import as_tensors
 
 CALLS, CLIENTS, LEASE = 400, 7, 60.0
 Says = Callable[[fastagg.Server], Any]

@@ -24,7 +24,7 @@ from presets import PRESETS, Call, calls, model, tensors, update
 
 import fastagg
 from fastagg._build import native
-from fastagg.serving import checkpoint
+from fastagg.server import checkpoint
 from fastagg.shards import states
 
 PATIENCE = 600.0 if native.cuda_emulated else 60.0  # emulated kernels under sanitizers, beside other work

@@ -11,7 +11,7 @@ import ranks
 from conftest import play
 
 import fastagg
-from fastagg.serving import engine
+from fastagg.server import engine
 
 pytestmark = pytest.mark.skipif(not ranks.dist.is_gloo_available(), reason="this torch has no gloo")
 RANKS = 4

@@ -21,7 +21,7 @@ from torch import nn
 
 from fastagg import _extras
 from fastagg.errors import ConfigError, MissingDependency, RunFailed
-from fastagg.layout import Layout
+from fastagg.model import Layout
 from fastagg.sim import engines
 from fastagg.sim.cells import run_cells
 from fastagg.sim.config import to_toml
@@ -113,7 +113,7 @@ def test_a_run_goes_on_with_any_engine(tiny, tmp_path, batched):
 
 def test_an_engine_may_answer_at_any_time():
     """Who is asked for with whom follows from the queue, and nobody's update is taken for another's."""
-    from fastagg.serving.dispatch import Dispatch
+    from fastagg.server.dispatch import Dispatch
     from fastagg.sim.schedule import Job
 
     class Late:

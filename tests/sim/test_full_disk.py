@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from fastagg.serving import checkpoint
+from fastagg.server import checkpoint
 from fastagg.sim.config import to_toml
 from fastagg.sim.simulation import run
 

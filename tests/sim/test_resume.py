@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastagg.errors import CheckpointError, ConfigError, DataError
-from fastagg.serving import checkpoint
+from fastagg.server import checkpoint
 from fastagg.sim import output
 from fastagg.sim.checkpoints import Checkpoints
 from fastagg.sim.config import to_toml
@@ -236,7 +236,7 @@ def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint_whole(tiny, tmp
         def advanced(self, share):
             self.calls += 1
             if self.calls == 8:
-                monkeypatch.setattr("fastagg.serving.checkpoint.os.fsync", full)
+                monkeypatch.setattr("fastagg.server.checkpoint.os.fsync", full)
 
     with pytest.raises((CheckpointError, DataError), match="No space left"):
         run(config, tmp_path / "cut", FullAfter())

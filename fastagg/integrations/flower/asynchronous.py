@@ -23,9 +23,9 @@ from fastagg.integrations.flower.records import read, write
 from fastagg.integrations.flower.settings import callable_or_none, split
 from fastagg.integrations.flower.tasks import log
 from fastagg.integrations.session import Session
-from fastagg.serving import checkpoint
-from fastagg.serving.dispatch import Dispatch, Receipt
-from fastagg.serving.server import Server
+from fastagg.server import checkpoint
+from fastagg.server.dispatch import Dispatch, Receipt
+from fastagg.server.server import Server
 
 _IGNORED = {
     "fraction_train": "there are no rounds to sample nodes for; concurrency says how many train at a time",

@@ -21,10 +21,10 @@ from fastagg.integrations.flower.records import NUMPY, from_npy, to_npy
 from fastagg.integrations.flower.settings import callable_or_none, say_what_differs, set_rate
 from fastagg.integrations.flower.tasks import log
 from fastagg.integrations.replies import Reply, take
-from fastagg.layout import Layout
-from fastagg.serving import checkpoint as files
-from fastagg.serving.dispatch import Dispatch
-from fastagg.serving.server import Server
+from fastagg.model import Layout
+from fastagg.server import checkpoint as files
+from fastagg.server.dispatch import Dispatch
+from fastagg.server.server import Server
 from fastagg.storage import memory
 
 

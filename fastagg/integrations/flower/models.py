@@ -13,8 +13,8 @@ from fastagg import registry
 from fastagg.errors import ConfigError
 from fastagg.integrations.flower.records import write
 from fastagg.integrations.models import put as put
-from fastagg.parts.directions import Cohort
-from fastagg.serving.server import Server
+from fastagg.rules.directions import Cohort
+from fastagg.server.server import Server
 
 Make = Callable[..., Server]
 

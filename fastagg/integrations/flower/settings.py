@@ -14,8 +14,8 @@ from fastagg import _checks
 from fastagg.errors import ConfigError
 from fastagg.integrations.flower.tasks import log
 from fastagg.integrations.session import Settings
-from fastagg.parts.optimizers import Adam
-from fastagg.serving.server import Server
+from fastagg.rules.optimizers import Adam
+from fastagg.server.server import Server
 
 _RUN = {field.name for field in dataclasses.fields(Settings)}
 

@@ -20,9 +20,9 @@ from fastagg.integrations.flower.records import read
 from fastagg.integrations.flower.settings import callable_or_none, say_what_differs, set_rate, split
 from fastagg.integrations.flower.tasks import log
 from fastagg.integrations.session import Session
-from fastagg.serving import checkpoint as files
-from fastagg.serving.dispatch import Dispatch, Receipt
-from fastagg.serving.server import Server
+from fastagg.server import checkpoint as files
+from fastagg.server.dispatch import Dispatch, Receipt
+from fastagg.server.server import Server
 from fastagg.storage import memory
 
 _IGNORED = {

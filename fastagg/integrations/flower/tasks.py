@@ -14,8 +14,8 @@ from fastagg.integrations import replies
 from fastagg.integrations.flower.models import formed
 from fastagg.integrations.flower.records import read, write
 from fastagg.integrations.replies import Reply
-from fastagg.serving.dispatch import Dispatch, Receipt
-from fastagg.serving.server import Outcome, Server
+from fastagg.server.dispatch import Dispatch, Receipt
+from fastagg.server.server import Outcome, Server
 
 log = logging.getLogger("flwr.fastagg")  # under Flower's own logger: shown where its lines are
 

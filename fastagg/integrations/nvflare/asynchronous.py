@@ -17,7 +17,7 @@ from fastagg.errors import FastaggError, RunFailed
 from fastagg.integrations.nvflare.arrays import as_sent
 from fastagg.integrations.nvflare.traffic import Traffic, is_bad
 from fastagg.integrations.session import Settings
-from fastagg.serving.dispatch import Dispatch
+from fastagg.server.dispatch import Dispatch
 
 
 class AsyncController(ModelController):

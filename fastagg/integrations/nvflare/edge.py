@@ -16,7 +16,7 @@ from nvflare.edge.assessors.model_manager import ModelManager
 from fastagg.errors import FastaggError, UnknownVersion
 from fastagg.integrations import preset
 from fastagg.integrations.replies import Reply, take
-from fastagg.serving.dispatch import Dispatch
+from fastagg.server.dispatch import Dispatch
 
 
 class EdgeModelManager(ModelManager):

@@ -20,8 +20,8 @@ from fastagg.integrations.nvflare.arrays import as_sent, completed, is_numpy
 from fastagg.integrations.replies import Reply
 from fastagg.integrations.session import Session, Settings
 from fastagg.integrations.windows import Window
-from fastagg.serving import checkpoint
-from fastagg.serving.dispatch import Dispatch, Receipt
+from fastagg.server import checkpoint
+from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.storage import memory
 
 PREFIX = "fastagg_"  # of what a reply's meta says: fastagg_kind is "gradient" where the rule takes those (ACE, ASGD)

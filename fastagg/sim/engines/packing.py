@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastagg.layout import Layout, ModelState
+from fastagg.model import Layout, ModelState
 
 
 class Packing:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fastagg.errors import RunFailed
-from fastagg.layout import Layout
+from fastagg.model import Layout
 from fastagg.sim.engines.crew import Crew
 from fastagg.sim.engines.packing import Packing
 from fastagg.sim.engines.training import Errand

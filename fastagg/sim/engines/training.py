@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fastagg.errors import ConfigError
-from fastagg.layout import Layout
-from fastagg.serving.dispatch import Dispatch
+from fastagg.model import Layout
+from fastagg.server.dispatch import Dispatch
 from fastagg.sim import build
 from fastagg.sim.batched import BatchedTrainer
 from fastagg.sim.client import LocalTrainer

@@ -12,7 +12,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from fastagg.serving.opening import open_on
+from fastagg.server.opening import open_on
 from fastagg.storage.disk import Disk
 from lives import FIRST, LAST, MAKE, SECOND, THIRD, found, play
 

@@ -1,0 +1,478 @@
+"""Converts a model to one flat vector and back.
+
+Trainable parameters are in one fp32 vector, one after the other, in the model's own order. Buffers (BatchNorm's running
+statistics and counters) are kept separately: an optimizer does not step them, and they are not part of norms, caches or
+moments. Frozen parameters, and second names of tied ones, are kept but never aggregated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fastagg import _checks, ops
+from fastagg.errors import DTypeMismatch, NonFiniteUpdate, ShapeMismatch
+from fastagg.model.statistics import Bounds, check_statistics, is_count, is_variance
+from fastagg.storage import memory
+from fastagg.storage.pieces import Pieces, as_array, as_pieces, as_tensor, plain_pieces
+
+Form = Literal["module", "state_dict", "list", "flat"]
+# alias: a second name of a tied parameter. constant: a parameter that does not train.
+Role = Literal["parameter", "buffer", "counter", "constant", "alias"]
+
+# A state_dict does not mark buffers. Arrays with these names are BatchNorm's running statistics.
+_RUNNING = ("running_mean", "running_var")
+
+_MODEL = "an nn.Module, a state_dict, a list of arrays or a 1-D array"
+
+Take = Callable[[str, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One named array of the model: its place and its role."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # torch's name of it, such as "float32"
+    role: Role
+    offset: int  # in the vector of its role (parameters, buffers) or in the list of its role (counters, constants)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+class Parsed(NamedTuple):
+    """An update in parts. Buffers and counters are the client's own values, not differences."""
+
+    parameters: Pieces
+    buffers: Pieces | None
+    counters: list[Tensor] | None
+
+
+class ModelState(NamedTuple):
+    """A model in parts."""
+
+    flat: Tensor  # [d] fp32
+    buffers: Tensor  # [number of buffer elements] fp32
+    counters: list[Tensor]
+
+
+class Taken(NamedTuple):
+    """A model whose layout is known, with the state of its former server."""
+
+    layout: Layout
+    state: dict[str, Any]
+
+
+class Piece(NamedTuple):
+    """A slice of a model whose slices are stepped together. A server of a slice starts from it."""
+
+    flat: Tensor  # fp32, 1-D
+    origin: int  # where it begins in the whole: a multiple of 65,536
+    norms: Any  # norms of whole vectors: `inspect`, `distances`, `largest` and `agree` (shards/norms.py)
+
+
+class Layout:
+    """The mapping between a model's own form and the flat vector.
+
+    Attributes:
+        form: the form in which the model came: ``module``, ``state_dict``, ``list`` (of arrays) or ``flat``.
+        entries: every array of the model, in the model's order.
+        size: d, the number of trainable parameters.
+        buffer_size: the number of elements of all floating-point buffers.
+        bounds: the limits for clients' buffers.
+    """
+
+    def __init__(self, form: Form, entries: Sequence[Entry], constants: Sequence[Tensor] = ()) -> None:
+        self.form: Form = form
+        self.entries = tuple(entries)
+        self.constants = list(constants)
+        self._by_role: dict[str, list[Entry]] = {r: [] for r in ("parameter", "buffer", "counter")}
+        for entry in self.entries:
+            if entry.role in self._by_role:
+                self._by_role[entry.role].append(entry)
+        self._known = {entry.name for entry in self.entries}
+        self.size = sum(entry.size for entry in self._by_role["parameter"])
+        # Whether some arrays that `views` returns cannot be views, because their own dtype is not fp32.
+        self.has_copies = any(e.dtype != "float32" for e in self.entries if e.role in ("parameter", "buffer", "alias"))
+        self.all_fp32 = all(e.dtype == "float32" for e in self._by_role["parameter"])
+        self.has_buffers = bool(self._by_role["buffer"] or self._by_role["counter"])
+        self.buffer_size = sum(entry.size for entry in self._by_role["buffer"])
+        self.bounds = Bounds.of(self._by_role["buffer"], self._by_role["counter"])
+
+    @classmethod
+    def of(cls, params: Any, take: Take | None = None) -> Layout:
+        """Return the layout of ``params``: an nn.Module, a state_dict, a list of arrays or one 1-D array.
+
+        Args:
+            params: the model.
+            take: checks an array, given its name and itself, and returns it as a tensor. None: :func:`dense`.
+
+        Raises:
+            DTypeMismatch: an array is complex, sparse or quantised, or a flat model is not floating point.
+            ShapeMismatch: ``params`` has none of these forms, or no parameter that trains.
+        """
+        found = cls._of(params, take)
+        if not found.size:
+            do = "if all are frozen, set requires_grad of those that train"
+            raise ShapeMismatch(_checks.wrong("params", "a model with parameters that train", params, do))
+        return found
+
+    @classmethod
+    def _of(cls, params: Any, take: Take | None) -> Layout:
+        if isinstance(params, nn.Module):
+            first = {id(p): name for name, p in params.named_parameters()}
+            roles: dict[str, Role] = {name: "buffer" for name, _ in params.named_buffers(remove_duplicate=False)}
+            aliases: dict[str, str] = {}
+            for name, p in params.named_parameters(remove_duplicate=False):
+                roles[name] = "parameter" if p.requires_grad else "constant"
+                if p.requires_grad and first[id(p)] != name:
+                    roles[name], aliases[name] = "alias", first[id(p)]
+            return cls._build("module", params.state_dict().items(), take or _named, roles, aliases)
+        if isinstance(params, Mapping):
+            return cls._build("state_dict", ((str(k), v) for k, v in params.items()), take or _named)
+        if isinstance(params, (list, tuple)):
+            return cls._build("list", ((str(i), v) for i, v in enumerate(params)), take or _named)
+        do = "give the model itself: fastagg.FedBuff(model)"
+        try:
+            vector = take("params", params) if take is not None else as_tensor(params)
+        except DTypeMismatch as error:
+            said = f"params: {error}" if hasattr(params, "dtype") else _checks.wrong("params", _MODEL, params, do)
+            raise DTypeMismatch(str(error) if take is not None else said) from None
+        if vector.dim() != 1:
+            do = "give a list of one array, or the array's flatten()"
+            raise ShapeMismatch(_checks.wrong("params", _MODEL, vector, do))
+        if not vector.is_floating_point():
+            do = "convert it with .float()"
+            raise DTypeMismatch(f"params: expected floating-point numbers, got {vector.dtype}; {do}")
+        return cls._build("flat", [("", vector)], take or _named)
+
+    @classmethod
+    def _build(
+        cls,
+        form: Form,
+        arrays: Iterable[tuple[str, Any]],
+        take: Take,
+        roles: Mapping[str, Role] | None = None,
+        aliases: Mapping[str, str] | None = None,
+    ) -> Layout:
+        entries: list[Entry] = []
+        constants: list[Tensor] = []
+        offsets: dict[str, int] = {}  # by parameter, for their aliases
+        end = dict.fromkeys(("parameter", "buffer", "counter", "constant"), 0)
+        for name, value in arrays:
+            array = take(name, value)
+            role: Role = (roles or {}).get(name, "buffer" if name.endswith(_RUNNING) else "parameter")
+            if role in ("parameter", "buffer") and not array.is_floating_point():
+                role = "counter"
+            shape, dtype = tuple(array.shape), str(array.dtype).removeprefix("torch.")
+            if role == "alias":
+                entries.append(Entry(name, shape, dtype, role, offsets[(aliases or {})[name]]))
+                continue
+            entries.append(Entry(name, shape, dtype, role, end[role]))
+            offsets[name] = end[role]
+            end[role] += array.numel() if role in ("parameter", "buffer") else 1
+            if role == "constant":
+                constants.append(array.clone())
+        return cls(form, entries, constants)
+
+    def spec(self) -> dict[str, Any]:
+        """Return plain data from which :meth:`from_spec` rebuilds this layout."""
+        entries = [(e.name, list(e.shape), e.dtype, e.role, e.offset) for e in self.entries]
+        return {"form": self.form, "entries": entries, "constants": self.constants}
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any]) -> Layout:
+        """Inverse of :meth:`spec`."""
+        entries = [Entry(n, tuple(s), d, r, o) for n, s, d, r, o in spec["entries"]]
+        return cls(spec["form"], entries, spec["constants"])
+
+    def same_as(self, other: Layout) -> bool:
+        """Return whether updates and checkpoints of one layout fit the other."""
+        return self._by_role == other._by_role
+
+    def take(self, params: Any, device: torch.device) -> ModelState:
+        """Copy a model of this layout into the server's own vectors.
+
+        Raises:
+            NonFiniteUpdate: a parameter is NaN or infinite.
+        """
+        arrays = self._arrays(params)
+        flat, buffers = memory.empty(self.size, device), memory.empty(self.buffer_size, device)
+        for target, role in ((flat, "parameter"), (buffers, "buffer")):
+            for entry in self._by_role[role]:
+                piece = dense(entry.name, arrays[entry.name]).reshape(-1)
+                target[entry.offset : entry.offset + entry.size].copy_(piece)
+        if not ops.inspect(flat).finite:
+            bad = [e.name for e in self._by_role["parameter"] if not torch.isfinite(self._cut(flat, e)).all()]
+            raise NonFiniteUpdate(f"params: the model to start from holds NaN or infinity in {_names(bad)}")
+        counters = [dense(e.name, arrays[e.name]).clone() for e in self._by_role["counter"]]
+        return ModelState(flat, buffers, counters)
+
+    def blank(self, device: torch.device) -> tuple[Tensor, list[Tensor]]:
+        """Return buffers and counters with this layout's shapes and types, filled with zeros."""
+        counters = [torch.zeros(e.shape, dtype=getattr(torch, e.dtype)) for e in self._by_role["counter"]]
+        return memory.zeros(self.buffer_size, device), counters
+
+    def parts(self) -> list[tuple[str, tuple[int, ...], str]]:
+        """Return name, shape and role (csrc/engine/reported.h) of every array of an update. Return nothing if native
+        code cannot read such updates."""
+        found = []
+        for e in self.entries:
+            if e.role in ("constant", "alias") or e.size == 0 or (e.role == "counter" and e.dtype != "int64"):
+                return []
+            found.append((e.name, e.shape, _native_role(e)))
+        return found
+
+    def parse(self, update: Any, what: str = "update") -> Parsed:
+        """Divide an update into its parts. Contiguous arrays are not copied.
+
+        ``update`` is a flat 1-D array of d elements, or has the form of the model: an nn.Module or a mapping from names
+        if the model had names. For every model it may also be a list of arrays, only parameters or with the buffers.
+        Either all buffers or none must be given.
+
+        Raises:
+            ShapeMismatch: the form, names, number of arrays, shape or length is wrong.
+            DTypeMismatch: a parameter is not fp32, fp16 or bf16, or a counter is too large for the model's own type.
+            NonFiniteUpdate: running statistics are not finite, or too large for their mean to be finite.
+            ConfigError: a running variance or a count is below zero.
+        """
+        if type(update) is Tensor and (plain := plain_pieces(update, self.size)) is not None:
+            return Parsed(plain, None, None)
+        if not isinstance(update, (nn.Module, Mapping, list, tuple)):
+            try:
+                vector = as_array(update)
+                if tuple(vector.shape) != (self.size,):
+                    raise ShapeMismatch(f"{what}: expected shape [{self.size}], got {list(vector.shape)}")
+                return Parsed(as_pieces(vector), None, None)
+            except DTypeMismatch as error:
+                raise DTypeMismatch(f"{what}: {error}") from None
+        arrays = self._arrays(update, what)
+        found: dict[str, list[tuple[str, Any]]] = {"parameter": [], "buffer": [], "counter": []}
+        for entry in self.entries:
+            if entry.name not in arrays or entry.role not in found:
+                continue
+            label = f"{what} {entry.name!r}"
+            try:
+                array = as_array(arrays[entry.name])
+            except DTypeMismatch as error:
+                raise DTypeMismatch(f"{label}: {error}") from None
+            if tuple(array.shape) != entry.shape:
+                raise ShapeMismatch(f"{label}: expected shape {list(entry.shape)}, got {list(array.shape)}")
+            found[entry.role].append((label, array))
+        buffers = counters = None
+        if found["buffer"]:
+            # Statistics may have any floating-point type, because they are averaged, not stepped.
+            buffers = _pieces([(label, _fp32(label, array)) for label, array in found["buffer"]])
+        if found["counter"]:
+            counters = [dense(label, array) for label, array in found["counter"]]
+            for (label, _), counter in zip(found["counter"], counters, strict=True):
+                if counter.is_floating_point():
+                    raise DTypeMismatch(f"{label}: expected an integer buffer, got {counter.dtype}")
+        parsed = Parsed(_pieces(found["parameter"]), buffers, counters)
+        if buffers is not None or counters is not None:
+            check_statistics(self, parsed, what)
+        return parsed
+
+    def parameters(self, params: Any, take: Take) -> Iterator[tuple[Entry, Tensor]]:
+        """Yield every parameter of a model of this layout, with its entry. ``take`` is that of :meth:`of`.
+
+        Raises:
+            ShapeMismatch, DTypeMismatch: ``params`` has other names, or ``take`` refuses an array.
+        """
+        arrays = self._arrays(params)
+        for entry in self._by_role["parameter"]:
+            yield entry, take(entry.name, arrays[entry.name])
+
+    def _arrays(self, params: Any, what: str = "params") -> Mapping[str, Any]:
+        """Return arrays by name. Their set of names is checked."""
+        if isinstance(params, nn.Module):
+            params = params.state_dict()
+        if isinstance(params, Mapping):
+            if self.form not in ("module", "state_dict"):
+                raise ShapeMismatch(f"{what}: expected {self._expected_form()}, got a mapping")
+            missing = [e.name for e in self._by_role["parameter"] if e.name not in params]
+            extra = [name for name in params if name not in self._known]
+            held = [e.name for r in ("buffer", "counter") for e in self._by_role[r]]
+            absent = [name for name in held if name not in params]
+            if missing or extra or (absent and len(absent) < len(held)):
+                parts = [
+                    f"missing {_names(missing + (absent if len(absent) < len(held) else []))}",
+                    f"unknown {_names(extra)}",
+                ]
+                raise ShapeMismatch(
+                    f"{what}: the names are not the model's: {'; '.join(parts)}{_prefix(missing, extra)}"
+                )
+            return params
+        if isinstance(params, (list, tuple)):
+            full = [e.name for e in self.entries]
+            short = [e.name for e in self._by_role["parameter"]]
+            for names in (full, short):
+                if len(params) == len(names):
+                    return dict(zip(names, params, strict=True))
+            counts = " or ".join(str(n) for n in sorted({len(short), len(full)}))
+            do = "; convert a list of numbers with torch.tensor" if params and isinstance(params[0], float) else ""
+            raise ShapeMismatch(f"{what}: expected {counts} arrays, got {len(params)}{do}")
+        return {"": params}
+
+    def _expected_form(self) -> str:
+        own = {"list": "a list of arrays", "flat": "a 1-D array"}.get(self.form, "a mapping from names to arrays")
+        return own if self.form == "flat" else f"{own} or a 1-D array"
+
+    def views(self, flat: Tensor, buffers: Tensor, counters: Sequence[Tensor]) -> Any:
+        """Return the model in its original form: a dict for modules and state_dicts, a list, or the flat tensor.
+
+        Arrays are views of ``flat`` and ``buffers`` if the model's own dtype is fp32. Otherwise they are copies in that
+        dtype.
+        """
+        if self.form == "flat" and self.entries[0].dtype == "float32":
+            return flat
+        arrays: dict[str, Tensor] = {}
+        for e in self.entries:
+            if e.role == "counter":
+                # A new tensor object, because the server later points arrays that it hands out at new values
+                # (Server.parameters).
+                arrays[e.name] = counters[e.offset].detach()
+            elif e.role == "constant":
+                arrays[e.name] = self.constants[e.offset]
+            else:
+                vector = buffers if e.role == "buffer" else flat
+                view = self._cut(vector, e).view(e.shape)
+                arrays[e.name] = view if e.dtype == "float32" else view.to(getattr(torch, e.dtype))
+        if self.form in ("module", "state_dict"):
+            return arrays
+        return list(arrays.values()) if self.form == "list" else arrays[""]
+
+    def copies(self, flat: Tensor, buffers: Tensor, counters: Sequence[Tensor]) -> Any:
+        """Return :meth:`views` in new memory, which the caller may write to. Parameters are in one new vector."""
+        if any(e.dtype == "float32" for e in self._by_role["parameter"]):  # others are copied anyway
+            flat = flat.clone()
+        made = self.views(flat, buffers.clone(), [counter.clone() for counter in counters])
+        for e in self.entries:
+            if e.role == "constant":
+                made[e.name] = made[e.name].clone()
+        return made
+
+    def difference(self, trained: Any, flat: Tensor) -> Any:
+        """Return ``trained - flat`` for parameters and the values of ``trained`` for buffers, in this layout's form.
+
+        Parameters are views of one new fp32 vector.
+        """
+        if self.form == "flat":
+            arrays: Mapping[str, Any] = {"": trained}
+        elif isinstance(trained, (nn.Module, Mapping, list, tuple)):
+            arrays = self._arrays(trained, "trained model")
+        else:
+            form = "a list of arrays" if self.form == "list" else "an nn.Module, or a mapping from names to arrays"
+            raise ShapeMismatch(f"trained model: expected {form}, got {type(trained).__name__}")
+        vector = memory.empty(self.size, flat.device)
+        result: dict[str, Tensor] = {}
+        for e in self.entries:
+            if e.name not in arrays or e.role in ("constant", "alias"):
+                continue
+            label = f"trained model {e.name!r}"
+            array = dense(label, arrays[e.name])
+            if tuple(array.shape) != e.shape:
+                raise ShapeMismatch(f"{label}: expected shape {list(e.shape)}, got {list(array.shape)}")
+            if e.role != "parameter":
+                result[e.name] = array.clone()
+                continue
+            if not array.is_floating_point():
+                raise DTypeMismatch(f"{label}: expected floating-point numbers, got {array.dtype}")
+            sent = self._cut(flat, e).view(e.shape)
+            cut = self._cut(vector, e)
+            result[e.name] = cut.view(e.shape)
+            if e.dtype == "float32" and array.dtype == torch.float32:
+                trained = array.to(flat.device).resolve_neg().contiguous().view(-1)
+                ops.difference(trained, self._cut(flat, e), cut)
+                continue
+            if e.dtype != "float32":  # the client was sent a model rounded to the model's own type
+                sent = sent.to(getattr(torch, e.dtype)).to(torch.float64)
+            torch.sub(array.to(flat.device), sent, out=result[e.name])
+        if self.form in ("module", "state_dict"):
+            return result
+        return list(result.values()) if self.form == "list" else vector
+
+    def restored(self, difference: Any, model: ModelState) -> Any:
+        """Return ``difference`` with ``model``'s values added to its buffers and counters. Its parameters do not
+        change."""
+        if not self.has_buffers or not isinstance(difference, (Mapping, list, tuple)):
+            return difference
+        arrays = dict(self._arrays(difference, "update"))
+        for e in (*self._by_role["buffer"], *self._by_role["counter"]):
+            if e.name not in arrays:
+                continue
+            sent = self._cut(model.buffers, e).view(e.shape) if e.role == "buffer" else model.counters[e.offset]
+            array = dense(f"update {e.name!r}", arrays[e.name])
+            if tuple(array.shape) != e.shape:
+                raise ShapeMismatch(f"update {e.name!r}: expected shape {list(e.shape)}, got {list(array.shape)}")
+            arrays[e.name] = sent + array.to(sent.device, sent.dtype)
+        return list(arrays.values()) if self.form == "list" else arrays
+
+    @staticmethod
+    def _cut(vector: Tensor, entry: Entry) -> Tensor:
+        return vector[entry.offset : entry.offset + entry.size]
+
+
+def _native_role(entry: Entry) -> str:
+    if entry.role == "buffer":
+        return "variance" if is_variance(entry.name) else "statistic"
+    return "count" if entry.role == "counter" and is_count(entry.name) else entry.role
+
+
+def dense(label: str, value: Any) -> Tensor:
+    """Return an array as a tensor of real numbers in memory, without a gradient. It is not copied if possible.
+
+    Raises:
+        DTypeMismatch: it is complex, sparse, quantised or distributed, or has no numbers. The message has ``label``.
+    """
+    try:
+        tensor = as_tensor(value)
+    except DTypeMismatch as error:
+        raise DTypeMismatch(f"{label}: {error}") from None
+    if tensor.is_complex() or tensor.is_quantized or tensor.layout is not torch.strided or tensor.is_meta:
+        kind = "meta" if tensor.is_meta else tensor.layout
+        do = "" if tensor.is_meta or tensor.layout is torch.strided else "; convert it with .to_dense()"
+        raise DTypeMismatch(f"{label}: expected a dense array of real numbers, got {tensor.dtype} ({kind}){do}")
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _named(name: str, value: Any) -> Tensor:
+    return dense(f"params {name!r}", value)
+
+
+def _fp32(label: str, array: Any) -> Tensor:
+    return array if array.dtype is torch.float32 else dense(label, array).to(torch.float32)
+
+
+def _pieces(arrays: list[tuple[str, Any]]) -> Pieces:
+    try:
+        return Pieces(array for _, array in arrays)
+    except DTypeMismatch:
+        for label, array in arrays:  # find out which one
+            try:
+                Pieces([array])
+            except DTypeMismatch as error:
+                raise DTypeMismatch(f"{label}: {error}") from None
+        raise
+
+
+def _prefix(missing: Sequence[str], extra: Sequence[str]) -> str:
+    """Return what to do about names that a wrapper (DataParallel, torch.compile) has put its own before."""
+    before = extra[0].removesuffix(missing[0]) if missing and extra else ""
+    wrapped = before.endswith(".") and [before + name for name in missing] == list(extra)
+    return f"; remove {before!r} from the names: give the model inside the wrapper" if wrapped else ""
+
+
+def _names(names: Sequence[str]) -> str:
+    if not names:
+        return "none"
+    shown = ", ".join(repr(name) for name in names[:4])
+    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"

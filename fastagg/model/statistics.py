@@ -1,0 +1,137 @@
+"""Limits for clients' BatchNorm statistics and counters, so that their means and largest values fit the model.
+
+Buffers become the mean of the clients' in fp32. Counters become the largest (fastagg/server/statistics.py). With a
+variance below zero the model's outputs would be NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastagg import ops
+from fastagg.errors import ConfigError, DTypeMismatch, NonFiniteUpdate
+
+if TYPE_CHECKING:
+    from fastagg.model.layout import Entry, Layout, Parsed
+
+# So fp32 sums over 2**20 clients stay below 2**128, with rounding.
+_LARGEST = 2.0**107
+
+
+def is_variance(name: str) -> bool:
+    """Return whether a buffer is a running variance."""
+    return name.endswith("running_var")
+
+
+def is_count(name: str) -> bool:
+    """Return whether an integer buffer is a number of batches."""
+    return name.endswith("num_batches_tracked")
+
+
+class Bounds(NamedTuple):
+    """The limits for a layout's buffers and counters, each in the layout's order."""
+
+    names: list[str]  # of buffers
+    limits: list[float]  # their largest magnitude, for which a mean is finite in the model's own type, too
+    variances: list[int]  # which buffers are running variances
+    limit: float  # the smallest of the limits
+    counters: list[tuple[str, torch.dtype, bool, int, int]]  # name, own type, whether it counts, smallest, largest
+
+    @classmethod
+    def of(cls, buffers: Sequence[Entry], counters: Sequence[Entry]) -> Bounds:
+        """Return the limits for these arrays of a model."""
+        limits = [min(_LARGEST, torch.finfo(getattr(torch, entry.dtype)).max) for entry in buffers]
+        variances = [i for i, entry in enumerate(buffers) if is_variance(entry.name)]
+        ranges = []
+        for entry in counters:
+            dtype = getattr(torch, entry.dtype)
+            least, most = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+            ranges.append((entry.name, dtype, is_count(entry.name), least, most))
+        return cls([entry.name for entry in buffers], limits, variances, min(limits, default=_LARGEST), ranges)
+
+
+def check_statistics(layout: Layout, parsed: Parsed, what: str = "update", *, wait: bool = False) -> None:
+    """Refuse buffers or counters whose mean or largest value would not be valid for the model.
+
+    Args:
+        layout: the model's layout.
+        parsed: an update that it has parsed.
+        what: the update's name in messages.
+        wait: also check values on a GPU, and wait for the result. Otherwise they pass, and :func:`sound` checks them
+            there.
+
+    Raises:
+        NonFiniteUpdate: running statistics are not finite, or too large for their mean to be finite.
+        ConfigError: a running variance or a count is below zero.
+        DTypeMismatch: a counter does not fit the model's own type.
+    """
+    bounds, buffers = layout.bounds, parsed.buffers
+    if buffers is not None and (wait or buffers.device.type == "cpu"):
+        # the norm is at least the largest value; NaN compares as False
+        if not ops.inspect(buffers).norm <= bounds.limit:
+            _refuse_large(bounds, buffers.owners, what)
+        if bounds.variances and not _least([buffers.owners[i] for i in bounds.variances]) >= 0:
+            _refuse_negative(bounds, buffers.owners, what)
+    if parsed.counters is None:
+        return
+    for (name, own, counts, least, most), counter in zip(bounds.counters, parsed.counters, strict=True):
+        if counter.dtype is own and not counts:  # its own type can hold any of its values
+            continue
+        if not (wait or counter.is_cpu):
+            continue
+        low, high = _range(counter)
+        if counts and low < 0:
+            raise ConfigError(f"{what} {name!r}: expected a count of at least 0, got {low}")
+        if low < least or high > most:
+            wrong = low if low < least else high
+            raise DTypeMismatch(f"{what} {name!r}: expected numbers that fit {own} ({least}..{most}), got {wrong}")
+
+
+def sound(layout: Layout, parsed: Parsed) -> Tensor:
+    """Check buffers like :func:`check_statistics`, without waiting: 1.0 or 0.0, float64, on the buffers' device."""
+    bounds, buffers = layout.bounds, parsed.buffers
+    if buffers is None:
+        return torch.ones((), dtype=torch.float64)
+    good = torch.ones((), dtype=torch.bool, device=buffers.device)
+    for i, (owner, limit) in enumerate(zip(buffers.owners, bounds.limits, strict=True)):
+        good &= (owner.abs() <= limit).all()
+        if i in bounds.variances:
+            good &= (owner >= 0).all()
+    return good.to(torch.float64)
+
+
+def _refuse_large(bounds: Bounds, owners: Sequence[Tensor], what: str) -> None:
+    for name, limit, owner in zip(bounds.names, bounds.limits, owners, strict=True):
+        if not torch.isfinite(owner).all():
+            raise NonFiniteUpdate(f"{what}: NaN or infinity in its buffers (running statistics): {name!r}")
+        if owner.numel() and (most := float(owner.abs().max())) > limit:
+            raise NonFiniteUpdate(
+                f"{what} {name!r}: expected buffers (running statistics) of at most {limit:.3g}, whose mean over many "
+                f"clients is finite, got {most:.3g}"
+            )
+
+
+def _refuse_negative(bounds: Bounds, owners: Sequence[Tensor], what: str) -> None:
+    for i in bounds.variances:
+        if owners[i].numel() and (least := float(owners[i].min())) < 0:
+            raise ConfigError(f"{what} {bounds.names[i]!r}: expected variances of at least 0, got {least:.3g}")
+
+
+def _least(owners: Sequence[Tensor]) -> float:
+    # One call for all of them, because a model of a hundred layers has a hundred short ones.
+    together = torch.cat([owner if owner.dim() == 1 else owner.reshape(-1) for owner in owners])
+    return float(together.min()) if together.numel() else 0.0
+
+
+def _range(counter: Tensor) -> tuple[int, int]:
+    if counter.dtype is torch.int64 and counter.numel() == 1:  # BatchNorm's counter
+        number = int(counter)
+        return number, number
+    if not counter.numel():
+        return 0, 0
+    numbers = counter.cpu().numpy()  # torch has neither minimum nor int() for unsigned types
+    return int(numbers.min()), int(numbers.max())

@@ -1,0 +1,215 @@
+"""The direction at every arrival is the mean of all clients' latest updates (ACE)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
+
+from fastagg import _checks
+from fastagg._build import native
+from fastagg.errors import ConfigError
+from fastagg.rules.directions.base import Direction, DirectionState, Material, resummation_of
+from fastagg.rules.names import Cache, Kind, Mode, Warmup, words
+from fastagg.rules.staleness import Staleness
+from fastagg.storage import memory
+from fastagg.storage.cache import ClientCache
+from fastagg.storage.tiered import Tiered, TieredRows
+
+WARMUPS = words(Warmup)
+
+
+@dataclass(frozen=True)
+class AllClients(Direction):
+    """``u = mean_i U_i`` over every client's latest update; ``D = -u`` for gradients (ACE, Algorithm 1).
+
+    An update replaces the client's cached one, and the difference of the two *as stored* is added to the sum. So the
+    mean is always that of what is stored. Each update also recomputes a part of the sum exactly, so it does not drift.
+
+    Args:
+        num_clients: n, >= 1. Client ids are 0..n-1.
+        cache: format of the cached updates in memory: ``fp32``, ``bf16``, ``int8`` or ``int4``; or a
+            :class:`fastagg.Tiered`: they are on a disk, and some of them in memory.
+        warmup: ``full``: no step until all clients have answered once (Algorithm 1). ``partial``: every update steps
+            along the mean of the clients that have answered so far.
+        mode: ``incremental`` takes O(d) per update. ``direct`` recomputes the sum each time, in O(n*d).
+    """
+
+    num_clients: int
+    cache: Cache | Tiered = "fp32"
+    warmup: Warmup = "full"
+    mode: Mode = "incremental"
+    kind: Kind = field(default="gradient", kw_only=True)
+    in_kernels: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _checks.whole("num_clients", self.num_clients, least=1, most=_MOST_CLIENTS)
+        if isinstance(self.cache, dict):  # from a checkpoint
+            object.__setattr__(self, "cache", Tiered(**self.cache))
+        if isinstance(self.cache, Tiered):
+            if self.mode == "direct":
+                raise ConfigError("cache: with mode='direct' every arrival reads all rows, which must be in memory")
+        else:
+            _checks.one_of("cache", self.cache, words(Cache))
+        _checks.one_of("warmup", self.warmup, WARMUPS)
+        _checks.one_of("mode", self.mode, words(Mode))
+
+    @property
+    def clients(self) -> int | None:
+        return self.num_clients
+
+    def native_setting(self) -> Any:
+        """The settings of the native part."""
+        return native.engine.AllClientsSetting(
+            clients=self.num_clients, full=self.warmup == "full", direct=self.mode == "direct"
+        )
+
+    def start(self, material: Material) -> DirectionState:
+        return TieredState(self, material) if isinstance(self.cache, Tiered) else AllClientsState(self, material)
+
+
+_MOST_CLIENTS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Differences(Direction):
+    """ACE where each client keeps its last gradient and sends ``g_new - g_prev`` (the ACE paper, Algorithm a.5).
+
+    The server keeps only the sum. Clients use :class:`fastagg.clients.GradientDifference`.
+
+    Args:
+        num_clients: n, >= 1.
+        warmup: as in :class:`AllClients`.
+    """
+
+    num_clients: int
+    warmup: Warmup = "full"
+    kind: Kind = field(default="gradient", kw_only=True)
+    in_kernels: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _checks.whole("num_clients", self.num_clients, least=1, most=_MOST_CLIENTS)
+        _checks.one_of("warmup", self.warmup, WARMUPS)
+
+    @property
+    def clients(self) -> int | None:
+        return self.num_clients
+
+    def check(self, staleness: Staleness, clip_norm: float | None, weighting: str) -> None:
+        reason = "differences must reach the sum whole, or it is no sum of gradients any more"
+        if staleness.weighs or clip_norm is not None or weighting != "uniform":
+            raise ConfigError(f"Differences takes no staleness weight, no clip_norm and no sample weights: {reason}")
+
+    def start(self, material: Material) -> DirectionState:
+        return _DifferencesState(self, material)
+
+
+class AllClientsState(DirectionState):
+    """Rows, their sum, and the weight of each row in it."""
+
+    sliced = MappingProxyType({"sum": "vector", "cache": "rows", "scrub": "blocks"})
+
+    def __init__(self, setting: AllClients, material: Material) -> None:
+        size, device, seed = material.size, material.device, material.seed
+        assert not isinstance(setting.cache, Tiered)
+        self.cache = ClientCache(size, setting.num_clients, setting.cache, device, seed)
+        self.sum = memory.zeros(size, device)
+        self.resummation = None if setting.mode == "direct" else resummation_of(self.cache, material)
+        super().__init__(
+            native.engine.AllClients(
+                sign=setting.sign, setting=setting.native_setting(), rows=self.cache.native, seed=seed,
+                sum=self.sum.data_ptr(), resummation=self.resummation,
+            )
+        )  # fmt: skip
+
+    def memory(self) -> dict[str, int]:
+        return {"direction": self.cache.nbytes() + self.sum.nbytes + self.native.nbytes()}
+
+    def finite(self) -> bool:
+        return bool(torch.isfinite(self.sum).all())
+
+    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
+        numbers = self.native.state()
+        used = numbers["shares"].nonzero()[0].tolist()
+        return {
+            **numbers,
+            "cache": self.cache.state_dict(used, data=rows),
+            "sum": self.sum,
+            "scrub": None if self.resummation is None else self.resummation.state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.cache.load_state_dict(state["cache"])
+        self.sum.copy_(state["sum"])
+        if self.resummation is not None and state["scrub"] is not None:
+            self.resummation.load(state["scrub"])
+        super().load_state_dict(state)
+
+
+class TieredState(DirectionState):
+    """Rows on a disk, their sum, and the weight of each row in it."""
+
+    def __init__(self, setting: AllClients, material: Material) -> None:
+        assert isinstance(setting.cache, Tiered)
+        if material.origin:
+            raise ConfigError("cache: rows on tiers are of a whole model, and this server has a slice (origin)")
+        self.rows = TieredRows(setting.cache, material.size, setting.num_clients, material.device)
+        self.sum = memory.zeros(material.size, material.device)
+        super().__init__(
+            native.engine.AllClients.on(
+                sign=setting.sign, setting=setting.native_setting(), tiers=self.rows.native, seed=material.seed,
+                sum=self.sum.data_ptr(),
+            )
+        )  # fmt: skip
+
+    def memory(self) -> dict[str, int]:
+        return {"direction": self.sum.nbytes + self.native.nbytes()}
+
+    def finite(self) -> bool:
+        return bool(torch.isfinite(self.sum).all())
+
+    def tiers(self) -> dict[str, int]:
+        return self.rows.counts()
+
+    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
+        return {"cache": self.rows.state_dict(), **self.native.state(), "sum": self.sum}
+
+    def saved(self, state: dict[str, Any]) -> None:
+        self.rows.saved(state["cache"])
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rows.load_state_dict(state["cache"])
+        self.sum.copy_(state["sum"])
+        super().load_state_dict(state)
+
+
+class _DifferencesState(DirectionState):
+    """The sum of the differences is the sum of the gradients."""
+
+    sliced = MappingProxyType({"sum": "vector"})
+
+    def __init__(self, setting: Differences, material: Material) -> None:
+        self.sum = memory.zeros(material.size, material.device)
+        told = native.engine.AllClientsSetting(clients=setting.num_clients, full=setting.warmup == "full")
+        super().__init__(
+            native.engine.AllClients(
+                sign=setting.sign, setting=told, rows=None, seed=0, sum=self.sum.data_ptr(), resummation=None
+            )
+        )
+
+    def memory(self) -> dict[str, int]:
+        return {"direction": self.sum.nbytes + self.native.nbytes()}
+
+    def finite(self) -> bool:
+        return bool(torch.isfinite(self.sum).all())
+
+    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
+        return {**self.native.state(), "sum": self.sum}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.sum.copy_(state["sum"])
+        super().load_state_dict(state)

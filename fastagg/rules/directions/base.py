@@ -1,0 +1,244 @@
+"""The base classes of all directions.
+
+A direction is a frozen dataclass of settings. A running server adds a small state. Its native part (csrc/engine)
+remembers updates: it plans, runs and commits a step in one native call. Python code for an update runs before that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastagg import _checks, ops
+from fastagg._build import native
+from fastagg.errors import ConfigError, NonFiniteUpdate
+from fastagg.rules.names import Kind, words
+from fastagg.rules.staleness import Facts, Staleness
+from fastagg.storage.cache import ClientCache
+from fastagg.storage.pieces import Pieces
+
+KINDS = words(Kind)
+
+
+class Material(NamedTuple):
+    """What a direction's state is made from.
+
+    Attributes:
+        size: d.
+        device: the device of all vectors.
+        seed: the seed of all random numbers.
+        origin: index of the first element, for a slice of a model.
+        buffer_size: number of elements of the model's running statistics.
+        memory: where the engine allocates vectors.
+    """
+
+    size: int
+    device: torch.device
+    seed: int
+    origin: int
+    buffer_size: int
+    memory: Any
+
+
+class Arrival(NamedTuple):
+    """An update before it is applied, for the Python code of a direction."""
+
+    client: int | str
+    update: Pieces
+    version: int  # the version it was trained from
+    now: int  # the server's version
+    gain: float  # clipping factor
+    weight: float  # staleness weight s(tau)
+    share: float  # its weight in a mean: the client's number of samples, or 1
+    base: Tensor | None  # the model it was trained from, if the direction needs it
+    cosine: float  # between (x_t - x_s) and the update, if the direction measures it; else 0
+    control: Pieces | None = None  # the change of the client's control variate (FedAC)
+    # For directions that run models: the client's running statistics, and those the server will have after this update.
+    statistics: Callable[[], tuple[Tensor, Tensor]] | None = None
+
+
+class DirectionState:
+    """The state of a direction in a running server.
+
+    Attributes:
+        native: its part in the engine.
+    """
+
+    # What of `state_dict` is per element, and how a slice of it is cut (fastagg/shards/states.py): a `vector`, `rows`
+    # of a client cache, or `blocks` that are being added up.
+    sliced: ClassVar[Mapping[str, str]] = {}
+    asks = False  # whether `before` is called for every update
+
+    def __init__(self, native: Any) -> None:
+        self.native = native
+
+    def before(self, arrival: Arrival, found: Any) -> None:
+        """Set what Python adds to an update: ``share``, ``moves``, ``finish`` and so on of the engine's findings
+        (csrc/engine/extension.h).
+
+        This method may raise. It must not change any visible state.
+        """
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by part. Most directions have one entry, ``direction``."""
+        return {"direction": 0}
+
+    def finite(self) -> bool:
+        """Whether all sums are finite."""
+        return True
+
+    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
+        """Plain data and tensors; tensors may be shared. ``rows``: with the rows of a client cache in memory."""
+        return dict(self.native.state())
+
+    def saved(self, state: dict[str, Any]) -> None:
+        """A checkpoint with this :meth:`state_dict` is on the disk."""
+
+    def tiers(self) -> dict[str, int]:
+        """What happened to rows on tiers; empty if there are none."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`, for a new state. Tensors are copied."""
+        self.native.load(state)
+
+
+@dataclass(frozen=True)
+class Direction:
+    """Base class of the directions. A user's own defines :meth:`combine`. The package's directions have kernels.
+
+    Attributes:
+        kind: ``delta``, ``x_i^K - x_s``, which is added to the model, or ``gradient``, which is subtracted.
+        needs_base: whether an update is combined with the version that it was trained from. The server then keeps
+            this version while a client may answer it.
+        measures: whether :class:`Arrival` must hold the cosine. Versions are then kept as with ``needs_base``.
+        takes_control: whether an update includes a change of the client's control variate.
+        runs_models: whether :class:`Arrival` must hold ``statistics``.
+        synchronous: whether all updates of a step must start from the current version.
+        buffered: whether a step uses several updates, so that a round can be closed early.
+        in_kernels: whether one pass computes the direction and the step, so that no Python can run in between.
+        clients: number of clients, if the direction keeps data for each; else None.
+    """
+
+    kind: Kind = field(default="delta", kw_only=True)
+    needs_base: ClassVar[bool] = False
+    measures: ClassVar[bool] = False
+    takes_control: ClassVar[bool] = False
+    runs_models: ClassVar[bool] = False
+    synchronous: ClassVar[bool] = False
+    buffered: ClassVar[bool] = False
+    in_kernels: ClassVar[bool] = False
+    single: ClassVar[bool] = False  # whether every step is a multiple of one update
+
+    def __post_init__(self) -> None:
+        _checks.one_of("kind", self.kind, KINDS)
+
+    @property
+    def clients(self) -> int | None:
+        return None
+
+    @property
+    def sign(self) -> float:
+        """The factor with which an update is added to the model: 1 or -1."""
+        return 1.0 if self.kind == "delta" else -1.0
+
+    def check(self, staleness: Staleness, clip_norm: float | None, weighting: str) -> None:
+        """Refuse settings of the server that do not work with this direction.
+
+        Raises:
+            ConfigError: a setting does not work with this direction.
+        """
+
+    def settings(self) -> dict[str, Any]:
+        """All settings as plain data. A checkpoint restores the direction from them."""
+        return asdict(self)
+
+    def combine(
+        self, update: Tensor, facts: Facts, state: dict[str, Tensor]
+    ) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """Return the vector to step along. A user's own direction defines this method, in plain torch.
+
+        Args:
+            update: fp32 [d], already clipped and weighted. Do not change it.
+            facts: the client, the version and the delay of the update.
+            state: what this method returned last. {} at first.
+
+        Returns:
+            The direction, fp32 [d], with the sign of the updates, or None to wait for more updates; and the new state.
+        """
+        raise NotImplementedError(f"{type(self).__name__} is no direction of its own")
+
+    def start(self, material: Material) -> DirectionState:
+        """The state of a new server.
+
+        Raises:
+            ConfigError: this is not one of the package's directions and has no :meth:`combine`.
+        """
+        if type(self).combine is Direction.combine:
+            raise ConfigError(
+                f"direction: {type(self).__name__} has no method combine(update, facts, state); see docs/rules.md"
+            )
+        return OwnState(self, material)
+
+
+class OwnState(DirectionState):
+    """A user's own direction in plain torch. Its result is the update of one step."""
+
+    asks = True
+
+    def __init__(self, setting: Direction, material: Material) -> None:
+        super().__init__(native.engine.Single(sign=setting.sign))
+        self.setting, self.material = setting, material
+        self.tensors: dict[str, Tensor] = {}
+
+    def before(self, arrival: Arrival, found: Any) -> None:
+        update = arrival.update.flat(torch.float32)
+        factor = arrival.gain * arrival.weight
+        facts = Facts(
+            arrival.client, arrival.version, arrival.now - arrival.version, arrival.update, 1.0,
+            ops.inspect(arrival.update).norm, None, share=arrival.share,
+        )  # fmt: skip
+        along, state = self.setting.combine(update if factor == 1.0 else update * factor, facts, dict(self.tensors))
+        found.moves = [(self, "tensors", _checked(state, "state"))]
+        if along is None:
+            found.waits = True
+            return
+        pieces = Pieces([_vector(along, self.material, "combine")])
+        seen = ops.inspect(pieces)
+        if not seen.finite:
+            raise NonFiniteUpdate(f"combine: {type(self.setting).__name__} gave a direction with NaN or infinity")
+        # The update is already clipped and weighted.
+        found.update, found.norm = pieces, seen.norm
+        found.weight = found.share = 1.0
+        found.unclipped = True
+
+    def memory(self) -> dict[str, int]:
+        return {"direction": sum(tensor.nbytes for tensor in self.tensors.values())}
+
+    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
+        return {"tensors": dict(self.tensors)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.tensors = {str(k): v.to(self.material.device, copy=True) for k, v in state["tensors"].items()}
+
+
+def _vector(found: Any, material: Material, hook: str) -> Tensor:
+    good = isinstance(found, Tensor) and found.dtype is torch.float32 and tuple(found.shape) == (material.size,)
+    if not good or found.device != material.device:
+        raise ConfigError(f"{hook}: expected a float32 vector of {material.size} elements, got {found!r:.200}")
+    return found.detach().contiguous()
+
+
+def _checked(state: Any, what: str) -> dict[str, Tensor]:
+    if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
+        raise ConfigError(f"{what}: expected a dict of tensors, got {state!r:.200}")
+    return state
+
+
+def resummation_of(cache: ClientCache, material: Material) -> Any:
+    """What keeps a sum over the cache's rows from drifting."""
+    return native.engine.Resummation(cache.native, origin=material.origin, memory=material.memory, owner=cache)

@@ -1,0 +1,100 @@
+"""Buffered updates, calibrated with each client's previous update (CA2FL)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
+
+from fastagg import _checks
+from fastagg._build import native
+from fastagg.rules.directions.base import Direction, DirectionState, Material, resummation_of
+from fastagg.rules.names import Cache, Repeat, words
+from fastagg.storage import memory
+from fastagg.storage.cache import ClientCache
+
+
+@dataclass(frozen=True)
+class Calibrated(Direction):
+    """``D = h + sum(Delta_i - h_i)/|S|`` over M updates, then ``h_i = Delta_i``, ``h = mean_i h_i``.
+
+    CA2FL, the ACE paper's Algorithm a.3; S is the set of distinct clients in the buffer.
+
+    Args:
+        num_clients: n, >= 1. Client ids are 0..n-1.
+        size: M, updates per step, >= 1.
+        cache: format of the cached updates: ``fp32``, ``bf16``, ``int8`` or ``int4``.
+        repeat: what to do with a client that answers twice in a round. ``start``: calibrate both updates with the
+            client's cached one at the start of the round (the paper). ``latest``: calibrate with the current one, and
+            divide the sum by M (as public programs do).
+    """
+
+    num_clients: int
+    size: int = 10
+    cache: Cache = "fp32"
+    repeat: Repeat = "start"
+    in_kernels: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _checks.whole("num_clients", self.num_clients, least=1, most=2**31 - 1)
+        _checks.whole("buffer_size", self.size, least=1)
+        _checks.one_of("cache", self.cache, words(Cache))
+        _checks.one_of("repeat", self.repeat, words(Repeat))
+
+    @property
+    def clients(self) -> int | None:
+        return self.num_clients
+
+    def start(self, material: Material) -> DirectionState:
+        return _CalibratedState(self, material)
+
+
+class _CalibratedState(DirectionState):
+    """Rows (including those of the current round), their sum, and the buffer."""
+
+    sliced = MappingProxyType({"acc": "vector", "sum": "vector", "cache": "rows", "scrub": "blocks"})
+
+    def __init__(self, setting: Calibrated, material: Material) -> None:
+        slots = setting.num_clients + min(setting.size, setting.num_clients)
+        size, device = material.size, material.device
+        self.cache = ClientCache(size, slots, setting.cache, device, material.seed)
+        self.sum = memory.zeros(size, device)  # over the rows at the start of the round
+        # A buffer is required even if M = 1, where it is never read. The sum takes its place then.
+        self.acc = memory.empty(size, device) if setting.size > 1 else self.sum
+        self.resummation = resummation_of(self.cache, material)
+        told = native.engine.CalibratedSetting(
+            clients=setting.num_clients, capacity=setting.size, from_start=setting.repeat == "start"
+        )
+        where = (material.seed, self.sum.data_ptr(), self.acc.data_ptr())
+        super().__init__(
+            native.engine.Calibrated(
+                sign=setting.sign, setting=told, rows=self.cache.native, where=where, resummation=self.resummation
+            )
+        )
+
+    def memory(self) -> dict[str, int]:
+        held = 0 if self.acc is self.sum else self.acc.nbytes
+        return {"direction": self.cache.nbytes() + self.sum.nbytes + held + self.native.nbytes()}
+
+    def finite(self) -> bool:
+        held = [self.sum, *([self.acc] if self.native.state()["versions"] else [])]
+        return all(bool(torch.isfinite(vector).all()) for vector in held)
+
+    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
+        numbers = self.native.state()
+        used = sorted({*(slot for _, slot in numbers["slots"]), *(slot for _, slot, _ in numbers["fresh"])})
+        return {
+            **numbers, "cache": self.cache.state_dict(used, data=rows), "sum": self.sum,
+            "scrub": self.resummation.state(), "acc": self.acc if numbers["versions"] else None,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.cache.load_state_dict(state["cache"])
+        self.sum.copy_(state["sum"])
+        self.resummation.load(state["scrub"])
+        super().load_state_dict(state)
+        if state["acc"] is not None:
+            self.acc.copy_(state["acc"])

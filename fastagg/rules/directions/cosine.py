@@ -1,0 +1,90 @@
+"""A buffer that weights updates by their agreement with the model's movement (FedAC)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from fastagg import _checks, ops
+from fastagg.errors import UpdateTooLarge
+from fastagg.rules.directions.base import Arrival, DirectionState, Material
+from fastagg.rules.directions.buffer import Buffer, BufferState
+from fastagg.storage import memory
+
+_LEAST = 0.1
+
+
+@dataclass(frozen=True)
+class CosineBuffer(Buffer):
+    """``D = sum_i w_i Delta_i`` with ``w_i`` in proportion to ``max(cos(x_t - x_s, Delta_i), 0.1)``, 1 if fresh.
+
+    The server also keeps a control variate C. A full buffer adds ``sum_i w_i (c_new - c_i)`` to it. This is a
+    reconstruction, see :func:`fastagg.FedAC`.
+
+    Args:
+        size: M, updates per step, >= 1.
+    """
+
+    measures: ClassVar[bool] = True
+    takes_control: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _checks.whole("buffer_size", self.size, least=1)
+
+    def start(self, material: Material) -> DirectionState:
+        return _CosineState(self, material)
+
+
+class _CosineState(BufferState):
+    """A buffer that weights updates by their affinities, and the control variate.
+
+    A step replaces the control variate and never changes it in place, because clients may still read the old one.
+    """
+
+    asks = True
+    sliced = MappingProxyType({**BufferState.sliced, "control": "vector", "change": "vector"})
+
+    def __init__(self, setting: CosineBuffer, material: Material) -> None:
+        super().__init__(setting, material)
+        self.size, self.device = material.size, material.device
+        self.control = memory.zeros(material.size, material.device)
+        self.change: Tensor | None = None  # of the control variate, since the last step
+
+    def before(self, arrival: Arrival, found: Any) -> None:
+        affinity = 1.0 if arrival.version == arrival.now else max(arrival.cosine, _LEAST)
+        share = arrival.share * affinity
+        change = self.change
+        if arrival.control is not None:
+            fresh = memory.empty(self.size, self.device)
+            if change is not None:
+                fresh.copy_(change)
+            change = ops.accumulate_(fresh, arrival.control, share, fresh=change is None)
+            if not ops.inspect(change).finite:
+                raise UpdateTooLarge("control: the sum of changes would leave the range of float32")
+        moves: list[tuple[Any, str, Any]] = [(self, "change", change)]
+        if self.native.room == 1 and change is not None:
+            control = self.control + change / (self.native.total + share)
+            if not ops.inspect(control).finite:
+                raise UpdateTooLarge("control: the control variate would leave the range of float32")
+            moves = [(self, "control", control), (self, "change", None)]
+        found.share, found.moves = share, moves
+
+    def memory(self) -> dict[str, int]:
+        change = 0 if self.change is None else self.change.nbytes
+        return {"direction": super().memory()["direction"] + self.control.nbytes + change}
+
+    def finite(self) -> bool:
+        held = [self.control, *([] if self.change is None else [self.change])]
+        return super().finite() and all(ops.inspect(vector).finite for vector in held)
+
+    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
+        return {**super().state_dict(), "control": self.control, "change": self.change}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.control = state["control"].to(self.device, copy=True)
+        self.change = None if state["change"] is None else state["change"].to(self.device, copy=True)

@@ -1,0 +1,238 @@
+"""A buffer with distillation from all clients' latest logits after each step (FedEcho)."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastagg import _checks, ops
+from fastagg.distill import Distillation, Student, Teachers
+from fastagg.distill.teachers import Put
+from fastagg.distill.unlabelled import Inputs, length, load
+from fastagg.errors import ConfigError, NonFiniteUpdate
+from fastagg.rules import moments
+from fastagg.rules.directions.base import Arrival, DirectionState, Material
+from fastagg.rules.directions.buffer import Buffer, BufferState
+from fastagg.rules.names import Cache, words
+from fastagg.storage import memory
+
+
+@dataclass(frozen=True)
+class Echo(Buffer):
+    """``D = sum(Delta_i)/M``, then Q distillation steps before anyone gets the new version (FedEcho, Alg. 1).
+
+    At every update the client's model, ``x_s + Delta_i``, runs once on the unlabelled data. The server keeps the
+    logits.
+
+    Args:
+        size: M, updates per step.
+        num_clients: n. Client ids are 0..n-1.
+        distill: the unlabelled data, the model's code, and the settings.
+        cache: format of the logits: ``fp32``, ``bf16``, ``int8`` or ``int4``.
+    """
+
+    num_clients: int = 1
+    distill: Distillation | None = field(default=None, repr=False)
+    cache: Cache = "fp32"
+    needs_base: ClassVar[bool] = True
+    runs_models: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _checks.whole("buffer_size", self.size, least=1)
+        _checks.whole("num_clients", self.num_clients, least=1)
+        _checks.one_of("cache", self.cache, words(Cache))
+        if not isinstance(self.distill, Distillation):
+            do = "write distill=fastagg.Distillation(model, unlabelled)"
+            raise ConfigError(_checks.wrong("distill", "a fastagg.Distillation", self.distill, do))
+
+    @property
+    def clients(self) -> int | None:
+        return self.num_clients
+
+    def settings(self) -> dict[str, Any]:
+        assert self.distill is not None
+        return {
+            "kind": self.kind, "size": self.size, "num_clients": self.num_clients, "cache": self.cache,
+            "distill": self.distill.settings(),
+        }  # fmt: skip
+
+    def start(self, material: Material) -> DirectionState:
+        return EchoState(self, material)
+
+
+@dataclass
+class DistillationRecord:
+    """The cost and results of distillation so far, in this process. Seconds are wall-clock.
+
+    Attributes:
+        flushes: number of distillations.
+        inference_seconds: time for the clients' logits.
+        distillation_seconds: time for the distillation steps.
+        loss: mean loss over the steps of the last distillation.
+        gradient_norm: gradient norm in its last step, before clipping.
+    """
+
+    flushes: int = 0
+    inference_seconds: float = 0.0
+    distillation_seconds: float = 0.0
+    loss: float = float("nan")
+    gradient_norm: float = float("nan")
+
+
+class EchoState(BufferState):
+    """A buffer, the clients' logits, and Adam's moments. The teacher's model is a temporary vector."""
+
+    asks = True
+
+    def __init__(self, setting: Echo, material: Material) -> None:
+        assert setting.distill is not None
+        super().__init__(setting, material)
+        self.setting, self.distill = setting, setting.distill
+        size, device, seed = material.size, material.device, material.seed
+        self.size, self.device, self.seed = size, device, seed
+        inputs = load(self.distill.unlabelled, self.distill.samples, self.distill.shape, seed)
+        self.fingerprint = _fingerprint(inputs)
+        self.student = Student(self.distill, inputs, size, material.buffer_size, device)
+        where = torch.device("cpu") if self.distill.offload else device
+        rows, classes = self.student.rows, self.student.classes
+        self.teachers = Teachers(setting.num_clients, rows, classes, setting.cache, where, seed)
+        self.keep = _rows_that_count(inputs, self.student.rows_per_sample)
+        self.moments: dict[str, Tensor] | None = None  # Adam's, if they are kept between distillations
+        self.steps = 0  # of Adam since its moments were zero
+        self.record = DistillationRecord()
+
+    def before(self, arrival: Arrival, found: Any) -> None:
+        assert isinstance(arrival.client, int) and arrival.base is not None and arrival.statistics is not None
+        own, after = arrival.statistics()
+        started = time.perf_counter()
+        # The logits are of the client's trained model, so the update is not clipped here.
+        model = memory.empty(self.size, self.device)
+        ops.step_(arrival.base, arrival.update, optimizer="sgd", lr=1.0, gain=self.setting.sign, out=model)
+        self.student.bind(model, own)
+        logits = memory.empty(self.teachers.cache.size, self.teachers.cache.device)
+        self.student.infer(logits)
+        put = self.teachers.put(arrival.client, logits)
+        spent = time.perf_counter() - started
+        moves = [*put.moves, (self.record, "inference_seconds", self.record.inference_seconds + spent)]
+        found.moves = moves
+        if self.native.room == 1:
+            found.finish = partial(self._distil, put, after, arrival.now + 1, moves)
+
+    def _distil(self, put: Put, buffers: Tensor, version: int, moves: list[tuple[Any, Any, Any]], flat: Tensor) -> None:
+        """Do Q steps on the new model in place. No one else has it yet."""
+        started, setting, student = time.perf_counter(), self.distill, self.student
+        width = student.rows_per_sample
+        out = memory.empty(student.rows * student.classes, self.teachers.cache.device)
+        targets = self.teachers.mean(put, out.view(student.rows, student.classes))
+        if self.keep is not None:
+            targets.labels.masked_fill_(~self.keep.to(targets.labels.device), -100)
+        kept = self.moments is not None and setting.keep_moments
+        adam = moments.zeros("adam", "fp32", self.size, self.device)
+        if kept and self.moments is not None:
+            adam = {name: moment.clone() for name, moment in self.moments.items()}
+        steps, norm = self.steps if kept else 0, float("nan")
+        student.bind(flat, buffers)
+        losses = []
+        for batch in self._batches(version):
+            rows = (batch.unsqueeze(1) * width + torch.arange(width)).reshape(-1)
+            chosen, index = _on(self.device, targets, rows)
+            loss = ops.distillation_loss(student.logits(batch), chosen, rows=index, alpha=setting.alpha)
+            gradients = student.gradients(loss)
+            seen = ops.inspect(gradients)
+            if not seen.finite:
+                raise NonFiniteUpdate("distillation: the loss or its gradient is NaN or infinite")
+            steps, norm = steps + 1, seen.norm
+            limit = setting.clip_norm
+            gain = 1.0 if limit is None or norm <= limit else limit / norm
+            ops.step_(
+                flat, gradients, optimizer="adam", lr=setting.lr, betas=setting.betas, eps=setting.eps,
+                correction=steps, gain=-gain, m=adam["m"], v=adam["v"],
+            )  # fmt: skip
+            if student.copies:
+                student.bind(flat, buffers)
+            losses.append(loss.detach())
+        if not bool(torch.isfinite(flat).all()):
+            raise NonFiniteUpdate("distillation: the model became NaN or infinite")
+        record = DistillationRecord(
+            self.record.flushes + 1, self.record.inference_seconds, self.record.distillation_seconds,
+            float(torch.stack(losses).mean()), norm,
+        )  # fmt: skip
+        record.distillation_seconds += time.perf_counter() - started
+        moves += [
+            (self, "moments", adam if setting.keep_moments else None), (self, "steps", steps),
+            *((self.record, name, value) for name, value in vars(record).items() if name != "inference_seconds"),
+        ]  # fmt: skip
+
+    def _batches(self, version: int) -> list[Tensor]:
+        """Yield Q batches. Every sample appears once, in a new order, before any appears again."""
+        samples, size = length(self.student.inputs), self.distill.batch_size
+        size = min(size, samples)
+        count = self.distill.steps or -(-samples // size)
+        rng = np.random.default_rng([self.seed, version, 0xEC40])
+        batches: list[Tensor] = []
+        while len(batches) < count:
+            order = torch.from_numpy(rng.permutation(samples))
+            batches += [order[first : first + size] for first in range(0, samples, size)]
+        return batches[:count]
+
+    def memory(self) -> dict[str, int]:
+        """``direction``: the buffer; ``logits``: the clients' and their sum; ``distillation``: Adam's moments, if kept.
+
+        A teacher needs one more copy of the model for a moment. Distillation needs Adam's moments and the gradients.
+        """
+        moments = 0 if self.moments is None else 8 * self.size
+        return {**super().memory(), "logits": self.teachers.nbytes(), "distillation": moments}
+
+    def finite(self) -> bool:
+        return super().finite() and bool(torch.isfinite(self.teachers.sum).all())
+
+    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
+        return {
+            "buffer": super().state_dict(), "teachers": self.teachers.state_dict(), "steps": self.steps,
+            "moments": None if self.moments is None else dict(self.moments), "unlabelled": self.fingerprint,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["unlabelled"] != self.fingerprint:
+            raise ValueError("its logits are of other unlabelled data")
+        super().load_state_dict(state["buffer"])
+        self.teachers.load_state_dict(state["teachers"])
+        if state["moments"] is not None:
+            self.moments = {
+                name: moment.copy_(state["moments"][name])
+                for name, moment in moments.zeros("adam", "fp32", self.size, self.device).items()
+            }
+        self.steps = int(state["steps"])
+
+
+def _rows_that_count(inputs: Inputs, rows_per_sample: int) -> Tensor | None:
+    """Which rows of logits belong to real tokens, bool [rows]. None if all do."""
+    mask = None if isinstance(inputs, Tensor) else inputs.get("attention_mask")
+    if mask is None or rows_per_sample == 1 or mask.numel() != len(mask) * rows_per_sample:
+        return None
+    return mask.reshape(-1).bool()
+
+
+def _on(device: torch.device, targets: ops.SoftTargets, rows: Tensor) -> tuple[ops.SoftTargets, Tensor | None]:
+    """The teachers' rows on the student's device. Only rows on another device are moved."""
+    if targets.probs.device == device:
+        return targets, rows.to(device)
+    return ops.SoftTargets(*(part[rows].to(device) for part in targets)), None
+
+
+def _fingerprint(inputs: Inputs) -> str:
+    digest = hashlib.sha256()
+    parts = {"": inputs} if isinstance(inputs, Tensor) else inputs
+    for name in sorted(parts):
+        tensor = parts[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    return digest.hexdigest()

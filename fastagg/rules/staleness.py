@@ -1,0 +1,236 @@
+"""Staleness policies: how much less an old update counts. A delay is in server versions when the update is used.
+
+A policy can set two things: the weight ``s(tau)`` of one update, and the learning rate of a step from the delays of
+all its updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from fastagg import _checks
+from fastagg.errors import ConfigError
+from fastagg.rules.names import Rule
+from fastagg.storage.later import Later
+from fastagg.storage.pieces import Pieces
+
+
+class Facts(NamedTuple):
+    """What a policy, or a user's own direction, can use when an update arrives."""
+
+    client: int | str
+    version: int  # the version it was trained from
+    delay: int
+    update: Pieces
+    gain: float  # clipping factor still to be applied to the update
+    norm: float  # Euclidean norm of the update, before clipping
+    moved: float | None  # |x_t - x_s|, if the policy measures it
+    local_steps: int | None = None  # number of local steps that the client was told
+    kept: Any = None  # what the policy stored with that version
+    share: float = 1.0  # the client's number of samples with weighting="samples"
+
+
+class Weighed(NamedTuple):
+    """A policy's result for one update."""
+
+    weight: float | None  # None: the update is dropped
+    local_steps: int = 0  # the client's next number of local steps; 0: no change
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """Base class of the policies. Here delays change nothing.
+
+    Attributes:
+        measures: whether :class:`Facts` must hold the distance that the model moved since it was sent. The server then
+            keeps a version while a client may answer it.
+        weighs: whether an update's weight may differ from 1.
+    """
+
+    weighs: ClassVar[bool] = False
+
+    @property
+    def measures(self) -> bool:
+        return False
+
+    def check(self, steps_along_updates: bool) -> None:
+        """Refuse directions and optimizers that do not work with this policy.
+
+        Args:
+            steps_along_updates: whether every step is a multiple of one update (Single into SGD).
+
+        Raises:
+            ConfigError: the parts do not work together.
+        """
+
+    def weight(self, delay: int) -> float:
+        """Factor on an update that is ``delay`` versions old."""
+        return 1.0
+
+    def rate(self, lr: float, delays: Sequence[int]) -> float:
+        """Learning rate of a step whose updates have these delays."""
+        return lr
+
+    def start(self, size: int, seed: int) -> StalenessState:
+        """The state of a server with ``size`` parameters."""
+        return StalenessState(self)
+
+
+class StalenessState:
+    """The state of a policy in a running server. Most policies have no state.
+
+    The state changes only when an update is applied. ``moves`` returns these changes.
+
+    Attributes:
+        local_steps: the first number of local steps of a client. None if the policy does not set it.
+        looks: whether :meth:`weigh` is called for every update. Otherwise only the policy's ``weight`` is.
+        reads_update: whether it reads :attr:`Facts.update` or :attr:`Facts.kept`, and not only what was measured.
+    """
+
+    local_steps: int | None = None
+    looks = False
+    reads_update = True
+
+    def __init__(self, policy: Staleness) -> None:
+        self.policy = policy
+
+    def keep(self) -> Any:
+        """Extra data to keep with the current version while a client may answer it."""
+        return None
+
+    def weigh(self, facts: Facts) -> Weighed:
+        """The weight of an update, for policies that use more than its delay."""
+        return Weighed(self.policy.weight(facts.delay))
+
+    def moves(self, facts: Facts, step_size: float) -> list[tuple[Any, str, Any]]:
+        """The changes to make when the model steps by ``step_size`` (negative for gradients) along the clipped update.
+
+        Each is (object, attribute, value)."""
+        return []
+
+    def rules(self) -> dict[str, Any]:
+        """Settings for :func:`fastagg.ops.judge`, if the device computes the weight."""
+        return {}
+
+    def judged(self, facts: Facts, verdict: Later) -> None:
+        """Note that the device will have the verdict of this update. This method must not wait for it."""
+
+    def settle(self, client: int | str, ledger: Any) -> None:
+        """Apply the device's verdicts of a client's earlier answers."""
+
+    def nbytes(self) -> int:
+        """Bytes of tensors held."""
+        return 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data and tensors."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`."""
+
+
+@dataclass(frozen=True)
+class Constant(Staleness):
+    """``s(tau) = 1``."""
+
+
+@dataclass(frozen=True)
+class Hinge(Staleness):
+    """``s(tau) = 1 if tau <= b else 1/(a*(tau - b) + 1)`` (FedAsync; the AsyncFedED paper, Eq. 41).
+
+    Args:
+        a: how fast the weight falls, > 0.
+        b: the largest delay that keeps weight 1, >= 0.
+
+    Example:
+        >>> [fastagg.Hinge(a=1.0, b=4).weight(delay) for delay in (4, 5, 7)]
+        [1.0, 0.5, 0.25]
+    """
+
+    a: float = 10.0
+    b: float = 4.0
+    weighs: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _checks.number("a", self.a, above=0)
+        _checks.number("b", self.b, least=0)
+
+    def weight(self, delay: int) -> float:
+        return 1.0 if delay <= self.b else 1.0 / (self.a * (delay - self.b) + 1.0)
+
+
+@dataclass(frozen=True)
+class Polynomial(Staleness):
+    """``s(tau) = (tau + 1)^-a`` (FedAsync; the AsyncFedED paper, Eq. 41).
+
+    Args:
+        a: exponent, > 0.
+
+    Example:
+        >>> [fastagg.Polynomial(a=0.5).weight(delay) for delay in (0, 3, 8)]
+        [1.0, 0.5, 0.3333333333333333]
+    """
+
+    a: float = 0.5
+    weighs: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _checks.number("a", self.a, above=0)
+
+    def weight(self, delay: int) -> float:
+        return float((delay + 1.0) ** -self.a)
+
+
+@dataclass(frozen=True)
+class DelayAdaptive(Staleness):
+    """A learning rate that shrinks if the largest delay in the step exceeds a threshold.
+
+    The rate is ``lr`` while ``tau_max <= threshold``. Beyond it, ``rule`` decides:
+
+    ============== ============================== =====================================================
+    ``scaled``      ``min(lr, lr/tau_max)``        FADAS, Eq. 77, used in its experiments
+    ``reciprocal``  ``min(lr, 1/tau_max)``         FADAS, Eq. 4
+    ``threshold``   ``lr*threshold/tau_max``       ASGD in the program of the ACE paper
+    ``lipschitz``   ``min(lr, 1/(4*L*tau_max))``   ASGD, the ACE paper's Algorithm a.4
+    ``drop``        ``0``                          ASGD, the ACE paper's Algorithm a.4
+    ============== ============================== =====================================================
+
+    Args:
+        threshold: tau_c, >= 0.
+        rule: one of the above.
+        lipschitz: L, > 0, for ``rule="lipschitz"`` only.
+
+    Example:
+        >>> fastagg.DelayAdaptive(threshold=10).rate(0.5, delays=[3, 20])  # lr / 20
+        0.025
+    """
+
+    threshold: float = 10
+    rule: Rule = "scaled"
+    lipschitz: float | None = None
+
+    def __post_init__(self) -> None:
+        _checks.number("delay_threshold", self.threshold, least=0)
+        _checks.one_of("rule", self.rule, ("scaled", "reciprocal", "threshold", "lipschitz", "drop"))
+        if (self.rule == "lipschitz") != (self.lipschitz is not None):
+            do = f"leave it out with {self.rule!r}" if self.lipschitz is not None else "write lipschitz=1.0"
+            raise ConfigError(_checks.wrong("lipschitz", "a number with 'lipschitz' alone", self.lipschitz, do))
+        if self.lipschitz is not None:
+            _checks.number("lipschitz", self.lipschitz, above=0)
+
+    def rate(self, lr: float, delays: Sequence[int]) -> float:
+        longest = max(delays, default=0)
+        if longest <= self.threshold:
+            return lr
+        if self.rule == "scaled":
+            return min(lr, lr / longest)
+        if self.rule == "reciprocal":
+            return min(lr, 1.0 / longest)
+        if self.rule == "threshold":
+            return lr * self.threshold / longest
+        if self.rule == "lipschitz":
+            return min(lr, 1.0 / (4.0 * (self.lipschitz or 1.0) * longest))
+        return 0.0

@@ -1,0 +1,204 @@
+"""Reads what a sender gave: the answers that the engine takes, and the checks that come before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fastagg import _checks, ops
+from fastagg._build import native
+from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, ShapeMismatch
+from fastagg.model import Layout, Parsed
+from fastagg.server.dispatch import Client, Dispatch, Receipt
+from fastagg.server.engine import Parts, Running, reported
+from fastagg.server.extension import OnDevice
+from fastagg.storage import staging
+from fastagg.storage.pieces import Pieces
+
+if TYPE_CHECKING:
+    from fastagg.server.dispatch import Partial
+
+_HEAVIEST = 1e30  # the largest weight in a mean for which fp32 sums and inverse weights stay finite
+_NOT_FINITE = "update: NaN or infinity"  # what the engine says; it does not know the arrays' names
+
+
+class Answers:
+    """Makes the answers of one server from updates that Python has read."""
+
+    def __init__(self, parts: Parts, running: Running) -> None:
+        self.parts, self.running = parts, running
+        self.logs = False  # whether a log needs a copy of an update in host memory
+
+    def of(
+        self, parsed: Parsed, client: Client, version: int | None, incarnation: int | None, num_samples: Any = None,
+        control: Any = None,
+    ) -> Any:  # fmt: skip
+        """Return an update as an answer.
+
+        Raises:
+            ConfigError, NonFiniteUpdate, ShapeMismatch and others: a part of it is refused.
+        """
+        parts = self.parts
+        share(num_samples, parts.settings["weighting"])
+        if not parts.defers:
+            refuse_non_finite_buffers(parsed)
+        pieces = parsed.parameters
+        if not parts.on_host:
+            pieces = staging.upload(pieces, parts.device)
+        answer = native.engine.answer(client, version, incarnation, pieces)
+        if num_samples is not None:
+            answer.samples = float(_plain(num_samples))
+        if parts.on_host:
+            answer.reported = reported(parsed, self.running.extension.held)
+        else:
+            buffers = None if parsed.buffers is None else staging.upload(parsed.buffers, parts.device)
+            answer.extra = OnDevice(Parsed(pieces, buffers, parsed.counters))
+            if self.logs:
+                answer.on_host = parsed.parameters.to(torch.device("cpu"))
+        if control is not None:
+            answer.control = checked_control(parts.layout, control).flat(torch.float32).cpu()
+        return answer
+
+    def of_model(
+        self, task: Dispatch, trained: Any, num_samples: Any, is_difference: bool, check_kind: Callable[[str], None]
+    ) -> Any:
+        """Return a trained model as an answer; ``is_difference``: it is a delta already.
+
+        Raises:
+            FastaggError: it is refused.
+        """
+        check_kind("delta")
+        layout = self.parts.layout
+        given = client, version, incarnation = task.client, task.version, task.incarnation
+        if not is_difference and self.parts.on_host and layout.all_fp32:
+            if task.flat.numel() != layout.size:
+                raise ShapeMismatch(_checks.wrong("task", "a task of this server", task))
+            try:
+                answer = self.of(layout.parse(trained, "trained model"), *given, num_samples)
+                answer.base = task
+                return answer
+            except FastaggError:  # of a type that no update has; or the other way says what is wrong
+                pass
+        update = trained if is_difference else task.delta(trained)
+        return self.of(layout.parse(update), client, version, incarnation, num_samples)
+
+    def of_sum(self, partial: Partial, client: Client, version: int | None, incarnation: int | None) -> Any:
+        """Return a leaf's sum as an answer."""
+        answer = self.of(self.parts.layout.parse(partial.total), client, version, incarnation, num_samples=1)
+        answer.count, answer.total = partial.updates, float(partial.weight)
+        return answer
+
+    def check_sum(self, updates: int, weight: float) -> None:
+        """Check a sum of so many updates, which counts for ``weight`` in the mean.
+
+        Raises:
+            ConfigError: the server's rule needs every single update, or the sum does not fit this server.
+        """
+        settings, extension = self.parts.settings, self.running.extension
+        adds_up = self.parts.direction.buffered and not extension.state.asks and not settings["deterministic"]
+        if not adds_up or extension.measures:
+            raise ConfigError(
+                "receive_partial: only for rules that add updates up (FedBuff, FADAS, FedAvg and its kin), not "
+                "deterministic, and without weights that follow distances"
+            )
+        _checks.whole("updates", updates, least=1, most=2**31 - 1)
+        _checks.number("weight", weight, above=0)
+        if settings["weighting"] == "uniform" and weight != updates:
+            raise ConfigError(f"weight: with weighting='uniform' it is the number of updates, {updates}, got {weight}")
+
+    def receive(self, answers: Sequence[Any]) -> list[Receipt | FastaggError]:
+        """Let the engine take the answers, one after the other. Return a receipt or an error for each."""
+        outcomes: list[Receipt | FastaggError] = self.running.engine.receive_parsed(list(answers))
+        if self.parts.defers:
+            scales = bool(self.running.extension.state.native.immediate)
+            for answer, outcome in zip(answers, outcomes, strict=True):
+                later = answer.extra.later
+                if isinstance(outcome, Receipt) and later is not None:
+                    outcome.defer(outcome.step_size, outcome.weight, scales, later)
+        return outcomes
+
+
+def share(num_samples: Any, weighting: str) -> float:
+    """Return a client's weight in a mean.
+
+    Raises:
+        ConfigError: ``num_samples`` is needed but missing, or is not a positive number.
+    """
+    if num_samples is not None:
+        num_samples = _checks.number("num_samples", _plain(num_samples), above=0)
+        if not 1.0 / _HEAVIEST <= num_samples <= _HEAVIEST:
+            raise ConfigError(f"num_samples: expected a number in 1e-30..1e30, got {num_samples!r}")
+    if weighting == "uniform":
+        return 1.0
+    if num_samples is None:
+        raise ConfigError(
+            'num_samples: needed with weighting="samples", got None; write receive(..., num_samples=len(data))'
+        )
+    return float(num_samples)
+
+
+def named(error: NonFiniteUpdate, layout: Layout, update: Any) -> NonFiniteUpdate:
+    """Return the error for an update that is not finite, with the name of the first bad array."""
+    if str(error) != _NOT_FINITE:
+        return error
+    try:
+        return non_finite(layout, layout.parse(update))
+    except FastaggError:
+        return error
+
+
+def non_finite(layout: Layout, parsed: Parsed) -> NonFiniteUpdate:
+    """Return the error for an update whose parameters are not finite. It names the first bad array."""
+    where = _culprits(layout, parsed.parameters)
+    return NonFiniteUpdate(f"update: NaN or infinity in {where}; nothing has changed: lower the client's learning rate")
+
+
+def refuse_non_finite(layout: Layout, parsed: Parsed, finite: bool) -> None:
+    """Refuse an update whose parameters are not ``finite``.
+
+    Raises:
+        NonFiniteUpdate: it is not finite; the message names the first bad array.
+    """
+    if not finite:
+        raise non_finite(layout, parsed)
+
+
+def refuse_non_finite_buffers(parsed: Parsed) -> None:
+    """Refuse running statistics that are not finite.
+
+    Raises:
+        NonFiniteUpdate: a value is NaN or infinite.
+    """
+    if parsed.buffers is not None and not ops.inspect(parsed.buffers).finite:
+        raise NonFiniteUpdate("update: NaN or infinity in its buffers (running statistics)")
+
+
+def checked_control(layout: Layout, given: Any) -> Pieces:
+    """Return a change of a client's control variate (FedAC). ``given`` has the form of the model or is flat.
+
+    Raises:
+        ShapeMismatch, DTypeMismatch, NonFiniteUpdate: ``given`` is not such a change.
+    """
+    pieces = layout.parse(given, "control").parameters
+    if not ops.inspect(pieces).finite:
+        raise NonFiniteUpdate("control: NaN or infinity")
+    return pieces
+
+
+def _culprits(layout: Layout, pieces: Pieces) -> str:
+    names = [entry.name for entry in layout.entries if entry.role == "parameter"]
+    if names == [""] or len(pieces.owners) != len(names):
+        return "the flat vector"
+    bad = [n for n, piece in zip(names, pieces.owners, strict=True) if not ops.inspect(piece).finite]
+    if not bad:  # somebody has written to it since
+        return "it"
+    return f"{bad[0]!r}" + (f" and {len(bad) - 1} more" if len(bad) > 1 else "")
+
+
+def _plain(value: Any) -> Any:
+    try:
+        return value.item()
+    except (AttributeError, ValueError, RuntimeError):  # not an array, or an array with several numbers
+        return value

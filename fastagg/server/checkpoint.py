@@ -1,0 +1,259 @@
+"""Checkpoints in torch's file format. They are written completely or not at all, and checked before they are used."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import stat
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastagg import _checks
+from fastagg.errors import CheckpointError
+from fastagg.model import Layout
+
+FORMAT = 3
+_BYTES_PER_CLIENT = 32  # bytes per client of the ledger and a book, for clients that were never heard of
+_ALWAYS = 64 << 20  # a state may need so many bytes in memory whatever the file's size
+
+
+def cloned(value: Any) -> Any:
+    """Return a copy of nested dicts, lists and tuples in which every tensor is cloned."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: cloned(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(cloned(item) for item in value)
+    return value
+
+
+def on_device(value: Any, device: torch.device, _moved: dict[Any, Tensor] | None = None) -> Any:
+    """Move every tensor in nested dicts, lists and tuples to ``device``. A tensor that occurs twice stays one
+    tensor."""
+    moved = {} if _moved is None else _moved
+    if isinstance(value, Tensor):
+        key = (value.data_ptr(), value.shape, value.dtype)
+        if key not in moved:
+            moved[key] = value.to(device)
+        return moved[key]
+    if isinstance(value, dict):
+        return {key: on_device(item, device, moved) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(on_device(item, device, moved) for item in value)
+    return value
+
+
+def plain(value: Any) -> Any:
+    """Return settings for a checkpoint: NumPy's scalars, which loaders do not trust, become Python's numbers."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(plain(item) for item in value)
+    return value
+
+
+def open_tasks(state: dict[str, Any]) -> list[tuple[int | str, int]]:
+    """Return the client and the version of every task that was open when a server's state was written."""
+    tasks = state["tasks"]
+    clients = [client if isinstance(client, str) else int(client) for client in tasks["clients"]]
+    return [(clients[place], int(version)) for place, version in zip(
+        tasks["task_client"].tolist(), tasks["task_version"].tolist(), strict=True)]  # fmt: skip
+
+
+def check(state: Any, config: dict[str, Any], layout: Layout, moments: set[str]) -> None:
+    """Check that ``state`` can be loaded into a server with this configuration and layout.
+
+    Raises:
+        CheckpointError: it cannot; the message tells why.
+    """
+    if not isinstance(state, dict) or "format" not in state:
+        do = (
+            "fastagg.load(path) makes a server from a file; a model's own state_dict is the argument of fastagg.FedBuff"
+        )
+        raise CheckpointError(_checks.wrong("state", "what another server's state_dict() returned", state, do))
+    if state["format"] != FORMAT:
+        raise CheckpointError(f"checkpoint format {state['format']!r}; this version reads format {FORMAT}")
+    try:
+        theirs = Layout.from_spec(state["layout"])
+        names = {key: state["config"][key]["name"] for key in ("direction", "optimizer")}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
+    if not layout.same_as(theirs):
+        raise CheckpointError(
+            f"the checkpoint is of another model: {theirs.size} parameters in {len(theirs.entries)} arrays, "
+            f"this server has {layout.size} in {len(layout.entries)}"
+        )
+    begins = state["config"].get("origin", 0)
+    if begins != config["origin"]:  # two slices of a model may have the same number of parameters
+        raise CheckpointError(f"the checkpoint's origin is {begins}, this server's is {config['origin']}")
+    for key, name in names.items():
+        if name != config[key]["name"]:
+            raise CheckpointError(f"the checkpoint's {key} is {name}, this server's is {config[key]['name']}")
+    theirs_moments = set(state.get("moments") or ())
+    if theirs_moments ^ moments == {"units"}:
+        raise CheckpointError(
+            f"the checkpoint's moments are {_bits(theirs_moments)}, this server's are {_bits(moments)}"
+        )
+    if theirs_moments != moments:
+        raise CheckpointError(f"the checkpoint is damaged: it has moments {sorted(theirs_moments)}")
+
+
+def check_claims(state: dict[str, Any], config: dict[str, Any], layout: Layout) -> None:
+    """Check the sizes that a state claims, before memory of these sizes is allocated.
+
+    Raises:
+        CheckpointError: a tensor is larger than its bytes, the vectors do not fit the model, or there are more clients
+            than a file of this size can hold.
+    """
+    held: dict[int, int] = {}
+    for name, tensor in _tensors("", state):
+        storage = tensor.untyped_storage()
+        held[storage.data_ptr()] = storage.nbytes()
+        needed = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+        if tensor.layout is not torch.strided or not tensor.is_contiguous() or needed > storage.nbytes():
+            raise CheckpointError(f"the checkpoint is damaged: {name} claims more than its bytes")
+    values = (state.get("buffers") or {}).get("values")
+    for name, vector, size in (("flat", state.get("flat"), layout.size), ("buffers", values, layout.buffer_size)):
+        if not isinstance(vector, Tensor) or vector.numel() != size:
+            raise CheckpointError(f"the checkpoint is damaged: {name} are not the {size} numbers of its layout")
+    direction = config["direction"]
+    rows = direction.get("num_clients")  # a step needs as many spare rows
+    claims = [config.get("num_clients"), rows, direction.get("size") if rows is not None else None]
+    most = max((count for count in claims if isinstance(count, int)), default=0)
+    if most * _BYTES_PER_CLIENT > max(_ALWAYS, 2 * sum(held.values())):
+        raise CheckpointError(f"the checkpoint is damaged: it claims {most} clients, but is too small for them")
+
+
+def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _tensors(f"{name}.{key}" if name else str(key), item)
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            yield from _tensors(f"{name}[{i}]", item)
+
+
+def _bits(moments: set[str]) -> str:
+    return "8bit" if "units" in moments else "fp32"
+
+
+def write(state: dict[str, Any], path: Path) -> None:
+    """Write ``state`` to a file beside ``path``, sync it to the disk, then rename it to ``path`` in one step.
+
+    An existing file keeps its mode. If ``path`` is a symbolic link, the file that it points to is replaced.
+
+    Raises:
+        CheckpointError: the file system refused, or ``path`` is a folder, a device or similar. The old file is
+            unchanged.
+    """
+    temporary = None
+    path = path.resolve()
+    if not path.parent.is_dir():
+        raise CheckpointError(f"{path}: the checkpoint could not be written: create the folder {path.parent} first")
+    mode = _mode(path)
+    sums = torch.serialization.get_crc32_options()
+    try:
+        torch.serialization.set_crc32_options(True)  # `read` checks them
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".partial", delete=False) as f:
+            temporary = f.name
+            torch.save(state, f)
+            f.flush()
+            os.chmod(temporary, mode)
+            os.fsync(f.fileno())
+        os.replace(temporary, path)
+        temporary = None
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # syncs the rename itself
+        finally:
+            os.close(folder)
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: the checkpoint could not be written: {_cause(error)}") from error
+    finally:
+        torch.serialization.set_crc32_options(sums)
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def _mode(path: Path) -> int:
+    """Return the mode of the file at ``path``, or the mode that a new file would get."""
+    try:
+        found = path.stat().st_mode
+    except OSError:
+        mask = os.umask(0o077)
+        os.umask(mask)
+        return 0o666 & ~mask
+    if not stat.S_ISREG(found):
+        raise CheckpointError(f"{path}: the checkpoint could not be written: it is there, and no regular file")
+    return stat.S_IMODE(found)
+
+
+def _cause(error: BaseException) -> BaseException:
+    # Torch reports an error of the file system as an error about positions in its archive. The context has the real
+    # one.
+    said = error.__context__
+    return said if isinstance(error, RuntimeError) and isinstance(said, OSError) else error
+
+
+def _check_members(members: list[zipfile.ZipInfo], path: Path) -> None:
+    """Refuse an archive with compressed or overlapping members: they could be larger than the file."""
+    end = 0
+    for member in sorted(members, key=lambda one: one.header_offset):
+        packed = member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size
+        if packed or member.header_offset < end:
+            raise CheckpointError(f"{path}: the checkpoint is damaged: {member.filename!r} claims more than its bytes")
+        end = member.header_offset + member.compress_size
+    if end > path.stat().st_size:
+        raise CheckpointError(f"{path}: the checkpoint is damaged: it ends too early")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read what :func:`write` wrote. It loads only tensors and plain data, never code.
+
+    Raises:
+        CheckpointError: there is no such file, or it is not a complete checkpoint.
+    """
+    try:
+        with zipfile.ZipFile(path) as file:
+            _check_members(file.infolist(), path)
+            damaged = file.testzip()  # torch does not check the checksums
+        if damaged is not None:
+            raise CheckpointError(f"{path}: the checkpoint is damaged: wrong checksum of {damaged!r}")
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: no such checkpoint; server.save({str(path)!r}) writes one") from error
+    except IsADirectoryError as error:
+        raise CheckpointError(
+            f"{path}: it is a folder, no file; fastagg.open({str(path)!r}, make) opens one"
+        ) from error
+    except pickle.UnpicklingError as error:  # torch's own message recommends loading it anyway
+        raise CheckpointError(
+            f"{path}: refused: it contains other objects than tensors and plain data; expected a file that "
+            "server.save(path) wrote"
+        ) from error
+    except zipfile.BadZipFile as error:
+        raise CheckpointError(
+            f"{path}: not a whole checkpoint; expected a file that server.save(path) wrote"
+        ) from error
+    except Exception as error:  # a damaged file can cause any kind of error
+        raise CheckpointError(f"{path}: not a whole checkpoint: {type(error).__name__}: {error}") from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path}: not a fastagg checkpoint of format {FORMAT}; expected a file that server.save(path) wrote. A "
+            "model in it can start a new server: fastagg.FedBuff(torch.load(path))"
+        )
+    return state

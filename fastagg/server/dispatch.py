@@ -1,0 +1,292 @@
+"""The task that a server sends, and the receipt that it returns for an update."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from fastagg import _checks
+from fastagg._build import native
+from fastagg.errors import ConfigError
+from fastagg.model import Layout, ModelState
+from fastagg.storage.later import Later
+
+Client = int | str
+
+
+class Dispatch(native.Task):
+    """One client's task: train from this version of the model.
+
+    Attributes:
+        client: the client's id.
+        version: the server version that the client starts from (``s`` in the papers).
+        control: the server's control variate, [d] (FedAC), else None. Do not write to it.
+        local_steps: the number of local steps, if the algorithm sets it (AsyncFedED); else None.
+        incarnation: the number of the server's incarnation in which this version was made
+            (:attr:`fastagg.Server.incarnation`). If the client sends it back, the server refuses the answer to a
+            version that a restart has lost, even though new versions use the same numbers.
+
+    Example:
+        >>> server = fastagg.FedBuff({"weight": torch.zeros(2)}, buffer_size=1)
+        >>> task = server.dispatch("ann")
+        >>> trained = {"weight": task.params["weight"] + 1.0}
+        >>> task.delta(trained)
+        {'weight': tensor([1., 1.])}
+    """
+
+    # The engine makes one for every task that goes out (csrc/bindings/records.h). Nothing is worked out ahead.
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        client: Client
+        version: int
+        local_steps: int | None
+        control: Tensor | None
+        incarnation: int | None
+        _layout: Layout
+        _params: Any
+        _views: Any
+
+    def __init__(
+        self,
+        client: Client,
+        version: int,
+        local_steps: int | None,
+        control: Tensor | None,
+        layout: Layout,
+        model: ModelState | None,
+        incarnation: int | None = None,
+    ) -> None:
+        flat = None if model is None else model.flat
+        self._fill(client, version, local_steps, control, layout, flat, model, incarnation)
+
+    def __repr__(self) -> str:
+        steps = "" if self.local_steps is None else f", local_steps={self.local_steps}"
+        return f"Dispatch(client={self.client!r}, version={self.version}{steps})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (
+            self.client, self.version, self.local_steps, self.control, self._layout, self._model, self.incarnation,
+        )  # fmt: skip
+
+    @property
+    def _model(self) -> ModelState:
+        state = self._state
+        if isinstance(state, ModelState):
+            return state
+        return ModelState(self.flat, state.values, state.counters)
+
+    @property
+    def params(self) -> Any:
+        """The model in the form of the server's ``params``: a dict for ``module.load_state_dict`` (with buffers),
+        a list of arrays, or a flat tensor.
+
+        It is the model at the time of the dispatch, copied at the first use. You may write to it, or pass it to
+        ``load_state_dict(..., assign=True)``.
+        """
+        if self._params is None:
+            self._params = self._layout.copies(*self._model)
+        return self._params
+
+    @property
+    def views(self) -> Any:
+        """:attr:`params` without a copy: memory shared with the server. Do not write to it.
+
+        Use it to read the model or to send it at once. It does not change while you hold it, even if the server steps.
+        """
+        if self._views is None:
+            self._views = self._layout.views(*self._model)
+        return self._views
+
+    if TYPE_CHECKING:
+
+        @property
+        def flat(self) -> Tensor:
+            """The trainable parameters as one fp32 vector [d], shared with the server. Do not write to it."""
+
+    def for_client(self, client: Client, local_steps: int | None) -> Dispatch:
+        """The same model as a task of another client."""
+        return Dispatch(
+            client, self.version, local_steps, self.control, self._layout, self._model, self.incarnation
+        )  # fmt: skip
+
+    def delta(self, trained: Any) -> Any:
+        """The update to send after training: ``x_i^K - x_s`` for parameters, the client's own values for buffers.
+
+        Args:
+            trained: the model after local training, in the form of ``params`` (or an nn.Module).
+
+        Returns:
+            A dict, a list or a flat tensor, in the form of ``params``, in fp32. Parameters are views of one vector.
+
+        Raises:
+            ShapeMismatch, DTypeMismatch: ``trained`` does not fit this model.
+        """
+        return self._layout.difference(trained, self.flat)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The task as plain data and tensors, for a checkpoint of the program that drives the clients.
+
+        Tensors share the server's memory, so ``torch.save`` of both together writes each version once.
+        """
+        return {
+            "client": self.client,
+            "version": self.version,
+            "local_steps": self.local_steps,
+            "control": self.control,
+            "incarnation": self.incarnation,
+            "model": tuple(self._model),
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any], layout: Layout) -> Dispatch:
+        """Inverse of :meth:`state_dict`; ``layout`` is the server's (``server.layout``)."""
+        flat, buffers, counters = state["model"]
+        model = ModelState(flat, buffers, counters)
+        return cls(
+            state["client"], state["version"], state["local_steps"], state["control"], layout, model,
+            state.get("incarnation"),
+        )  # fmt: skip
+
+    def from_difference(self, difference: Any) -> Any:
+        """The update for ``receive``, if a framework sends *every* array as a difference from ``params``.
+
+        Parameters do not change. Buffers become the client's values again, in their own types.
+
+        Args:
+            difference: the trained model minus ``params``, in the form of ``params``. All buffers may be left out.
+
+        Raises:
+            ShapeMismatch, DTypeMismatch: ``difference`` does not fit this model.
+        """
+        return self._layout.restored(difference, self._model)
+
+
+class Receipt(native.Receipt):
+    """The outcome of one update. Receipts with the same values are equal.
+
+    With ``validate="deferred"`` the device checks the update, and ``receive`` does not wait for it. The first read of
+    ``applied``, ``step_size``, ``update_norm``, ``weight`` or ``kept`` waits for the result.
+
+    Attributes:
+        client: the sender.
+        applied: whether the model changed. False while a buffer fills.
+        version: the server version afterwards.
+        delay: tau, the number of server versions between the model it was trained from and its use.
+        step_size: the learning rate of the step, after the staleness policy; None if there was no step.
+        update_norm: Euclidean norm of the update before clipping. NaN if ``receive_model`` added a model without
+            computing its difference.
+        weight: the staleness policy's weight s(tau).
+        kept: whether the update was used. It is False only with ``validate="deferred"``, if an element was not finite
+            (or, with :class:`fastagg.Euclidean`, the norm was zero or the update too stale). The update then counted as
+            zero, the client's cached update did not change, and the version increased.
+        durable: whether the update is on disk yet. Only receipts of servers of :func:`fastagg.open` have it.
+
+    Example:
+        >>> server = fastagg.ASGD(torch.zeros(2), lr=0.1)
+        >>> task = server.dispatch("ann")
+        >>> receipt = server.receive("ann", torch.tensor([3.0, 4.0]))
+        >>> receipt.applied, receipt.version, receipt.delay, receipt.step_size, receipt.update_norm
+        (True, 1, 0, 0.1, 5.0)
+    """
+
+    # The engine makes one for every answer and writes its numbers into it (csrc/bindings/records.h).
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        client: Client
+        applied: bool
+        version: int
+        delay: int
+        step_size: float | None
+        update_norm: float
+        weight: float
+        kept: bool
+        durable: bool
+
+    def __init__(
+        self,
+        client: Client,
+        applied: bool,
+        version: int,
+        delay: int,
+        step_size: float | None,
+        update_norm: float,
+        weight: float,
+        kept: bool = True,
+    ) -> None:
+        self._fill(client, applied, version, delay, step_size, update_norm, weight, kept)
+
+    if not TYPE_CHECKING:  # so that a misspelt attribute is still found
+
+        def __getattr__(self, name: str) -> Any:
+            raise _checks.no_attribute(self, name)
+
+    def defer(self, lr: float | None, weight: float, scales: bool, verdict: Later) -> None:
+        """Let the device say whether the update was used, when somebody asks for it.
+
+        Args:
+            lr: the learning rate of the step, before the device has weighed the update; None if there was no step.
+            weight: the staleness policy's weight, as far as the host knows it.
+            scales: whether the step uses only this update. Its weight then scales the rate, and if it is rejected there
+                is no step.
+            verdict: the device's verdict, [6] float64: see :func:`fastagg.ops.judge`.
+        """
+
+        def fill(receipt: Receipt) -> None:
+            norm2, _, _, _, scale, keep = verdict.tolist()
+            receipt._fill(
+                receipt.client, lr is not None and (bool(keep) or not scales), receipt.version, receipt.delay,
+                lr if lr is None or not scales else lr * scale, math.sqrt(norm2) if norm2 >= 0 else norm2,
+                scale * weight, bool(keep),
+            )  # fmt: skip
+
+        self._wait_for(fill)
+
+    def _values(self) -> tuple[Any, ...]:
+        return (
+            self.client, self.applied, self.version, self.delay, self.step_size, self.update_norm, self.weight,
+            self.kept,
+        )  # fmt: skip
+
+    def __eq__(self, other: object) -> bool:
+        return self._values() == other._values() if isinstance(other, Receipt) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._values())
+
+    def __repr__(self) -> str:
+        names = ("client", "applied", "version", "delay", "step_size", "update_norm", "weight", "kept")
+        shown = ", ".join(f"{name}={value!r}" for name, value in zip(names, self._values(), strict=True))
+        return f"{type(self).__name__}({shown})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._values()  # the numbers, not the device's memory they are read from
+
+
+class Partial(NamedTuple):
+    """The result of a leaf: a part of a buffer's sum.
+
+    Attributes:
+        total: ``sum_i n_i * Delta_i``, fp32 [d]; ``n_i`` is 1, or the number of samples.
+        updates: the number of updates in it.
+        weight: ``sum_i n_i``, its weight in the mean.
+    """
+
+    total: Tensor
+    updates: int
+    weight: float
+
+
+def check_task(task: Any) -> Dispatch:
+    """Return ``task`` if it is one.
+
+    Raises:
+        ConfigError: it is something else, such as a client's id or a model.
+    """
+    if not isinstance(task, Dispatch):
+        do = "keep it when you send it: task = server.dispatch(client)"
+        raise ConfigError(_checks.wrong("task", "what server.dispatch(client) returned", task, do))
+    return task

@@ -1,0 +1,389 @@
+"""Makes a server's engine from its parts and settings, and from a state (csrc/engine)."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastagg import ops, registry
+from fastagg._build import native
+from fastagg.errors import CacheError, CheckpointError
+from fastagg.model import Layout, Parsed
+from fastagg.ops.place import CPU, place
+from fastagg.rules.directions import Direction, Material
+from fastagg.rules.optimizers import Optimizer
+from fastagg.rules.staleness import DelayAdaptive, Hinge, Polynomial, Staleness
+from fastagg.server import checkpoint
+from fastagg.server.dispatch import Dispatch, Receipt
+from fastagg.server.extension import Extension
+from fastagg.server.settings import RULES, ServerSettings
+from fastagg.server.statistics import Statistics, divided, joined
+from fastagg.storage import memory
+from fastagg.storage.pieces import Pieces
+from fastagg.storage.staging import send
+
+MOST = 2**63 - 1
+
+
+class Parts(NamedTuple):
+    """What a server is made of."""
+
+    direction: Direction
+    optimizer: Optimizer
+    staleness: Staleness
+    settings: ServerSettings
+    layout: Layout
+    device: torch.device
+    norms: Any  # of whole vectors, where this is a slice of one that other processes have the rest of; else None
+
+    @property
+    def on_host(self) -> bool:
+        """Whether kernels run on the processor."""
+        return place(self.device) is CPU
+
+    @property
+    def defers(self) -> bool:
+        """Whether the device's verdicts are read later."""
+        return self.settings["validate"] == "deferred" and not self.on_host
+
+    @property
+    def num_clients(self) -> int | None:
+        """n, by the direction or the setting."""
+        return self.direction.clients if self.direction.clients is not None else self.settings["num_clients"]
+
+
+@dataclass
+class Running:
+    """A server that runs: its engine, and its Python part. All who work with the server share this object."""
+
+    engine: Any
+    extension: Extension
+    memory: Any  # where the engine's vectors are
+
+    def adopt(self, fresh: Running) -> None:
+        """Go on with the state of another one, which nobody else uses. The caller is inside the gate."""
+        self.engine.adopt(fresh.engine)  # whoever waits at its gate goes on with the new state
+        self.extension, self.memory = fresh.extension, fresh.memory
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer, with its current learning rate."""
+        return self.extension.optimizer
+
+    def follow_rate(self) -> None:
+        """An operation has set the engine's learning rate."""
+        self.extension.optimizer = replace(self.extension.optimizer, lr=self.engine.lr)
+
+
+def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
+    """Return a new server with this model. The engine owns ``flat`` from now on."""
+    settings, layout, direction, optimizer = parts.settings, parts.layout, parts.direction, parts.optimizer
+    seed, origin = settings["seed"], settings["origin"]
+    runner, held = _on_host() if parts.on_host else _on_device(parts.device)
+    state = direction.start(Material(layout.size, parts.device, seed, origin, layout.buffer_size, held))
+    extension = Extension(
+        direction, optimizer, parts.staleness, layout, state, statistics, device=parts.device, on_host=parts.on_host,
+        clip_norm=settings["clip_norm"], defers=parts.defers, seed=seed, norms=parts.norms,
+    )  # fmt: skip
+    clients = parts.num_clients
+    engine = native.engine.Engine(
+        settings=native.engine.Settings(
+            size=layout.size, origin=origin, clients=-1 if clients is None else clients,
+            clip_norm=settings["clip_norm"] or 0.0, max_samples=settings["max_samples"] or 1e30,
+            local_steps=extension.policy.local_steps or 0, weighs_by_samples=settings["weighting"] == "samples",
+            keeps_versions=extension.keeps_model or extension.policy.keep() is not None,
+            ordered=settings["deterministic"], closes_early=direction.buffered and not state.asks,
+            folds=_folds(parts, extension), staleness=_native_staleness(parts.staleness),
+        ),
+        direction=state.native, optimizer=_native_optimizer(optimizer), seed=seed, memory=held, runner=runner,
+        extension=extension, asks=extension.asks(), flat=flat,
+        python={
+            "layout": layout, "task": Dispatch, "receipt": Receipt, "statistics": statistics,
+            "control": extension.control is not None, "reader": None if extension.always else _reader(layout),
+        },
+    )  # fmt: skip
+    limit(engine, settings)
+    engine.most_waiting(waiting_of(settings))
+    engine.begin_incarnation(0, new_incarnation())
+    engine.measure()
+    return Running(engine, extension, held)
+
+
+def waiting_of(settings: ServerSettings) -> int:
+    """Return how many answers may wait."""
+    return settings["max_waiting"] or MOST
+
+
+def limit(engine: Any, settings: ServerSettings | None) -> None:
+    """Set the limits of tasks; all leases begin anew. None: no limits."""
+    given: Any = settings or {}
+    lease, names = given.get("lease"), ("max_delay", "max_open_per_client", "max_clients")
+    delay, per_client, clients = (MOST if given.get(name) is None else given[name] for name in names)
+    engine.limit(
+        lease=math.inf if lease is None else lease, max_delay=delay, open_per_client=per_client, clients=clients
+    )
+
+
+def new_incarnation() -> int:
+    """Return a number that no other incarnation of any server has."""
+    return int.from_bytes(os.urandom(8), "big") >> 1  # 63 bits, so that it fits in a signed number
+
+
+# -- states ------------------------------------------------------------------------------------------------------------
+
+
+def config(parts: Parts, running: Running) -> dict[str, Any]:
+    """Return all settings as plain data."""
+    extension = running.extension
+    rules = {"direction": parts.direction, "optimizer": extension.optimizer, "staleness": parts.staleness}
+    given = {key: value for key, value in parts.settings.items() if RULES[key].kept}
+    described = {key: registry.describe(part) for key, part in rules.items()}
+    return dict(checkpoint.plain({**described, **given, "num_clients": parts.num_clients}))
+
+
+def whole(parts: Parts, running: Running, *, rows: bool = True) -> dict[str, Any]:
+    """Return what a checkpoint holds: the settings and the state, as :func:`state_of`."""
+    return {
+        "format": checkpoint.FORMAT, "config": config(parts, running), "layout": parts.layout.spec(),
+        **state_of(running, rows=rows),
+    }  # fmt: skip
+
+
+def state_of(running: Running, *, rows: bool = True) -> dict[str, Any]:
+    """Return the state as plain data and tensors. Some tensors are shared. The caller is inside the gate.
+
+    Args:
+        rows: False: without the rows of a client cache, which somebody copies one by one.
+    """
+    engine, extension = running.engine, running.extension
+    for client in list(getattr(extension.policy, "pending", ())):
+        extension.policy.settle(client, engine)
+    return {
+        "version": engine.version, "steps": engine.steps, "tasks": as_tensors(engine.tasks()),
+        "staleness": extension.policy.state_dict(), "flat": engine.flat, "moments": moments_of(running),
+        "buffers": extension.held.state_dict(), "direction": as_tensors(extension.state.state_dict(rows=rows)),
+        "round": [_waiting(entry, extension.held) for entry in engine.waiting], "lives": engine.incarnations,
+    }  # fmt: skip
+
+
+def moments_of(running: Running) -> dict[str, Tensor]:
+    """Return the optimizer's moments, or the state of a user's own optimizer."""
+    if running.extension.optimizer.has_own_step:
+        return dict(running.extension.own)
+    found: dict[str, Tensor] = running.engine.moments
+    if "units" in found:
+        found["units"] = found["units"].view(2 if "v" in found else 1, -1)
+    return found
+
+
+def checked(parts: Parts, running: Running, state: dict[str, Any]) -> Running:
+    """Return what a server becomes with a state from :func:`whole`. The server does not change.
+
+    Raises:
+        CheckpointError: the state is of another model or algorithm, or is damaged.
+    """
+    checkpoint.check(state, config(parts, running), parts.layout, set(moments_of(running)))
+    checkpoint.check_claims(state, state["config"], parts.layout)
+    return loaded(parts._replace(optimizer=running.optimizer), state, running.extension.held)
+
+
+def loaded(parts: Parts, state: dict[str, Any], like: Statistics) -> Running:
+    """Return a new server with a state from :func:`state_of`. Tensors are copied.
+
+    Raises:
+        CheckpointError: the state is damaged.
+    """
+    if state.get("round") and not parts.settings["deterministic"]:
+        raise CheckpointError("the checkpoint holds updates of a deterministic round; this server has none")
+    try:
+        fresh = _loaded(parts, state, like)
+    except (CheckpointError, CacheError):
+        raise
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
+    if not finite(fresh):
+        raise CheckpointError("the checkpoint holds NaN or infinity")
+    return fresh
+
+
+def _loaded(parts: Parts, state: dict[str, Any], like: Statistics) -> Running:
+    layout, device = parts.layout, parts.device
+
+    def owned(vector: Tensor) -> Tensor:
+        if vector.shape != (layout.size,):
+            raise ValueError(f"expected a vector of {layout.size} elements, got {list(vector.shape)}")
+        return memory.empty(layout.size, device).copy_(vector)
+
+    running = start(parts, owned(state["flat"]), like.loaded(state["buffers"]))
+    engine, extension = running.engine, running.extension
+    _load_moments(running, state["moments"], device)
+    extension.state.load_state_dict(state["direction"])
+    if (held_sum := state["direction"].get("acc")) is not None and hasattr(extension.state.native, "bound_sum"):
+        extension.state.native.bound_sum(extension.norms.inspect(held_sum).norm)
+    extension.policy.load_state_dict(state["staleness"])
+    tasks = dict(state["tasks"])
+    if (tasks["version"], tasks["steps"]) != (state["version"], state["steps"]):
+        raise CheckpointError("the checkpoint is damaged: it has two versions")
+    own = owned if extension.keeps_model else torch.Tensor.clone
+    held = {int(version): own(kept) for version, kept in tasks["versions"].items() if kept is not None}
+    engine.load_tasks({**tasks, "versions": held})
+    for first, number in state.get("lives", ()):
+        engine.begin_incarnation(int(first), int(number))
+    engine.begin_incarnation(int(state["version"]) + 1, new_incarnation())  # versions made after that state are lost
+    engine.load_waiting([_loaded_waiting(entry, parts, extension.held) for entry in state["round"]])
+    engine.measure()
+    engine.share_model()
+    return running
+
+
+def _load_moments(running: Running, theirs: dict[str, Tensor], device: torch.device) -> None:
+    if running.extension.optimizer.has_own_step:
+        running.extension.own = {str(name): tensor.to(device, copy=True) for name, tensor in theirs.items()}
+        return
+    for name, mine in moments_of(running).items():
+        given = theirs[name]
+        if given.shape != mine.shape or given.dtype != mine.dtype:
+            raise ValueError(f"{name}: expected {mine.dtype} {list(mine.shape)}, got {given.dtype} {list(given.shape)}")
+        mine.copy_(given)
+
+
+def finite(running: Running) -> bool:
+    """Return whether all numbers in the state are finite."""
+    engine, extension = running.engine, running.extension
+    policy = [value for value in extension.policy.state_dict().values() if isinstance(value, Tensor)]
+    moments = [moment for moment in moments_of(running).values() if moment.is_floating_point()]
+    held = extension.state.finite() and extension.held.finite()
+    held = held and all(bool(torch.isfinite(tensor).all()) for tensor in (*policy, *moments))
+    return held and all(ops.inspect(vector).finite for vector in (engine.flat, *engine.kept))
+
+
+def nbytes(running: Running) -> dict[str, int]:
+    """Return the bytes held by each part."""
+    engine, extension = running.engine, running.extension
+    held = extension.state.memory()
+    held["direction"] += sum(piece.nbytes for entry in engine.waiting for piece in entry["update"])
+    kept = {payload.data_ptr(): payload.nbytes for payload in engine.kept}
+    own = sum(tensor.nbytes for tensor in extension.own.values())
+    return {
+        "model": engine.flat.numel() * 4, "moments": engine.moments_nbytes + own, **held,
+        "versions": sum(kept.values()) + extension.policy.nbytes(), "clients": engine.ledger_nbytes,
+        "buffers": extension.held.nbytes(),
+    }  # fmt: skip
+
+
+def as_tensors(value: Any) -> Any:
+    """Return nested plain data with tensors instead of NumPy's arrays. A checkpoint holds no other library's
+    objects."""
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(np.ascontiguousarray(value)) if value.size else torch.empty(0, dtype=torch.int64)
+    if isinstance(value, dict):
+        return {key: as_tensors(item) for key, item in value.items()}
+    return value
+
+
+def reported(parsed: Parsed, like: Statistics) -> Any:
+    """Return the running statistics of an update that was read by Python, in the form that the engine takes, as copies.
+    None: it has none."""
+    if parsed.buffers is None and parsed.counters is None:
+        return None
+    values = None if parsed.buffers is None else parsed.buffers.flat(torch.float32)
+    counters = [] if parsed.counters is None else joined(parsed.counters, like.counters).tolist()
+    return native.engine.reported(values=values, counters=counters)
+
+
+def _waiting(entry: dict[str, Any], like: Statistics) -> dict[str, Any]:
+    """Return an update that waits for the rest of its round as plain data and tensors."""
+    given = entry.pop("reported")
+    values = None if given is None else given.values
+    counters = None if given is None or not given.counters else torch.tensor(given.counters)
+    return {
+        **entry, "buffers": None if values is None else [values],
+        "counters": None if counters is None else divided(counters, like.counters),
+    }  # fmt: skip
+
+
+def _loaded_waiting(entry: dict[str, Any], parts: Parts, like: Statistics) -> dict[str, Any]:
+    """Inverse of :func:`_waiting`. Tensors are copied."""
+    update = Pieces([piece.clone() for piece in entry["update"]]).to(parts.device)
+    buffers = None if entry["buffers"] is None else Pieces(entry["buffers"])
+    if update.size != parts.layout.size or (buffers is not None and buffers.size != parts.layout.buffer_size):
+        raise ValueError("an update that waits for its round is not of this model")
+    given = reported(Parsed(update, buffers, entry["counters"]), like)
+    numbers = {name: float(entry[name]) for name in ("gain", "weight", "share", "norm")}
+    return {"client": entry["client"], **numbers, "update": update, "reported": given}
+
+
+# -- parts of the engine -----------------------------------------------------------------------------------------------
+
+
+def _folds(parts: Parts, extension: Extension) -> bool:
+    """Whether trained models can be added without computing their differences first."""
+    direction, settings = parts.direction, parts.settings
+    return (
+        parts.on_host and not extension.always and direction.buffered and direction.kind == "delta"
+        and settings["clip_norm"] is None and parts.layout.all_fp32 and not settings["deterministic"]
+        and not parts.optimizer.has_own_step
+    )  # fmt: skip
+
+
+def _reader(layout: Layout) -> Any:
+    return native.engine.Reader(
+        parts=[(name, shape, getattr(native.engine.Role, role)) for name, shape, role in layout.parts()],
+        named=layout.form in ("module", "state_dict"), limit=layout.bounds.limit, size=layout.size,
+    )  # fmt: skip
+
+
+def _native_staleness(staleness: Staleness) -> Any:
+    """The rule as the engine's, which asks Python for a user's own."""
+    weight, rate = type(staleness).weight, type(staleness).rate
+    settings: dict[str, Any] = {}
+    if weight is Hinge.weight:
+        assert isinstance(staleness, Hinge)
+        settings |= {"weight": "hinge", "a": float(staleness.a), "b": float(staleness.b)}
+    elif weight is Polynomial.weight:
+        assert isinstance(staleness, Polynomial)
+        settings |= {"weight": "polynomial", "a": float(staleness.a)}
+    elif weight is not Staleness.weight:
+        settings["weight"] = "ask"
+    if rate is DelayAdaptive.rate:
+        assert isinstance(staleness, DelayAdaptive)
+        settings |= {"rate": staleness.rule, "threshold": float(staleness.threshold)}
+        settings["lipschitz"] = float(staleness.lipschitz or 1.0)
+    elif rate is not Staleness.rate:
+        settings["rate"] = "ask"
+    return native.engine.Staleness(**settings)
+
+
+def _native_optimizer(optimizer: Optimizer) -> Any:
+    return native.engine.Optimizer(
+        optimizer.kernel or "sgd", lr=optimizer.lr, coded=optimizer.moment_format == "8bit", **optimizer.hyper()
+    )
+
+
+def _on_host() -> tuple[Any, Any]:
+    return native.engine.on_cpu(), native.engine.host_memory()
+
+
+def _on_device(device: torch.device) -> tuple[Any, Any]:
+    """The runner and the memory of a CUDA device."""
+    kept: list[Tensor | None] = [None]  # held here, so that torch reuses its memory only for launches after these
+
+    def where() -> tuple[int, int]:
+        on = place(device)
+        assert on is not None
+        return on.device, on.stream
+
+    def put(numbers: np.ndarray) -> tuple[int, int, int]:
+        kept[0] = send(torch.from_numpy(numbers), device) if numbers.size else None
+        return (*where(), 0 if kept[0] is None else kept[0].data_ptr())
+
+    index, _ = where()
+    copies = native.cuda.copies_on(index)
+    held = native.engine.device_memory(lambda size: memory.empty_bytes(size, device), where, copies)
+    return native.engine.on_cuda(put), held

@@ -1,0 +1,270 @@
+"""What Python does within a step: rules that need more than the engine does by itself, and the state that lives here.
+
+The engine calls these methods before anything changes (csrc/bindings/extension.h). Most servers need none of them. Some
+rules need more before they can plan: distances, or a direction or policy in Python. And on a CUDA device the kernels
+obey the device's verdict, which the host reads later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastagg import ops
+from fastagg._build import native
+from fastagg.errors import ConfigError, NonFiniteUpdate, UpdateTooLarge
+from fastagg.model import Layout, Parsed
+from fastagg.ops.place import on_device
+from fastagg.ops.update import Distances, distances_from
+from fastagg.rules.directions import Arrival, Direction, DirectionState
+from fastagg.rules.optimizers import Optimizer
+from fastagg.rules.staleness import Facts, Staleness
+from fastagg.server.statistics import Statistics
+from fastagg.storage import memory
+from fastagg.storage.later import Later
+from fastagg.storage.pieces import Pieces
+
+Moves = list[tuple[Any, Any, Any]]
+
+
+class OnDevice:
+    """An update on a device: what the engine does not read, and the verdict that comes later.
+
+    Attributes:
+        parsed: the update; its running statistics may be on the device.
+        verdict: the device's, once it was asked for.
+    """
+
+    def __init__(self, parsed: Parsed) -> None:
+        self.parsed = parsed
+        self.verdict: Tensor | None = None
+        self.later: Later | None = None
+
+
+class Extension:
+    """The Python part of one server.
+
+    Attributes:
+        held: the running statistics of the current version.
+        state: the direction's.
+        policy: the staleness policy's.
+        always: whether :meth:`prepare` is called for every update.
+    """
+
+    def __init__(
+        self, direction: Direction, optimizer: Optimizer, staleness: Staleness, layout: Layout, state: DirectionState,
+        held: Statistics, *, device: torch.device, on_host: bool, clip_norm: float | None, defers: bool, seed: int,
+        norms: Any,
+    ) -> None:  # fmt: skip
+        self.direction, self.optimizer, self.staleness, self.layout = direction, optimizer, staleness, layout
+        self.state, self.held, self.device, self.on_host = state, held, device, on_host
+        self.clip_norm, self.defers = clip_norm, defers
+        self.policy = staleness.start(layout.size, seed)
+        self.norms: Any = ops if norms is None else norms
+        self.measures = staleness.measures or direction.measures
+        self.keeps_model = direction.needs_base or self.measures
+        self.always = not on_host or self.measures or self.policy.looks or state.asks or norms is not None
+        # whether Python reads the numbers of updates and models, and not only what was measured of them
+        self.reads_update = not on_host or norms is not None or state.asks or self.policy.reads_update
+        self.own: dict[str, Tensor] = {}  # the state of a user's own optimizer
+
+    def asks(self) -> Any:
+        """Return which methods the engine calls."""
+        return native.engine.Asks(
+            prepare=self.always, step=self.optimizer.has_own_step, statistics=self.layout.has_buffers,
+            bounds=not self.on_host or self.norms is not ops, agree=self.norms is not ops,
+            keep=not self.keeps_model and self.policy.keep() is not None,
+        )  # fmt: skip
+
+    @property
+    def control(self) -> Tensor | None:
+        """A task's control variate (FedAC)."""
+        return getattr(self.state, "control", None)
+
+    def keep(self) -> Tensor:
+        """Return what is kept with a version in place of the model."""
+        kept: Tensor = self.policy.keep()
+        return kept
+
+    def agree(self) -> None:
+        """Wait until all ranks have planned their step. Otherwise none makes it."""
+        self.norms.agree()
+
+    def weight(self, delay: int) -> float | None:
+        """Return the weight of an update, by a user's own rule."""
+        return self.staleness.weight(delay)
+
+    def rate(self, lr: float, delays: Sequence[int]) -> float:
+        """Return the learning rate of a step, by a user's own rule."""
+        return self.staleness.rate(lr, delays)
+
+    def bounds(self, model: Tensor, moments: dict[str, Tensor]) -> tuple[float, float, float]:
+        """Return bounds of the elements of a version, of first and of second moments. On a slice they are the whole
+        model's."""
+        found = [largest(model, self.norms), *bounds_of(moments, self.norms)]
+        if self.norms is not ops:
+            found = [self.norms.largest(bound) for bound in found]
+        return found[0], found[1], found[2]
+
+    def fits(self, values: int, counters: int) -> bool:
+        """Return whether the model has so many statistics."""
+        own = sum(counter.numel() for counter in self.held.counters)
+        return values in (0, self.layout.buffer_size) and counters in (0, own)
+
+    def statistics(self, given: Sequence[Any], outcome: str) -> Statistics | None:
+        """Return the running statistics after these updates made a ``step``, an empty one (``drop``) or none
+        (``keep``). None: they stay as they are."""
+        found = self.held
+        for one in given:
+            of_device = isinstance(one, OnDevice)
+            found = found.add_on_device(one.parsed, one.verdict) if of_device else found.add(one)
+        found = found.after(outcome)
+        return None if found is self.held else found
+
+    def step(self, direction: Tensor, x: Tensor, lr: float, round: int) -> tuple[Tensor, Moves]:
+        """Do a step with a user's own optimizer."""
+        optimizer = self.optimizer
+        flat, state = optimizer.step(x, direction, dict(self.own), lr, round)
+        good = isinstance(flat, Tensor) and flat.dtype is torch.float32 and flat.shape == x.shape
+        if not good or flat.device != x.device:
+            raise ConfigError(f"step: expected a float32 vector of {x.numel()} elements, got {flat!r:.200}")
+        if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+            raise ConfigError(f"step: expected a dict of tensors as state, got {state!r:.200}")
+        if not ops.inspect(flat).finite:
+            raise UpdateTooLarge(f"step: {type(optimizer).__name__} made the model NaN or infinite")
+        # Copied to the server's own memory, because the returned vector may be the one it was given.
+        return memory.empty(x.numel(), x.device).copy_(flat), [(self, "own", state)]
+
+    # -- an update -------------------------------------------------------------------------------------------------
+
+    def prepare(self, asked: Any) -> Any:
+        """Return the findings about an update.
+
+        Raises:
+            NonFiniteUpdate, ConfigError and others: the update is refused; nothing has changed.
+        """
+        if asked.control is not None and not self.direction.takes_control:
+            raise ConfigError("control: only FedAC takes one, got a control; leave it out")
+        found = native.engine.findings()
+        update: Any = _pieces(asked.update) if self.reads_update else None
+        if not self.on_host:
+            found.update = update = on_device(update)
+        base = asked.kept if self.keeps_model and self.reads_update else None
+        delay = asked.now - asked.version
+        told = asked.local_steps or None
+        if self.defers:
+            facts = Facts(asked.client, asked.version, delay, update, 1.0, math.nan, None, told)
+            self._let_device_judge(found, facts, asked, base)
+            return found
+        moved, cosine = self._measure(found, update, asked, base)
+        norm, clip = found.norm, self.clip_norm
+        gain = 1.0 if clip is None or norm <= clip else clip / norm
+        kept = asked.kept if self.reads_update and not self.keeps_model else None
+        facts = Facts(asked.client, asked.version, delay, update, gain, norm, moved, told, kept)
+        if not self._weigh(found, facts):
+            return found
+        if self.state.asks:
+            self._ask_direction(found, facts, asked, base, cosine)
+            found.reported_norm = norm
+        self._ask_policy(found, facts)
+        return found
+
+    def _measure(
+        self, found: Any, update: Pieces | None, asked: Any, base: Tensor | None
+    ) -> tuple[float | None, float]:
+        """Measure the update's norm; if a rule needs them, return how far the model has moved, and the cosine of
+        both."""
+        if self.measures and not self.reads_update and asked.has_base:
+            return self._apart(found, distances_from(asked.distances(self.direction.measures)))
+        if not self.measures or base is None:
+            if self.on_host and self.norms is ops:  # the engine has measured it
+                found.norm = asked.norm
+                return None, 0.0
+            seen = self.norms.inspect(update)
+            _refuse_non_finite(seen.finite)
+            found.norm = seen.norm
+            return None, 0.0
+        return self._apart(found, self.norms.distances(update, asked.model, base, inner=self.direction.measures))
+
+    def _apart(self, found: Any, apart: Distances) -> tuple[float | None, float]:
+        _refuse_non_finite(apart.finite)
+        found.norm = apart.norm
+        product = apart.moved * apart.norm
+        return apart.moved, apart.inner / product if product > 0.0 else 0.0
+
+    def _weigh(self, found: Any, facts: Facts) -> bool:
+        if not self.policy.looks:
+            weight: float | None = self.staleness.weight(facts.delay)
+        else:
+            weight, found.next_steps = self.policy.weigh(facts)
+        found.weight, found.drops = weight, weight is None
+        return weight is not None
+
+    def _ask_direction(self, found: Any, facts: Facts, asked: Any, base: Tensor | None, cosine: float) -> None:
+        def statistics() -> tuple[Tensor, Tensor]:
+            if isinstance(asked.extra, OnDevice):
+                parsed = asked.extra.parsed
+                own = self.held.values if parsed.buffers is None else parsed.buffers.flat(torch.float32)
+                return own.to(self.device), self.held.add_on_device(parsed).step().values
+            reported = asked.reported
+            own = self.held.values if reported is None or reported.values is None else reported.values
+            after = self.held if reported is None else self.held.add(reported)
+            return own, after.step().values
+
+        change = None if asked.control is None else Pieces([asked.control.to(self.device)])
+        arrival = Arrival(
+            facts.client, facts.update, facts.version, asked.now, facts.gain, found.weight, asked.share, base, cosine,
+            change, statistics,
+        )  # fmt: skip
+        self.state.before(arrival, found)
+
+    def _ask_policy(self, found: Any, facts: Facts) -> None:
+        if self.policy.looks and self.direction.single:
+            lr = self.staleness.rate(self.optimizer.lr, [facts.delay])
+            moves = self.policy.moves(facts, lr * found.weight * self.direction.sign)
+            found.moves = [*(found.moves or ()), *moves]
+
+    def _let_device_judge(self, found: Any, facts: Facts, asked: Any, base: Tensor | None) -> None:
+        """Let the device decide. The host does not wait for it."""
+        x, measured = (asked.model, base) if self.measures else (None, None)
+        verdict = ops.judge(facts.update, x=x, base=measured, clip_norm=self.clip_norm, **self.policy.rules())
+        held: OnDevice = asked.extra
+        if held.parsed.buffers is not None:
+            verdict[5:].mul_(ops.judge(held.parsed.buffers)[5:])
+        held.verdict, held.later = verdict, Later(verdict)
+        self.policy.judged(facts, held.later)
+        found.norm = math.nan
+        found.weight = 1.0 if self.measures else self.staleness.weight(facts.delay)
+        found.verdict = verdict.data_ptr()
+        found.owner = verdict
+
+
+def bounds_of(moments: dict[str, Tensor], norms: Any) -> tuple[float, float]:
+    """Return the largest magnitudes that elements of ``m`` and of ``v`` can have, ``norms`` having ``inspect``."""
+    if "units" in moments:
+        # The largest codes mean less than these multiples of a block's unit (csrc/math/moments.h).
+        rows = moments["units"].view(2 if "v" in moments else 1, -1)
+        units = [float(row.max()) if row.numel() else 0.0 for row in rows]
+        return 2.0**17 * units[0], 2.0**33 * units[-1] if "v" in moments else 0.0
+    names = ("m",), ("v", "vhat")
+    found = [max([norms.inspect(moments[n]).norm for n in group if n in moments], default=0.0) for group in names]
+    return found[0], found[1]
+
+
+def largest(vector: Tensor, norms: Any) -> float:
+    """Return a bound of a vector's elements: its norm, which is fast to compute, or the largest element."""
+    norm: float = norms.inspect(vector).norm
+    return norm if norm < 1e37 else float(vector.abs().max())
+
+
+def _pieces(update: Any) -> Pieces:
+    return update if isinstance(update, Pieces) else Pieces(update)
+
+
+def _refuse_non_finite(finite: bool) -> None:
+    if not finite:
+        raise NonFiniteUpdate("update: NaN or infinity")

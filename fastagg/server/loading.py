@@ -1,0 +1,76 @@
+"""Makes a server from a checkpoint."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from fastagg import _checks, registry
+from fastagg.distill import Distillation
+from fastagg.errors import CacheError, CheckpointError, ConfigError, FastaggError, MissingPart
+from fastagg.model import Layout, Taken
+from fastagg.ops.place import on_cuda
+from fastagg.server import checkpoint
+from fastagg.server.server import Server
+from fastagg.server.settings import RULES
+from fastagg.storage import devices
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    device: torch.device | str | None = None,
+    distill: Distillation | None = None,
+) -> Server:
+    """Return the server that :meth:`Server.save` wrote to ``path``, ready to continue.
+
+    The model comes back as a dict, a list or a flat tensor, because a checkpoint does not contain an nn.Module's code.
+    FedEcho's ``distill`` must be given again, with the same unlabelled data, because the checkpoint contains neither
+    the data nor the code. The settings of this ``distill`` apply from then on.
+
+    Raises:
+        CheckpointError: there is no checkpoint, it is damaged or has another format, or it uses a part that is not
+            registered (:func:`fastagg.register`).
+        CacheError: its cached updates are on a disk, and another server uses them.
+
+    Example:
+        >>> fastagg.ACE(torch.zeros(2), lr=0.1, num_clients=3).save("ace.pt")
+        >>> fastagg.load("ace.pt").direction.cache
+        'fp32'
+    """
+    path = _checks.path("path", path)
+    try:
+        return server_from(checkpoint.read(path), device, distill)
+    except CheckpointError as error:
+        raise error if str(path) in str(error) else CheckpointError(f"{path}: {error}") from error
+
+
+def server_from(
+    state: dict[str, Any], device: torch.device | str | None = None, distill: Distillation | None = None
+) -> Server:
+    """Return the server from a :meth:`Server.state_dict`; otherwise as :func:`load`.
+
+    Raises:
+        CheckpointError: as in :func:`load`.
+    """
+    try:
+        config, layout = dict(state["config"]), Layout.from_spec(state["layout"])
+        checkpoint.check_claims(state, config, layout)
+        if "distill" in config["direction"]:
+            if distill is None:
+                raise ConfigError("it is FedEcho's: give load() its distill= again, with the same unlabelled data")
+            config["direction"] = {**config["direction"], "distill": distill}
+        cache = config["direction"].get("cache")
+        if isinstance(cache, dict) and not on_cuda(devices.choose(device, {})):  # the server may have been on a device
+            config["direction"] = {**config["direction"], "cache": {**cache, "device": None}}
+        parts = {key: registry.part(key, config.pop(key)) for key in ("direction", "optimizer", "staleness")}
+        known = {name: value for name, value in config.items() if name in RULES}
+        return Server(Taken(layout, state), **parts, **known, device=device)
+    except (CheckpointError, CacheError):
+        raise
+    except MissingPart as error:
+        raise CheckpointError(str(error)) from error
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, FastaggError) as error:
+        raise CheckpointError(f"the checkpoint is damaged: {error}") from error

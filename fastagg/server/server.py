@@ -1,0 +1,948 @@
+"""The asynchronous server: it sends models, receives updates and steps. A step is one pass over memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+import torch
+from torch import Tensor
+
+from fastagg import _checks, _keywords, registry
+from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, NotSharded, ShapeMismatch
+from fastagg.model import Layout, Parsed, Piece, Taken
+from fastagg.model.nearness import nearer_to_model
+from fastagg.rules.directions import Direction, DistillationRecord, Single
+from fastagg.rules.names import Buffers, Kind, Validate, Weighting
+from fastagg.rules.optimizers import SGD, Optimizer
+from fastagg.rules.staleness import Constant, Staleness
+from fastagg.server import admission, checkpoint, engine, together
+from fastagg.server.admission import Answers
+from fastagg.server.dispatch import Client, Dispatch, Partial, Receipt, check_task
+from fastagg.server.engine import Parts
+from fastagg.server.live import LiveModel
+from fastagg.server.settings import RULES, ServerSettings, complete, documented
+from fastagg.server.statistics import Statistics
+from fastagg.server.uploads import HeldUpload, Upload
+from fastagg.storage import devices
+from fastagg.storage.pieces import Pieces
+
+if TYPE_CHECKING:
+    from fastagg.durable.log import Log
+    from fastagg.server.watching import Watch
+    from fastagg.shards.group import Collected, Group, Slice, Tell
+
+Answer = tuple[Dispatch, Any, float | None]  # a trained model: receive_model's arguments
+Sent = Sequence[Any]  # an update: receive's arguments, (client, update, version, num_samples)
+Outcome = Receipt | FastaggError
+
+
+class Server:
+    """A federated-learning server: a direction, an optimizer and a staleness policy.
+
+    :mod:`fastagg.presets` has the papers' algorithms. All methods may be called from many threads. A call from within a
+    call of the same thread (from a rule of your own, a finalizer or a signal handler) raises
+    :class:`fastagg.Reentered`, if it would change the server.
+
+    :func:`fastagg.open` makes a server that keeps itself in a folder: it has a log. :func:`fastagg.sharded` makes one
+    whose model is divided into slices: it has a group.
+
+    Example:
+        >>> server = fastagg.Server(torch.zeros(2), fastagg.Buffer(2), fastagg.Yogi(lr=0.01), fastagg.Polynomial(a=0.5))
+        >>> server.version, server.optimizer.lr, server.staleness
+        (0, 0.01, Polynomial(a=0.5))
+
+    Args:
+        params: the model to start from: an nn.Module, a state_dict, a list of arrays or one 1-D array. It is copied.
+        direction: how updates become a step. By default every update is a step.
+        optimizer: the server optimizer. The default is SGD with learning rate 1.
+        staleness: how delays change a step. By default they change nothing.
+    """
+
+    @_keywords.checked
+    def __init__(
+        self,
+        params: Any,
+        direction: Direction | None = None,
+        optimizer: Optimizer | None = None,
+        staleness: Staleness | None = None,
+        **settings: Unpack[ServerSettings],
+    ) -> None:
+        direction = _part("direction", direction, Direction, Single())
+        optimizer = _part("optimizer", optimizer, Optimizer, SGD())
+        staleness = _part("staleness", staleness, Staleness, Constant())
+        norms = None
+        if isinstance(params, Piece):
+            params, settings["origin"], norms = params
+        given = complete(settings)
+        if direction.clients is not None and given["num_clients"] not in (None, direction.clients):
+            raise ConfigError(
+                f"num_clients: the direction has {direction.clients}, got {given['num_clients']}; leave it out"
+            )
+        together.check(direction, optimizer, staleness, given)
+        device = devices.choose(given["device"], params)
+        taken = isinstance(params, Taken)
+        layout = params.layout if isinstance(params, Taken) else Layout.of(params)
+        self._parts = Parts(direction, optimizer, staleness, given, layout, device, norms)
+        if taken:
+            self._running = engine.loaded(
+                self._parts, params.state, Statistics(given["buffers"], *layout.blank(device))
+            )
+        else:
+            model = layout.take(params, device)
+            statistics = Statistics(given["buffers"], model.buffers, model.counters)
+            self._running = engine.start(self._parts, model.flat, statistics)
+        self._live: LiveModel | None = None  # made at the first request for the model
+        self._log: Log | None = None
+        self._group: Group | None = None
+        self._watch: Watch | None = None
+        self._engine = self._running.engine
+        self._dispatch, self._receive = self._engine.dispatch, self._engine.receive
+        self._receive_many = self._engine.receive_many
+        self._answers = Answers(self._parts, self._running)
+
+    @property
+    def direction(self) -> Direction:
+        """How updates become a step."""
+        return self._parts.direction
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The server's optimizer, with its current learning rate."""
+        return self._running.optimizer
+
+    @property
+    def staleness(self) -> Staleness:
+        """How delays change a step."""
+        return self._parts.staleness
+
+    @property
+    def device(self) -> torch.device:
+        """Where the state is and steps run."""
+        return self._parts.device
+
+    @property
+    def layout(self) -> Layout:
+        """The mapping between the model and its flat vector."""
+        return self._parts.layout if self._group is None else self._group.layout
+
+    @property
+    def num_clients(self) -> int | None:
+        """n, if client ids are 0..n-1; else None."""
+        return self._parts.num_clients
+
+    @property
+    def version(self) -> int:
+        """``t``, the number of steps applied so far."""
+        return int(self._engine.version)
+
+    @property
+    def lr(self) -> float:
+        """The optimizer's learning rate. Set it to follow a schedule: the new rate applies from the next step on.
+
+        Raises:
+            ConfigError: the new value is not a valid learning rate.
+        """
+        return self.optimizer.lr
+
+    @lr.setter
+    def lr(self, rate: float) -> None:
+        optimizer = dataclasses.replace(self.optimizer, lr=rate)
+        if self._group is None:
+            self._engine.lr = rate
+        else:
+            self._group.set_rate(rate)
+        self._running.extension.optimizer = optimizer
+
+    @property
+    def steps(self) -> int:
+        """Number of optimizer steps: versions, minus those that were made without a step."""
+        return int(self._engine.steps)
+
+    def __repr__(self) -> str:
+        parts = f"{self.direction!r}, {self.optimizer!r}, {self.staleness!r}"
+        return f"<fastagg.Server of {self.layout.size:,} parameters at version {self.version}: {parts}>"
+
+    if TYPE_CHECKING:  # the settings (_declare)
+        clip_norm: float | None
+        buffers: Buffers
+        deterministic: bool
+        validate: Validate
+        seed: int
+        origin: int
+        lease: float | None
+        max_delay: int | None
+        max_open_per_client: int | None
+        max_clients: int | None
+        max_waiting: int | None
+        max_samples: float | None
+        weighting: Weighting
+
+    else:  # so that a misspelt attribute is still found
+
+        def __getattr__(self, name: str) -> Any:
+            raise _checks.no_attribute(self, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Server:
+        """A server without a folder and without a group."""
+        taken = Taken(self._parts.layout, self.state_dict())
+        settings: Any = {**self._parts.settings, "device": self.device}
+        return Server(taken, self.direction, self.optimizer, self.staleness, **settings)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a server is not pickled: use server.save(path) and fastagg.load(path), or server.state_dict()")
+
+    # -- tasks ---------------------------------------------------------------------------------------------------
+
+    def dispatch(self, client: Client) -> Dispatch:
+        """Send the current model to ``client`` (an int or a str).
+
+        If the client has not answered yet, it gets a second task. At the same version it gets the same task again.
+
+        Raises:
+            UnknownClient: the id is outside 0..num_clients-1, or it is neither a 64-bit integer nor a str of at most
+                256 characters.
+
+        Example:
+            >>> server = fastagg.FedBuff(torch.nn.Linear(3, 2))
+            >>> task = server.dispatch("ann")
+            >>> task.version, sorted(task.params)
+            (0, ['bias', 'weight'])
+        """
+        if self._parts.defers:
+            self._settle(client)
+        try:
+            task: Dispatch = self._dispatch(client)
+        except FastaggError as error:
+            self._refused(error)
+            raise
+        return task
+
+    def _settle(self, client: Client) -> None:
+        """Apply what the device has found out about a client's earlier answers."""
+        policy = self._running.extension.policy
+        if policy.rules():
+            with self._engine.inside:
+                policy.settle(self._engine.check_client(client), self._engine)
+
+    def hand_on(self, task: Dispatch, client: Client) -> Dispatch:
+        """Give an open task to one more client. A relay uses this to serve one task to many clients.
+
+        Raises:
+            UnknownClient: the id is refused, or the task's own client is unknown.
+            UnknownVersion: the task's own client no longer holds it.
+        """
+        task = check_task(task)
+        hand_on = self._engine.hand_on if self._group is None else self._group.hand_on
+        client, steps = hand_on(task.client, task.version, client)
+        return task.for_client(client, steps or None)
+
+    def forget(self, client: Client, version: int | None = None) -> None:
+        """End the open tasks of a client that will not answer, and free versions that only this client held.
+
+        Args:
+            client: the client's id.
+            version: end only the task of this version. None: end all tasks; the client is then unknown.
+
+        Raises:
+            UnknownClient: the client was never sent a model.
+            UnknownVersion: the client has no open task of that version.
+        """
+        forget = self._engine.forget if self._group is None else self._group.forget
+        forget(client, version)
+
+    def expire(self, before: int | None = None) -> int:
+        """End all tasks whose lease is over or whose version is too old. Each ``dispatch`` also ends a few of them.
+
+        Args:
+            before: also end all tasks of versions below this one.
+
+        Returns:
+            The number of ended tasks. Their answers are refused from now on.
+
+        Example:
+            >>> server = fastagg.FedAsync(torch.zeros(2), lease=3600.0)
+            >>> tasks = [server.dispatch(client) for client in range(3)]
+            >>> server.expire(before=1)  # tasks of versions below 1
+            3
+        """
+        if before is not None:
+            _checks.whole("before", before, least=0, most=engine.MOST)
+        expire = self._engine.expire if self._group is None else self._group.expire
+        return int(expire(before))
+
+    @property
+    def incarnation(self) -> int:
+        """A random 63-bit number of this incarnation of the server. A new one begins when a state is loaded. Versions
+        made after that state was saved are then lost, and their numbers are used again."""
+        return int(self._engine.incarnations[-1][1])
+
+    # -- answers -------------------------------------------------------------------------------------------------
+
+    @property
+    def update_kind(self) -> Kind:
+        """What clients send: ``delta``, which is ``x_i^K - x_s``, or ``gradient``, at the model that they were sent."""
+        return self.direction.kind
+
+    def receive(
+        self,
+        client: Client,
+        update: Any,
+        version: int | None = None,
+        num_samples: float | None = None,
+        *,
+        kind: Kind | None = None,
+        control: Any = None,
+        incarnation: int | None = None,
+    ) -> Receipt:
+        """Take ``client``'s update. The model steps if the algorithm says so.
+
+        A task can be answered once. A refused update changes nothing. The update's memory is read once: whoever writes
+        to it meanwhile changes this update at most, and nothing else.
+
+        A server of :func:`fastagg.open` returns when the update is on the disk, as its ``durability`` says.
+
+        Args:
+            client: the sender.
+            update: a delta or a gradient (see :attr:`update_kind`), in the form of ``params`` or as a flat 1-D array;
+                from torch, NumPy or DLPack; in fp32, fp16 or bf16. Buffers in it hold the client's values, not
+                differences, and may be left out.
+            version: the version it was trained from. None: the one last dispatched to this client.
+            num_samples: the client's number of samples, needed with ``weighting="samples"``.
+            control: for FedAC, the change of the client's control variate, ``c_new - c_i``, flat [d].
+            kind: ``delta`` or ``gradient``, if the sender states it. The wrong kind is refused.
+            incarnation: the task's ``incarnation``, if the sender knows it. The server then refuses an answer to a
+                version that a restart has lost, even if its number is in use again.
+
+        Raises:
+            UnknownClient: this client was never sent a model.
+            UnknownVersion: the client has no open task of that version, or the task has expired.
+            StaleIncarnation: the task's version was lost in a restart.
+            Busy: ``max_waiting`` answers already wait.
+            ShapeMismatch, DTypeMismatch, NonFiniteUpdate, UpdateTooLarge: the update is refused.
+            ConfigError: ``num_samples`` is missing or not positive, or ``kind`` is not this server's.
+            NotDurable: the disk refuses. Either nothing has changed, or the update is in the model and its record
+                waits: the next one that is acknowledged acknowledges it too.
+
+        Example:
+            >>> server = fastagg.FedBuff(torch.zeros(2), buffer_size=1)
+            >>> task = server.dispatch("ann")
+            >>> server.receive("ann", torch.tensor([1.0, float("nan")]))
+            Traceback (most recent call last):
+                ...
+            fastagg.NonFiniteUpdate: update: NaN or infinity in the flat vector
+            >>> server.receive("ann", torch.ones(2), task.version).version  # the refusal has changed nothing
+            1
+        """
+        try:
+            if kind is None and control is None:
+                receipt = self._receive(client, update, version, num_samples, incarnation)
+                if receipt is not None:
+                    if self._live is not None:
+                        self._follow()
+                    taken: Receipt = receipt
+                    return taken
+            if self._group is not None:
+                return self._received_in(self._group, client, update, version, num_samples, kind, control, incarnation)
+            parsed = self._parse(update, kind)
+            answer = self._answers.of(parsed, client, version, incarnation, num_samples, control)
+            return self._taken(self._answers.receive([answer])[0])
+        except NonFiniteUpdate as error:
+            self._refused(error)
+            raise admission.named(error, self.layout, update) from None
+        except FastaggError as error:
+            self._refused(error)
+            raise
+
+    def receiving(
+        self,
+        client: Client,
+        version: int | None = None,
+        num_samples: float | None = None,
+        *,
+        kind: Kind | None = None,
+        dtype: torch.dtype | None = None,
+        incarnation: int | None = None,
+    ) -> Upload:
+        """:meth:`receive` an update in chunks: ``with server.receiving(client) as upload: upload.write(chunk)``.
+
+        The update is applied when it is complete and checked. ``upload.receipt`` is available then.
+
+        A server of :func:`fastagg.open` writes the chunks to its folder, and the step reads them there. So memory never
+        holds more than one chunk. Any other server collects the chunks in memory.
+
+        Args:
+            client, version, num_samples, kind, incarnation: as in :meth:`receive`.
+            dtype: the type of the flat update's d numbers: torch's float32 (None), float16 or bfloat16. Bytes are
+                little endian.
+
+        Raises:
+            ShapeMismatch: the number of bytes is not the model's. Other errors are those of :meth:`receive`. A missing
+                task is refused before the first chunk.
+
+        Example:
+            >>> server = fastagg.FedBuff(torch.zeros(4), buffer_size=1)
+            >>> task = server.dispatch("ann")
+            >>> with server.receiving("ann") as upload:
+            ...     for chunk in (bytes(10), bytes(6)):
+            ...         written = upload.write(chunk)
+            >>> upload.receipt.applied
+            True
+        """
+        self._refuse_other_kind(kind)
+        admission.share(num_samples, self._parts.settings["weighting"])
+        if self._group is not None:
+            return self._group.receiving(client, version, num_samples, dtype, incarnation)
+        start = self._engine.find(client, version, incarnation)[0]
+        if self._log is None:
+            return HeldUpload(
+                self.layout.size, dtype,
+                lambda update: self.receive(client, update, start, num_samples, incarnation=incarnation),
+            )  # fmt: skip
+
+        def finish(pieces: Pieces, blob: Any) -> Receipt:
+            try:
+                answer = self._answers.of(Parsed(pieces, None, None), client, start, incarnation, num_samples)
+                answer.blob, answer.is_private = blob, True
+                return self._taken(self._answers.receive([answer])[0])
+            except FastaggError as error:
+                self._refused(error)
+                raise
+
+        return self._log.upload(self.layout.size, dtype, (client, start), finish)
+
+    def receive_many(self, answers: Sequence[Sent]) -> list[Outcome]:
+        """:meth:`receive` several answers, one after the other, in one call. The results have the same bits.
+
+        Args:
+            answers: a tuple ``(client, update, version, num_samples)`` for each, as in :meth:`receive`. The last two
+                may be left out.
+
+        Returns:
+            For each answer its receipt, or the error that refused it.
+
+        Raises:
+            ConfigError: an answer is not such a tuple. Nothing has changed.
+
+        Example:
+            >>> server = fastagg.FedBuff(torch.zeros(2), buffer_size=2)
+            >>> tasks = [server.dispatch(client) for client in range(3)]
+            >>> outcomes = server.receive_many([(client, torch.ones(2)) for client in (0, 1, 7)])
+            >>> [getattr(outcome, "applied", type(outcome).__name__) for outcome in outcomes]
+            [False, True, 'UnknownClient']
+        """
+        answers = list(answers)
+        for answer in answers:
+            if not isinstance(answer, (tuple, list)) or not 2 <= len(answer) <= 4:
+                do = "give a list of such tuples; version and num_samples may be left out"
+                what = "(client, update, version, num_samples)"
+                raise ConfigError(_checks.wrong("receive_many", what, answer, do))
+        outcomes: list[Outcome] = []
+        while len(outcomes) < len(answers):
+            if self._group is None:
+                outcomes += self._receive_many(answers, len(outcomes))
+            if len(outcomes) < len(answers):  # only Python can read this one, or it is refused
+                outcomes.append(self._one(*answers[len(outcomes)]))
+        return self._named(outcomes, [answer[1] for answer in answers])
+
+    def _one(self, *answer: Any) -> Outcome:
+        try:
+            return Server.receive(self, *answer)
+        except FastaggError as error:
+            return error
+
+    def receive_model(
+        self, task: Dispatch, trained: Any, num_samples: float | None = None, *, difference: bool = False
+    ) -> Receipt:
+        """Take a trained model. The result equals :meth:`receive` of ``task.delta(trained)``, bit for bit.
+
+        FedAvg and similar rules, FedBuff and FADAS add a model in fp32 without writing the difference to memory. The
+        same pass checks for NaN and infinity. This needs less memory and half of the traffic. The pass does not measure
+        norms, so the receipt's ``update_norm`` is NaN.
+
+        Args:
+            task: what the client was sent.
+            trained: the model after local training, in the form of ``task.params``.
+            num_samples: as in :meth:`receive`.
+            difference: True if ``trained`` is already the update (of ``task.delta`` or ``task.from_difference``).
+
+        Raises:
+            UnknownClient, UnknownVersion, ShapeMismatch, DTypeMismatch, NonFiniteUpdate, ConfigError: as in
+                :meth:`receive`.
+
+        Example:
+            >>> server = fastagg.FedAvg(torch.zeros(2), clients_per_round=1)
+            >>> task = server.dispatch("ann")
+            >>> server.receive_model(task, task.params + 1.0, num_samples=10).applied
+            True
+        """
+        return self._taken(self.receive_models([(task, trained, num_samples)], differences=difference)[0])
+
+    def receive_models(self, answers: Sequence[Answer], *, differences: bool = False) -> list[Outcome]:
+        """:meth:`receive_model` several answers, one after the other. The results have the same bits.
+
+        There is one pass over memory for each step. So with more answers each one costs less, down to one read of its
+        model.
+
+        Args:
+            answers: a tuple ``(task, trained, num_samples)`` for each.
+            differences: ``difference`` of :meth:`receive_model`, for all answers.
+
+        Returns:
+            For each answer its receipt, or the error that refused it.
+
+        Raises:
+            ConfigError: an answer is not such a tuple. Nothing has changed.
+        """
+        for answer in answers if isinstance(answers, (tuple, list)) else [answers]:
+            if not isinstance(answer, (tuple, list)) or len(answer) != 3:
+                what = "tuples (task, trained, num_samples)"
+                raise ConfigError(_checks.wrong("answers", what, answer, "num_samples may be None"))
+            check_task(answer[0])
+        if self._group is not None:
+            raise self._group.lacks("receive_models")
+        outcomes: list[Outcome | None] = [None] * len(answers)
+        given, places = [], []
+        for i, (task, trained, num_samples) in enumerate(answers):
+            try:
+                given.append(self._answers.of_model(task, trained, num_samples, differences, self._refuse_other_kind))
+                places.append(i)
+            except FastaggError as error:
+                outcomes[i] = error
+        for i, outcome in zip(places, self._answers.receive(given), strict=True):
+            outcomes[i] = outcome
+        return self._named(outcomes, [trained for _, trained, _ in answers])
+
+    def receive_partial(
+        self, client: Client, partial: Partial, version: int | None = None, *, incarnation: int | None = None
+    ) -> Receipt:
+        """Take the sum of several clients' updates, which a :class:`fastagg.Leaf` folded from one version.
+
+        For rules that add updates up. It counts for as many updates as it is made of; each of them has the delay of the
+        leaf's version. The order in which leaves fold, and in which they come, defines the bits of the sum.
+
+        Args:
+            client: the leaf; it is dispatched to as a client is.
+            partial: :meth:`fastagg.Leaf.take`'s, with the sum in any form of the model.
+            version, incarnation: as in :meth:`receive`.
+
+        Raises:
+            ConfigError: the rule needs every single update, or the buffer has no room for so many: let leaves take
+                when they have at most as many as are missing.
+            UnknownClient, UnknownVersion, ShapeMismatch, NonFiniteUpdate and others: as in :meth:`receive`.
+        """
+        if not isinstance(partial, Partial):
+            raise ConfigError(_checks.wrong("partial", "what a fastagg.Leaf's take() returned", partial))
+        try:
+            self._answers.check_sum(partial.updates, partial.weight)
+            if self._group is not None:
+                return self._group.receive_partial(client, partial, version, incarnation)
+            answer = self._answers.of_sum(partial, client, version, incarnation)
+            return self._taken(self._answers.receive([answer])[0])
+        except FastaggError as error:
+            self._refused(error)
+            raise
+
+    def close_round(self) -> float | None:
+        """Step now along the mean of the updates that have arrived since the last step.
+
+        Use it to end a synchronous round in which some clients failed. Later answers of these clients are refused,
+        because their version is old. Their tasks stay open until they answer or are forgotten. The call also steps
+        with a half-full buffer (FedBuff, FADAS).
+
+        Returns:
+            The learning rate of the step. None if there was no step: no update had arrived, the rule has no buffer, or
+            it does more than add at every update (FedAC, FedEcho).
+
+        Example:
+            >>> server = fastagg.FedAvg(torch.zeros(2), clients_per_round=None)
+            >>> tasks = [server.dispatch(client) for client in "abc"]
+            >>> receipt = server.receive("a", torch.ones(2), num_samples=10)
+            >>> server.close_round(), server.version  # b and c did not answer in time
+            (1.0, 1)
+        """
+        close = self._engine.close_round if self._group is None else self._group.close_round
+        found: float | None = close()
+        self._follow()
+        if found is not None and self._log is not None:
+            self._log.wait()
+        return found
+
+    def _taken(self, outcome: Outcome) -> Receipt:
+        self._follow()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def _named(self, outcomes: Sequence[Outcome | None], updates: Sequence[Any]) -> list[Outcome]:
+        """Return the outcomes; a refused update's error names the array that is not finite."""
+        self._follow()
+        found: list[Outcome] = []
+        for outcome, update in zip(outcomes, updates, strict=True):
+            assert outcome is not None
+            if isinstance(outcome, FastaggError):
+                self._refused(outcome)
+                if isinstance(outcome, NonFiniteUpdate):
+                    outcome = admission.named(outcome, self.layout, update)
+            found.append(outcome)
+        return found
+
+    def _parse(self, update: Any, kind: Any) -> Parsed:
+        layout = self._parts.layout
+        if type(update) is Tensor and kind is None:
+            return layout.parse(update)
+        if isinstance(update, torch.nn.Module):
+            do = "give a trained model to server.receive_model(task, model)"
+            raise ShapeMismatch(_checks.wrong("update", f"a {self.update_kind}, in the form of params", update, do))
+        self._refuse_other_kind(kind or getattr(update, "kind", None))
+        parsed = layout.parse(update)
+        if self._engine.checks_models and isinstance(update, (Mapping, list, tuple)):
+            self._warn_of_a_model(parsed)
+        return parsed
+
+    def _warn_of_a_model(self, parsed: Parsed) -> None:
+        if nearer_to_model(parsed.parameters, self._engine.flat):
+            self._engine.checks_models = False
+            warnings.warn(
+                f"receive takes {self.update_kind}s, and this update is nearly the model itself: for a trained model "
+                "use receive_model(task, trained), or task.delta(trained)",
+                UserWarning,
+                stacklevel=4,
+            )
+
+    def _refuse_other_kind(self, kind: Any) -> None:
+        if isinstance(kind, str) and kind != self.update_kind:
+            raise ConfigError(
+                f"kind: this server takes updates of kind {self.update_kind!r}, got one of kind {kind!r}; "
+                f"send a {self.update_kind}: server.receive(client, {self.update_kind})"
+            )
+
+    def _refused(self, error: FastaggError) -> None:
+        if self._watch is not None:
+            self._watch.refused(error)
+
+    # -- the model -----------------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        """Point what was handed out of the model at its current version."""
+        if self._live is not None:
+            self._live.follow(self._engine)
+
+    def _model(self) -> LiveModel:
+        if self._live is None:
+            self._live = LiveModel(self._parts.layout, self._engine)
+        self._live.follow(self._engine)
+        return self._live
+
+    @property
+    def distillation(self) -> DistillationRecord | None:
+        """The cost and results of FedEcho's distillation so far. None for other algorithms."""
+        return getattr(self._running.extension.state, "record", None)
+
+    @property
+    def control(self) -> Tensor | None:
+        """FedAC's control variate C, [d]; None for other algorithms. Do not write to it."""
+        return self._running.extension.control
+
+    @property
+    def flat(self) -> Tensor:
+        """The model's trainable parameters as one fp32 vector [d]. ``receive`` changes it. Do not write to it.
+
+        Of a server in a group it is this rank's slice."""
+        return self._model().flat
+
+    def snapshot(self) -> Any:
+        """The current model in the form of ``params``. It is not copied and never changes. Do not write to it."""
+        if self._group is not None:
+            return self._group.parameters()
+        flat, held = self._engine.shared()
+        return self._parts.layout.views(flat, held.values, list(held.counters))
+
+    def parameters(self) -> Any:
+        """The model in the form of ``params``, as views that always show the current model.
+
+        The result is a dict (for ``load_state_dict``) for a module or a state_dict, a list of arrays, or the flat
+        tensor. Arrays whose dtype is not fp32 are copies. Of a server in a group it is a copy, collected from all
+        ranks.
+
+        Example:
+            >>> server = fastagg.FedBuff(torch.nn.Linear(3, 2))
+            >>> model = torch.nn.Linear(3, 2)
+            >>> model.load_state_dict(server.parameters())
+            <All keys matched successfully>
+        """
+        if self._group is not None:
+            return self._group.parameters()
+        return self._model().views()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of the server's state, by part.
+
+        The parts are ``model``, ``moments``, ``direction`` (buffers and caches; FedEcho's ``logits`` and
+        ``distillation`` are separate), ``versions`` (kept for open tasks, or their sketches), ``clients`` (the ledger
+        of tasks), ``buffers`` (running statistics), ``journal`` (what waits for the disk), and ``total``."""
+        with self._engine.reading:
+            parts = engine.nbytes(self._running)
+        if self._log is not None:
+            parts["journal"] = self._log.pending
+        return {**parts, "total": sum(parts.values())}
+
+    def tiers(self) -> dict[str, int]:
+        """What happened to the cached updates of ``cache=fastagg.Tiered(...)`` since they were opened; else empty.
+
+
+        Of answers whose clients had one: ``ahead`` (it was in memory), ``late`` (it was on its way) and ``cold``
+        (nobody had asked for it, or memory had no room). ``lost`` ones were damaged and given up. ``read`` and
+        ``written`` are bytes; ``frames`` is how many fit into memory; ``on_disk`` are the file's bytes. On a CUDA
+        device ``there`` of those ``ahead`` were on the device already, which has room for ``device_frames``."""
+        return self._running.extension.state.tiers()
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------
+
+    def config(self) -> dict[str, Any]:
+        """All settings as plain data."""
+        return engine.config(self._parts, self._running)
+
+    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
+        """The whole state as plain data and tensors. A server that loads it continues with the same bits.
+
+        Args:
+            copy: True for copies of tensors. False for the server's own tensors, which change with it.
+        """
+        if self._group is not None:
+            raise self._group.lacks("state_dict")
+        with self._engine.reading:
+            state = engine.whole(self._parts, self._running)
+            return checkpoint.cloned(state) if copy else state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``, saved by a server with the same model, direction and optimizer.
+
+        Learning rates and other settings of this server stay the same.
+
+        Raises:
+            CheckpointError: the state belongs to another model or algorithm, or is damaged. Nothing has changed.
+            ConfigError: the server has a folder, which says what the state is.
+        """
+        if self._log is not None:
+            raise ConfigError(
+                f"{self._log.folder}: a server of a folder goes on from what is there; load the state into another one"
+            )
+        if self._group is not None:
+            raise self._group.lacks("load_state_dict")
+        with self._engine.inside:
+            self._running.adopt(engine.checked(self._parts, self._running, state))
+        self._follow()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint. If it fails, the old file stays complete.
+
+        A server of :func:`fastagg.open` goes on meanwhile. A server in a group writes a folder with a file for every
+        slice, and a manifest that lists them; all ranks must see the folder, and any number of ranks can :meth:`load`
+        it.
+
+        Raises:
+            CheckpointError: the file could not be written. An existing file has not changed.
+
+        Example:
+            >>> server = fastagg.FedBuff(torch.zeros(2))
+            >>> server.save("server.pt")
+            >>> fastagg.load("server.pt").version
+            0
+        """
+        path = _checks.path("path", path)
+        if self._group is not None:
+            self._group.save(path)
+        elif self._log is not None:
+            checkpoint.write(self._log.whole_state(), path)
+        else:
+            with self._engine.reading:
+                state = engine.whole(self._parts, self._running)
+                checkpoint.write(state, path)
+                self._running.extension.state.saved(state["direction"])
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Continue, on all ranks of a group, from what :meth:`save` wrote with this or another number of ranks. The
+        server keeps its own settings.
+
+        Raises:
+            CheckpointError: the checkpoint is damaged, or belongs to another model or algorithm. Nothing has changed.
+            NotSharded: the server is in no group: use :func:`fastagg.load`.
+        """
+        self._in_group("load").load(_checks.path("path", path))
+
+    # -- a group -------------------------------------------------------------------------------------------------
+
+    def _join(self, group: Group) -> None:
+        """From now on this server has a slice of the group's model."""
+        self._group, self._dispatch = group, group.dispatch
+        self._receive = lambda *_: None  # what is received goes to all ranks
+
+    def _in_group(self, method: str) -> Group:
+        if self._group is None:
+            raise NotSharded(f"{method}: this server is in no group; fastagg.sharded(make, model) makes one that is")
+        return self._group
+
+    def _received_in(
+        self, group: Group, client: Client, update: Any, version: int | None, num_samples: float | None, kind: Any,
+        control: Any, incarnation: int | None,
+    ) -> Receipt:  # fmt: skip
+        self._refuse_other_kind(kind or getattr(update, "kind", None))
+        return self._taken(group.receive(client, update, version, num_samples, control, incarnation))
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process in the group of :func:`fastagg.sharded`."""
+        return self._in_group("rank").rank
+
+    @property
+    def traffic(self) -> int:
+        """The bytes that this rank has sent to others and received from them."""
+        return self._in_group("traffic").link.traffic
+
+    def slices(self, task: Dispatch | None = None) -> list[Slice]:
+        """Return which rank has which elements of the flat vector. It gets this part of an update, see
+        :meth:`deliver`.
+
+        Args:
+            task: the task that the update answers. Slices are the same for all tasks.
+
+        Raises:
+            NotSharded: the server is in no group.
+        """
+        return self._in_group("slices").slices()
+
+    def deliver(self, client: Client, update: Any, version: int, control: Any = None) -> None:
+        """Hold this rank's slice of an answer until rank 0 is told of it (``receive(client, None, version)``).
+
+        So the update does not pass through rank 0: a front end on every host takes its own slice. The slice is not
+        copied. It is released when the answer was taken or refused, or its task has ended.
+
+        Args:
+            client, version: those of the task that it answers.
+            update: this rank's slice, flat; fp32, fp16 or bf16; in host memory or on this rank's GPU.
+            control: for FedAC, this rank's slice of the change of the control variate.
+
+        Raises:
+            UnknownClient: it is no client's id. ShapeMismatch, DTypeMismatch: the update does not fit this slice.
+            NotSharded: the server is in no group.
+        """
+        self._in_group("deliver").deliver(client, update, version, control)
+
+    def follow(self, sent: Tell | None = None, collected: Collected | None = None) -> None:
+        """Do what rank 0 does, until it closes. Call it on every rank except 0.
+
+        Args:
+            sent: called with every task that is sent. Its ``flat`` is this rank's slice, which a front end can serve.
+            collected: for a model with distributed tensors: called with the model, of which this rank gets its part,
+                whenever rank 0 calls :meth:`parameters`. ``module.load_state_dict`` is one.
+
+        Raises:
+            RankLost: rank 0, or another rank, is gone.
+            NotSharded: this is rank 0, or the server is in no group.
+        """
+        self._in_group("follow").follow(sent, collected)
+
+    # -- a folder ------------------------------------------------------------------------------------------------
+
+    def _attach(self, log: Log, watch: Watch) -> None:
+        """From now on all that changes the server is written to this log."""
+        self._log, self._watch, self._answers.logs = log, watch, True
+        self._engine.attach(log.journal)
+
+    def _in_log(self, method: str) -> Log:
+        if self._log is None:
+            raise ConfigError(f"{method}: this server has no folder; fastagg.open(path, make) makes one that has")
+        return self._log
+
+    @property
+    def folder(self) -> Path:
+        """The folder of a server of :func:`fastagg.open`."""
+        return self._in_log("folder").folder
+
+    @property
+    def durability(self) -> str:
+        """Which answers wait for the disk, for a server of :func:`fastagg.open`: ``none`` of them, those that make a
+        ``step``, or every one (``arrival``)."""
+        return self._in_log("durability").durability
+
+    def flush(self) -> None:
+        """Wait until all that has happened so far is on the disk. A server without a folder has nothing to wait for.
+
+        Raises:
+            NotDurable: it cannot be.
+        """
+        if self._log is not None:
+            self._log.flush()
+
+    def checkpoint(self) -> Path:
+        """Write a checkpoint of a server of :func:`fastagg.open` now, and wait for it. Others may call the server
+        meanwhile. Checkpoints are written by themselves, too.
+
+        Returns:
+            The checkpoint's folder.
+
+        Raises:
+            CheckpointError: it could not be written; those that are there stay. NotDurable: nor could the log.
+            ConfigError: the server has no folder: use :meth:`save`.
+            Reentered: it is called from within a step, by a rule of your own or by a signal handler that interrupted
+                one.
+        """
+        return self._in_log("checkpoint").checkpoint()
+
+    def close(self) -> None:
+        """Write what waits and give the folder back; or let the other ranks of a group go. The server can only be read
+        from now on. It may be called at any time and several times, also by a signal handler.
+
+        Raises:
+            NotDurable: what waits could not be written.
+        """
+        if self._group is not None:
+            self._group.close()
+        if self._log is not None:
+            self._log.close()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _part(name: str, given: Any, kind: type, default: Any) -> Any:
+    if given is not None and not isinstance(given, kind):
+        known = registry.parts(name)
+        like = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
+        near = _checks.nearest(like, known) or type(default).__name__
+        do = f"write {name}=fastagg.{near}(...), or another one of {', '.join(known)}"
+        raise ConfigError(_checks.wrong(name, f"a fastagg.{kind.__name__}", given, do))
+    return default if given is None else given
+
+
+def _setting(server: Server, *, name: str) -> Any:
+    return server._parts.settings[name]  # type: ignore[literal-required]
+
+
+def _declare() -> None:
+    """Add the settings to the class: to its documentation, its signature, and as attributes to read."""
+    assert Server.__doc__ is not None
+    refusals = "ConfigError, ShapeMismatch, DTypeMismatch, NonFiniteUpdate: a setting or the model is refused."
+    Server.__doc__ += f"{documented()}\n\n    Raises:\n        {refusals}\n    "
+    own = inspect.signature(Server.__init__)
+    plain = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=rule.default) for name, rule in RULES.items()
+    ]
+    Server.__init__.__signature__ = own.replace(parameters=[*plain, *more])  # type: ignore[attr-defined]
+    for name, rule in RULES.items():
+        if name not in vars(Server):
+            setattr(Server, name, property(partial(_setting, name=name), doc=rule.meaning))
+
+
+_declare()

@@ -1,0 +1,152 @@
+"""BatchNorm's running statistics and counters on the server. They follow plain means, not an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastagg import ops
+from fastagg.model import Parsed
+from fastagg.rules.names import Buffers, words
+from fastagg.storage import memory, staging
+from fastagg.storage.pieces import Pieces
+
+MODES = words(Buffers)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The server's buffers. In a step, floating-point buffers become the mean of the clients' (``mean``) or those of
+    the last client (``latest``), or stay (``keep``). Integer buffers become the largest of the clients', or stay.
+
+    Nothing changes in place. An arrival makes a new object, because clients that were sent vectors may still read them.
+
+    Attributes:
+        mode: ``mean``, ``latest`` or ``keep``.
+        values: floating-point buffers, fp32, 1-D.
+        counters: integer buffers.
+        sum: of the clients' floating-point buffers since the last step.
+        most: the largest of the clients' integer buffers since then, int64, one after the other.
+        count: how many clients sent buffers since then.
+    """
+
+    mode: Buffers
+    values: Tensor
+    counters: list[Tensor]
+    sum: Tensor | None = None
+    most: Tensor | None = None
+    count: int = 0
+
+    def add(self, reported: Any) -> Statistics:
+        """Return the statistics with one client's added: numbers in host memory that were checked already
+        (csrc/engine/reported.h)."""
+        if self.mode == "keep":
+            return self
+        total = reported.added(None if self.mode == "latest" or not self.count else self.sum)
+        most = torch.tensor(reported.counters, dtype=torch.int64) if reported.counters else None
+        if most is not None and self.count and self.most is not None:
+            most = torch.maximum(most, self.most)
+        return self._with(total, most)
+
+    def add_on_device(self, parsed: Parsed, verdict: Tensor | None = None) -> Statistics:
+        """Return the statistics with the buffers of an update on a device added, if it has any. Those of an update that
+        the device rejects count as the server's."""
+        if self.mode == "keep" or (parsed.buffers is None and parsed.counters is None):
+            return self
+        total, most = self.sum if self.count else None, self.most if self.count else None
+        if parsed.buffers is not None:
+            theirs = staging.upload(parsed.buffers, self.values.device)
+            if verdict is not None:
+                theirs = Pieces([torch.where(verdict[5] > 0, theirs.flat(torch.float32), self.values)])
+            fresh = total is None or self.mode == "latest"
+            out = memory.empty(self.values.numel(), self.values.device)
+            if total is not None and not fresh:
+                out.copy_(total)
+            total = ops.accumulate_(out, theirs, fresh=fresh)
+        if parsed.counters is not None:
+            counters = joined(parsed.counters, self.counters)
+            most = counters if most is None else torch.maximum(counters, most)
+        return self._with(total, most)
+
+    def _with(self, total: Tensor | None, most: Tensor | None) -> Statistics:
+        return Statistics(self.mode, self.values, self.counters, total, most, self.count + 1)
+
+    def after(self, kind: str) -> Statistics:
+        """Return the statistics after an arrival with a ``step``, a ``drop``, or neither (``keep``)."""
+        return self.step() if kind == "step" else self.discard() if kind == "drop" else self
+
+    def step(self) -> Statistics:
+        """Return the statistics after a step of the model."""
+        if self.count == 0:
+            return self
+        values = self.values
+        if self.sum is not None:
+            values = self.sum / (1 if self.mode == "latest" else self.count)
+        counters = self.counters if self.most is None else divided(self.most, self.counters)
+        return Statistics(self.mode, values, counters)
+
+    def discard(self) -> Statistics:
+        """Return the statistics after a dropped step. The buffers that came with its updates are dropped, too."""
+        if self.count == 0:
+            return self
+        return Statistics(self.mode, self.values, self.counters)
+
+    def nbytes(self) -> int:
+        """Return the bytes of the buffers and of their running sum."""
+        held = [self.values, *self.counters, *([] if self.sum is None else [self.sum])]
+        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+    def finite(self) -> bool:
+        """Return whether all numbers are finite."""
+        held = [self.values, *([] if self.sum is None else [self.sum])]
+        return all(bool(torch.isfinite(tensor).all()) for tensor in held)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state. Tensors are shared, not copied."""
+        most = None if self.most is None else divided(self.most, self.counters)
+        return {
+            "values": self.values, "counters": self.counters, "sum": self.sum, "most": most, "count": self.count,
+        }  # fmt: skip
+
+    def loaded(self, state: dict[str, Any]) -> Statistics:
+        """Return the statistics from :meth:`state_dict`. Tensors are copied.
+
+        Raises:
+            ValueError: their shapes are not this model's.
+        """
+        total = None if state["sum"] is None else _like(self.values, state["sum"])
+        most = None if state["most"] is None else joined(self._own(state["most"]), self.counters)
+        values, counters = _like(self.values, state["values"]), self._own(state["counters"])
+        return Statistics(self.mode, values, counters, total, most, int(state["count"]))
+
+    def _own(self, counters: list[Tensor]) -> list[Tensor]:
+        return [_like(mine, theirs) for mine, theirs in zip(self.counters, counters, strict=True)]
+
+
+def _like(mine: Tensor, theirs: Tensor) -> Tensor:
+    if theirs.shape != mine.shape:
+        raise ValueError(f"a buffer: expected shape {list(mine.shape)}, got {list(theirs.shape)}")
+    return theirs.to(mine.device, mine.dtype, copy=True)
+
+
+def joined(counters: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
+    """Return copies of all counters in one int64 vector on the device of the first of ``like``. All that lie on one GPU
+    come in one transfer."""
+    device, parts = like[0].device, [counter.reshape(-1).to(torch.int64) for counter in counters]
+    if len({part.device for part in parts}) > 1:
+        parts = [part.to(device) for part in parts]
+    return torch.cat(parts).to(device)
+
+
+def divided(joined: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Inverse of :func:`joined`, with the devices and types of ``like``."""
+    if all(own.dim() == 0 for own in like):  # BatchNorm's counters
+        parts: Sequence[Tensor] = joined.unbind()
+    else:
+        sizes = [own.numel() for own in like]
+        parts = [part.view(own.shape) for part, own in zip(joined.split(sizes), like, strict=True)]
+    return [part.to(own.device, own.dtype) for part, own in zip(parts, like, strict=True)]

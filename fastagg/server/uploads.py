@@ -1,0 +1,121 @@
+"""An update that arrives in chunks. It is not applied before it is complete and checked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastagg.errors import Busy, DTypeMismatch, ShapeMismatch
+from fastagg.server.dispatch import Receipt
+from fastagg.storage import memory, raw
+from fastagg.storage.pieces import DTYPES
+
+
+class Upload:
+    """The result of :meth:`Server.receiving`: ``with server.receiving(client) as upload: upload.write(chunk)``.
+
+    The bytes are the flat update: [d] numbers of ``dtype``, little endian. If the block ends without an error, the
+    server takes the update as :meth:`Server.receive` does. If it ends with an error, the update is dropped.
+
+    Attributes:
+        receipt: the outcome, after the block has ended.
+    """
+
+    receipt: Receipt
+
+    def __init__(self, size: int, dtype: torch.dtype | None, finish: Callable[..., Receipt]) -> None:
+        self._finish: Callable[..., Receipt] | None = finish  # until the end, because it holds the server
+        self._dtype = torch.float32 if dtype is None else dtype
+        if self._dtype not in DTYPES:
+            raise DTypeMismatch(f"dtype: expected torch's float32, float16 or bfloat16, got {dtype!r:.100}")
+        self._size, self._nbytes, self._at = size, size * self._dtype.itemsize, 0
+        self._busy = threading.Lock()  # who writes; nobody waits for it
+        self._done = False
+
+    def __enter__(self) -> Upload:
+        return self
+
+    def write(self, chunk: bytes | bytearray | memoryview) -> int:
+        """Add the next bytes, of any number. A number's bytes may be split between two chunks. Returns the bytes so
+        far.
+
+        Raises:
+            ShapeMismatch: more bytes than the model has. NotDurable: the disk failed. Busy: another thread is writing.
+            UnknownVersion: a newer upload has begun for the same task.
+        """
+        chunk = bytes(memoryview(chunk).cast("B"))  # read once: its owner may write to it meanwhile
+        self._take()
+        try:
+            if self._done:
+                raise ShapeMismatch("update: more bytes after its end")
+            if self._at + len(chunk) > self._nbytes:
+                raise ShapeMismatch(
+                    f"update: expected {self._nbytes} bytes ({self._size} numbers of {self._dtype}), got more"
+                )
+            if chunk:
+                self._put(chunk)
+            self._at += len(chunk)
+            return self._at
+        finally:
+            self._busy.release()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._take()
+        try:
+            if self._done:
+                return
+            self._done = True
+            try:
+                if error is None:
+                    if self._at != self._nbytes:
+                        raise ShapeMismatch(
+                            f"update: expected {self._nbytes} bytes ({self._size} numbers of {self._dtype}), "
+                            f"got {self._at}"
+                        )
+                    assert self._finish is not None
+                    self.receipt = self._finish(*self._whole())
+            finally:
+                self._finish = None
+                self._drop()
+        finally:
+            self._busy.release()
+
+    def _take(self) -> None:
+        if not self._busy.acquire(blocking=False):
+            raise Busy("upload: another thread is writing to it; chunks come one after the other, from one thread")
+
+    def _put(self, chunk: bytes) -> None:
+        raise NotImplementedError
+
+    def _whole(self) -> tuple[Any, ...]:
+        """Return the update, as the server takes it."""
+        raise NotImplementedError
+
+    def _drop(self) -> None:
+        """Release what the upload holds."""
+
+
+class HeldUpload(Upload):
+    """An upload in memory, for a server without a folder."""
+
+    def __init__(self, size: int, dtype: torch.dtype | None, finish: Callable[[Tensor], Receipt]) -> None:
+        super().__init__(size, dtype, finish)
+        self._held = self._room()
+        self._bytes = raw.at(self._held.data_ptr(), self._nbytes)
+
+    def _room(self) -> Tensor:
+        """Return memory for the update, as bytes."""
+        return memory.empty_bytes(self._nbytes)
+
+    def _put(self, chunk: bytes) -> None:
+        self._bytes[self._at : self._at + len(chunk)] = chunk
+
+    def _whole(self) -> tuple[Any, ...]:
+        return (self._held.view(self._dtype),)

@@ -1,0 +1,164 @@
+"""What a running server reports: lines in the log, and metrics for Prometheus.
+
+A server reports nothing before :func:`watch` is called.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fastagg import _checks, _extras
+from fastagg.errors import ConfigError, FastaggError
+from fastagg.server import engine
+from fastagg.server.server import Server
+
+_log = logging.getLogger("fastagg")
+_EVERY = 1.0  # at least so many seconds between two lines with the same reason
+_SECONDS = (1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0)
+_DELAYS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+
+def watch(server: Server, registry: Any = None, *, slow: float = 1.0) -> Server:
+    """Let a server report what happens to it. Servers of :func:`fastagg.open` write to the log without this call.
+
+    The logger ``fastagg`` gets a line for a refusal and for a slow answer. For each reason there is at most one line a
+    second, which tells how many refusals there were.
+
+    Args:
+        server: the server to watch. It is returned.
+        registry: a registry of ``prometheus_client`` (the extra ``metrics``), for example
+            ``prometheus_client.REGISTRY``. It gets counters and histograms of updates, refusals by reason, delays, and
+            the seconds of steps and of waiting for the disk. When it is scraped, it also reads: open tasks, the age of
+            the oldest one (with ``lease``), bytes by part, the version, the last record that is on the disk, and
+            whether the model is finite.
+        slow: an answer is slow if it takes at least this many seconds.
+
+    Raises:
+        MissingDependency: ``registry`` is given, but prometheus_client is not installed.
+        ConfigError: ``server`` is not a server, or already has a registry.
+
+    Example:
+        >>> server = fastagg.watch(fastagg.FedBuff(torch.zeros(2)), slow=0.5)
+    """
+    if not isinstance(server, Server):
+        raise ConfigError(f"server: expected a fastagg.Server, got {server!r:.200}")
+    _checks.number("slow", slow, above=0)
+    found = server._watch
+    if registry is not None:
+        if found is not None and found.numbers is not None:
+            raise ConfigError("registry: this server has one already")
+        _extras.require("a registry", "metrics", _extras.METRICS)
+        if not hasattr(registry, "register"):
+            raise ConfigError(_checks.wrong("registry", "one of prometheus_client, such as REGISTRY", registry))
+    if found is None:
+        found = server._watch = Watch()
+    found.begin(server, slow, None if registry is None else Numbers(server, registry))
+    return server
+
+
+class Watch:
+    """Reports on a server, which calls it.
+
+    Attributes:
+        numbers: the metrics; None if there is no registry.
+    """
+
+    def __init__(self) -> None:
+        self.slow = math.inf
+        self.numbers: Numbers | None = None
+        self._said: dict[str, tuple[float, int]] = {}  # reason -> time of the last line, refusals since then
+
+    def begin(self, server: Server, slow: float, numbers: Numbers | None = None) -> None:
+        """Report answers that take so many seconds and, with ``numbers``, count all of them."""
+        self.slow = slow
+        self.numbers = numbers or self.numbers
+        server._engine.watch(slow if self.numbers is None else -1.0, self._arrived)
+
+    def _arrived(self, seconds: float, waited: float, delays: Sequence[int]) -> None:
+        """The engine took answers in so many ``seconds``, without those that it ``waited`` for the disk."""
+        if seconds > self.slow:
+            _log.warning("slow: %d answers took %.3f s", len(delays), seconds)
+        if self.numbers is not None:
+            self.numbers.arrived(delays, seconds, waited)
+
+    def refused(self, error: FastaggError) -> None:
+        """Report a refused call."""
+        reason, now = type(error).__name__, time.monotonic()
+        if self.numbers is not None:
+            self.numbers.refused(reason)
+        last, count = self._said.get(reason, (-_EVERY, 0))
+        if now - last < _EVERY:
+            self._said[reason] = last, count + 1
+            return
+        self._said[reason] = now, 0
+        more = f" (and {count} more of these since the last line)" if count else ""
+        _log.warning("refused: %s: %.400s%s", reason, error, more)
+
+
+class Numbers:
+    """A server's metrics in a Prometheus registry."""
+
+    def __init__(self, server: Server, registry: Any) -> None:
+        from prometheus_client import Counter, Histogram
+
+        self._me = weakref.ref(server)
+        self._arrivals = Counter("fastagg_arrivals", "Updates taken", registry=registry)
+        self._refusals = Counter("fastagg_refusals", "Calls refused", ["reason"], registry=registry)
+        self._delays = Histogram("fastagg_delay_versions", "Delays of updates", buckets=_DELAYS, registry=registry)
+        self._steps = Histogram("fastagg_step_seconds", "Seconds per answer", buckets=_SECONDS, registry=registry)
+        self._waits = Histogram(
+            "fastagg_wait_seconds", "Seconds waiting for the disk", buckets=_SECONDS, registry=registry
+        )
+        registry.register(self)
+
+    def arrived(self, delays: Sequence[int], seconds: float, waited: float) -> None:
+        """Count updates with these delays, which one call has taken."""
+        self._arrivals.inc(len(delays))
+        self._steps.observe(seconds)
+        self._waits.observe(waited)
+        for delay in delays:
+            self._delays.observe(delay)
+
+    def refused(self, reason: str) -> None:
+        """Count a refused call."""
+        self._refusals.labels(reason).inc()
+
+    def describe(self) -> list[Any]:
+        """Return nothing: a registry asks for it when the metrics are registered, before they have values."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the metrics that are read when the registry is scraped."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        server = self._me()
+        if server is None:
+            return
+        with server._engine.reading:
+            native = server._engine
+            found = {
+                "version": ("Steps so far", native.version),
+                "open_tasks": ("Open tasks", native.open_tasks),
+                "oldest_task_seconds": ("Age of the oldest task with a lease", native.oldest_task),
+                "expired_tasks": ("Tasks that ended without an answer", native.expired),
+            }
+            held, finite = server.memory(), engine.finite(server._running)
+        if server._log is not None:
+            journal = server._log.journal
+            found["journal_last"] = ("The log's last record", journal.last)
+            found["journal_durable"] = ("The last record on the disk", journal.durable)
+            found["journal_bytes"] = ("Bytes written to the log", journal.written)
+            found["journal_syncs"] = ("Calls of fdatasync", journal.syncs)
+        found["finite"] = ("Whether all numbers held are finite", int(finite))
+        for name, (told, value) in found.items():
+            yield GaugeMetricFamily(f"fastagg_{name}", told, value=value)
+        family = GaugeMetricFamily("fastagg_memory_bytes", "Bytes held, by part", labels=["part"])
+        for part, nbytes in held.items():
+            if part != "total":
+                family.add_metric([part], nbytes)
+        yield family

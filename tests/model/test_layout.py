@@ -1,0 +1,319 @@
+"""Models and updates of every form to a flat vector and back."""
+
+from __future__ import annotations
+
+import copy
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from liars import Lying, LyingArray, fake, freed
+from models import Residual, Tied
+from torch import Tensor, nn
+
+import fastagg
+from fastagg.model import Layout
+
+
+def trained(model: nn.Module) -> nn.Module:
+    """A copy after one step on random data, so that parameters and BatchNorm's buffers have moved."""
+    other = copy.deepcopy(model)
+    opt = torch.optim.SGD(other.parameters(), lr=0.1)
+    other(torch.randn(6, 1, 5, 5)).square().sum().backward()
+    opt.step()
+    return other
+
+
+def arrays(model: Any) -> list[Tensor]:
+    """Return a model's arrays in order, for every form of model."""
+    values = model.values() if isinstance(model, dict) else model if isinstance(model, list) else [model]
+    return [torch.as_tensor(value) for value in values]
+
+
+def test_a_module_round_trips_with_its_buffers_apart() -> None:
+    model = Residual()
+    server = fastagg.FedBuff(model, buffer_size=1)
+    names = [name for name, _ in model.named_parameters()]
+    assert server.layout.size == sum(p.numel() for p in model.parameters()) == server.flat.numel()
+    task = server.dispatch("a")
+    assert all(torch.equal(task.params[k], v) for k, v in model.state_dict().items())
+    after = trained(model)
+    server.receive("a", task.delta(after))
+    target = Residual()
+    target.load_state_dict(server.parameters())  # strict: every name, every shape
+    for name, p in target.named_parameters():
+        torch.testing.assert_close(p, dict(after.named_parameters())[name])
+    for name, b in target.named_buffers():
+        assert torch.equal(b, dict(after.named_buffers())[name]), name
+    flat = torch.cat([dict(after.named_parameters())[n].detach().reshape(-1) for n in names])
+    torch.testing.assert_close(server.flat, flat)
+
+
+def test_a_state_dict_is_taken_as_the_module_it_came_from() -> None:
+    model = Residual()
+    module, mapping = fastagg.FedBuff(model), fastagg.FedBuff(MappingProxyType(model.state_dict()))
+    assert torch.equal(module.flat, mapping.flat)
+    assert module.layout.buffer_size == mapping.layout.buffer_size == 16  # mean and variance of two BatchNorms of 4
+    names = {e.name: e.role for e in mapping.layout.entries}
+    assert names["stem.1.num_batches_tracked"] == "counter" and names["stem.1.running_var"] == "buffer"
+    assert {e.name: e.role for e in module.layout.entries} == names
+    Residual().load_state_dict(mapping.parameters())
+
+
+def test_the_model_is_copied() -> None:
+    model = Residual()
+    server = fastagg.FedBuff(model)
+    kept = copy.deepcopy(server.state_dict())
+    with torch.no_grad():
+        for value in model.state_dict().values():
+            value.fill_(9)
+    state = server.state_dict()
+    assert torch.equal(state["flat"], kept["flat"])
+    assert int(state["buffers"]["counters"][0]) == 0 and not (state["buffers"]["values"] == 9).any()
+
+
+def test_tied_and_frozen_parameters() -> None:
+    model = Tied()
+    server = fastagg.FedBuff(model, buffer_size=1)
+    assert server.layout.size == 15
+    task = server.dispatch(0)
+    after = copy.deepcopy(model)
+    with torch.no_grad():
+        after.embed.weight += 1.0
+        after.frozen.weight += 5.0  # a client must not change what does not train
+    server.receive(0, after_delta := task.delta(after))
+    assert list(after_delta) == ["embed.weight"]
+    target = Tied()
+    target.load_state_dict(server.parameters())
+    assert target.out.weight is target.embed.weight
+    torch.testing.assert_close(target.embed.weight, after.embed.weight)
+    assert torch.equal(target.frozen.weight, model.frozen.weight)
+    assert torch.equal(task.params["out.weight"], model.embed.weight)  # the second name is there as well
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_an_update_of_the_whole_module_may_hold_what_does_not_train(as_list: bool) -> None:
+    model = Tied()
+    server = fastagg.FedBuff(model, buffer_size=1)
+    server.dispatch(0)
+    update = {name: torch.ones_like(value) for name, value in model.state_dict().items()}
+    server.receive(0, list(update.values()) if as_list else update)
+    assert torch.equal(server.flat, model.embed.weight.detach().reshape(-1) + 1)  # once, though it has two names
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("form", ["module", "state_dict", "list", "flat"])
+def test_the_difference_is_from_what_was_dispatched(form: str, dtype: torch.dtype) -> None:
+    model = Residual().to(dtype)
+    params = {
+        "module": model,
+        "state_dict": model.state_dict(),
+        "list": [p.detach() for p in model.parameters()],
+        "flat": torch.cat([p.detach().reshape(-1) for p in model.parameters()]),
+    }[form]
+    server = fastagg.FedBuff(params, buffer_size=1)
+    d = server.layout.size
+    server.dispatch(0)
+    server.receive(0, torch.full((d,), 1.23e-4))  # now the model is none that half precision can hold
+    task = server.dispatch(0)
+    none = task.delta(task.params)
+    server.receive(0, none)
+    assert torch.equal(server.flat, task.flat)  # a client that did not train changes nothing
+    task = server.dispatch(0)
+    moved = [(a + 0.25).to(dtype) if a.is_floating_point() else a for a in arrays(task.params)]
+    other = dict(zip(task.params, moved, strict=True)) if isinstance(task.params, dict) else moved
+    got = task.delta(other if form != "flat" else moved[0])
+    assert type(got) is {"module": dict, "state_dict": dict, "list": list, "flat": Tensor}[form]
+    before = [a.double() for a in arrays(task.params)]
+    for role, mine, old, new in zip(
+        [e.role for e in server.layout.entries], arrays(got), before, map(Tensor.double, moved), strict=True
+    ):
+        if role == "parameter":
+            assert mine.dtype == torch.float32 and torch.equal(mine, (new - old).float())
+        else:  # buffers are sent as they are
+            assert torch.equal(mine.double(), new)
+    if form != "flat":  # all in one vector
+        first = [a for a, e in zip(arrays(got), server.layout.entries, strict=True) if e.role == "parameter"]
+        assert len({a.untyped_storage().data_ptr() for a in first}) == 1
+
+
+def test_float64_differences_do_not_cancel() -> None:
+    server = fastagg.FedBuff([torch.full((3,), 1000.0, dtype=torch.float64)])
+    task = server.dispatch(0)
+    (delta,) = task.delta([torch.full((3,), 1000.0 + 1e-7, dtype=torch.float64)])
+    torch.testing.assert_close(delta, torch.full((3,), 1e-7), rtol=1e-5, atol=0)
+
+
+dtypes = st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.float64])
+shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+
+
+@given(
+    specs=st.lists(st.tuples(shapes, dtypes, dtypes), min_size=1, max_size=6).filter(
+        lambda specs: any(0 not in shape for shape, _, _ in specs)
+    ),
+    seed=st.integers(0, 99),
+    how=st.sampled_from(["plain", "transposed", "strided", "numpy", "flat"]),
+    named=st.booleans(),
+)
+def test_any_shapes_and_dtypes(specs: list, seed: int, how: str, named: bool) -> None:
+    g = torch.Generator().manual_seed(seed)
+    params = [torch.randn(shape, generator=g).to(dtype) for shape, dtype, _ in specs]
+    names = [f"layer{i}.weight" for i in range(len(specs))]
+    server = fastagg.FedBuff(dict(zip(names, params, strict=True)) if named else params, buffer_size=1)
+    task = server.dispatch(0)
+    for mine, theirs in zip(arrays(task.params), params, strict=True):
+        assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
+        assert torch.equal(mine, theirs.float().to(theirs.dtype))
+    sent = [torch.randn(shape, generator=g) for shape, _, _ in specs]
+    sent = [u.to(torch.float32 if t is torch.float64 else t) for u, (_, _, t) in zip(sent, specs, strict=True)]
+    update: Any = list(sent)
+    if how == "transposed":
+        update = [u.mT.contiguous().mT if u.dim() >= 2 else u for u in update]
+    if how == "strided":
+        update = [torch.stack([u, -u], dim=-1)[..., 0] for u in update]
+    if how == "numpy":
+        update = [u if u.dtype is torch.bfloat16 else np.array(u.numpy(), order="F") for u in update]
+    if how == "flat":
+        update = torch.cat([u.float().reshape(-1) for u in update])
+    server.receive(0, dict(zip(names, update, strict=True)) if named and how != "flat" else update)
+    want = torch.cat([p.float().reshape(-1) for p in params]) + torch.cat([u.float().reshape(-1) for u in sent])
+    assert torch.equal(server.flat, want)
+
+
+class Elsewhere:
+    """An array of another library: nothing but DLPack."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __dlpack__(self, **keywords: Any) -> Any:
+        return self.tensor.__dlpack__(**keywords)
+
+    def __dlpack_device__(self) -> Any:
+        return self.tensor.__dlpack_device__()
+
+
+def _read_only() -> np.ndarray:
+    array = np.arange(6, dtype=np.float32)
+    array.setflags(write=False)
+    return array
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        torch.arange(6.0),
+        torch.arange(6.0, requires_grad=True),
+        nn.Parameter(torch.arange(6.0)),
+        torch.arange(12.0)[::2] / 2,
+        torch._neg_view(-torch.arange(6.0)),
+        torch.complex(torch.zeros(6), -torch.arange(6.0)).conj().imag,
+        _read_only(),
+        np.arange(6, dtype=np.float32)[::-1][::-1],
+        -np.arange(-5, 1, dtype=np.float32)[::-1],
+        np.arange(6, dtype=np.float16),
+        torch.arange(6, dtype=torch.bfloat16),
+        Elsewhere(torch.arange(6.0)),
+        [Elsewhere(torch.arange(6.0))],
+        (np.arange(6, dtype=np.float32),),
+        torch.arange(6.0).as_subclass(Lying),  # what it holds counts, not what its class says
+        np.arange(6, dtype=np.float32).view(LyingArray),
+    ],
+)
+def test_updates_of_many_kinds(update: Any) -> None:
+    server = fastagg.FedBuff(torch.ones(6), buffer_size=1)
+    server.dispatch(0)
+    server.receive(0, update)
+    assert server.flat.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_numpys_scalars_are_arrays() -> None:
+    params = [np.array(1.0, np.float32), np.array(3), np.float32(2)]  # as a list of a model with 0-dimensional parts
+    server = fastagg.FedBuff(params, buffer_size=1)
+    server.dispatch(0)
+    server.receive(0, [params[0] - np.float32(0.5), params[1] + 1, np.float32(1)])  # arithmetic makes scalars of them
+    assert [float(a) for a in server.parameters()] == [1.5, 4, 3]
+
+
+def test_channels_last_and_float64_models() -> None:
+    model = Residual().double().to(memory_format=torch.channels_last)
+    server = fastagg.FedBuff(model, buffer_size=1)
+    task = server.dispatch(0)
+    assert task.params["head.weight"].dtype == torch.float64
+    after = copy.deepcopy(model)
+    with torch.no_grad():
+        after.stem[0].weight += torch.randn_like(after.stem[0].weight)
+        after.body[0].weight += torch.randn_like(after.body[0].weight)
+    server.receive(0, task.delta(after))
+    for name in ("stem.0.weight", "body.0.weight"):
+        torch.testing.assert_close(server.parameters()[name], after.state_dict()[name], rtol=1e-6, atol=1e-6)
+    update = {k: v.float() if v.is_floating_point() else v for k, v in after.state_dict().items()}
+    assert not update["body.0.weight"].is_contiguous()
+    server.dispatch(0)
+    before = server.parameters()["body.0.weight"]
+    server.receive(0, update)
+    moved = server.parameters()["body.0.weight"] - before  # what fp32 keeps of the sum
+    torch.testing.assert_close(moved, after.body[0].weight.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_flower_style_lists_with_integer_buffers() -> None:
+    params = [v.numpy() for v in Residual().state_dict().values()]
+    server = fastagg.FedBuff(params, buffer_size=2)
+    for client, count in ((0, 9), (1, 3)):
+        server.dispatch(client)
+        update = [np.full_like(p, count) for p in params]
+        server.receive(client, update)
+    counters = [a for a in server.parameters() if not a.is_floating_point()]
+    assert [int(c) for c in counters] == [9, 9]  # the largest, still integers
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.int32, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool]
+)
+def test_counters_of_any_integer_type(dtype: torch.dtype) -> None:
+    server = fastagg.FedBuff({"w": torch.zeros(2), "n": torch.zeros(1).to(dtype)}, buffer_size=2)
+    for client in range(2):
+        server.dispatch(client)
+        assert server.receive(client, {"w": torch.ones(2), "n": torch.full((1,), 1 - client).to(dtype)}).delay == 0
+    assert server.version == 1 and server.parameters()["n"].tolist() == [1] and server.parameters()["n"].dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [[], {}, nn.ReLU(), torch.zeros(0), [torch.zeros(0), torch.zeros(0, 3)], nn.Linear(2, 2).requires_grad_(False)],
+)
+def test_models_without_parameters_that_train_are_refused(empty: Any) -> None:
+    with pytest.raises(
+        fastagg.ShapeMismatch, match=r"^params: expected a model with parameters that train, got .*requires_grad"
+    ):
+        fastagg.FedBuff(empty)
+
+
+def test_a_layout_survives_its_spec() -> None:
+    layout = Layout.of(Tied())
+    again = Layout.from_spec(layout.spec())
+    assert again.entries == layout.entries and again.same_as(layout)
+    assert not again.same_as(Layout.of(Residual()))
+
+
+def test_models_without_numbers_are_refused_by_name() -> None:
+    module = Residual()
+    freed(module.head.bias)
+    half = {"w": torch.zeros(300), "half": freed(torch.zeros(8).half()[::2])}
+    for params, words in (
+        (module, "^params 'head.bias': .*memory was freed"),
+        (half, "'half': .*memory was freed"),
+        ([torch.zeros(2), fake(3)], "'1': .*FakeTensor"),
+        (np.ma.zeros(3), "masked"),
+        (nn.Linear(2, 2, device="meta"), r"'weight': .*\(meta\)"),
+    ):
+        with pytest.raises(fastagg.DTypeMismatch, match=words):
+            fastagg.FedBuff(params)
+    task = fastagg.FedBuff(Residual()).dispatch(0)
+    with pytest.raises(fastagg.DTypeMismatch, match=r"trained model 'head.bias': .*memory was freed"):
+        task.delta(module)

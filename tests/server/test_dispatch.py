@@ -1,0 +1,212 @@
+"""Tasks that go out and receipts that come back."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import threading
+from typing import Any
+
+import pytest
+import torch
+from models import Residual, Tied, same
+from torch import Tensor, nn
+
+import fastagg
+from fastagg.server.dispatch import Dispatch, Receipt
+from fastagg.storage.later import Later
+
+
+def models() -> dict[str, Any]:
+    torch.manual_seed(0)
+    half = {"w": torch.randn(3), "half": torch.randn(4).half(), "bn.running_var": torch.ones(2), "n": torch.tensor(3)}
+    return {
+        "module": Residual(), "tied": Tied(), "halves": Residual().half(), "state_dict": half,
+        "list": [torch.randn(3).numpy(), torch.randn(2, 2).bfloat16()], "flat": torch.randn(5),
+        "float64": torch.randn(5, dtype=torch.float64),
+    }  # fmt: skip
+
+
+FORMS = list(models())
+
+
+def arrays(model: Any) -> list[Tensor]:
+    return list(model.values()) if isinstance(model, dict) else model if isinstance(model, list) else [model]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_writing_into_a_task_changes_nobody_elses_model(form: str) -> None:
+    server = fastagg.FedBuff(models()[form], buffer_size=1)
+    task, other = server.dispatch(0), server.dispatch(1)
+    before, sent = copy.deepcopy(server.state_dict()), copy.deepcopy(task.views)
+    assert same(task.params, sent)
+    for array in arrays(task.params):
+        array.add_(1) if array.dtype != torch.bool else array.logical_not_()
+    assert not same(task.params, sent)  # it is the client's own, and stays what it made of it
+    assert same(server.state_dict(), before)
+    assert same(other.params, sent) and same(task.views, sent) and same(server.snapshot(), sent)
+    assert same(task.for_client(2, None).params, sent)
+
+
+def test_a_module_may_train_on_what_it_was_sent() -> None:
+    server = fastagg.FedBuff(Residual(), buffer_size=1)
+    task = server.dispatch(0)
+    before = copy.deepcopy(server.state_dict())
+    client = Residual()
+    client.load_state_dict(task.params, assign=True)
+    optimizer = torch.optim.SGD(client.parameters(), lr=0.5)
+    client(torch.randn(6, 1, 5, 5)).square().sum().backward()
+    optimizer.step()
+    assert same(server.state_dict(), before)
+    delta = task.delta(client)
+    assert float(delta["head.weight"].norm()) > 0 and int(delta["stem.1.num_batches_tracked"]) == 1
+    server.receive(0, delta)
+    torch.testing.assert_close(server.parameters()["head.weight"], client.head.weight.detach())
+
+
+def test_params_are_copied_once_and_views_not_at_all() -> None:
+    server = fastagg.FedBuff(Tied())
+    task = server.dispatch(0)
+    assert task.params is task.params and task.views is task.views
+    assert task.views["embed.weight"].data_ptr() == task.flat.data_ptr() == server.flat.data_ptr()
+    assert task.params["embed.weight"].data_ptr() != task.flat.data_ptr()
+    assert task.params["embed.weight"].data_ptr() == task.params["out.weight"].data_ptr()  # tied in the copy as well
+
+
+def test_params_stay_as_they_were_while_the_server_goes_on() -> None:
+    server = fastagg.FedBuff(torch.zeros(4), buffer_size=1)
+    task = server.dispatch(0)
+    server.dispatch(1)
+    server.receive(1, torch.ones(4))
+    assert torch.equal(task.params, torch.zeros(4)) and torch.equal(task.views, torch.zeros(4))
+
+
+def test_a_task_says_what_it_is() -> None:
+    server = fastagg.AsyncFedED(torch.zeros(3), lam=1.0, eps=1.0, local_steps=7)
+    task = server.dispatch("a")
+    assert repr(task) == "Dispatch(client='a', version=0, local_steps=7)"
+    assert repr(fastagg.FedBuff(torch.zeros(3)).dispatch(4)) == "Dispatch(client=4, version=0)"
+    again = server.dispatch("a")
+    assert task != again and task == task and len({task, again}) == 2
+    with pytest.raises(AttributeError):
+        task.parameters  # noqa: B018
+
+
+def test_a_task_for_another_client_is_the_same_model() -> None:
+    server = fastagg.FedAC(torch.ones(3), lr=0.1, buffer_size=1)
+    task = server.dispatch("a")
+    other = task.for_client("b", 5)
+    assert (other.client, other.version, other.local_steps) == ("b", task.version, 5)
+    assert (task.client, task.local_steps) == ("a", None)
+    assert other.flat is task.flat and other.control is task.control
+
+
+def test_state_and_copies_of_tasks() -> None:
+    server = fastagg.FedBuff(Residual())
+    task = server.dispatch("a")
+    task.params["head.bias"].zero_()  # what a client does to its copy is no part of the task
+    for again in (
+        Dispatch.from_state(task.state_dict(), server.layout),
+        copy.copy(task),
+        copy.deepcopy(task),
+        pickle.loads(pickle.dumps(task)),
+    ):
+        assert (again.client, again.version, again.local_steps, again.control) == ("a", 0, None, None)
+        assert same(again.views, task.views) and torch.equal(again.flat, task.flat)
+    assert same(Dispatch.from_state(task.state_dict(), server.layout).params, task.views)
+    assert task.state_dict()["model"][0] is task.flat
+
+
+# -- receipts
+
+
+def test_receipts_are_equal_by_value() -> None:
+    one = Receipt("a", True, 3, 1, 0.5, 2.0, 1.0)
+    assert (one.client, one.applied, one.version, one.delay) == ("a", True, 3, 1)
+    assert (one.step_size, one.update_norm, one.weight, one.kept) == (0.5, 2.0, 1.0, True)
+    assert one == Receipt("a", True, 3, 1, 0.5, 2.0, 1.0) and len({one, Receipt("a", True, 3, 1, 0.5, 2.0, 1.0)}) == 1
+    fields = ("a", True, 3, 1, 0.5, 2.0, 1.0, True)
+    for i, other in enumerate(("b", False, 4, 2, None, 2.5, 0.0, False)):
+        assert one != Receipt(*fields[:i], other, *fields[i + 1 :])  # type: ignore[arg-type]
+    assert one != fields
+    assert repr(one) == (
+        "Receipt(client='a', applied=True, version=3, delay=1, step_size=0.5, update_norm=2.0, weight=1.0, kept=True)"
+    )
+    assert copy.deepcopy(one) == pickle.loads(pickle.dumps(one)) == one
+    for name in ("unknown", "_verdict"):
+        with pytest.raises(AttributeError, match=name):
+            getattr(one, name)
+
+
+def deferred(
+    client: int | str, version: int, delay: int, lr: float | None, weight: float, scales: bool, verdict: Tensor
+) -> Receipt:
+    receipt = Receipt(client, False, version, delay, None, math.nan, 0.0)
+    receipt.defer(lr, weight, scales, Later(verdict))
+    return receipt
+
+
+def judged(norm2: float, weight: float, keep: float) -> Tensor:
+    return torch.tensor([norm2, 0.0, 0.0, 1.0, weight, keep], dtype=torch.float64)
+
+
+def test_a_deferred_receipt_reads_the_device_once_and_only_when_asked() -> None:
+    verdict = judged(4.0, 0.5, 1.0)
+    receipt = deferred("a", 3, 1, 0.1, 2.0, True, verdict)
+    assert isinstance(receipt, fastagg.Receipt)
+    verdict[0] = 9.0  # the device is not done yet
+    assert (receipt.client, receipt.version, receipt.delay) == ("a", 3, 1)
+    verdict[0] = 16.0
+    assert receipt.update_norm == 4.0
+    verdict.zero_()
+    assert (receipt.kept, receipt.weight, receipt.step_size, receipt.applied) == (True, 1.0, 0.05, True)
+    assert receipt == Receipt("a", True, 3, 1, 0.05, 4.0, 1.0)
+    with pytest.raises(AttributeError, match="unknown"):
+        _ = receipt.unknown  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("lr", [None, 0.1])
+@pytest.mark.parametrize("scales", [True, False])
+@pytest.mark.parametrize("keep", [True, False])
+def test_what_a_deferred_receipt_says(lr: float | None, scales: bool, keep: bool) -> None:
+    """A dropped update that is a step alone changes nothing; the last of a full buffer still flushes it."""
+    receipt = deferred(0, 1, 0, lr, 0.5, scales, judged(9.0 if keep else math.nan, 0.25, float(keep)))
+    assert receipt.kept is keep and receipt.weight == 0.125
+    assert receipt.applied is (lr is not None and (keep or not scales))
+    assert receipt.step_size == (None if lr is None else lr * 0.25 if scales else lr)
+    assert receipt.update_norm == 3.0 if keep else math.isnan(receipt.update_norm)
+
+
+def test_deferred_receipts_travel_with_their_numbers() -> None:
+    want = Receipt("a", True, 3, 1, 0.05, 2.0, 1.0)
+    for travel in (copy.copy, copy.deepcopy, lambda r: pickle.loads(pickle.dumps(r))):
+        assert travel(deferred("a", 3, 1, 0.1, 2.0, True, judged(4.0, 0.5, 1.0))) == want
+
+
+def test_many_threads_may_look_at_once() -> None:
+    for _ in range(50):
+        receipt = deferred("a", 3, 1, 0.1, 2.0, True, judged(4.0, 0.5, 1.0))
+        seen: list[tuple[Any, ...]] = []
+        start = threading.Barrier(4)
+
+        def look(receipt: Receipt = receipt, start: threading.Barrier = start, seen: list = seen) -> None:
+            start.wait()
+            seen.append((receipt.applied, receipt.step_size, receipt.update_norm, receipt.weight, receipt.kept))
+
+        threads = [threading.Thread(target=look) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert seen == [(True, 0.05, 2.0, 1.0, True)] * 4
+
+
+def test_an_update_may_be_the_tasks_own_memory() -> None:
+    """An adapter that trains in place on ``params`` and sends the difference, as small clients do."""
+    server = fastagg.FedBuff(nn.Linear(2, 2), buffer_size=1)
+    task = server.dispatch(0)
+    task.params["weight"].add_(1.0)
+    server.receive_model(task, task.params)
+    assert torch.equal(server.parameters()["weight"], task.params["weight"])
+    assert torch.equal(server.parameters()["bias"], task.views["bias"])

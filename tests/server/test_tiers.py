@@ -1,0 +1,474 @@
+"""Rows on a disk: the same rows and the same sum as in memory, whatever fits there; and what a disk may do."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from disks import damage, full_disk
+from torch import Tensor
+
+import fastagg
+from fastagg._build import native
+from fastagg.durable.doctor import examine
+from fastagg.rules.directions.all_clients import TieredState
+
+SIZE = 300_000  # three windows of the scrub
+STRIDE = {format: native.engine.Tiers.stride(format, SIZE) for format in ("fp32", "bf16", "int8", "int4")}
+
+
+def make(path: Path, rows: int = 4, clients: int = 12, size: int = SIZE, **more: Any) -> fastagg.Server:
+    """ACE with memory for ``rows`` rows of its clients."""
+    tiered = {key: more.pop(key) for key in ("format", "keep", "damaged") if key in more}
+    stride = STRIDE[tiered.get("format", "int8")]
+    cache = fastagg.Tiered(**{"path": path, "memory": rows * stride, **tiered})
+    return fastagg.ACE(torch.zeros(size), **{"lr": 0.1, "num_clients": clients, "cache": cache, "seed": 3, **more})
+
+
+class Trace:
+    """Answers of clients at random; the same for the same seed."""
+
+    def __init__(self, clients: int = 12, size: int = SIZE) -> None:
+        self.draw = torch.Generator().manual_seed(1)
+        self.clients, self.size = clients, size
+        self.first = list(range(clients))
+
+    def next(self) -> tuple[int, Tensor]:
+        # Everybody once at first, so that the warm-up ends.
+        client = self.first.pop() if self.first else int(torch.randint(self.clients, (1,), generator=self.draw))
+        return client, torch.randn(self.size, generator=self.draw)
+
+    def play(self, count: int, *servers: fastagg.Server) -> None:
+        for _ in range(count):
+            client, update = self.next()
+            for server in servers:
+                server.dispatch(client)
+                server.receive(client, update)
+
+
+def rows_of(server: fastagg.Server, clients: int = 12) -> list[Tensor]:
+    state = server._running.extension.state
+    assert isinstance(state, TieredState)
+    found = [state.rows.row(client) for client in range(clients)]
+    assert all(row is not None for row in found)
+    return [row for row in found if row is not None]
+
+
+def sum_of(server: fastagg.Server) -> Tensor:
+    held: Tensor = server._running.extension.state.sum
+    return held
+
+
+def same(one: fastagg.Server, other: fastagg.Server) -> bool:
+    return torch.equal(one.flat, other.flat) and torch.equal(sum_of(one), sum_of(other))
+
+
+@pytest.mark.parametrize("format", ["fp32", "bf16", "int8", "int4"])
+def test_rows_are_those_of_a_cache_in_memory(format: str, tmp_path: Path) -> None:
+    few, all_ = make(tmp_path / "few", format=format), make(tmp_path / "all", rows=40, format=format)
+    plain = fastagg.ACE(torch.zeros(SIZE), lr=0.1, num_clients=12, cache=format, seed=3)
+    Trace().play(60, few, all_, plain)
+    assert same(few, all_), "what fits into memory makes no difference"
+    for client, row in enumerate(rows_of(few)):
+        assert torch.equal(row, plain._running.extension.state.cache.row(client))
+    torch.testing.assert_close(few.flat, plain.flat, rtol=0, atol=1e-5)
+    counts = few.tiers()
+    assert counts["frames"] == 4 and counts["ahead"] + counts["late"] + counts["cold"] == 60 - 12
+    assert all_.tiers()["cold"] == all_.tiers()["late"] == 0
+
+
+def test_with_everything_that_ace_can_have(tmp_path: Path) -> None:
+    optimizer = fastagg.AMSGrad(0.01, moments="8bit")
+    more: dict[str, Any] = {"weighting": "samples", "clip_norm": 300.0, "warmup": "partial", "optimizer": optimizer}
+    few = make(tmp_path, **more)
+    plain = fastagg.ACE(torch.zeros(SIZE), lr=0.1, num_clients=12, cache="int8", seed=3, **more)
+    trace = Trace()
+    for _ in range(40):
+        client, update = trace.next()
+        for server in (few, plain):
+            server.dispatch(client)
+            assert server.receive_many([(client, update, None, 1 + client)])[0].applied
+    for client, row in enumerate(rows_of(few)):
+        assert torch.equal(row, plain._running.extension.state.cache.row(client))
+    apart = (few.flat - plain.flat).abs()  # where a mean is nearly zero AMSGrad makes much of its rounding
+    assert apart.mean() < 1e-6 and plain.flat.abs().mean() > 0.01
+
+
+@pytest.mark.parametrize("freshness", ["dispatch", "gradient"])
+def test_rows_of_aced_leave_and_come_back(freshness: str, tmp_path: Path) -> None:
+    """Clients train for long, so that rows leave the sum, several at a time, and come back."""
+    more: dict[str, Any] = {
+        "lr": 0.1, "num_clients": 12, "max_delay": 6, "seed": 3, "freshness": freshness, "warmup": "partial",
+    }  # fmt: skip
+    cache = fastagg.Tiered(memory=10 * STRIDE["int8"], path=tmp_path / "few")
+    wide = fastagg.Tiered(memory=40 * STRIDE["int8"], path=tmp_path / "all")
+    servers = [fastagg.ACED(torch.zeros(SIZE), cache=kind, **more) for kind in (cache, wide, "int8")]
+    few, all_, plain = servers
+    draw, training, left = torch.Generator().manual_seed(5), [], 0
+    for turn in range(150):
+        idle = [client for client in range(12) if client not in training]
+        while len(training) < (3 if turn % 40 < 20 else 6):
+            training.append(idle.pop(int(torch.randint(len(idle), (1,), generator=draw))))
+            for server in servers:
+                server.dispatch(training[-1])
+        client = training.pop(int(torch.randint(len(training), (1,), generator=draw)))
+        update = torch.randn(SIZE, generator=draw)
+        for server in servers:
+            server.receive(client, update)
+        weights = plain._running.extension.state.native.state()["weights"]
+        left += int((weights == 0).sum() > 3)
+        assert (few._running.extension.state.native.state()["weights"] == weights).all()
+    assert left > 20, "nobody was too old"
+    assert same(few, all_)
+    for client, row in enumerate(rows_of(few)):
+        assert torch.equal(row, plain._running.extension.state.cache.row(client))
+    torch.testing.assert_close(few.flat, plain.flat, rtol=0, atol=1e-4)
+    rows, weights = torch.stack(rows_of(few)).double(), torch.from_numpy(weights).double()
+    torch.testing.assert_close(sum_of(few).double(), weights @ rows, rtol=0, atol=2e-5)
+
+
+def test_rows_that_leave_must_fit_into_memory(tmp_path: Path) -> None:
+    cache = fastagg.Tiered(memory=6 * STRIDE["int8"], path=tmp_path)
+    server = fastagg.ACED(torch.zeros(SIZE), lr=0.1, num_clients=12, max_delay=3, cache=cache, warmup="partial")
+    for client in range(6):
+        server.dispatch(client)
+    for client in range(4):
+        server.receive(client, torch.ones(SIZE))  # all of version 0: they leave together
+    with pytest.raises(fastagg.CacheError, match="open it with more memory"):
+        for _ in range(4):
+            server.dispatch(9)
+            server.receive(9, torch.ones(SIZE))
+    assert server._engine.open_tasks == 3
+
+
+def test_the_scrub_rebuilds_the_sum(tmp_path: Path) -> None:
+    server, trace = make(tmp_path), Trace()
+    trace.play(12, server)
+    sum_of(server).add_(1.0)  # as if it had drifted
+    trace.play(2 * 4 * 12, server)  # each window begins and ends at least once
+    exact = torch.stack([row.double() for row in rows_of(server)]).sum(0)
+    torch.testing.assert_close(sum_of(server).double(), exact, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("size", [1, 255, 131072, 131073])
+def test_sizes_around_a_window(size: int, tmp_path: Path) -> None:
+    cache = fastagg.Tiered(memory="1MB" if size < 9999 else "2MB", path=tmp_path)
+    server = fastagg.ACE(torch.zeros(size), lr=0.1, num_clients=5, cache=cache)
+    Trace(5, size).play(60, server)
+    exact = torch.stack([row.double() for row in rows_of(server, 5)]).sum(0)
+    torch.testing.assert_close(sum_of(server).double(), exact, rtol=0, atol=2e-5)
+
+
+def test_a_loaded_server_goes_on_as_the_one_that_was_saved(tmp_path: Path) -> None:
+    whole, saved, trace = make(tmp_path / "whole"), make(tmp_path / "rows"), Trace()
+    trace.play(40, whole, saved)
+    state = whole.state_dict()  # a checkpoint changes nothing
+    assert state["direction"]["cache"]["number"] == 1
+    saved.save(tmp_path / "server.pt")
+    before = rows_of(saved)
+    Trace().play(30, saved)  # what nobody saved: it must not reach the saved rows
+    del saved
+    again = fastagg.load(tmp_path / "server.pt")
+    assert all(torch.equal(row, was) for row, was in zip(rows_of(again), before, strict=True))
+    trace.play(70, whole, again)
+    assert same(whole, again)
+
+
+def test_the_last_checkpoints_can_be_loaded_and_older_ones_say_so(tmp_path: Path) -> None:
+    server, trace, states = make(tmp_path / "rows"), Trace(), []
+    for turn in range(4):
+        trace.play(15, server)
+        server.save(tmp_path / f"{turn}.pt")
+        states.append((server.flat.clone(), rows_of(server)))
+    trace.play(30, server)
+    del server
+    for turn in (0, 1):
+        with pytest.raises(fastagg.CheckpointError, match=r"given up.*keep"):
+            fastagg.load(tmp_path / f"{turn}.pt")
+    shutil.copytree(tmp_path / "rows", tmp_path / "kept")
+    for turn in (2, 3):
+        shutil.rmtree(tmp_path / "rows")
+        shutil.copytree(tmp_path / "kept", tmp_path / "rows")
+        again = fastagg.load(tmp_path / f"{turn}.pt")
+        assert torch.equal(again.flat, states[turn][0])
+        assert all(torch.equal(row, was) for row, was in zip(rows_of(again), states[turn][1], strict=True))
+        del again
+
+
+def test_places_in_the_file_are_used_again(tmp_path: Path) -> None:
+    server, trace = make(tmp_path / "rows"), Trace()
+    sizes = []
+    for _ in range(6):
+        trace.play(30, server)
+        server.save(tmp_path / "server.pt")
+        sizes.append(max(server.state_dict()["direction"]["cache"]["slots"].tolist()))
+    assert sizes[-1] < 4 * 12, "rows of checkpoints that were given up left no places"
+
+
+def test_rows_are_fetched_while_their_clients_train(tmp_path: Path) -> None:
+    server, trace = make(tmp_path, rows=8), Trace()
+    trace.play(12, server)
+    for round in range(5):
+        for client in (round, round + 1):
+            server.dispatch(client)
+        time.sleep(0.3)
+        for client in (round, round + 1):
+            server.receive(client, torch.ones(SIZE))
+    assert server.tiers()["ahead"] == 10
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    server, other = make(tmp_path / "rows"), make(tmp_path / "other")
+    Trace().play(8, other)
+    trace = Trace()
+    with full_disk(5 * STRIDE["int8"]):
+        trace.play(5, server)
+        server.dispatch(trace.first[-1])
+        for _ in range(3):
+            with pytest.raises(fastagg.CacheError, match="no room for another row"):
+                server.receive(trace.first[-1], torch.ones(SIZE))
+        assert server.version == 5 - 5 and server._engine.open_tasks == 1
+    trace.play(1, server)  # there is room again, and the client still owes its answer
+    trace.play(2, server)
+    assert same(server, other)
+
+
+def damaged_server(tmp_path: Path, how: str) -> fastagg.Server:
+    server, trace = make(tmp_path / "rows", damaged=how), Trace()
+    trace.play(30, server)
+    server.save(tmp_path / "server.pt")
+    state = server.state_dict()
+    del server
+    damage(tmp_path / "rows", 7, state, STRIDE["int8"], 200_000)
+    return fastagg.load(tmp_path / "server.pt")
+
+
+def until_it_is_read(server: fastagg.Server, answer: Callable[[int], None]) -> None:
+    """Answer for every client but 7 in turn: the scrub comes to the row of 7."""
+    for turn in range(4 * 12):
+        answer([client for client in range(12) if client != 7][turn % 11])
+
+
+def test_a_damaged_row_stops_the_server_that_is_to_stop(tmp_path: Path) -> None:
+    server = damaged_server(tmp_path, "stop")
+    before, total = server.flat.clone(), sum_of(server).clone()
+    server.dispatch(7)
+    with pytest.raises(fastagg.CacheError, match="client 7's row is damaged"):
+        server.receive(7, torch.ones(SIZE))
+    assert torch.equal(server.flat, before) and torch.equal(sum_of(server), total)
+    assert server._engine.open_tasks == 1
+
+    def answer(client: int) -> None:
+        server.dispatch(client)
+        server.receive(client, torch.ones(SIZE))
+
+    with pytest.raises(fastagg.CacheError, match="client 7's row is damaged"):
+        until_it_is_read(server, answer)
+
+
+@pytest.mark.parametrize("found_by", ["its client", "the scrub"])
+def test_a_client_whose_row_is_damaged_warms_up_again(found_by: str, tmp_path: Path) -> None:
+    server = damaged_server(tmp_path, "warm up")
+
+    def answer(client: int) -> fastagg.Receipt:
+        server.dispatch(client)
+        return server.receive(client, torch.full((SIZE,), float(client)))
+
+    if found_by == "its client":
+        assert answer(7).applied
+    else:
+        until_it_is_read(server, lambda client: (answer(client), None)[1])
+        assert not answer(0).applied, "ACE waits until all have been heard"
+        assert server._running.extension.state.rows.row(7) is None
+        assert answer(7).applied
+    assert server.tiers()["lost"] == 1
+    exact = torch.stack([row.double() for row in rows_of(server)]).sum(0)
+    torch.testing.assert_close(sum_of(server).double(), exact, rtol=0, atol=2e-5)
+
+
+def test_two_damaged_rows_are_given_up_together(tmp_path: Path) -> None:
+    server = make(tmp_path / "rows", damaged="warm up", warmup="partial")
+    Trace().play(30, server)
+    server.save(tmp_path / "server.pt")
+    state = server.state_dict()
+    del server
+    for client in (2, 7):
+        damage(tmp_path / "rows", client, state, STRIDE["int8"], 200_000)
+    again = fastagg.load(tmp_path / "server.pt")
+    again.dispatch(7)
+    again.receive(7, torch.ones(SIZE))
+    assert again.tiers()["lost"] == 2 and again._running.extension.state.rows.row(2) is None
+    rows = torch.stack(
+        [row.double() for row in map(again._running.extension.state.rows.row, range(12)) if row is not None]
+    )
+    assert len(rows) == 11
+    torch.testing.assert_close(sum_of(again).double(), rows.sum(0), rtol=0, atol=2e-5)
+
+
+def test_a_sum_that_cannot_be_made_anew_stays(tmp_path: Path) -> None:
+    """A row is lost, and while all others are read the file turns out to be too short."""
+    server = make(tmp_path / "rows", damaged="warm up")
+    Trace().play(30, server)
+    server.save(tmp_path / "server.pt")
+    slots = server.state_dict()["direction"]["cache"]["slots"].tolist()
+    del server
+    again = fastagg.load(tmp_path / "server.pt")
+    first = slots.index(min(slots))
+    damage(tmp_path / "rows", first, {"direction": {"cache": {"slots": slots}}}, STRIDE["int8"], 200_000)
+    os.truncate(tmp_path / "rows" / "rows.bin", (min(slots) + 2) * STRIDE["int8"])
+    before, total = again.flat.clone(), sum_of(again).clone()
+    again.dispatch(first)
+    for _ in range(2):
+        with pytest.raises(fastagg.CacheError, match="the file ends before it"):
+            again.receive(first, torch.ones(SIZE))
+    assert torch.equal(again.flat, before) and torch.equal(sum_of(again), total)
+    assert again.tiers()["lost"] == 0 and again._engine.open_tasks == 1
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "rows").write_text("a file")
+    server = make(tmp_path / "rows")
+    server.dispatch(0)
+    with pytest.raises(fastagg.CacheError, match="rows need a folder"):
+        server.receive(0, torch.ones(SIZE))
+
+
+def test_a_folder_belongs_to_one_server(tmp_path: Path) -> None:
+    server = make(tmp_path / "rows")
+    Trace().play(3, server)
+    other = make(tmp_path / "rows")
+    other.dispatch(0)
+    with pytest.raises(fastagg.CacheError, match="in use"):
+        other.receive(0, torch.ones(SIZE))
+    server.save(tmp_path / "server.pt")
+    with pytest.raises(fastagg.CacheError, match="in use"):
+        fastagg.load(tmp_path / "server.pt")
+    del server
+    with pytest.raises(fastagg.ConfigError, match="checkpoints of another server"):
+        other.receive(0, torch.ones(SIZE))
+    assert other._engine.open_tasks == 1
+    Trace().play(3, fastagg.load(tmp_path / "server.pt"))
+
+
+@pytest.mark.parametrize("format", ["fp32", "int4"])
+def test_a_doctor_reads_the_rows_too(format: str, tmp_path: Path) -> None:
+    server = make(tmp_path / "rows", format=format)
+    Trace().play(30, server)
+    server.save(tmp_path / "server.pt")
+    slots = server.state_dict()["direction"]["cache"]["slots"]
+    found = examine(tmp_path / "server.pt")  # while the server goes on
+    assert found["healthy"] and found["problems"] == []
+    with (tmp_path / "rows" / "rows.bin").open("r+b") as file:
+        file.seek((int(slots[5]) + 1) * STRIDE[format] - 4096 * (format == "fp32") - 5000)
+        file.write(b"other")
+    says = f"client 5's row is damaged (slot {int(slots[5])})"
+    assert [one.endswith(says) for one in examine(tmp_path / "server.pt")["problems"]] == [True]
+    (tmp_path / "rows" / "rows.bin").unlink()
+    assert not examine(tmp_path / "server.pt")["healthy"]
+
+
+@pytest.mark.parametrize(
+    ("damaged", "says"),
+    [
+        (lambda path: (path / "rows.json").write_text("{"), "rows.json: it is damaged"),
+        (lambda path: (path / "rows.json").unlink(), "does not have the rows"),
+        (lambda path: os.truncate(path / "rows.bin", 4096), "behind the end"),
+    ],
+)
+def test_a_damaged_folder(damaged: Callable[[Path], object], says: str, tmp_path: Path) -> None:
+    server = make(tmp_path / "rows")
+    Trace().play(14, server)
+    server.save(tmp_path / "server.pt")
+    del server
+    damaged(tmp_path / "rows")
+    with pytest.raises(fastagg.CheckpointError, match=says):
+        fastagg.load(tmp_path / "server.pt")
+
+
+def test_a_server_with_a_journal(tmp_path: Path) -> None:
+    def made() -> fastagg.Server:
+        return make(tmp_path / "rows")
+
+    whole, trace = make(tmp_path / "whole"), Trace()
+    with fastagg.open(tmp_path / "state", made) as server:
+        trace.play(20, whole, server)
+        server.checkpoint()
+        trace.play(25, whole, server)
+        shutil.copytree(tmp_path / "state", tmp_path / "killed")  # as if it had been killed here
+        shutil.copytree(tmp_path / "rows", tmp_path / "rows killed")
+        shutil.rmtree(tmp_path / "rows", ignore_errors=True)
+    shutil.rmtree(tmp_path / "state")
+    shutil.move(tmp_path / "killed", tmp_path / "state")
+    shutil.move(tmp_path / "rows killed", tmp_path / "rows")
+    with fastagg.open(tmp_path / "state", made) as again:
+        assert same(whole, again)
+        trace.play(20, whole, again)
+        assert same(whole, again)
+
+
+def test_a_folder_keeps_no_more_checkpoints_than_there_are_rows_of(tmp_path: Path) -> None:
+    with pytest.raises(fastagg.ConfigError, match="keep: 3 checkpoints"):
+        fastagg.open(tmp_path / "state", lambda: make(tmp_path / "rows"), keep=3)
+    fastagg.open(tmp_path / "state", lambda: make(tmp_path / "rows", keep=3), keep=3).close()
+
+
+@pytest.mark.parametrize(
+    ("cache", "says"),
+    [
+        ({"memory": 3 * STRIDE["int8"]}, "an arrival needs 4"),
+        ({"memory": "12 parsecs"}, "memory: expected bytes"),
+        ({"memory": 0}, "memory: expected bytes"),
+        ({"format": "int7"}, "format: expected one of"),
+        ({"keep": 0}, "keep: expected a whole number"),
+        ({"damaged": "panic"}, "damaged: expected one of"),
+        ({"path": ""}, "path: expected a folder"),
+        ({"device": "many"}, "device: expected bytes"),
+        ({"device": "8GB"}, "device: '8GB' for rows on a CUDA device; this server is on the CPU"),
+    ],
+)
+def test_settings_that_are_refused(cache: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(fastagg.ConfigError, match=says):
+        fastagg.ACE(torch.zeros(SIZE), lr=1.0, num_clients=9, cache=fastagg.Tiered(**{"path": tmp_path, **cache}))
+
+
+def test_servers_that_take_no_rows_on_a_disk(tmp_path: Path) -> None:
+    for more, says in [({"mode": "direct"}, "mode='direct'"), ({"origin": 65536}, "a slice")]:
+        with pytest.raises(fastagg.ConfigError, match=says):
+            make(tmp_path, **more)
+
+
+def test_bytes_as_text() -> None:
+    from fastagg.storage.tiered import bytes_of
+
+    assert [bytes_of("memory", text) for text in ("64GB", "1.5 MiB", "12", "3kb", 7)] == [
+        64 * 10**9,
+        3 << 19,
+        12,
+        3000,
+        7,
+    ]
+
+
+def test_a_forked_child_leaves_the_rows_to_its_parent(tmp_path: Path) -> None:
+    server, update = make(tmp_path), torch.ones(SIZE)
+    Trace().play(13, server)
+    server.dispatch(0)
+    child = os.fork()
+    if child == 0:
+        try:
+            server.receive(0, update)
+        except fastagg.ConfigError:  # it belongs to the process that made it
+            del server
+            gc.collect()  # which must not wait for threads that are not here
+            os._exit(7)
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] >> 8 == 7
+    server.receive(0, update)

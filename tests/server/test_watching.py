@@ -1,0 +1,87 @@
+"""A server's log and its Prometheus metrics. A server that is not watched has neither."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+import fastagg
+from fastagg import ConfigError, MissingDependency
+
+
+def refuse(server: fastagg.Server, times: int) -> None:
+    for _ in range(times):
+        with pytest.raises(fastagg.UnknownClient):
+            server.receive("nobody", torch.ones(5))
+
+
+def test_refusals_are_said_once_a_second(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("fastagg.server.watching.time.monotonic", lambda: now[0])
+    server = fastagg.watch(fastagg.ASGD(torch.zeros(5), lr=0.1), slow=1e-9)
+    with caplog.at_level(logging.WARNING, "fastagg"):
+        refuse(server, 50)
+        assert len(caplog.records) == 1 and "UnknownClient" in caplog.text
+        now[0] += 1.5
+        refuse(server, 1)
+        assert len(caplog.records) == 2 and "49 more" in caplog.text
+        for client in (1, 2):
+            server.dispatch(client)
+        answers = [(1, torch.ones(5)), (2, torch.ones(5)), (1, torch.full((5,), float("inf")))]
+        server.receive_many(answers)
+    assert "slow: 2 answers" in caplog.text and "refused: UnknownVersion" in caplog.text
+
+
+def test_an_opened_server_says_what_it_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "fastagg"):
+        with fastagg.open(tmp_path / "a", lambda: fastagg.ASGD(torch.zeros(5), lr=0.1)) as server:
+            refuse(server, 1)
+        fastagg.open(tmp_path / "a", lambda: fastagg.ASGD(torch.zeros(5), lr=0.1)).close()
+    assert "checkpoint of version 0" in caplog.text and "recovered version 0" in caplog.text
+    assert "refused: UnknownClient" in caplog.text
+
+
+def test_a_server_that_nobody_watches_has_nothing_in_its_way() -> None:
+    server = fastagg.ASGD(torch.zeros(5), lr=0.1)
+    assert not {"receive", "receive_many", "receive_models", "dispatch"} & set(vars(server))
+    assert server._watch is None
+
+
+def test_numbers(tmp_path: Path) -> None:
+    prometheus = pytest.importorskip("prometheus_client")
+    registry = prometheus.CollectorRegistry()
+
+    def make() -> fastagg.Server:
+        return fastagg.FedBuff(torch.zeros(5), buffer_size=2, lease=60.0)
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"fastagg_{name}", labels)
+
+    with fastagg.open(tmp_path / "a", make) as server:
+        assert fastagg.watch(server, registry) is server
+        server.dispatch(1)
+        server.dispatch(2)
+        server.dispatch(3)
+        server.receive(1, torch.ones(5))
+        server.receive_many([(2, torch.ones(5)), (9, torch.ones(5))])
+        refuse(server, 3)
+        assert value("arrivals_total") == 2 and value("delay_versions_count") == 2
+        assert value("refusals_total", reason="UnknownClient") == 4
+        assert value("version") == 1 and value("open_tasks") == 1 and value("finite") == 1
+        assert (value("oldest_task_seconds") or 0.0) > 0
+        assert value("memory_bytes", part="model") == 20
+        assert value("journal_durable") == value("journal_last") == 5
+        assert (value("wait_seconds_sum") or 0.0) > 0 and value("step_seconds_count") == 2
+        with pytest.raises(ConfigError, match="has one already"):
+            fastagg.watch(server, registry)
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"expected a fastagg\.Server"):
+        fastagg.watch(3)  # type: ignore[arg-type]
+    monkeypatch.setattr("fastagg._extras.find_spec", lambda name: None)
+    with pytest.raises(MissingDependency, match=r"fastagg\[metrics\]"):
+        fastagg.watch(fastagg.ASGD(torch.zeros(5), lr=0.1), object())
