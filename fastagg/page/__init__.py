@@ -91,14 +91,13 @@ def lines(
         log_x: the keys of ``xs`` whose axis is logarithmic.
         log_y: whether the y axis is logarithmic.
     """
-    data = {"kind": "lines", "title": title, "y": y, "xs": dict(xs), "series": list(series), "target": target}
-    return _picture(data | {"logX": list(log_x), "logY": log_y, "colours": COLOURS})
-
-
-def ratios(title: str, axis: str, bars: Sequence[Mapping[str, Any]]) -> str:
-    """Return a picture of ratios around 1 on a logarithmic axis. Each bar has ``name``, ``value``, ``low``,
-    ``high``."""
-    return _picture({"kind": "ratios", "title": title, "x": axis, "bars": list(bars), "colours": COLOURS})
+    data = {
+        "title": title, "y": y, "xs": dict(xs), "series": list(series), "target": target, "logX": list(log_x),
+        "logY": log_y, "colours": COLOURS,
+    }  # fmt: skip
+    # "</" would end the script element, but JSON may write it differently. JSON has no NaN.
+    written = json.dumps(_finite(data), allow_nan=False).replace("</", "<\\/")
+    return f'<figure class="picture"><script type="application/json">{written}</script></figure>'
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
@@ -112,12 +111,6 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         else:
             rows.append((prefix + name, str(value)))
     return rows
-
-
-def _picture(data: dict[str, Any]) -> str:
-    # "</" would end the script element, but JSON may write it differently. JSON has no NaN.
-    written = json.dumps(_finite(data), allow_nan=False).replace("</", "<\\/")
-    return f'<figure class="picture"><script type="application/json">{written}</script></figure>'
 
 
 def _finite(value: Any) -> Any:

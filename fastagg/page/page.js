@@ -152,34 +152,8 @@
     draw();
   }
 
-  function drawRatios(figure, data) {
-    const row = 26, left = phone ? 200 : 250, height = TOP + row * data.bars.length + BOTTOM;
-    const svg = make("svg", { viewBox: `0 0 ${W} ${height}`, role: "img", "aria-label": data.title }, figure);
-    make("text", { x: 0, y: 18, class: "title" }, svg, data.title);
-    const all = data.bars.flatMap((bar) => [bar.low, bar.high, 1]);
-    const low = Math.min(...all) / 1.15, high = Math.max(...all) * 1.15;
-    const px = scale(low, high, left, W - 60, true), bottom = height - BOTTOM;
-    for (const x of ticks(low, high, true, phone ? 4 : 8)) {
-      make("line", { x1: px(x), x2: px(x), y1: TOP, y2: bottom, class: "grid" }, svg);
-      make("text", { x: px(x), y: bottom + 17, "text-anchor": "middle" }, svg, short(x));
-    }
-    data.bars.forEach((bar, index) => {
-      const y = TOP + row * index + row / 2, wins = bar.value >= 1;
-      make("text", { x: left - 10, y: y + 4, "text-anchor": "end" }, svg, bar.name);
-      const box = make("rect", { x: Math.min(px(1), px(bar.value)), width: Math.abs(px(bar.value) - px(1)), y: y - 7,
-        height: 14, fill: data.colours[wins ? 0 : 1], class: "series" }, svg);
-      make("title", {}, box, `${bar.name}: ${short(bar.value)} (${short(bar.low)} to ${short(bar.high)})`);
-      make("line", { x1: px(bar.low), x2: px(bar.high), y1: y, y2: y, class: "axis" }, svg);
-      make("text", { x: Math.max(px(bar.value), px(bar.high), px(1)) + 6, y: y + 4 }, svg, short(bar.value));
-    });
-    make("line", { x1: px(1), x2: px(1), y1: TOP, y2: bottom, class: "axis" }, svg);
-    make("text", { x: (left + W - 60) / 2, y: height - 8, "text-anchor": "middle" }, svg, data.x);
-  }
-
-  for (const figure of document.querySelectorAll("figure.picture")) {
-    const data = JSON.parse(figure.querySelector("script").textContent);
-    (data.kind === "ratios" ? drawRatios : drawLines)(figure, data);
-  }
+  for (const figure of document.querySelectorAll("figure.picture"))
+    drawLines(figure, JSON.parse(figure.querySelector("script").textContent));
   for (const table of document.querySelectorAll("table.sortable")) {
     table.querySelectorAll("th").forEach((heading, column) => heading.addEventListener("click", () => {
       const down = heading.dataset.order !== "down";

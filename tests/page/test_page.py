@@ -29,7 +29,6 @@ BLOCKS = [
     page.table(Sheet("T & U", ["method", "accuracy"], [["<b>bold</b>", "9.5"], ["other", "10.5"]], "What it is.")),
     page.lines("Accuracy", "accuracy (%)", {"time": "virtual time"}, SERIES, target=95.0),
     page.lines("Delays", "share", {"time": "delay"}, SERIES, log_x=["time"], log_y=True),
-    page.ratios("Ratios", "times", [{"name": "a", "value": 2.0, "low": 1.5, "high": 3.0}]),
     page.settings("Settings", {"a": {"b": [1, 2]}, "c": None}),
     page.text("config.toml", 'name = "<x>"'),
 ]
@@ -61,9 +60,10 @@ def test_the_numbers_stand_in_the_page() -> None:
 
 
 def test_what_is_not_finite_becomes_null() -> None:
-    block = page.ratios("t", "x", [{"name": "a", "value": math.nan, "low": math.inf, "high": 1.0}])
-    (bar,) = json.loads(re.findall(r"json\">(.*?)</script>", block)[0])["bars"]
-    assert (bar["value"], bar["low"], bar["high"]) == (None, None, 1.0)
+    points = {"time": {"x": [0, 1], "y": [math.nan, 1.0]}}
+    block = page.lines("t", "y", {"time": "x"}, [{"name": "a", "points": points}])
+    (line,) = json.loads(re.findall(r"json\">(.*?)</script>", block)[0])["series"]
+    assert line["points"]["time"]["y"] == [None, 1.0]
 
 
 def test_nested_settings_become_dotted_names() -> None:
@@ -84,9 +84,8 @@ def test_a_browser_draws_it(tmp_path: Path) -> None:
     )  # fmt: skip
     seen = done.stdout
     assert 'data-drawn="yes"' in seen  # the script ran to its end
-    assert seen.count("<svg") == 3
+    assert seen.count("<svg") == 2
     assert len(re.findall(r"<polyline[^>]*class=\"series\"", seen)) == 4
-    assert len(re.findall(r"<rect[^>]*class=\"series\"", seen)) == 1
     assert seen.count("<polygon") == 2  # the band, in both pictures
     assert not re.search(r"NaN|undefined|Infinity", seen.split("<script>")[0])
     ends = re.findall(r'<polyline points="([^"]+)"', seen)[0].split()
