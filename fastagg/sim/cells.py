@@ -55,11 +55,7 @@ def run_cells(
     engines.check(engine, jobs)
     if engine == "here":
         with on_ctrl_c() as asked:
-
-            def stop() -> bool:
-                return bool(asked)
-
-            return dict(_run(cells, out, watcher, replace, stop, stop))
+            return dict(_run(cells, out, watcher, replace, asked.is_set, asked.is_set))
     with closing(engines.start(engine, jobs, _begin, fresh=True)) as workers:
         return _side_by_side(cells, out.absolute(), workers, watcher, replace)
 
@@ -183,7 +179,7 @@ def _side_by_side(
 
     with on_ctrl_c() as asked:
         while waiting or at_work:
-            if asked:
+            if asked.is_set():
                 workers.stop()
                 waiting.clear()
             while waiting and len(at_work) < workers.count:
@@ -200,10 +196,10 @@ def _side_by_side(
                     bundle.heard(event.value)
                 elif event.kind == "failed":
                     bundle.fail(event.value.message)
-                elif asked or len(bundle.left()) == 1:
+                elif asked.is_set() or len(bundle.left()) == 1:
                     bundle.fail(event.value)
                 # What a lost process leaves goes on alone, so that a crash takes only its own cell.
-                waiting.extend([cell] for cell in bundle.left() if not asked)
+                waiting.extend([cell] for cell in bundle.left() if not asked.is_set())
     return outcomes
 
 

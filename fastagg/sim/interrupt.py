@@ -9,38 +9,25 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-class StopRequest:
-    """True once the user has asked to stop."""
-
-    def __init__(self) -> None:
-        self._asked = False
-
-    def __bool__(self) -> bool:
-        return self._asked
-
-    def ask(self) -> None:
-        self._asked = True
-
-
 @contextmanager
-def on_ctrl_c() -> Iterator[StopRequest]:
-    """Turn the first ctrl-C inside the block into a StopRequest; a second one interrupts at once, as usual.
+def on_ctrl_c() -> Iterator[threading.Event]:
+    """Have the first ctrl-C inside the block set the event; a second one interrupts at once, as usual.
 
-    Outside the main thread, where Python delivers no signals, the request simply stays false.
+    Outside the main thread, where Python delivers no signals, it is never set.
     """
-    request = StopRequest()
+    asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield request
+        yield asked
         return
     previous = signal.getsignal(signal.SIGINT)
 
     def handler(number: int, frame: FrameType | None) -> None:
-        request.ask()
+        asked.set()
         signal.signal(signal.SIGINT, previous)
 
     signal.signal(signal.SIGINT, handler)
     try:
-        yield request
+        yield asked
     finally:
         signal.signal(signal.SIGINT, previous)
 

@@ -123,39 +123,23 @@ def _write_png(figure: Figure, path: Path) -> None:
     Image.fromarray(pixels).save(path, format="png", dpi=(DPI, DPI), compress_level=1)
 
 
-def accuracy_over_time(results: Sequence[Result], path: Path, title: str = "") -> None:
-    """Write a picture of test accuracy over virtual time, one line per run (a PNG has 1000 x 640 pixels)."""
-    save(accuracy_figure(results, title), path)
-
-
-def accuracy_figure(results: Sequence[Result], title: str = "") -> Figure:
-    """Draw test accuracy over virtual time. The title of a single run is its recipe's purpose.
-
-    If the delay models have different units, virtual times cannot be compared. Then the x axis is client updates
-    received.
-    """
-    units = {result.unit for result in results}
-    timed = len(units) == 1
+def accuracy_figure(result: Result) -> Figure:
+    """Draw a run's test accuracy over virtual time, below its recipe's purpose (a PNG has 1000 x 640 pixels)."""
     width, height = 5.0, 3.2
     figure = Figure(figsize=(width, height))
     axes = figure.add_subplot()
-    shown = []
-    longest = max(row.time for result in results for row in result.rows)
-    factor, label = time_scale(longest, units.pop()) if timed else (1.0, "client updates received")
-    for number, result in enumerate(results):
-        x = [factor * row.time if timed else row.uploads for row in result.rows]
-        shown.append(np.array([100 * row.accuracy for row in result.rows]))
-        axes.plot(x, shown[-1], label=result.label, markevery=marks(number, len(x), len(results)), **look(number))
-    targets = {result.config.run.target for result in results}
-    target = targets.pop() if len(targets) == 1 else None
-    if target is not None:
-        goal(axes, target)
+    factor, label = time_scale(max(row.time for row in result.rows), result.unit)
+    x = [factor * row.time for row in result.rows]
+    shown = np.array([100 * row.accuracy for row in result.rows])
+    axes.plot(x, shown, label=result.label, markevery=marks(0, len(x)), **look(0))
+    target = result.config.run.target
+    goal(axes, target)
     axes.set_xlabel(label)
     axes.set_ylabel("test accuracy (%)")
-    whole(axes, shown, None if target is None else 100 * target)
+    whole(axes, [shown], 100 * target)
     axes.set_xlim(left=0)
     tidy(axes)
-    heading = textwrap.fill(title or (results[0].config.about if len(results) == 1 else ""), _LETTERS)
+    heading = textwrap.fill(result.config.about, _LETTERS)
     axes.set_title(heading, fontsize=TEXT)
     # Room for the text, in inches. Every run has this picture, and matplotlib takes as long to measure text as to draw.
     below = 0.48 + 0.185 * legend_below(figure, axes)

@@ -355,7 +355,7 @@ def run(
     with on_ctrl_c() as asked:
         going = running(
             config, out, progress, stacks, data=data, model=model, trackers=trackers, resume=resume,
-            stop=lambda: bool(asked) or stop(), picture=picture, engine=engine, workers=workers,
+            stop=lambda: asked.is_set() or stop(), picture=picture, engine=engine, workers=workers,
         )  # fmt: skip
         return alone(going, stacks, config.run.torch_threads)
 
@@ -469,7 +469,7 @@ def _write(out: Path, result: Result, simulation: Simulation, picture: str) -> N
     try:
         output.write_text(out / "metrics.csv", output.metrics_csv(result.rows))
         output.write_text(out / "delays.csv", output.delays_csv(result.delays))
-        plots.accuracy_over_time([result], out / f"accuracy.{picture}")
+        plots.save(plots.accuracy_figure(result), out / f"accuracy.{picture}")
         groups = grouped([(Cell(result.config), result)])
         output.write_text(
             out / "report.html", pages.comparison_page(groups, findings.find(groups), result.config.about)

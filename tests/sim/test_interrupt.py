@@ -17,9 +17,9 @@ def usual_handler():
 def test_the_first_ctrl_c_asks_and_the_second_interrupts():
     before = signal.getsignal(signal.SIGINT)
     with on_ctrl_c() as stop:
-        assert not stop
+        assert not stop.is_set()
         signal.raise_signal(signal.SIGINT)
-        assert stop
+        assert stop.is_set()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
@@ -37,7 +37,7 @@ def test_other_threads_run_without_a_handler():
 
     def work():
         with on_ctrl_c() as stop:
-            seen.append(bool(stop))
+            seen.append(stop.is_set())
 
     thread = threading.Thread(target=work)
     thread.start()

@@ -4,43 +4,40 @@ import pytest
 
 from fastagg.errors import ConfigError
 from fastagg.sim.metrics import Row
-from fastagg.sim.plots import accuracy_figure, accuracy_over_time, check_format, look, marks, time_scale
+from fastagg.sim.plots import accuracy_figure, check_format, look, marks, save, time_scale
 from fastagg.sim.result import Result
 
 
 @pytest.fixture
-def results(tiny):
-    def result(label, unit, *accuracies):
+def drawn(tiny):
+    def drawn(about="What it is about.", unit="10 s", target=0.9, accuracies=(0.1, 0.5, 0.9)):
         rows = [Row(k, 10.0 * k, 5 * k, a, 1.0, 0.0, 0) for k, a in enumerate(accuracies)]
-        return Result(tiny({"label": label, "about": "What it is about."}), rows, {}, unit)
+        config = tiny({"label": "First", "about": about, "run.target": target})
+        return accuracy_figure(Result(config, rows, {}, unit))
 
-    return [result("First", "10 s", 0.1, 0.5, 0.9), result("Second", "10 s", 0.1, 0.3, 0.4)]
+    return drawn
 
 
-def test_every_run_is_a_line_in_percent_over_virtual_time(results):
-    figure = accuracy_figure(results, "Title")
+def test_a_run_is_a_line_in_percent_over_virtual_time(drawn):
+    figure = drawn()
     axes = figure.axes[0]
     lines = {line.get_label(): line for line in axes.get_lines()}
-    assert list(lines) == ["First", "Second", "target 90%"]
+    assert list(lines) == ["First", "target 90%"]
     assert list(lines["First"].get_xdata()) == pytest.approx([0.0, 100 / 60, 200 / 60])
     assert list(lines["First"].get_ydata()) == [10.0, 50.0, 90.0]
-    assert lines["First"].get_color() != lines["Second"].get_color()
     assert [text.get_text() for text in figure.legends[0].get_texts()] == list(lines)
 
 
-def test_axes_are_labelled_with_their_units(results, tiny):
-    axes = accuracy_figure(results, "Title").axes[0]
+def test_axes_are_labelled_with_their_units(drawn):
+    axes = drawn().axes[0]
     assert axes.get_xlabel() == "virtual time (minutes)"
     assert axes.get_ylabel() == "test accuracy (%)"
-    assert axes.get_title() == "Title"
-    other = Result(results[0].config, results[0].rows, {}, "update")
-    single = accuracy_figure([other]).axes[0]
-    assert single.get_xlabel() == "virtual time (updates)"
-    assert single.get_title() == "What it is about."
+    assert axes.get_title() == "What it is about."
+    assert drawn(unit="update").axes[0].get_xlabel() == "virtual time (updates)"
 
 
-def test_a_long_title_stays_inside_the_picture_and_off_the_axes(results):
-    figure = accuracy_figure(results, "A rather long title about many clients and their delays " * 4)
+def test_a_long_title_stays_inside_the_picture_and_off_the_axes(drawn):
+    figure = drawn("A rather long title about many clients and their delays " * 4)
     figure.draw_without_rendering()
     axes = figure.axes[0]
     box = axes.title.get_window_extent()
@@ -50,38 +47,29 @@ def test_a_long_title_stays_inside_the_picture_and_off_the_axes(results):
     assert box.y0 >= axes.get_window_extent().y1
 
 
-def test_the_legend_lies_below_the_axes(results):
-    figure = accuracy_figure(results * 6)
+def test_the_legend_lies_below_the_axes(drawn):
+    figure = drawn()
     figure.draw_without_rendering()
     legend, axes = figure.legends[0].get_window_extent(), figure.axes[0].get_tightbbox()
     assert legend.y0 >= 0
     assert legend.y1 <= axes.y0
 
 
-def test_runs_with_different_time_units_are_drawn_over_uploads(results):
-    other = Result(results[0].config, results[0].rows, {}, "update")
-    axes = accuracy_figure([results[0], other]).axes[0]
-    assert axes.get_xlabel() == "client updates received"
-    assert list(axes.get_lines()[0].get_xdata()) == [0, 5, 10]
-
-
-def test_many_runs_have_distinct_looks(results):
-    figure = accuracy_figure(results * 10)
-    lines = figure.axes[0].get_lines()[:20]
-    looks = {(line.get_color(), line.get_marker(), str(line._dash_pattern)) for line in lines}
+def test_many_lines_have_distinct_looks():
+    looks = {(look(n)["color"], look(n)["marker"], str(look(n)["linestyle"])) for n in range(20)}
     assert len(looks) == 20
 
 
-def test_the_file_is_a_png_of_the_promised_size(results, tmp_path):
-    accuracy_over_time(results, tmp_path / "plot.png")
+def test_the_file_is_a_png_of_the_promised_size(drawn, tmp_path):
+    save(drawn(), tmp_path / "plot.png")
     data = (tmp_path / "plot.png").read_bytes()
     assert data.startswith(b"\x89PNG")
     assert struct.unpack(">II", data[16:24]) == (1000, 640)
 
 
 @pytest.mark.parametrize(("suffix", "magic"), [("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")])
-def test_the_suffix_says_the_format(results, tmp_path, suffix, magic):
-    accuracy_over_time(results, tmp_path / f"plot.{suffix}")
+def test_the_suffix_says_the_format(drawn, tmp_path, suffix, magic):
+    save(drawn(), tmp_path / f"plot.{suffix}")
     assert (tmp_path / f"plot.{suffix}").read_bytes().startswith(magic)
 
 
@@ -91,13 +79,11 @@ def test_an_unknown_format_is_refused_by_name():
         check_format("jpeg")
 
 
-def test_accuracy_begins_at_zero_and_ends_above_every_point(results):
-    low, high = accuracy_figure(results).axes[0].get_ylim()
+def test_accuracy_begins_at_zero_and_ends_above_every_point(drawn):
+    low, high = drawn().axes[0].get_ylim()
     assert low == 0 and 90 < high <= 100.5
-    config = results[0].config
-    low_goal = config.model_copy(update={"run": config.run.model_copy(update={"target": 0.3})})
-    small = Result(low_goal, results[1].rows, {}, "10 s")
-    assert 40 < accuracy_figure([small]).axes[0].get_ylim()[1] < 50  # what learns little fills its picture, too
+    small = drawn(target=0.3, accuracies=(0.1, 0.3, 0.4))
+    assert 40 < small.axes[0].get_ylim()[1] < 50  # what learns little fills its picture, too
 
 
 @pytest.mark.parametrize(
