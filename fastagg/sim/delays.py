@@ -46,7 +46,21 @@ class Stateless:
         pass
 
 
-class ThreeClass(Stateless):
+class Classes(Stateless):
+    """A client's dispatches take uniform times from the range of its class, in units of 10 s."""
+
+    unit = "10 s"
+    classes: np.ndarray  # [clients], 0 small, 1 medium, 2 large
+
+    def __init__(self, seed: int, ranges: Sequence[tuple[float, float]]) -> None:
+        self._seed, self._ranges = seed, ranges
+
+    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
+        low, high = self._ranges[self.classes[client]]
+        return low + (high - low) * uniform(self._seed, "delay", client, number)
+
+
+class ThreeClass(Classes):
     """Small, medium and large clients (FADAS Section 6, Table 1).
 
     Each client gets a class once, by the largest component of a Dirichlet([3g, 2g, g]) draw. A smaller ``gamma`` puts
@@ -55,8 +69,6 @@ class ThreeClass(Stateless):
     takes a uniform time from the class's range in ``table`` ("large" worst-case or "mild"), in units of 10 s.
     """
 
-    unit = "10 s"
-
     def __init__(
         self, clients: int, seed: int, table: str = "large", gamma: float = 1.0, counts: Sequence[int] | None = None
     ) -> None:
@@ -64,18 +76,13 @@ class ThreeClass(Stateless):
             raise ConfigError(f"delay table {table!r} is unknown, expected one of {sorted(THREE_CLASS_TABLES)}")
         if not gamma > 0:
             raise ConfigError(f"gamma must be above 0, got {gamma}")
-        self._seed = seed
-        self._ranges = THREE_CLASS_TABLES[table]
+        super().__init__(seed, THREE_CLASS_TABLES[table])
         weights = gamma * np.array([3.0, 2.0, 1.0])
         draws = generator(seed, "delay-class").dirichlet(weights, size=clients)
-        self.classes: np.ndarray = draws.argmax(axis=1)  # [clients], 0 small, 1 medium, 2 large
+        self.classes = draws.argmax(axis=1)
         if counts is not None:
             order = generator(seed, "delay-order").permutation(clients)
             self.classes[order] = np.repeat([0, 1, 2], counts)
-
-    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
-        low, high = self._ranges[self.classes[client]]
-        return low + (high - low) * uniform(self._seed, "delay", client, number)
 
 
 # FedEcho Table 1, in the same form. Short and medium clients are as in FADAS.
@@ -85,7 +92,7 @@ SIZE_TIED_TABLES: dict[str, tuple[tuple[float, float], ...]] = {
 }
 
 
-class SizeTied(Stateless):
+class SizeTied(Classes):
     """Short, medium and long clients by their number of samples (FedEcho Section 5.1, Table 1).
 
     The paper says that the class depends on the number of samples, more strongly for a smaller ``gamma``, and that at
@@ -94,27 +101,20 @@ class SizeTied(Stateless):
     down, is long. Of the others three in five are short, as in FADAS' Dirichlet means.
     """
 
-    unit = "10 s"
-
     def __init__(self, sizes: Sequence[int], seed: int, table: str = "large", gamma: float = 0.0) -> None:
         if table not in SIZE_TIED_TABLES:
             raise ConfigError(f"delay table {table!r} is unknown, expected one of {sorted(SIZE_TIED_TABLES)}")
         if not gamma >= 0:
             raise ConfigError(f"gamma must be at least 0, got {gamma}")
+        super().__init__(seed, SIZE_TIED_TABLES[table])
         clients = len(sizes)
-        self._seed = seed
-        self._ranges = SIZE_TIED_TABLES[table]
         draws = generator(seed, "delay-size").random(clients)
         ranks = np.lexsort((draws, np.asarray(sizes))).argsort()  # clients with the same size are in random order
         order = np.argsort(ranks / clients + gamma * generator(seed, "delay-class").random(clients), kind="stable")
         long = clients // 10
         short = round(0.6 * (clients - long))
-        self.classes = np.empty(clients, dtype=np.int64)  # [clients], 0 short, 1 medium, 2 long
+        self.classes = np.empty(clients, dtype=np.int64)
         self.classes[order] = np.repeat([0, 1, 2], [short, clients - long - short, long])
-
-    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
-        low, high = self._ranges[self.classes[client]]
-        return low + (high - low) * uniform(self._seed, "delay", client, number)
 
 
 class Exponential(Stateless):
@@ -162,16 +162,11 @@ class Measured(Stateless):
         return own[below(len(own), self._seed, "delay", client, number)]
 
 
-class PerStep:
-    """The times of ``delays`` are for ``reference`` local steps. Other numbers of steps take proportional time."""
+class Around:
+    """A model that changes the times of ``delays``."""
 
-    def __init__(self, delays: DelayModel, reference: int) -> None:
-        self.unit = delays.unit
-        self._delays = delays
-        self._reference = reference
-
-    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
-        return self._delays.duration(client, number, steps, now) * steps / self._reference
+    def __init__(self, delays: DelayModel) -> None:
+        self.unit, self._delays = delays.unit, delays
 
     def state_dict(self) -> dict[str, Any]:
         return self._delays.state_dict()
@@ -180,7 +175,18 @@ class PerStep:
         self._delays.load_state_dict(state)
 
 
-class Transmission:
+class PerStep(Around):
+    """The times of ``delays`` are for ``reference`` local steps. Other numbers of steps take proportional time."""
+
+    def __init__(self, delays: DelayModel, reference: int) -> None:
+        super().__init__(delays)
+        self._reference = reference
+
+    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
+        return self._delays.duration(client, number, steps, now) * steps / self._reference
+
+
+class Transmission(Around):
     """The time to send the model and the answer: size over speed, times a normal factor (AsyncFedED, B.2).
 
     It is added to ``delays``, in the same unit. ``down`` and ``up`` are the times at the mean speed. The paper says
@@ -197,8 +203,7 @@ class Transmission:
             raise ConfigError(
                 f"transmission times, their jitter and spread must be at least 0, got {down}, {up}, {jitter}, {spread}"
             )
-        self.unit = delays.unit
-        self._delays = delays
+        super().__init__(delays)
         self._seed = seed
         self._mean = down + up
         self._jitter = jitter
@@ -210,14 +215,8 @@ class Transmission:
         mean = self._mean * (float(self._factors[client]) if len(self._factors) else 1.0)
         return self._delays.duration(client, number, steps, now) + mean * max(0.0, float(coefficient))
 
-    def state_dict(self) -> dict[str, Any]:
-        return self._delays.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._delays.load_state_dict(state)
-
-
-class Suspension:
+class Suspension(Around):
     """With probability ``share`` a client hangs before it trains (AsyncFedED, B.2). The time is added to ``delays``.
 
     The time is uniform from 0 to the longest training so far, without hangs ("its maximum hang time is the longest
@@ -228,8 +227,7 @@ class Suspension:
     def __init__(self, delays: DelayModel, seed: int, share: float) -> None:
         if not 0 <= share < 1:
             raise ConfigError(f"the probability of a suspension must be in [0, 1), got {share}")
-        self.unit = delays.unit
-        self._delays = delays
+        super().__init__(delays)
         self._seed = seed
         self._share = share
         self._longest = 0.0
