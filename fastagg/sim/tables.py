@@ -132,19 +132,10 @@ class Table:
 
     name: str
     title: str
-    source: str
     measure: str
     scale: float
     cells: tuple[Cell, ...]
     claims: tuple[Claim, ...] = ()
-
-    @property
-    def methods(self) -> list[str]:
-        return list(dict.fromkeys(cell.method for cell in self.cells))
-
-    @property
-    def settings(self) -> list[str]:
-        return list(dict.fromkeys(cell.setting for cell in self.cells))
 
 
 def names() -> list[str]:
@@ -177,7 +168,7 @@ def load(name_or_path: str) -> Table:
             cells.append(Cell(method, setting, values, tuple(file.paper.values.get(method, {}).get(setting, ()))))
     sides = {(cell.method, cell.setting) for cell in cells}
     claims = tuple(_claim(claim, sides, name) for claim in file.claims)
-    return Table(name, file.title, file.source, file.paper.measure, file.paper.scale, tuple(cells), claims)
+    return Table(name, file.title, file.paper.measure, file.paper.scale, tuple(cells), claims)
 
 
 def _claim(claim: _Claim, sides: set[tuple[str, str]], where: str) -> Claim:
@@ -188,11 +179,6 @@ def _claim(claim: _Claim, sides: set[tuple[str, str]], where: str) -> Claim:
                 f"{where}: the claim {claim.text!r} is about {', '.join(side)}, which is not in the table"
             )
     return Claim(claim.text, both[0], both[1], claim.measure, claim.scale, claim.less)
-
-
-def expand(name_or_path: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return the cells of a table as pairs of a label and a recipe (a dict for ``config.from_dict``)."""
-    return [(cell.label, deepcopy(cell.values)) for cell in load(name_or_path).cells]
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,8 @@ class Classifier(nn.Module):
         return self.model(input_ids=tokens, attention_mask=mask).logits
 
 
-class Writer(nn.Module):
+class Writer(Classifier):
     """A transformers model that takes tokens [batch, length] and returns logits [batch, length, vocabulary]."""
-
-    def __init__(self, model: nn.Module, padding: int | None) -> None:
-        super().__init__()
-        self.model = model
-        self._padding = padding
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         # No mask is needed: causal attention ignores later tokens, and padding comes last.
