@@ -10,7 +10,7 @@ import sys
 import warnings
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastagg import _checks, registry
 
@@ -33,7 +33,7 @@ _RENAMED = {
 }
 
 
-def _renamed(name: str) -> Any:
+def _renamed(name: str) -> object:
     now, why = _RENAMED[name]
     warnings.warn(f"fastagg.{name} is deprecated: {why}; write fastagg.{now}", DeprecationWarning, stacklevel=3)
     return globals()[now]
@@ -43,7 +43,7 @@ registry.filled_by(_import_everything)
 
 if not TYPE_CHECKING:  # a type checker that sees this function would accept every misspelt name
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if not name.startswith("__") or name in ("__all__", "__version__"):
             # `from fastagg import ops` calls this first. Inside the package it must import only ops, because the rest
             # may be half imported at that moment.

@@ -6,8 +6,8 @@ import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
+from fastagg._types import Plain
 from fastagg.errors import ConfigError
 
 try:
@@ -66,7 +66,7 @@ def set_isa(name: str) -> None:
         raise ConfigError(f"instruction set {name!r} is not available here; choose one of {', '.join(usable)}")
 
 
-def build_info() -> dict[str, Any]:
+def build_info() -> Plain:
     """Return what was compiled and what runs here.
 
     Returns:

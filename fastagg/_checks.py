@@ -8,8 +8,8 @@ import reprlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
+from fastagg._types import Arrays
 from fastagg.errors import ConfigError
 
 _LARGEST = 3.4e38  # of float32, in which kernels compute
@@ -36,7 +36,7 @@ class _Short(reprlib.Repr):
         self.maxstring = self.maxother = self.maxlong = 80
         self.maxdict = self.maxlist = self.maxtuple = 3
 
-    def repr_instance(self, value: Any, level: int) -> str:
+    def repr_instance(self, value: Arrays, level: int) -> str:
         if isinstance(value, type):
             return f"the class {value.__name__}"
         if hasattr(value, "named_parameters"):
@@ -46,12 +46,12 @@ class _Short(reprlib.Repr):
         return self.repr_dict(dict(value), level) if isinstance(value, Mapping) else super().repr_instance(value, level)
 
 
-def wrong(name: str, expected: str, value: Any, do: str = "") -> str:
+def wrong(name: str, expected: str, value: object, do: str = "") -> str:
     """Return the sentence of a refusal. ``do``: what to do about it, with the line to type if there is one."""
     return f"{name}: expected {expected}, got {shown(value)}" + (f"; {do}" if do else "")
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Return a value in a few words on one line."""
     try:
         return " ".join(_Short().repr(value).split())
@@ -59,7 +59,7 @@ def shown(value: Any) -> str:
         return f"an object of type {type(value).__name__}"
 
 
-def no_attribute(owner: Any, name: str) -> AttributeError:
+def no_attribute(owner: object, name: str) -> AttributeError:
     """Return the error about an attribute that an object of ours, or the package itself, does not have."""
     what, near = f"{type(owner).__name__!r} object", ""
     if not name.startswith("_"):
@@ -70,36 +70,40 @@ def no_attribute(owner: Any, name: str) -> AttributeError:
     return AttributeError(f"{what} has no attribute {name!r}{near}", name=name, obj=None)
 
 
-def number(name: str, value: Any, *, above: float | None = None, least: float | None = None) -> float:
+def number(name: str, value: object, *, above: float | None = None, least: float | None = None) -> float:
     """Return ``value`` if it is a number that is finite in float32, ``> above`` and ``>= least`` if these are given."""
     bound = (
         ""
         if above is None and least is None
         else f" {'>' if least is None else '>='} " + str(above if least is None else least)
     )
-    bad = isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _LARGEST
-    if bad or (above is not None and value <= above) or (least is not None and value < least):
-        raise ConfigError(wrong(name, f"a finite float32 number{bound}", value, _in_python(name, value, float)))
-    return float(value)
+    if (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and abs(value) <= _LARGEST
+        and (above is None or value > above)
+        and (least is None or value >= least)
+    ):
+        return float(value)
+    raise ConfigError(wrong(name, f"a finite float32 number{bound}", value, _in_python(name, value, float)))
 
 
-def whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:
+def whole(name: str, value: object, *, least: int, most: int | None = None) -> int:
     """Return ``value`` if it is a whole number ``>= least``, and ``<= most`` if this is given."""
-    bad = isinstance(value, bool) or not isinstance(value, int) or value < least
-    if bad or (most is not None and value > most):
-        bound = f">= {least}" if most is None else f"in {least}..{most}"
-        raise ConfigError(wrong(name, f"a whole number {bound}", value, _in_python(name, value, int)))
-    return value
+    if isinstance(value, int) and not isinstance(value, bool) and least <= value and (most is None or value <= most):
+        return value
+    bound = f">= {least}" if most is None else f"in {least}..{most}"
+    raise ConfigError(wrong(name, f"a whole number {bound}", value, _in_python(name, value, int)))
 
 
-def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
+def one_of(name: str, value: object, choices: tuple[str, ...]) -> str:
     """Return ``value`` if it is one of ``choices``."""
     if not isinstance(value, str) or value not in choices:
         raise ConfigError(wrong(name, f"one of {', '.join(map(repr, choices))}", value) + meant(value, choices))
     return value
 
 
-def path(name: str, value: Any) -> Path:
+def path(name: str, value: object) -> Path:
     """Return ``value`` as a path."""
     if not isinstance(value, (str, os.PathLike)):
         raise ConfigError(wrong(name, "a path: a str or a pathlib.Path", value))
@@ -112,13 +116,13 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     return f"unknown {what} {name!r}" + (meant(name, known) or f"; known: {', '.join(known)}")
 
 
-def meant(name: Any, known: Iterable[str]) -> str:
+def meant(name: object, known: Iterable[str]) -> str:
     """Return ``; did you mean 'scaled'?`` for ``'scald'``; an empty text if no known name is near."""
     near = nearest(name, known)
     return f"; did you mean {near!r}?" if near else ""
 
 
-def nearest(name: Any, known: Iterable[str]) -> str | None:
+def nearest(name: object, known: Iterable[str]) -> str | None:
     """Return the known name that was probably meant."""
     if not isinstance(name, str):
         return None
@@ -130,7 +134,7 @@ def nearest(name: Any, known: Iterable[str]) -> str | None:
     return by_lower[near[0]] if near else None
 
 
-def _in_python(name: str, value: Any, kind: type) -> str:
+def _in_python(name: str, value: object, kind: type) -> str:
     """Return what to write, if ``value`` is a number, but not one of Python's."""
     try:
         if isinstance(value, str):

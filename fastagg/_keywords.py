@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import cache, wraps
-from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args, get_type_hints
+from typing import NamedTuple, ParamSpec, TypeVar, get_args, get_type_hints
 
 from fastagg import _checks
 from fastagg.errors import WrongArguments
@@ -25,7 +25,7 @@ class Keywords(NamedTuple):
 
 
 @cache
-def of(function: Callable[..., Any]) -> Keywords:
+def of(function: Callable[..., object]) -> Keywords:
     """Return the arguments of ``function``. They are looked up at the first use, not when the package is imported."""
     found = [p for p in inspect.signature(function).parameters.values() if p.name != "self"]
     own = [p for p in found if p.kind is p.KEYWORD_ONLY]
@@ -60,7 +60,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def _wrong(known: Keywords, args: tuple[Any, ...], given: Mapping[str, Any]) -> tuple[str, str] | None:
+def _wrong(known: Keywords, args: tuple[object, ...], given: Mapping[str, object]) -> tuple[str, str] | None:
     """Return what is wrong with a call's arguments, and what to write between the brackets."""
     settings, _, named, positional, needed = known
     for key in given:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+
+from fastagg._types import Plain
 
 
-def facts() -> dict[str, Any]:
+def facts() -> Plain:
     """Return package, Python, torch, system, processor, threads and tuning, as plain data for JSON."""
     import torch
 

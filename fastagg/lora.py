@@ -17,7 +17,6 @@ and averages only adapters. There are two ways to let clients have different ran
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ from fastagg.storage.pieces import as_tensor
 _A, _B, _PEFT = ".lora_A.weight", ".lora_B.weight", "base_model.model."
 
 
-def cut(adapters: Mapping[str, Any], rank: int) -> dict[str, Tensor]:
+def cut(adapters: Mapping[str, object], rank: int) -> dict[str, Tensor]:
     """Return the part of the server's adapters that a client of a smaller rank trains: the first rows of A, columns of
     B.
 
@@ -54,7 +53,7 @@ def cut(adapters: Mapping[str, Any], rank: int) -> dict[str, Tensor]:
     return found
 
 
-def padded(adapters: Mapping[str, Any], rank: int) -> dict[str, Tensor]:
+def padded(adapters: Mapping[str, object], rank: int) -> dict[str, Tensor]:
     """Pad a client's adapters with zeros to the server's ``rank``. Their product stays the same.
 
     Raises:
@@ -78,7 +77,7 @@ def padded(adapters: Mapping[str, Any], rank: int) -> dict[str, Tensor]:
 
 
 def products(
-    adapters: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], scale: float = 1.0
+    adapters: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]], scale: float = 1.0
 ) -> dict[str, Tensor]:
     """Return the update of the adapters: ``scale * B A`` for every adapted weight, fp32, and zeros for the others.
 

@@ -22,7 +22,7 @@ the client was sent. ``x`` is the model, ``s`` the version that an update starte
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from fastagg import _checks
 from fastagg.distill import Distillation
@@ -63,7 +63,7 @@ from fastagg.storage.tiered import Tiered
 
 
 @preset
-def FedBuff(params: Any, *, lr: float = 1.0, buffer_size: int = 10, **server: Unpack[ServerSettings]) -> Server:
+def FedBuff(params: object, *, lr: float = 1.0, buffer_size: int = 10, **server: Unpack[ServerSettings]) -> Server:
     """Buffered asynchronous aggregation: ``x <- x + lr * mean(Delta_i)`` over every M updates.
 
     Nguyen et al. 2022, without differential privacy; the ACE paper, Algorithm a.2.
@@ -81,7 +81,7 @@ def FedBuff(params: Any, *, lr: float = 1.0, buffer_size: int = 10, **server: Un
 
 @preset
 def FADAS(
-    params: Any,
+    params: object,
     *,
     lr: float = 1e-3,
     buffer_size: int = 5,
@@ -119,7 +119,7 @@ def FADAS(
 
 @preset
 def FedAsync(
-    params: Any,
+    params: object,
     *,
     alpha: float = 0.6,
     policy: Policy = "polynomial",
@@ -157,7 +157,7 @@ def FedAsync(
 
 
 @preset
-def ASGD(params: Any, *, lr: float, **server: Unpack[ServerSettings]) -> Server:
+def ASGD(params: object, *, lr: float, **server: Unpack[ServerSettings]) -> Server:
     """Vanilla asynchronous SGD: ``x <- x - lr*g_i`` at every update.
 
     Example:
@@ -172,7 +172,7 @@ def ASGD(params: Any, *, lr: float, **server: Unpack[ServerSettings]) -> Server:
 
 @preset
 def DelayAdaptiveASGD(
-    params: Any,
+    params: object,
     *,
     lr: float,
     delay_threshold: float,
@@ -204,7 +204,7 @@ def DelayAdaptiveASGD(
 
 @preset
 def ACE(
-    params: Any,
+    params: object,
     *,
     lr: float,
     num_clients: int,
@@ -246,7 +246,7 @@ def ACE(
 
 @preset
 def ACED(
-    params: Any,
+    params: object,
     *,
     lr: float,
     num_clients: int,
@@ -279,7 +279,7 @@ def ACED(
 
 @preset
 def CA2FL(
-    params: Any,
+    params: object,
     *,
     num_clients: int,
     buffer_size: int = 10,
@@ -309,7 +309,7 @@ def CA2FL(
 
 @preset
 def AsyncFedED(
-    params: Any,
+    params: object,
     *,
     lam: float,
     eps: float,
@@ -344,7 +344,7 @@ def AsyncFedED(
 
 @preset
 def FedEcho(
-    params: Any,
+    params: object,
     *,
     distill: Distillation,
     num_clients: int,
@@ -380,7 +380,7 @@ def FedEcho(
 
 @preset
 def FedAC(
-    params: Any,
+    params: object,
     *,
     lr: float,
     buffer_size: int = 10,
@@ -404,7 +404,7 @@ def FedAC(
     return Server(params, CosineBuffer(buffer_size), Lookahead(lr, betas, eps, moments=moments), **server)
 
 
-def _synchronous(params: Any, clients_per_round: int | None, optimizer: Optimizer, server: ServerSettings) -> Server:
+def _synchronous(params: object, clients_per_round: int | None, optimizer: Optimizer, server: ServerSettings) -> Server:
     if clients_per_round is not None:
         _checks.whole("clients_per_round", clients_per_round, least=1)
     return Server(params, Cohort(clients_per_round), optimizer, **server)
@@ -412,7 +412,7 @@ def _synchronous(params: Any, clients_per_round: int | None, optimizer: Optimize
 
 @preset
 def FedAvg(
-    params: Any,
+    params: object,
     *,
     clients_per_round: int | None,
     lr: float = 1.0,
@@ -440,7 +440,7 @@ def FedAvg(
 
 @preset
 def FedProx(
-    params: Any,
+    params: object,
     *,
     clients_per_round: int | None,
     lr: float = 1.0,
@@ -458,7 +458,7 @@ def FedProx(
 
 @preset
 def FedAvgM(
-    params: Any,
+    params: object,
     *,
     clients_per_round: int | None,
     lr: float = 1.0,
@@ -480,7 +480,7 @@ def FedAvgM(
 
 @preset
 def FedAdam(
-    params: Any,
+    params: object,
     *,
     clients_per_round: int | None,
     lr: float = 1e-2,
@@ -501,7 +501,7 @@ def FedAdam(
 
 @preset
 def FedYogi(
-    params: Any,
+    params: object,
     *,
     clients_per_round: int | None,
     lr: float = 1e-2,
@@ -524,7 +524,7 @@ def FedYogi(
 
 @preset
 def FedAdagrad(
-    params: Any,
+    params: object,
     *,
     clients_per_round: int | None,
     lr: float = 1e-2,
@@ -544,7 +544,7 @@ def FedAdagrad(
 
 @preset
 def FedAMS(
-    params: Any,
+    params: object,
     *,
     clients_per_round: int | None,
     lr: float = 1e-2,

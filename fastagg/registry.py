@@ -13,20 +13,22 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from fastagg import _checks, _keywords
+from fastagg._types import Plain
 from fastagg.errors import ConfigError, MissingPart
 
 if TYPE_CHECKING:  # the registry must not import parts
     from fastagg.rules.directions import Direction
     from fastagg.rules.optimizers import Optimizer
     from fastagg.rules.staleness import Staleness
+    from fastagg.server.server import Server
 
 P = ParamSpec("P")
-R = TypeVar("R")
+R = TypeVar("R", bound="Server")
 Part = TypeVar("Part", bound="Direction | Optimizer | Staleness")
 
 _bases: dict[str, type] = {}  # kind -> the base class of all parts of this kind
 _parts: dict[tuple[str, str], type] = {}  # (kind, name) -> class
-_presets: dict[str, Callable[..., Any]] = {}
+_presets: dict[str, Callable[..., Server]] = {}
 # functions that import the package's own parts and presets, which register themselves
 _fill: list[Callable[[], None]] = []
 
@@ -99,7 +101,7 @@ def parts(kind: str) -> Mapping[str, type]:
     return {name: part for (of, name), part in _parts.items() if of == kind}
 
 
-def describe(part: Any) -> dict[str, Any]:
+def describe(part: Any) -> Plain:
     """Return a part as plain data: ``{"name": ..., **settings}``. :func:`part` makes the part from it.
 
     Raises:
@@ -113,7 +115,7 @@ def describe(part: Any) -> dict[str, Any]:
     return {"name": name, **settings}
 
 
-def part(kind: str, settings: Mapping[str, Any]) -> Any:
+def part(kind: str, settings: Mapping[str, object]) -> Any:
     """Return the direction, optimizer or staleness policy that :func:`describe` described.
 
     Raises:
@@ -150,7 +152,7 @@ def preset(function: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
-def presets() -> Mapping[str, Callable[..., Any]]:
+def presets() -> Mapping[str, Callable[..., Server]]:
     """Return all algorithms, name to function. Recipes and other frameworks' configurations may use these names."""
     _filled()
     return MappingProxyType(_presets)
@@ -161,7 +163,7 @@ def _filled() -> None:
         fill()
 
 
-def _kind(part: Any) -> str:
+def _kind(part: object) -> str:
     for kind, base in _bases.items():
         if isinstance(part, type) and issubclass(part, base):
             return kind

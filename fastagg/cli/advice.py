@@ -6,7 +6,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,8 @@ from fastagg.cli.screen import show
 
 if TYPE_CHECKING:
     from fastagg.sim.advice import Advice
+    from fastagg.sim.result import Outcome
+    from fastagg.sim.sweep import Cell
 
 
 @command()
@@ -55,11 +57,11 @@ class _Counter:
     def __init__(self) -> None:
         self._live, self._begun, self._said, self._done = sys.stderr.isatty(), time.monotonic(), 0.0, 0
 
-    def started(self, cell: Any) -> None: ...
+    def started(self, cell: Cell) -> None: ...
 
-    def advanced(self, cell: Any, share: float) -> None: ...
+    def advanced(self, cell: Cell, share: float) -> None: ...
 
-    def ended(self, cell: Any, outcome: Any) -> None:
+    def ended(self, cell: Cell, outcome: Outcome) -> None:
         self._done += 1
         passed = time.monotonic() - self._begun
         if self._live or passed - self._said >= 30:

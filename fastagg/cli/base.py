@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from functools import partial
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from fastagg._types import Foreign
 from fastagg.cli.screen import fail
 
 _base = TyperCommand.__mro__[1].__module__.rpartition(".")[0]  # click, or typer's own copy of it
@@ -23,7 +24,7 @@ _errors = import_module(f"{_base}.exceptions")
 class Commands(TyperGroup):
     """Turns the package's own errors, and the operating system's, into one line on stderr and exit code 2."""
 
-    def invoke(self, ctx: Any) -> Any:
+    def invoke(self, ctx: Foreign) -> Foreign:
         from fastagg.errors import FastaggError
 
         try:
@@ -39,10 +40,10 @@ class Commands(TyperGroup):
 class Command(TyperCommand):
     """A command with plain help, and with advice for those who look for a recipe's key among the options."""
 
-    def get_help(self, ctx: Any) -> str:
+    def get_help(self, ctx: Foreign) -> str:
         return super().get_help(ctx).replace("\\[", "[")  # typer escapes for rich, whose markup is off
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Foreign, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
         except _errors.NoSuchOption as error:

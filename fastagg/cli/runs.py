@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fastagg._types import Foreign, Plain
 from fastagg.cli.base import command
 from fastagg.cli.screen import fail, listing, say, show
 
@@ -98,7 +99,7 @@ def run(
     check_folder(out := out or Path("runs") / f"{config.name}-seed{config.seed}")
     if not (resume or replace) and (there := begun(out)):
         fail(f"{out} holds {there}: --resume goes on with it, --replace deletes it, --out takes another folder")
-    settings: dict[str, Any] = {
+    settings: Plain = {
         "resume": "go on" if resume else "never", "picture": check_format(picture),
         "trackers": dict(parse(text) for text in tracker or ()), "engine": engine, "workers": workers,
     }  # fmt: skip
@@ -198,7 +199,7 @@ def _like(
     )
 
 
-def _changes(seed: int | None, data_dir: Path | None, changes: Sequence[str] | None) -> dict[str, Any]:
+def _changes(seed: int | None, data_dir: Path | None, changes: Sequence[str] | None) -> Plain:
     from fastagg.sim.config import parse_change
 
     values = dict(parse_change(text) for text in changes or ())
@@ -209,7 +210,7 @@ def _changes(seed: int | None, data_dir: Path | None, changes: Sequence[str] | N
     return values
 
 
-def _compare(cells: Sequence[Cell], out: Path, **settings: Any) -> None:
+def _compare(cells: Sequence[Cell], out: Path, **settings: Foreign) -> None:
     from fastagg.sim.compare import compare as run_all
     from fastagg.sim.plots import check_format
     from fastagg.sim.progress import CellsBar

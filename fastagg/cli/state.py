@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from fastagg._types import Plain
 from fastagg.cli.base import command
 
 
@@ -34,7 +35,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _lines(found: Plain) -> Iterator[tuple[str, str]]:
     """Yield the report, a name and what there is to say of it at a time."""
     states = found.get("checkpoints", [found])
     for state in [state for state in states if "version" in state][-1:]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from fastagg._types import Plain
 from fastagg.page import flat
 from fastagg.sheet import Sheet
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from fastagg.quick import Measured
 
 
-def pairs_table(title: str, pairs: dict[str, Any]) -> Sheet:
+def pairs_table(title: str, pairs: Plain) -> Sheet:
     """Return a table of names and values. Nested dictionaries become dotted names."""
     return Sheet(title, ("name", "value"), flat(pairs))
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 from torch import nn
 
 from fastagg import _checks, ops
+from fastagg._types import Arrays, Plain
 from fastagg.errors import ConfigError
 
 
@@ -48,7 +48,7 @@ class Distillation:
     """
 
     model: nn.Module
-    unlabelled: Any
+    unlabelled: object
     samples: int | None = 2000
     alpha: float | tuple[float, float] = (0.2, 0.8)
     clip_norm: float | None = 5.0
@@ -60,7 +60,7 @@ class Distillation:
     batch_size: int = 128
     inference_batch_size: int = 500
     shape: tuple[int, ...] | None = None
-    forward: Callable[[nn.Module, Any], Any] | None = field(default=None, repr=False)
+    forward: Callable[[nn.Module, Arrays], object] | None = field(default=None, repr=False)
     offload: bool = False
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ class Distillation:
             if not 0 <= _checks.number("distill.betas", beta) < 1:
                 raise ConfigError(f"distill.betas: expected numbers in [0, 1), got {self.betas!r}")
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Plain:
         """Return all settings that are plain data, for checkpoints."""
         skipped = ("model", "unlabelled", "forward")
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in skipped}

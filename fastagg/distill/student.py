@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from fastagg import ops
+from fastagg._types import Arrays
 from fastagg.distill.settings import Distillation
 from fastagg.distill.unlabelled import Inputs, length, take
 from fastagg.errors import ConfigError, NonFiniteUpdate, ShapeMismatch
@@ -107,7 +108,7 @@ class Student:
         ]
 
     def _run(self, inputs: Inputs) -> Tensor:
-        moved: Any = (
+        moved: Inputs = (
             inputs.to(self.device)
             if isinstance(inputs, Tensor)
             else {name: tensor.to(self.device) for name, tensor in inputs.items()}
@@ -125,7 +126,7 @@ class Student:
         return found.reshape(-1, found.shape[-1]).float()
 
 
-def _call(forward: Any, module: nn.Module, inputs: Any) -> Any:
+def _call(forward: Callable[[nn.Module, Arrays], object] | None, module: nn.Module, inputs: Inputs) -> object:
     if forward is not None:
         return forward(module, inputs)
     return module(**inputs) if isinstance(inputs, dict) else module(inputs)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastagg import ops
+from fastagg._types import Move, State
 from fastagg.storage import memory
 from fastagg.storage.cache import ClientCache
 
@@ -18,7 +19,7 @@ class Put(NamedTuple):
     sum: Tensor  # over all clients, including the new logits
     heard: int
     # (object, attribute or index, value): assigning these makes the new logits the client's
-    moves: list[tuple[Any, Any, Any]]
+    moves: list[Move]
 
 
 class Teachers:
@@ -56,7 +57,7 @@ class Teachers:
         if old >= 0:
             total -= ops.read_row(self.cache, old)
         heard = self.heard + (old < 0)
-        moves: list[tuple[Any, Any, Any]] = [
+        moves: list[Move] = [
             (self, "sum", total), (self, "heard", heard), (self, "arrivals", self.arrivals + 1),
             (self.slots, client, self.spare), (self, "spare", old if old >= 0 else self.used),
             (self, "used", self.used + (old < 0)),
@@ -73,7 +74,7 @@ class Teachers:
         """Return the bytes of the rows and their sum."""
         return self.cache.nbytes() + self.sum.nbytes
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the state. Tensors may be shared."""
         clients = [client for client, slot in enumerate(self.slots) if slot >= 0]
         return {
@@ -82,7 +83,7 @@ class Teachers:
             "sum": self.sum, "arrivals": self.arrivals,
         }  # fmt: skip
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Inverse of :meth:`state_dict`, for a new object. Tensors are copied."""
         clients = [int(client) for client in state["clients"]]
         rows = {**state["cache"], "slots": list(range(len(clients)))}

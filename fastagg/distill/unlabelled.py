@@ -6,13 +6,13 @@ import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fastagg._types import Foreign
 from fastagg.errors import DataError
 
 Inputs = Tensor | dict[str, Tensor]
@@ -20,7 +20,7 @@ Inputs = Tensor | dict[str, Tensor]
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
 
 
-def load(source: Any, samples: int | None, shape: Sequence[int] | None, seed: int) -> Inputs:
+def load(source: object, samples: int | None, shape: Sequence[int] | None, seed: int) -> Inputs:
     """Read :class:`fastagg.distill.Distillation`'s ``unlabelled`` and draw ``samples`` of it (all if there are fewer).
 
     Args:
@@ -84,7 +84,7 @@ def resize(images: Tensor, shape: Sequence[int]) -> Tensor:
     return images.to(torch.float32).contiguous()
 
 
-def _read(source: Any, shape: Sequence[int] | None) -> Inputs:
+def _read(source: object, shape: Sequence[int] | None) -> Inputs:
     if isinstance(source, (str, os.PathLike)):
         return _from_path(Path(source), shape)
     if isinstance(source, Tensor):
@@ -99,7 +99,7 @@ def _read(source: Any, shape: Sequence[int] | None) -> Inputs:
     return _from_dataset(source)
 
 
-def _from_dataset(source: Any) -> Inputs:
+def _from_dataset(source: Foreign) -> Inputs:
     try:
         items = [source[i] for i in range(len(source))]
     except Exception as error:  # a user's own code may raise anything
@@ -115,7 +115,7 @@ def _from_dataset(source: Any) -> Inputs:
     return _stack([item[0] if isinstance(item, (tuple, list)) else item for item in items])
 
 
-def _stack(items: Sequence[Any]) -> Tensor:
+def _stack(items: Sequence[object]) -> Tensor:
     try:
         return torch.stack(
             [torch.as_tensor(np.asarray(item) if not isinstance(item, Tensor) else item) for item in items]

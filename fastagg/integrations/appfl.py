@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 import fastagg
+from fastagg._types import Arrays, Foreign, State
 from fastagg.errors import ConfigError, FastaggError, UnknownClient, UnknownVersion
 from fastagg.integrations import preset, require
 from fastagg.integrations.named import resolved
@@ -71,7 +72,10 @@ class Aggregator(BaseAggregator):
     synchronous = False
 
     def __init__(
-        self, model: torch.nn.Module | None = None, aggregator_configs: Any = None, logger: Any = None
+        self,
+        model: torch.nn.Module | None = None,
+        aggregator_configs: Mapping[str, Foreign] | None = None,
+        logger: logging.Logger | None = None,
     ) -> None:
         self.config = dict(aggregator_configs or {})
         self.settings = {key: _plain(value) for key, value in dict(self.config.get("settings") or {}).items()}
@@ -110,7 +114,7 @@ class Aggregator(BaseAggregator):
             )
         return self._server
 
-    def get_parameters(self, client_id: str | int | None = None, **_: Any) -> dict[str, Tensor]:
+    def get_parameters(self, client_id: str | int | None = None, **_: object) -> dict[str, Tensor]:
         """The model for ``client_id``, or for any client. Do not write to it."""
         with self._lock:
             if not self._begun:  # the initial model: one call may stand for all of them
@@ -128,7 +132,7 @@ class Aggregator(BaseAggregator):
                 self._unnamed = []
             return dict(self.server.snapshot())
 
-    def aggregate(self, client_id: Any, local_model: Any = None, **meta: Any) -> dict[str, Tensor]:
+    def aggregate(self, client_id: str | int, local_model: Arrays = None, **meta: object) -> dict[str, Tensor]:
         """Take one client's upload. Return the model that it continues from."""
         with self._lock:
             if self._server is None:
@@ -139,13 +143,13 @@ class Aggregator(BaseAggregator):
                 self._save()
             return self._send(client_id)
 
-    def _start(self, model: Any) -> None:
+    def _start(self, model: Arrays) -> None:
         server = self._make(model, **resolved(self.settings))
         self._mixes = isinstance(server.direction, fastagg.Mixing)
         if self._mixes:  # a step along what the upload is less the model as it is: FedAsync, and nothing to keep
             rest = {key: value for key, value in self.settings.items() if key not in ("alpha", "policy", "a", "b")}
             server = fastagg.Server(model, fastagg.Single(), server.optimizer, server.staleness, **rest)
-        path, kept = self.config.get("checkpoint"), dict[str, Any]()
+        path, kept = self.config.get("checkpoint"), State()
         if path is not None and Path(path).exists():
             kept = checkpoint.read(Path(path))
             server.load_state_dict(kept)
@@ -169,7 +173,7 @@ class Aggregator(BaseAggregator):
         self._known.add(client)
         return dict(task.views)
 
-    def _take(self, client: str | int, upload: Any, meta: dict[str, Any]) -> None:
+    def _take(self, client: str | int, upload: Arrays, meta: Mapping[str, object]) -> None:
         try:
             if upload.get("type") == "masked_update_flat":
                 raise ConfigError("a masked update of APPFL's secure aggregation: only its own FedAvg reads those")
@@ -205,7 +209,7 @@ class Aggregator(BaseAggregator):
             raise UnknownVersion("this server never sent it a model: what it trained from is not known")
         return task
 
-    def _read(self, task: Dispatch, upload: Any, meta: dict[str, Any], weight: float | None) -> Reply:
+    def _read(self, task: Dispatch, upload: Arrays, meta: Mapping[str, object], weight: float | None) -> Reply:
         told = {"fastagg-version": meta["version"]} if "version" in meta else {}
         if self.server.update_kind == "gradient":
             return Reply.read(upload, told, kind="gradient", samples=weight)
@@ -216,7 +220,7 @@ class Aggregator(BaseAggregator):
             return Reply.read(change, told, kind="delta", samples=weight)
         return Reply.read(upload, told, kind="model", samples=weight)
 
-    def _turned(self, upload: Any) -> dict[str, Any]:
+    def _turned(self, upload: Arrays) -> dict[str, Arrays]:
         """APPFL's "gradient" as an update: parameters change sign, statistics stay the client's own."""
         trained = {entry.name for entry in self.server.layout.entries if entry.role == "parameter"}
         return {name: -as_tensor(value) if name in trained else value for name, value in upload.items()}
@@ -252,11 +256,11 @@ class SyncAggregator(Aggregator):
 
     synchronous = True
 
-    def get_parameters(self, client_id: str | int | None = None, **_: Any) -> dict[str, Tensor]:
+    def get_parameters(self, client_id: str | int | None = None, **_: object) -> dict[str, Tensor]:
         """The current model."""
         return dict(self.server.snapshot())
 
-    def aggregate(self, local_models: Any, **meta: Any) -> dict[str, Tensor]:  # type: ignore[override]
+    def aggregate(self, local_models: Mapping[str, Arrays], **meta: object) -> dict[str, Tensor]:  # type: ignore[override]
         """End a round. Return the new global model."""
         with self._lock:
             if self._server is None:
@@ -274,7 +278,7 @@ class SyncAggregator(Aggregator):
             return dict(self.server.snapshot())
 
 
-def _sample(upload: Any) -> Tensor:
+def _sample(upload: Arrays) -> Tensor:
     """A sample of the numbers of an upload."""
     vectors = [as_tensor(value).detach().reshape(-1) for value in upload.values()]
     return torch.cat([vector[:: max(1, vector.numel() // _SAMPLED)].double() for vector in vectors])
@@ -286,5 +290,5 @@ def _without_model(task: Dispatch, server: fastagg.Server) -> Dispatch:
     return Dispatch.from_state({**task.state_dict(), "model": (flat[:0].clone(), *statistics)}, server.layout)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Foreign) -> Foreign:
     return list(value) if not isinstance(value, (str, dict)) and hasattr(value, "__iter__") else value

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
-Found = Mapping[str, Any] | None
+from fastagg._types import Arrays
+
+Found = Mapping[str, object] | None
 _WAITING = 2  # models kept for an evaluation that has not begun; then who submits waits for the first one
 
 
@@ -28,10 +29,10 @@ class Evaluation:
         aside: evaluate in a thread while the caller continues. Otherwise the caller waits.
     """
 
-    def __init__(self, evaluate: Callable[[int, Any], Found] | None, aside: bool) -> None:
+    def __init__(self, evaluate: Callable[[int, Arrays], Found] | None, aside: bool) -> None:
         self._evaluate = evaluate
         self._pool = ThreadPoolExecutor(1, "fastagg-evaluation") if aside and evaluate is not None else None
-        self._running: deque[tuple[int, Any, Future[tuple[Found, Ended | None]]]] = deque()
+        self._running: deque[tuple[int, Arrays, Future[tuple[Found, Ended | None]]]] = deque()
         self._last = -1  # the last version that was due
 
     def knows(self, version: int) -> bool:
@@ -42,7 +43,7 @@ class Evaluation:
         """Skip ``version``, which was evaluated before a restart."""
         self._last = max(self._last, version)
 
-    def add(self, version: int, model: Any, due: bool) -> None:
+    def add(self, version: int, model: Arrays, due: bool) -> None:
         """Add the next version, or the last one again if it has become due. Its ``model`` must not change.
 
         The call waits while too many versions wait.
@@ -63,7 +64,7 @@ class Evaluation:
             self._running.pop()
         self._running.append((version, model, done))
 
-    def finished(self, wait: bool = False) -> list[tuple[int, Any, Found, Ended | None]]:
+    def finished(self, wait: bool = False) -> list[tuple[int, Arrays, Found, Ended | None]]:
         """Return finished versions, or with ``wait`` all: version, model, metrics, and whether the run ends.
 
         Raises:
@@ -81,7 +82,7 @@ class Evaluation:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def _once(self, version: int, model: Any) -> tuple[Found, Ended | None]:
+    def _once(self, version: int, model: Arrays) -> tuple[Found, Ended | None]:
         assert self._evaluate is not None
         try:
             return self._evaluate(version, model), None

@@ -6,11 +6,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from fastagg import _checks, _keywords
+from fastagg._types import State
 from fastagg.errors import ConfigError
 
+Goal = TypeVar("Goal")
 _LESS = ("loss", "error", "perplexity", "ppl", "mse", "mae")  # metrics with these words in their name: less is better
 
 
@@ -49,7 +51,7 @@ class Stop:
             _checks.one_of("mode", self.mode, ("max", "min"))
 
     @classmethod
-    def of(cls, given: Any) -> Stop | None:
+    def of(cls, given: object) -> Stop | None:
         """``given``, or one of these from its settings as plain data."""
         return given if given is None or isinstance(given, cls) else _made(cls, "stop", given)
 
@@ -74,7 +76,7 @@ class Best:
             raise ConfigError(f"best: no such folder: {Path(self.path).absolute().parent}")
 
     @classmethod
-    def of(cls, given: Any, stop: Stop | None) -> Best | None:
+    def of(cls, given: object, stop: Stop | None) -> Best | None:
         """``given``, or one of these from a path (with ``stop``'s metric) or settings as plain data."""
         if isinstance(given, (str, os.PathLike)):
             return cls(given) if stop is None else cls(given, stop.metric, stop.mode)
@@ -113,11 +115,11 @@ class Watch:
         """Whether the best value reaches the target."""
         return self.best is not None and self.sign * self.best >= self.sign * target
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Plain data."""
         return {"best": self.best, "version": self.version, "since": self.since}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Inverse of :meth:`state_dict`."""
         self.best, self.version, self.since = state["best"], state["version"], state["since"]
 
@@ -126,7 +128,7 @@ def _mode(metric: str) -> str:
     return "min" if any(word in metric.lower() for word in _LESS) else "max"
 
 
-def _made(kind: type[Any], name: str, given: Any) -> Any:
+def _made(kind: type[Goal], name: str, given: object) -> Goal:
     if not isinstance(given, Mapping):
         do = f"write {kind.__name__}(...), or its settings as a dict"
         raise ConfigError(_checks.wrong(name, f"a {kind.__name__} or its settings", given, do))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from torch import Tensor
 
+from fastagg._types import Arrays
 from fastagg.errors import ShapeMismatch
 from fastagg.server.server import Server
 
 
-def put(server: Server, arrays: Any) -> None:
+def put(server: Server, arrays: Arrays) -> None:
     """Replace the server's model by ``arrays``. Moments and the version stay. There must be no open task.
 
     Raises:
@@ -26,7 +26,7 @@ def put(server: Server, arrays: Any) -> None:
     server.load_state_dict({**server.state_dict(copy=False), "flat": taken.flat, "buffers": buffers})
 
 
-def _pairs(mine: Any, theirs: Any) -> Iterable[tuple[str, Tensor, Tensor]]:
+def _pairs(mine: Arrays, theirs: Arrays) -> Iterable[tuple[str, Tensor, Tensor]]:
     if isinstance(mine, Tensor):
         return [("0", mine, theirs)] if isinstance(theirs, Tensor) else []
     if isinstance(mine, Mapping):

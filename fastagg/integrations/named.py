@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any
 
+from fastagg._types import Plain
 from fastagg.distill import Distillation
 from fastagg.errors import ConfigError
 
 
-def resolved(settings: Mapping[str, Any] | None) -> dict[str, Any]:
+def resolved(settings: Mapping[str, object] | None) -> Plain:
     """A preset's settings; ``distill: "module:function"`` becomes what that function returns (FedEcho).
 
     Raises:

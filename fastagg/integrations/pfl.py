@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 import fastagg
+from fastagg._types import State
 from fastagg.integrations import require
 
 require("pfl", "0.6.0", "pfl")
@@ -27,13 +27,13 @@ class CentralOptimizer(torch.optim.Optimizer):
         FastaggError: the model or a setting is refused, or the mean in ``step`` has NaN. Nothing has changed.
     """
 
-    def __init__(self, module: torch.nn.Module, optimizer: fastagg.AMSGrad | Any) -> None:
+    def __init__(self, module: torch.nn.Module, optimizer: fastagg.Optimizer) -> None:
         self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.server = fastagg.Server(self._trained, fastagg.Cohort(1, kind="gradient"), optimizer)
         super().__init__(self._trained.values(), {"lr": optimizer.lr})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], object] | None = None) -> None:  # type: ignore[override]
         """One server step along the mean difference."""
         self.server.lr = self.param_groups[0]["lr"]
         task = self.server.dispatch("cohort")
@@ -45,11 +45,11 @@ class CentralOptimizer(torch.optim.Optimizer):
         for parameter, value in zip(self._trained.values(), self.server.parameters().values(), strict=True):
             parameter.copy_(value)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """torch's state_dict, with the server's state."""
         return {**super().state_dict(), "fastagg": self.server.state_dict()}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: State) -> None:
         """Continue from a :meth:`state_dict`."""
         state = dict(state_dict)
         self.server.load_state_dict(state.pop("fastagg"))

@@ -9,6 +9,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from fastagg import _checks, lora
+from fastagg._types import Arrays
 from fastagg.errors import ConfigError, FastaggError, UnknownVersion
 from fastagg.rules.names import Kind
 from fastagg.server.dispatch import Dispatch
@@ -32,7 +33,7 @@ class Reply:
         scale: of ``lora``: ``lora_alpha / rank``.
     """
 
-    arrays: Any
+    arrays: Arrays
     kind: str = "model"
     version: int | None = None
     samples: float | None = None
@@ -40,7 +41,7 @@ class Reply:
     scale: float = 1.0
 
     @classmethod
-    def read(cls, arrays: Any, told: Mapping[str, Any], *, prefix: str = "fastagg-", **more: Any) -> Reply:
+    def read(cls, arrays: Arrays, told: Mapping[str, object], *, prefix: str = "fastagg-", **more: Any) -> Reply:
         """Read a reply. ``told`` (a config record or meta dict) may state its kind, version and scale.
 
         The keys are ``<prefix>kind`` and so on.

@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from fastagg import _checks
+from fastagg._types import Arrays, State
 from fastagg.errors import FastaggError
 from fastagg.integrations.evaluation import Ended, Evaluation, Found
 from fastagg.integrations.failures import Failures
 from fastagg.integrations.goals import Best, Stop, Watch
 from fastagg.integrations.replies import Reply, take
-from fastagg.integrations.trackers import Trackers, numeric
+from fastagg.integrations.trackers import Given, Trackers, numeric
 from fastagg.server import checkpoint
 from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Outcome, Server
 
-OnVersion = Callable[[int, dict[str, float], Any], Any]
+OnVersion = Callable[[int, dict[str, float], Arrays], object]
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Settings:
     stop: Any = None
     best: Any = None
     on_version: OnVersion | None = None
-    trackers: Any = None
+    trackers: Given = None
     max_failures: int | None = 5
     max_in_a_row: int | None = 50
     retry_after: float = 5.0
@@ -77,14 +78,14 @@ class Tally:
     longest: int = 0  # the largest delay
     by_client: Counter[Hashable] = field(default_factory=Counter)  # updates
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Plain data."""
         return {
             "updates": self.updates, "refused": dict(self.refused), "failed": self.failed, "delays": self.delays,
             "longest": self.longest, "by_client": dict(self.by_client),
         }  # fmt: skip
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Inverse of :meth:`state_dict`."""
         self.updates, self.failed = state["updates"], state["failed"]
         self.delays, self.longest = state["delays"], state["longest"]
@@ -127,7 +128,7 @@ class Session:
         self,
         server: Server,
         settings: Settings | None = None,
-        evaluate: Callable[[int, Any], Found] | None = None,
+        evaluate: Callable[[int, Arrays], Found] | None = None,
         say: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -193,7 +194,7 @@ class Session:
 
     # -- versions ------------------------------------------------------------------------------------------------
 
-    def stepped(self, train: Mapping[str, Any] | None = None, last: bool = False) -> None:
+    def stepped(self, train: Mapping[str, object] | None = None, last: bool = False) -> None:
         """Note that the server has a new version, or its first one.
 
         Args:
@@ -208,7 +209,7 @@ class Session:
         model = self.server.snapshot() if self._looked_at else None
         self._evaluation.add(version, model, last or version % self.settings.evaluate_every == 0)
 
-    def told(self, step: int, found: Found, train: Mapping[str, Any] | None = None, model: Any = None) -> Row:
+    def told(self, step: int, found: Found, train: Mapping[str, object] | None = None, model: Arrays = None) -> Row:
         """Handle a version or round that the framework has evaluated itself. It does all that :meth:`settle` does.
 
         Args:
@@ -248,7 +249,7 @@ class Session:
         self._look_at_the_clock()
         return rows
 
-    def clients_found(self, version: int, found: Mapping[str, Any], model: Any = None) -> None:
+    def clients_found(self, version: int, found: Mapping[str, object], model: Arrays = None) -> None:
         """Take the metrics of clients that evaluated ``version``. ``model`` is this version's model, for ``best``."""
         metrics = {f"clients/{name}": value for name, value in numeric(found).items()}
         self.trackers.log(metrics, version)
@@ -291,13 +292,13 @@ class Session:
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Plain data: what a resumed run needs."""
         watches = {"stop": self._watch, "best": self._best}
         kept = {name: watch.state_dict() for name, watch in watches.items() if watch is not None}
         return {"tally": self.tally.state_dict(), "seconds": self.seconds, "watches": kept}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Inverse of :meth:`state_dict`."""
         if state:
             self.tally.load_state_dict(state["tally"])
@@ -308,7 +309,7 @@ class Session:
 
     # -- after a version ---------------------------------------------------------------------------------------
 
-    def _tell(self, version: int, metrics: dict[str, float], model: Any) -> None:
+    def _tell(self, version: int, metrics: dict[str, float], model: Arrays) -> None:
         shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if not name.startswith("run/"))
         counts = f"{metrics['run/updates']:.0f} updates, {metrics['run/seconds']:.1f} s"
         self._say(f"fastagg: version {version}: {shown + ', ' if shown else ''}{counts}")
@@ -320,7 +321,7 @@ class Session:
             except StopIteration as error:
                 self.end(str(error) or f"on_version said so at version {version}")
 
-    def _look(self, version: int, metrics: Mapping[str, float], model: Any) -> None:
+    def _look(self, version: int, metrics: Mapping[str, float], model: Arrays) -> None:
         stop, best = self.settings.stop, self.settings.best
         if self._best is not None and self._best.see(version, metrics):
             checkpoint.write(model, Path(best.path))

@@ -11,9 +11,10 @@ from __future__ import annotations
 import logging
 import numbers
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from fastagg import _checks
+from fastagg._types import Foreign
 from fastagg.errors import ConfigError, MissingDependency
 
 _log = logging.getLogger("fastagg")
@@ -28,6 +29,10 @@ class Tracker(Protocol):
 
     def close(self) -> None:
         """Finish: no more rows follow."""
+
+
+# What ``trackers=`` takes.
+Given = Tracker | Iterable[Tracker] | Mapping[str, object] | None
 
 
 class TensorBoard:
@@ -45,7 +50,7 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise _missing("tensorboard") from None
-        self._writer: Any = SummaryWriter(folder)
+        self._writer: Foreign = SummaryWriter(folder)
 
     def log(self, row: Mapping[str, float], step: int) -> None:
         for name, value in row.items():
@@ -80,7 +85,7 @@ class MLflow:
             from mlflow import MlflowClient
         except ImportError:
             raise _missing("mlflow") from None
-        self._client: Any = MlflowClient(tracking_uri=uri)
+        self._client: Foreign = MlflowClient(tracking_uri=uri)
         if run_id is None:
             found = self._client.get_experiment_by_name(experiment) if experiment else None
             number = found.experiment_id if found else self._client.create_experiment(experiment) if experiment else "0"
@@ -102,12 +107,12 @@ class WandB:
         MissingDependency: wandb is not installed.
     """
 
-    def __init__(self, project: str | None = None, **init: Any) -> None:
+    def __init__(self, project: str | None = None, **init: object) -> None:
         try:
             import wandb
         except ImportError:
             raise _missing("wandb") from None
-        self._run: Any = wandb.init(project=project, **init)
+        self._run: Foreign = wandb.init(project=project, **init)
         # Its own steps may only grow, and what clients find of a version comes after the next version's row.
         self._run.define_metric("version")
         self._run.define_metric("*", step_metric="version")
@@ -122,7 +127,7 @@ class WandB:
 _KNOWN: dict[str, Callable[..., Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
 
 
-def made(given: Any) -> list[Tracker]:
+def made(given: Given) -> list[Tracker]:
     """Make trackers from one, from several, or from ``{name: settings}``. Settings are a mapping or the first setting.
 
     Raises:
@@ -155,7 +160,7 @@ def parse(text: str) -> tuple[str, str]:
     return name, setting
 
 
-def numeric(row: Mapping[str, Any]) -> dict[str, float]:
+def numeric(row: Mapping[str, object]) -> dict[str, float]:
     """The numbers of a row."""
     return {name: float(value) for name, value in row.items() if isinstance(value, numbers.Real)}
 
@@ -163,10 +168,10 @@ def numeric(row: Mapping[str, Any]) -> dict[str, float]:
 class Trackers:
     """All trackers of a run. If one fails, the log says so once, and the run continues without it."""
 
-    def __init__(self, given: Any) -> None:
+    def __init__(self, given: Given) -> None:
         self._alive = made(given)
 
-    def log(self, row: Mapping[str, Any], step: int) -> None:
+    def log(self, row: Mapping[str, object], step: int) -> None:
         """Pass a row to all trackers."""
         self._each(lambda one: one.log(numeric(row), step))
 
@@ -184,7 +189,7 @@ class Trackers:
                 _log.warning("fastagg: %s: no more metrics go there: %r", type(one).__name__, error)
 
 
-def _one(name: str, settings: Any) -> Tracker:
+def _one(name: str, settings: object) -> Tracker:
     if name not in _KNOWN:
         raise ConfigError("trackers: " + _checks.unknown("tracker", name, _KNOWN))
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from fastagg.integrations.trackers import numeric
 from fastagg.server.dispatch import Dispatch
@@ -25,7 +24,7 @@ class Window:
         self._count = 0
         self._rows: list[dict[str, float]] = []
 
-    def add(self, task: Dispatch, metrics: Mapping[str, Any] | None) -> None:
+    def add(self, task: Dispatch, metrics: Mapping[str, object] | None) -> None:
         """Add a reply. Metrics that are not finite numbers are left out."""
         self._count += 1
         if self.task is None or task.version > self.task.version:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fastagg import _checks, ops
+from fastagg._types import Arrays, State
 from fastagg.errors import DTypeMismatch, NonFiniteUpdate, ShapeMismatch
 from fastagg.model.statistics import Bounds, check_statistics, is_count, is_variance
 from fastagg.storage import memory
@@ -30,7 +32,7 @@ _RUNNING = ("running_mean", "running_var")
 
 _MODEL = "an nn.Module, a state_dict, a list of arrays or a 1-D array"
 
-Take = Callable[[str, Any], Tensor]
+Take = Callable[[str, object], Tensor]
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Taken(NamedTuple):
     """A model whose layout is known, with the state of its former server."""
 
     layout: Layout
-    state: dict[str, Any]
+    state: State
 
 
 class Piece(NamedTuple):
@@ -76,7 +78,7 @@ class Piece(NamedTuple):
 
     flat: Tensor  # fp32, 1-D
     origin: int  # where it begins in the whole: a multiple of 65,536
-    norms: Any  # norms of whole vectors: `inspect`, `distances`, `largest` and `agree` (shards/norms.py)
+    norms: object  # norms of whole vectors: `inspect`, `distances`, `largest` and `agree` (shards/norms.py)
 
 
 class Layout:
@@ -108,7 +110,7 @@ class Layout:
         self.bounds = Bounds.of(self._by_role["buffer"], self._by_role["counter"])
 
     @classmethod
-    def of(cls, params: Any, take: Take | None = None) -> Layout:
+    def of(cls, params: object, take: Take | None = None) -> Layout:
         """Return the layout of ``params``: an nn.Module, a state_dict, a list of arrays or one 1-D array.
 
         Args:
@@ -126,7 +128,7 @@ class Layout:
         return found
 
     @classmethod
-    def _of(cls, params: Any, take: Take | None) -> Layout:
+    def _of(cls, params: object, take: Take | None) -> Layout:
         if isinstance(params, nn.Module):
             first = {id(p): name for name, p in params.named_parameters()}
             roles: dict[str, Role] = {name: "buffer" for name, _ in params.named_buffers(remove_duplicate=False)}
@@ -158,7 +160,7 @@ class Layout:
     def _build(
         cls,
         form: Form,
-        arrays: Iterable[tuple[str, Any]],
+        arrays: Iterable[tuple[str, object]],
         take: Take,
         roles: Mapping[str, Role] | None = None,
         aliases: Mapping[str, str] | None = None,
@@ -183,13 +185,13 @@ class Layout:
                 constants.append(array.clone())
         return cls(form, entries, constants)
 
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> State:
         """Return plain data from which :meth:`from_spec` rebuilds this layout."""
         entries = [(e.name, list(e.shape), e.dtype, e.role, e.offset) for e in self.entries]
         return {"form": self.form, "entries": entries, "constants": self.constants}
 
     @classmethod
-    def from_spec(cls, spec: Mapping[str, Any]) -> Layout:
+    def from_spec(cls, spec: State) -> Layout:
         """Inverse of :meth:`spec`."""
         entries = [Entry(n, tuple(s), d, r, o) for n, s, d, r, o in spec["entries"]]
         return cls(spec["form"], entries, spec["constants"])
@@ -198,7 +200,7 @@ class Layout:
         """Return whether updates and checkpoints of one layout fit the other."""
         return self._by_role == other._by_role
 
-    def take(self, params: Any, device: torch.device) -> ModelState:
+    def take(self, params: object, device: torch.device) -> ModelState:
         """Copy a model of this layout into the server's own vectors.
 
         Raises:
@@ -231,7 +233,7 @@ class Layout:
             found.append((e.name, e.shape, _native_role(e)))
         return found
 
-    def parse(self, update: Any, what: str = "update") -> Parsed:
+    def parse(self, update: object, what: str = "update") -> Parsed:
         """Divide an update into its parts. Contiguous arrays are not copied.
 
         ``update`` is a flat 1-D array of d elements, or has the form of the model: an nn.Module or a mapping from names
@@ -255,7 +257,7 @@ class Layout:
             except DTypeMismatch as error:
                 raise DTypeMismatch(f"{what}: {error}") from None
         arrays = self._arrays(update, what)
-        found: dict[str, list[tuple[str, Any]]] = {"parameter": [], "buffer": [], "counter": []}
+        found: dict[str, list[tuple[str, Tensor | np.ndarray]]] = {"parameter": [], "buffer": [], "counter": []}
         for entry in self.entries:
             if entry.name not in arrays or entry.role not in found:
                 continue
@@ -281,7 +283,7 @@ class Layout:
             check_statistics(self, parsed, what)
         return parsed
 
-    def parameters(self, params: Any, take: Take) -> Iterator[tuple[Entry, Tensor]]:
+    def parameters(self, params: object, take: Take) -> Iterator[tuple[Entry, Tensor]]:
         """Yield every parameter of a model of this layout, with its entry. ``take`` is that of :meth:`of`.
 
         Raises:
@@ -291,7 +293,7 @@ class Layout:
         for entry in self._by_role["parameter"]:
             yield entry, take(entry.name, arrays[entry.name])
 
-    def _arrays(self, params: Any, what: str = "params") -> Mapping[str, Any]:
+    def _arrays(self, params: object, what: str = "params") -> Mapping[str, object]:
         """Return arrays by name. Their set of names is checked."""
         if isinstance(params, nn.Module):
             params = params.state_dict()
@@ -326,7 +328,7 @@ class Layout:
         own = {"list": "a list of arrays", "flat": "a 1-D array"}.get(self.form, "a mapping from names to arrays")
         return own if self.form == "flat" else f"{own} or a 1-D array"
 
-    def views(self, flat: Tensor, buffers: Tensor, counters: Sequence[Tensor]) -> Any:
+    def views(self, flat: Tensor, buffers: Tensor, counters: Sequence[Tensor]) -> Arrays:
         """Return the model in its original form: a dict for modules and state_dicts, a list, or the flat tensor.
 
         Arrays are views of ``flat`` and ``buffers`` if the model's own dtype is fp32. Otherwise they are copies in that
@@ -350,7 +352,7 @@ class Layout:
             return arrays
         return list(arrays.values()) if self.form == "list" else arrays[""]
 
-    def copies(self, flat: Tensor, buffers: Tensor, counters: Sequence[Tensor]) -> Any:
+    def copies(self, flat: Tensor, buffers: Tensor, counters: Sequence[Tensor]) -> Arrays:
         """Return :meth:`views` in new memory, which the caller may write to. Parameters are in one new vector."""
         if any(e.dtype == "float32" for e in self._by_role["parameter"]):  # others are copied anyway
             flat = flat.clone()
@@ -360,13 +362,13 @@ class Layout:
                 made[e.name] = made[e.name].clone()
         return made
 
-    def difference(self, trained: Any, flat: Tensor) -> Any:
+    def difference(self, trained: object, flat: Tensor) -> Arrays:
         """Return ``trained - flat`` for parameters and the values of ``trained`` for buffers, in this layout's form.
 
         Parameters are views of one new fp32 vector.
         """
         if self.form == "flat":
-            arrays: Mapping[str, Any] = {"": trained}
+            arrays: Mapping[str, object] = {"": trained}
         elif isinstance(trained, (nn.Module, Mapping, list, tuple)):
             arrays = self._arrays(trained, "trained model")
         else:
@@ -400,7 +402,7 @@ class Layout:
             return result
         return list(result.values()) if self.form == "list" else vector
 
-    def restored(self, difference: Any, model: ModelState) -> Any:
+    def restored(self, difference: Arrays, model: ModelState) -> Arrays:
         """Return ``difference`` with ``model``'s values added to its buffers and counters. Its parameters do not
         change."""
         if not self.has_buffers or not isinstance(difference, (Mapping, list, tuple)):
@@ -427,7 +429,7 @@ def _native_role(entry: Entry) -> str:
     return "count" if entry.role == "counter" and is_count(entry.name) else entry.role
 
 
-def dense(label: str, value: Any) -> Tensor:
+def dense(label: str, value: object) -> Tensor:
     """Return an array as a tensor of real numbers in memory, without a gradient. It is not copied if possible.
 
     Raises:
@@ -444,15 +446,15 @@ def dense(label: str, value: Any) -> Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
 
 
-def _named(name: str, value: Any) -> Tensor:
+def _named(name: str, value: object) -> Tensor:
     return dense(f"params {name!r}", value)
 
 
-def _fp32(label: str, array: Any) -> Tensor:
+def _fp32(label: str, array: Tensor | np.ndarray) -> Tensor:
     return array if array.dtype is torch.float32 else dense(label, array).to(torch.float32)
 
 
-def _pieces(arrays: list[tuple[str, Any]]) -> Pieces:
+def _pieces(arrays: Sequence[tuple[str, Tensor | np.ndarray]]) -> Pieces:
     try:
         return Pieces(array for _, array in arrays)
     except DTypeMismatch:

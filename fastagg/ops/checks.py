@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fastagg._build import native
+from fastagg._types import Arrays
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
 from fastagg.storage.pieces import Pieces
 
@@ -22,7 +22,7 @@ _SERVER = 2**32 - 1  # a key that separates the rounding of moments from that of
 _NO_MOMENTS = native.Moments()
 _NAMES = ("m", "v", "vhat")
 
-Update = Tensor | np.ndarray | Sequence[Any] | Pieces
+Update = Tensor | np.ndarray | Sequence[Arrays] | Pieces
 
 
 def address(tensor: Tensor | None) -> int:
@@ -67,7 +67,7 @@ def optimizer_call(
     correction: int | None = None,
     units: Tensor | None = None,
     rounding: tuple[int, int] = (0, 0),
-) -> Any:
+) -> native.Optimizer:
     """Check an optimizer's arguments and build the struct for the kernels (csrc/plan.h).
 
     Raises:
@@ -112,17 +112,17 @@ def optimizer_call(
 # A server uses the same settings and addresses at every step, so its structs are cached. They hold plain values, so a
 # struct that outlives its memory does no harm.
 @lru_cache(64)
-def _hyper(lr: float, beta1: float, beta2: float, eps: float, root_scale: float) -> Any:
+def _hyper(lr: float, beta1: float, beta2: float, eps: float, root_scale: float) -> native.Hyper:
     return native.Hyper(lr=lr, beta1=beta1, beta2=beta2, eps=eps, root_scale=root_scale)
 
 
 @lru_cache(64)
-def _moments(m: int, v: int, vhat: int) -> Any:
+def _moments(m: int, v: int, vhat: int) -> native.Moments:
     return native.Moments(m=m, v=v, vhat=vhat)
 
 
 @lru_cache(64)
-def _optimizer(kind: str, hyper: Any, moments: Any, x: int, out: int) -> Any:
+def _optimizer(kind: str, hyper: native.Hyper, moments: native.Moments, x: int, out: int) -> native.Optimizer:
     return native.Optimizer(kind=kind, hyper=hyper, moments=moments, x=x, x_out=out)
 
 
@@ -151,7 +151,7 @@ def apart_from(name: str, out: Tensor, pieces: Pieces, same: bool = True) -> Non
         own += 4 * size
 
 
-def update_of(pieces: Pieces, origin: int = 0) -> Any:
+def update_of(pieces: Pieces, origin: int = 0) -> native.Update:
     """The update in the form that kernels take.
 
     Raises:

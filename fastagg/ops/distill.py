@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastagg import reference
 from fastagg._build import native
+from fastagg._types import Foreign
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
 from fastagg.ops.checks import address
 from fastagg.ops.place import CPU, Cuda, place, where
@@ -99,7 +101,7 @@ def distillation_loss(
     return found
 
 
-def alpha_bounds(alpha: Any) -> tuple[float, float]:
+def alpha_bounds(alpha: float | Iterable[float]) -> tuple[float, float]:
     """``alpha`` as ``(alpha_min, alpha_max)``.
 
     Raises:
@@ -117,7 +119,7 @@ def alpha_bounds(alpha: Any) -> tuple[float, float]:
 class _Distillation(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, student: Tensor, probs: Tensor, labels: Tensor, entropy: Tensor, rows: Tensor | None,
+        ctx: Foreign, student: Tensor, probs: Tensor, labels: Tensor, entropy: Tensor, rows: Tensor | None,
         low: float, high: float,
     ) -> Tensor:  # fmt: skip
         on = _place(student)
@@ -154,7 +156,7 @@ class _Distillation(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
+    def backward(ctx: Foreign, upstream: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
         (gradient,) = ctx.saved_tensors
         # Reading the number would wait for the GPU. A multiplication does not wait.
         if upstream.device.type != "cpu" or float(upstream) != 1.0:

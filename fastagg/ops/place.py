@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ class Cuda(NamedTuple):
     stream: int
 
 
-def where(on: Cuda, verdict: Tensor | None = None) -> Any:
+def where(on: Cuda, verdict: Tensor | None = None) -> native.cuda.Where:
     """A device, a stream and the verdict that applies, in the form that launches take (csrc/cuda/cuda.h)."""
     return native.cuda.Where(
         device=on.device, stream=on.stream, verdict=0 if verdict is None else verdict.data_ptr()

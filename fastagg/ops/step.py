@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 from torch import Tensor
 
@@ -113,7 +112,7 @@ def step_(
 
 
 @lru_cache(64)
-def _single(gain: float, weight: float) -> Any:
+def _single(gain: float, weight: float) -> native.Direction:
     return native.Direction.single(gain=gain, weight=weight)
 
 

@@ -12,7 +12,6 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
-from typing import Any
 
 from fastagg.sheet import Sheet
 
@@ -56,7 +55,7 @@ def table(sheet: Sheet) -> str:
     )
 
 
-def settings(title: str, values: Mapping[str, Any]) -> str:
+def settings(title: str, values: Mapping[str, object]) -> str:
     """Return a folded list of names and values. Nested mappings become dotted names."""
     rows = "".join(
         f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>\n" for name, value in flat(values)
@@ -73,7 +72,7 @@ def lines(
     title: str,
     y: str,
     xs: Mapping[str, str],
-    series: Sequence[Mapping[str, Any]],
+    series: Sequence[Mapping[str, object]],
     *,
     target: float | None = None,
     log_x: Sequence[str] = (),
@@ -100,7 +99,7 @@ def lines(
     return f'<figure class="picture"><script type="application/json">{written}</script></figure>'
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+def flat(values: Mapping[str, object], prefix: str = "") -> list[tuple[str, str]]:
     """Return names and values as text, in order. Nested mappings become dotted names."""
     rows: list[tuple[str, str]] = []
     for name, value in values.items():
@@ -113,7 +112,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     return rows
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fastagg import _checks, ops
+from fastagg._types import Move, Plain, State
 from fastagg.errors import ConfigError
-from fastagg.rules.staleness import Facts, Staleness, StalenessState, Weighed
+from fastagg.rules.staleness import Facts, Ledger, Staleness, StalenessState, Weighed
 from fastagg.storage.later import Later
 
 _MOST_STEPS = 2**31 - 1
@@ -111,14 +113,14 @@ class _EuclideanState(StalenessState):
         most = _MOST_STEPS if self.policy.max_local_steps is None else self.policy.max_local_steps
         return max(1, min(steps, most))
 
-    def rules(self) -> dict[str, Any]:
+    def rules(self) -> Plain:
         return {"lam": self.policy.lam, "eps": self.policy.eps, "gamma_max": self.policy.gamma_max}
 
     def judged(self, facts: Facts, verdict: Later) -> None:
         told = facts.local_steps or self.policy.local_steps
         self.pending.setdefault(facts.client, []).append((facts.version, told, verdict))
 
-    def settle(self, client: int | str, ledger: Any) -> None:
+    def settle(self, client: int | str, ledger: Ledger) -> None:
         for version, told, verdict in self.pending.pop(client, ()):
             norm2, moved2, _, gain, _, _ = verdict.tolist()
             # If an answer was interrupted before it was taken, its task is still open and its verdict is ignored.
@@ -139,7 +141,7 @@ class _SketchedState(_EuclideanState):
         super().__init__(policy, seed)
         self.now = torch.zeros(k, dtype=torch.float64)
 
-    def keep(self) -> Any:
+    def keep(self) -> Tensor:
         return self.now.to(torch.float32)
 
     def _moved(self, facts: Facts) -> float:
@@ -147,17 +149,17 @@ class _SketchedState(_EuclideanState):
         # cumsum adds in a fixed order, torch's sum does not. So bits are the same on every processor.
         return float(np.sqrt(np.cumsum(np.square(moved))[-1]))
 
-    def moves(self, facts: Facts, step_size: float) -> list[tuple[Any, str, Any]]:
+    def moves(self, facts: Facts, step_size: float) -> list[Move]:
         sketch = ops.sketch(facts.update, len(self.now), self.seed)
         return [(self, "now", self.now + (step_size * facts.gain) * sketch.to(torch.float64))]
 
     def nbytes(self) -> int:
         return self.now.numel() * 8
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {"now": self.now}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         if state["now"].shape != self.now.shape or state["now"].dtype != self.now.dtype:
             raise ValueError("a sketch of another length")
         self.now = state["now"].clone()

@@ -1,6 +1,6 @@
 """Settings that are words, as types: a type checker finds one that is misspelt; checks at run time know the same."""
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 # Of the parts.
 Kind = Literal["delta", "gradient"]  # of updates; Direction.kind
@@ -25,6 +25,6 @@ Buffers = Literal["mean", "latest", "keep"]
 Validate = Literal["sync", "deferred"]
 
 
-def words(setting: Any) -> tuple[str, ...]:
+def words(setting: object) -> tuple[str, ...]:
     """What the setting may be: ``words(Kind) == ("delta", "gradient")``."""
     return get_args(setting)

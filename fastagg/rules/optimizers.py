@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from fastagg import _checks
+from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.rules.names import Moments
 
@@ -59,7 +60,7 @@ class Optimizer:
         """Whether :meth:`step` is called instead of a kernel."""
         return type(self).step is not Optimizer.step
 
-    def hyper(self) -> dict[str, Any]:
+    def hyper(self) -> Plain:
         """The kernel's settings: ``betas``, ``eps`` and ``bias_correction``."""
         return {"betas": (0.0, 0.0), "eps": 1.0, "bias_correction": False}
 
@@ -106,7 +107,7 @@ class Momentum(Optimizer):
         _checks.one_of("moments", self.moments, FORMATS)
         _decay("beta", self.beta)
 
-    def hyper(self) -> dict[str, Any]:
+    def hyper(self) -> Plain:
         return {"betas": (self.beta, 0.0), "eps": 1.0, "bias_correction": False}
 
 
@@ -138,7 +139,7 @@ class Adam(Optimizer):
             _decay(name, value)
         _checks.number("eps", self.eps, least=_SMALLEST_EPS)
 
-    def hyper(self) -> dict[str, Any]:
+    def hyper(self) -> Plain:
         return {"betas": self.betas, "eps": self.eps, "bias_correction": self.bias_correction}
 
 
@@ -192,10 +193,10 @@ class Adagrad(Optimizer):
         _decay("beta", self.beta)
         _checks.number("eps", self.eps, least=_SMALLEST_EPS)
 
-    def hyper(self) -> dict[str, Any]:
+    def hyper(self) -> Plain:
         return {"betas": (self.beta, 0.0), "eps": self.eps, "bias_correction": False}
 
 
-def _decay(name: str, value: Any) -> None:
+def _decay(name: str, value: object) -> None:
     if _checks.number(name, value, least=0) >= 1:
         raise ConfigError(f"{name}: expected a number in [0, 1), got {value!r}")

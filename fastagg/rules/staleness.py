@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 from fastagg import _checks
+from fastagg._types import Arrays, Move, Plain, State
 from fastagg.errors import ConfigError
 from fastagg.rules.names import Rule
 from fastagg.storage.later import Later
@@ -28,7 +29,7 @@ class Facts(NamedTuple):
     norm: float  # Euclidean norm of the update, before clipping
     moved: float | None  # |x_t - x_s|, if the policy measures it
     local_steps: int | None = None  # number of local steps that the client was told
-    kept: Any = None  # what the policy stored with that version
+    kept: Arrays = None  # what the policy stored with that version
     share: float = 1.0  # the client's number of samples with weighting="samples"
 
 
@@ -78,6 +79,16 @@ class Staleness:
         return StalenessState(self)
 
 
+class Ledger(Protocol):
+    """What a policy asks of the engine's ledger, and tells it."""
+
+    def owes(self, client: int | str, version: int) -> bool:
+        """Return whether the client has an open task of this version."""
+
+    def tell_next(self, client: int | str, steps: int) -> None:
+        """Give the client's next task so many local steps."""
+
+
 class StalenessState:
     """The state of a policy in a running server. Most policies have no state.
 
@@ -96,7 +107,7 @@ class StalenessState:
     def __init__(self, policy: Staleness) -> None:
         self.policy = policy
 
-    def keep(self) -> Any:
+    def keep(self) -> Arrays:
         """Extra data to keep with the current version while a client may answer it."""
         return None
 
@@ -104,31 +115,31 @@ class StalenessState:
         """The weight of an update, for policies that use more than its delay."""
         return Weighed(self.policy.weight(facts.delay))
 
-    def moves(self, facts: Facts, step_size: float) -> list[tuple[Any, str, Any]]:
+    def moves(self, facts: Facts, step_size: float) -> list[Move]:
         """The changes to make when the model steps by ``step_size`` (negative for gradients) along the clipped update.
 
         Each is (object, attribute, value)."""
         return []
 
-    def rules(self) -> dict[str, Any]:
+    def rules(self) -> Plain:
         """Settings for :func:`fastagg.ops.judge`, if the device computes the weight."""
         return {}
 
     def judged(self, facts: Facts, verdict: Later) -> None:
         """Note that the device will have the verdict of this update. This method must not wait for it."""
 
-    def settle(self, client: int | str, ledger: Any) -> None:
+    def settle(self, client: int | str, ledger: Ledger) -> None:
         """Apply the device's verdicts of a client's earlier answers."""
 
     def nbytes(self) -> int:
         """Bytes of tensors held."""
         return 0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Plain data and tensors."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Inverse of :meth:`state_dict`."""
 
 

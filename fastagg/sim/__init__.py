@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
+    from fastagg._types import Plain
     from fastagg.sim.advice import advise as advise
     from fastagg.sim.config import Config
     from fastagg.sim.data.federated import FederatedData
@@ -43,7 +44,7 @@ __all__ = ["advise", "run"]
 
 if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if name == "advise":
             from fastagg.sim.advice import advise
 
@@ -52,8 +53,8 @@ if not TYPE_CHECKING:
 
 
 def run(
-    config: Config | str | dict[str, Any],
-    changes: dict[str, Any] | None = None,
+    config: Config | str | Plain,
+    changes: Plain | None = None,
     *,
     data: FederatedData | None = None,
     model: Callable[..., nn.Module] | None = None,

@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from fastagg import _checks
+from fastagg._types import Plain
 from fastagg.errors import ConfigError, DataError, RunFailed
 from fastagg.sim.cells import Watcher, run_cells
 from fastagg.sim.claims import Difference, paired
@@ -29,6 +30,8 @@ from fastagg.sim.result import Result
 from fastagg.sim.sweep import Cell
 from fastagg.storage.cache import FORMATS, row_parts
 from fastagg.storage.tiered import bytes_of
+
+Item = TypeVar("Item")
 
 SKEWS = {"none": 100.0, "mild": 1.0, "strong": 0.1}  # the alpha of a Dirichlet split by label
 SEARCHERS, JUDGES, FINALISTS = 3, 10, 4  # seeds of the search and of the judgement, rules that come that far
@@ -52,13 +55,13 @@ class Rule:
     about: str  # what it does about slow clients
     rate: str = "lr"  # the keyword that is searched
     rates: range = range(-3, 4)  # its grid, from the middle on: of ..., 0.3, 1, 3, ..., 1 is number 0
-    settings: Callable[[int], dict[str, Any]] = lambda flight: {}  # others, for so many clients that train at once
+    settings: Callable[[int], Plain] = lambda flight: {}  # others, for so many clients that train at once
     caches: Sequence[str] = ("",)  # possible formats of the clients' rows
     keeps_versions: bool = False  # whether the server keeps the version that each open task began with
     gradient: bool = False  # whether clients send gradients
 
 
-def _buffer(flight: int) -> dict[str, Any]:
+def _buffer(flight: int) -> Plain:
     return {"buffer_size": max(1, flight // 5)}
 
 
@@ -86,7 +89,7 @@ class Ranked:
     """A rule and how well it did."""
 
     rule: str  # the preset
-    settings: dict[str, Any]  # its keywords
+    settings: Plain  # its keywords
     accuracy: Difference  # its test accuracy at the end, in percent, with Student's interval of 95% over the seeds
     behind: Difference  # its accuracy minus that of the recommended rule, seed by seed, in percentage points
     memory: int  # bytes of the server
@@ -184,14 +187,14 @@ def advise(
         )
         for name in sorted(finalists, key=lambda name: (name != chosen, -means[name]))
     ]  # fmt: skip
-    given: dict[str, Any] = {"slow": slow, "slow-share": slow_share} if delays is None else {"delays": delays}
+    given: Plain = {"slow": slow, "slow-share": slow_share} if delays is None else {"delays": delays}
     given |= {"skew": skew, "data": data, "parameters": parameters, "memory": memory, "in-flight": in_flight}
     words = [f"--{key} {shlex.quote(str(value))}" for key, value in given.items() if value is not None]
     command = " ".join(["fastagg advise", str(clients), *words, f"--seed {seed}"])
     return Advice(ranked, left_out, _why(ranked, top, searched), command)
 
 
-def keywords_of(rule: str, rate: int, cache: str, in_flight: int) -> dict[str, Any]:
+def keywords_of(rule: str, rate: int, cache: str, in_flight: int) -> Plain:
     """Return a preset's settings. ``rate``: the number of its rate in the grid."""
     value = float(f"{(1, 3)[rate % 2] * 10.0 ** (rate // 2):.0e}")
     return {RULES[rule].rate: value, **RULES[rule].settings(in_flight), **({"cache": cache} if cache else {})}
@@ -217,7 +220,7 @@ def read_delays(path: Path) -> list[list[float]]:
     return _some(sorted((_some(sorted(own), 20) for own in found.values()), key=statistics.fmean), _CLIENTS)
 
 
-def _some(values: list[Any], most: int) -> list[Any]:
+def _some(values: list[Item], most: int) -> list[Item]:
     """Return at most so many of the values, evenly chosen."""
     count = min(most, len(values))
     return [values[(2 * place + 1) * len(values) // (2 * count)] for place in range(count)]
@@ -230,7 +233,7 @@ def _slow(slow: float, share: float) -> list[list[float]]:
     return [[factor * time for time in (0.8, 1.0, 1.2)] for factor in [1.0] * (_CLIENTS - late) + [factor] * late]
 
 
-def _data(given: str | Path | None, folder: Path, clients: int, alpha: float, seed: int) -> tuple[dict[str, Any], int]:
+def _data(given: str | Path | None, folder: Path, clients: int, alpha: float, seed: int) -> tuple[Plain, int]:
     """Return the config's section of the data, and how many answers a run has time for."""
     if given is None:
         return {"name": "digits", "clients": clients, "alpha": alpha}, UPLOADS
@@ -248,7 +251,7 @@ def _data(given: str | Path | None, folder: Path, clients: int, alpha: float, se
         names = np.sort(rng.permutation(np.unique(arrays[npz.OWNERS]))[:clients])
         kept, clients = np.flatnonzero(np.isin(arrays[npz.OWNERS], names)), len(names)
         arrays[npz.OWNERS] = np.searchsorted(names, arrays[npz.OWNERS])
-    chosen: dict[str, Any] = {k: v[tested if k.endswith("test") else kept] for k, v in arrays.items()}
+    chosen: Plain = {k: v[tested if k.endswith("test") else kept] for k, v in arrays.items()}
     np.savez(folder / "data.npz", **chosen)
     # An update of larger inputs takes longer, digits have 64, and all runs together should take two minutes.
     uploads = min(UPLOADS, max(200, round(2.5 * UPLOADS / (inputs / 64) ** 0.8)))
@@ -284,7 +287,7 @@ Run = tuple[str, int, int]  # the rule, the number of its rate, the seed
 class _Lab:
     """The simulations of one federation."""
 
-    base: dict[str, Any]
+    base: Plain
     caches: dict[str, str]
     at_once: int
     end: dict[str, float]  # of a run

@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fastagg.sim import stacked
-from fastagg.sim.client import LocalWork
+from fastagg.sim.client import LocalWork, Update
 from fastagg.sim.data.federated import Samples
 from fastagg.sim.seeds import generator
 
@@ -138,7 +138,7 @@ class BatchedTrainer:
             work.momentum, work.weight_decay, work.mu,
         )  # fmt: skip
 
-    def train(self, jobs: Sequence[Job]) -> list[Any]:
+    def train(self, jobs: Sequence[Job]) -> list[Update]:
         """The jobs' updates, in their order, in the form ``Server.receive`` takes."""
         return train([(self, job) for job in jobs])
 
@@ -167,7 +167,7 @@ class BatchedTrainer:
             for i in range(count):
                 yield found[i * len(found) // count : (i + 1) * len(found) // count]
 
-    def updates(self, rows: Sequence[Row]) -> Iterator[Any]:
+    def updates(self, rows: Sequence[Row]) -> Iterator[Update]:
         """Train a stack of :meth:`stacks`, whose rows may be of other runs of this kind, too."""
         models = [row.job.task.state_dict()["model"] for row in rows]
         start = torch.stack([flat for flat, _, _ in models])  # [clients, d]
@@ -253,19 +253,19 @@ class BatchedTrainer:
         return _cut(flat, self._shapes, self._lengths)
 
 
-def train(asked: Sequence[tuple[BatchedTrainer, Job]]) -> list[Any]:
+def train(asked: Sequence[tuple[BatchedTrainer, Job]]) -> list[Update]:
     """Train jobs of trainers of one kind; the same update for each as :class:`LocalTrainer`'s up to rounding.
 
     It does not depend on the other jobs by a bit. Updates are in the order of ``asked``, in the form ``Server.receive``
     takes.
     """
-    found: list[Any] = [None] * len(asked)
+    found: dict[int, Update] = {}
     if asked:
         first = asked[0][0]
         for rows in first.stacks([trainer.row(place, job) for place, (trainer, job) in enumerate(asked)]):
             for row, update in zip(rows, first.updates(rows), strict=True):
                 found[row.place] = update
-    return found
+    return [found[place] for place in range(len(asked))]
 
 
 def _cut(vectors: Tensor, shapes: dict[str, torch.Size], lengths: list[int]) -> dict[str, Tensor]:

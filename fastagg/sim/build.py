@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fastagg import _checks, _keywords, registry
+from fastagg._types import Plain
 from fastagg.distill import Distillation
 from fastagg.distill.unlabelled import load as load_unlabelled
 from fastagg.errors import ConfigError, DataError
@@ -118,7 +119,7 @@ def build_model(model: c.Model, data: FederatedData, seed: int) -> nn.Module:
     return models.build(model.name, data.shape, data.classes, seed=seed, text=data.text, **keywords)
 
 
-def own_model(function: Callable[..., Any], data: FederatedData, seed: int, keywords: dict[str, Any]) -> nn.Module:
+def own_model(function: Callable[..., object], data: FederatedData, seed: int, keywords: Plain) -> nn.Module:
     """Call a user's function with the data's shape and classes. ConfigError unless it returns a network for them."""
     with models.seeded(seed):
         module = functions.call(function, "model.name", data.shape, data.classes, **keywords)
@@ -140,7 +141,7 @@ def own_model(function: Callable[..., Any], data: FederatedData, seed: int, keyw
 
 
 def build_module(
-    config: c.Config, data: FederatedData, model: Callable[..., Any] | None, device: torch.device
+    config: c.Config, data: FederatedData, model: Callable[..., object] | None, device: torch.device
 ) -> nn.Module:
     """Return the network of a run, of ``model`` where a program passed one."""
     if model is None:
@@ -179,7 +180,7 @@ def split_unlabelled(config: c.Config, data: FederatedData) -> tuple[FederatedDa
     """
     unlabelled, seed = config.unlabelled, config.seed
     if unlabelled.path is not None or unlabelled.data is not None:
-        source: Any = unlabelled.path and Path(unlabelled.path).expanduser()
+        source: object = unlabelled.path and Path(unlabelled.path).expanduser()
         if unlabelled.data is not None:
             folder = unlabelled.dir or getattr(config.data, "dir", None)
             other = SECTIONS[unlabelled.data].model_validate({"name": unlabelled.data, "dir": folder, "clients": 1})
@@ -234,7 +235,7 @@ def build_server(
             raise ConfigError(
                 f"algorithm.{key}: {name} has no such keyword (known: {keys}){_checks.meant(key, accepted)}"
             )
-    keywords: dict[str, Any] = {"num_clients": clients, "seed": seed, **algorithm.keywords}
+    keywords: Plain = {"num_clients": clients, "seed": seed, **algorithm.keywords}
     if distill is not None:
         keywords["distill"] = distill
     if missing := sorted(required - set(keywords)):

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
 
 from fastagg.errors import FastaggError
 from fastagg.sim import engines
@@ -23,8 +25,9 @@ from fastagg.sim.engines.stacks import Stacks
 from fastagg.sim.engines.workers import Do, Line
 from fastagg.sim.interrupt import on_ctrl_c
 from fastagg.sim.metrics import Row
+from fastagg.sim.progress import Progress
 from fastagg.sim.result import Outcome, Result, read
-from fastagg.sim.simulation import running
+from fastagg.sim.simulation import Resume, running
 from fastagg.sim.sweep import Cell
 from fastagg.sim.together import MOST, Running, together
 
@@ -89,9 +92,9 @@ def _run(
 
 
 def _attempt(
-    config: Config, folder: Path, progress: Any, stacks: Stacks, replace: bool, stop: Callable[[], bool]
+    config: Config, folder: Path, progress: Progress, stacks: Stacks, replace: bool, stop: Callable[[], bool]
 ) -> Running[Outcome]:
-    resume: Any = "replace" if replace else "go on"
+    resume: Resume = "replace" if replace else "go on"
     try:
         return (yield from running(config, folder, progress, stacks, resume=resume, stop=stop))
     except FastaggError as error:
@@ -216,7 +219,7 @@ def _begin() -> Do:
     return _work
 
 
-def _work(task: tuple[Sequence[Cell], Path, bool], arrays: Sequence[Any], line: Line) -> _News:
+def _work(task: tuple[Sequence[Cell], Path, bool], arrays: Sequence[Tensor], line: Line) -> _News:
     """A bundle in a process of its own."""
     cells, out, replace = task
     told = _Telegraph(line)

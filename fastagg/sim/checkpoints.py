@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from fastagg._types import State
 from fastagg.errors import CheckpointError, ConfigError, DataError
 from fastagg.server import checkpoint
 from fastagg.sim import output
@@ -25,9 +26,9 @@ class Resumable(Protocol):
 
     rows: list[Row]
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> State: ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: State) -> None: ...
 
 
 class Checkpoints:

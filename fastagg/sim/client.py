@@ -6,28 +6,32 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
+from fastagg._types import State
 from fastagg.clients import GradientDifference, add_proximal_gradient_
 from fastagg.sim import stacked
 from fastagg.sim.data.federated import Samples, Score, batches
 from fastagg.sim.seeds import generator, integer
+
+# What a client sends: arrays by name, parameters' changes and new buffers; one vector if the model has no buffers.
+Update = dict[str, torch.Tensor] | torch.Tensor
 
 
 class Task(Protocol):
     """What ``fastagg.Server.dispatch`` returns, as far as a client needs it."""
 
     @property
-    def views(self) -> Any: ...
+    def views(self) -> Mapping[str, torch.Tensor]: ...
 
     @property
     def local_steps(self) -> int | None: ...
 
-    def delta(self, trained: Any) -> Any: ...
+    def delta(self, trained: nn.Module) -> dict[str, torch.Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ class LocalTrainer:
         # Layers that run in stacks are known to draw nothing; of any other it cannot be known.
         self._draws = stacked.refusal(module) is not None
 
-    def train(self, task: Task, samples: Samples, client: int, number: int) -> Any:
+    def train(self, task: Task, samples: Samples, client: int, number: int) -> Update:
         """Train from ``task.views`` on ``samples`` and return the update in the form ``Server.receive`` takes."""
         module = self._module
         module.load_state_dict(task.views)
@@ -158,7 +162,7 @@ class DifferenceSender:
         self._names = list(parameters)
         self._clients: defaultdict[int, GradientDifference] = defaultdict(GradientDifference)
 
-    def difference(self, client: int, update: Any) -> Any:
+    def difference(self, client: int, update: Update) -> Update:
         """Return ``update``, a dict or a vector, with gradients replaced by their change; buffers stay as they are."""
         if isinstance(update, torch.Tensor):
             return self._clients[client].difference(update)
@@ -168,10 +172,10 @@ class DifferenceSender:
         changes = {n: p.view_as(g) for n, p, g in zip(self._names, pieces, gradients, strict=True)}
         return {**update, **changes}
 
-    def state_dict(self) -> dict[int, Any]:
+    def state_dict(self) -> dict[int, State]:
         return {client: sender.state_dict() for client, sender in self._clients.items()}
 
-    def load_state_dict(self, state: dict[int, Any]) -> None:
+    def load_state_dict(self, state: dict[int, State]) -> None:
         self._clients.clear()
         for client, sent in state.items():
             self._clients[client].load_state_dict(sent)

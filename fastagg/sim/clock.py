@@ -5,7 +5,9 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
+
+from fastagg._types import State
 
 Item = TypeVar("Item")
 
@@ -57,12 +59,12 @@ class VirtualClock(Generic[Item]):
         heapq.heapify(self._heap)
         return [item for _, _, item in picked]
 
-    def state_dict(self, item: Callable[[Item], Any]) -> dict[str, Any]:
+    def state_dict(self, item: Callable[[Item], State]) -> State:
         """Return the clock as plain data. ``item`` converts the scheduled items."""
         heap = [(due, order, item(entry)) for due, order, entry in self._heap]
         return {"now": self.now, "scheduled": self._scheduled, "heap": heap}
 
-    def load_state_dict(self, state: dict[str, Any], item: Callable[[Any], Item]) -> None:
+    def load_state_dict(self, state: State, item: Callable[[State], Item]) -> None:
         self.now, self._scheduled = state["now"], state["scheduled"]
         self._heap = [(due, order, item(entry)) for due, order, entry in state["heap"]]
 

@@ -13,12 +13,14 @@ import tomllib
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tomli_w
 from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from fastagg import _checks, _keywords, registry
+from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.sim.data.sections import SECTIONS, AnyData, named_function
 from fastagg.sim.section import Section
@@ -31,7 +33,7 @@ class Algorithm(Section):
     name: str
 
     @property
-    def keywords(self) -> dict[str, Any]:
+    def keywords(self) -> Plain:
         extra = self.model_extra or {}
         # TOML has no null, and presets use None for "off" (FADAS' delay_threshold).
         return {key: None if value == "none" else value for key, value in extra.items()}
@@ -66,13 +68,13 @@ class Model(Section):
     widths: list[PositiveInt] = Field(default=[64])
     norm: Literal["batch", "group", "none"] = "batch"
     call: str = ""
-    keywords: dict[str, Any] = Field(default={})
+    keywords: Plain = Field(default={})
     lora_rank: PositiveInt | None = None
     lora_alpha: PositiveFloat = 8.0
 
     @model_validator(mode="before")
     @classmethod
-    def _default_widths(cls, values: Any) -> Any:
+    def _default_widths(cls, values: object) -> object:
         values = named_function(values)
         if not isinstance(values, dict) or "widths" in values:
             return values
@@ -98,7 +100,7 @@ class Client(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_amount_of_work(cls, values: Any) -> Any:
+    def _one_amount_of_work(cls, values: object) -> object:
         if not isinstance(values, dict):
             return values
         given = [key for key in ("epochs", "steps") if values.get(key) is not None]
@@ -304,7 +306,7 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _data_by_function(cls, values: Any) -> Any:
+    def _data_by_function(cls, values: object) -> object:
         return (
             {**values, "data": named_function(values["data"])}
             if isinstance(values, dict) and "data" in values
@@ -327,7 +329,7 @@ class Config(Section):
         return self
 
 
-def from_dict(values: dict[str, Any], source: str) -> Config:
+def from_dict(values: Plain, source: str) -> Config:
     """Check ``values``. ConfigError if something is wrong: one line that begins with ``source`` and names the key."""
     try:
         return Config.model_validate(values)
@@ -335,7 +337,7 @@ def from_dict(values: dict[str, Any], source: str) -> Config:
         raise ConfigError(f"{source}: {explain(error)}") from None
 
 
-def from_toml(text: str, source: str, changes: dict[str, Any] | None = None) -> Config:
+def from_toml(text: str, source: str, changes: Plain | None = None) -> Config:
     """Read a TOML document; ``changes`` maps dotted keys ("client.lr") to new values."""
     try:
         values = tomllib.loads(text)
@@ -344,7 +346,7 @@ def from_toml(text: str, source: str, changes: dict[str, Any] | None = None) -> 
     return from_dict(changed(values, changes or {}), source)
 
 
-def changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def changed(values: Mapping[str, object], changes: Mapping[str, object]) -> Plain:
     """Return a copy of ``values`` with ``changes`` to dotted keys ("client.lr") made in it."""
     copy = deepcopy(dict(values))
     for key, value in changes.items():
@@ -362,14 +364,14 @@ def differences(a: Config, b: Config) -> list[str]:
     return sorted(dict(_leaves(a.model_dump()).items() ^ _leaves(b.model_dump()).items()))
 
 
-def _leaves(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
+def _leaves(values: Plain, prefix: str = "") -> dict[str, str]:
     leaves: dict[str, str] = {}
     for key, value in values.items():
         leaves |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: repr(value)}
     return leaves
 
 
-def load(path: Path, changes: dict[str, Any] | None = None) -> Config:
+def load(path: Path, changes: Plain | None = None) -> Config:
     """Read a recipe from a file. ConfigError when it cannot be read."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -378,7 +380,7 @@ def load(path: Path, changes: dict[str, Any] | None = None) -> Config:
     return from_toml(text, str(path), changes)
 
 
-def parse_change(text: str) -> tuple[str, Any]:
+def parse_change(text: str) -> tuple[str, object]:
     """Split "client.lr=0.1" into its key and its value. The value is read as TOML; if that fails, it is plain text."""
     key, equals, value = text.partition("=")
     key, value = key.strip(), value.strip()
@@ -390,7 +392,7 @@ def parse_change(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def parse_choices(text: str) -> tuple[str, list[Any]]:
+def parse_choices(text: str) -> tuple[str, list[object]]:
     """Split "client.lr=0.1,0.3" into its key and its values. A comma inside brackets or quotes does not separate."""
     key, equals, values = text.partition("=")
     parts, depth, quote = [""], 0, ""
@@ -424,7 +426,7 @@ def _on_one_line(text: str) -> str:
     return text if text.isprintable() else repr(text)
 
 
-def _problem(item: Any) -> str:
+def _problem(item: ErrorDetails) -> str:
     # pydantic's location of a tagged section contains the tag (data, digits, alpha), but the user's key does not.
     where = ".".join(_on_one_line(str(part)) for part in item["loc"] if part not in _TAGS)
     given = reprlib.repr(item["input"])  # shortened
@@ -470,7 +472,7 @@ _PLAIN: dict[str, type[Section]] = {
 }
 
 
-def _meant(given: Any, message: str) -> str:
+def _meant(given: object, message: str) -> str:
     """Return the nearest of the names that a message has in quotes."""
     return _checks.meant(given, re.findall(r"'([^']+)'", message))
 
@@ -485,14 +487,14 @@ def full_keys(key: str) -> list[str]:
     return [f"{name}.{key}" for name in (*first, *(held.keys() - set(first))) if key in held[name]]
 
 
-def _known(location: tuple[Any, ...]) -> list[str]:
+def _known(location: tuple[int | str, ...]) -> list[str]:
     section: type[Section] = Config
     for part in location[:-1]:
-        section = _TAGGED.get(part) or _PLAIN.get(part) or section
+        section = _TAGGED.get(str(part)) or _PLAIN.get(str(part)) or section
     return list(section.model_fields)
 
 
-def _put(values: dict[str, Any], dotted: str, value: Any) -> None:
+def _put(values: Plain, dotted: str, value: object) -> None:
     *parents, last = dotted.split(".")
     here = values
     for parent in parents:

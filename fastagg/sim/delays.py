@@ -12,10 +12,11 @@ Suspension does. ``state_dict`` returns what a model remembers of earlier dispat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from fastagg._types import State
 from fastagg.errors import ConfigError
 from fastagg.sim.seeds import below, generator, uniform
 
@@ -31,18 +32,18 @@ class DelayModel(Protocol):
 
     def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float: ...
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> State: ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: State) -> None: ...
 
 
 class Stateless:
     """A model whose draws are independent, so it has no state."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         pass
 
 
@@ -168,10 +169,10 @@ class Around:
     def __init__(self, delays: DelayModel) -> None:
         self.unit, self._delays = delays.unit, delays
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return self._delays.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         self._delays.load_state_dict(state)
 
 
@@ -242,9 +243,9 @@ class Suspension(Around):
         self._longest = max(self._longest, training)
         return training + hang
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {"longest": self._longest, "delays": self._delays.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         self._longest = state["longest"]
         self._delays.load_state_dict(state["delays"])

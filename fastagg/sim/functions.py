@@ -7,12 +7,11 @@ import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fastagg.errors import ConfigError
 
 
-def find(name: str, key: str) -> Callable[..., Any]:
+def find(name: str, key: str) -> Callable[..., object]:
     """Return the function ``name`` ("module:function"), which a recipe names in ``key``. Modules in the current folder
     are found, too. ConfigError if there is no such function."""
     module, _, function = name.partition(":")
@@ -34,7 +33,7 @@ def find(name: str, key: str) -> Callable[..., Any]:
     return found
 
 
-def call(function: Callable[..., Any], key: str, *positional: Any, **keywords: Any) -> Any:
+def call(function: Callable[..., object], key: str, *positional: object, **keywords: object) -> object:
     """Call the function. ConfigError that names ``key`` if it takes other arguments."""
     try:
         inspect.signature(function).bind(*positional, **keywords)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fastagg._types import Foreign
 from fastagg.sim.data.federated import Samples
 
 IGNORED = -100  # the label that torch's cross-entropy ignores
@@ -19,7 +19,7 @@ NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 class FinalNumbers:
     """The share of greedily written solutions that end in the reference's number, and the references' mean loss."""
 
-    tokenizer: Any
+    tokenizer: Foreign
     new_tokens: int
     batch_size: int = 8
 
@@ -34,7 +34,7 @@ class FinalNumbers:
             right += sum(same_number(a, b) for a, b in zip(written, wanted, strict=True))
         return right / len(test), loss / labels
 
-    def _written(self, module: Any, x: Tensor, y: Tensor) -> list[str]:
+    def _written(self, module: Foreign, x: Tensor, y: Tensor) -> list[str]:
         """Return what the model writes after each question. Questions are padded on the left, as generation needs
         it."""
         starts = (y != IGNORED).int().argmax(dim=1) + 1  # the number of the question's tokens

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fastagg.sim.metrics import Row, reaching
 from fastagg.sim.result import Result
@@ -112,7 +111,7 @@ def speedups(groups: Sequence[Group], baseline: str | None, target: float | None
     """
     if baseline is None:
         return [None] * len(groups)
-    times: dict[tuple[str, str], Any] = {}
+    times: dict[tuple[str, str], tuple[float | None, str]] = {}
     for group in groups:
         rows = group.reached(target)
         whole = all(row is not None for row in rows)

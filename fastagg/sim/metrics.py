@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+
+from fastagg._types import Plain
 
 LAST = 5  # the last so many evaluations of a run, for the mean in FADAS' Table 2
 # setup: loading data, building model, server and schedule. server: dispatch and receive.
@@ -163,7 +164,7 @@ def reaching(rows: Sequence[Row], target: float) -> Row | None:
     return next((row for row in rows if row.accuracy >= target), None)
 
 
-def summarise(rows: Sequence[Row], target: float) -> dict[str, Any]:
+def summarise(rows: Sequence[Row], target: float) -> Plain:
     """Return the entries of summary.json that come from the rows of one run (at least one row)."""
     mean, deviation = last_evaluations(rows)
     end, reached = rows[-1], reaching(rows, target)

@@ -19,6 +19,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from fastagg._types import Plain
 from fastagg.errors import DataError
 from fastagg.sim.metrics import Row
 
@@ -102,7 +103,7 @@ def read_delays(path: Path) -> dict[int, int]:
         raise DataError(f"cannot read {path}: {error}") from None
 
 
-def read_summary(path: Path) -> dict[str, Any] | None:
+def read_summary(path: Path) -> Plain | None:
     """Read what ``summary_json`` wrote; None if there is no such file. DataError if it is damaged."""
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
@@ -115,7 +116,7 @@ def read_summary(path: Path) -> dict[str, Any] | None:
         raise DataError(f"cannot read {path}: {error}") from None
 
 
-def summary_json(summary: dict[str, Any]) -> str:
+def summary_json(summary: Plain) -> str:
     """Return the summary as JSON; a NaN or infinite loss (a diverged run) becomes null."""
     finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in summary.items()}
     return json.dumps(finite, indent=2, allow_nan=False) + "\n"

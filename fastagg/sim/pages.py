@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from fastagg import page
 from fastagg.facts import facts
@@ -54,7 +53,7 @@ def _curves(groups: Sequence[Group], part: str, target: float | None) -> list[st
     return [page.lines(title, "test accuracy (%)", xs, series, target=goal, log_x=far)]
 
 
-def _points(group: Group, key: str, factor: float) -> dict[str, Any]:
+def _points(group: Group, key: str, factor: float) -> dict[str, list[float]]:
     x, mean, deviation = sweep_plots.mean_curve([result.rows for result in group.results], key)
     points = {"x": (factor * x).tolist(), "y": (100 * mean).tolist()}
     if deviation is not None:

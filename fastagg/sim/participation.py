@@ -9,8 +9,9 @@ place. Draws are keyed by (seed, arrival), see seeds.py.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Protocol
+from typing import Protocol
 
+from fastagg._types import State
 from fastagg.errors import ConfigError
 from fastagg.sim.seeds import below, generator
 
@@ -22,9 +23,9 @@ class Participation(Protocol):
 
     def drop(self, gone: Collection[int], flying: int) -> list[int]: ...
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> State: ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: State) -> None: ...
 
 
 class Concurrency:
@@ -54,10 +55,10 @@ class Concurrency:
         self._idle = [client for client in self._idle if client not in gone]
         return [self._draw() for _ in range(min(flying, len(self._idle)))]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {"arrivals": self._arrivals, "idle": list(self._idle)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         self._arrivals, self._idle = state["arrivals"], list(state["idle"])
 
     def _draw(self) -> int:
@@ -83,8 +84,8 @@ class AllClients:
     def drop(self, gone: Collection[int], flying: int) -> list[int]:
         return []
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         pass

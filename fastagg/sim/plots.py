@@ -10,7 +10,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,6 +20,7 @@ from matplotlib.ticker import FuncFormatter
 from PIL import Image  # matplotlib needs it, too
 
 from fastagg import _checks
+from fastagg._types import Plain
 from fastagg.page import COLOURS
 from fastagg.sim.metrics import seconds, unit_text
 from fastagg.sim.output import replace_file
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from fastagg.sim.result import Result
 
 FORMATS = ("png", "pdf", "svg")
-DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (5, 1.5, 1, 1.5)), (0, (1, 1.2)))
+DASHES: tuple[str | tuple[int, tuple[float, ...]], ...] = ("-", (0, (5, 2)), (0, (5, 1.5, 1, 1.5)), (0, (1, 1.2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DPI = 200  # of PNG
 TEXT = 9  # in points, at the width that the picture has in print
@@ -42,7 +43,7 @@ def check_format(name: str) -> str:
     return _checks.one_of("--format", name, FORMATS)
 
 
-def look(number: int) -> dict[str, Any]:
+def look(number: int) -> Plain:
     """Return the style of line ``number`` (from 0) of a picture: its colour, dashes and marker."""
     return {
         "color": COLOURS[number % len(COLOURS)],

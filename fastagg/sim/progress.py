@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
-from fastagg.integrations.trackers import Trackers
+from fastagg.integrations.trackers import Given, Trackers
 from fastagg.sim.metrics import Row, duration
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Tracking:
     """Sends every row to the trackers, and everything to ``progress``. As a context it closes the trackers at its
     end."""
 
-    def __init__(self, progress: Progress, trackers: Any) -> None:
+    def __init__(self, progress: Progress, trackers: Given) -> None:
         self._progress, self._trackers = progress, Trackers(trackers)
 
     def __enter__(self) -> Tracking:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from fastagg._types import Plain
 from fastagg.sim import output
 from fastagg.sim.config import Config
 from fastagg.sim.metrics import Row
@@ -25,7 +25,7 @@ class Result:
 
     config: Config
     rows: list[Row]
-    summary: dict[str, Any]
+    summary: Plain
     unit: str
     delays: dict[int, int] = field(default_factory=dict)
 

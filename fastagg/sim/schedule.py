@@ -23,8 +23,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from fastagg._types import State
 from fastagg.server.dispatch import Dispatch
 from fastagg.sim.clock import VirtualClock
 from fastagg.sim.delays import DelayModel
@@ -48,7 +49,7 @@ class Job:
     number: int
     task: Dispatch
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {"client": self.client, "number": self.number, "task": self.task.state_dict()}
 
 
@@ -72,9 +73,9 @@ class Schedule(Protocol):
 
     def drop(self, clients: Collection[int]) -> None: ...
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> State: ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: State) -> None: ...
 
 
 class TimedSchedule:
@@ -136,7 +137,7 @@ class TimedSchedule:
         for client in self._participation.drop(clients, len(lost)):
             self._dispatch(client)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {
             "clock": self._clock.state_dict(Job.state_dict),
             "owed": list(self._owed),
@@ -146,7 +147,7 @@ class TimedSchedule:
             "participation": self._participation.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         self._clock.load_state_dict(state["clock"], lambda job: _job(job, self._server))
         self._owed, self._sent = list(state["owed"]), state["sent"]
         self._dispatches = Counter(state["dispatches"])
@@ -219,7 +220,7 @@ class RoundSchedule:
     def drop(self, clients: Collection[int]) -> None:
         self._gone = set(clients)  # a round that has begun is finished, because the server would otherwise wait forever
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {
             "now": self.now,
             "rounds": self._rounds,
@@ -230,7 +231,7 @@ class RoundSchedule:
             "gone": sorted(self._gone),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         self.now, self._rounds, self._end = state["now"], state["rounds"], state["end"]
         self._waiting = deque(_job(job, self._server) for job in state["waiting"])
         self._dispatches = Counter(state["dispatches"])
@@ -300,7 +301,7 @@ class VersionSchedule:
     def drop(self, clients: Collection[int]) -> None:
         self._gone = set(clients)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         tasks = {v: {c: task.state_dict() for c, task in held.items()} for v, held in self._tasks.items()}
         return {
             "arrivals": self._arrivals,
@@ -309,7 +310,7 @@ class VersionSchedule:
             "gone": sorted(self._gone),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         self._arrivals, self._updates = state["arrivals"], Counter(state["updates"])
         self._gone = set(state["gone"])
         self._tasks = {
@@ -334,9 +335,9 @@ class VersionSchedule:
             tasks.pop(client, None)
 
 
-def _task(state: dict[str, Any], server: Server) -> Dispatch:
+def _task(state: State, server: Server) -> Dispatch:
     return Dispatch.from_state(state, server.layout)
 
 
-def _job(state: dict[str, Any], server: Server) -> Job:
+def _job(state: State, server: Server) -> Job:
     return Job(state["client"], state["number"], _task(state["task"], server))

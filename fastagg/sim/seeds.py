@@ -12,7 +12,6 @@ import struct
 from collections.abc import Iterator
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -25,7 +24,7 @@ class _Hashed(ISeedSequence):
     def __init__(self, words: np.ndarray) -> None:
         self._words = words
 
-    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
+    def generate_state(self, n_words: int, dtype: object = np.uint32) -> np.ndarray:
         return self._words[:n_words]
 
 
@@ -42,9 +41,9 @@ def _words(seed: int, stream: str, key: tuple[int, ...]) -> bytes:
 
 def generator(seed: int, stream: str, *key: int) -> np.random.Generator:
     """Return a fresh NumPy generator for ``stream`` (e.g. "delay") and ``key`` (e.g. client, dispatch number)."""
+    words = _Hashed(np.frombuffer(_words(seed, stream, key), np.uint64))
     # NumPy's type stubs accept only its own seed sequences
-    words: Any = _Hashed(np.frombuffer(_words(seed, stream, key), np.uint64))
-    return np.random.Generator(np.random.PCG64(words))
+    return np.random.Generator(np.random.PCG64(words))  # type: ignore[arg-type]
 
 
 # One number needs no generator, which takes longer to make than to use. These are PCG64's own steps (O'Neill 2014,

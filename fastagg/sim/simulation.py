@@ -9,18 +9,20 @@ from contextlib import closing
 from dataclasses import asdict, astuple
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import nn
 
+from fastagg._types import Plain, State
 from fastagg.errors import CheckpointError, DataError, NonFiniteUpdate
+from fastagg.integrations.trackers import Given
 from fastagg.rules.directions import ActiveSet, AllClients, Differences
 from fastagg.server.checkpoint import on_device
 from fastagg.sim import build, checkpoints, engines, output
 from fastagg.sim.batched import STACK
-from fastagg.sim.client import DifferenceSender, LocalTrainer, evaluate
+from fastagg.sim.client import DifferenceSender, LocalTrainer, Update, evaluate
 from fastagg.sim.config import Config, changed, from_dict, to_toml
 from fastagg.sim.data import own
 from fastagg.sim.data.federated import FederatedData
@@ -111,7 +113,7 @@ class Simulation:
         return Ahead(remote, stack, max(4 * remote.parts, STACK // (4 * max(1, self.server.layout.size))))
 
     @property
-    def ready(self) -> dict[tuple[int, int], Any]:
+    def ready(self) -> dict[tuple[int, int], Update]:
         """Updates that are trained but not due yet, by client and number of its dispatch."""
         return self.ahead.ready
 
@@ -205,7 +207,7 @@ class Simulation:
             return False
         return version * (1 - share) / share < (LAST if limits.time is None else 2 * LAST)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the state needed to continue, as plain data and tensors.
 
         It is the server's state, which ``fastagg.load`` reads, with the simulator's state under "run". Nothing is
@@ -213,7 +215,7 @@ class Simulation:
         """
         return {**self.server.state_dict(copy=False), "run": self._remembered()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Inverse of :meth:`state_dict`, for a simulation of the same config that has not begun.
 
         CheckpointError if the state is damaged or belongs to another config. If it is damaged, do not use the
@@ -229,7 +231,7 @@ class Simulation:
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
 
-    def _remembered(self) -> dict[str, Any]:
+    def _remembered(self) -> State:
         distillation = self.server.distillation
         return {
             "config": to_toml(self.config),
@@ -247,7 +249,7 @@ class Simulation:
             "wall_seconds": self.stopwatch.split(),
         }
 
-    def _remember(self, run: dict[str, Any]) -> None:
+    def _remember(self, run: State) -> None:
         self.rows[:] = [Row(*row) for row in run["rows"]]
         self.uploads, self.largest, self.dropped = run["uploads"], run["largest"], run["dropped"]
         self.warm_up = run["warm_up"]
@@ -262,7 +264,7 @@ class Simulation:
         self.ahead.load_state_dict(run["ready"])
         self.stopwatch.restore(run["wall_seconds"])
 
-    def _distillation(self) -> dict[str, Any]:
+    def _distillation(self) -> Plain:
         record = self.server.distillation
         if record is None:
             return {}
@@ -287,7 +289,7 @@ class Simulation:
             )
         return notes
 
-    def summary(self, stopped: str) -> dict[str, Any]:
+    def summary(self, stopped: str) -> Plain:
         config, wall = self.config, self.stopwatch.split()
         return {
             "name": config.name,
@@ -325,7 +327,7 @@ def run(
     *,
     data: FederatedData | None = None,
     model: Factory | None = None,
-    trackers: Any = None,
+    trackers: Given = None,
     resume: Resume = "never",
     stop: Callable[[], bool] = lambda: False,
     picture: str = "png",
@@ -368,7 +370,7 @@ def running(
     *,
     data: FederatedData | None = None,
     model: Factory | None = None,
-    trackers: Any = None,
+    trackers: Given = None,
     resume: Resume = "never",
     stop: Callable[[], bool],
     picture: str = "png",
@@ -403,7 +405,7 @@ def given(config: Config, data: FederatedData | None, model: Factory | None) -> 
 
     DataError if the data cannot be used for training.
     """
-    changes: dict[str, Any] = {}
+    changes: Plain = {}
     if data is not None:
         own.check(data, "data")
         changes["data"] = {"name": "given", "clients": len(data.clients)}

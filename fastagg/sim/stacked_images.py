@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fastagg._types import Foreign
 from fastagg.sim.stacked_layers import Backward, Layer, Place, product
 from fastagg.sim.stacked_windows import Pair, Windows
 
@@ -147,7 +147,7 @@ def _group_norm(layer: nn.GroupNorm, x: Tensor, place: Place) -> tuple[Tensor, B
     return y.view(shape), backward
 
 
-def _pair(value: Any) -> Pair:
+def _pair(value: Foreign) -> Pair:
     return (value, value) if isinstance(value, int) else value
 
 

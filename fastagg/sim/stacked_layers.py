@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from fastagg._types import Foreign
 
 # takes the gradient of the output, which it may overwrite; returns that of the input
 Backward = Callable[[Tensor], Tensor]
@@ -36,7 +37,7 @@ class Place:
     owned: bool
 
 
-Layer = Callable[[Any, Tensor, Place], tuple[Tensor, Backward]]
+Layer = Callable[[Foreign, Tensor, Place], tuple[Tensor, Backward]]
 
 
 def product(x: Tensor, place: Place, *, bias: bool) -> tuple[Tensor, Backward]:

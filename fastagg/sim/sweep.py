@@ -7,13 +7,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.sim import config, recipes, tables
 from fastagg.sim.config import Config
 
-Choice = tuple[tuple[str, Any], ...]  # keys and their values in one cell, in the order of the table and grid
+Choice = tuple[tuple[str, object], ...]  # keys and their values in one cell, in the order of the table and grid
 
 SETTING = "setting"  # the key in a Choice for a table's setting, whose value is a label
 
@@ -47,7 +47,7 @@ class Cell:
 
 
 def cells(
-    names: Iterable[str], changes: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], seeds: int
+    names: Iterable[str], changes: Mapping[str, object], grid: Mapping[str, Sequence[object]], seeds: int
 ) -> list[Cell]:
     """Return every recipe and every run of every table, at every point of ``grid``, with ``seeds`` seeds.
 
@@ -72,7 +72,7 @@ def file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._=,+-]+", "_", text)
 
 
-def _loaded(name: str, changes: dict[str, Any]) -> Iterator[Cell]:
+def _loaded(name: str, changes: Plain) -> Iterator[Cell]:
     if not tables.is_table(name):
         yield Cell(recipes.load(name, changes))
         return

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fastagg.sim import findings
@@ -44,7 +44,7 @@ def curves(groups: Sequence[Group], labels: Sequence[str], title: str = "", targ
     if (scale := time_axis(groups)) is not None:
         panels.insert(0, ("time", scale[1], scale[0]))
     figure = Figure(figsize=(3 * len(panels), 3), layout="constrained")
-    all_axes: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     targets = {r.config.run.target if target is None else target for g in groups for r in g.results}
     wanted = next(iter(targets)) if len(targets) == 1 else None
     shown: list[np.ndarray] = []
@@ -63,7 +63,7 @@ def curves(groups: Sequence[Group], labels: Sequence[str], title: str = "", targ
     return figure
 
 
-def _panel(axes: Any, groups: Sequence[Group], labels: Sequence[str], field: str, factor: float) -> list[np.ndarray]:
+def _panel(axes: Axes, groups: Sequence[Group], labels: Sequence[str], field: str, factor: float) -> list[np.ndarray]:
     """Draw the mean accuracy over one ``field`` of the rows, with a band over seeds; return the curves in percent."""
     shown = []
     for number, (group, label) in enumerate(zip(groups, labels, strict=True)):
@@ -73,7 +73,7 @@ def _panel(axes: Any, groups: Sequence[Group], labels: Sequence[str], field: str
         axes.plot(x, shown[-1], label=label, markevery=marks(number, len(x), len(groups)), **look(number))
         if deviation is not None:
             band(axes, x, 100 * (mean - deviation), 100 * (mean + deviation), look(number)["color"])
-    if far_apart([line.get_xdata() for line in axes.get_lines()]):
+    if far_apart([np.asarray(line.get_xdata()) for line in axes.get_lines()]):
         logarithmic(axes, "x")
     else:
         axes.set_xlim(left=0)
@@ -134,7 +134,7 @@ def to_target(
     return figure
 
 
-def far_apart(xs: Sequence[Any]) -> bool:
+def far_apart(xs: Sequence[Sequence[float] | np.ndarray]) -> bool:
     """Return whether some curves end so much earlier than others that only a logarithmic x axis shows both."""
     ends = [float(x[-1]) for x in xs]
     return min(ends) > 0 and max(ends) > FAR * min(ends)
@@ -183,18 +183,19 @@ def lines_over_key(groups: Sequence[Group]) -> Figure | None:
     """
     keys = choice_keys(group.choice for group in groups)
     varied = [key for key in keys if len({repr(dict(group.choice).get(key)) for group in groups}) > 1]
-    places = [_place(group, varied[0]) if len(varied) == 1 else None for group in groups]
-    if None in places or len(set(places)) < 3:
+    if len(varied) != 1:
         return None
     (key,) = varied
+    places = [place for group in groups if (place := _place(group, key)) is not None]
+    if len(places) < len(groups) or len(set(places)) < 3:
+        return None
     figure = Figure(figsize=(4.5, 3.2), layout="constrained")
-    axes: Any = figure.subplots()
+    axes = figure.subplots()
     for number, method in enumerate(dict.fromkeys(group.method for group in groups)):
         found = [(place, g.ours()) for place, g in zip(places, groups, strict=True) if g.method == method]
-        own = sorted((pair for pair in found if pair[1].mean is not None), key=lambda pair: pair[0] or 0.0)
-        x, mean = [place for place, _ in own], [spread.mean for _, spread in own]
+        own = sorted((place, one.mean, one.deviation or 0.0) for place, one in found if one.mean is not None)
+        x, mean, bars = ([triple[column] for triple in own] for column in range(3))
         axes.plot(x, mean, label=method, **look(number))
-        bars = [spread.deviation or 0.0 for _, spread in own]
         axes.errorbar(x, mean, bars, fmt="none", ecolor=look(number)["color"], elinewidth=0.8, capsize=3)
     measure = groups[0].paper.measure
     axes.set_xlabel(key)
@@ -236,7 +237,7 @@ def heat_map(groups: Sequence[Group]) -> Figure | None:
     lines = -(-len(methods) // columns)
     wide, high = max(3.2, 0.75 * len(values[across]) + 1.2), max(2.6, 0.55 * len(values[down]) + 1.2)
     figure = Figure(figsize=(wide * columns + 1.2, high * lines + 0.4), layout="constrained")
-    all_axes: Any = figure.subplots(lines, columns, squeeze=False)
+    all_axes = figure.subplots(lines, columns, squeeze=False)
     lowest = min(float(np.nanmin(table)) for table in tables.values())
     highest = max(float(np.nanmax(table)) for table in tables.values())
     image = None
@@ -269,7 +270,7 @@ def delay_tails(groups: Sequence[Group]) -> Figure:
         worlds.setdefault(tuple(sorted(total_delays(group.results).items())), []).append(group)
     shown = list(worlds.items())[:MOST_LINES]
     figure = Figure(figsize=(5, 3.4), layout="constrained")
-    axes: Any = figure.subplots()
+    axes = figure.subplots()
     for number, (found, alike) in enumerate(shown):
         delays, shares = tail(dict(found))
         facts = f"mean {alike[0].over('delay_mean').mean or 0.0:.1f}, max {max(dict(found), default=0)}"

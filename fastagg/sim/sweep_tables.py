@@ -6,8 +6,8 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
+from fastagg._types import Plain
 from fastagg.sheet import Sheet
 from fastagg.sim.groups import Group, Spread, choice_keys, name_of, speedups, spread
 from fastagg.sim.metrics import duration, seconds
@@ -109,7 +109,7 @@ def groups_csv(groups: Sequence[Group], target: float | None = None, baseline: s
     lines = []
     for group, ratio in zip(groups, speedups(groups, baseline, target), strict=True):
         reached = group.reached(target)
-        line: dict[str, Any] = {"method": group.method, "name": group.name}
+        line: Plain = {"method": group.method, "name": group.name}
         line |= {short: dict(group.choice).get(key) for key, short in keys.items()}
         line |= {"seeds": len(group.results)} | {state: _count(group, state) for state in ("diverged", "interrupted")}
         line |= _pair("accuracy", group.over("last5_accuracy_mean"))

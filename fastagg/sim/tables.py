@@ -57,10 +57,10 @@ from copy import deepcopy
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, PositiveFloat, ValidationError
 
+from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.sim import config, recipes
 from fastagg.sim.section import Section
@@ -91,10 +91,10 @@ class _File(Section):
     source: str
     extends: str | None = None
     only: list[str] = Field(default=[])
-    base: dict[str, Any] = Field(default={})
-    methods: dict[str, dict[str, Any]] = Field(default={})
-    settings: dict[str, dict[str, Any]] = Field(default={})
-    grid: dict[str, list[Any]] = Field(default={})
+    base: Plain = Field(default={})
+    methods: dict[str, Plain] = Field(default={})
+    settings: dict[str, Plain] = Field(default={})
+    grid: dict[str, list[object]] = Field(default={})
     paper: Paper = Paper()
     claims: list[_Claim] = Field(default=[])
 
@@ -118,7 +118,7 @@ class Cell:
 
     method: str
     setting: str
-    values: dict[str, Any]
+    values: Plain
     paper: tuple[float, ...]  # (), (mean,) or (mean, deviation)
 
     @property
@@ -220,24 +220,24 @@ def _entry(name: str, configs: Sequence[config.Config], purpose: str) -> Entry:
     return Entry(name, len(configs), algorithms, data, files, purpose.replace("\n", " ").rstrip("."))
 
 
-def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def merge(below: Mapping[str, object], above: Mapping[str, object]) -> Plain:
     """Merge ``above`` into ``below``, section by section. A section with a name or rule replaces the earlier one."""
     merged = dict(deepcopy(below))
     for key, value in above.items():
-        replaces = not isinstance(value, Mapping) or "name" in value or "rule" in value
-        if replaces or not isinstance(merged.get(key), Mapping):
-            merged[key] = deepcopy(value)
+        earlier = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(earlier, Mapping) and not value.keys() & {"name", "rule"}:
+            merged[key] = {**earlier, **deepcopy(dict(value))}
         else:
-            merged[key] = {**merged[key], **deepcopy(value)}
+            merged[key] = deepcopy(value)
     return merged
 
 
-def _columns(file: _File) -> dict[str, dict[str, Any]]:
+def _columns(file: _File) -> dict[str, Plain]:
     if not file.grid:
         return file.settings or {"": {}}
     columns = {}
     for combination in itertools.product(*file.grid.values()):
-        changes: dict[str, Any] = {}
+        changes: Plain = {}
         for dotted, value in zip(file.grid, combination, strict=True):
             section, _, key = dotted.partition(".")
             changes.setdefault(section, {})[key] = value
@@ -279,7 +279,7 @@ def _on_top(below: _File, above: _File) -> _File:
     )
 
 
-def _parse(name_or_path: str) -> dict[str, Any]:
+def _parse(name_or_path: str) -> Plain:
     try:
         if name_or_path.endswith(".toml"):
             return tomllib.loads(Path(name_or_path).expanduser().read_text(encoding="utf-8"))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastagg import _checks
 from fastagg._build import native
+from fastagg._types import State
 from fastagg.errors import ConfigError
 from fastagg.ops.cached import read_row
 from fastagg.storage import memory
@@ -74,7 +74,7 @@ class ClientCache:
         """
         return read_row(self, slot)
 
-    def state_dict(self, slots: list[int], *, data: bool = True) -> dict[str, Any]:
+    def state_dict(self, slots: list[int], *, data: bool = True) -> State:
         """The rows in ``slots``, which are those in use; where that is all of them, not copied. ``data``: False leaves
         out their numbers."""
         if not data:
@@ -88,7 +88,7 @@ class ClientCache:
             "scales": self.scales if whole else self.scales.index_select(0, index),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Inverse of :meth:`state_dict`.
 
         Raises:

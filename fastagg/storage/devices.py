@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from fastagg import _checks
 from fastagg._build import WITH_CUDA, native
+from fastagg._types import Arrays
 from fastagg.errors import ConfigError, DeviceError
 
 
-def choose(device: torch.device | str | None, params: Any) -> torch.device:
+def choose(device: torch.device | str | None, params: Arrays) -> torch.device:
     """Return the requested device. By default it is the model's own if that is a CUDA device, otherwise the CPU.
 
     Raises:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +34,8 @@ class Later:
         return numbers
 
 
-_unread: deque[tuple[Any, Any]] = deque()  # events, and the objects that are kept until the events have happened
+# events, and the objects that are kept until the events have happened
+_unread: deque[tuple[torch.cuda.Event, object]] = deque()
 
 
 class Lease:
@@ -49,7 +49,7 @@ class Lease:
 
     __slots__ = ("_owner", "_stream")
 
-    def __init__(self, owner: Any, device: torch.device) -> None:
+    def __init__(self, owner: object, device: torch.device) -> None:
         self._owner = owner
         self._stream = torch.cuda.current_stream(device)
 

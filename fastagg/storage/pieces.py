@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from ctypes import addressof, c_char
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from fastagg._types import Arrays
 from fastagg.errors import DTypeMismatch
 from fastagg.storage.later import Lease
 
@@ -40,15 +40,15 @@ class Pieces:
 
     __slots__ = ("device", "leases", "native", "owners", "size")
 
-    def __init__(self, pieces: Iterable[Any]) -> None:
-        self.owners: list[Any] = []  # keeps the memory alive
+    def __init__(self, pieces: Iterable[Arrays]) -> None:
+        self.owners: list[Arrays] = []  # keeps the memory alive
         self.native: list[tuple[int, int, int]] = []  # address, elements, dtype code
         self.size = 0
         self.device = _CPU
         for piece in pieces:
             self._add(piece)
 
-    def _add(self, piece: Any) -> None:
+    def _add(self, piece: Arrays) -> None:
         if type(piece) is Tensor and (native := _plain(piece)) is not None and self.device is _CPU:
             self.owners.append(piece)
             self.native.append(native)
@@ -97,7 +97,7 @@ class Pieces:
             leases = getattr(self, "leases", [])
             self.leases = [*leases, Lease(piece, piece.device)]
 
-    def _append(self, owner: Any, address: int, size: int, code: int, device: torch.device) -> None:
+    def _append(self, owner: object, address: int, size: int, code: int, device: torch.device) -> None:
         if self.owners and device != self.device:
             raise DTypeMismatch(f"pieces on two devices: {self.device} and {device}")
         self.device = device
@@ -125,7 +125,7 @@ def _address(array: np.ndarray) -> int:
     return int(array.ctypes.data)
 
 
-def as_pieces(update: Tensor | np.ndarray | Sequence[Any] | Pieces) -> Pieces:
+def as_pieces(update: Tensor | np.ndarray | Sequence[Arrays] | Pieces) -> Pieces:
     """Return ``update`` as pieces. It may be one array, a sequence of arrays, or pieces."""
     if type(update) is Tensor:
         if (native := _plain(update)) is not None:
@@ -177,7 +177,7 @@ def _of_one(tensor: Tensor, native: tuple[int, int, int]) -> Pieces:
     return found
 
 
-def as_array(value: Any) -> Any:
+def as_array(value: Arrays) -> Tensor | np.ndarray:
     """Return ``value`` as a plain torch tensor or NumPy array that shares its memory, by DLPack if it is neither.
 
     An array of a subclass becomes one of the base class with the same memory, whatever the subclass reports.
@@ -254,7 +254,7 @@ def _refuse_freed(tensor: Tensor) -> None:
         )
 
 
-def as_tensor(value: Any) -> Tensor:
+def as_tensor(value: object) -> Tensor:
     """Return ``value`` as a tensor that shares memory if possible.
 
     Raises:
@@ -275,7 +275,7 @@ def as_tensor(value: Any) -> Tensor:
         raise DTypeMismatch(f"expected an array of numbers, got dtype {array.dtype}") from error
 
 
-def tensor_in(buffer: Any, dtype: torch.dtype) -> Tensor:
+def tensor_in(buffer: bytes | memoryview, dtype: torch.dtype) -> Tensor:
     """Return the bytes of a buffer as a tensor that shares them. Do not write to it."""
     if not len(buffer):
         return torch.empty(0, dtype=dtype)

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import BinaryIO, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fastagg import _checks
 from fastagg._build import native
+from fastagg._types import State
 from fastagg.errors import CacheError, CheckpointError, ConfigError, DeviceError
 from fastagg.ops.place import on_cuda, place
 from fastagg.rules.names import Cache, Damaged, words
@@ -158,7 +159,7 @@ class TieredRows:
             "on_disk": self.native.nbytes_on_disk,
         }  # fmt: skip
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Where the rows are. When this returns they are on the disk, and stay there until :meth:`saved` of a later
         one.
 
@@ -169,13 +170,13 @@ class TieredRows:
         self._write([*self._listed, cut["number"]])
         return {**cut, "id": self._id, "format": self.setting.format}
 
-    def saved(self, state: dict[str, Any]) -> None:
+    def saved(self, state: State) -> None:
         """A checkpoint with this :meth:`state_dict` is written: those before the last ``keep`` are given up."""
         oldest = self.native.kept_with(state["number"])[0]
         self._write([number for number in self._listed if number >= oldest])  # before their rows' places are used
         self.native.confirm(state["number"])
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Inverse of :meth:`state_dict`, for rows that were not used yet.
 
         Raises:
@@ -188,7 +189,7 @@ class TieredRows:
         self._id = state["id"]
         self._write([state["number"]])
 
-    def check(self, state: dict[str, Any]) -> None:
+    def check(self, state: State) -> None:
         """Whether the folder has the rows of this :meth:`state_dict`.
 
         Raises:
@@ -205,7 +206,7 @@ class TieredRows:
                 f"{index['checkpoints']}, and this is number {state['number']} (Tiered.keep says how many stay)"
             )
 
-    def damaged(self, state: dict[str, Any], file: BinaryIO) -> Iterator[str]:
+    def damaged(self, state: State, file: BinaryIO) -> Iterator[str]:
         """The rows of this :meth:`state_dict` whose checksums are wrong, one sentence for each."""
         tiers, format = native.engine.Tiers, self.setting.format
         stride, bits = tiers.stride(format, self.size), native.row_formats[format][0]
@@ -248,10 +249,10 @@ class TieredRows:
         self._id = secrets.token_hex(8)
         self._write([])
 
-    def _read(self) -> dict[str, Any] | None:
+    def _read(self) -> State | None:
         path = self.folder / INDEX
         try:
-            index: dict[str, Any] = json.loads(path.read_text())
+            index: State = json.loads(path.read_text())
             good = (
                 index["version"] == _FORMAT and isinstance(index["id"], str) and isinstance(index["checkpoints"], list)
             )
@@ -283,7 +284,7 @@ class TieredRows:
         self._listed = checkpoints
 
 
-def problems(setting: Tiered, size: int, state: dict[str, Any]) -> list[str]:
+def problems(setting: Tiered, size: int, state: State) -> list[str]:
     """What is wrong with the rows that a checkpoint refers to. Reads all of them, takes no lock and writes nothing.
 
     Args:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from fastagg import _checks
+from fastagg._types import Arrays, Foreign
 from fastagg.errors import ConfigError, RunFailed
 from fastagg.integrations.flower import history, models, tasks
 from fastagg.integrations.flower.evaluating import ClientEvaluation
@@ -21,7 +21,7 @@ from fastagg.integrations.flower.models import Make
 from fastagg.integrations.flower.nodes import Choose, Nodes
 from fastagg.integrations.flower.records import read, write
 from fastagg.integrations.flower.settings import callable_or_none, split
-from fastagg.integrations.flower.tasks import log
+from fastagg.integrations.flower.tasks import Evaluate, log
 from fastagg.integrations.session import Session
 from fastagg.server import checkpoint
 from fastagg.server.dispatch import Dispatch, Receipt
@@ -83,7 +83,7 @@ class AsyncStrategy(FedAvg):
         checkpoint_every: int = 1,
         resume: bool = True,
         poll: float = 0.1,
-        **settings: Any,
+        **settings: Foreign,
     ) -> None:
         ignored = dict(_IGNORED)
         if evaluate_clients_every is None:
@@ -121,7 +121,7 @@ class AsyncStrategy(FedAvg):
         timeout: float = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        evaluate_fn: Evaluate | None = None,
         *,
         num_updates: int | None = None,
     ) -> Result:
@@ -177,7 +177,7 @@ class AsyncStrategy(FedAvg):
             for line in self.session.summary().splitlines():
                 log.info("fastagg: %s", line)
 
-    def configure_train(self, *_: Any, **__: Any) -> NoReturn:
+    def configure_train(self, *_: object, **__: object) -> NoReturn:
         """Not available, because there are no rounds.
 
         Raises:
@@ -185,15 +185,15 @@ class AsyncStrategy(FedAvg):
         """
         raise ConfigError(f"configure_train: {_NO_ROUNDS}")
 
-    def aggregate_train(self, *_: Any, **__: Any) -> NoReturn:
+    def aggregate_train(self, *_: object, **__: object) -> NoReturn:
         """As :meth:`configure_train`."""
         raise ConfigError(f"aggregate_train: {_NO_ROUNDS}")
 
-    def configure_evaluate(self, *_: Any, **__: Any) -> NoReturn:
+    def configure_evaluate(self, *_: object, **__: object) -> NoReturn:
         """As :meth:`configure_train`."""
         raise ConfigError(f"configure_evaluate: {_NO_ROUNDS}")
 
-    def aggregate_evaluate(self, *_: Any, **__: Any) -> NoReturn:
+    def aggregate_evaluate(self, *_: object, **__: object) -> NoReturn:
         """As :meth:`configure_train`."""
         raise ConfigError(f"aggregate_evaluate: {_NO_ROUNDS}")
 
@@ -218,7 +218,11 @@ class _Run:
     since: list[RecordDict] = field(default_factory=list)  # metrics of the updates since the last version
 
     def begin(
-        self, initial: ArrayRecord, config: ConfigRecord | None, evaluate_config: ConfigRecord | None, evaluate: Any
+        self,
+        initial: ArrayRecord,
+        config: ConfigRecord | None,
+        evaluate_config: ConfigRecord | None,
+        evaluate: Evaluate | None,
     ) -> Server:
         """Make the server, or load it from the checkpoint."""
         strategy = self.strategy
@@ -286,7 +290,7 @@ class _Run:
             self._outgoing = (self.server.version, models.outgoing(self.server))
         return self._outgoing[1]
 
-    def _record(self, version: int, model: Any) -> ArrayRecord:
+    def _record(self, version: int, model: Arrays) -> ArrayRecord:
         """A version as a record, for an evaluation in a thread."""
         of, arrays = self._outgoing
         return arrays if of == version else write(model if isinstance(model, (dict, list)) else [model])
@@ -372,7 +376,7 @@ class _Run:
         model = self.server.snapshot() if keeps else None
         self.evaluation.ask(self.server.version, self.arrays(), self.online, model)
 
-    def _clients_found(self, version: int, metrics: MetricRecord, model: Any) -> None:
+    def _clients_found(self, version: int, metrics: MetricRecord, model: Arrays) -> None:
         self.result.evaluate_metrics_clientapp[version] = metrics
         self.session.clients_found(version, metrics, model)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from flwr.common import EvaluateIns, FitIns, FitRes, Parameters, Scalar
 from flwr.server.client_manager import ClientManager
@@ -14,6 +13,7 @@ from flwr.server.strategy import FedAvg
 from torch import Tensor
 
 from fastagg import _checks
+from fastagg._types import Arrays, Foreign, State
 from fastagg.errors import ConfigError, DTypeMismatch, FastaggError, UnknownClient
 from fastagg.integrations.flower import models
 from fastagg.integrations.flower.models import Make
@@ -48,7 +48,7 @@ class ClassicStrategy(FedAvg):
         deterministic: bool = False,
         checkpoint: str | os.PathLike[str] | None = None,
         resume: bool = True,
-        **flower: Any,
+        **flower: Foreign,
     ) -> None:
         super().__init__(**flower)
         if proximal_mu is not None:
@@ -64,7 +64,7 @@ class ClassicStrategy(FedAvg):
         self._tasks: dict[str, Dispatch] = {}  # by client id
         self._saved, self._said = -1, False
         if self.checkpoint is not None and resume and self.checkpoint.exists():
-            self._resumed: dict[str, Any] | None = files.read(self.checkpoint)
+            self._resumed: State | None = files.read(self.checkpoint)
         else:
             self._resumed = None
 
@@ -176,7 +176,7 @@ class ClassicStrategy(FedAvg):
         self._give_up_tasks(server)  # of a round that a wrapper gave up
         return server
 
-    def _make_server(self, arrays: Any) -> Server:
+    def _make_server(self, arrays: Arrays) -> Server:
         self.server = server = models.made(self._make, list(arrays), rounds=True)
         self._go_on(server)
         say_what_differs(server, self.lr is not None)

@@ -6,12 +6,12 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
+from fastagg._types import Arrays
 from fastagg.integrations.flower import tasks
 from fastagg.integrations.flower.tasks import VERSION, log
 
@@ -20,7 +20,7 @@ from fastagg.integrations.flower.tasks import VERSION, log
 class _Version:
     """A version that is being evaluated."""
 
-    model: Any
+    model: Arrays
     waiting: dict[str, tuple[int, float]] = field(default_factory=dict)  # message id: node, until when
     found: list[RecordDict] = field(default_factory=list)
 
@@ -41,7 +41,7 @@ class ClientEvaluation:
         grid: Grid,
         config: ConfigRecord,
         timeout: float,
-        told: Callable[[int, MetricRecord, Any], None],
+        told: Callable[[int, MetricRecord, Arrays], None],
     ) -> None:
         self._strategy, self._grid, self._config, self._timeout, self._told = strategy, grid, config, timeout, told
         self._versions: dict[int, _Version] = {}
@@ -52,7 +52,7 @@ class ClientEvaluation:
         """Ids of the messages without a reply."""
         return [message_id for version in self._versions.values() for message_id in version.waiting]
 
-    def ask(self, version: int, arrays: ArrayRecord, online: Sequence[int], model: Any) -> None:
+    def ask(self, version: int, arrays: ArrayRecord, online: Sequence[int], model: Arrays) -> None:
         """Have nodes evaluate ``version``, once."""
         if version <= self._last or not online:
             return

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from flwr.app import ArrayRecord
 from torch import Tensor
 
 from fastagg import registry
+from fastagg._types import Arrays, Plain
 from fastagg.errors import ConfigError
 from fastagg.integrations.flower.records import write
 from fastagg.integrations.models import put as put
@@ -22,7 +22,7 @@ Make = Callable[..., Server]
 OPEN = 2**31 - 1
 
 
-def made(make: Make | Server, model: Any, *, rounds: bool) -> Server:
+def made(make: Make | Server, model: Arrays, *, rounds: bool) -> Server:
     """The server that ``make``, a preset or a :func:`functools.partial` of one, builds for a model.
 
     Args:
@@ -38,14 +38,14 @@ def made(make: Make | Server, model: Any, *, rounds: bool) -> Server:
     return make
 
 
-def preset_of(make: Any) -> str:
+def preset_of(make: object) -> str:
     """The name of the preset that ``make`` is or binds; empty for a Server or another function."""
     function = getattr(make, "func", make)
     return next((name for name, known in registry.presets().items() if known is function), "")
 
 
-def _called(make: Any, model: Any, rounds: bool) -> Server:
-    name, settings = preset_of(make), dict[str, Any]()
+def _called(make: Make, model: Arrays, rounds: bool) -> Server:
+    name, settings = preset_of(make), Plain()
     if rounds:
         settings["clients_per_round"] = OPEN
     if name:
@@ -75,7 +75,7 @@ def outgoing(server: Server) -> ArrayRecord:
     return write([arrays] if isinstance(arrays, Tensor) else arrays)
 
 
-def formed(server: Server, named: Mapping[str, Tensor]) -> Any:
+def formed(server: Server, named: Mapping[str, Tensor]) -> Arrays:
     """Arrays by name in the form of the server's model."""
     form = server.layout.form
     if form in ("module", "state_dict"):

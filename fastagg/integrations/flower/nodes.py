@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Set
-from typing import Any
 
+from fastagg._types import State
 from fastagg.errors import ConfigError
 from fastagg.integrations.flower.tasks import log
 
@@ -73,11 +73,11 @@ class Nodes:
             )
         return self._client.get(node)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Plain data."""
         return {"clients": dict(self._client)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Inverse of :meth:`state_dict`."""
         self._client = dict(state.get("clients", {}))
         if self._free is not None:

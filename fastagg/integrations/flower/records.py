@@ -8,13 +8,13 @@ import warnings
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from tokenize import TokenError
-from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
+from fastagg._types import Arrays
 from fastagg.errors import DTypeMismatch, ShapeMismatch
 
 NUMPY = "numpy.ndarray"  # Flower's name for .npy bytes
@@ -39,7 +39,7 @@ def read(record: Mapping[str, Array]) -> dict[str, Tensor]:
     return {name: tensor(array, f"array {name!r}") for name, array in record.items()}
 
 
-def write(arrays: Mapping[str, Any] | Iterable[Any]) -> ArrayRecord:
+def write(arrays: Mapping[str, Arrays] | Iterable[Arrays]) -> ArrayRecord:
     """An ArrayRecord of tensors or NumPy arrays by name (a list's names are "0", "1", ...), each in its own dtype."""
     if not isinstance(arrays, Mapping):
         arrays = {str(i): array for i, array in enumerate(arrays)}
@@ -79,13 +79,13 @@ def from_npy(data: bytes, dtype: str = "", label: str = "array") -> Tensor:
 
 
 @lru_cache(maxsize=4096)  # every client's headers are the same ones, and Python's parser takes longer than the kernels
-def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
     head = io.BytesIO(data)
     shape, columns_first, kind = _HEADERS[np.lib.format.read_magic(head)](head)
     return shape, columns_first, kind, head.tell()
 
 
-def to_npy(array: Any) -> tuple[str, tuple[int, ...], bytes]:
+def to_npy(array: Arrays) -> tuple[str, tuple[int, ...], bytes]:
     """A tensor or NumPy array as its dtype's name, its shape, and the bytes of an .npy file."""
     if not isinstance(array, Tensor):
         array = np.ascontiguousarray(array)
@@ -102,6 +102,6 @@ def to_npy(array: Any) -> tuple[str, tuple[int, ...], bytes]:
     return name, tuple(shape), b"".join((head.getvalue(), body.data))
 
 
-def _array(array: Any) -> Array:
+def _array(array: Arrays) -> Array:
     name, shape, data = to_npy(array)
     return Array(dtype=name, shape=shape, stype=NUMPY, data=data)

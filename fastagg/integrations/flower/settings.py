@@ -6,23 +6,25 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TypeVar
 
 from flwr.serverapp.strategy import FedAvg
 
 from fastagg import _checks
+from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.integrations.flower.tasks import log
 from fastagg.integrations.session import Settings
 from fastagg.rules.optimizers import Adam
 from fastagg.server.server import Server
 
+Function = TypeVar("Function", bound=Callable[..., object])
 _RUN = {field.name for field in dataclasses.fields(Settings)}
 
 
 def split(
-    given: dict[str, Any], ignored: Mapping[str, str], flower: type = FedAvg, **defaults: Any
-) -> tuple[Settings, dict[str, Any]]:
+    given: Plain, ignored: Mapping[str, str], flower: type = FedAvg, **defaults: object
+) -> tuple[Settings, Plain]:
     """Split a strategy's settings into the run's and Flower's.
 
     Args:
@@ -45,7 +47,7 @@ def split(
     return Settings(**run), {name: value for name, value in given.items() if name in known}
 
 
-def callable_or_none(name: str, given: Any) -> Any:
+def callable_or_none(name: str, given: Function | None) -> Function | None:
     """``given``.
 
     Raises:

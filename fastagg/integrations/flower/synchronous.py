@@ -6,19 +6,19 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from fastagg import _checks
+from fastagg._types import Foreign
 from fastagg.errors import ConfigError, FastaggError
 from fastagg.integrations.flower import history, models, tasks
 from fastagg.integrations.flower.models import Make
 from fastagg.integrations.flower.records import read
 from fastagg.integrations.flower.settings import callable_or_none, say_what_differs, set_rate, split
-from fastagg.integrations.flower.tasks import log
+from fastagg.integrations.flower.tasks import Evaluate, log
 from fastagg.integrations.session import Session
 from fastagg.server import checkpoint as files
 from fastagg.server.dispatch import Dispatch, Receipt
@@ -72,7 +72,7 @@ class SyncStrategy(FedAvg):
         checkpoint: str | os.PathLike[str] | None = None,
         resume: bool = True,
         poll: float = 0.2,
-        **settings: Any,
+        **settings: Foreign,
     ) -> None:
         self.settings, flower = split(settings, _IGNORED, max_failures=None)
         super().__init__(**flower)
@@ -104,7 +104,7 @@ class SyncStrategy(FedAvg):
         timeout: float = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        evaluate_fn: Evaluate | None = None,
     ) -> Result:
         """Train as Flower does, but pull replies while earlier ones are added.
 
@@ -141,11 +141,11 @@ class SyncStrategy(FedAvg):
         timeout: float,
         train: ConfigRecord,
         evaluate: ConfigRecord,
-        function: Any,
+        function: Evaluate | None,
     ) -> ArrayRecord:
         assert self.session is not None and self.server is not None
         number, result = self._rounds, self._result
-        streaming: Any = Streaming(grid, self.server, self.poll)
+        streaming = Streaming(grid, self.server, self.poll)
         replies = streaming.send_and_receive(self.configure_train(number, arrays, train, grid), timeout=timeout)
         trained, metrics = self.aggregate_train(number, replies)
         if trained is not None:
@@ -162,7 +162,7 @@ class SyncStrategy(FedAvg):
         self._save()
         return arrays
 
-    def _evaluated(self, arrays: ArrayRecord, function: Any, train: MetricRecord | None) -> None:
+    def _evaluated(self, arrays: ArrayRecord, function: Evaluate | None, train: MetricRecord | None) -> None:
         number, found, known = self._rounds, None, self._result.evaluate_metrics_serverapp
         assert self.session is not None and self.server is not None
         if function is not None and number % self.settings.evaluate_every == 0 and number not in known:
@@ -248,7 +248,7 @@ class SyncStrategy(FedAvg):
         server = self._adopt(arrays)
         self._give_up_tasks()  # of a round that a wrapper gave up
         set_rate(server, self.lr, server_round)
-        told: dict[str, Any] = {**config, tasks.VERSION: server.version}
+        told: dict[str, object] = {**config, tasks.VERSION: server.version}
         if self.proximal_mu is not None:
             told["proximal-mu"] = self.proximal_mu
         self._messages = messages = list(super().configure_train(server_round, arrays, ConfigRecord(told), grid))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
 
 from fastagg.errors import FastaggError, ShapeMismatch
 from fastagg.integrations import replies
@@ -26,6 +26,8 @@ WHO = "fastagg"  # the ConfigRecord that says whose metrics these are, to the fu
 _AT_ONCE = 4  # replies asked for in one call: no more of them are ever in memory,
 _LARGE = 4_000_000  # and one alone of a model of so many parameters, beside which a call costs nothing
 
+# The user's evaluation on the server, of a version or round and its model.
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 Arrived = tuple[Dispatch, int, Message]  # a task, the node that had it, its answer
 
 
@@ -33,7 +35,7 @@ class Failed(FastaggError):
     """A node answered with an error of its own, or Flower did for it."""
 
 
-def config(task: Dispatch, told: Mapping[str, Any]) -> ConfigRecord:
+def config(task: Dispatch, told: Mapping[str, object]) -> ConfigRecord:
     """What a client gets in addition to the model: the user's settings, and the version."""
     record = ConfigRecord({**told, VERSION: task.version})
     if task.local_steps is not None:
@@ -41,9 +43,9 @@ def config(task: Dispatch, told: Mapping[str, Any]) -> ConfigRecord:
     return record
 
 
-def content(task: Dispatch, arrays: ArrayRecord, told: Mapping[str, Any], keys: tuple[str, str]) -> RecordDict:
+def content(task: Dispatch, arrays: ArrayRecord, told: Mapping[str, object], keys: tuple[str, str]) -> RecordDict:
     """A task as a client gets it. One ArrayRecord and one ConfigRecord, as Flower's mods expect; two with FedAC."""
-    records: dict[str, Any] = {keys[0]: arrays, keys[1]: config(task, told)}
+    records: dict[str, ArrayRecord | ConfigRecord] = {keys[0]: arrays, keys[1]: config(task, told)}
     if task.control is not None:
         records[CONTROL] = write([task.control])
     return RecordDict(records)
@@ -85,7 +87,7 @@ def _unpacked(server: Server, reply: RecordDict, samples: str) -> Reply:
     sent = {key: record for key, record in reply.array_records.items() if key != CONTROL}
     if len(sent) != 1:
         raise ShapeMismatch(f"expected one ArrayRecord, got {sorted(sent)}")
-    told: dict[str, Any] = {}
+    told: dict[str, object] = {}
     for record in reply.config_records.values():
         told.update(record)
     counts = [metrics[samples] for metrics in reply.metric_records.values() if samples in metrics]
@@ -122,7 +124,7 @@ def averaged(
         return None
 
 
-def pull(grid: Any, message_ids: Iterable[str], server: Server) -> Iterator[list[Message]]:
+def pull(grid: Grid, message_ids: Iterable[str], server: Server) -> Iterator[list[Message]]:
     """The replies that have arrived, a few at a time."""
     left, at_once = iter(list(message_ids)), 1 if server.layout.size >= _LARGE else _AT_ONCE
     while some := list(islice(left, at_once)):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from nvflare.apis.fl_constant import FLMetaKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.abstract.model import ModelLearnableKey
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
@@ -19,6 +20,7 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
+from fastagg._types import Arrays, Plain
 from fastagg.errors import ConfigError, FastaggError, RunFailed
 from fastagg.integrations import preset
 from fastagg.integrations.models import put
@@ -46,7 +48,7 @@ class Aggregator(ModelAggregator):
     def __init__(
         self,
         algorithm: str = "FedAvg",
-        settings: dict[str, Any] | None = None,
+        settings: Plain | None = None,
         checkpoint: str | None = None,
         weight_key: str = FLMetaKey.NUM_STEPS_CURRENT_ROUND,
     ) -> None:
@@ -62,9 +64,9 @@ class Aggregator(ModelAggregator):
         self._round: set[str] = set()  # who was sent its model
         self._number: int | None = None
         self._resumed = False  # from a checkpoint, and FLARE has not been given a model since
-        self._given: dict[str, Any] | None = None  # what FLARE was given last
+        self._given: dict[str, Arrays] | None = None  # what FLARE was given last
 
-    def handle_event(self, event_type: str, fl_ctx: Any) -> None:
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Follow FLARE's run. Before a task is sent, remember its client's model. An error ends the job."""
         super().handle_event(event_type, fl_ctx)
         if event_type not in (AppEventType.INITIAL_MODEL_LOADED, AppEventType.BEFORE_TRAIN_TASK):
@@ -79,7 +81,7 @@ class Aggregator(ModelAggregator):
         except FastaggError as error:  # FLARE only logs what an event's handler raises
             self.system_panic(f"fastagg: {error}", fl_ctx)
 
-    def begin(self, params: dict[str, Any]) -> None:
+    def begin(self, params: dict[str, Arrays]) -> None:
         """Take FLARE's first model. A checkpoint's model replaces it in FLARE's dictionary.
 
         Raises:
@@ -102,7 +104,7 @@ class Aggregator(ModelAggregator):
         self._traffic.send(client, model.current_round)
         self._round.add(client)
 
-    def _follow(self, params: dict[str, Any]) -> None:
+    def _follow(self, params: dict[str, Arrays]) -> None:
         """Take FLARE's model as the model, if other code has changed it."""
         traffic = self._traffic
         if self._given is not None and all(params.get(name) is value for name, value in self._given.items()):
@@ -156,7 +158,7 @@ class Aggregator(ModelAggregator):
         """Begin a round."""
         self._metrics = WeightedAggregationHelper()
 
-    def accept(self, shareable: Any, fl_ctx: Any) -> bool:
+    def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
         """For ScatterAndGather: take a reply, and return whether it was accepted."""
         try:
             return super().accept(shareable, fl_ctx)

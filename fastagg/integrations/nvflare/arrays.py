@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fastagg._types import Arrays
 from fastagg.errors import DTypeMismatch, ShapeMismatch
 from fastagg.storage.pieces import as_tensor
 
 
-def completed(arrays: Any, sent: Mapping[str, Tensor], whole: bool) -> tuple[dict[str, Any], list[str]]:
+def completed(arrays: object, sent: Mapping[str, Tensor], whole: bool) -> tuple[dict[str, Arrays], list[str]]:
     """Complete a reply: one array for each of the model's arrays, in types that the server reads.
 
     FLARE's ``ExcludeVars`` removes arrays from a reply; these count as unchanged. FLARE's privacy filters compute in
@@ -41,7 +41,7 @@ def completed(arrays: Any, sent: Mapping[str, Tensor], whole: bool) -> tuple[dic
     return given, missing
 
 
-def _typed(name: str, value: Any, sent: Tensor | None) -> Any:
+def _typed(name: str, value: Arrays, sent: Tensor | None) -> Arrays:
     dtype = getattr(value, "dtype", None)
     if sent is None or dtype is None:
         return value
@@ -55,7 +55,7 @@ def _typed(name: str, value: Any, sent: Tensor | None) -> Any:
     return counts.round().to(sent.dtype)
 
 
-def as_sent(params: Mapping[str, Tensor], numpy: bool) -> dict[str, Any]:
+def as_sent(params: Mapping[str, Tensor], numpy: bool) -> dict[str, Arrays]:
     """A server's arrays in the form that FLARE sends: read-only NumPy arrays if the model came in NumPy."""
     if not numpy:
         return dict(params)
@@ -65,6 +65,6 @@ def as_sent(params: Mapping[str, Tensor], numpy: bool) -> dict[str, Any]:
     return arrays
 
 
-def is_numpy(params: Mapping[str, Any]) -> bool:
+def is_numpy(params: Mapping[str, object]) -> bool:
     """Whether a model's arrays are NumPy's."""
     return isinstance(next(iter(params.values()), None), np.ndarray)

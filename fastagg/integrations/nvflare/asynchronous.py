@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
 
+from nvflare.apis.controller_spec import ClientTask
 from nvflare.apis.fl_constant import FLMetaKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.abstract.model import make_model_learnable
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.model_controller import ModelController
 
+from fastagg._types import Plain
 from fastagg.errors import FastaggError, RunFailed
 from fastagg.integrations.nvflare.arrays import as_sent
 from fastagg.integrations.nvflare.traffic import Traffic, is_bad
@@ -57,7 +59,7 @@ class AsyncController(ModelController):
     def __init__(
         self,
         algorithm: str = "FADAS",
-        settings: dict[str, Any] | None = None,
+        settings: Plain | None = None,
         versions: int = 100,
         timeout: int = 0,
         checkpoint: str | None = None,
@@ -66,9 +68,9 @@ class AsyncController(ModelController):
         weight_key: str = FLMetaKey.NUM_STEPS_CURRENT_ROUND,
         task_name: str = AppConstants.TASK_TRAIN,
         persistor_id: str = AppConstants.DEFAULT_PERSISTOR_ID,
-        stop: dict[str, Any] | None = None,
-        best: str | dict[str, Any] | None = None,
-        trackers: dict[str, Any] | None = None,
+        stop: Plain | None = None,
+        best: str | Plain | None = None,
+        trackers: Plain | None = None,
         max_failures: int | None = 5,
         max_in_a_row: int | None = 50,
         retry_after: float = 5.0,
@@ -162,7 +164,7 @@ class AsyncController(ModelController):
             return False
         return True
 
-    def _process_result(self, client_task: Any, fl_ctx: Any) -> None:
+    def _process_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         client, code = client_task.client.name, client_task.result.get_return_code()
         with self._taking:
             super()._process_result(client_task, fl_ctx)
@@ -176,7 +178,7 @@ class AsyncController(ModelController):
                 self._broken = self._broken or error
         self._came.set()
 
-    def _tell_selectors(self, task: Dispatch, fl_ctx: Any) -> None:
+    def _tell_selectors(self, task: Dispatch, fl_ctx: FLContext) -> None:
         """One of FLARE's rounds is over: its widgets look at what the clients found of this task's version."""
         model = make_model_learnable(as_sent(task.views, self._traffic.numpy), {})
         self._set_ctx_prop_preserving_attrs(fl_ctx, AppConstants.CURRENT_ROUND, task.version)

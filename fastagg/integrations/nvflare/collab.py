@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import torch
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.collab import collab
 from nvflare.collab.api.exceptions import CollabCallError
 
+from fastagg._types import Arrays, Foreign, Plain
 from fastagg.errors import FastaggError, RunFailed
 from fastagg.integrations.nvflare.traffic import Traffic
 from fastagg.integrations.session import Settings
@@ -35,16 +35,16 @@ class AsyncCollab:
         self,
         model: torch.nn.Module,
         algorithm: str = "FADAS",
-        settings: dict[str, Any] | None = None,
+        settings: Plain | None = None,
         versions: int = 100,
         timeout: float = 3600.0,
         checkpoint: str | None = None,
         save_every: int = 10,
         clients: list[str] | None = None,
         weight_key: str = FLMetaKey.NUM_STEPS_CURRENT_ROUND,
-        stop: dict[str, Any] | None = None,
-        best: str | dict[str, Any] | None = None,
-        trackers: dict[str, Any] | None = None,
+        stop: Plain | None = None,
+        best: str | Plain | None = None,
+        trackers: Plain | None = None,
         max_failures: int | None = 5,
         max_in_a_row: int | None = 50,
         retry_after: float = 5.0,
@@ -65,7 +65,7 @@ class AsyncCollab:
         self._broken: FastaggError | None = None
 
     @collab.main
-    def run(self) -> dict[str, Any]:
+    def run(self) -> dict[str, Arrays]:
         """Run the training and return the final model. FLARE calls this method.
 
         Raises:
@@ -82,7 +82,7 @@ class AsyncCollab:
             raise self._broken
         return traffic.model()
 
-    def _drive(self, site: Any, everyone: list[str]) -> None:
+    def _drive(self, site: Foreign, everyone: list[str]) -> None:
         """Keep one client busy."""
         traffic = self._traffic
         try:
@@ -95,7 +95,7 @@ class AsyncCollab:
         except FastaggError as error:
             self._broken = error
 
-    def _ask(self, site: Any) -> None:
+    def _ask(self, site: Foreign) -> None:
         traffic, task = self._traffic, self._traffic.send(site.name)
         try:
             reply = site(timeout=self.timeout).train(task)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.model import make_model_learnable
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.edge.assessors.model_manager import ModelManager
 
+from fastagg._types import Foreign, Plain
 from fastagg.errors import FastaggError, UnknownVersion
 from fastagg.integrations import preset
 from fastagg.integrations.replies import Reply, take
@@ -37,7 +38,7 @@ class EdgeModelManager(ModelManager):
         self,
         num_updates_for_model: int,
         algorithm: str = "FedBuff",
-        settings: dict[str, Any] | None = None,
+        settings: Plain | None = None,
         max_model_history: int | None = None,
     ) -> None:
         super().__init__()
@@ -48,14 +49,14 @@ class EdgeModelManager(ModelManager):
         self._tasks: dict[int, Dispatch] = {}
         self._waiting = 0
 
-    def initialize_model(self, model: Any, fl_ctx: Any) -> None:
+    def initialize_model(self, model: DXO, fl_ctx: FLContext) -> None:
         """Take the first model from FLARE: a DXO of lists or arrays."""
         arrays = {name: np.asarray(value, np.float32) for name, value in model.data.items()}
         rules = {"weighting": "samples", **(self.settings or {}), "buffer_size": None}
         self.server = self._make(arrays, **rules)
         self.current_model = model
 
-    def generate_new_model(self, fl_ctx: Any) -> None:
+    def generate_new_model(self, fl_ctx: FLContext) -> None:
         """Make the next version from the updates so far. FLARE requests the first version itself."""
         if self.current_model_version:
             self.server.close_round()
@@ -70,12 +71,12 @@ class EdgeModelManager(ModelManager):
         fl_ctx.set_prop(AppConstants.CURRENT_ROUND, self.current_model_version, private=True, sticky=True)
         self.fire_event(AppEventType.GLOBAL_WEIGHTS_UPDATED, fl_ctx)
 
-    def prune_model_versions(self, versions_to_keep: set[int], fl_ctx: Any) -> None:
+    def prune_model_versions(self, versions_to_keep: set[int], fl_ctx: FLContext) -> None:
         """Forget versions that no device uses any more."""
         for version in [v for v in self._tasks if v not in versions_to_keep and v != self.current_model_version]:
             self._drop(version)
 
-    def process_updates(self, model_updates: dict[int, Any], fl_ctx: Any) -> bool:
+    def process_updates(self, model_updates: dict[int, Foreign], fl_ctx: FLContext) -> bool:
         """Take relays' reports, by version. Return whether all were accepted."""
         taken = [self._take(version, update, fl_ctx) for version, update in model_updates.items() if version > 0]
         if self._waiting >= self.num_updates_for_model:
@@ -85,7 +86,7 @@ class EdgeModelManager(ModelManager):
                 self._drop(version)
         return all(taken)
 
-    def _take(self, version: int, update: Any, fl_ctx: Any) -> bool:
+    def _take(self, version: int, update: Foreign, fl_ctx: FLContext) -> bool:
         devices = sorted(update.devices) if update else []
         try:
             if version not in self._tasks:

@@ -7,14 +7,15 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 import fastagg
+from fastagg._types import Arrays, Plain
 from fastagg.errors import FastaggError, UnknownClient, UnknownVersion
 from fastagg.integrations import preset
+from fastagg.integrations.evaluation import Found
 from fastagg.integrations.named import resolved
 from fastagg.integrations.nvflare.arrays import as_sent, completed, is_numpy
 from fastagg.integrations.replies import Reply
@@ -50,13 +51,13 @@ class Traffic:
     def __init__(
         self,
         algorithm: str,
-        settings: dict[str, Any] | None = None,
+        settings: Plain | None = None,
         path: str | None = None,
         clients: Sequence[str] | None = None,
         weight_key: str = FLMetaKey.NUM_STEPS_CURRENT_ROUND,
         log: Callable[[str], None] | None = None,
         run: Settings | None = None,
-        evaluate: Callable[[int, Any], Any] | None = None,
+        evaluate: Callable[[int, Arrays], Found] | None = None,
         save_every: int = 1,
         versions: int | None = None,
     ) -> None:
@@ -76,7 +77,7 @@ class Traffic:
         self._told: set[tuple[str, str]] = set()  # client, and what the log says of it once
         self._lock = threading.RLock()
 
-    def start(self, params: dict[str, Any]) -> bool:
+    def start(self, params: dict[str, Arrays]) -> bool:
         """Build the server from the first global model, then load the checkpoint. Only the first call has an effect.
 
         Returns:
@@ -213,7 +214,7 @@ class Traffic:
                         self.server.forget(task.client, task.version)
                     self.log(f"fastagg: client {name}: task {number} was not answered; it is dropped")
 
-    def model(self) -> dict[str, Any]:
+    def model(self) -> dict[str, Arrays]:
         """The current model, in arrays that never change."""
         return as_sent(self.server.snapshot(), self.numpy)
 
@@ -246,7 +247,7 @@ class Traffic:
             self._once(client, f"{what}: they count as they were")
         return Reply(arrays, usual, read.version, read.samples)
 
-    def _weight(self, client: str, reply: FLModel) -> Any:
+    def _weight(self, client: str, reply: FLModel) -> float | None:
         """The weight of a reply. Without a weight it is 1, as in FLARE's FedAvg."""
         weight = reply.meta.get(self.weight_key)
         if weight is None and self.server.weighting == "samples":

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from fastagg import _checks
 from fastagg._build import native
+from fastagg._types import Foreign, State
 from fastagg.errors import ConfigError
 from fastagg.rules.directions.base import Direction, DirectionState, Material, resummation_of
 from fastagg.rules.names import Cache, Kind, Mode, Warmup, words
@@ -61,7 +62,7 @@ class AllClients(Direction):
     def clients(self) -> int | None:
         return self.num_clients
 
-    def native_setting(self) -> Any:
+    def native_setting(self) -> Foreign:
         """The settings of the native part."""
         return native.engine.AllClientsSetting(
             clients=self.num_clients, full=self.warmup == "full", direct=self.mode == "direct"
@@ -132,7 +133,7 @@ class AllClientsState(DirectionState):
     def finite(self) -> bool:
         return bool(torch.isfinite(self.sum).all())
 
-    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
+    def state_dict(self, *, rows: bool = True) -> State:
         numbers = self.native.state()
         used = numbers["shares"].nonzero()[0].tolist()
         return {
@@ -142,7 +143,7 @@ class AllClientsState(DirectionState):
             "scrub": None if self.resummation is None else self.resummation.state(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         self.cache.load_state_dict(state["cache"])
         self.sum.copy_(state["sum"])
         if self.resummation is not None and state["scrub"] is not None:
@@ -175,13 +176,13 @@ class TieredState(DirectionState):
     def tiers(self) -> dict[str, int]:
         return self.rows.counts()
 
-    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
+    def state_dict(self, *, rows: bool = True) -> State:
         return {"cache": self.rows.state_dict(), **self.native.state(), "sum": self.sum}
 
-    def saved(self, state: dict[str, Any]) -> None:
+    def saved(self, state: State) -> None:
         self.rows.saved(state["cache"])
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         self.rows.load_state_dict(state["cache"])
         self.sum.copy_(state["sum"])
         super().load_state_dict(state)
@@ -207,9 +208,9 @@ class _DifferencesState(DirectionState):
     def finite(self) -> bool:
         return bool(torch.isfinite(self.sum).all())
 
-    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
+    def state_dict(self, *, rows: bool = True) -> State:
         return {**self.native.state(), "sum": self.sum}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         self.sum.copy_(state["sum"])
         super().load_state_dict(state)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fastagg import _checks, ops
 from fastagg._build import native
+from fastagg._types import Foreign, Move, Plain, State
 from fastagg.errors import ConfigError, NonFiniteUpdate
 from fastagg.rules.names import Kind, words
 from fastagg.rules.staleness import Facts, Staleness
@@ -41,7 +42,7 @@ class Material(NamedTuple):
     seed: int
     origin: int
     buffer_size: int
-    memory: Any
+    memory: Foreign
 
 
 class Arrival(NamedTuple):
@@ -61,6 +62,19 @@ class Arrival(NamedTuple):
     statistics: Callable[[], tuple[Tensor, Tensor]] | None = None
 
 
+class Findings(Protocol):
+    """What Python found out about an update, for the engine (csrc/engine/extension.h). None: what the engine knows."""
+
+    update: Pieces | None  # to step along, in place of the one that came
+    norm: float | None
+    weight: float | None
+    share: float | None
+    waits: bool  # the model does not step
+    unclipped: bool  # it is clipped already
+    moves: list[Move] | None
+    finish: Callable[[Tensor], object] | None  # works on the next version, before anybody has it
+
+
 class DirectionState:
     """The state of a direction in a running server.
 
@@ -73,12 +87,11 @@ class DirectionState:
     sliced: ClassVar[Mapping[str, str]] = {}
     asks = False  # whether `before` is called for every update
 
-    def __init__(self, native: Any) -> None:
+    def __init__(self, native: Foreign) -> None:
         self.native = native
 
-    def before(self, arrival: Arrival, found: Any) -> None:
-        """Set what Python adds to an update: ``share``, ``moves``, ``finish`` and so on of the engine's findings
-        (csrc/engine/extension.h).
+    def before(self, arrival: Arrival, found: Findings) -> None:
+        """Set what Python adds to an update.
 
         This method may raise. It must not change any visible state.
         """
@@ -91,18 +104,18 @@ class DirectionState:
         """Whether all sums are finite."""
         return True
 
-    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
+    def state_dict(self, *, rows: bool = True) -> State:
         """Plain data and tensors; tensors may be shared. ``rows``: with the rows of a client cache in memory."""
         return dict(self.native.state())
 
-    def saved(self, state: dict[str, Any]) -> None:
+    def saved(self, state: State) -> None:
         """A checkpoint with this :meth:`state_dict` is on the disk."""
 
     def tiers(self) -> dict[str, int]:
         """What happened to rows on tiers; empty if there are none."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Inverse of :meth:`state_dict`, for a new state. Tensors are copied."""
         self.native.load(state)
 
@@ -153,7 +166,7 @@ class Direction:
             ConfigError: a setting does not work with this direction.
         """
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Plain:
         """All settings as plain data. A checkpoint restores the direction from them."""
         return asdict(self)
 
@@ -195,7 +208,7 @@ class OwnState(DirectionState):
         self.setting, self.material = setting, material
         self.tensors: dict[str, Tensor] = {}
 
-    def before(self, arrival: Arrival, found: Any) -> None:
+    def before(self, arrival: Arrival, found: Findings) -> None:
         update = arrival.update.flat(torch.float32)
         factor = arrival.gain * arrival.weight
         facts = Facts(
@@ -219,26 +232,30 @@ class OwnState(DirectionState):
     def memory(self) -> dict[str, int]:
         return {"direction": sum(tensor.nbytes for tensor in self.tensors.values())}
 
-    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
+    def state_dict(self, *, rows: bool = True) -> State:
         return {"tensors": dict(self.tensors)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         self.tensors = {str(k): v.to(self.material.device, copy=True) for k, v in state["tensors"].items()}
 
 
-def _vector(found: Any, material: Material, hook: str) -> Tensor:
-    good = isinstance(found, Tensor) and found.dtype is torch.float32 and tuple(found.shape) == (material.size,)
-    if not good or found.device != material.device:
-        raise ConfigError(f"{hook}: expected a float32 vector of {material.size} elements, got {found!r:.200}")
-    return found.detach().contiguous()
+def _vector(found: object, material: Material, hook: str) -> Tensor:
+    if (
+        isinstance(found, Tensor)
+        and found.dtype is torch.float32
+        and tuple(found.shape) == (material.size,)
+        and found.device == material.device
+    ):
+        return found.detach().contiguous()
+    raise ConfigError(f"{hook}: expected a float32 vector of {material.size} elements, got {found!r:.200}")
 
 
-def _checked(state: Any, what: str) -> dict[str, Tensor]:
+def _checked(state: object, what: str) -> dict[str, Tensor]:
     if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
         raise ConfigError(f"{what}: expected a dict of tensors, got {state!r:.200}")
     return state
 
 
-def resummation_of(cache: ClientCache, material: Material) -> Any:
+def resummation_of(cache: ClientCache, material: Material) -> Foreign:
     """What keeps a sum over the cache's rows from drifting."""
     return native.engine.Resummation(cache.native, origin=material.origin, memory=material.memory, owner=cache)

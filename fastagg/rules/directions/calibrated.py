@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from fastagg import _checks
 from fastagg._build import native
+from fastagg._types import State
 from fastagg.rules.directions.base import Direction, DirectionState, Material, resummation_of
 from fastagg.rules.names import Cache, Repeat, words
 from fastagg.storage import memory
@@ -83,7 +84,7 @@ class _CalibratedState(DirectionState):
         held = [self.sum, *([self.acc] if self.native.state()["versions"] else [])]
         return all(bool(torch.isfinite(vector).all()) for vector in held)
 
-    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
+    def state_dict(self, *, rows: bool = True) -> State:
         numbers = self.native.state()
         used = sorted({*(slot for _, slot in numbers["slots"]), *(slot for _, slot, _ in numbers["fresh"])})
         return {
@@ -91,7 +92,7 @@ class _CalibratedState(DirectionState):
             "scrub": self.resummation.state(), "acc": self.acc if numbers["versions"] else None,
         }  # fmt: skip
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         self.cache.load_state_dict(state["cache"])
         self.sum.copy_(state["sum"])
         self.resummation.load(state["scrub"])

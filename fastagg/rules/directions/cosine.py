@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from fastagg import _checks, ops
+from fastagg._types import Move, State
 from fastagg.errors import UpdateTooLarge
-from fastagg.rules.directions.base import Arrival, DirectionState, Material
+from fastagg.rules.directions.base import Arrival, DirectionState, Findings, Material
 from fastagg.rules.directions.buffer import Buffer, BufferState
 from fastagg.storage import memory
 
@@ -54,7 +55,7 @@ class _CosineState(BufferState):
         self.control = memory.zeros(material.size, material.device)
         self.change: Tensor | None = None  # of the control variate, since the last step
 
-    def before(self, arrival: Arrival, found: Any) -> None:
+    def before(self, arrival: Arrival, found: Findings) -> None:
         affinity = 1.0 if arrival.version == arrival.now else max(arrival.cosine, _LEAST)
         share = arrival.share * affinity
         change = self.change
@@ -65,7 +66,7 @@ class _CosineState(BufferState):
             change = ops.accumulate_(fresh, arrival.control, share, fresh=change is None)
             if not ops.inspect(change).finite:
                 raise UpdateTooLarge("control: the sum of changes would leave the range of float32")
-        moves: list[tuple[Any, str, Any]] = [(self, "change", change)]
+        moves: list[Move] = [(self, "change", change)]
         if self.native.room == 1 and change is not None:
             control = self.control + change / (self.native.total + share)
             if not ops.inspect(control).finite:
@@ -81,10 +82,10 @@ class _CosineState(BufferState):
         held = [self.control, *([] if self.change is None else [self.change])]
         return super().finite() and all(ops.inspect(vector).finite for vector in held)
 
-    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
+    def state_dict(self, *, rows: bool = True) -> State:
         return {**super().state_dict(), "control": self.control, "change": self.change}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
         self.control = state["control"].to(self.device, copy=True)
         self.change = None if state["change"] is None else state["change"].to(self.device, copy=True)

@@ -6,19 +6,20 @@ import hashlib
 import time
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fastagg import _checks, ops
+from fastagg._types import Move, Plain, State
 from fastagg.distill import Distillation, Student, Teachers
 from fastagg.distill.teachers import Put
 from fastagg.distill.unlabelled import Inputs, length, load
 from fastagg.errors import ConfigError, NonFiniteUpdate
 from fastagg.rules import moments
-from fastagg.rules.directions.base import Arrival, DirectionState, Material
+from fastagg.rules.directions.base import Arrival, DirectionState, Findings, Material
 from fastagg.rules.directions.buffer import Buffer, BufferState
 from fastagg.rules.names import Cache, words
 from fastagg.storage import memory
@@ -57,7 +58,7 @@ class Echo(Buffer):
     def clients(self) -> int | None:
         return self.num_clients
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Plain:
         assert self.distill is not None
         return {
             "kind": self.kind, "size": self.size, "num_clients": self.num_clients, "cache": self.cache,
@@ -109,7 +110,7 @@ class EchoState(BufferState):
         self.steps = 0  # of Adam since its moments were zero
         self.record = DistillationRecord()
 
-    def before(self, arrival: Arrival, found: Any) -> None:
+    def before(self, arrival: Arrival, found: Findings) -> None:
         assert isinstance(arrival.client, int) and arrival.base is not None and arrival.statistics is not None
         own, after = arrival.statistics()
         started = time.perf_counter()
@@ -126,7 +127,7 @@ class EchoState(BufferState):
         if self.native.room == 1:
             found.finish = partial(self._distil, put, after, arrival.now + 1, moves)
 
-    def _distil(self, put: Put, buffers: Tensor, version: int, moves: list[tuple[Any, Any, Any]], flat: Tensor) -> None:
+    def _distil(self, put: Put, buffers: Tensor, version: int, moves: list[Move], flat: Tensor) -> None:
         """Do Q steps on the new model in place. No one else has it yet."""
         started, setting, student = time.perf_counter(), self.distill, self.student
         width = student.rows_per_sample
@@ -194,13 +195,13 @@ class EchoState(BufferState):
     def finite(self) -> bool:
         return super().finite() and bool(torch.isfinite(self.teachers.sum).all())
 
-    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
+    def state_dict(self, *, rows: bool = True) -> State:
         return {
             "buffer": super().state_dict(), "teachers": self.teachers.state_dict(), "steps": self.steps,
             "moments": None if self.moments is None else dict(self.moments), "unlabelled": self.fingerprint,
         }  # fmt: skip
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         if state["unlabelled"] != self.fingerprint:
             raise ValueError("its logits are of other unlabelled data")
         super().load_state_dict(state["buffer"])

@@ -10,11 +10,11 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
+from fastagg._types import Foreign
 from fastagg.errors import DataError
 from fastagg.sim.data import npz
 from fastagg.sim.data.federated import FederatedData, Samples, split_by_label
@@ -135,7 +135,7 @@ def _table(kind: Kind, place: Path, split: str) -> Arrays | None:
     raise problem or DataError(f"the table in {place} has no images")
 
 
-def _decode(cell: Any, place: Path) -> np.ndarray:
+def _decode(cell: Foreign, place: Path) -> np.ndarray:
     from PIL import Image  # the simulator needs matplotlib, and matplotlib needs Pillow
 
     try:

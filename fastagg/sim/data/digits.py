@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
 
+from fastagg._types import Foreign
 from fastagg.errors import ConfigError
 from fastagg.sim.data.federated import FederatedData, Samples, split_by_label, standardise
 from fastagg.sim.seeds import integer
@@ -45,7 +45,7 @@ def load(clients: int, alpha: float, seed: int, min_samples: int = 2, test_share
 
 
 @cache
-def _read(load_digits: Callable[[], Any]) -> tuple[np.ndarray, np.ndarray]:
+def _read(load_digits: Callable[[], Foreign]) -> tuple[np.ndarray, np.ndarray]:
     """Read images and labels, once for all runs of a process."""
     bunch = load_digits()
     return bunch.images, bunch.target

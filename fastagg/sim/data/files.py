@@ -6,10 +6,10 @@ import csv
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from fastagg._types import Foreign
 from fastagg.errors import ConfigError, DataError
 
 
@@ -34,7 +34,7 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
         raise DataError(f"cannot read {path}: {error}") from error
 
 
-def labels_in_range(labels: Any, classes: int, path: Path) -> None:
+def labels_in_range(labels: Sequence[int] | np.ndarray, classes: int, path: Path) -> None:
     """Raise DataError if there is no label, or a label is not in 0..classes-1."""
     if len(labels) == 0:
         raise DataError(f"{path} holds no samples")
@@ -46,7 +46,7 @@ def labels_in_range(labels: Any, classes: int, path: Path) -> None:
 FORMS = {"parquet": "parquet", "json": "json", "jsonl": "json", "tsv": "csv", "csv": "csv"}
 
 
-def read_table(folder: Path, split: str, columns: Sequence[str]) -> dict[str, list[Any]] | None:
+def read_table(folder: Path, split: str, columns: Sequence[str]) -> dict[str, list[Foreign]] | None:
     """Return ``columns`` of one split as lists; None if the folder has no such table.
 
     It reads the files that ``datasets`` reads: what it saved itself (dataset_dict.json), and SPLIT-*.parquet,
@@ -85,7 +85,7 @@ def _files(folder: Path, split: str) -> list[Path]:
     return []
 
 
-def _loaded(datasets: Any, files: Sequence[Path], cache: str) -> Any:
+def _loaded(datasets: Foreign, files: Sequence[Path], cache: str) -> Foreign:
     ending = files[0].suffix[1:]
     # In GLUE's TSV files quotes are part of the text, and one file begins with a byte-order mark.
     tabs = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig"} if ending == "tsv" else {}
@@ -95,7 +95,7 @@ def _loaded(datasets: Any, files: Sequence[Path], cache: str) -> Any:
     )
 
 
-def _datasets() -> Any:
+def _datasets() -> Foreign:
     try:
         import datasets
     except ImportError:

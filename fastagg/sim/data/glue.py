@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from fastagg._types import Foreign
 from fastagg.errors import DataError
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.data.files import places, read_table
@@ -48,7 +48,7 @@ def _examples(folder: Path, task: str, split: str) -> Examples | None:
     return None
 
 
-def _labelled(labels: list[Any], texts: list[list[Any]], where: str) -> Examples:
+def _labelled(labels: list[Foreign], texts: list[list[str]], where: str) -> Examples:
     for label in labels:
         if label not in LABELS:
             raise DataError(f"{where}: unknown label {label!r}")

@@ -11,17 +11,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
+from fastagg._types import Foreign
 from fastagg.errors import DataError
 from fastagg.sim.data.federated import FederatedData, Samples, Text
 from fastagg.sim.data.files import places, read_text
 from fastagg.sim.seeds import generator
 
-User = tuple[list[Any], list[Any]]  # x and y
+User = tuple[list[Foreign], list[Foreign]]  # x and y
 Convert = Callable[[str, User], Samples]
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from fastagg._types import Foreign
 from fastagg.errors import DataError
 from fastagg.sim.data.federated import FederatedData, Samples, Text
 from fastagg.sim.data.files import places, read_table
@@ -90,7 +90,7 @@ def _gsm8k(folder: Path) -> Solutions:
 
 
 def _queries(
-    train: Solutions, order: list[int], tokenizer: Any, count: int, length: int
+    train: Solutions, order: list[int], tokenizer: Foreign, count: int, length: int
 ) -> tuple[torch.Tensor, list[int]]:
     """Return the first ``count`` questions in ``order`` that are long enough, [count, length], and the other
     numbers."""
@@ -111,7 +111,7 @@ def _queries(
 
 
 def _encoded(
-    given: Solutions, order: list[int], tokenizer: Any, length: int, count: int | None
+    given: Solutions, order: list[int], tokenizer: Foreign, length: int, count: int | None
 ) -> tuple[list[int], Samples]:
     """Return the numbers of the first ``count`` in ``order`` (None: all) that leave room for a solution, and
     samples."""
@@ -135,7 +135,7 @@ def _encoded(
     return kept, Samples(torch.tensor(x), torch.tensor(y))
 
 
-def _prompt(tokenizer: Any, question: str) -> list[int]:
+def _prompt(tokenizer: Foreign, question: str) -> list[int]:
     if getattr(tokenizer, "chat_template", None):
         message = [{"role": "user", "content": question}]
         text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
@@ -143,5 +143,5 @@ def _prompt(tokenizer: Any, question: str) -> list[int]:
     return list(tokenizer(f"Question: {question}\nAnswer:", add_special_tokens=False)["input_ids"])
 
 
-def _end(tokenizer: Any) -> list[int]:
+def _end(tokenizer: Foreign) -> list[int]:
     return [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,12 +22,12 @@ def load(data: Function, seed: int) -> FederatedData:
         found = functions.call(function, "data.name", clients=data.clients, seed=seed, **keywords)
     except DataError as error:  # of its FederatedData, which cannot know where it is made
         raise DataError(f"the data function {data.call}: {error}") from error
-    check(found, f"the data function {data.call}")
-    if len(found.clients) != data.clients:
+    federation = check(found, f"the data function {data.call}")
+    if len(federation.clients) != data.clients:
         raise DataError(
-            f"the data function {data.call} returned {len(found.clients)} clients, data.clients is {data.clients}"
+            f"the data function {data.call} returned {len(federation.clients)} clients, data.clients is {data.clients}"
         )
-    return found
+    return federation
 
 
 def load_images(folder: Path, clients: int, alpha: float, seed: int, min_samples: int, size: int) -> FederatedData:
@@ -43,8 +42,8 @@ def load_images(folder: Path, clients: int, alpha: float, seed: int, min_samples
     return npz.split(*npz.samples(x_train, x_test, y_train, renamed), clients, alpha, seed, min_samples)
 
 
-def check(data: Any, where: str) -> None:
-    """Raise DataError, beginning with ``where``, unless ``data`` is a federation that can be trained on.
+def check(data: object, where: str) -> FederatedData:
+    """Return ``data``. DataError, beginning with ``where``, unless it is a federation that can be trained on.
 
     All inputs must have one shape and type, fp32 or tokens, and be finite. There must be as many labels as inputs, and
     labels must be int64 from 0 to classes - 1.
@@ -57,6 +56,7 @@ def check(data: Any, where: str) -> None:
     for name, samples in [("the test set", data.test), *parts]:
         if problem := _problem(samples, data):
             raise DataError(f"{where}: {name} has {problem}")
+    return data
 
 
 def _problem(samples: Samples, data: FederatedData) -> str | None:

@@ -6,10 +6,11 @@ names the files that must be in the folder ``dir`` (--data-dir). It is empty for
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from fastagg._types import Plain
 from fastagg.sim.section import Section
 
 
@@ -95,7 +96,7 @@ class Function(DataSection):
     clients: PositiveInt = 50
     call: str
     dir: str | None = None
-    keywords: dict[str, Any] = Field(default={})
+    keywords: Plain = Field(default={})
 
 
 class Given(DataSection):
@@ -223,7 +224,8 @@ AnyData = (
 )  # fmt: skip
 
 
-def named_function(values: Any) -> Any:
+def named_function(values: object) -> object:
     """Convert a section's name "module:function" to name "function" with the key ``call``."""
-    name = values.get("name") if isinstance(values, dict) else None
-    return {**values, "name": "function", "call": name} if isinstance(name, str) and ":" in name else values
+    if isinstance(values, dict) and isinstance(name := values.get("name"), str) and ":" in name:
+        return {**values, "name": "function", "call": name}
+    return values

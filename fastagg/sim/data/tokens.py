@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from fastagg._types import Foreign
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim.data.federated import FederatedData, Samples, Text, split_by_label
 from fastagg.sim.data.files import labels_in_range
@@ -63,7 +63,7 @@ def find_pretrained(folder: Path, name: str) -> Path:
     )
 
 
-def load_tokenizer(model: Path) -> Any:
+def load_tokenizer(model: Path) -> Foreign:
     """Return the tokenizer in a model's folder. ConfigError without transformers, DataError if it is not readable."""
     try:
         from transformers import AutoTokenizer
@@ -75,7 +75,7 @@ def load_tokenizer(model: Path) -> Any:
         raise DataError(f"no readable tokenizer in {model}: {error}") from None
 
 
-def _encode(examples: Examples, classes: int, tokenizer, max_length: int) -> Samples:  # type: ignore[no-untyped-def]
+def _encode(examples: Examples, classes: int, tokenizer: Foreign, max_length: int) -> Samples:
     labels_in_range(examples.labels, classes, Path(examples.where))
     encoded = tokenizer(
         *examples.texts,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 
@@ -44,7 +44,7 @@ def check_device(name: str, device: torch.device) -> None:
         raise ConfigError(f'run.device is "{device}": engine "{name}" trains on CPUs, choose engine "here"')
 
 
-def dumps(name: str) -> Callable[[Any], bytes]:
+def dumps(name: str) -> Callable[[object], bytes]:
     """Return what pickles for this engine's workers: Ray's own takes lambdas, too."""
     if name == "ray":
         from fastagg.sim.engines import ray
@@ -53,7 +53,7 @@ def dumps(name: str) -> Callable[[Any], bytes]:
     return pickle.dumps
 
 
-def start(name: str, count: int | None, begin: Begin, *given: Any, fresh: bool = False) -> Crew:
+def start(name: str, count: int | None, begin: Begin, *given: object, fresh: bool = False) -> Crew:
     """Start workers of the engine "pool" or "ray". ``count``: how many; None: as many as there are cores.
 
     With ``fresh`` each task gets a new one.

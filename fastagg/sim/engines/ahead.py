@@ -9,8 +9,9 @@ stacks all the same, because training it again takes time.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
+from fastagg.sim.client import Update
 from fastagg.sim.schedule import Job
 
 Key = tuple[int, int]  # a client and the number of its dispatch
@@ -30,7 +31,7 @@ class Engine(Protocol):
     def submit(self, jobs: Sequence[Job]) -> int:
         """Have a group trained; return its number."""
 
-    def collect(self, wait: bool) -> list[tuple[int, list[Any]]]:
+    def collect(self, wait: bool) -> list[tuple[int, list[Update]]]:
         """Return the numbers and updates of groups that are trained; with ``wait`` one or more.
 
         RunFailed if training failed.
@@ -53,7 +54,7 @@ class Ahead:
 
     def __init__(self, engine: Engine, stack: int | None, most: int = 0) -> None:
         self._engine, self._stack, self._most = engine, stack, most
-        self.ready: dict[Key, Any] = {}
+        self.ready: dict[Key, Update] = {}
         self._out: dict[Key, int] = {}  # the group that each is in
         self._groups: dict[int, list[Key]] = {}
 
@@ -68,7 +69,7 @@ class Ahead:
             self._submit_stacks([other for other in in_flight() if not self._known(_key(other))])
         return True
 
-    def take(self, job: Job, in_flight: Callable[[], list[Job]]) -> Any:
+    def take(self, job: Job, in_flight: Callable[[], list[Job]]) -> Update:
         """Return the update of ``job``, which is due. ``in_flight``: the jobs that are due later, the next first."""
         key = _key(job)
         if not self._known(key):
@@ -93,7 +94,7 @@ class Ahead:
         self.ready = {key: update for key, update in self.ready.items() if key[0] not in clients}
         self._out = {key: group for key, group in self._out.items() if key[0] not in clients}
 
-    def state_dict(self) -> list[tuple[int, int, Any]]:
+    def state_dict(self) -> list[tuple[int, int, Update]]:
         """Return what a checkpoint should hold: what stacks have trained. One by one little is trained early."""
         if self._stack is None:
             return []
@@ -101,7 +102,7 @@ class Ahead:
             self._collect(wait=True)
         return [(*key, update) for key, update in self.ready.items()]
 
-    def load_state_dict(self, state: list[tuple[int, int, Any]]) -> None:
+    def load_state_dict(self, state: list[tuple[int, int, Update]]) -> None:
         self.ready = {(client, number): update for client, number, update in state}
 
     def close(self) -> None:

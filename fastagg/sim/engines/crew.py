@@ -5,23 +5,26 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from fastagg.errors import RunFailed
-from fastagg.sim.engines.workers import Event
+from fastagg.sim.engines.workers import Event, Sent
 
 DEPTH = 2  # tasks that a worker holds: it begins the next one before its last result is read
 STARTS = 3  # how many workers may die one after the other before one has begun
+
+
+Kind = TypeVar("Kind", bound="Worker")
 
 
 class Order(NamedTuple):
     """A task, and the arrays that go with it as the crew knows them."""
 
     ticket: int
-    task: Any
-    arrays: Sequence[Any]
+    task: Sent
+    arrays: Sequence[Sent]
 
 
 class Worker:
@@ -32,16 +35,16 @@ class Worker:
         self.begun = False
 
 
-class News(NamedTuple):
+class News(NamedTuple, Generic[Kind]):
     """What a worker says. The value: of "ready" None, of "broken" the Failure it could not begin for, of "died" how;
     the others are an :class:`Event`'s."""
 
-    worker: Any
+    worker: Kind
     kind: Literal["ready", "broken", "said", "done", "failed", "died"]
-    value: Any
+    value: Sent
 
 
-class Crew(ABC):
+class Crew(ABC, Generic[Kind]):
     """``count`` workers. A task that is lost with its worker is told, not repeated; another worker begins instead.
 
     With ``fresh`` each task gets a worker of its own, and no task waits at a worker for another.
@@ -49,16 +52,16 @@ class Crew(ABC):
 
     def __init__(self, count: int, *, fresh: bool) -> None:
         self.count, self._fresh = count, fresh
-        self._workers: list[Any] = []
+        self._workers: list[Kind] = []
         self._waiting: deque[Order] = deque()
         self._tickets = self._deaths = 0
 
     @abstractmethod
-    def put(self, array: Tensor) -> Any:
+    def put(self, array: Tensor) -> object:
         """Lay an fp32 vector where every worker can read it. Tasks name it by what is returned; it stays as long as
         somebody holds that."""
 
-    def submit(self, task: Any, arrays: Sequence[Any] = ()) -> int:
+    def submit(self, task: Sent, arrays: Sequence[Sent] = ()) -> int:
         """Have a task done, after those submitted before; return its ticket."""
         self._tickets += 1
         self._waiting.append(Order(self._tickets, task, arrays))
@@ -85,21 +88,21 @@ class Crew(ABC):
         self._waiting.clear()
 
     @abstractmethod
-    def _start(self) -> Worker:
+    def _start(self) -> Kind:
         """Return another worker."""
 
     @abstractmethod
-    def _give(self, worker: Any, order: Order) -> None:
+    def _give(self, worker: Kind, order: Order) -> None:
         """Send an order. If the worker is dead, `_listen` hears of it."""
 
     @abstractmethod
-    def _listen(self, timeout: float | None) -> Iterator[News]: ...
+    def _listen(self, timeout: float | None) -> Iterator[News[Kind]]: ...
 
     @abstractmethod
-    def _end(self, workers: Sequence[Any]) -> None:
+    def _end(self, workers: Sequence[Kind]) -> None:
         """End these workers, dead or alive."""
 
-    def _heard(self, news: News) -> Event | None:
+    def _heard(self, news: News[Kind]) -> Event | None:
         worker, kind, value = news
         if kind == "ready":
             worker.begun = True
@@ -117,7 +120,7 @@ class Crew(ABC):
             return Event(order.ticket, kind, value)
         return None
 
-    def _died(self, worker: Worker, how: str) -> Event | None:
+    def _died(self, worker: Kind, how: str) -> Event | None:
         """Others take over what it had not begun."""
         orders = worker.orders
         self._leave(worker)
@@ -132,7 +135,7 @@ class Crew(ABC):
         self._workers.append(self._start())
         return lost
 
-    def _leave(self, worker: Worker) -> None:
+    def _leave(self, worker: Kind) -> None:
         self._workers.remove(worker)
         self._end([worker])
 

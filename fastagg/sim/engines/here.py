@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
+from fastagg.sim.client import Update
 from fastagg.sim.engines.stacks import Order, Stacks
 from fastagg.sim.engines.training import Training
 from fastagg.sim.schedule import Job
@@ -24,7 +24,7 @@ class Here:
     def __init__(self, training: Training, stacks: Stacks, spent: Callable[[float], None]) -> None:
         self._training, self._stacks, self._spent = training, stacks, spent
         self._waiting: deque[tuple[int, Sequence[Job]]] = deque()
-        self._done: list[tuple[int, list[Any]]] = []
+        self._done: list[tuple[int, list[Update]]] = []
         self._error: Exception | None = None
         self._rests = True
         self._groups = 0
@@ -37,7 +37,7 @@ class Here:
             self._stacks.add(Order(self, self._groups, self._training.batched, jobs))
         return self._groups
 
-    def collect(self, wait: bool) -> list[tuple[int, list[Any]]]:
+    def collect(self, wait: bool) -> list[tuple[int, list[Update]]]:
         if not wait:
             return []
         if self._training.batched is None:
@@ -52,7 +52,7 @@ class Here:
         done, self._done = self._done, []
         return done
 
-    def trained(self, group: int, updates: list[Any], seconds: float) -> None:
+    def trained(self, group: int, updates: list[Update], seconds: float) -> None:
         self._done.append((group, updates))
         if self._rests:
             self._spent(seconds)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,7 +61,7 @@ class Packing:
         if not self._layout.has_buffers:
             return vector
         flat, buffers, counters = self.unpack(vector)
-        update: dict[str, Any] = {}
+        update: dict[str, Tensor] = {}
         for e in self._layout.entries:
             if e.role == "counter":
                 update[e.name] = counters[e.offset]

@@ -15,15 +15,18 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import connection, forkserver
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from fastagg._build import set_num_threads, usable_cores
+from fastagg._types import Foreign
 from fastagg.sim.engines.crew import DEPTH, Crew, News, Order, Worker
 from fastagg.sim.engines.slots import Slots, read
-from fastagg.sim.engines.workers import Begin, Failure
+from fastagg.sim.engines.workers import Begin, Failure, Sent
 from fastagg.sim.interrupt import without_ctrl_c
 from fastagg.storage.shared import Mapped, SharedVector
 
@@ -35,7 +38,7 @@ _MEMORY = Path("/dev/shm")
 
 
 class _Process(Worker):
-    def __init__(self, process: Any, pipe: Any) -> None:
+    def __init__(self, process: BaseProcess, pipe: Connection) -> None:
         super().__init__()
         self.process, self.pipe = process, pipe
 
@@ -48,16 +51,16 @@ class Lent:
         weakref.finalize(self, free.append, vector)
 
 
-class Pool(Crew):
+class Pool(Crew[_Process]):
     """``count`` processes."""
 
-    def __init__(self, count: int, begin: Begin, *given: Any, fresh: bool = False) -> None:
+    def __init__(self, count: int, begin: Begin, *given: Sent, fresh: bool = False) -> None:
         super().__init__(count, fresh=fresh)
         self._begin, self._given = begin, given
         self._context = _context()
         self._stop = self._context.Event()
         self._folder: str | None = None
-        self._remove: Callable[[], Any] | None = None
+        self._remove: Callable[[], object] | None = None
         self._free: list[SharedVector] = []
         self._mapped = Mapped()
         try:
@@ -102,10 +105,10 @@ class Pool(Crew):
         with suppress(OSError):
             worker.pipe.send((order.task, places))
 
-    def _listen(self, timeout: float | None) -> Iterator[News]:
+    def _listen(self, timeout: float | None) -> Iterator[News[_Process]]:
         by_pipe = {worker.pipe: worker for worker in self._workers}
-        ready: list[Any] = connection.wait(list(by_pipe), timeout)
-        for pipe in ready:
+        for pipe in connection.wait(list(by_pipe), timeout):
+            assert isinstance(pipe, Connection)
             worker = by_pipe[pipe]
             try:
                 kind, value = pipe.recv()
@@ -122,9 +125,10 @@ class Pool(Crew):
             worker.pipe.close()
 
 
-def _context() -> Any:
+def _context() -> Foreign:
     server = "forkserver" in multiprocessing.get_all_start_methods()
-    context: Any = multiprocessing.get_context("forkserver" if server else "spawn")
+    # their classes have no common type with `Process`
+    context: Foreign = multiprocessing.get_context("forkserver" if server else "spawn")
     if server:
         context.set_forkserver_preload(PRELOAD)
         with without_ctrl_c(), _safe_path():  # else a ctrl-C while the server imports would end it, and all workers
@@ -151,17 +155,17 @@ def _safe_path() -> Iterator[None]:
 class _Line:
     """When the other side is gone, the pipe breaks and the task ends."""
 
-    def __init__(self, pipe: Any, stop: Any) -> None:
+    def __init__(self, pipe: Connection, stop: Event) -> None:
         self._pipe, self._stop = pipe, stop
 
-    def say(self, value: Any) -> None:
+    def say(self, value: Sent) -> None:
         self._pipe.send(("said", value))
 
     def stopped(self) -> bool:
         return bool(self._stop.is_set())
 
 
-def _work(pipe: Any, stop: Any, threads: int, begin: Begin, given: Sequence[Any]) -> None:
+def _work(pipe: Connection, stop: Event, threads: int, begin: Begin, given: Sequence[Sent]) -> None:
     """A worker's process: it says "ready" or "broken", then for every task "done" or "failed"."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other side says when to stop
     set_num_threads(threads)
@@ -178,7 +182,7 @@ def _work(pipe: Any, stop: Any, threads: int, begin: Begin, given: Sequence[Any]
             folder = os.path.dirname(places[0][0]) if places else folder
             try:
                 value = do(task, [mapped.get(*place) for place in places], line)
-                answer: tuple[str, Any] = "done", slots.lay(value, folder) if folder else value
+                answer: tuple[str, Sent] = "done", slots.lay(value, folder) if folder else value
             except Exception as error:
                 answer = "failed", Failure.of(error)
             pipe.send(answer)

@@ -14,8 +14,8 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
 
+import numpy as np
 import ray
 import torch
 from ray import cloudpickle
@@ -23,29 +23,32 @@ from ray.exceptions import RayActorError
 from torch import Tensor
 
 from fastagg._build import set_num_threads, usable_cores
+from fastagg._types import Foreign
 from fastagg.errors import ConfigError
 from fastagg.sim.engines.crew import Crew, News, Order, Worker
-from fastagg.sim.engines.workers import Begin, Failure
+from fastagg.sim.engines.workers import Begin, Failure, Sent
 
 ASK = 0.5  # seconds between two questions of how far a task is
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: object) -> bytes:
     found: bytes = cloudpickle.dumps(value)
     return found
 
 
 class _Actor(Worker):
-    def __init__(self, actor: Any) -> None:
+    def __init__(self, actor: Foreign) -> None:
         super().__init__()
         self.actor = actor
-        self.answers: dict[Any, str] = {actor.begun.remote(): "ready"}  # what was asked, by the reference of the answer
+        self.answers: dict[Foreign, str] = {
+            actor.begun.remote(): "ready"
+        }  # what was asked, by the reference of the answer
 
 
-class Cluster(Crew):
+class Cluster(Crew[_Actor]):
     """``count`` actors with a CPU each; None: as many as the cluster, or this machine, has CPUs."""
 
-    def __init__(self, count: int | None, begin: Begin, *given: Any, fresh: bool = False) -> None:
+    def __init__(self, count: int | None, begin: Begin, *given: Sent, fresh: bool = False) -> None:
         self._own = not ray.is_initialized()
         if self._own:
             # Ray would have its workers look for packages in the current folder first, which may be a checkout of this
@@ -67,7 +70,7 @@ class Cluster(Crew):
                 ray.shutdown()
             raise
 
-    def put(self, array: Tensor) -> Any:
+    def put(self, array: Tensor) -> object:
         return ray.put(array.numpy())
 
     def stop(self) -> None:
@@ -85,7 +88,7 @@ class Cluster(Crew):
     def _give(self, worker: _Actor, order: Order) -> None:
         worker.answers[worker.actor.work.remote(order.task, *order.arrays)] = "done"
 
-    def _listen(self, timeout: float | None) -> Iterator[News]:
+    def _listen(self, timeout: float | None) -> Iterator[News[_Actor]]:
         if self._fresh and time.monotonic() - self._asked > ASK:  # their second thread tells how far they are
             self._asked = time.monotonic()
             for worker in self._workers:
@@ -121,7 +124,7 @@ def _connect(cpus: int) -> None:
     )
 
 
-def _read(worker: _Actor, reference: Any) -> News | None:
+def _read(worker: _Actor, reference: Foreign) -> News[_Actor] | None:
     kind = worker.answers.pop(reference)
     try:
         value = ray.get(reference)
@@ -139,13 +142,13 @@ def _read(worker: _Actor, reference: Any) -> News | None:
 class _Work:
     """A worker's process. Its methods are called by Ray."""
 
-    def __init__(self, folder: str, paths: Sequence[str], given: tuple[Begin, Sequence[Any]]) -> None:
+    def __init__(self, folder: str, paths: Sequence[str], given: tuple[Begin, Sequence[Sent]]) -> None:
         """``folder`` and ``paths``: where the other side is, and where it finds modules."""
         if os.path.isdir(folder):
             os.chdir(folder)
         sys.path.extend(path for path in paths if path not in sys.path)
         set_num_threads(1)  # it has one CPU
-        self._value: Any = None
+        self._value: Sent = None
         self._stop = threading.Event()
         self._broken: Failure | None = None
         try:
@@ -156,7 +159,7 @@ class _Work:
     def begun(self) -> Failure | None:
         return self._broken
 
-    def work(self, task: Any, *arrays: Any) -> tuple[str, Any]:
+    def work(self, task: Sent, *arrays: np.ndarray) -> tuple[str, Sent]:
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -165,14 +168,14 @@ class _Work:
         except Exception as error:
             return "failed", Failure.of(error)
 
-    def said(self, stop: bool) -> Any:
+    def said(self, stop: bool) -> Sent:
         """Called meanwhile, by another thread: what was said since."""
         if stop:
             self._stop.set()
         value, self._value = self._value, None
         return value
 
-    def say(self, value: Any) -> None:
+    def say(self, value: Sent) -> None:
         self._value = value
 
     def stopped(self) -> bool:

@@ -6,13 +6,14 @@ A group whose worker dies is trained again by another one. Training is a pure fu
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from fastagg.errors import RunFailed
 from fastagg.model import Layout
+from fastagg.sim.client import Update
 from fastagg.sim.engines.crew import Crew
 from fastagg.sim.engines.packing import Packing
 from fastagg.sim.engines.training import Errand
@@ -26,7 +27,7 @@ class _Group(NamedTuple):
     number: int
     errands: list[Errand]
     versions: list[int]
-    weights: list[Any]  # as the workers know them
+    weights: list[object]  # as the workers know them
     deaths: int = 0
 
 
@@ -36,7 +37,7 @@ class Remote:
     def __init__(self, workers: Crew, layout: Layout) -> None:
         self._workers, self._packing = workers, Packing(layout)
         self.parts = workers.count
-        self._weights: dict[int, Any] = {}  # by version
+        self._weights: dict[int, object] = {}  # by version
         self._out: dict[int, _Group] = {}  # by the workers' ticket
         self._groups = 0
 
@@ -53,8 +54,8 @@ class Remote:
         self._send(_Group(self._groups, errands, versions, [self._weights[version] for version in versions]))
         return self._groups
 
-    def collect(self, wait: bool) -> list[tuple[int, list[Any]]]:
-        found: list[tuple[int, list[Any]]] = []
+    def collect(self, wait: bool) -> list[tuple[int, list[Update]]]:
+        found: list[tuple[int, list[Update]]] = []
         while not found:
             for event in self._workers.wait(None if wait else 0.0):
                 group = self._out.pop(event.ticket)

@@ -7,7 +7,7 @@ So a slot is free whenever it is needed, and nobody has to say so.
 from __future__ import annotations
 
 import pickle
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ class Slots:
         self._slots: list[SharedVector | None] = [None] * count
         self._turn = 0
 
-    def lay(self, value: Any, folder: str) -> Any:
+    def lay(self, value: object, folder: str) -> object:
         """Return ``value``, or a :class:`Laid` that stands for it, in ``folder``."""
         buffers: list[pickle.PickleBuffer] = []
         pickled = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
@@ -52,7 +52,7 @@ class Slots:
         return Laid(pickled, slot.path, slot.size, [array.nbytes for array in arrays])
 
 
-def read(value: Any, mapped: Mapped) -> Any:
+def read(value: object, mapped: Mapped) -> object:
     """Inverse of :meth:`Slots.lay`, in memory of this process."""
     if not isinstance(value, Laid):
         return value

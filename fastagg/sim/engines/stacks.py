@@ -6,19 +6,20 @@ A run hands in its jobs and rests. When all runs rest, ``train`` does the work o
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from fastagg.sim import batched
 from fastagg.sim.batched import BatchedTrainer
+from fastagg.sim.client import Update
 from fastagg.sim.schedule import Job
 
 
 class Owner(Protocol):
     """Who handed jobs in."""
 
-    def trained(self, group: int, updates: list[Any], seconds: float) -> None:
+    def trained(self, group: int, updates: list[Update], seconds: float) -> None:
         """Take a group's updates, and its share of the wall seconds."""
 
     def failed(self, error: Exception) -> None:
@@ -49,7 +50,7 @@ class Stacks:
     def train(self) -> None:
         """Train all that wait. Trainers of one kind share stacks; no bit of an update depends on it."""
         waiting, self._waiting = self._waiting, []
-        kinds: dict[Any, list[Order]] = {}
+        kinds: dict[Hashable, list[Order]] = {}
         for order in waiting:
             kinds.setdefault(order.trainer.kind, []).append(order)
         for orders in kinds.values():

@@ -9,8 +9,9 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from fastagg.model import Layout
 from fastagg.server.dispatch import Dispatch
 from fastagg.sim import build
 from fastagg.sim.batched import BatchedTrainer
-from fastagg.sim.client import LocalTrainer
+from fastagg.sim.client import LocalTrainer, Update
 from fastagg.sim.config import Config
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.engines.packing import Packing
@@ -37,7 +38,7 @@ class Training:
         self._clients = data.clients
         self._work = trainer.gradient if gradients else trainer.train
 
-    def train(self, jobs: Sequence[Job]) -> list[Any]:
+    def train(self, jobs: Sequence[Job]) -> list[Update]:
         """Return the jobs' updates, in their order, in the form ``Server.receive`` takes."""
         if self.batched is not None:
             return self.batched.train(jobs)
@@ -61,7 +62,7 @@ class Plan:
     given: Sequence[bytes]
 
 
-def pickled(data: Any, model: Any, dumps: Callable[[Any], bytes]) -> list[bytes]:
+def pickled(data: object, model: object, dumps: Callable[[object], bytes]) -> list[bytes]:
     """Return what a program passed to ``run``, for other processes. ConfigError naming what cannot be sent."""
     found = []
     for name, what in (("data", data), ("model", model)):
@@ -86,7 +87,7 @@ class Errand(NamedTuple):
     place: int
 
 
-def begin(plan: Plan) -> Callable[[Sequence[Errand], Sequence[Tensor], Line], list[Any]]:
+def begin(plan: Plan) -> Callable[[Sequence[Errand], Sequence[Tensor], Line], list[np.ndarray]]:
     """Build data and module, in a process of its own, and return what trains errands: their updates, as NumPy."""
     config = plan.config
     torch.set_num_threads(config.run.torch_threads)
@@ -101,7 +102,7 @@ def begin(plan: Plan) -> Callable[[Sequence[Errand], Sequence[Tensor], Line], li
     training = Training(LocalTrainer(module, work, config.seed), data, batched, gradients=plan.gradients)
     packing = Packing(layout)
 
-    def do(errands: Sequence[Errand], weights: Sequence[Tensor], line: Line) -> list[Any]:
+    def do(errands: Sequence[Errand], weights: Sequence[Tensor], line: Line) -> list[np.ndarray]:
         models = [packing.unpack(vector) for vector in weights]
         jobs = [
             Job(e.client, e.number, Dispatch(e.client, e.version, e.local_steps, None, layout, models[e.place]))

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from fastagg.errors import FastaggError, RunFailed
 
+Sent = Any  # what goes from process to process: a task, a result. It can be pickled
+
 
 class Line(Protocol):
     """A worker's line to who asked for the task."""
 
-    def say(self, value: Any) -> None:
+    def say(self, value: Sent) -> None:
         """Tell how far the task is."""
 
     def stopped(self) -> bool:
@@ -26,7 +28,7 @@ class Line(Protocol):
 
 
 # Does a task, with the arrays that go with it (to be read only).
-Do = Callable[[Any, Sequence[Tensor], Line], Any]
+Do = Callable[[Sent, Sequence[Tensor], Line], Sent]
 Begin = Callable[..., Do]
 
 
@@ -54,4 +56,4 @@ class Event(NamedTuple):
 
     ticket: int
     kind: Literal["said", "done", "failed", "lost"]
-    value: Any
+    value: Sent

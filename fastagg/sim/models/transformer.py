@@ -5,11 +5,12 @@ The model's own configuration sets the dropout. Adapters have none.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
+from fastagg._types import Foreign
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim.data.federated import Text
 
@@ -37,7 +38,7 @@ class Writer(Classifier):
     def generate(self, tokens: torch.Tensor, mask: torch.Tensor, most: int) -> torch.Tensor:
         """Return ``tokens`` [batch, length], padded on the left, followed by up to ``most`` tokens, each the
         likeliest."""
-        model: Any = self.model
+        model: Foreign = self.model
         return model.generate(
             input_ids=tokens, attention_mask=mask, max_new_tokens=most, do_sample=False, pad_token_id=self._padding
         )
@@ -62,10 +63,10 @@ class TrainableOnly(nn.Module):
         return torch.func.functional_call(self._model[0], own, (tokens,))
 
     def generate(self, tokens: torch.Tensor, mask: torch.Tensor, most: int) -> torch.Tensor:
-        own: Any = self._model[0]  # it holds the registered parameters themselves
+        own: Foreign = self._model[0]  # it holds the registered parameters themselves
         return own.generate(tokens, mask, most)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> TrainableOnly:
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> TrainableOnly:
         # Operations that move or convert the module also move or convert the frozen part.
         self._model[0]._apply(fn)
         return super()._apply(fn, recurse)
@@ -95,7 +96,7 @@ def writer(text: Text, lora_rank: int | None, lora_alpha: float) -> nn.Module:
     return TrainableOnly(Writer(_with_adapters(model, "CAUSAL_LM", lora_rank, lora_alpha), text.padding))
 
 
-def _load(text: Text, name: str, kind: str, **settings: Any) -> Any:
+def _load(text: Text, name: str, kind: str, **settings: object) -> Foreign:
     if text.pretrained is None:
         raise ConfigError(f'model "{name}" needs data with a pretrained model, such as glue or newsgroups')
     try:
@@ -114,7 +115,7 @@ def _load(text: Text, name: str, kind: str, **settings: Any) -> Any:
         raise DataError(f"no readable model in {text.pretrained}: {error}") from error
 
 
-def _with_adapters(model: Any, task: str, rank: int, alpha: float) -> nn.Module:
+def _with_adapters(model: Foreign, task: str, rank: int, alpha: float) -> nn.Module:
     try:
         from peft import LoraConfig, TaskType, get_peft_model
     except ImportError:

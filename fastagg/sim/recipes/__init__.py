@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from fastagg import _checks
+from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.sim import config
 
@@ -16,7 +16,7 @@ def names() -> list[str]:
     return sorted(entry.name[:-5] for entry in files(__name__).iterdir() if entry.name.endswith(".toml"))
 
 
-def load(name_or_path: str, changes: dict[str, Any] | None = None) -> config.Config:
+def load(name_or_path: str, changes: Plain | None = None) -> config.Config:
     """Return a recipe by its name in the package or by a path, with ``changes`` to dotted keys.
 
     A bare name is looked up in the package; whatever ends in .toml or holds a slash is a path. ConfigError
@@ -45,7 +45,7 @@ def unknown(name: str, *known: list[str]) -> str:
     return f"no recipe {name!r}{near} (a file's name ends in .toml)"
 
 
-def configured(given: config.Config | str | dict[str, Any], changes: dict[str, Any]) -> config.Config:
+def configured(given: config.Config | str | Plain, changes: Plain) -> config.Config:
     """Return a Config, the recipe of a name or path, or one given as a dict, with ``changes`` to dotted keys."""
     if isinstance(given, str):
         return load(given, changes)

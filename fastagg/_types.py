@@ -1,0 +1,16 @@
+"""Names for data whose types a checker cannot know: what is in a checkpoint or a file is checked where it is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# What state_dict returns and load_state_dict takes: plain data and tensors by name, which checkpoint.py can write.
+State = dict[str, Any]
+# Plain data as TOML and JSON hold it: a recipe or a section of one, keywords of a function, a summary.
+Plain = dict[str, Any]
+# A model, an update, or what one array of it is: in the form of the caller's ``params``, which no annotation can name.
+Arrays = Any
+# An object of a library without types of its own, which is imported only where it is there.
+Foreign = Any
+# What a commit assigns: an object, its attribute or index, the value.
+Move = tuple[object, str | int, object]
