@@ -5,34 +5,26 @@
 // another frame, which a thread then writes to a free slot of the file. A slot that a checkpoint refers to is not
 // written over: the checkpoint is the list of the slots, and the rows stay where they are.
 // If the kernels run on a device, there are frames on the device, too, and arrivals read and write those.
-// Four parts have a file each: where a row lies in memory (windows.h), the slots (places.h), the scrub (sweep.h) and
-// the frames on a device (device_rows.h).
+// This is the planned arrival. The parts that it is made of have a file each: which rows are in memory (frames.h), the
+// threads that read and write (transfers.h), where a row lies in memory (windows.h), the slots (places.h), the scrub
+// (sweep.h) and the frames on a device (device_rows.h).
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "device_rows.h"
+#include "frames.h"
 #include "places.h"
 #include "sweep.h"
+#include "transfers.h"
 #include "windows.h"
 
 namespace fastagg::store {
-
-// A row that is not what was written.
-class RowDamaged : public SlotsFailed {
- public:
-  RowDamaged(int64_t which, const std::string& what) : SlotsFailed(what), client(which) {}
-  int64_t client;
-};
 
 class Tiers {
  public:
@@ -121,126 +113,48 @@ class Tiers {
 
   int64_t nbytes() const;
   int64_t nbytes_on_disk() const;
-  int64_t frames() const { return static_cast<int64_t>(frames_.size()); }
+  int64_t frames() const { return frames_.count(); }
   int64_t device_frames() const;
   Counts counts() const;
 
  private:
-  enum State : uint8_t { kFree, kReading, kClean, kWriting, kPlanned };
-  struct Frame {
-    int64_t client = -1;
-    int32_t before = -1, after = -1;  // in the list that it is in
-    State state = kFree;
-    bool expected = false;  // its client was sent a model
-    bool pinned = false;    // the arrival that is planned reads it
-    bool orphan = false;    // its client has a newer row: free when it is written
-  };
-  struct List {  // of clean frames, the one that was used longest ago first
-    int32_t first = -1, last = -1;
-  };
-  struct Ask {
-    int32_t frame;  // to be filled with the whole row; negative: a window goes to `place` of what is read ahead
-    int64_t place;
-    int64_t client, slot;
-  };
-  struct Ahead {  // a window of a row, read ahead for the scrub
-    int64_t turn = -1, slot = -1;
-    State state = kFree;
-  };
   struct Due {  // a window of a row, for this arrival's scrub
     int64_t turn;
     Row row;  // at the window's begin; no data: not in the sum
     float weight;
     DeviceRows::Mark mark = nullptr;  // of the host's memory that the row is in; null: it is where the kernels run
   };
-  struct Failure {
-    int64_t client = -1;
-    bool damaged = false;
-    std::string what;
-  };
-
-  char* at(int64_t frame) const { return arena_ + frame * stride_; }
-  Row row_in(int64_t frame) const { return frame < 0 ? Row{} : windows_.row_at(at(frame)); }
-  // The frame that has the client's row; negative: none has, or it is being read.
-  int64_t frame_with(int64_t client) const;
-  char* ahead_at(int64_t place) const { return ahead_arena_ + place * windows_.read_bytes(); }
-
-  typedef std::unique_lock<std::mutex> Lock;
+  typedef Transfers::Lock Lock;
   bool prepare(Lock& lock, bool replaces, const std::vector<float>& weights, float entering, bool may_wait);
   bool take_row(Lock& lock, int64_t client, bool may_wait, int64_t* frame, Row* row);
   void make_device_room(int64_t least);
-  DeviceRows::Mark mark_of(int64_t frame) const { return device_->mark_of_host(frame); }
-  void ask_device(int64_t frame) noexcept;
-  void expected(int64_t frame, bool is) noexcept;
   void unpin_terms();
   float next_weight(int64_t client, const std::vector<float>& weights, float entering) const;
   bool prepare_due(Lock& lock, const std::vector<float>& weights, float entering, bool may_wait);
-  int64_t fetched(Lock& lock, int64_t client, bool may_wait);
-  void hurry(int64_t frame);
-  void pin(int64_t frame);
-  void unpin(int64_t frame);
-  int64_t empty_frame(Lock& lock, bool may_wait);
-  int64_t victim(bool also_expected);
   void unplan();
   void ask_ahead() noexcept;
-  void drained(Lock& lock);
-  void wait(Lock& lock);
-  [[noreturn]] void fail_as_read();
-  void link(int64_t frame);
-  void unlink(int64_t frame);
-  void release(int64_t frame);
-  void check_process() const;
   void take_file(const std::function<void()>& load);
-  void start();
-  void reads();
-  void writes();
-  void fill(const Ask& ask, const std::vector<uint32_t>& expected);
-  void check(const Row& part, int64_t window, uint32_t sum, int64_t client, int64_t slot) const;
   Row read_part(int64_t client, int64_t window, char* into);
 
   Setting setting_;
   std::string path_;
   Windows windows_;
-  int64_t stride_;
   SlotFile file_;
-  int process_ = 0;
-
-  mutable std::mutex mutex_;  // nobody who holds it waits for the host language (blocking.h)
-  struct Threads {
-    std::condition_variable to_read, to_write, done_one;
-    std::thread reader, writer;
-  };
-  std::unique_ptr<Threads> threads_ = std::make_unique<Threads>();
-  bool ends_ = false;
-  std::deque<Ask> asks_;
-  std::vector<std::pair<int32_t, int64_t>> queue_;  // (frame, slot) to be written: a ring
-  size_t queue_begin_ = 0;
-  int64_t writing_ = 0, most_writing_ = 1;
-  std::string write_failed_;
-  Failure read_failed_;
-
-  char* arena_ = nullptr;
-  std::vector<Frame> frames_;
-  std::vector<int32_t> free_frames_;
-  List idle_, expected_;
-  std::vector<int32_t> frame_of_;  // by client; negative: none
   Places places_;
   Sweep sweep_;
   std::unique_ptr<DeviceRows> device_;  // null: kernels run on the host
-  int64_t pinned_ = 0;                  // frames from here on were never used
-  std::vector<Ahead> ahead_;
-  char* ahead_arena_ = nullptr;
-  Counts counts_;
+  Frames frames_;
+  Transfers transfers_;  // its mutex is for all of these
+  Counts counts_;        // but for the bytes
 
   // Planned.
-  enum Way { kNone, kAhead, kLate, kCold };
   int64_t client_ = -1, old_ = -1, new_ = -1;  // `old_` is negative, too, if the row is on the device
   Row old_row_, new_row_;                      // where kernels find them
   bool there_ = false;                         // the old row was on the device
   Terms terms_;
   std::vector<int64_t> term_frames_;
   std::vector<Row> term_rows_;
-  Way way_ = kNone;
+  Transfers::Way way_ = Transfers::kNone;
   std::vector<Due> due_;
 };
 
