@@ -28,6 +28,20 @@ char* mapped(int64_t bytes) {
   return static_cast<char*>(found);
 }
 
+// Memory for a window that is read.
+class ReadMemory {
+ public:
+  explicit ReadMemory(int64_t bytes) : bytes_(bytes), data_(mapped(bytes)) {}
+  ~ReadMemory() { munmap(data_, static_cast<size_t>(bytes_)); }
+  ReadMemory(const ReadMemory&) = delete;
+  ReadMemory& operator=(const ReadMemory&) = delete;
+  char* get() const { return data_; }
+
+ private:
+  int64_t bytes_;
+  char* data_;
+};
+
 }  // namespace
 
 Tiers::Tiers(const Setting& setting, std::string path)
@@ -280,6 +294,7 @@ void Tiers::unplan() {
   there_ = false;
   way_ = kNone;
   due_.clear();
+  sweep_.drop_aside();
 }
 
 void Tiers::unpin_terms() {
@@ -298,14 +313,15 @@ void Tiers::plan(int64_t client, bool replaces, const Terms& terms, const std::v
       throw SlotsFailed(path_ + ": " + std::to_string(terms.size()) + " rows leave the sum or come back at once, and " +
                         where + " holds " + std::to_string(held) + ": open it with more memory");
   };
-  check_room("memory", frames());
   if (device_) {
+    check_room("memory", frames());
     make_device_room(least);
     check_room("the device", device_->frames());
   }
   {
     Lock lock(mutex_);
     unplan();
+    in_windows_ = least > frames();
     client_ = client;
     terms_ = terms;
     term_frames_.reserve(terms.size());
@@ -327,7 +343,7 @@ bool Tiers::prepare(Lock& lock, bool replaces, const std::vector<float>& weights
     there_ = device_ && device_->has(client_);
     if (!take_row(lock, client_, may_wait, &old_, &old_row_)) return false;
   }
-  for (size_t term = term_frames_.size(); term < terms_.size(); ++term) {
+  for (size_t term = term_frames_.size(); term < terms_.size() && !in_windows_; ++term) {
     term_frames_.push_back(-1);
     term_rows_.emplace_back();
     if (take_row(lock, terms_[term].first, may_wait, &term_frames_.back(), &term_rows_.back())) continue;
@@ -575,9 +591,7 @@ Row Tiers::read_part(int64_t client, int64_t window, char* into) {
 
 void Tiers::rebuild(Runner& runner, const std::vector<float>& weights, const std::vector<int64_t>& lost, float* sum) {
   const Blocking out;
-  const auto bytes = static_cast<size_t>(windows_.read_bytes());
-  const auto give_back = [&](char* memory) { munmap(memory, bytes); };
-  const std::unique_ptr<char, decltype(give_back)> read(mapped(windows_.read_bytes()), give_back);
+  const ReadMemory read(windows_.read_bytes());
   if (device_) device_->copies().settle();  // rows that are being copied back are there
   std::vector<float> left = weights;
   for (const int64_t client : lost) left[static_cast<size_t>(client)] = 0.0f;
@@ -615,6 +629,19 @@ int64_t Tiers::device_frames() const {
 }
 
 int64_t Tiers::nbytes_on_disk() const { return file_.slots() * stride_; }
+
+void Tiers::move_in_windows(Runner& runner, float* sum) {
+  const Blocking out;
+  const ReadMemory read(windows_.read_bytes());
+  const int64_t begun = sweep_.window_of(sweep_.done());
+  for (int64_t window = 0; window < windows_.count(); ++window)
+    for (const auto& [client, weight] : terms_) {
+      const Row part = read_part(client, window, read.get());
+      const Rows one{windows_.format, windows_.elements(window), 1, part.data, part.scales};
+      cpu::add_row(one, weight, sum + window * Windows::kSize);
+      if (window == begun) sweep_.follow_part(runner, client, part, weight);
+    }
+}
 
 Tiers::Counts Tiers::counts() const {
   const Lock lock(mutex_);
