@@ -1,6 +1,7 @@
 #include "all_clients.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <stdexcept>
 
@@ -142,36 +143,74 @@ void AllClients::plan_bounds() {
   if (direct_) heaviest_total_next_ = total_value_, peak_next_ = kept_bound_;
 }
 
-void AllClients::run(Runner& runner, const Updates& updates, const Optimizer& optimizer) {
-  const Update& update = *updates.front();
+// How the update's row replaces its client's last one.
+Direction AllClients::exchange() const {
   const int64_t client = given_.client;
-  const auto c = static_cast<size_t>(client);
-  const RandomKey key{seed_, static_cast<uint64_t>(arrivals_), static_cast<uint32_t>(keeps_rows() ? client : 0)};
   Direction direction;
   direction.kind = kMean;
   direction.gain = given_.gain * given_.weight;
   direction.sum = {sum_, keeps_rows() ? entering_ : 1.0f, leaving_, 1.0f, {}};
   direction.row.format = format_;
-  direction.row.key = key;
+  direction.row.key = {seed_, static_cast<uint64_t>(arrivals_), static_cast<uint32_t>(keeps_rows() ? client : 0)};
   direction.row.coded = coded_row().packed_at(const_cast<void*>(given_.row));  // it is only read
   direction.row.copy = coded_row().packed_at(copy_);
   if (tiers_) direction.row.read = tiers_->old_row(), direction.row.write = tiers_->new_row();
   if (rows_) direction.row.read = rows_->row(leaving_ != 0.0f ? client : -1), direction.row.write = rows_->row(client);
+  return direction;
+}
+
+// The new row was made ahead of the step; the log's copy of it was not.
+void AllClients::copy_new_row(const Exchange& row) const {
+  const Rows one = coded_row();
+  std::memcpy(row.copy.data, row.write.data, static_cast<size_t>(one.row_bytes()));
+  if (row.copy.scales != nullptr)
+    std::memcpy(row.copy.scales, row.write.scales, static_cast<size_t>(one.row_scales()) * sizeof(float));
+}
+
+// More rows leave the sum, or come back, than memory has room for. They are read window by window, which may fail, so
+// the new sum is made beside the old one before anything changes. Its bits are those that `run` makes with more memory.
+void AllClients::move_aside() {
+  OnCpu runner;
+  const int64_t size = given_.update->size;
+  aside_ = store::new_memory(size * static_cast<int64_t>(sizeof(float)));
+  auto* const sum = static_cast<float*>(aside_.get());
+  std::copy(sum_, sum_ + size, sum);
+  Direction direction = exchange();
+  direction.sum.values = sum;
+  tiers_->set_aside();
+  tiers_->leaves(runner, leaving_);
+  runner.step(*given_.update, direction, Optimizer{});
+  tiers_->enters(runner, entering_);
+  tiers_->move_in_windows(runner, sum);
+}
+
+void AllClients::run(Runner& runner, const Updates& updates, const Optimizer& optimizer) {
+  const Update& update = *updates.front();
+  const int64_t client = given_.client;
+  const auto c = static_cast<size_t>(client);
+  Direction direction = exchange();
   if (rows_)
     for (const auto& [slot, weight] : terms_) direction.sum.terms.push_back({rows_->row(slot), weight});
   if (tiers_)
-    for (size_t term = 0; term < terms_.size(); ++term)
+    for (size_t term = 0; term < terms_.size() && !aside_; ++term)
       direction.sum.terms.push_back({tiers_->row_of_term(term), terms_[term].second});
   if (resummation_) resummation_->leaves(runner, client, leaving_);
-  if (tiers_) tiers_->begin(runner), tiers_->leaves(runner, leaving_);
+  if (tiers_) tiers_->begin(runner);
+  if (tiers_ && !aside_) tiers_->leaves(runner, leaving_);
   const bool steps = outcome_ == Outcome::kStep;
-  if (!steps || direct_) {
+  if (aside_) {
+    const auto* const sum = static_cast<const float*>(aside_.get());
+    std::copy(sum, sum + update.size, sum_);
+    if (direction.row.copy.data != nullptr) copy_new_row(direction.row);
+    tiers_->take_aside();
+    if (steps) step_along_sum(runner, update, optimizer);
+  } else if (!steps || direct_) {
     runner.step(update, direction, Optimizer{});
-    if (total_value_ == 0.0) runner.zero(sum_, update.size * static_cast<int64_t>(sizeof(float)));
   } else {
     direction.sum.scale = static_cast<float>(sign_ / total_value_);
     runner.step(update, direction, optimizer);
   }
+  if (total_value_ == 0.0) runner.zero(sum_, update.size * static_cast<int64_t>(sizeof(float)));
   weights_[c] = entering_;
   for (const auto& [slot, weight] : terms_) weights_[static_cast<size_t>(slot)] = weight > 0 ? weight : 0.0f;
   if (direct_ && total_value_ != 0.0) runner.recompute_sum(*rows_, weights_.data(), sum_);
@@ -180,12 +219,17 @@ void AllClients::run(Runner& runner, const Updates& updates, const Optimizer& op
     for (const auto& [slot, weight] : terms_) resummation_->enters(runner, slot, weight);
     resummation_->advance(runner, weights_.data(), sum_);
   } else if (tiers_) {
-    tiers_->enters(runner, entering_);
-    for (size_t term = 0; term < terms_.size(); ++term) tiers_->moves(runner, term);
+    if (!aside_) {
+      tiers_->enters(runner, entering_);
+      for (size_t term = 0; term < terms_.size(); ++term) tiers_->moves(runner, term);
+    }
     tiers_->advance(runner, sum_);
     tiers_->end(runner);
   }
-  if (!direct_ || !steps) return;
+  if (direct_ && steps) step_along_sum(runner, update, optimizer);
+}
+
+void AllClients::step_along_sum(Runner& runner, const Update& update, const Optimizer& optimizer) {
   mean_.pieces.clear();  // which keeps its memory
   mean_.size = 0;
   mean_.origin = update.origin;
@@ -208,6 +252,7 @@ void AllClients::commit() noexcept {
   heaviest_ = std::max<double>(heaviest_, share_);
   heaviest_total_ = heaviest_total_next_;
   if (direct_) heaviest_before_ = 0.0;
+  aside_.reset();
   if (arrivals_ % (kResummationCycle * setting_.clients) == 0) {  // by now the whole sum was recomputed
     heaviest_before_ = heaviest_total_;
     heaviest_total_ = total_value_;
@@ -226,7 +271,9 @@ void AllClients::commit() noexcept {
 // False: a row was given up, and the plan must be made anew.
 bool AllClients::plan_row() {
   try {
+    aside_.reset();
     tiers_->plan(given_.client, leaving_ != 0.0f, terms_, weights_, entering_);
+    if (tiers_->moves_in_windows()) move_aside();
     return true;
   } catch (const store::RowDamaged& damaged) {
     if (!tiers_->setting().warms_up) throw;

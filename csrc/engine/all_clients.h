@@ -41,6 +41,10 @@ class AllClients : public DirectionState {
   void plan_terms(int64_t client, int64_t now);
   void plan_bounds();
   bool plan_row();
+  void move_aside();
+  Direction exchange() const;
+  void copy_new_row(const Exchange& row) const;
+  void step_along_sum(Runner& runner, const Update& update, const Optimizer& optimizer);
   void give_up(int64_t client);
   bool keeps_rows() const { return rows_ || tiers_; }
   bool ages() const { return setting_.max_delay >= 0; }
@@ -71,6 +75,7 @@ class AllClients : public DirectionState {
   void* copy_ = nullptr;
   float entering_ = 0.0f, leaving_ = 0.0f, share_ = 0.0f, weighed_ = 0.0f;
   bool direct_ = false;  // this time
+  store::Owner aside_;   // the new sum, if it had to be made ahead of the step
   Update mean_;
   std::vector<std::pair<int64_t, float>> terms_;
   ExactSum total_next_;

@@ -538,6 +538,7 @@ void Engine::prepare(Given& given) {
 // Adds an answer to those that the step is planned with.
 void Engine::with(const Contribution& brings, const Update& update, const Reported* reported, const void* extra) {
   contributions_.push_back(brings);
+  contributions_.back().update = &update;
   updates_.push_back(&update);
   if (reported != nullptr || extra != nullptr) statistics_.push_back({reported, extra});
 }

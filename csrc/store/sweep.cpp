@@ -40,8 +40,19 @@ void Sweep::add(Runner& runner, const Row& part, int64_t window, float weight, d
 }
 
 void Sweep::follow(Runner& runner, int64_t client, const Row& row, float weight) {
-  const int64_t window = window_of(done());
-  if (weight != 0.0f && client < client_of(done())) add(runner, windows_.part(row, window), window, weight, shadow_);
+  if (weight != 0.0f) follow_part(runner, client, windows_.part(row, window_of(done())), weight);
+}
+
+void Sweep::follow_part(Runner& runner, int64_t client, const Row& part, float weight) {
+  double* const shadow = aside_.empty() ? shadow_ : aside_.data();
+  if (client < client_of(done())) add(runner, part, window_of(done()), weight, shadow);
+}
+
+void Sweep::set_aside() { aside_.assign(shadow_, shadow_ + shadow_size_); }
+
+void Sweep::take_aside() noexcept {
+  std::copy(aside_.begin(), aside_.end(), shadow_);
+  aside_ = {};
 }
 
 void Sweep::take(Runner& runner, int64_t turn, const Row& part, float weight, float* sum) {

@@ -30,6 +30,12 @@ class Sweep {
   // A row that weighs so much comes into the sum, or with a negative weight leaves it. Rows that the window has not
   // reached are added up when their turn comes.
   void follow(Runner& runner, int64_t client, const Row& row, float weight);
+  // The same, of a part that is the window that is begun.
+  void follow_part(Runner& runner, int64_t client, const Row& part, float weight);
+  // From here on `follow` works on a copy, until `take_aside` puts it in place or `drop_aside` forgets it.
+  void set_aside();
+  void take_aside() noexcept;
+  void drop_aside() noexcept { aside_ = {}; }
   // A turn: the window of the row, from its own begin; no data: the row is not in the sum.
   void take(Runner& runner, int64_t turn, const Row& part, float weight, float* sum);
   void commit() noexcept { ++arrivals_; }
@@ -59,6 +65,7 @@ class Sweep {
   size_t shadow_size_;
   std::vector<double> held_;  // where the shadow is, unless a device has it
   double* shadow_;
+  std::vector<double> aside_;  // a copy of the shadow; empty: none
   Copies* copies_ = nullptr;
   std::vector<RowJob> jobs_;
 };

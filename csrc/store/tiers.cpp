@@ -102,6 +102,7 @@ void Tiers::unplan() {
   there_ = false;
   way_ = Transfers::kNone;
   due_.clear();
+  sweep_.drop_aside();
 }
 
 void Tiers::unpin_terms() {
@@ -120,14 +121,15 @@ void Tiers::plan(int64_t client, bool replaces, const Terms& terms, const std::v
       throw SlotsFailed(path_ + ": " + std::to_string(terms.size()) + " rows leave the sum or come back at once, and " +
                         where + " holds " + std::to_string(held) + ": open it with more memory");
   };
-  check_room("memory", frames());
   if (device_) {
+    check_room("memory", frames());
     make_device_room(least);
     check_room("the device", device_->frames());
   }
   {
     Lock lock(transfers_.mutex());
     unplan();
+    in_windows_ = least > frames();
     client_ = client;
     terms_ = terms;
     term_frames_.reserve(terms.size());
@@ -149,7 +151,7 @@ bool Tiers::prepare(Lock& lock, bool replaces, const std::vector<float>& weights
     there_ = device_ && device_->has(client_);
     if (!take_row(lock, client_, may_wait, &old_, &old_row_)) return false;
   }
-  for (size_t term = term_frames_.size(); term < terms_.size(); ++term) {
+  for (size_t term = term_frames_.size(); term < terms_.size() && !in_windows_; ++term) {
     term_frames_.push_back(-1);
     term_rows_.emplace_back();
     if (take_row(lock, terms_[term].first, may_wait, &term_frames_.back(), &term_rows_.back())) continue;
@@ -416,6 +418,19 @@ int64_t Tiers::device_frames() const {
 }
 
 int64_t Tiers::nbytes_on_disk() const { return file_.slots() * windows_.stride(); }
+
+void Tiers::move_in_windows(Runner& runner, float* sum) {
+  const Blocking out;
+  const Mapped read(windows_.read_bytes());
+  const int64_t begun = sweep_.window_of(sweep_.done());
+  for (int64_t window = 0; window < windows_.count(); ++window)
+    for (const auto& [client, weight] : terms_) {
+      const Row part = read_part(client, window, read.get());
+      const Rows one{windows_.format, windows_.elements(window), 1, part.data, part.scales};
+      cpu::add_row(one, weight, sum + window * Windows::kSize);
+      if (window == begun) sweep_.follow_part(runner, client, part, weight);
+    }
+}
 
 Tiers::Counts Tiers::counts() const {
   const Lock lock(transfers_.mutex());

@@ -74,6 +74,13 @@ class Tiers {
   // a slot for the new one, and what the scrub reads. Weights are those of the rows in the sum, `entering` that of the
   // new one.
   void plan(int64_t client, bool replaces, const Terms& terms, const std::vector<float>& weights, float entering);
+  // Whether there are more terms than memory has frames for. Then they have no rows; `move_in_windows` adds them to
+  // this sum, a window of each at a time, as it is read. It may fail. The scrub follows on a copy from `set_aside` on,
+  // until `take_aside`. Not for a device.
+  bool moves_in_windows() const { return in_windows_; }
+  void set_aside() { sweep_.set_aside(); }
+  void move_in_windows(Runner& runner, float* sum);
+  void take_aside() noexcept { sweep_.take_aside(); }
   Row old_row() const { return old_row_; }
   Row new_row() const { return new_row_; }
   Row row_of_term(size_t term) const { return term_rows_[term]; }
@@ -150,7 +157,8 @@ class Tiers {
   // Planned.
   int64_t client_ = -1, old_ = -1, new_ = -1;  // `old_` is negative, too, if the row is on the device
   Row old_row_, new_row_;                      // where kernels find them
-  bool there_ = false;                         // the old row was on the device
+  bool in_windows_ = false;
+  bool there_ = false;  // the old row was on the device
   Terms terms_;
   std::vector<int64_t> term_frames_;
   std::vector<Row> term_rows_;

@@ -134,18 +134,86 @@ def test_rows_of_aced_leave_and_come_back(freshness: str, tmp_path: Path) -> Non
     torch.testing.assert_close(sum_of(few).double(), weights @ rows, rtol=0, atol=2e-5)
 
 
-def test_rows_that_leave_must_fit_into_memory(tmp_path: Path) -> None:
-    cache = fastagg.Tiered(memory=6 * STRIDE["int8"], path=tmp_path)
-    server = fastagg.ACED(torch.zeros(SIZE), lr=0.1, num_clients=12, max_delay=3, cache=cache, warmup="partial")
-    for client in range(6):
-        server.dispatch(client)
-    for client in range(4):
-        server.receive(client, torch.ones(SIZE))  # all of version 0: they leave together
-    with pytest.raises(fastagg.CacheError, match="open it with more memory"):
-        for _ in range(4):
-            server.dispatch(9)
-            server.receive(9, torch.ones(SIZE))
-    assert server._engine.open_tasks == 3
+@pytest.mark.parametrize("format", ["fp32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("frames", [4, 9])
+def test_more_rows_leave_than_memory_holds(format: str, frames: int, tmp_path: Path) -> None:
+    """When the warm-up ends nearly everybody is too old. That takes no more memory than anything else does."""
+    clients, size = 40, 140_000  # two windows
+    stride = native.engine.Tiers.stride(format, size)
+
+    def made(rows: int) -> fastagg.Server:
+        cache = fastagg.Tiered(format, memory=rows * stride, path=tmp_path / str(rows))
+        return fastagg.ACED(torch.zeros(size), lr=0.1, num_clients=clients, cache=cache, seed=3)
+
+    few, all_ = made(frames), made(2 * clients + 4)
+    trace, most = Trace(clients, size), 0
+    for _ in range(2 * clients):
+        before = few._running.extension.state.native.state()["weights"]
+        trace.play(1, few, all_)
+        after = few._running.extension.state.native.state()["weights"]
+        most = max(most, int(((before > 0) & (after == 0)).sum()))
+        assert (all_._running.extension.state.native.state()["weights"] == after).all()
+    assert most > 20, "nobody left"
+    assert same(few, all_), "what fits into memory makes no difference"
+    state = few.state_dict()
+    del few
+    gc.collect()
+    again = made(frames)
+    again.load_state_dict(state)
+    trace.play(30, again, all_)
+    assert same(again, all_)
+
+
+def aced(path: Path, rows: int, **more: Any) -> fastagg.Server:
+    cache = fastagg.Tiered("int8", memory=rows * STRIDE["int8"], path=path, **more)
+    return fastagg.ACED(torch.zeros(SIZE), lr=0.1, num_clients=12, max_delay=3, cache=cache, seed=3)
+
+
+def test_a_log_of_few_rows_replays_with_many(tmp_path: Path) -> None:
+    """The log holds rows, also where many left the sum at once; more memory gives the same bits."""
+    with fastagg.open(tmp_path / "state", lambda: aced(tmp_path / "rows", 4)) as server:
+        Trace().play(20, server)
+        flat, total = server.flat.clone(), sum_of(server).clone()
+        rows = rows_of(server)
+        for folder in ("state", "rows"):
+            shutil.copytree(tmp_path / folder, tmp_path / f"{folder} killed")  # as if it had been killed here
+    del server
+    gc.collect()
+    shutil.rmtree(tmp_path / "rows")
+    shutil.move(tmp_path / "rows killed", tmp_path / "rows")
+    with fastagg.open(tmp_path / "state killed", lambda: aced(tmp_path / "rows", 40)) as again:
+        assert torch.equal(again.flat, flat) and torch.equal(sum_of(again), total)
+        assert all(torch.equal(one, other) for one, other in zip(rows_of(again), rows, strict=True))
+
+
+@pytest.mark.parametrize("damaged", ["stop", "warm up"])
+def test_a_damaged_row_among_those_that_leave(damaged: str, tmp_path: Path) -> None:
+    server, trace = aced(tmp_path / "rows", 4, damaged=damaged), Trace()
+    trace.play(11, server)
+    server.save(tmp_path / "server.pt")
+    state = server.state_dict()
+    del server
+    damage(tmp_path / "rows", 11, state, STRIDE["int8"], 200_000)  # in the second window; the first client to answer
+    again = fastagg.load(tmp_path / "server.pt")
+    update = torch.ones(SIZE)
+    for _ in range(4):  # the warm-up ends, and all but client 0 are nearly too old
+        again.dispatch(0)
+        assert again.receive(0, update).applied
+    again.dispatch(0)
+    flat, total = again.flat.clone(), sum_of(again).clone()
+    if damaged == "stop":
+        for _ in range(2):
+            with pytest.raises(fastagg.CacheError, match="client 11's row is damaged"):
+                again.receive(0, update)
+        assert torch.equal(again.flat, flat) and torch.equal(sum_of(again), total)
+        assert again._engine.open_tasks == 1
+        return
+    again.receive(0, update)
+    assert again.tiers()["lost"] == 1 and not torch.equal(sum_of(again), total)
+    weights = torch.from_numpy(again._running.extension.state.native.state()["weights"]).double()
+    held = [again._running.extension.state.rows.row(client) for client in range(12)]
+    exact = sum(float(weight) * row.double() for weight, row in zip(weights, held, strict=True) if row is not None)
+    torch.testing.assert_close(sum_of(again).double(), exact, rtol=0, atol=2e-5)
 
 
 def test_the_scrub_rebuilds_the_sum(tmp_path: Path) -> None:
