@@ -425,7 +425,7 @@ void Tiers::move_in_windows(Runner& runner, float* sum) {
   const int64_t begun = sweep_.window_of(sweep_.done());
   for (int64_t window = 0; window < windows_.count(); ++window)
     for (const auto& [client, weight] : terms_) {
-      const Row part = read_part(client, window, read.get());
+      const Row part = read_part(client, window, read.data());
       const Rows one{windows_.format, windows_.elements(window), 1, part.data, part.scales};
       cpu::add_row(one, weight, sum + window * Windows::kSize);
       if (window == begun) sweep_.follow_part(runner, client, part, weight);
