@@ -10,7 +10,11 @@ State = dict[str, Any]
 Plain = dict[str, Any]
 # A model, an update, or what one array of it is: in the form of the caller's ``params``, which no annotation can name.
 Arrays = Any
+# Dicts, lists and tuples in each other, with plain data and tensors in them: a state, or a part of one.
+Tree = Any
 # An object of a library without types of its own, which is imported only where it is there.
 Foreign = Any
+# An object of the compiled extension of which _native.pyi says no more: the engine, the log and what they hand out.
+Native = Any
 # What a commit assigns: an object, its attribute or index, the value.
 Move = tuple[object, str | int, object]

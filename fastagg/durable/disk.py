@@ -10,10 +10,10 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fastagg.storage import files
 
+Bytes = bytes | memoryview | mmap.mmap
 _MOST_BUFFERS = 512  # of one call; the system's limit is 1,024
 
 
@@ -76,7 +76,7 @@ class Disk:
         """Set the file's size."""
         os.ftruncate(file, size)
 
-    def write(self, file: int, buffers: Sequence[Any], offset: int) -> int:
+    def write(self, file: int, buffers: Sequence[Bytes], offset: int) -> int:
         """Write all buffers, one after the other, at ``offset``. Return where they end."""
         left = [view for view in map(_bytes, buffers) if len(view)]
         while left:
@@ -96,12 +96,12 @@ class Disk:
             size, offset = size - len(part), offset + len(part)
         return b"".join(parts)
 
-    def view(self, file: int) -> Any:
+    def view(self, file: int) -> Bytes:
         """Return the whole file as a buffer. The system reads its pages when they are used, and owns them."""
         size = self.size(file)
         return mmap.mmap(file, size, access=mmap.ACCESS_COPY) if size else b""
 
-    def view_of(self, name: str) -> Any:
+    def view_of(self, name: str) -> Bytes:
         """Return a whole file as a buffer, by its name."""
         file = self.open(name, write=False)
         try:
@@ -158,6 +158,6 @@ class Disk:
         return self.descriptor
 
 
-def _bytes(buffer: Any) -> memoryview:
+def _bytes(buffer: Bytes) -> memoryview:
     view = memoryview(buffer)
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")

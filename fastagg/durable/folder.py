@@ -10,9 +10,10 @@ upload-<number>             an update that was streamed in; a record of the log 
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fastagg._build import native
+from fastagg._types import Native, Plain, State
 from fastagg.durable import trees
 from fastagg.durable.disk import Disk
 from fastagg.errors import CheckpointError
@@ -60,8 +61,8 @@ class Checkpoint(NamedTuple):
     """A checkpoint that was read."""
 
     sequence: int
-    manifest: dict[str, Any]
-    state: dict[str, Any]
+    manifest: Plain
+    state: State
 
     @property
     def folder_id(self) -> int:
@@ -92,7 +93,7 @@ def read_checkpoint(disk: Disk, sequence: int) -> Checkpoint:
     return found
 
 
-def read_log(disk: Disk, found: Contents, after: Checkpoint) -> Any:
+def read_log(disk: Disk, found: Contents, after: Checkpoint) -> Native:
     """Return a reader of the log's records after a checkpoint (csrc/log/segment.h).
 
     Raises:

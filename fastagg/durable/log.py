@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from fastagg._build import native
+from fastagg._types import Native, Plain, State
 from fastagg.durable import trees
 from fastagg.durable.disk import Disk
 from fastagg.durable.folder import checkpoint_name
@@ -39,7 +40,7 @@ class Log:
     """
 
     def __init__(
-        self, disk: Disk, lock: int, journal: Any, keeper: Keeper, uploads: Uploads, durability: Durability
+        self, disk: Disk, lock: int, journal: Native, keeper: Keeper, uploads: Uploads, durability: Durability
     ) -> None:
         self.folder: Path = disk.path
         self.durability: Durability = durability
@@ -78,7 +79,7 @@ class Log:
         """
         return self.folder / checkpoint_name(self.keeper.checkpoint())
 
-    def whole_state(self) -> dict[str, Any]:
+    def whole_state(self) -> State:
         """Return the state at one moment, from a new checkpoint: nobody waits for a copy of it."""
         name = checkpoint_name(self.keeper.checkpoint())
         found = trees.read(self._disk, name, trees.read_manifest(self._disk, name))
@@ -88,7 +89,7 @@ class Log:
 
     def upload(
         self, size: int, dtype: torch.dtype | None, task: tuple[Client, int],
-        finish: Callable[[Pieces, Any], Receipt],
+        finish: Callable[[Pieces, Native], Receipt],
     ) -> StoredUpload:  # fmt: skip
         """Return an update that will arrive in chunks, for a task. ``finish`` takes it, and the file that it is in.
 
@@ -127,7 +128,7 @@ class Log:
         self._disk.leave()
 
 
-def begin_journal(disk: Disk, start: dict[str, Any], durability: Durability, max_waiting: int | None) -> Any:
+def begin_journal(disk: Disk, start: Plain, durability: Durability, max_waiting: int | None) -> Native:
     """Return the journal of a folder that goes on at ``start`` (csrc/log/journal.h)."""
     journal = native.log.Journal(disk, {"folder": str(disk.path), **start})
     journal.mode = durability

@@ -6,13 +6,14 @@ import logging
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from fastagg import _checks
+from fastagg._types import Plain
 from fastagg.durable.disk import Disk
-from fastagg.durable.folder import LOCK, PARTIAL, Contents, checkpoint_name, contents
+from fastagg.durable.folder import LOCK, PARTIAL, Checkpoint, Contents, checkpoint_name, contents
 from fastagg.durable.keeper import EVERY, Keeper
 from fastagg.durable.log import Durability, Log, begin_journal
 from fastagg.durable.recovery import Recovered, check_made, made_of, no_server, recover
@@ -119,7 +120,7 @@ def open_on(
 class _Opened(NamedTuple):
     server: Server
     keeper: Keeper
-    start: dict[str, Any]  # where the journal goes on
+    start: Plain  # where the journal goes on
     replayed: int  # bytes
 
 
@@ -128,7 +129,7 @@ def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int) -> _O
     if not found.checkpoints:
         return _fresh(disk, found, make, keep, every)
 
-    def server_for(checkpoint: Any) -> Server:
+    def server_for(checkpoint: Checkpoint) -> Server:
         server = _made(make, keep)
         check_made(disk, dict(checkpoint.manifest["made"]), made_of(server))
         return server
@@ -192,7 +193,7 @@ def _made(make: Callable[[], Server], keep: int) -> Server:
     return server
 
 
-def _start(disk: Disk, found: Contents, past: Recovered) -> dict[str, Any]:
+def _start(disk: Disk, found: Contents, past: Recovered) -> Plain:
     """Return where the log goes on, and which of its files are needed."""
     oldest = next(sequence for sequence in found.checkpoints if sequence not in past.damaged)
     reader = past.reader

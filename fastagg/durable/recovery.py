@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fastagg import _checks
+from fastagg._types import Native, Plain, State
 from fastagg.durable.disk import Disk
 from fastagg.durable.folder import Checkpoint, Contents, checkpoint_name, read_checkpoint, read_log, read_upload
 from fastagg.errors import CheckpointError, ConfigError, FastaggError
@@ -41,7 +42,7 @@ class Recovered(NamedTuple):
     """The result of a recovery."""
 
     server: Server
-    reader: Any  # of the log, at its end
+    reader: Native  # of the log, at its end
     checkpoint: Checkpoint
     replayed: dict[str, int]  # the number of operations by kind
     uploads: dict[int, int]  # number -> the record that refers to it
@@ -90,7 +91,7 @@ def newest(disk: Disk, found: Contents) -> tuple[Checkpoint, list[int]]:
     raise CheckpointError("; ".join(wrong) or f"{disk.path}: no checkpoint is in it")
 
 
-def load_into(server: Server, state: dict[str, Any]) -> None:
+def load_into(server: Server, state: State) -> None:
     """Give a server a checkpoint's state, and no limits of tasks, so that the log can be executed."""
     if "lr" in state["config"]["optimizer"]:
         server.lr = state["config"]["optimizer"]["lr"]
@@ -102,18 +103,18 @@ def load_into(server: Server, state: dict[str, Any]) -> None:
     engine.limit(server._engine, None)
 
 
-def made_of(server: Server) -> dict[str, Any]:
+def made_of(server: Server) -> Plain:
     """Return the settings that a folder's server must keep, as in JSON."""
     config = {key: value for key, value in server.config().items() if key not in FREE}
     if isinstance(config["direction"].get("cache"), dict):  # rows on tiers: where how many of them are is free
         tiers = "memory", "device"
         cache = {key: value for key, value in config["direction"]["cache"].items() if key not in tiers}
         config["direction"] = {**config["direction"], "cache": cache}
-    found: dict[str, Any] = json.loads(json.dumps(config, default=lambda other: type(other).__name__))
+    found: Plain = json.loads(json.dumps(config, default=lambda other: type(other).__name__))
     return {**found, "size": server.layout.size}
 
 
-def check_made(disk: Disk, was: dict[str, Any], now: dict[str, Any]) -> None:
+def check_made(disk: Disk, was: Plain, now: Plain) -> None:
     """Check that a folder's settings are still the same.
 
     Raises:
@@ -127,7 +128,7 @@ def check_made(disk: Disk, was: dict[str, Any], now: dict[str, Any]) -> None:
             )
 
 
-def no_server(given: Any) -> ConfigError:
+def no_server(given: object) -> ConfigError:
     """Return the error for a ``make`` that is no function that makes a server; ``given``: it, or what it returned."""
     do = "write fastagg.open(path, lambda: fastagg.FedBuff(model))"
     return ConfigError(_checks.wrong("make", "a function that returns a fastagg.Server", given, do))
@@ -148,7 +149,7 @@ class Replay:
         self.uploads: dict[int, int] = {}
         self.lost: list[Lost] = []
 
-    def all(self, reader: Any) -> None:
+    def all(self, reader: Native) -> None:
         """Execute all operations that a reader gives.
 
         Raises:
@@ -166,7 +167,7 @@ class Replay:
             said = None if claimed is None else claimed.operation
             self._pass_over(first, count, "damaged, and it was on the disk", said, is_whole=False)
 
-    def one(self, record: Any) -> None:
+    def one(self, record: Native) -> None:
         """Execute one."""
         operation = record.operation
         try:
@@ -184,10 +185,10 @@ class Replay:
             return
         self.counts[operation.kind] = self.counts.get(operation.kind, 0) + 1
 
-    def _execute(self, operation: Any, record: Any, update: Any) -> None:
+    def _execute(self, operation: Native, record: Native, update: Native) -> None:
         self.server._engine.execute(operation, record.body, update)
 
-    def _pass_over(self, first: int, count: int, why: str, operation: Any, *, is_whole: bool) -> None:
+    def _pass_over(self, first: int, count: int, why: str, operation: Native, *, is_whole: bool) -> None:
         with contextlib.suppress(FastaggError):  # what a damaged record says may be wrong, too
             self.server._engine.pass_over(operation, is_whole)
         self.lost.append(Lost(first, count, why))

@@ -8,11 +8,11 @@ copied first (csrc/store/row_cut.h).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
 from fastagg._build import native
+from fastagg._types import Native, Plain
 from fastagg.durable import trees
 from fastagg.durable.disk import Disk
 from fastagg.server import checkpoint, engine
@@ -35,8 +35,8 @@ class Snapshot:
         for part in ("moments", "direction", "staleness"):
             state[part] = checkpoint.cloned(state[part])
         self.state = state
-        self.cache: Any = getattr(running.extension.state, "cache", None)
-        self.rows: Any = None
+        self.cache: Native = getattr(running.extension.state, "cache", None)
+        self.rows: Native = None
         if self.cache is None:
             return
         held = state["direction"]["cache"]
@@ -52,7 +52,7 @@ class Snapshot:
             with self.running.engine.inside:
                 self.running.engine.cut_rows(None)
 
-    def write(self, disk: Disk, folder: str, more: dict[str, Any], going_on: Callable[[], None]) -> int:
+    def write(self, disk: Disk, folder: str, more: Plain, going_on: Callable[[], None]) -> int:
         """Write it to a new folder, and return its bytes.
 
         Args:
@@ -89,7 +89,7 @@ class Snapshot:
             writer.close()
         return writer.nbytes
 
-    def _next_row(self) -> Any:
+    def _next_row(self) -> Native:
         if self.rows is None:
             return None
         with self.running.engine.inside:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fastagg._types import Plain, State, Tree
 from fastagg.durable.disk import Disk
 from fastagg.errors import CheckpointError
 from fastagg.storage import raw
@@ -34,7 +35,7 @@ class Apart(NamedTuple):
     name: str
 
 
-def flatten(value: Any, tensors: dict[str, Tensor], name: str = "") -> Any:
+def flatten(value: Tree, tensors: dict[str, Tensor], name: str = "") -> Tree:
     """Convert ``value`` to what JSON can hold. Its tensors go to ``tensors`` by name."""
     if isinstance(value, Tensor):
         tensors[name] = value
@@ -52,7 +53,7 @@ def flatten(value: Any, tensors: dict[str, Tensor], name: str = "") -> Any:
     raise CheckpointError(f"{name}: a checkpoint holds plain data and tensors, got {type(value).__name__}")
 
 
-def restored(value: Any, tensors: dict[str, Tensor]) -> Any:
+def restored(value: Tree, tensors: dict[str, Tensor]) -> Tree:
     """Inverse of :func:`flatten`."""
     if isinstance(value, list):
         return [restored(item, tensors) for item in value]
@@ -78,7 +79,7 @@ class Writer:
         self, disk: Disk, folder: str, shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]], parts: dict[str, int]
     ) -> None:
         self.disk, self.folder = disk, folder
-        header: dict[str, Any] = {}
+        header: Plain = {}
         self._begins: dict[str, tuple[int, int]] = {}
         end = 0
         # so that all are aligned
@@ -99,7 +100,7 @@ class Writer:
         disk.truncate(self._file, self._base + end)
         self.nbytes = self._base + end
 
-    def part(self, name: str, index: int, data: Any) -> None:
+    def part(self, name: str, index: int, data: memoryview) -> None:
         """Write one part of a tensor: number ``index`` of parts of its size."""
         begin, _ = self._begins[name]
         self.sums[name][index] = raw.crc32c([data])
@@ -111,7 +112,7 @@ class Writer:
         for index in range(len(self.sums[name])):
             self.part(name, index, data[index * self._parts[name] : (index + 1) * self._parts[name]])
 
-    def finish(self, tree: Any, more: dict[str, Any]) -> None:
+    def finish(self, tree: Tree, more: Plain) -> None:
         """Sync the file, then write the manifest and sync that."""
         try:
             self.disk.sync(self._file)
@@ -135,7 +136,7 @@ class Writer:
             self._file = -1
 
 
-def read_manifest(disk: Disk, folder: str) -> dict[str, Any]:
+def read_manifest(disk: Disk, folder: str) -> Plain:
     """Read what :meth:`Writer.finish` wrote in addition to the tensors.
 
     Raises:
@@ -152,7 +153,7 @@ def read_manifest(disk: Disk, folder: str) -> dict[str, Any]:
         said = json.loads(head)
         if said["crc32c"] != raw.crc32c([text]) or said["bytes"] != len(text):
             raise CheckpointError(f"{path}: the checkpoint is damaged: wrong checksum of its manifest")
-        found: dict[str, Any] = json.loads(text)
+        found: Plain = json.loads(text)
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise CheckpointError(f"{path}: the checkpoint is damaged: {error}") from error
     if found.get("format") != FORMAT:
@@ -160,7 +161,7 @@ def read_manifest(disk: Disk, folder: str) -> dict[str, Any]:
     return found
 
 
-def read(disk: Disk, folder: str, manifest: dict[str, Any], told: Callable[[str], None] | None = None) -> Any:
+def read(disk: Disk, folder: str, manifest: Plain, told: Callable[[str], None] | None = None) -> State:
     """Return the state that a manifest describes. Its tensors are views of the file.
 
     Raises:
@@ -176,7 +177,7 @@ def read(disk: Disk, folder: str, manifest: dict[str, Any], told: Callable[[str]
         raise CheckpointError(f"{path}: the checkpoint is damaged: {type(error).__name__}: {error}") from error
 
 
-def _tensors(data: memoryview, manifest: dict[str, Any], told: Callable[[str], None] | None) -> Any:
+def _tensors(data: memoryview, manifest: Plain, told: Callable[[str], None] | None) -> Iterator[tuple[str, Tensor]]:
     size = int.from_bytes(data[:8], "little")
     if size > len(data) - 8:
         raise CheckpointError("it ends too early")

@@ -6,11 +6,11 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from fastagg._build import native
+from fastagg._types import Native
 from fastagg.durable.disk import Disk
 from fastagg.durable.folder import upload_name
 from fastagg.errors import NotDurable, UnknownVersion
@@ -19,7 +19,7 @@ from fastagg.server.uploads import Upload
 from fastagg.storage import raw
 from fastagg.storage.pieces import DTYPES, Pieces, tensor_in
 
-Task = tuple[Any, int]  # client and version
+Task = tuple[int | str, int]  # client and version
 
 
 class Uploads:
@@ -32,7 +32,7 @@ class Uploads:
 
     def __init__(self, recorded: dict[int, int], begin: int) -> None:
         self._recorded, self._numbers = recorded, itertools.count(begin)
-        self._coming: dict[int, Any] = {}  # what no record referred to when somebody looked
+        self._coming: dict[int, Native] = {}  # what no record referred to when somebody looked
         self._open: dict[Task, weakref.ref[StoredUpload]] = {}
 
     def begin(self, upload: StoredUpload, task: Task) -> int:
@@ -45,11 +45,11 @@ class Uploads:
             older.replace()
         return next(self._numbers)
 
-    def _forget(self, task: Task, gone: Any) -> None:
+    def _forget(self, task: Task, gone: object) -> None:
         if self._open.get(task) is gone:
             self._open.pop(task, None)
 
-    def comes(self, number: int, blob: Any) -> None:
+    def comes(self, number: int, blob: Native) -> None:
         """A record may refer to this upload soon."""
         self._coming[number] = blob
 
@@ -74,16 +74,16 @@ class StoredUpload(Upload):
     """An upload in a file of the folder. The file is made with the first chunk."""
 
     def __init__(
-        self, size: int, dtype: torch.dtype | None, finish: Callable[[Pieces, Any], Receipt], disk: Disk,
+        self, size: int, dtype: torch.dtype | None, finish: Callable[[Pieces, Native], Receipt], disk: Disk,
         uploads: Uploads, task: Task,
     ) -> None:  # fmt: skip
         super().__init__(size, dtype, finish)
         self._disk, self._uploads = disk, uploads
         self._number = uploads.begin(self, task)
         self._name = upload_name(self._number)
-        self._blob: Any = None
+        self._blob: Native = None
         self._replaced = False
-        self._drops: Any = None  # removes the file, once, whoever asks for it
+        self._drops: Callable[[], object] | None = None  # removes the file, once, whoever asks for it
 
     def replace(self) -> None:
         """A newer upload has begun for the same task."""
@@ -118,7 +118,7 @@ class StoredUpload(Upload):
         self._drops.atexit = False  # the next opening removes it
         self._uploads.comes(self._number, self._blob)
 
-    def _whole(self) -> tuple[Any, ...]:
+    def _whole(self) -> tuple[Pieces, Native]:
         view = memoryview(self._disk.view(self._blob.file))
         return Pieces([tensor_in(view, self._dtype)]), self._blob
 
@@ -127,7 +127,7 @@ class StoredUpload(Upload):
             self._drops()
 
 
-def _drop(disk: Disk, uploads: Uploads, blob: Any, name: str) -> None:
+def _drop(disk: Disk, uploads: Uploads, blob: Native, name: str) -> None:
     if blob.sequence:  # the update is in the model; the file stays, and the log closes it
         return
     uploads.dropped(blob.number)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import index
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fastagg import _checks, reference
 from fastagg._build import native
-from fastagg._types import Foreign
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
 from fastagg.ops.checks import Update, address, apart, apart_from, optimizer_call, update_of, vector
 from fastagg.ops.place import CPU, on_device, place, where
@@ -50,7 +49,7 @@ def cached_step_(
     verdict: Tensor | None = None,
     origin: int = 0,
     write_cache: ClientCache | None = None,
-    **optimizer: Foreign,
+    **optimizer: Any,
 ) -> Tensor | None:
     """Store an update as a client's row and step the model along the sum of rows, in one pass over memory.
 
@@ -298,7 +297,7 @@ def _check_shadow(shadow: Tensor, device: torch.device) -> None:
         raise ShapeMismatch(f"shadow: expected a contiguous [k, {_BLOCK}], got {list(shadow.shape)}")
 
 
-def _whole(jobs: Sequence[tuple[int, ...]], count: int) -> list[Foreign]:
+def _whole(jobs: Sequence[tuple[int, ...]], count: int) -> list[Any]:
     """Jobs of ``count`` whole numbers each.
 
     Raises:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastagg import reference
 from fastagg._build import native
-from fastagg._types import Foreign
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
 from fastagg.ops.checks import address
 from fastagg.ops.place import CPU, Cuda, place, where
@@ -119,7 +118,7 @@ def alpha_bounds(alpha: float | Iterable[float]) -> tuple[float, float]:
 class _Distillation(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Foreign, student: Tensor, probs: Tensor, labels: Tensor, entropy: Tensor, rows: Tensor | None,
+        ctx: Any, student: Tensor, probs: Tensor, labels: Tensor, entropy: Tensor, rows: Tensor | None,
         low: float, high: float,
     ) -> Tensor:  # fmt: skip
         on = _place(student)
@@ -156,7 +155,7 @@ class _Distillation(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Foreign, upstream: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
         (gradient,) = ctx.saved_tensors
         # Reading the number would wait for the GPU. A multiplication does not wait.
         if upstream.device.type != "cpu" or float(upstream) != 1.0:

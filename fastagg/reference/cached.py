@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fastagg._types import Foreign
 from fastagg.reference.rows import decode, encode, random_bits
 from fastagg.reference.step import step_
 from fastagg.storage.pieces import Pieces, as_pieces
@@ -83,7 +82,7 @@ def cached_step_(
     out: Tensor | None = None,
     origin: int = 0,
     write_cache: ClientCache | None = None,
-    **optimizer: Foreign,
+    **optimizer: Any,
 ) -> Tensor | None:
     """See :func:`fastagg.ops.cached_step_`."""
     given = as_pieces(update).flat(torch.float32)

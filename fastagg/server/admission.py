@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from fastagg import _checks, ops
 from fastagg._build import native
+from fastagg._types import Arrays, Native
 from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, ShapeMismatch
 from fastagg.model import Layout, Parsed
 from fastagg.server.dispatch import Client, Dispatch, Receipt
@@ -32,9 +33,9 @@ class Answers:
         self.logs = False  # whether a log needs a copy of an update in host memory
 
     def of(
-        self, parsed: Parsed, client: Client, version: int | None, incarnation: int | None, num_samples: Any = None,
-        control: Any = None,
-    ) -> Any:  # fmt: skip
+        self, parsed: Parsed, client: Client, version: int | None, incarnation: int | None,
+        num_samples: float | None = None, control: object = None,
+    ) -> Native:  # fmt: skip
         """Return an update as an answer.
 
         Raises:
@@ -62,8 +63,13 @@ class Answers:
         return answer
 
     def of_model(
-        self, task: Dispatch, trained: Any, num_samples: Any, is_difference: bool, check_kind: Callable[[str], None]
-    ) -> Any:
+        self,
+        task: Dispatch,
+        trained: object,
+        num_samples: float | None,
+        is_difference: bool,
+        check_kind: Callable[[str], None],
+    ) -> Native:
         """Return a trained model as an answer; ``is_difference``: it is a delta already.
 
         Raises:
@@ -84,7 +90,7 @@ class Answers:
         update = trained if is_difference else task.delta(trained)
         return self.of(layout.parse(update), client, version, incarnation, num_samples)
 
-    def of_sum(self, partial: Partial, client: Client, version: int | None, incarnation: int | None) -> Any:
+    def of_sum(self, partial: Partial, client: Client, version: int | None, incarnation: int | None) -> Native:
         """Return a leaf's sum as an answer."""
         answer = self.of(self.parts.layout.parse(partial.total), client, version, incarnation, num_samples=1)
         answer.count, answer.total = partial.updates, float(partial.weight)
@@ -108,7 +114,7 @@ class Answers:
         if settings["weighting"] == "uniform" and weight != updates:
             raise ConfigError(f"weight: with weighting='uniform' it is the number of updates, {updates}, got {weight}")
 
-    def receive(self, answers: Sequence[Any]) -> list[Receipt | FastaggError]:
+    def receive(self, answers: Sequence[Native]) -> list[Receipt | FastaggError]:
         """Let the engine take the answers, one after the other. Return a receipt or an error for each."""
         outcomes: list[Receipt | FastaggError] = self.running.engine.receive_parsed(list(answers))
         if self.parts.defers:
@@ -120,7 +126,7 @@ class Answers:
         return outcomes
 
 
-def share(num_samples: Any, weighting: str) -> float:
+def share(num_samples: float | None, weighting: str) -> float:
     """Return a client's weight in a mean.
 
     Raises:
@@ -139,7 +145,7 @@ def share(num_samples: Any, weighting: str) -> float:
     return float(num_samples)
 
 
-def named(error: NonFiniteUpdate, layout: Layout, update: Any) -> NonFiniteUpdate:
+def named(error: NonFiniteUpdate, layout: Layout, update: object) -> NonFiniteUpdate:
     """Return the error for an update that is not finite, with the name of the first bad array."""
     if str(error) != _NOT_FINITE:
         return error
@@ -175,7 +181,7 @@ def refuse_non_finite_buffers(parsed: Parsed) -> None:
         raise NonFiniteUpdate("update: NaN or infinity in its buffers (running statistics)")
 
 
-def checked_control(layout: Layout, given: Any) -> Pieces:
+def checked_control(layout: Layout, given: object) -> Pieces:
     """Return a change of a client's control variate (FedAC). ``given`` has the form of the model or is flat.
 
     Raises:
@@ -197,7 +203,7 @@ def _culprits(layout: Layout, pieces: Pieces) -> str:
     return f"{bad[0]!r}" + (f" and {len(bad) - 1} more" if len(bad) > 1 else "")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Arrays) -> Arrays:
     try:
         return value.item()
     except (AttributeError, ValueError, RuntimeError):  # not an array, or an array with several numbers

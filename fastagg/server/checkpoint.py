@@ -7,15 +7,15 @@ import pickle
 import stat
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fastagg import _checks
+from fastagg._types import Plain, State, Tree
 from fastagg.errors import CheckpointError
 from fastagg.model import Layout
 
@@ -24,7 +24,7 @@ _BYTES_PER_CLIENT = 32  # bytes per client of the ledger and a book, for clients
 _ALWAYS = 64 << 20  # a state may need so many bytes in memory whatever the file's size
 
 
-def cloned(value: Any) -> Any:
+def cloned(value: Tree) -> Tree:
     """Return a copy of nested dicts, lists and tuples in which every tensor is cloned."""
     if isinstance(value, Tensor):
         return value.detach().clone()
@@ -35,7 +35,7 @@ def cloned(value: Any) -> Any:
     return value
 
 
-def on_device(value: Any, device: torch.device, _moved: dict[Any, Tensor] | None = None) -> Any:
+def on_device(value: Tree, device: torch.device, _moved: dict[Hashable, Tensor] | None = None) -> Tree:
     """Move every tensor in nested dicts, lists and tuples to ``device``. A tensor that occurs twice stays one
     tensor."""
     moved = {} if _moved is None else _moved
@@ -51,7 +51,7 @@ def on_device(value: Any, device: torch.device, _moved: dict[Any, Tensor] | None
     return value
 
 
-def plain(value: Any) -> Any:
+def plain(value: Tree) -> Tree:
     """Return settings for a checkpoint: NumPy's scalars, which loaders do not trust, become Python's numbers."""
     if isinstance(value, np.generic):
         return value.item()
@@ -62,7 +62,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def open_tasks(state: dict[str, Any]) -> list[tuple[int | str, int]]:
+def open_tasks(state: State) -> list[tuple[int | str, int]]:
     """Return the client and the version of every task that was open when a server's state was written."""
     tasks = state["tasks"]
     clients = [client if isinstance(client, str) else int(client) for client in tasks["clients"]]
@@ -70,7 +70,7 @@ def open_tasks(state: dict[str, Any]) -> list[tuple[int | str, int]]:
         tasks["task_client"].tolist(), tasks["task_version"].tolist(), strict=True)]  # fmt: skip
 
 
-def check(state: Any, config: dict[str, Any], layout: Layout, moments: set[str]) -> None:
+def check(state: object, config: Plain, layout: Layout, moments: set[str]) -> None:
     """Check that ``state`` can be loaded into a server with this configuration and layout.
 
     Raises:
@@ -108,7 +108,7 @@ def check(state: Any, config: dict[str, Any], layout: Layout, moments: set[str])
         raise CheckpointError(f"the checkpoint is damaged: it has moments {sorted(theirs_moments)}")
 
 
-def check_claims(state: dict[str, Any], config: dict[str, Any], layout: Layout) -> None:
+def check_claims(state: State, config: Plain, layout: Layout) -> None:
     """Check the sizes that a state claims, before memory of these sizes is allocated.
 
     Raises:
@@ -134,7 +134,7 @@ def check_claims(state: dict[str, Any], config: dict[str, Any], layout: Layout) 
         raise CheckpointError(f"the checkpoint is damaged: it claims {most} clients, but is too small for them")
 
 
-def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+def _tensors(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, dict):
@@ -149,7 +149,7 @@ def _bits(moments: set[str]) -> str:
     return "8bit" if "units" in moments else "fp32"
 
 
-def write(state: dict[str, Any], path: Path) -> None:
+def write(state: State, path: Path) -> None:
     """Write ``state`` to a file beside ``path``, sync it to the disk, then rename it to ``path`` in one step.
 
     An existing file keeps its mode. If ``path`` is a symbolic link, the file that it points to is replaced.
@@ -219,7 +219,7 @@ def _check_members(members: list[zipfile.ZipInfo], path: Path) -> None:
         raise CheckpointError(f"{path}: the checkpoint is damaged: it ends too early")
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> State:
     """Read what :func:`write` wrote. It loads only tensors and plain data, never code.
 
     Raises:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
 from fastagg import _checks
 from fastagg._build import native
+from fastagg._types import Arrays, State
 from fastagg.errors import ConfigError
 from fastagg.model import Layout, ModelState
 from fastagg.storage.later import Later
@@ -46,8 +47,8 @@ class Dispatch(native.Task):
         control: Tensor | None
         incarnation: int | None
         _layout: Layout
-        _params: Any
-        _views: Any
+        _params: Arrays
+        _views: Arrays
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class Dispatch(native.Task):
         steps = "" if self.local_steps is None else f", local_steps={self.local_steps}"
         return f"Dispatch(client={self.client!r}, version={self.version}{steps})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (
             self.client, self.version, self.local_steps, self.control, self._layout, self._model, self.incarnation,
         )  # fmt: skip
@@ -79,7 +80,7 @@ class Dispatch(native.Task):
         return ModelState(self.flat, state.values, state.counters)
 
     @property
-    def params(self) -> Any:
+    def params(self) -> Arrays:
         """The model in the form of the server's ``params``: a dict for ``module.load_state_dict`` (with buffers),
         a list of arrays, or a flat tensor.
 
@@ -91,7 +92,7 @@ class Dispatch(native.Task):
         return self._params
 
     @property
-    def views(self) -> Any:
+    def views(self) -> Arrays:
         """:attr:`params` without a copy: memory shared with the server. Do not write to it.
 
         Use it to read the model or to send it at once. It does not change while you hold it, even if the server steps.
@@ -112,7 +113,7 @@ class Dispatch(native.Task):
             client, self.version, local_steps, self.control, self._layout, self._model, self.incarnation
         )  # fmt: skip
 
-    def delta(self, trained: Any) -> Any:
+    def delta(self, trained: object) -> Arrays:
         """The update to send after training: ``x_i^K - x_s`` for parameters, the client's own values for buffers.
 
         Args:
@@ -126,7 +127,7 @@ class Dispatch(native.Task):
         """
         return self._layout.difference(trained, self.flat)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """The task as plain data and tensors, for a checkpoint of the program that drives the clients.
 
         Tensors share the server's memory, so ``torch.save`` of both together writes each version once.
@@ -141,7 +142,7 @@ class Dispatch(native.Task):
         }
 
     @classmethod
-    def from_state(cls, state: dict[str, Any], layout: Layout) -> Dispatch:
+    def from_state(cls, state: State, layout: Layout) -> Dispatch:
         """Inverse of :meth:`state_dict`; ``layout`` is the server's (``server.layout``)."""
         flat, buffers, counters = state["model"]
         model = ModelState(flat, buffers, counters)
@@ -150,7 +151,7 @@ class Dispatch(native.Task):
             state.get("incarnation"),
         )  # fmt: skip
 
-    def from_difference(self, difference: Any) -> Any:
+    def from_difference(self, difference: Arrays) -> Arrays:
         """The update for ``receive``, if a framework sends *every* array as a difference from ``params``.
 
         Parameters do not change. Buffers become the client's values again, in their own types.
@@ -221,7 +222,7 @@ class Receipt(native.Receipt):
 
     if not TYPE_CHECKING:  # so that a misspelt attribute is still found
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> object:
             raise _checks.no_attribute(self, name)
 
     def defer(self, lr: float | None, weight: float, scales: bool, verdict: Later) -> None:
@@ -245,7 +246,7 @@ class Receipt(native.Receipt):
 
         self._wait_for(fill)
 
-    def _values(self) -> tuple[Any, ...]:
+    def _values(self) -> tuple[object, ...]:
         return (
             self.client, self.applied, self.version, self.delay, self.step_size, self.update_norm, self.weight,
             self.kept,
@@ -262,7 +263,7 @@ class Receipt(native.Receipt):
         shown = ", ".join(f"{name}={value!r}" for name, value in zip(names, self._values(), strict=True))
         return f"{type(self).__name__}({shown})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), self._values()  # the numbers, not the device's memory they are read from
 
 
@@ -280,7 +281,7 @@ class Partial(NamedTuple):
     weight: float
 
 
-def check_task(task: Any) -> Dispatch:
+def check_task(task: object) -> Dispatch:
     """Return ``task`` if it is one.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fastagg import ops, registry
 from fastagg._build import native
+from fastagg._types import Native, Plain, State, Tree
 from fastagg.errors import CacheError, CheckpointError
 from fastagg.model import Layout, Parsed
 from fastagg.ops.place import CPU, place
@@ -40,7 +41,7 @@ class Parts(NamedTuple):
     settings: ServerSettings
     layout: Layout
     device: torch.device
-    norms: Any  # of whole vectors, where this is a slice of one that other processes have the rest of; else None
+    norms: object  # of whole vectors, where this is a slice of one that other processes have the rest of; else None
 
     @property
     def on_host(self) -> bool:
@@ -62,9 +63,9 @@ class Parts(NamedTuple):
 class Running:
     """A server that runs: its engine, and its Python part. All who work with the server share this object."""
 
-    engine: Any
+    engine: Native
     extension: Extension
-    memory: Any  # where the engine's vectors are
+    memory: Native  # where the engine's vectors are
 
     def adopt(self, fresh: Running) -> None:
         """Go on with the state of another one, which nobody else uses. The caller is inside the gate."""
@@ -120,9 +121,9 @@ def waiting_of(settings: ServerSettings) -> int:
     return settings["max_waiting"] or MOST
 
 
-def limit(engine: Any, settings: ServerSettings | None) -> None:
+def limit(engine: Native, settings: ServerSettings | None) -> None:
     """Set the limits of tasks; all leases begin anew. None: no limits."""
-    given: Any = settings or {}
+    given: Plain = dict(settings or {})
     lease, names = given.get("lease"), ("max_delay", "max_open_per_client", "max_clients")
     delay, per_client, clients = (MOST if given.get(name) is None else given[name] for name in names)
     engine.limit(
@@ -138,7 +139,7 @@ def new_incarnation() -> int:
 # -- states ------------------------------------------------------------------------------------------------------------
 
 
-def config(parts: Parts, running: Running) -> dict[str, Any]:
+def config(parts: Parts, running: Running) -> Plain:
     """Return all settings as plain data."""
     extension = running.extension
     rules = {"direction": parts.direction, "optimizer": extension.optimizer, "staleness": parts.staleness}
@@ -147,7 +148,7 @@ def config(parts: Parts, running: Running) -> dict[str, Any]:
     return dict(checkpoint.plain({**described, **given, "num_clients": parts.num_clients}))
 
 
-def whole(parts: Parts, running: Running, *, rows: bool = True) -> dict[str, Any]:
+def whole(parts: Parts, running: Running, *, rows: bool = True) -> State:
     """Return what a checkpoint holds: the settings and the state, as :func:`state_of`."""
     return {
         "format": checkpoint.FORMAT, "config": config(parts, running), "layout": parts.layout.spec(),
@@ -155,7 +156,7 @@ def whole(parts: Parts, running: Running, *, rows: bool = True) -> dict[str, Any
     }  # fmt: skip
 
 
-def state_of(running: Running, *, rows: bool = True) -> dict[str, Any]:
+def state_of(running: Running, *, rows: bool = True) -> State:
     """Return the state as plain data and tensors. Some tensors are shared. The caller is inside the gate.
 
     Args:
@@ -182,7 +183,7 @@ def moments_of(running: Running) -> dict[str, Tensor]:
     return found
 
 
-def checked(parts: Parts, running: Running, state: dict[str, Any]) -> Running:
+def checked(parts: Parts, running: Running, state: State) -> Running:
     """Return what a server becomes with a state from :func:`whole`. The server does not change.
 
     Raises:
@@ -193,7 +194,7 @@ def checked(parts: Parts, running: Running, state: dict[str, Any]) -> Running:
     return loaded(parts._replace(optimizer=running.optimizer), state, running.extension.held)
 
 
-def loaded(parts: Parts, state: dict[str, Any], like: Statistics) -> Running:
+def loaded(parts: Parts, state: State, like: Statistics) -> Running:
     """Return a new server with a state from :func:`state_of`. Tensors are copied.
 
     Raises:
@@ -212,7 +213,7 @@ def loaded(parts: Parts, state: dict[str, Any], like: Statistics) -> Running:
     return fresh
 
 
-def _loaded(parts: Parts, state: dict[str, Any], like: Statistics) -> Running:
+def _loaded(parts: Parts, state: State, like: Statistics) -> Running:
     layout, device = parts.layout, parts.device
 
     def owned(vector: Tensor) -> Tensor:
@@ -277,7 +278,7 @@ def nbytes(running: Running) -> dict[str, int]:
     }  # fmt: skip
 
 
-def as_tensors(value: Any) -> Any:
+def as_tensors(value: Tree) -> Tree:
     """Return nested plain data with tensors instead of NumPy's arrays. A checkpoint holds no other library's
     objects."""
     if isinstance(value, np.ndarray):
@@ -287,7 +288,7 @@ def as_tensors(value: Any) -> Any:
     return value
 
 
-def reported(parsed: Parsed, like: Statistics) -> Any:
+def reported(parsed: Parsed, like: Statistics) -> Native:
     """Return the running statistics of an update that was read by Python, in the form that the engine takes, as copies.
     None: it has none."""
     if parsed.buffers is None and parsed.counters is None:
@@ -297,7 +298,7 @@ def reported(parsed: Parsed, like: Statistics) -> Any:
     return native.engine.reported(values=values, counters=counters)
 
 
-def _waiting(entry: dict[str, Any], like: Statistics) -> dict[str, Any]:
+def _waiting(entry: State, like: Statistics) -> State:
     """Return an update that waits for the rest of its round as plain data and tensors."""
     given = entry.pop("reported")
     values = None if given is None else given.values
@@ -308,7 +309,7 @@ def _waiting(entry: dict[str, Any], like: Statistics) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _loaded_waiting(entry: dict[str, Any], parts: Parts, like: Statistics) -> dict[str, Any]:
+def _loaded_waiting(entry: State, parts: Parts, like: Statistics) -> State:
     """Inverse of :func:`_waiting`. Tensors are copied."""
     update = Pieces([piece.clone() for piece in entry["update"]]).to(parts.device)
     buffers = None if entry["buffers"] is None else Pieces(entry["buffers"])
@@ -332,17 +333,17 @@ def _folds(parts: Parts, extension: Extension) -> bool:
     )  # fmt: skip
 
 
-def _reader(layout: Layout) -> Any:
+def _reader(layout: Layout) -> Native:
     return native.engine.Reader(
         parts=[(name, shape, getattr(native.engine.Role, role)) for name, shape, role in layout.parts()],
         named=layout.form in ("module", "state_dict"), limit=layout.bounds.limit, size=layout.size,
     )  # fmt: skip
 
 
-def _native_staleness(staleness: Staleness) -> Any:
+def _native_staleness(staleness: Staleness) -> Native:
     """The rule as the engine's, which asks Python for a user's own."""
     weight, rate = type(staleness).weight, type(staleness).rate
-    settings: dict[str, Any] = {}
+    settings: Plain = {}
     if weight is Hinge.weight:
         assert isinstance(staleness, Hinge)
         settings |= {"weight": "hinge", "a": float(staleness.a), "b": float(staleness.b)}
@@ -360,17 +361,17 @@ def _native_staleness(staleness: Staleness) -> Any:
     return native.engine.Staleness(**settings)
 
 
-def _native_optimizer(optimizer: Optimizer) -> Any:
+def _native_optimizer(optimizer: Optimizer) -> Native:
     return native.engine.Optimizer(
         optimizer.kernel or "sgd", lr=optimizer.lr, coded=optimizer.moment_format == "8bit", **optimizer.hyper()
     )
 
 
-def _on_host() -> tuple[Any, Any]:
+def _on_host() -> tuple[Native, Native]:
     return native.engine.on_cpu(), native.engine.host_memory()
 
 
-def _on_device(device: torch.device) -> tuple[Any, Any]:
+def _on_device(device: torch.device) -> tuple[Native, Native]:
     """The runner and the memory of a CUDA device."""
     kept: list[Tensor | None] = [None]  # held here, so that torch reuses its memory only for launches after these
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fastagg import ops
 from fastagg._build import native
+from fastagg._types import Move, Native
 from fastagg.errors import ConfigError, NonFiniteUpdate, UpdateTooLarge
 from fastagg.model import Layout, Parsed
 from fastagg.ops.place import on_device
@@ -28,7 +29,7 @@ from fastagg.storage import memory
 from fastagg.storage.later import Later
 from fastagg.storage.pieces import Pieces
 
-Moves = list[tuple[Any, Any, Any]]
+Moves = list[Move]
 
 
 class OnDevice:
@@ -72,7 +73,7 @@ class Extension:
         self.reads_update = not on_host or norms is not None or state.asks or self.policy.reads_update
         self.own: dict[str, Tensor] = {}  # the state of a user's own optimizer
 
-    def asks(self) -> Any:
+    def asks(self) -> Native:
         """Return which methods the engine calls."""
         return native.engine.Asks(
             prepare=self.always, step=self.optimizer.has_own_step, statistics=self.layout.has_buffers,
@@ -115,7 +116,7 @@ class Extension:
         own = sum(counter.numel() for counter in self.held.counters)
         return values in (0, self.layout.buffer_size) and counters in (0, own)
 
-    def statistics(self, given: Sequence[Any], outcome: str) -> Statistics | None:
+    def statistics(self, given: Sequence[Native], outcome: str) -> Statistics | None:
         """Return the running statistics after these updates made a ``step``, an empty one (``drop``) or none
         (``keep``). None: they stay as they are."""
         found = self.held
@@ -141,7 +142,7 @@ class Extension:
 
     # -- an update -------------------------------------------------------------------------------------------------
 
-    def prepare(self, asked: Any) -> Any:
+    def prepare(self, asked: Native) -> Native:
         """Return the findings about an update.
 
         Raises:
@@ -150,7 +151,7 @@ class Extension:
         if asked.control is not None and not self.direction.takes_control:
             raise ConfigError("control: only FedAC takes one, got a control; leave it out")
         found = native.engine.findings()
-        update: Any = _pieces(asked.update) if self.reads_update else None
+        update: Native = _pieces(asked.update) if self.reads_update else None
         if not self.on_host:
             found.update = update = on_device(update)
         base = asked.kept if self.keeps_model and self.reads_update else None
@@ -174,7 +175,7 @@ class Extension:
         return found
 
     def _measure(
-        self, found: Any, update: Pieces | None, asked: Any, base: Tensor | None
+        self, found: Native, update: Pieces | None, asked: Native, base: Tensor | None
     ) -> tuple[float | None, float]:
         """Measure the update's norm; if a rule needs them, return how far the model has moved, and the cosine of
         both."""
@@ -190,13 +191,13 @@ class Extension:
             return None, 0.0
         return self._apart(found, self.norms.distances(update, asked.model, base, inner=self.direction.measures))
 
-    def _apart(self, found: Any, apart: Distances) -> tuple[float | None, float]:
+    def _apart(self, found: Native, apart: Distances) -> tuple[float | None, float]:
         _refuse_non_finite(apart.finite)
         found.norm = apart.norm
         product = apart.moved * apart.norm
         return apart.moved, apart.inner / product if product > 0.0 else 0.0
 
-    def _weigh(self, found: Any, facts: Facts) -> bool:
+    def _weigh(self, found: Native, facts: Facts) -> bool:
         if not self.policy.looks:
             weight: float | None = self.staleness.weight(facts.delay)
         else:
@@ -204,7 +205,7 @@ class Extension:
         found.weight, found.drops = weight, weight is None
         return weight is not None
 
-    def _ask_direction(self, found: Any, facts: Facts, asked: Any, base: Tensor | None, cosine: float) -> None:
+    def _ask_direction(self, found: Native, facts: Facts, asked: Native, base: Tensor | None, cosine: float) -> None:
         def statistics() -> tuple[Tensor, Tensor]:
             if isinstance(asked.extra, OnDevice):
                 parsed = asked.extra.parsed
@@ -222,13 +223,13 @@ class Extension:
         )  # fmt: skip
         self.state.before(arrival, found)
 
-    def _ask_policy(self, found: Any, facts: Facts) -> None:
+    def _ask_policy(self, found: Native, facts: Facts) -> None:
         if self.policy.looks and self.direction.single:
             lr = self.staleness.rate(self.optimizer.lr, [facts.delay])
             moves = self.policy.moves(facts, lr * found.weight * self.direction.sign)
             found.moves = [*(found.moves or ()), *moves]
 
-    def _let_device_judge(self, found: Any, facts: Facts, asked: Any, base: Tensor | None) -> None:
+    def _let_device_judge(self, found: Native, facts: Facts, asked: Native, base: Tensor | None) -> None:
         """Let the device decide. The host does not wait for it."""
         x, measured = (asked.model, base) if self.measures else (None, None)
         verdict = ops.judge(facts.update, x=x, base=measured, clip_norm=self.clip_norm, **self.policy.rules())
@@ -261,7 +262,7 @@ def largest(vector: Tensor, norms: Any) -> float:
     return norm if norm < 1e37 else float(vector.abs().max())
 
 
-def _pieces(update: Any) -> Pieces:
+def _pieces(update: Native) -> Pieces:
     return update if isinstance(update, Pieces) else Pieces(update)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any
 
 from torch import Tensor
 
+from fastagg._types import Arrays, Native
 from fastagg.model import Layout
 from fastagg.server.statistics import Statistics
 
@@ -19,7 +19,7 @@ class LiveModel:
     then later updates cost nothing more.
     """
 
-    def __init__(self, layout: Layout, engine: Any) -> None:
+    def __init__(self, layout: Layout, engine: Native) -> None:
         flat, statistics = engine.current()
         self.layout = layout
         self.flat: Tensor = flat.detach()
@@ -28,7 +28,7 @@ class LiveModel:
         self._out: list[weakref.ref[Tensor]] = []  # in the layout's order; empty if none were handed out
         self._lock = threading.RLock()
 
-    def views(self) -> Any:
+    def views(self) -> Arrays:
         """Return the model in its original form. Arrays whose own dtype is not fp32 are copies made now."""
         with self._lock:
             statistics = self._statistics
@@ -42,7 +42,7 @@ class LiveModel:
             self._out = [weakref.ref(tensor) for tensor in tensors]
             return dict(zip(fresh, tensors, strict=True)) if isinstance(fresh, dict) else tensors
 
-    def follow(self, engine: Any) -> None:
+    def follow(self, engine: Native) -> None:
         """Point the arrays that were handed out at the current version."""
         with self._lock:
             flat, statistics = engine.current()
@@ -69,5 +69,5 @@ class LiveModel:
         return [reference() for reference in self._out]
 
 
-def _tensors(model: Any) -> list[Tensor]:
+def _tensors(model: Arrays) -> list[Tensor]:
     return list(model.values()) if isinstance(model, dict) else list(model)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import torch
 
 from fastagg import _checks, registry
+from fastagg._types import State
 from fastagg.distill import Distillation
 from fastagg.errors import CacheError, CheckpointError, ConfigError, FastaggError, MissingPart
 from fastagg.model import Layout, Taken
@@ -47,9 +47,7 @@ def load(
         raise error if str(path) in str(error) else CheckpointError(f"{path}: {error}") from error
 
 
-def server_from(
-    state: dict[str, Any], device: torch.device | str | None = None, distill: Distillation | None = None
-) -> Server:
+def server_from(state: State, device: torch.device | str | None = None, distill: Distillation | None = None) -> Server:
     """Return the server from a :meth:`Server.state_dict`; otherwise as :func:`load`.
 
     Raises:

@@ -40,7 +40,7 @@ class Rule(NamedTuple):
     free: bool = False
     kept: bool = True
 
-    def check(self, name: str, value: Any) -> Any:
+    def check(self, name: str, value: object) -> Any:
         """Return the value.
 
         Raises:
@@ -163,7 +163,7 @@ RULES = _declared()
 FREE = tuple(name for name, rule in RULES.items() if rule.free)
 
 
-def complete(given: Mapping[str, Any]) -> ServerSettings:
+def complete(given: Mapping[str, object]) -> ServerSettings:
     """Return all settings: those that are given, checked, and the defaults. Nobody can change them.
 
     Raises:

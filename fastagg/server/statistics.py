@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastagg import ops
+from fastagg._types import Native, State
 from fastagg.model import Parsed
 from fastagg.rules.names import Buffers, words
 from fastagg.storage import memory, staging
@@ -41,7 +41,7 @@ class Statistics:
     most: Tensor | None = None
     count: int = 0
 
-    def add(self, reported: Any) -> Statistics:
+    def add(self, reported: Native) -> Statistics:
         """Return the statistics with one client's added: numbers in host memory that were checked already
         (csrc/engine/reported.h)."""
         if self.mode == "keep":
@@ -105,14 +105,14 @@ class Statistics:
         held = [self.values, *([] if self.sum is None else [self.sum])]
         return all(bool(torch.isfinite(tensor).all()) for tensor in held)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the state. Tensors are shared, not copied."""
         most = None if self.most is None else divided(self.most, self.counters)
         return {
             "values": self.values, "counters": self.counters, "sum": self.sum, "most": most, "count": self.count,
         }  # fmt: skip
 
-    def loaded(self, state: dict[str, Any]) -> Statistics:
+    def loaded(self, state: State) -> Statistics:
         """Return the statistics from :meth:`state_dict`. Tensors are copied.
 
         Raises:

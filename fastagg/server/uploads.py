@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,7 +93,7 @@ class Upload:
     def _put(self, chunk: bytes) -> None:
         raise NotImplementedError
 
-    def _whole(self) -> tuple[Any, ...]:
+    def _whole(self) -> tuple[object, ...]:
         """Return the update, as the server takes it."""
         raise NotImplementedError
 
@@ -117,5 +116,5 @@ class HeldUpload(Upload):
     def _put(self, chunk: bytes) -> None:
         self._bytes[self._at : self._at + len(chunk)] = chunk
 
-    def _whole(self) -> tuple[Any, ...]:
+    def _whole(self) -> tuple[object, ...]:
         return (self._held.view(self._dtype),)

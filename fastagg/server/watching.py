@@ -10,9 +10,9 @@ import math
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from fastagg import _checks, _extras
+from fastagg._types import Foreign
 from fastagg.errors import ConfigError, FastaggError
 from fastagg.server import engine
 from fastagg.server.server import Server
@@ -23,7 +23,7 @@ _SECONDS = (1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0)
 _DELAYS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
-def watch(server: Server, registry: Any = None, *, slow: float = 1.0) -> Server:
+def watch(server: Server, registry: Foreign = None, *, slow: float = 1.0) -> Server:
     """Let a server report what happens to it. Servers of :func:`fastagg.open` write to the log without this call.
 
     The logger ``fastagg`` gets a line for a refusal and for a slow answer. For each reason there is at most one line a
@@ -103,7 +103,7 @@ class Watch:
 class Numbers:
     """A server's metrics in a Prometheus registry."""
 
-    def __init__(self, server: Server, registry: Any) -> None:
+    def __init__(self, server: Server, registry: Foreign) -> None:
         from prometheus_client import Counter, Histogram
 
         self._me = weakref.ref(server)
@@ -128,11 +128,11 @@ class Numbers:
         """Count a refused call."""
         self._refusals.labels(reason).inc()
 
-    def describe(self) -> list[Any]:
+    def describe(self) -> list[Foreign]:
         """Return nothing: a registry asks for it when the metrics are registered, before they have values."""
         return []
 
-    def collect(self) -> Iterator[Any]:
+    def collect(self) -> Iterator[Foreign]:
         """Yield the metrics that are read when the registry is scraped."""
         from prometheus_client.core import GaugeMetricFamily
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from fastagg._types import Plain
 from fastagg.errors import CheckpointError
 from fastagg.model import Layout
 from fastagg.server import checkpoint
@@ -93,7 +94,7 @@ def read_slice(path: Path, layout: Layout, bounds: tuple[int, int], own: Layout,
         raise CheckpointError(f"{path}: the checkpoint is damaged: {type(error).__name__}: {error}") from error
 
 
-def _slices(manifest: dict[str, Any], path: Path) -> list[_Named]:
+def _slices(manifest: Plain, path: Path) -> list[_Named]:
     if manifest.get("kind") != _KIND:
         raise CheckpointError(f"{path}: not the checkpoint of a sharded server")
     found = [_Named(int(begin), int(end), str(file)) for begin, end, file in manifest["slices"]]

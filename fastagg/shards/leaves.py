@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from fastagg import _checks, ops
@@ -41,7 +39,7 @@ class Leaf:
         tensor([2., 2.])
     """
 
-    def __init__(self, params: Any, *, clip_norm: float | None = None, weighting: Weighting = "uniform") -> None:
+    def __init__(self, params: object, *, clip_norm: float | None = None, weighting: Weighting = "uniform") -> None:
         if clip_norm is not None:
             _checks.number("clip_norm", clip_norm, above=0)
         _checks.one_of("weighting", weighting, words(Weighting))
@@ -52,7 +50,7 @@ class Leaf:
         self.count, self._weight, self._bound = 0, 0.0, 0.0
         self._total: Tensor | None = None
 
-    def fold(self, update: Any, num_samples: float | None = None) -> None:
+    def fold(self, update: object, num_samples: float | None = None) -> None:
         """Add a client's update, in one pass over memory.
 
         Raises:

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from fastagg import errors
+from fastagg._types import Foreign, Plain
 from fastagg.errors import ConfigError, FastaggError, RankLost
 
 _FRAME = 128  # bytes of a message; the rest of a longer one follows in a second message
@@ -55,11 +56,11 @@ class Link:
         ConfigError: this process is not in the group, or the group carries no tensors on the CPU.
     """
 
-    def __init__(self, group: Any, timeout: float) -> None:
+    def __init__(self, group: Foreign, timeout: float) -> None:
         self.rank, self.size, self.ranks, self.traffic = 0, 1, [0], 0
         self.carries = torch.device("cpu")
         self.decided = self.told = self._ordered = False
-        self._group: Any = None
+        self._group: Foreign = None
         self._tag, self._timeout = 0, timedelta(seconds=timeout)
         self._lost: RankLost | None = None
         self._behind: BaseException | None = None
@@ -83,7 +84,7 @@ class Link:
 
     # -- orders --------------------------------------------------------------------------------------------------
 
-    def order(self, what: dict[str, Any]) -> None:
+    def order(self, what: Plain) -> None:
         """Send an order from rank 0 to all others."""
         text = json.dumps(what, separators=(",", ":")).encode()
         with self._or_lost("giving an order"):
@@ -91,19 +92,19 @@ class Link:
             for rank in range(1, self.size):
                 self._send(rank, _ORDER, text)
 
-    def hear(self) -> dict[str, Any]:
+    def hear(self) -> Plain:
         """Wait for the next order. An idle rank 0 sends an empty one from time to time."""
         with self._or_lost("waiting for rank 0's next order"):
             kind, text = self._recv(0)
         if kind != _ORDER:
             self._lose(text.decode() if kind == _LOST else "rank 0 went on while this rank waited for an order")
-        found: dict[str, Any] = json.loads(text)
+        found: Plain = json.loads(text)
         return found
 
     # -- settling ------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def together(self, order: dict[str, Any] | None = None, *, finish: bool = False) -> Iterator[None]:
+    def together(self, order: Plain | None = None, *, finish: bool = False) -> Iterator[None]:
         """Run the block on all ranks. If one fails, it tells the others, and all raise the same error.
 
         Args:
@@ -197,7 +198,7 @@ class Link:
 
     # -- the model -----------------------------------------------------------------------------------------------
 
-    def use_cards(self, cards: list[Any], mine: torch.device) -> None:
+    def use_cards(self, cards: Sequence[object], mine: torch.device) -> None:
         """Let tensors go from card to card from now on, if all ranks have a card of their own and the group has NCCL.
 
         Args:
@@ -264,14 +265,14 @@ class Link:
         self._end(self._begin(dist.irecv, message, rank), rank)
         return message.numpy().tobytes()
 
-    def _begin(self, how: Callable[..., Any], message: Tensor, rank: int) -> Any:
+    def _begin(self, how: Callable[..., Foreign], message: Tensor, rank: int) -> Foreign:
         self.traffic += message.nbytes
         try:
             return how(message, self.ranks[rank], group=self._group, tag=self._tag)
         except RuntimeError as error:
             raise _no_answer(rank, error) from error
 
-    def _end(self, work: Any, rank: int) -> None:
+    def _end(self, work: Foreign, rank: int) -> None:
         try:
             work.wait(self._timeout)
         except RuntimeError as error:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fastagg._types import Arrays, Foreign
 from fastagg.errors import ConfigError
 from fastagg.model import Entry, Layout, dense
 from fastagg.shards.link import Link
@@ -94,8 +95,8 @@ class _Spread(NamedTuple):
     entry: Entry
     device: torch.device
     rows: list[Range]
-    mesh: Any = None
-    placements: tuple[Any, ...] = ()
+    mesh: Foreign = None
+    placements: tuple[Foreign, ...] = ()
 
     @property
     def whole(self) -> Range:
@@ -124,7 +125,7 @@ class Placing:
         ConfigError: a tensor is placed in another way than Replicate or Shard(0), or on other ranks than the link's.
     """
 
-    def __init__(self, model: Any, link: Link) -> None:
+    def __init__(self, model: Arrays, link: Link) -> None:
         self._link = link
         self.layout = Layout.of(model, _taken)
         self._spreads = [_spread(entry, tensor, link) for entry, tensor in self.layout.parameters(model, _taken)]
@@ -145,7 +146,7 @@ class Placing:
             return None
         return [socket.gethostname(), str(torch.cuda.get_device_properties(self.device).uuid)]
 
-    def slice_of(self, model: Any, bounds: Sequence[Range]) -> Tensor:
+    def slice_of(self, model: Arrays, bounds: Sequence[Range]) -> Tensor:
         """Return this rank's slice of the flat vector, fp32, on the model's device. All ranks call this together,
         because it is collected from them.
 
@@ -161,7 +162,7 @@ class Placing:
             carry(self._link, spread.held, want, _local(tensor).reshape(-1), target)
         return found
 
-    def given_back(self, flat: Tensor, bounds: Sequence[Range]) -> Any:
+    def given_back(self, flat: Tensor, bounds: Sequence[Range]) -> Arrays:
         """Return the model in the form in which it was given. It is made of the slices. All ranks call this together.
 
         Args:
@@ -179,7 +180,7 @@ class Placing:
             whole = torch.empty(want[rank][1], device=self.device)
             carry(self._link, bounds, want, flat, whole)
             return None if rank else self.layout.views(whole, torch.empty(0), [])
-        made: dict[Any, Tensor] = {}
+        made: dict[tuple[int, tuple[int, ...]], Tensor] = {}
         for spread in self._spreads:
             have, want = [_common(one, spread.whole) for one in bounds], spread.held
             values = torch.empty(want[rank][1] - want[rank][0], device=spread.device)
@@ -194,7 +195,7 @@ class Placing:
         return list(arrays.values()) if self.layout.form == "list" else arrays[""]
 
 
-def _taken(name: str, value: Any) -> Tensor:
+def _taken(name: str, value: Arrays) -> Tensor:
     """Return an array as a tensor, which may be distributed."""
     if not (isinstance(value, Tensor) and hasattr(value, "device_mesh")):
         return dense(name, value)
@@ -203,12 +204,12 @@ def _taken(name: str, value: Any) -> Tensor:
     return found
 
 
-def _local(tensor: Any) -> Tensor:
+def _local(tensor: Arrays) -> Tensor:
     found: Tensor = tensor.to_local() if hasattr(tensor, "device_mesh") else tensor
     return found
 
 
-def _spread(entry: Entry, tensor: Any, link: Link) -> _Spread:
+def _spread(entry: Entry, tensor: Arrays, link: Link) -> _Spread:
     rows = entry.shape[0] if entry.shape else 1
     mesh = getattr(tensor, "device_mesh", None)
     if mesh is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 from fastagg.errors import ConfigError
 from fastagg.rules.directions import Direction, Echo
@@ -52,7 +51,7 @@ def common(all: list[bytes]) -> bytes:
     return json.dumps(said).encode()
 
 
-def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _flat(name: str, value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _flat(f"{name}.{key}" if name else str(key), item)

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from fastagg._build import native
+from fastagg._types import State, Tree
 from fastagg.errors import CheckpointError
 from fastagg.storage.cache import FORMATS, SCALE_BLOCK
 
-State = dict[str, Any]
+Range = TypeVar("Range", bound="Between")
 Sliced = Mapping[str, str]  # name in a direction's state -> how it is cut: vector, rows or blocks
 _BLOCK = native.block  # elements of one block of an exact resummation
+
+
+class Between(Protocol):
+    """Some of the elements of the whole model."""
+
+    @property
+    def begin(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
 
 
 class Part(NamedTuple):
@@ -25,7 +36,7 @@ class Part(NamedTuple):
     state: State
 
 
-def overlapping(slices: Sequence[Any], begin: int, end: int) -> list[Any]:
+def overlapping(slices: Sequence[Range], begin: int, end: int) -> list[Range]:
     """Return the slices, in order, that overlap the elements from ``begin`` to ``end``.
 
     Raises:
@@ -79,7 +90,7 @@ class _Cut:
     def __init__(self, parts: Sequence[Part], begin: int, end: int) -> None:
         self.parts, self.begin, self.end = parts, begin, end
 
-    def joined(self, of: Any, dim: int, per: float = 1.0) -> Any:
+    def joined(self, of: Callable[[State], Tree], dim: int, per: float = 1.0) -> Tree:
         """Return ``of(state)`` of all parts joined, with ``per`` entries per element along ``dim``. None if it is None.
 
         A slice's padding to a whole block is included. Only the model's last slice has padding.
@@ -94,20 +105,20 @@ class _Cut:
             found.append(tensor.narrow(dim, first, last - first))
         return torch.cat(found, dim)
 
-    def vector(self, *path: Any) -> Any:
+    def vector(self, *path: str | int) -> Tree:
         return self.joined(_at(path), 0)
 
-    def units(self, *path: Any) -> Any:
+    def units(self, *path: str | int) -> Tree:
         return self.joined(_at(path), 1, 1 / SCALE_BLOCK)
 
-    def rows(self, *path: Any) -> State:
+    def rows(self, *path: str | int) -> State:
         held = dict(_at(path)(self.parts[0].state))
         held["data"] = self.joined(_at((*path, "data")), 1, FORMATS[held["format"]] / 8)
         if held["scales"].shape[1]:
             held["scales"] = self.units(*path, "scales")
         return held
 
-    def blocks(self, *path: Any) -> State:
+    def blocks(self, *path: str | int) -> State:
         """Return the blocks that are being added up anew, counted from the slice's own beginning."""
         found: list[tuple[int, int, Tensor]] = []
         for part in self.parts:
@@ -123,9 +134,9 @@ def _inside(part: Part, held: State, begin: int, end: int) -> Iterator[tuple[int
             yield (place - begin) // _BLOCK, done, held["shadows"][i]
 
 
-def _at(path: Sequence[Any]) -> Any:
-    def of(state: State) -> Any:
-        found: Any = state
+def _at(path: Sequence[str | int]) -> Callable[[State], Tree]:
+    def of(state: State) -> Tree:
+        found: Tree = state
         for key in path:
             found = found[key]
         return found
@@ -133,5 +144,5 @@ def _at(path: Sequence[Any]) -> Any:
     return of
 
 
-def _update_of(i: int) -> Any:
+def _update_of(i: int) -> Callable[[State], Tree]:
     return lambda state: torch.cat([owner.reshape(-1) for owner in state["round"][i]["update"]])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastagg import ops
+from fastagg._types import Foreign
 from fastagg.errors import ConfigError, NotDelivered, ShapeMismatch
 from fastagg.model import Layout, Parsed
 from fastagg.server import admission
@@ -39,7 +39,7 @@ class Updates:
         self._scratch: dict[str, SharedVector] = {}
         self._held: dict[Key, Found] = {}
 
-    def hold(self, key: Key, update: Any, control: Any) -> None:
+    def hold(self, key: Key, update: object, control: object) -> None:
         """Keep this rank's slice until :meth:`of` asks for it.
 
         Raises:
@@ -67,7 +67,7 @@ class Updates:
         if not self.one_host:
             raise ConfigError(f"{name}: ranks are on several hosts: deliver() each of them its slice, and receive None")
 
-    def place(self, name: str, given: Any) -> list[Any] | None:
+    def place(self, name: str, given: object) -> list[Foreign] | None:
         """Return where all ranks find a vector: its path and its type. None if each of them holds its slice.
 
         Raises:
@@ -87,7 +87,7 @@ class Updates:
             raise ShapeMismatch(f"{name}: expected {self.whole.size} numbers, got {given.size}")
         return [given.path, DTYPES.index(given.dtype)]
 
-    def of(self, key: Key, update: list[Any] | None, control: list[Any] | None) -> Found:
+    def of(self, key: Key, update: list[Foreign] | None, control: list[Foreign] | None) -> Found:
         """Return this rank's slice of an answer, from the result of :meth:`place`.
 
         Raises:
@@ -101,7 +101,7 @@ class Updates:
             )
         return self._held[key]
 
-    def _slice(self, where: list[Any]) -> Tensor:
+    def _slice(self, where: list[Foreign]) -> Tensor:
         path, code = where
         begin, end = self.bounds
         return self._mapped.get(path, self.whole.size, DTYPES[code])[begin:end]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fastagg import _checks
 from fastagg._build import native
-from fastagg._types import Foreign
+from fastagg._types import Native
 from fastagg.rules.directions.all_clients import AllClients
 from fastagg.rules.names import Freshness, words
 
@@ -36,7 +36,7 @@ class ActiveSet(AllClients):
         _checks.one_of("freshness", self.freshness, words(Freshness))
         _checks.one_of("mode", self.mode, ("incremental",))
 
-    def native_setting(self) -> Foreign:
+    def native_setting(self) -> Native:
         return native.engine.AllClientsSetting(
             clients=self.num_clients, full=self.warmup == "full", max_delay=self.max_delay,
             by_dispatch=self.freshness == "dispatch",

@@ -10,7 +10,7 @@ import torch
 
 from fastagg import _checks
 from fastagg._build import native
-from fastagg._types import Foreign, State
+from fastagg._types import Native, State
 from fastagg.errors import ConfigError
 from fastagg.rules.directions.base import Direction, DirectionState, Material, resummation_of
 from fastagg.rules.names import Cache, Kind, Mode, Warmup, words
@@ -62,7 +62,7 @@ class AllClients(Direction):
     def clients(self) -> int | None:
         return self.num_clients
 
-    def native_setting(self) -> Foreign:
+    def native_setting(self) -> Native:
         """The settings of the native part."""
         return native.engine.AllClientsSetting(
             clients=self.num_clients, full=self.warmup == "full", direct=self.mode == "direct"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastagg import _checks, ops
 from fastagg._build import native
-from fastagg._types import Foreign, Move, Plain, State
+from fastagg._types import Move, Native, Plain, State
 from fastagg.errors import ConfigError, NonFiniteUpdate
 from fastagg.rules.names import Kind, words
 from fastagg.rules.staleness import Facts, Staleness
@@ -42,7 +42,7 @@ class Material(NamedTuple):
     seed: int
     origin: int
     buffer_size: int
-    memory: Foreign
+    memory: Native
 
 
 class Arrival(NamedTuple):
@@ -87,7 +87,7 @@ class DirectionState:
     sliced: ClassVar[Mapping[str, str]] = {}
     asks = False  # whether `before` is called for every update
 
-    def __init__(self, native: Foreign) -> None:
+    def __init__(self, native: Native) -> None:
         self.native = native
 
     def before(self, arrival: Arrival, found: Findings) -> None:
@@ -256,6 +256,6 @@ def _checked(state: object, what: str) -> dict[str, Tensor]:
     return state
 
 
-def resummation_of(cache: ClientCache, material: Material) -> Foreign:
+def resummation_of(cache: ClientCache, material: Material) -> Native:
     """What keeps a sum over the cache's rows from drifting."""
     return native.engine.Resummation(cache.native, origin=material.origin, memory=material.memory, owner=cache)
