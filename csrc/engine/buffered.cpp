@@ -28,7 +28,7 @@ int64_t Buffered::room() const {
 Outcome Buffered::plan(const Given& given, bool closes) {
   int64_t count = 0;
   for (const Contribution& one : given) count += one.count;
-  const bool steps = closes || count == room();
+  const bool steps = closes || count >= room();
   if (given.empty() && (!steps || held_.empty())) return outcome_ = Outcome::kKept;
   plan_numbers(given, steps);
   beside_ = {};

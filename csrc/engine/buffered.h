@@ -12,7 +12,8 @@ class Buffered : public DirectionState {
   struct Setting {
     int64_t capacity;
     bool synchronous;
-    int64_t size, origin;  // of the vector (plan.h)
+    int64_t size, origin;       // of the vector (plan.h)
+    bool closes_first = false;  // a sum for which the round has no room ends it, and begins the next one
   };
   Buffered(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory)
       : DirectionState(sign), setting_(setting), memory_(std::move(memory)) {}
@@ -24,6 +25,7 @@ class Buffered : public DirectionState {
   void plan_aside() override;
   void measured(const Given& given) override { plan_numbers(given, outcome_ == Outcome::kStep); }
   int64_t room() const override;
+  bool closes_before(int64_t count) const override { return setting_.closes_first && !held_.empty() && count > room(); }
 
   bool folds() const override { return setting_.capacity != 1; }
   void plan_fold() override;

@@ -42,8 +42,10 @@ class DirectionState {
   virtual void plan_aside() {}
   virtual void measured(const Given&) {}
 
-  // How many more updates make a step; a sum of several clients may not have more. 0: this direction adds nothing up.
+  // How many more updates make a step; a sum of several clients may have more. 0: this direction adds nothing up.
   virtual int64_t room() const { return 0; }
+  // Whether a round ends, as it is, before a sum of so many updates is added.
+  virtual bool closes_before(int64_t) const { return false; }
   // Adds trained models to the sum, several in one pass, which also finds out which of them are fit (largest element).
   // If one is not, nothing has changed. Planned with `plan`; then `folded` is the sum, and a full round steps along it.
   virtual bool folds() const { return false; }

@@ -12,7 +12,8 @@
 namespace fastagg::engine {
 namespace {
 
-constexpr int64_t kOverdueAtATime = 8;  // limits the time of one call
+constexpr int64_t kOverdueAtATime = 8;                  // limits the time of one call
+constexpr int64_t kLargestOverflow = int64_t{1} << 20;  // limits the memory for their versions
 constexpr int64_t kWorthReadingOnce = int64_t{1} << 18;
 
 const char* name_of(Outcome outcome, bool applied) {
@@ -271,6 +272,7 @@ Engine::Result Engine::receive(Arrival* arrivals, size_t count) {
         taken = step(next, group, true);
         group = fit_;
       }
+      if (taken == 0) close_before(*next);
       if (taken == 0) taken = step(next, 1, false);
       result.done += taken;
       for (size_t i = 0; i < taken; ++i)
@@ -284,6 +286,20 @@ Engine::Result Engine::receive(Arrival* arrivals, size_t count) {
     }
   }
   return result;
+}
+
+// Ends a round that has no room for a sum, if that is the rule. What can be known of the sum's fitness is known before.
+void Engine::close_before(Arrival& arrival) {
+  if (arrival.kind != Arrival::kSum || !direction_->closes_before(arrival.count)) return;
+  Given given;
+  given.arrival = &arrival;
+  find(given);
+  const bool here = runner_->at_once() && !(extension_ && extension_->asks.agree);
+  if (here && !std::isfinite(cpu::sum_squares(arrival.update)))
+    throw Refusal(Why::kNotFinite, "update: NaN or infinity");
+  Arrival end;
+  end.kind = Arrival::kClose;
+  step(&end, 1, false);
 }
 
 bool Engine::close_round(Receipt* receipt) {
@@ -337,9 +353,10 @@ void Engine::find(Given& given) {
   }
   given.task = find(arrival.client, arrival.version, arrival.incarnation);
   direction_->check(arrival.client, given.task.version, ledger_.now);
-  if (arrival.kind == Arrival::kSum && arrival.count > direction_->room())
+  if (arrival.kind == Arrival::kSum && arrival.count > std::max(direction_->room(), kLargestOverflow))
     throw Refusal(Why::kSetting, "receive_partial: a sum of " + std::to_string(arrival.count) +
-                                     " updates, and the buffer takes " + std::to_string(direction_->room()) + " more");
+                                     " updates, and a step takes at most " + std::to_string(kLargestOverflow) +
+                                     " more than its buffer's size: let leaves take more often");
   Contribution& brings = given.brings;
   brings.client = given.task.client;
   brings.start = given.task.version;

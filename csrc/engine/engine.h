@@ -163,6 +163,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Task send(const log::Operation& operation);
   void catch_up(int64_t version);
   void follow(const log::Decided& then);
+  void close_before(Arrival& arrival);
   size_t step(Arrival* arrivals, size_t count, bool folding);
   size_t together(const Arrival* arrivals, size_t count) const;
   void find(Given& given);

@@ -9,6 +9,7 @@ Damaged = Literal["stop", "warm up"]  # Tiered.damaged
 Warmup = Literal["full", "partial"]  # AllClients.warmup, Differences.warmup
 Mode = Literal["incremental", "direct"]  # AllClients.mode
 Freshness = Literal["dispatch", "gradient"]  # ActiveSet.freshness
+Overflow = Literal["take", "close"]  # Buffer.overflow
 Repeat = Literal["start", "latest"]  # Calibrated.repeat
 Moments = Literal["fp32", "8bit"]  # Momentum.moments, Adam.moments, Adagrad.moments
 Rule = Literal["scaled", "reciprocal", "threshold", "lipschitz", "drop"]  # DelayAdaptive.rule

@@ -525,7 +525,9 @@ class Server:
         """Take the sum of several clients' updates, which a :class:`fastagg.Leaf` folded from one version.
 
         For rules that add updates up. It counts for as many updates as it is made of; each of them has the delay of the
-        leaf's version. The order in which leaves fold, and in which they come, defines the bits of the sum.
+        leaf's version. One that is larger than what is left of the buffer is taken whole, or closes the buffer first
+        (:class:`fastagg.Buffer`, ``overflow=``); it is never refused for that. The order in which leaves fold, and in
+        which they come, defines the bits of the sum.
 
         Args:
             client: the leaf; it is dispatched to as a client is.
@@ -533,8 +535,7 @@ class Server:
             version, incarnation: as in :meth:`receive`.
 
         Raises:
-            ConfigError: the rule needs every single update, or the buffer has no room for so many: let leaves take
-                when they have at most as many as are missing.
+            ConfigError: the rule needs every single update, or there are more than 1,048,576 above the buffer's size.
             UnknownClient, UnknownVersion, ShapeMismatch, NonFiniteUpdate and others: as in :meth:`receive`.
         """
         if not isinstance(partial, Partial):

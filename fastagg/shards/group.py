@@ -216,6 +216,8 @@ class Group:
         """Take a leaf's sum."""
         with self._leading("receive_partial", limited=True):
             order = self._order_of(client, version, incarnation)
+            if self._running.extension.state.native.closes_before(partial.updates):
+                self._close_round({"op": "close_round"})
             order["update"] = self._updates.place("update", partial.total)
             return self._receive({**order, "samples": 1.0, "count": partial.updates, "total": float(partial.weight)})
 

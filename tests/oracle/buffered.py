@@ -23,17 +23,28 @@ class Buffer(Direction):
     """acc += s(tau_i)*Delta_i; at M updates u = acc/M   (002 Alg. a.2 lines 6-14; 000 Alg. 1 lines 4-9).
 
     With sample weights u = sum(n_i*s_i*Delta_i)/sum(n_i): the staleness weights are not normalised away.
+
+    A leaf's sum counts for as many updates as it is made of. overflow: one for which the round has no room
+    "take"    ends it, so u is the mean of more than M
+    "close"   ends it as it is, and begins the next one
     """
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, overflow: Literal["take", "close"] = "take") -> None:
+        self.size, self.overflow = size, overflow
         self.held: list[Arrival] = []
 
     def add(self, server: Composed, arrival: Arrival) -> Vector | Literal["wait", "empty"]:
         self.held.append(arrival)
-        if len(self.held) < self.size:
+        if sum(a.count for a in self.held) < self.size:
             return "wait"
         u = self.mean(server)
+        self.held = []
+        return u
+
+    def close_before(self, count: int) -> Vector | None:
+        if self.overflow == "take" or not self.held or sum(a.count for a in self.held) + count <= self.size:
+            return None
+        u = weighted_mean([a.weight * a.update for a in self.held], [a.samples for a in self.held])
         self.held = []
         return u
 

@@ -58,6 +58,7 @@ class Arrival:
     weight: float = 1.0  # s(tau)
     buffers: dict[str, npt.NDArray[Any]] | None = None
     control_delta: Vector | None = None  # FedAC: c_new - c_i
+    count: int = 1  # a leaf's: the weighted mean of so many updates
 
 
 class Direction:
@@ -68,6 +69,10 @@ class Direction:
     def add(self, server: Composed, arrival: Arrival) -> Vector | Literal["wait", "empty"]:
         """The vector u of this step; "wait": it needs more arrivals; "empty": this iteration has no step."""
         raise NotImplementedError
+
+    def close_before(self, count: int) -> Vector | None:
+        """The vector of a step that comes before a sum of so many updates is added, if there is one."""
+        return None
 
     def dispatched(self, client: int, version: int) -> None:
         """A client was sent a version."""
@@ -138,9 +143,16 @@ class Composed:
         *,
         buffers: Buffers | None = None,
         control_delta: npt.ArrayLike | None = None,
+        count: int = 1,
     ) -> Receipt:
-        """One update of `client`, trained on `version` (None: the version last sent to it)."""
+        """One update of `client`, trained on `version` (None: the version last sent to it).
+
+        With a count: the mean of so many updates, which counts for num_samples under both weightings.
+        """
         s = self._answered(client, version)
+        closed = self.direction.close_before(count)
+        if closed is not None:
+            self._step(closed)
         u = np.array(update, dtype=np.float64)
         if u.shape != self.x.shape or not np.all(np.isfinite(u)):
             raise ValueError("the oracle takes finite vectors of the model's size only")
@@ -154,7 +166,10 @@ class Composed:
             update=u,
             version=s,
             delay=self.t - s,
-            samples=float(num_samples) if self.weighting == "samples" and num_samples is not None else 1.0,
+            samples=float(num_samples)
+            if (self.weighting == "samples" or count > 1) and num_samples is not None
+            else 1.0,
+            count=count,
             buffers=None if buffers is None else {k: np.array(v) for k, v in buffers.items()},
             control_delta=None if control_delta is None else np.array(control_delta, dtype=np.float64),
         )
@@ -173,7 +188,12 @@ class Composed:
                     self._next_version()
             return self._receipt(False, arrival.delay, None, norm, weight)
 
-        d = -u_or_word if self.kind == "gradient" else u_or_word
+        lr, dropped = self._step(u_or_word)
+        step_size = lr * weight if self.direction.immediate else lr
+        return self._receipt(not dropped, arrival.delay, step_size, norm, weight)
+
+    def _step(self, u: Vector) -> tuple[float, bool]:
+        d = -u if self.kind == "gradient" else u
         tau_max = max(a.delay for a in self.flush)
         lr = self.policy.learning_rate(self.optimizer.lr, tau_max)
         dropped = lr == 0.0 and self.optimizer.lr != 0.0
@@ -183,8 +203,7 @@ class Composed:
         if not dropped or self.idle_advances:
             self.x = self.optimizer.step(self.x, d, lr)
             self._next_version()
-        step_size = lr * weight if self.direction.immediate else lr
-        return self._receipt(not dropped, arrival.delay, step_size, norm, weight)
+        return lr, dropped
 
     def _answered(self, client: int, version: int | None) -> int:
         if client not in self.last_sent:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import multiprocessing
+import random
+import shutil
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import oracle
 import pytest
 import torch
 
 import fastagg
+from fastagg.registry import describe
+from fastagg.registry import part as made_from
+from fastagg.rules.directions.buffer import Cohort
 
 SIZE = 70_001
 
@@ -82,6 +89,84 @@ def test_every_update_of_a_partial_has_the_delay_of_its_version() -> None:
     assert root.receive(1, updates(1)[0]).step_size == pytest.approx(0.5 / 4)
 
 
+@pytest.mark.parametrize("overflow", ["take", "close"])
+@pytest.mark.parametrize("size", [100, 8, 12, 20, 3, 1])
+def test_sums_that_do_not_divide_a_buffer_are_all_taken(size: int, overflow: Any) -> None:
+    """Sums of 1 to 5 updates, at random versions, against the oracle; also after a restart, and with a smaller M."""
+    draw = random.Random(size)
+    server = fastagg.Server(torch.zeros(50), fastagg.Buffer(size, overflow=overflow), fastagg.AMSGrad(0.01))
+    direction = oracle.Buffer(size, overflow)
+    same = oracle.Composed(np.zeros(50), direction, oracle.AMSGrad(0.01))
+    generator, taken = torch.Generator().manual_seed(1), 0
+    sent: dict[int, int] = {}
+    for _ in range(200):
+        leaf = draw.randrange(6)
+        if leaf not in sent:
+            sent[leaf] = server.dispatch(leaf).version
+            assert sent[leaf] == same.dispatch(leaf)
+            continue
+        version = sent.pop(leaf)
+        count = draw.choice([1, 2, 3, 4, 5])
+        total = torch.randn(50, generator=generator)
+        receipt = server.receive_partial(leaf, fastagg.Partial(total, count, float(count)), version)
+        expected = same.receive(leaf, total.double().numpy() / count, version, num_samples=count, count=count)
+        assert (receipt.applied, receipt.version, receipt.delay) == (
+            expected["applied"], expected["version"], expected["delay"],
+        )  # fmt: skip
+        taken += count
+        if taken % 7 == 0:  # a restart
+            fresh = fastagg.Server(torch.zeros(50), fastagg.Buffer(size, overflow=overflow), fastagg.AMSGrad(0.01))
+            fresh.load_state_dict(server.state_dict())
+            server = fresh
+        np.testing.assert_allclose(server.flat.numpy(), same.x, rtol=0, atol=1e-5)
+    assert server.version > 0 and taken > 200
+
+
+@pytest.mark.parametrize("overflow", ["take", "close"])
+def test_a_log_of_overflowing_sums_replays(overflow: Any, tmp_path: Path) -> None:
+    def made() -> fastagg.Server:
+        return fastagg.Server(torch.zeros(SIZE), fastagg.Buffer(10, overflow=overflow), fastagg.Momentum(0.1))
+
+    with fastagg.open(tmp_path / "state", made) as server:
+        for turn in range(20):
+            task = server.dispatch(turn % 3)
+            count = 3 + turn % 2
+            total = sum(updates(count, turn), torch.zeros(SIZE))
+            server.receive_partial(turn % 3, fastagg.Partial(total, count, float(count)), task.version)
+        flat, version = server.flat.clone(), server.version
+        held = server.state_dict()["direction"]["versions"]
+        shutil.copytree(tmp_path / "state", tmp_path / "killed")
+    with fastagg.open(tmp_path / "killed", made) as again:
+        assert again.version == version and torch.equal(again.flat, flat)
+        assert again.state_dict()["direction"]["versions"] == held
+    assert version == {"take": 6, "close": 9}[overflow]
+
+
+def test_a_sum_that_is_refused_does_not_close_the_buffer() -> None:
+    root = fastagg.Server(torch.zeros(SIZE), fastagg.Buffer(6, overflow="close"))
+    root.dispatch("leaf")
+    root.receive_partial("leaf", fastagg.Partial(torch.ones(SIZE), 4, 4.0))
+    root.dispatch("leaf")
+    for bad in (torch.full((SIZE,), float("nan")), torch.ones(SIZE - 1)):
+        with pytest.raises(fastagg.FastaggError):
+            root.receive_partial("leaf", fastagg.Partial(bad, 4, 4.0))
+    with pytest.raises(fastagg.UnknownVersion):
+        root.receive_partial("leaf", fastagg.Partial(torch.ones(SIZE), 4, 4.0), 7)
+    assert root.version == 0 and root.state_dict()["direction"]["versions"] == [0] * 4
+    assert not root.receive_partial("leaf", fastagg.Partial(torch.ones(SIZE), 4, 4.0)).applied
+    assert root.version == 1 and root.state_dict()["direction"]["versions"] == [0] * 4
+    with pytest.raises(fastagg.ConfigError, match="overflow"):
+        fastagg.Server(torch.zeros(2), Cohort(4, overflow="close"))
+
+
+def test_settings_of_an_old_folder_are_those_of_now() -> None:
+    """`overflow` is new: what was saved before has none, and means its default."""
+    assert "overflow" not in fastagg.Buffer(3).settings()
+    for overflow in ("take", "close"):
+        server = fastagg.Server(torch.zeros(2), fastagg.Buffer(3, overflow=overflow))
+        assert made_from("direction", describe(server.direction)) == server.direction
+
+
 def test_a_buffer_with_partials_is_saved_and_goes_on(tmp_path: Path) -> None:
     root = MAKES["FADAS"]()
     leaf = fastagg.Leaf(torch.zeros(SIZE))
@@ -119,7 +204,7 @@ def test_rules_that_need_every_update_say_so(make: Any) -> None:
 @pytest.mark.parametrize(
     ("partial", "error"),
     [
-        (fastagg.Partial(torch.zeros(SIZE), 7, 7.0), "takes 5 more"),
+        (fastagg.Partial(torch.zeros(SIZE), 2**20 + 1, 2.0**20 + 1), "at most 1048576 more"),
         (fastagg.Partial(torch.zeros(SIZE), 0, 1.0), "updates"),
         (fastagg.Partial(torch.zeros(SIZE), 2, 3.0), "weight"),
         (fastagg.Partial(torch.zeros(SIZE), 2, float("nan")), "weight"),
@@ -176,9 +261,9 @@ def test_a_server_with_a_folder_has_the_sums_in_its_journal(name: str, weighting
             assert receipt.durable is (one is server)
             one.dispatch("alone")
             one.receive("alone", updates(1, turn)[0], num_samples=3)
-    with pytest.raises(fastagg.ConfigError, match="takes"):
-        server.dispatch("leaf")
-        server.receive_partial("leaf", fastagg.Partial(torch.zeros(SIZE), 7, 7.0))
+    for one in (plain, server):
+        one.dispatch("leaf")
+        assert one.receive_partial("leaf", fastagg.Partial(torch.ones(SIZE), 7, 7.0)).applied, "more than there is room"
     server.close()
     with fastagg.open(tmp_path / "state", make) as again:
         assert again.version == plain.version > 1
