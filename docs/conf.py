@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
+from inspect import signature
 from types import ModuleType
 
 import fastagg
@@ -57,20 +58,39 @@ for thing in PUBLIC.values():
         thing.__module__ = "fastagg"
 
 
-ERRORS = [name for name, thing in PUBLIC.items() if isinstance(thing, type) and issubclass(thing, Exception)]
+PRESETS = fastagg.registry.presets()
+SYNCHRONOUS = {name for name, preset in PRESETS.items() if "clients_per_round" in signature(preset).parameters}
+# What the pages in docs/api list without naming it: what is public, or registered, is there.
+LISTS = {
+    "ALL ERRORS": (
+        "exception",
+        [n for n, thing in PUBLIC.items() if isinstance(thing, type) and issubclass(thing, Exception)],
+    ),
+    "ALL DIRECTIONS": ("class", fastagg.registry.parts("direction")),
+    "ALL OPTIMIZERS": ("class", fastagg.registry.parts("optimizer")),
+    "ALL POLICIES": ("class", fastagg.registry.parts("staleness")),
+    "ALL ASYNCHRONOUS": ("function", [name for name in PRESETS if name not in SYNCHRONOUS]),
+    "ALL SYNCHRONOUS": ("function", [name for name in PRESETS if name in SYNCHRONOUS]),
+}
 
 
-def _outward(app: object, docname: str, source: list[str]) -> None:
-    """Point links to files outside docs/ to the repository. So they work there and on the site."""
+def listed(docname: str, text: str) -> str:
+    """Return a page's text with an entry for each name of its lists."""
+    for mark, (kind, names) in LISTS.items() if docname.startswith("api/") else ():
+        option = "\n   :show-inheritance:" if kind == "exception" else ""
+        text = text.replace(mark, "\n".join(f".. auto{kind}:: fastagg.{name}{option}" for name in names))
+    return text
+
+
+def _read(app: object, docname: str, source: list[str]) -> None:
+    """Fill in lists, and point links to files outside docs/ to the repository. So they work there and on the site."""
     del app
-    if docname == "api/errors":
-        entries = (f".. autoexception:: fastagg.{name}\n   :show-inheritance:" for name in ERRORS)
-        source[0] = source[0].replace("ALL ERRORS", "\n".join(entries))
+    source[0] = listed(docname, source[0])
     deeper = docname.count("/")
     inside = re.escape("../" * deeper)
     source[0] = re.sub(r"\]\(" + inside + r"\.\./((?!\.\./)[^)]*)\)", rf"]({REPOSITORY}/blob/main/\1)", source[0])
 
 
 def setup(app: object) -> dict[str, bool]:
-    app.connect("source-read", _outward)  # type: ignore[attr-defined]
+    app.connect("source-read", _read)  # type: ignore[attr-defined]
     return {"parallel_read_safe": True}

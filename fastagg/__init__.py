@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 def _import_everything() -> None:
     import fastagg.public as public
 
-    globals().update((name, getattr(public, name)) for name in (*public.__all__, "__all__", "__version__"))
+    names = [name for name in vars(public) if not name.startswith("_")]
+    globals().update({name: getattr(public, name) for name in (*names, "__version__")}, __all__=names)
 
 
 # Old names of classes, and where what they did is now.

@@ -1,5 +1,29 @@
 """All errors that the package raises on purpose. Each is also a built-in error that a user would expect."""
 
+__all__ = [
+    "Busy",
+    "CacheError",
+    "CheckpointError",
+    "ConfigError",
+    "DTypeMismatch",
+    "DataError",
+    "DeviceError",
+    "FastaggError",
+    "MissingDependency",
+    "NonFiniteUpdate",
+    "NotDelivered",
+    "NotDurable",
+    "NotSharded",
+    "RankLost",
+    "Reentered",
+    "RunFailed",
+    "ShapeMismatch",
+    "StaleIncarnation",
+    "UnknownClient",
+    "UnknownVersion",
+    "UpdateTooLarge",
+]
+
 
 class FastaggError(Exception):
     """The base of all of them.

@@ -61,6 +61,27 @@ from fastagg.server.server import Server
 from fastagg.server.settings import ActiveSettings, ClientSettings, ServerSettings, WeightSettings
 from fastagg.storage.tiered import Tiered
 
+__all__ = [
+    "ACE",
+    "ACED",
+    "ASGD",
+    "CA2FL",
+    "FADAS",
+    "AsyncFedED",
+    "DelayAdaptiveASGD",
+    "FedAC",
+    "FedAMS",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAsync",
+    "FedAvg",
+    "FedAvgM",
+    "FedBuff",
+    "FedEcho",
+    "FedProx",
+    "FedYogi",
+]
+
 
 @preset
 def FedBuff(params: object, *, lr: float = 1.0, buffer_size: int = 10, **server: Unpack[ServerSettings]) -> Server:

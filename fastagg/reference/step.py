@@ -7,7 +7,8 @@ tensors. Results are rounded once, when they are written. State tensors may be f
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,39 +99,54 @@ def step_(
         d = (gain * weight) * d
         if acc is not None:
             d = (acc.to(_F64) + d) * scale
+    state = {name: held for name, held in (("m", m), ("v", v), ("vhat", vhat)) if held is not None}
+    new = advance(optimizer, x64, d, {name: held.to(_F64) for name, held in state.items()}, lr, betas, eps, correction)
+    for name, held in state.items():
+        if name in new:
+            held.copy_(new[name])
+    return (x if out is None else out).copy_(new["x"])
+
+
+def advance(
+    optimizer: str,
+    x: Tensor,
+    d: Tensor,
+    state: Mapping[str, Tensor],
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    correction: int | None,
+) -> dict[str, Tensor]:
+    """Return the new model, ``x``, and the new moments: the formulas of csrc/math/optimizers.h.
+
+    They are computed in the type of the vectors, operation by operation. In float32 they have the kernels' bits.
+    """
     b1, b2 = betas
     root_scale = 1.0
     if correction is not None:
         lr = lr / (1.0 - b1**correction)
         root_scale = 1.0 / math.sqrt(1.0 - b2**correction)
-    target = x if out is None else out
+    new: dict[str, Tensor] = {}
     if optimizer == "sgd":
-        return target.copy_(x64 + lr * d)
-    assert m is not None
+        return {"x": x + lr * d}
     if optimizer == "momentum":
-        m64 = b1 * m.to(_F64) + d
-        m.copy_(m64)
-        return target.copy_(x64 + lr * m64)
-    assert v is not None
-    m64 = b1 * m.to(_F64) + (1.0 - b1) * d
-    v64 = v.to(_F64)
+        new["m"] = b1 * state["m"] + d
+        return {"x": x + lr * new["m"], **new}
+    new["m"] = m = b1 * state["m"] + (1.0 - b1) * d
     square = d * d
     if optimizer == "adagrad":
-        v64 = v64 + square
+        v = state["v"] + square
     elif optimizer == "yogi":
-        v64 = v64 - (1.0 - b2) * square * torch.sign(v64 - square)
+        v = state["v"] - ((1.0 - b2) * square) * torch.sign(state["v"] - square)
     else:
-        v64 = b2 * v64 + (1.0 - b2) * square
-    second = v64
+        v = b2 * state["v"] + (1.0 - b2) * square
+    new["v"] = second = v
     if optimizer == "amsgrad":
-        assert vhat is not None
-        second = torch.maximum(vhat.to(_F64), v64)
-        vhat.copy_(second)
-    m.copy_(m64)
-    v.copy_(v64)
+        new["vhat"] = second = torch.maximum(state["vhat"], v)
     if optimizer == "lookahead":
-        m64 = b1 * m64 + (1.0 - b1) * d
-    return target.copy_(x64 + lr * m64 / (second.sqrt() * root_scale + eps))
+        m = b1 * m + (1.0 - b1) * d
+    root = second.to(_F64).sqrt().to(second.dtype)  # torch's root of a float32 is not always the nearest float32
+    return {"x": x + (lr * m) / (root * root_scale + eps), **new}
 
 
 def _coded_step(

@@ -3,32 +3,12 @@
 from fastagg import registry
 from fastagg.rules import directions, euclidean, optimizers, staleness
 
-registry.add_kind("direction", directions.Direction)
-registry.add_kind("optimizer", optimizers.Optimizer)
-registry.add_kind("staleness", staleness.Staleness)
+_BASES = {"direction": directions.Direction, "optimizer": optimizers.Optimizer, "staleness": staleness.Staleness}
 
-for _part in (
-    directions.ActiveSet,
-    directions.AllClients,
-    directions.Buffer,
-    directions.Calibrated,
-    directions.Cohort,
-    directions.CosineBuffer,
-    directions.Differences,
-    directions.Echo,
-    directions.Mixing,
-    directions.Single,
-    optimizers.AMSGrad,
-    optimizers.Adagrad,
-    optimizers.Adam,
-    optimizers.Lookahead,
-    optimizers.Momentum,
-    optimizers.SGD,
-    optimizers.Yogi,
-    staleness.Constant,
-    staleness.DelayAdaptive,
-    staleness.Hinge,
-    staleness.Polynomial,
-    euclidean.Euclidean,
-):
-    registry.register(_part)
+for _kind, _base in _BASES.items():
+    registry.add_kind(_kind, _base)
+for _module in (directions, optimizers, staleness, euclidean):
+    for _name in _module.__all__:
+        _part = getattr(_module, _name)
+        if issubclass(_part, tuple(_BASES.values())) and _part not in _BASES.values():
+            registry.register(_part)

@@ -16,6 +16,8 @@ from fastagg.errors import ConfigError
 from fastagg.rules.staleness import Facts, Ledger, Staleness, StalenessState, Weighed
 from fastagg.storage.later import Later
 
+__all__ = ["Euclidean"]
+
 _MOST_STEPS = 2**31 - 1
 
 

@@ -12,6 +12,17 @@ from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.rules.names import Moments
 
+__all__ = [
+    "SGD",
+    "AMSGrad",
+    "Adagrad",
+    "Adam",
+    "Lookahead",
+    "Momentum",
+    "Optimizer",
+    "Yogi",
+]
+
 FORMATS = ("fp32", "8bit")  # of moments: fastagg.rules.moments
 _SMALLEST_EPS = 1.2e-38  # smaller values are zero or denormal in fp32, and would lead to 0/0 where the moments are zero
 

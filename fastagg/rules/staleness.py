@@ -17,6 +17,8 @@ from fastagg.rules.names import Rule
 from fastagg.storage.later import Later
 from fastagg.storage.pieces import Pieces
 
+__all__ = ["Constant", "DelayAdaptive", "Facts", "Hinge", "Polynomial", "Staleness"]
+
 
 class Facts(NamedTuple):
     """What a policy, or a user's own direction, can use when an update arrives."""

@@ -2,27 +2,27 @@
 
 from fastagg.rules.directions.active import ActiveSet
 from fastagg.rules.directions.all_clients import AllClients, Differences
-from fastagg.rules.directions.base import Arrival, Direction, DirectionState, Material
+from fastagg.rules.directions.base import Arrival as Arrival
+from fastagg.rules.directions.base import Direction
+from fastagg.rules.directions.base import DirectionState as DirectionState
+from fastagg.rules.directions.base import Material as Material
 from fastagg.rules.directions.buffer import Buffer, Cohort
 from fastagg.rules.directions.calibrated import Calibrated
 from fastagg.rules.directions.cosine import CosineBuffer
-from fastagg.rules.directions.echo import DistillationRecord, Echo
+from fastagg.rules.directions.echo import DistillationRecord as DistillationRecord
+from fastagg.rules.directions.echo import Echo
 from fastagg.rules.directions.single import Mixing, Single
 
-__all__ = [
+__all__ = [  # the public ones; the others are the server's
     "ActiveSet",
     "AllClients",
-    "Arrival",
     "Buffer",
     "Calibrated",
     "Cohort",
     "CosineBuffer",
     "Differences",
     "Direction",
-    "DirectionState",
-    "DistillationRecord",
     "Echo",
-    "Material",
     "Mixing",
     "Single",
 ]
