@@ -147,10 +147,10 @@ def alone(name: str) -> tuple[float, float]:
         return pool.submit(memory, name).result()
 
 
-def errors(dtype: torch.dtype, clients: int = 100) -> list[str]:
+def errors(dtype: torch.dtype) -> list[str]:
     """Return the largest error of the mean of 100 clients, in units in the last place of the model's own type."""
     model = {"w": (100 + torch.randn(20_000, generator=torch.Generator().manual_seed(7))).to(dtype)}
-    given = replies(model, clients, noise=0.5)
+    given = replies(model, 100, noise=0.5)
     values = torch.stack([read(reply["arrays"])["w"].double() for reply in given])
     weights = torch.tensor([reply["metrics"]["num-examples"] for reply in given], dtype=torch.float64)
     exact = (values * weights[:, None]).sum(0) / weights.sum()

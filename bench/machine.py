@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 from collections.abc import Mapping
@@ -48,15 +47,8 @@ def stamp(device: torch.device) -> dict[str, str]:
 
 
 def about() -> dict[str, Any]:
-    """Return the processor, its caches, and how the system allocates memory."""
-    return {
-        "device": device(),
-        "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "caches": _caches(),
-        "huge_pages": _chosen("/sys/kernel/mm/transparent_hugepage/enabled"),
-        "system": f"{platform.system()} {platform.release()}",
-    }
+    """Return the processor and its caches."""
+    return {"device": device(), "processor": processor(), "caches": _caches()}
 
 
 def label(about: Mapping[str, Any]) -> str:
@@ -110,11 +102,6 @@ def _caches() -> dict[str, str]:
 def _meminfo(key: str) -> int | None:
     found = re.search(rf"^{key}:\s*(\d+) kB$", _read("/proc/meminfo"), re.MULTILINE)
     return int(found[1]) * 1024 if found else None
-
-
-def _chosen(path: str) -> str | None:
-    found = re.search(r"\[(\w+)\]", _read(path))
-    return found[1] if found else None
 
 
 def _read(path: str | Path) -> str:

@@ -155,7 +155,7 @@ class Problem:
         return list(torch.split(vector, layer_sizes(self.size)))
 
 
-def resnet18_shapes(classes: int = 10) -> list[tuple[int, ...]]:
+def resnet18_shapes() -> list[tuple[int, ...]]:
     """Return the shapes of the ResNet-18 for CIFAR (3x3 stem): 62 arrays, 11,173,962 elements."""
     shapes: list[tuple[int, ...]] = [(64, 3, 3, 3), (64,), (64,)]
     width = 64
@@ -165,7 +165,7 @@ def resnet18_shapes(classes: int = 10) -> list[tuple[int, ...]]:
             if block == 0 and width != out:
                 shapes += [(out, width, 1, 1), (out,), (out,)]
             width = out
-    return [*shapes, (classes, 512), (classes,)]
+    return [*shapes, (10, 512), (10,)]
 
 
 def layer_sizes(size: int) -> list[int]:
@@ -191,9 +191,9 @@ def batches(candidates: Iterable[Candidate], problem: Problem, shared: float) ->
         yield group
 
 
-def _tile(kind: str, size: int = (1 << 20) + 7) -> Tensor:
+def _tile(kind: str) -> Tensor:
     seed = ("update", "x", "m", "v", "vhat", "acc", "base").index(kind)
-    values = torch.randn(size, generator=torch.Generator().manual_seed(seed))
+    values = torch.randn((1 << 20) + 7, generator=torch.Generator().manual_seed(seed))
     if kind in ("v", "vhat"):
         return values.mul_(1e-2).square_()
     return values if kind in ("x", "base") else values.mul_(1e-2)

@@ -155,8 +155,6 @@ def interleave(
     before: Mapping[str, Run] | None = None,
     least: float = 2e-3,
     patience: float = 0.6,
-    settle: float | None = None,
-    seed: int = 0,
     clock: Clock | None = None,
     within: float = math.inf,
     needed: str = "fastagg",
@@ -173,15 +171,13 @@ def interleave(
             there is such a candidate, every sample follows an untimed call. Then data that fits in the caches is there
             for all candidates, not only for those that are called often.
         patience: candidates slower than this many seconds run only in every third round.
-        settle: the seconds of the pause before each sample; None: ``SETTLE``.
-        seed: the seed of the order.
         clock: the clock of a sample; by default wall seconds. A device's clock makes one call per sample, measures the
             device's own time, and overwrites the caches before each call.
         within: after so many seconds no further round begins, if there are at least five.
         needed: it is an error if this candidate runs out of memory. Any other candidate is then dropped alone.
     """
     clock = clock or HostClock()
-    order, shuffle = list(candidates), random.Random(seed).shuffle
+    order, shuffle = list(candidates), random.Random(0).shuffle
     prepare, lost = before or {}, dict[str, str]()
     # A call that needs preparation is made once per sample. On a device this applies to all.
     many = {name: run for name, run in candidates.items() if name not in prepare} if clock.settles else {}
@@ -194,7 +190,7 @@ def interleave(
         if name in lost or (name in slow and turn % 3):
             return None
         if clock.settles:
-            _stay_awake(SETTLE if settle is None else settle)
+            _stay_awake(SETTLE)
         try:
             if name in prepare:
                 prepare[name]()

@@ -63,13 +63,9 @@ class Answers:
         return answer
 
     def of_model(
-        self,
-        task: Dispatch,
-        trained: object,
-        num_samples: float | None,
-        is_difference: bool,
+        self, task: Dispatch, trained: object, num_samples: float | None, is_difference: bool,
         check_kind: Callable[[str], None],
-    ) -> Native:
+    ) -> Native:  # fmt: skip
         """Return a trained model as an answer; ``is_difference``: it is a delta already.
 
         Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,8 +63,8 @@ LOADERS: dict[str, Callable[..., FederatedData]] = {
     "synthetic": synthetic.load,
     "synthetic-leaf": leaf.load_synthetic,
     "mnist": mnist.load,
-    "cifar10": cifar.load_10,
-    "cifar100": cifar.load_100,
+    "cifar10": partial(cifar.load, cifar.CIFAR10),
+    "cifar100": partial(cifar.load, cifar.CIFAR100),
     "femnist": leaf.load_femnist,
     "shakespeare": shakespeare.load,
     "glue": glue.load,

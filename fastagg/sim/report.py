@@ -16,22 +16,10 @@ if TYPE_CHECKING:
     from fastagg.sim.sweep import Cell
 
 COMPARISON_COLUMNS = (
-    "algorithm",
-    "seed",
-    "stopped",
-    "final_accuracy",
-    "best_accuracy",
-    "last5_accuracy_mean",
-    "last5_accuracy_std",
-    "time_to_target",
-    "uploads_to_target",
-    "virtual_time",
-    "uploads",
-    "versions",
-    "delay_mean",
-    "delay_median",
+    "algorithm", "seed", "stopped", "final_accuracy", "best_accuracy", "last5_accuracy_mean", "last5_accuracy_std",
+    "time_to_target", "uploads_to_target", "virtual_time", "uploads", "versions", "delay_mean", "delay_median",
     "delay_max",
-)
+)  # fmt: skip
 
 
 def time_table(lines: Sequence[tuple[str, Mapping[str, float]]]) -> Sheet:

@@ -22,7 +22,7 @@ from fastagg.rules.directions import ActiveSet, AllClients, Differences
 from fastagg.server.checkpoint import on_device
 from fastagg.sim import build, checkpoints, engines, output
 from fastagg.sim.batched import STACK
-from fastagg.sim.client import DifferenceSender, LocalTrainer, Update, evaluate
+from fastagg.sim.client import DifferenceSender, LocalTrainer, evaluate
 from fastagg.sim.config import Config, changed, from_dict, to_toml
 from fastagg.sim.data import own
 from fastagg.sim.data.federated import FederatedData
@@ -111,11 +111,6 @@ class Simulation:
         plan = Plan(config, gradients, stack is not None, sent)
         remote = Remote(engines.start(engine, workers, begin, plan), self.server.layout)
         return Ahead(remote, stack, max(4 * remote.parts, STACK // (4 * max(1, self.server.layout.size))))
-
-    @property
-    def ready(self) -> dict[tuple[int, int], Update]:
-        """Updates that are trained but not due yet, by client and number of its dispatch."""
-        return self.ahead.ready
 
     def close(self) -> None:
         """End the workers, if there are any."""

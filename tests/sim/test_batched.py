@@ -173,8 +173,8 @@ def test_what_is_due_later_is_kept_and_nothing_else() -> None:
     for _ in range(30):
         simulation.step()
         flying = {(job.client, job.number) for job in simulation.schedule.in_flight()}
-        assert simulation.ready.keys() <= flying
-        seen = max(seen, len(simulation.ready))
+        assert simulation.ahead.ready.keys() <= flying
+        seen = max(seen, len(simulation.ahead.ready))
     assert 2 < seen < 7
 
 

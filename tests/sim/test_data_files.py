@@ -78,10 +78,10 @@ def test_cifar_arrays_of_another_kind_are_a_data_error(tmp_path):
     ):
         np.savez(path, **{**arrays, **changes})
         with pytest.raises(DataError, match=message):
-            cifar.load_10(tmp_path, **load)
+            cifar.load(cifar.CIFAR10, tmp_path, **load)
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(DataError, match="not a readable npz"):
-        cifar.load_10(tmp_path, **load)
+        cifar.load(cifar.CIFAR10, tmp_path, **load)
 
 
 # MNIST's IDX -------------------------------------------------------------------------------------------------------

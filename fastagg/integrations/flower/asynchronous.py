@@ -218,12 +218,9 @@ class _Run:
     since: list[RecordDict] = field(default_factory=list)  # metrics of the updates since the last version
 
     def begin(
-        self,
-        initial: ArrayRecord,
-        config: ConfigRecord | None,
-        evaluate_config: ConfigRecord | None,
+        self, initial: ArrayRecord, config: ConfigRecord | None, evaluate_config: ConfigRecord | None,
         evaluate: Evaluate | None,
-    ) -> Server:
+    ) -> Server:  # fmt: skip
         """Make the server, or load it from the checkpoint."""
         strategy = self.strategy
         self.server = models.made(strategy._make, read(initial), rounds=False)

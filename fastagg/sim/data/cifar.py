@@ -43,17 +43,23 @@ CIFAR100 = Kind(
 )
 
 
-def load_10(folder: Path, clients: int, alpha: float, seed: int, min_samples: int, augment: bool) -> FederatedData:
-    """Return CIFAR-10, inputs fp32 [3, 32, 32], split over ``clients`` by Dirichlet(alpha) on the labels.
+def load(
+    kind: Kind, folder: Path, clients: int, alpha: float, seed: int, min_samples: int, augment: bool
+) -> FederatedData:
+    """Return a data set, inputs fp32 [3, 32, 32], split over ``clients`` by Dirichlet(alpha) on the labels.
 
-    DataError if files are missing, incomplete or have other content.
+    CIFAR-100 has its 100 fine labels. DataError if files are missing, incomplete or have other content.
     """
-    return _load(CIFAR10, folder, clients, alpha, seed, min_samples, augment)
-
-
-def load_100(folder: Path, clients: int, alpha: float, seed: int, min_samples: int, augment: bool) -> FederatedData:
-    """Return CIFAR-100 with its 100 fine labels, otherwise as :func:`load_10`."""
-    return _load(CIFAR100, folder, clients, alpha, seed, min_samples, augment)
+    (x, y), (x_test, y_test) = _find(kind, folder)
+    return split_by_label(
+        Samples(_images(x), torch.from_numpy(y), crop_and_flip if augment else None),
+        Samples(_images(x_test), torch.from_numpy(y_test)),
+        classes=kind.classes,
+        clients=clients,
+        alpha=alpha,
+        min_samples=min_samples,
+        seed=seed,
+    )
 
 
 def crop_and_flip(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
@@ -70,21 +76,6 @@ def crop_and_flip(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
     batch, channel = torch.arange(count)[:, None, None, None], torch.arange(channels)[:, None, None]
     where = (batch, channel, rows, columns[:, None, None, :])
     return padded[tuple(index.to(x.device) for index in where)]
-
-
-def _load(
-    kind: Kind, folder: Path, clients: int, alpha: float, seed: int, min_samples: int, augment: bool
-) -> FederatedData:
-    (x, y), (x_test, y_test) = _find(kind, folder)
-    return split_by_label(
-        Samples(_images(x), torch.from_numpy(y), crop_and_flip if augment else None),
-        Samples(_images(x_test), torch.from_numpy(y_test)),
-        classes=kind.classes,
-        clients=clients,
-        alpha=alpha,
-        min_samples=min_samples,
-        seed=seed,
-    )
 
 
 def _images(x: np.ndarray) -> torch.Tensor:

@@ -26,6 +26,22 @@ class FromFolder(DataSection):
     dir: str | None = None
 
 
+class ByLabel(FromFolder):
+    """Samples that are divided among clients by label."""
+
+    clients: PositiveInt = 50
+    alpha: PositiveFloat = 0.3
+    min_samples: PositiveInt = 2
+
+
+class ByUser(FromFolder):
+    """Samples that belong to users, of whom ``clients`` with ``min_samples`` to train on are drawn."""
+
+    clients: PositiveInt = 10
+    min_samples: PositiveInt = 2
+    test_share: float = Field(0.1, gt=0, lt=1)
+
+
 class Digits(DataSection):
     """scikit-learn's digits, Dirichlet(alpha) over labels."""
 
@@ -45,24 +61,18 @@ class Synthetic(DataSection):
     beta: float = Field(1.0, ge=0)
 
 
-class SyntheticLeaf(FromFolder):
+class SyntheticLeaf(ByUser):
     """Synthetic(alpha, beta) from files that its authors' program wrote."""
 
     needs: ClassVar[str] = "LEAF JSON: *.json, or train/*.json and test/*.json"
     name: Literal["synthetic-leaf"]
-    clients: PositiveInt = 10
-    min_samples: PositiveInt = 2
-    test_share: float = Field(0.1, gt=0, lt=1)
 
 
-class Mnist(FromFolder):
+class Mnist(ByLabel):
     """MNIST, Dirichlet(alpha) over labels."""
 
     needs: ClassVar[str] = "mnist.npz, or the four IDX files train-images-idx3-ubyte[.gz], ...; there or in mnist/"
     name: Literal["mnist"]
-    clients: PositiveInt = 50
-    alpha: PositiveFloat = 0.3
-    min_samples: PositiveInt = 2
 
 
 class Npz(FromFolder):
@@ -77,14 +87,11 @@ class Npz(FromFolder):
     pool: PositiveInt = 1
 
 
-class ImageFolder(FromFolder):
+class ImageFolder(ByLabel):
     """Your own pictures in train/CLASS/ and test/CLASS/, Dirichlet(alpha) over the classes."""
 
     needs: ClassVar[str] = "train/CLASS/*.png and test/CLASS/*.png (or jpg, ...)"
     name: Literal["imagefolder"]
-    clients: PositiveInt = 50
-    alpha: PositiveFloat = 0.3
-    min_samples: PositiveInt = 2
     size: PositiveInt = 32
 
 
@@ -106,10 +113,7 @@ class Given(DataSection):
     clients: PositiveInt
 
 
-class Cifar(FromFolder):
-    clients: PositiveInt = 50
-    alpha: PositiveFloat = 0.3
-    min_samples: PositiveInt = 2
+class Cifar(ByLabel):
     augment: bool = True  # crop 32 after padding by 4, and flip
 
 
@@ -127,24 +131,18 @@ class Cifar100(Cifar):
     name: Literal["cifar100"]
 
 
-class Femnist(FromFolder):
+class Femnist(ByUser):
     """FEMNIST by writer; ``clients`` writers are drawn."""
 
     needs: ClassVar[str] = "LEAF JSON: *.json, or train/*.json and test/*.json; there or in femnist/"
     name: Literal["femnist"]
-    clients: PositiveInt = 10
-    min_samples: PositiveInt = 2
-    test_share: float = Field(0.1, gt=0, lt=1)
 
 
-class Shakespeare(FromFolder):
+class Shakespeare(ByUser):
     """Shakespeare by role; predicts the next character after ``length``. ``clients`` roles are drawn."""
 
     needs: ClassVar[str] = "LEAF JSON (*.json, or train/ and test/) or *.txt with NAME: lines; there or in shakespeare/"
     name: Literal["shakespeare"]
-    clients: PositiveInt = 10
-    min_samples: PositiveInt = 2
-    test_share: float = Field(0.1, gt=0, lt=1)
     length: PositiveInt = 80
 
 
