@@ -119,13 +119,16 @@ struct Records {
   std::optional<Reader> reader;
 };
 
-std::optional<SegmentHead> head_of(const View& view, uint64_t number) {
+std::optional<SegmentHead> head_of(const View& view, const std::string& name, uint64_t number, uint64_t folder) {
   auto head = head_at(view.data(), view.size(), 0);
   if (head && head->format != 1 && head->format != kFormat)
     throw Refusal(Why::kDamaged,
                   "a journal of format " + std::to_string(head->format) + "; this version reads formats 1 and 2");
-  if (head && head->number != number) head.reset();
-  return head;
+  if (!head || head->number == number) return head;
+  // An older segment of this folder, which was about to be used again. Another folder's would hide what was here.
+  if (folder != 0 && head->folder != 0 && head->folder != folder)
+    throw Refusal(Why::kDamaged, name + ": this segment is of another folder's log: move it away");
+  return std::nullopt;
 }
 
 std::shared_ptr<Records> read_log(const std::vector<std::tuple<std::string, uint64_t, py::object>>& files,
@@ -136,7 +139,7 @@ std::shared_ptr<Records> read_log(const std::vector<std::tuple<std::string, uint
     made->buffers.push_back(buffer);
     made->views.emplace_back(buffer);
     const View& view = made->views.back();
-    auto head = head_of(view, number);
+    auto head = head_of(view, name, number, folder);
     if (!head) head = head_from_records(view.data(), view.size(), number, sequence);
     if (head) segments.push_back({view.data(), view.size(), name, *head});
   }
@@ -241,6 +244,7 @@ void bind_log(py::module_& m) {
       .def("close", &Journal::close)
       .def("release", &Journal::release)
       .def_property_readonly("failure", &Journal::failure)
+      .def_property_readonly("ended", &Journal::ended)
       .def_property_readonly("digest", &Journal::digest)
       .def_property_readonly("last", &Journal::last)
       .def_property_readonly("durable", [](const Journal& one) { return one.durable.load(); })

@@ -80,6 +80,11 @@ std::string Journal::failure() const {
   return failure_;
 }
 
+bool Journal::ended() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return ended_;
+}
+
 uint64_t Journal::digest() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return digest_;

@@ -102,6 +102,7 @@ class Journal {
   // No recovery will need the records up to this one: their segments are used again.
   void release(uint64_t sequence);
   std::string failure() const;
+  bool ended() const;  // nothing will be written any more
 
   std::atomic<Mode> mode{Mode::kNone};
   std::atomic<int64_t> max_waiting{std::numeric_limits<int64_t>::max()};

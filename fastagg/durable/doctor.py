@@ -59,20 +59,25 @@ def _folder(path: Path, replay: bool) -> dict[str, Any]:
     except OSError as error:
         return {"path": str(path), "kind": "folder", "healthy": False, "problems": [f"{path}: {error}"]}
     try:
-        held = contents(disk)
-        problems: list[str] = []
-        checkpoints, oldest, newest = _checkpoints(disk, held, problems)
-        found: dict[str, Any] = {
-            "path": str(path), "kind": "folder", "checkpoints": checkpoints, "leftovers": held.leftovers,
-            "uploads": len(held.uploads), "segments": [], "unused": [],
-        }  # fmt: skip
-        if oldest is None or newest is None:
-            problems.append(f"{path}: no whole checkpoint is in it")
-        else:
-            found |= _log(disk, held, oldest, newest, replay, problems)
-        return {**found, "healthy": not problems, "problems": problems}
+        return examine_on(disk, replay=replay)
     finally:
         disk.leave()
+
+
+def examine_on(disk: Disk, *, replay: bool = False) -> dict[str, Any]:
+    """:func:`examine` for a folder on ``disk``."""
+    held = contents(disk)
+    problems: list[str] = []
+    checkpoints, oldest, newest = _checkpoints(disk, held, problems)
+    found: dict[str, Any] = {
+        "path": str(disk.path), "kind": "folder", "checkpoints": checkpoints, "leftovers": held.leftovers,
+        "uploads": len(held.uploads), "segments": [], "unused": [],
+    }  # fmt: skip
+    if oldest is None or newest is None:
+        problems.append(f"{disk.path}: no whole checkpoint is in it")
+    else:
+        found |= _log(disk, held, oldest, newest, replay, problems)
+    return {**found, "healthy": not problems, "problems": problems}
 
 
 def _checkpoints(

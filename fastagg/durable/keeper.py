@@ -103,18 +103,22 @@ class Keeper:
 
     def _run(self) -> None:
         try:
-            while not self._closing:
-                self.journal.wait_written(self._due)
-                requests = [self._requests.popleft() for _ in range(len(self._requests))]
-                if not self._closing and (requests or self.journal.written >= self._due):
-                    self._serve(requests)
-                else:
-                    self._requests.extendleft(reversed(requests))
-                if self.journal.failure and not requests:
-                    break
+            while not self._closing and self._round():
+                pass
         finally:
             self._ended.set()
             self._refuse_requests()
+
+    def _round(self) -> bool:
+        """Wait for something to do, and do it. Return whether more may come. Nothing of it is held afterwards: the
+        error of a request holds the caller's frames, and so the server."""
+        self.journal.wait_written(self._due)
+        requests = [self._requests.popleft() for _ in range(len(self._requests))]
+        if not self._closing and (requests or self.journal.written >= self._due):
+            self._serve(requests)
+        else:
+            self._requests.extendleft(reversed(requests))
+        return bool(requests) or not self.journal.ended
 
     def _serve(self, requests: list[_Request]) -> None:
         written, failed = None, None
@@ -202,6 +206,7 @@ class Keeper:
             while len(self.kept) > self.keep:
                 self.disk.remove(checkpoint_name(self.kept[0]))
                 self.kept.pop(0)
+            self.disk.sync_folder()  # else a checkpoint could come back with a power loss, and its log not
             if self.journal is not None:
                 self.journal.release(self.kept[0])
             for number, sequence in self.uploads.recorded().items():

@@ -97,14 +97,14 @@ def open_on(
         raise Busy(f"{disk.path}: it is open already, here or in another process; close() that server first")
     journal = None
     try:
-        server, keeper, start, replayed = _opened(disk, make, keep, checkpoint_every)
+        server, keeper, start, replayed, is_new = _opened(disk, make, keep, checkpoint_every)
         journal = begin_journal(disk, {**start, "segment_bytes": segment}, durability, server.max_waiting)
         keeper.start(journal, replayed)
         log = Log(disk, lock, journal, keeper, keeper.uploads, durability)
         watch = Watch()
         server._attach(log, watch)
         watch.begin(server, _SLOW)
-        if start["sequence"] > 0 or start["busy"]:  # versions from the next one on may be lost ones' again
+        if not is_new:  # versions from the next one on may be lost ones' again, even if nothing of them was written
             server._engine.begin_incarnation(server.version + 1, engine.new_incarnation())
     except BaseException as error:
         if journal is not None:
@@ -122,6 +122,7 @@ class _Opened(NamedTuple):
     keeper: Keeper
     start: Plain  # where the journal goes on
     replayed: int  # bytes
+    is_new: bool  # the folder was empty
 
 
 def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int) -> _Opened:
@@ -146,6 +147,7 @@ def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int) -> _O
             disk.sync(file)
         finally:
             disk.close(file)
+    disk.sync_folder()  # so may the name of the segment in which the log goes on
     _tidy(disk, found, past)
     uploads = Uploads(past.uploads, 1 + max(found.uploads, default=0))
     kept = [sequence for sequence in found.checkpoints if sequence not in past.damaged]
@@ -158,7 +160,7 @@ def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int) -> _O
         "%s: recovered version %d: checkpoint %d, then %s", disk.path, server.version, past.checkpoint.sequence,
         past.replayed,
     )  # fmt: skip
-    return _Opened(server, keeper, start, past.reader.passed)
+    return _Opened(server, keeper, start, past.reader.passed, False)
 
 
 def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], keep: int, every: int) -> _Opened:
@@ -178,7 +180,7 @@ def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], keep: int, e
         "folder_id": folder_id, "sequence": 0, "digest": _NEW_DIGEST, "number": 1, "busy": [], "free": [], "place": 0,
         "number_here": 0,
     }  # fmt: skip
-    return _Opened(server, keeper, start, 0)
+    return _Opened(server, keeper, start, 0, True)
 
 
 def _made(make: Callable[[], Server], keep: int) -> Server:

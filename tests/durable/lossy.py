@@ -136,6 +136,15 @@ class LossyDisk(Disk):
             self.locked.add(node)
             return file
 
+    def copy(self) -> LossyDisk:
+        """Return the disk if the process ends now. What was not synced can still be lost with the power."""
+        with self._one:
+            left = LossyDisk(path=self.path)
+            left.names_of, left.folders, left.base = dict(self.names_of), set(self.folders), self.base
+            left.data = {node: bytearray(held) for node, held in self.data.items()}
+            left.steps, left._next = list(self.steps), self._next
+            return left
+
     def after(self, count: int, rng: random.Random, sector: int) -> LossyDisk:
         """Return what may remain if power is lost after ``count`` steps."""
         names, folders = dict(self.base[0]), set(self.base[1])

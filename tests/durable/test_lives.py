@@ -1,0 +1,336 @@
+"""Whole lives keep every promise, and a life finds each defect that is put back."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import simulated
+from simulated import Life, Machine, Wrong
+
+from fastagg.durable import doctor, opening, recovery, snapshot, uploads
+from fastagg.durable.folder import checkpoint_name, upload_name
+from fastagg.durable.keeper import Keeper
+from fastagg.durable.log import Log
+from fastagg.durable.uploads import StoredUpload, Uploads
+from fastagg.server import engine
+from fastagg.server.uploads import Upload
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such signals here")
+
+SECONDS = float(os.environ.get("FASTAGG_LIVES_SECONDS", "60"))  # of the slow test; an hour before a release
+
+
+@pytest.fixture(autouse=True)
+def no_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Else pytest keeps the records, these the errors, and these the servers that nobody is to hold."""
+    caplog.set_level(logging.CRITICAL, "fastagg")
+
+
+@pytest.mark.parametrize("name", simulated.RULES)
+def test_a_life_keeps_every_promise(name: str) -> None:
+    assert len(set(simulated.live(name, 1, 60))) > 15
+
+
+@pytest.mark.slow
+def test_many_lives_keep_every_promise() -> None:
+    until, seed = time.monotonic() + SECONDS, 1000
+    done: set[str] = set()
+    while time.monotonic() < until:
+        for name in simulated.RULES:
+            done |= set(simulated.live(name, seed, 80))
+        seed += 1
+    assert done == set(simulated.ACTIONS)
+
+
+# -- defects that are put back -----------------------------------------------------------------------------------------
+
+
+class Mutant(NamedTuple):
+    """A defect, and the actions that are likely to find it."""
+
+    plant: Callable[[pytest.MonkeyPatch], None]
+    often: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ("FedBuff", "ACE, int8", "counted")
+    says: str | None = None  # what is wrong then
+    patience: float = 60.0
+    first: int = 0  # the first seed
+
+
+def _put(holder: Any, name: str, new: Any) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda patch: patch.setattr(holder, name, new)
+
+
+def _around(holder: Any, name: str, make: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Replace a function by one that is made from it."""
+    return lambda patch: patch.setattr(holder, name, make(getattr(holder, name)))
+
+
+def _no_sync(begin: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """Files with such names are not synced."""
+
+    def make(sync: Any) -> Any:
+        return lambda self, file: None if self.name_of(file).startswith(begin) else sync(self, file)
+
+    return _around(Machine, "sync", make)
+
+
+def _deaf_sync(self: Machine, file: int) -> None:
+    failed = "sync" in self.refuses[0] and self.name_of(file).startswith("journal-")
+    self.failed += failed
+    if not failed:
+        super(Machine, self).sync(file)
+
+
+def _reads_all(read_log: Any) -> Any:
+    """A log is read, and nobody asks whose segments they are."""
+    return lambda disk, found, after: read_log(disk, found, after._replace(manifest={**after.manifest, "folder": 0}))
+
+
+def _everybody_reads_all(patch: pytest.MonkeyPatch) -> None:
+    for module in (recovery, doctor):
+        _around(module, "read_log", _reads_all)(patch)
+
+
+def _names_unsynced(patch: pytest.MonkeyPatch) -> None:
+    """The next sync of names after an opening has read everything is left out."""
+    left_out: list[Any] = []
+
+    def start(begin: Any) -> Any:
+        return lambda disk, *given: (left_out.append(disk), begin(disk, *given))[1]
+
+    def sync_folder(sync: Any) -> Any:
+        def one(self: Machine, name: str = ".") -> None:
+            if self in left_out:
+                left_out.remove(self)
+            else:
+                sync(self, name)
+
+        return one
+
+    _around(opening, "_start", start)(patch)
+    _around(Machine, "sync_folder", sync_folder)(patch)
+
+
+class Seen:
+    """A journal, some of whose answers are others."""
+
+    def __init__(self, journal: Any, **answers: Callable[[Any], Any]) -> None:
+        self.journal, self.answers = journal, answers
+
+    def __getattr__(self, name: str) -> Any:
+        return self.answers[name](self.journal) if name in self.answers else getattr(self.journal, name)
+
+
+def _keeper_sees(**answers: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPatch], None]:
+    def make(start: Any) -> Any:
+        return lambda self, journal, replayed: start(self, Seen(journal, **answers), replayed)
+
+    return _around(Keeper, "start", make)
+
+
+def _start_anew(start: Any) -> Any:
+    return lambda *given: {**start(*given), "place": 0, "number_here": 0}
+
+
+def _uncounted(start: Any) -> Any:
+    return lambda self, journal, replayed: start(self, journal, 0)
+
+
+def _same_if_empty(opened: Any) -> Any:
+    def one(*given: Any) -> Any:
+        made = opened(*given)
+        return made._replace(is_new=made.start["sequence"] == 0 and not made.start["busy"])
+
+    return one
+
+
+def _short_lives(patch: pytest.MonkeyPatch) -> None:
+    _around(opening, "_start", _start_anew)(patch)
+    _around(Keeper, "start", _uncounted)(patch)
+
+
+def _under_a_lock(checkpoint: Any) -> Any:
+    lock = threading.Lock()
+
+    def locked(self: Keeper) -> int:
+        with lock:
+            return int(checkpoint(self))
+
+    return locked
+
+
+def _holds_requests(self: Keeper) -> None:
+    """As it was: what a request holds lives until the next one."""
+    try:
+        while not self._closing:
+            self.journal.wait_written(self._due)
+            requests = [self._requests.popleft() for _ in range(len(self._requests))]
+            if not self._closing and (requests or self.journal.written >= self._due):
+                self._serve(requests)
+            if self.journal.ended and not requests:
+                break
+    finally:
+        self._ended.set()
+        self._refuse_requests()
+
+
+def _close_without_nudge(self: Keeper, seconds: float | None = None) -> bool:
+    self._closing = True
+    return self._ended.wait(seconds)
+
+
+def _close_or_nothing(self: Log, seconds: float | None = None) -> None:
+    """A folder whose last bytes cannot be written stays locked."""
+    if self._locks:
+        self.flush()
+        self.keeper.close(seconds)
+        self.journal.close(-1.0)
+        self._give_back()
+
+
+def _clears(*, synced: bool = True, segments: int = 0, uploads: int = 0) -> Callable[[pytest.MonkeyPatch], None]:
+    """What is removed up to which of the checkpoints."""
+
+    def clear(self: Keeper) -> None:
+        while len(self.kept) > self.keep:
+            self.disk.remove(checkpoint_name(self.kept[0]))
+            self.kept.pop(0)
+        if synced:
+            self.disk.sync_folder()
+        if self.journal is not None:
+            self.journal.release(self.kept[segments])
+        for number, sequence in self.uploads.recorded().items():
+            if sequence <= self.kept[uploads]:
+                self.disk.remove(upload_name(number))
+                self.uploads.removed(number)
+
+    return _put(Keeper, "_clear", clear)
+
+
+def _begin_without_replacing(self: Uploads, upload: Any, task: Any) -> int:
+    return next(self._numbers)
+
+
+def _drop_each_time(self: StoredUpload) -> None:
+    if self._drops is not None:
+        uploads._drop(self._disk, self._uploads, self._blob, self._name)
+
+
+def _ends_twice(end: Any) -> Any:
+    def leave(self: Upload, *given: Any) -> None:
+        self._done = False
+        end(self, *given)
+
+    return leave
+
+
+def _ends_and_drops_twice(patch: pytest.MonkeyPatch) -> None:
+    _put(StoredUpload, "_drop", _drop_each_time)(patch)
+    _around(Upload, "__exit__", _ends_twice)(patch)
+
+
+class Anybody:
+    """A lock that locks nobody out."""
+
+    def acquire(self, blocking: bool = True) -> bool:
+        return True
+
+    def release(self) -> None:
+        """Nothing."""
+
+
+def _unlocked(make: Any) -> Any:
+    def init(self: Upload, *given: Any) -> None:
+        make(self, *given)
+        self._busy = Anybody()  # type: ignore[assignment]
+
+    return init
+
+
+HANGS = "no return|has hung"
+MUTANTS = {
+    "a failed sync is taken for a good one": Mutant(
+        _put(Machine, "sync", _deaf_sync), ("failed_sync",), says="sync failed|failed sync"),
+    "a checkpoint is not synced before it has its name": Mutant(_no_sync("checkpoint-"), ("checkpoint", "power")),
+    "the log is not synced": Mutant(_no_sync("journal-"), ("power",), says="lost|never was"),
+    "uploads are not synced": Mutant(_no_sync("upload-"), ("chunks", "power")),
+    "names are not synced": Mutant(_put(Machine, "sync_folder", lambda self, name=".": None), ("power",)),
+    "what a killed process wrote is taken for synced": Mutant(
+        _around(opening, "_start", lambda start: lambda *given: {**start(*given), "needed": set()}),
+        ("kill_and_power",), says="lost|never was"),
+    "names of a killed process are taken for synced": Mutant(_names_unsynced, ("kill", "kill_and_power")),
+    "flush() does not wait": Mutant(_put(Log, "flush", lambda self: None), ("flush", "dispatch", "power")),
+    "receipts do not wait": Mutant(
+        _around(opening, "begin_journal", lambda begin: lambda disk, start, mode, most: begin(
+            disk, start, "none", most)), says="not on the disk|lost"),
+    "a record is in its checkpoint and in the log behind it": Mutant(
+        _keeper_sees(last=lambda journal: max(0, journal.last - 1)), ("checkpoint", "kill"), says="never was|doctor"),
+    "a checkpoint does not wait for its log": Mutant(
+        _keeper_sees(wait=lambda journal: lambda sequence: None), ("dispatch", "checkpoint", "power")),
+    "every life begins a segment, and counts its bytes from zero": Mutant(
+        _short_lives, ("close", "kill"), says="bytes"),
+    "a life does not count the bytes that it replayed": Mutant(
+        _around(Keeper, "start", _uncounted), ("close", "kill"), says="bytes"),
+    "all incarnations are the same": Mutant(
+        _put(engine, "new_incarnation", lambda: 7), ("power", "lost_task", "dispatch", "foreign")),
+    "a life goes on as the last one did, if that wrote nothing": Mutant(
+        _around(opening, "_opened", _same_if_empty), ("full_disk", "abandon"), first=3),
+    "close() does not wake the thread of the checkpoints": Mutant(
+        _put(Keeper, "close", _close_without_nudge), ("close",), says=HANGS, patience=4.0),
+    "checkpoint() of a closed server waits for a thread that has ended": Mutant(
+        _put(Keeper, "_refuse_requests", lambda self: None), ("close",), says=HANGS, patience=4.0),
+    "checkpoint() in the middle of a step waits for the step": Mutant(
+        _put(Keeper, "refuse_inside", lambda self, what: None), ("nested",), ("own",), HANGS + "|not refused", 4.0),
+    "checkpoint() in a handler waits for the checkpoint() that it interrupts": Mutant(
+        _around(Keeper, "checkpoint", _under_a_lock), ("handled_checkpoint",), says=HANGS, patience=4.0),
+    "a server that nobody holds keeps its folder": Mutant(
+        _put(opening, "_abandoned", lambda log: None), ("abandon",), says="open already"),
+    "a checkpoint that failed holds the server": Mutant(
+        _put(Keeper, "_run", _holds_requests), ("full_disk", "abandon"), says="open already"),
+    "no checkpoints any more after a full disk": Mutant(
+        _keeper_sees(ended=lambda journal: bool(journal.failure)), ("full_disk", "checkpoint"), says="closed|bytes"),
+    "a failed disk keeps its folder locked": Mutant(
+        _put(Log, "close", _close_or_nothing), ("failed_sync",), says="open already"),
+    "an old checkpoint comes back without its log": Mutant(
+        _clears(synced=False), ("several", "power"), first=14),
+    "segments are used again too early": Mutant(_clears(segments=-1), ("checkpoint", "damage")),
+    "uploads are removed too early": Mutant(_clears(uploads=-1), ("chunks", "checkpoint", "damage")),
+    "a restart forgets which uploads are recorded": Mutant(
+        _around(opening, "Uploads", lambda make: lambda known, begin: make({}, begin)), ("chunks", "close")),
+    "segments of other folders are taken": Mutant(
+        _everybody_reads_all, ("foreign",)),
+    "the doctor takes segments of other folders": Mutant(
+        _around(doctor, "read_log", _reads_all), ("foreign",), says="doctor"),
+    "a moment is not copied for a checkpoint": Mutant(
+        _put(snapshot.checkpoint, "cloned", lambda state: state), ("checkpoint_meanwhile", "kill"),
+        ("FADAS, corrected", "FedAMS", "FedBuff")),
+    "many attempts to send one answer hold many files": Mutant(
+        _put(Uploads, "begin", _begin_without_replacing), ("chunks",), says="open files|files of uploads"),
+    "the second end of an upload closes somebody's file": Mutant(_ends_and_drops_twice, ("chunks",)),
+    "two threads write to one upload": Mutant(_around(Upload, "__init__", _unlocked), ("chunks",), says="two threads"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a defect may be in a finalizer
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_defect_that_is_put_back_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = MUTANTS[name]
+    mutant.plant(monkeypatch)
+    begun: list[Life] = []
+    try:
+        with pytest.raises(Wrong, match=mutant.says):
+            for seed in range(mutant.first, mutant.first + 30):
+                life = Life(mutant.rules[seed % len(mutant.rules)], seed, mutant.patience)
+                begun.append(life)
+                life.live(60, mutant.often)
+    finally:
+        monkeypatch.undo()
+        for life in begun:
+            life.end()
