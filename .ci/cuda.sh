@@ -25,35 +25,37 @@ PY
 pip install -q nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm -c constraints.txt
 packages=$(python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 tools=$(dirname "$(find "$packages" -name nvdisasm | head -n 1)")
-mapfile -t objects < <(find "$build" -name '*.cu.o')
-PATH="$tools:$PATH" python .ci/sass.py "${objects[@]}" >"$build.sass" || { grep -B1 FAULT "$build.sass"; exit 1; }
-tail -n 1 "$build.sass"
-PATH="$tools:$PATH" python .ci/evidence.py "${objects[@]}" || exit 1
+export PATH="$tools:$PATH"
+mapfile -t objects < <(find "$(realpath "$build")" -name '*.cu.o')
+python .ci/evidence.py "${objects[@]}"
 
 # An older assembler: CUDA 12.4's, from the package index, on the same code with the version that it knows in the
 # header. Also for sm_75, which default builds do not include.
 pip download -q --no-deps -d "$build/older" nvidia-cuda-nvcc-cu12==12.4.131
 (cd "$build/older" && python -m zipfile -e ./*.whl .)
-older=$(find "$build/older" -name ptxas)
-chmod +x "$older"
-for kernel in csrc/cuda/*.cu; do
-  for virtual in 75 80; do
-    code=$build/older/$(basename "$kernel" .cu)-$virtual.ptx
-    nvcc -std=c++17 -fmad=false -ptx -arch="compute_$virtual" "$kernel" -o "$code"
-    sed -i 's/^\.version .*/.version 8.4/' "$code"
-    test "$virtual" = 75 && real=75 || real="80 89 90"
-    for architecture in $real; do
-      "$older" -arch="sm_$architecture" -v "$code" -o /dev/null 2>&1 | tee -a "$build.older" |
-        { ! grep -E 'error|[1-9][0-9]* bytes (stack|spill)'; } || { echo "$kernel, sm_$architecture"; exit 1; }
-    done
+chmod +x "$build"/older/nvidia/cuda_nvcc/bin/ptxas
+older() { # OBJECT: assembles the PTX that it holds, and that of its source for sm_75
+  local kernel=csrc/cuda/$(basename "$1" .o)
+  local code=$build/older/$(basename "$1" .cu.o) architecture
+  mkdir -p "$code"
+  (cd "$code" && cuobjdump -xptx all "$1" >/dev/null && mv ./*.ptx 80)
+  nvcc -std=c++17 -fmad=false -ptx -arch=compute_75 "$kernel" -o "$code/75"
+  sed -i 's/^\.version .*/.version 8.4/' "$code/75" "$code/80"
+  for architecture in 75 80 89 90; do
+    "$build/older/nvidia/cuda_nvcc/bin/ptxas" -arch="sm_$architecture" -v -o /dev/null \
+      "$code/$((architecture < 80 ? 75 : 80))" >>"$code/report" 2>&1 || { cat "$code/report"; return 1; }
   done
-done
-grep "Compiling entry" "$build.older" | wc -l | sed 's/$/ kernels from the assembler of CUDA 12.4/'
+  ! grep -E 'error|[1-9][0-9]* bytes (stack|spill)' "$code/report" || { echo "$kernel"; return 1; }
+}
+export -f older
+export build
+printf '%s\0' "${objects[@]}" | xargs -0 -n 1 -P 2 bash -c 'older "$1"' -
+cat "$build"/older/*/report | grep -c "Compiling entry" | sed 's/$/ kernels from the assembler of CUDA 12.4/'
 
 # The messages about a driver, from the real runtime with a fake driver's library (tests/native).
 mkdir -p "$build/driver"
 gcc -shared -fPIC -o "$build/driver/libcuda.so.1" tests/native/fake_driver.c
-nvcc -std=c++17 -cudart static -o "$build/driver/answer" tests/native/driver.cpp csrc/cuda/device.cu
+nvcc -std=c++17 -cudart static -o "$build/driver/answer" tests/native/driver.cpp "$(find "$build" -name device.cu.o)"
 says() { # VERSION RESULT EXPECTED
   local said
   said=$(LD_LIBRARY_PATH="$build/driver" FAKE_DRIVER_VERSION=$1 FAKE_DRIVER_RESULT=$2 "$build/driver/answer")

@@ -1,12 +1,13 @@
 """Reports the assembler's result for the CUDA kernels, and the possible bandwidth: evidence.py OBJECT... [--write]
 
-For every kernel that streams vectors, on every architecture, it reports registers and local memory. For the kernel's
-hot loop it reports the 128-bit accesses, instructions per element, double-precision instructions per element, and the
-bytes that a thread has requested before it first waits. With a card's data sheet these give the bandwidth that the
-kernel can reach, and what limits it. This is an upper estimate, not a measurement. --write puts the table into
-docs/cuda.md.
+It reads the disassembly. No kernel may use local memory, and those that stream vectors must use 128-bit accesses, on
+every architecture. For every such kernel it reports registers and local memory. For the kernel's hot loop it reports
+the 128-bit accesses, instructions per element, double-precision instructions per element, and the bytes that a thread
+has requested before it first waits. With a card's data sheet these give the bandwidth that the kernel can reach, and
+what limits it. This is an upper estimate, not a measurement. --write puts the table into docs/cuda.md.
 
-The hot loop's path is the one with the most 128-bit accesses. For a cache's kernels it is the one into AMSGrad.
+The hot loop's path is the one with the most 128-bit accesses; of several, the one with the most arithmetic. So where a
+kernel branches on the optimizer, it is the costliest optimizer's.
 """
 
 from __future__ import annotations
@@ -73,9 +74,15 @@ SHOWN = {
     "distances, inner product": Kernel("norms_kernel<true, true, fastagg::cuda::Flat", 12, 16, 64),
 }
 
+# kernel -> which of its accesses must be of 128 bits in its aligned variants
+STREAMING = {"norms_kernel": ("LDG",)} | dict.fromkeys(
+    ("step_kernel", "coded_kernel", "accumulate_kernel", "cached_kernel"), ("LDG", "STG")
+)
+
 Instruction = tuple[int, str]  # address, text
 ACCESS = re.compile(r"\b(LDG|STG)\.E[A-Z0-9.]*")
 WIDTH = {"128": 16, "64": 8, "U8": 1, "S8": 1, "U16": 2, "S16": 2}
+ARITHMETIC = re.compile(r"\b(FADD|FMUL|FFMA|MUFU|DADD|DMUL|DFMA)\b")
 REGISTER = re.compile(r"\bR(\d+)\b")
 
 
@@ -128,7 +135,8 @@ def width(text: str) -> int:
 
 
 def hot_path(code: list[Instruction]) -> list[str]:
-    """Return the loop's turn with the most 128-bit accesses; of several, the one with the fewest instructions."""
+    """Return the loop's turn with the most 128-bit accesses; of several, that with the most arithmetic; of several, the
+    one with the fewest instructions."""
     loops = []
     for at, text in code:
         to = target(text)
@@ -143,13 +151,14 @@ def hot_path(code: list[Instruction]) -> list[str]:
     body = min((loop for loop in loops if loop[0] <= 0.9 * most), key=lambda loop: loop[1])[2]
     places = {at: i for i, (at, _) in enumerate(body)}
     after_ends = [i for i in range(1, len(body)) if ends(body[i - 1][1])]
-    best: list[tuple[int, int, int] | None] = [None] * len(body)  # accesses, -instructions, where it came from
-    best[0] = (0, 0, -1)
+    # accesses, arithmetic, -instructions, where it came from
+    best: list[tuple[int, int, int, int] | None] = [None] * len(body)
+    best[0] = (0, 0, 0, -1)
     for i, (at, text) in enumerate(body):
         held = best[i]
         if held is None:
             continue
-        score = (held[0] + (width(text) == 16), held[1] - 1)
+        score = (held[0] + (width(text) == 16), held[1] + bool(ARITHMETIC.search(text)), held[2] - 1)
         to = target(text)
         following = [] if ends(text) else [i + 1]
         if to is not None and to > at and to in places:
@@ -157,13 +166,20 @@ def hot_path(code: list[Instruction]) -> list[str]:
         if "BRX" in text:
             following += [j for j in after_ends if j > i]
         for j in following:
-            if j < len(body) and (best[j] is None or (*score, 0)[:2] > best[j][:2]):  # type: ignore[index]
+            if j < len(body) and (best[j] is None or score > best[j][:3]):  # type: ignore[index]
                 best[j] = (*score, i)
     path, i = [], len(body) - 1
     while i >= 0 and (here := best[i]) is not None:
         path.append(body[i][1])
-        i = here[2]
+        i = here[3]
     return path[::-1]
+
+
+def faults(kernel: str, code: list[Instruction]) -> list[str]:
+    """Return what this kernel has and must not have, and what it lacks."""
+    text = "\n".join(text for _, text in code)
+    lacking = (kind for kind in STREAMING.get(kernel.split("<")[0], ()) if not re.search(rf"\b{kind}\.\S*128", text))
+    return re.findall(r"\b(?:LDL|STL)\b", text)[:1] + [f"no {kind}.128" for kind in lacking]
 
 
 def in_flight(path: list[str]) -> int:
@@ -247,6 +263,7 @@ def main(arguments: list[str]) -> int:
     """The command line."""
     paths = [argument for argument in arguments if argument != "--write"]
     found: dict[str, dict[str, Seen]] = {label: {} for label in SHOWN}
+    bad, count = [], 0
     for path in paths:
         held = functions(path)
         if not held:
@@ -257,6 +274,8 @@ def main(arguments: list[str]) -> int:
         named = dict(zip(mangled, plain, strict=True))
         for (architecture, name), code in held.items():
             short = re.sub(r"^void (fastagg::cuda::)?", "", named[name])
+            bad += [f"{short} on {architecture}: {fault}" for fault in faults(short, code)]
+            count += 1
             for label, kernel in SHOWN.items():
                 if not short.startswith(kernel.name):
                     continue
@@ -268,13 +287,14 @@ def main(arguments: list[str]) -> int:
                     len(path_of) / kernel.elements, doubles / kernel.elements, in_flight(path_of),
                 )  # fmt: skip
     missing = [label for label, by in found.items() if not by]
-    bad = [
+    bad += [
         f"{label} on {architecture}: {seen}"
         for label, by in found.items()
         for architecture, seen in by.items()
         if seen.local or not seen.wide or not seen.flight
     ]
     print(table(found))
+    print(f"{count} kernels disassembled, {len(bad)} with faults")
     for fault in [*(f"not found: {label}" for label in missing), *bad]:
         print(f"FAULT {fault}")
     if "--write" in arguments and not missing:

@@ -26,23 +26,27 @@ if(NOT architectures)
   return()
 endif()
 
-# Machine code for every architecture. Also PTX of the newest, so that later devices can run it. PTX of code for one kind
-# of device (90a) would run nowhere else.
-set(CMAKE_CUDA_ARCHITECTURES "")
+# Machine code for every architecture, all of it from the PTX of the lowest: the front end runs once. That PTX is kept, so
+# that later devices can run it. Code for one kind of device (90a) has PTX of its own, which would run nowhere else.
 set(ptx "")
 foreach(arch IN LISTS architectures)
   if(NOT arch MATCHES "^[0-9]+[af]?$")
     message(FATAL_ERROR "FASTAGG_CUDA_ARCHITECTURES: expected compute capabilities as 80 or 90a, got '${arch}'")
   endif()
-  list(APPEND CMAKE_CUDA_ARCHITECTURES "${arch}-real")
-  if(arch MATCHES "^[0-9]+$" AND (NOT ptx OR arch GREATER ptx))
+  if(arch MATCHES "^[0-9]+$" AND (NOT ptx OR arch LESS ptx))
     set(ptx "${arch}")
   endif()
 endforeach()
+set(code "")
+foreach(arch IN LISTS architectures)
+  string(REGEX REPLACE "^[0-9]+$" "${ptx}" virtual "${arch}")
+  list(APPEND code "--generate-code=arch=compute_${virtual},code=sm_${arch}")
+endforeach()
 if(ptx)
-  list(APPEND CMAKE_CUDA_ARCHITECTURES "${ptx}-virtual")
+  list(APPEND code "--generate-code=arch=compute_${ptx},code=compute_${ptx}")
 endif()
 message(STATUS "fastagg: CUDA kernels for ${architectures}, PTX of ${ptx}")
+set(CMAKE_CUDA_ARCHITECTURES OFF) # CMake would run the front end for each
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
@@ -51,7 +55,7 @@ enable_language(CUDA)
 add_library(fastagg_cuda OBJECT ${FASTAGG_CUDA_SOURCES})
 set_target_properties(fastagg_cuda PROPERTIES CUDA_VISIBILITY_PRESET hidden)
 # The assembler's report of registers and spills is read by .ci/cuda.sh.
-target_compile_options(fastagg_cuda PRIVATE -fmad=false -Xptxas=-v,-warn-spills)
+target_compile_options(fastagg_cuda PRIVATE ${code} -fmad=false -Xptxas=-v,-warn-spills)
 if(FASTAGG_DEVELOPER)
   target_compile_options(fastagg_cuda PRIVATE -Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Werror)
 endif()
@@ -59,7 +63,6 @@ target_sources(_native PRIVATE csrc/bindings/cuda.cpp csrc/engine/on_cuda.cpp $<
 string(REPLACE ";" "," architectures "${architectures}")
 target_compile_definitions(_native PRIVATE FASTAGG_CUDA FASTAGG_CUDA_ARCHITECTURES="${architectures}"
   FASTAGG_CUDA_PTX="${ptx}")
-# The module itself has no CUDA source. Newer versions of CMake report an error if its architectures are not set.
-set_target_properties(_native PROPERTIES CUDA_ARCHITECTURES OFF CUDA_RUNTIME_LIBRARY Static LINKER_LANGUAGE CXX)
+set_target_properties(_native PROPERTIES CUDA_RUNTIME_LIBRARY Static LINKER_LANGUAGE CXX)
 find_package(CUDAToolkit REQUIRED)
 target_link_libraries(_native PRIVATE CUDA::cudart_static)

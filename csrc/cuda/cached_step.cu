@@ -37,43 +37,48 @@ struct PlainMoments {
 template <bool Whole>
 __device__ __forceinline__ PlainMoments load_plain(const Moments& from, int64_t begin, int64_t size) {
   PlainMoments found;
-  each_half(begin, size, [&](int h, int64_t at, int64_t left) { found.half[h] = load_moments<Whole>(from, at, left); });
+  each_half(begin, size,
+            [&](int h, int64_t at, int64_t left) { found.half[h] = load_moments<Whole>(has(from), from, at, left); });
   return found;
 }
 
-template <bool Whole>
-__device__ __forceinline__ void optimize_plain(const Optimizer& optimizer, const PlainMoments& held, int64_t begin,
+__device__ __forceinline__ void optimize_plain(const Optimizer& o, PlainMoments& held, bool whole, int64_t begin,
                                                int64_t size, const Halves& d, const Halves& x) {
-  visit_at(optimizer.kind, Optimizers{}, [&](auto one) {
-    each_half(begin, size, [&](int h, int64_t at, int64_t left) {
-      optimize<decltype(one), Whole>(optimizer, at, left, d.half[h], x.half[h], held.half[h]);
-    });
+  Halves out;
+  visit_at(o.kind, Optimizers{}, [&](auto kind) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) out.half[h] = stepped<decltype(kind)>(o.hyper, d.half[h], x.half[h], held.half[h]);
+  });
+  each_half(begin, size, [&](int h, int64_t at, int64_t left) {
+    store_step(whole, has(o.moments), o, at, left, out.half[h], held.half[h]);
   });
 }
 
 // One warp processes one scale block, the j-th of its block.
-template <typename Format, bool Coded, bool Whole, typename Reader>
-__device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, int64_t size, int64_t begin, int j,
-                                             const Along& c, const Terms& terms, const Optimizer& optimizer, float gain,
-                                             bool keep) {
+template <typename Format, bool Coded, typename Reader>
+__device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, bool whole, int64_t size, int64_t begin,
+                                             int j, const Along& c, const Terms& terms, const Optimizer& optimizer,
+                                             float gain, bool keep) {
   const int64_t index = begin / kScaleBlock;
   const bool reads = c.read.data != nullptr, steps = optimizer.kind >= 0;
   // All loads start before anything is computed. The number of loads in flight determines the memory throughput.
   Halves given{}, old{}, x{}, acc{}, sum{};
   std::conditional_t<Coded, CodedMoments, PlainMoments> held{};
-  if (steps) {
-    x = load_halves<Whole>(optimizer.x, begin, size);
-    if constexpr (Coded)
-      held = load_coded<Whole>(optimizer.moments, begin);
-    else
-      held = load_plain<Whole>(optimizer.moments, begin, size);
-  }
-  if (c.sum != nullptr) sum = load_halves<Whole>(c.sum, begin, size);
-  if (c.acc != nullptr) acc = load_halves<Whole>(c.acc, begin, size);
+  loading(whole, [&](auto w) {
+    constexpr bool kWhole = decltype(w)::value;
+    if (steps) {
+      x = load_halves<kWhole>(optimizer.x, begin, size);
+      if constexpr (Coded)
+        held = load_coded<kWhole>(optimizer.moments, begin);
+      else
+        held = load_plain<kWhole>(optimizer.moments, begin, size);
+    }
+    if (c.sum != nullptr) sum = load_halves<kWhole>(c.sum, begin, size);
+    if (c.acc != nullptr) acc = load_halves<kWhole>(c.acc, begin, size);
+    if (keep && c.takes_update) given = read_halves<kWhole>(reader, begin, size);
+  });
   if (reads) old = decode<Format>(c.read, index);
   if (keep && c.takes_update) {
-    each_half(begin, size,
-              [&](int h, int64_t at, int64_t left) { given.half[h] = reader.template read<Whole>(at, left); });
     each([&](int h, int e) { given.half[h].v[e] *= gain; });
   } else if (reads) {
     given = old;  // a dropped update: the client's row stays as it was, zero if there was none
@@ -93,7 +98,7 @@ __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, i
       const float weight = terms.term[t].weight;
       each([&](int h, int e) { sum.half[h].v[e] = with_term(sum.half[h].v[e], row.half[h].v[e], weight); });
     }
-    store_halves<Whole>(c.sum, begin, size, sum);
+    store_halves(whole, c.sum, begin, size, sum);
   };
   Halves d;
   if (c.kind == kMean) {
@@ -111,14 +116,14 @@ __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, i
       to = calibrated_of(acc.half[h].v[e], given.half[h].v[e], old.half[h].v[e], c.weight);
       if (steps) to = mixed_of(to, c.acc_scale, sum.half[h].v[e], c.sum_scale);
     });
-    if (!steps) store_halves<Whole>(c.out, begin, size, d);
+    if (!steps) store_halves(whole, c.out, begin, size, d);
     if (terms.count > 0) finish_sum();
   }
   if (!steps) return;
   if constexpr (Coded)
-    optimize_coded<Whole>(optimizer, held, begin, size, c.first_block * kScaleBlocks + index, d, x);
+    optimize_coded(optimizer, held, whole, begin, size, c.first_block * kScaleBlocks + index, d, x);
   else
-    optimize_plain<Whole>(optimizer, held, begin, size, d, x);
+    optimize_plain(optimizer, held, whole, begin, size, d, x);
 }
 
 template <typename Format, bool Coded, typename Reader>
@@ -132,9 +137,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   const auto rolled = [&](int64_t block) {
     if (Format::kRandom && c.write.data != nullptr) dice = roll(c.key, c.first_block + block);
   };
-  for_each_scale_block<Reader>(source, aligned, rolled, [&](auto whole, Reader& reader, int64_t begin, int j) {
-    cached_block<Format, Coded, decltype(whole)::value>(reader, dice, source.size, begin, j, c, terms, optimizer, gain,
-                                                        keep);
+  for_each_scale_block<Reader>(source, aligned, rolled, [&](bool whole, Reader& reader, int64_t begin, int j) {
+    cached_block<Format, Coded>(reader, dice, whole, source.size, begin, j, c, terms, optimizer, gain, keep);
   });
 }
 

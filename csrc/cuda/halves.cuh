@@ -35,6 +35,13 @@ __device__ __forceinline__ void each_half(int64_t begin, int64_t size, Visit vis
   }
 }
 
+// Calls visit(std::true_type{}) for a whole scale block and visit(std::false_type{}) for a vector's end. Only a block's
+// loads, which must not wait for each other, are worth two copies of their code.
+template <typename Visit>
+__device__ __forceinline__ void loading(bool whole, Visit visit) {
+  whole ? visit(std::true_type{}) : visit(std::false_type{});
+}
+
 template <bool Whole>
 __device__ __forceinline__ Halves load_halves(const float* in, int64_t begin, int64_t size) {
   Halves out;
@@ -42,9 +49,15 @@ __device__ __forceinline__ Halves load_halves(const float* in, int64_t begin, in
   return out;
 }
 
-template <bool Whole>
-__device__ __forceinline__ void store_halves(float* out, int64_t begin, int64_t size, const Halves& x) {
-  each_half(begin, size, [&](int h, int64_t at, int64_t left) { store<Whole>(out + at, left, x.half[h]); });
+template <bool Whole, typename Reader>
+__device__ __forceinline__ Halves read_halves(Reader& reader, int64_t begin, int64_t size) {
+  Halves out;
+  each_half(begin, size, [&](int h, int64_t at, int64_t left) { out.half[h] = reader.template read<Whole>(at, left); });
+  return out;
+}
+
+__device__ __forceinline__ void store_halves(bool whole, float* out, int64_t begin, int64_t size, const Halves& x) {
+  each_half(begin, size, [&](int h, int64_t at, int64_t left) { store(whole, out + at, left, x.half[h]); });
 }
 
 // Calls visit(whole, reader, begin, j) for every scale block of this warp, the j-th of its block of 1,024. `whole`:
@@ -63,10 +76,7 @@ __device__ __forceinline__ void for_each_scale_block(const typename Reader::From
     for (int j = 0; j < kScaleBlocks; ++j) {
       const int64_t begin = first + j * kScaleBlock;
       if (begin >= source.size) break;  // the same branch for the whole warp
-      if (aligned && begin + kScaleBlock <= source.size)
-        visit(std::true_type{}, reader, begin, j);
-      else
-        visit(std::false_type{}, reader, begin, j);
+      visit(aligned && begin + kScaleBlock <= source.size, reader, begin, j);
     }
   }
 }

@@ -38,13 +38,12 @@ __device__ __forceinline__ Words load_words(const uint8_t* codes, int64_t begin)
 }
 
 // Two lanes share each group of words. Each has half of the codes; its other codes are zero here.
-template <bool Whole>
-__device__ __forceinline__ void store_words(uint8_t* codes, int64_t begin, Words words) {
+__device__ __forceinline__ void store_words(bool whole, uint8_t* codes, int64_t begin, Words words) {
 #pragma unroll
   for (int e = 0; e < kFour; ++e) words.of[e] |= __shfl_xor_sync(kAll, words.of[e], kHalfWarp);
   if (lane() >= kHalfWarp) return;
   uint8_t* to = codes + begin + lane() * static_cast<int>(sizeof(Words));
-  if constexpr (Whole) {
+  if (whole) {
     __stwb(reinterpret_cast<uint4*>(to), uint4{words.of[0], words.of[1], words.of[2], words.of[3]});
   } else {
 #pragma unroll
@@ -114,37 +113,43 @@ __device__ __forceinline__ float kept_finite(float value) {
   return value > -largest ? value : -largest;
 }
 
-// Steps one scale block along d: writes the new x, codes and units. `index`: its number in the whole model.
-template <typename Kind, bool Whole>
-__device__ __forceinline__ void optimize_coded(const Optimizer& o, const CodedMoments& held, int64_t begin,
-                                               int64_t size, int64_t index, const Halves& d, const Halves& x) {
+// Steps one scale block along d: writes the new x, codes and units. `index`: its number in the whole model. It branches
+// on the optimizer's kind only where kinds differ, so that the rest is compiled once.
+__device__ __forceinline__ void optimize_coded(const Optimizer& o, const CodedMoments& held, bool whole, int64_t begin,
+                                               int64_t size, int64_t index, Halves d, const Halves& x) {
   const int odd = lane() / kHalfWarp;
   const auto place = [odd](int h) { return 16 * h + 8 * odd; };  // the place of a code in its word
   const float full_m = full_of(held.unit_m, kSpanM), full_v = full_of(held.unit_v, kSpanV);
   const float decay1 = o.hyper.beta1 * full_m, decay2 = o.hyper.beta2 * full_v;
+  const bool has_v = o.moments.coded_v != nullptr, has_vhat = o.moments.coded_vhat != nullptr;
   MomentsOf<float> now[2][kFour] = {};
+  each([&](int h, int e) {
+    now[h][e].m = decoded_m(held.m.of[e] >> place(h));
+    // Elements past the vector's end do not change.
+    if (!whole && begin + h * kHalf + lane() * kFour + e >= size) d.half[h].v[e] = 0.0f;
+  });
+  if (has_v) each([&](int h, int e) { now[h][e].v = decoded_v(held.v.of[e] >> place(h)); });
+  if (has_vhat) each([&](int h, int e) { now[h][e].vhat = decoded_v(held.vhat.of[e] >> place(h)) * full_v; });
+  visit_at(o.kind, Optimizers{}, [&](auto kind) {
+    using Kind = decltype(kind);
+    each([&](int h, int e) {
+      if constexpr (Kind::kScalesV) now[h][e].v = now[h][e].v * full_v;
+      Kind::template advance<Scalar>(d.half[h].v[e], now[h][e], o.hyper, decay1, decay2);
+    });
+  });
   float largest_m = 0.0f, largest_v = 0.0f;
   each([&](int h, int e) {
-    MomentsOf<float>& one = now[h][e];
-    one.m = decoded_m(held.m.of[e] >> place(h));
-    if constexpr (Kind::kV) one.v = decoded_v(held.v.of[e] >> place(h));
-    if constexpr (Kind::kScalesV) one.v = one.v * full_v;
-    if constexpr (Kind::kVhat) one.vhat = decoded_v(held.vhat.of[e] >> place(h)) * full_v;
-    // Elements past the vector's end do not change.
-    const bool is = Whole || begin + h * kHalf + lane() * kFour + e < size;
-    Kind::template advance<Scalar>(is ? d.half[h].v[e] : 0.0f, one, o.hyper, decay1, decay2);
-    largest_m = fmaxf(largest_m, fabsf(one.m));
-    if constexpr (Kind::kV) largest_v = fmaxf(largest_v, Kind::kVhat ? one.vhat : one.v);
+    largest_m = fmaxf(largest_m, fabsf(now[h][e].m));
+    largest_v = fmaxf(largest_v, has_vhat ? now[h][e].vhat : now[h][e].v);
   });
   const float limit = float_from_bits(kLargest);
-  float most_m = float_from_bits(warp_max(bits_of(largest_m))), most_v = 0.0f;
-  if constexpr (Kind::kV) most_v = float_from_bits(warp_max(bits_of(largest_v)));
+  float most_m = float_from_bits(warp_max(bits_of(largest_m))), most_v = float_from_bits(warp_max(bits_of(largest_v)));
   if (most_m > limit || most_v > limit) {
     each([&](int h, int e) {
       MomentsOf<float>& one = now[h][e];
       one.m = kept_finite(one.m);
-      if constexpr (Kind::kV) one.v = kept_finite(one.v);
-      if constexpr (Kind::kVhat) one.vhat = kept_finite(one.vhat);
+      one.v = kept_finite(one.v);
+      one.vhat = kept_finite(one.vhat);
     });
     most_m = most_m < limit ? most_m : limit;
     most_v = most_v < limit ? most_v : limit;
@@ -154,43 +159,34 @@ __device__ __forceinline__ void optimize_coded(const Optimizer& o, const CodedMo
   const Words random = random_words(o.moments.key, index);
   Words m{}, v{}, vhat{};
   Halves out;
-  each([&](int h, int e) {
-    const MomentsOf<float>& one = now[h][e];
-    out.half[h].v[e] = Kind::template moved<Scalar>(d.half[h].v[e], x.half[h].v[e], one, o.hyper);
-    m.of[e] |= encoded_m(one.m, rotated(random.of[e], place(h)), unit_m) << place(h);
-    if constexpr (Kind::kV) {
+  visit_at(o.kind, Optimizers{}, [&](auto kind) {
+    each([&](int h, int e) {
+      out.half[h].v[e] = decltype(kind)::template moved<Scalar>(d.half[h].v[e], x.half[h].v[e], now[h][e], o.hyper);
+    });
+  });
+  each([&](int h, int e) { m.of[e] |= encoded_m(now[h][e].m, rotated(random.of[e], place(h)), unit_m) << place(h); });
+  if (has_v)
+    each([&](int h, int e) {
       // Uses another element's random bits, so that the two rounding errors of an element are independent.
       const uint32_t bits = rotated(random.of[e], place(1 - h));
-      const uint32_t code = encoded_v(one.v, bits, unit_v);
+      const uint32_t code = encoded_v(now[h][e].v, bits, unit_v);
       v.of[e] |= code << place(h);
-      if constexpr (Kind::kVhat) {
-        // vhat = max(vhat, v), on codes: the same random bits keep their order. If the unit changed, vhat is encoded
-        // again.
-        uint32_t before = held.vhat.of[e] >> place(h) & 0xffu;
-        if (!same_unit) before = encoded_v(decoded_v(before) * full_v, bits, unit_v);
-        vhat.of[e] |= (before > code ? before : code) << place(h);
-      }
-    }
-  });
+      if (!has_vhat) return;
+      // vhat = max(vhat, v), on codes: the same random bits keep their order. If the unit changed, vhat is encoded
+      // again.
+      uint32_t before = held.vhat.of[e] >> place(h) & 0xffu;
+      if (!same_unit) before = encoded_v(decoded_v(before) * full_v, bits, unit_v);
+      vhat.of[e] |= (before > code ? before : code) << place(h);
+    });
   __syncwarp();  // all lanes have read the codes and units that are now overwritten
-  store_halves<Whole>(o.x_out, begin, size, out);
-  store_words<Whole>(o.moments.coded_m, begin, m);
-  if constexpr (Kind::kV) store_words<Whole>(o.moments.coded_v, begin, v);
-  if constexpr (Kind::kVhat) store_words<Whole>(o.moments.coded_vhat, begin, vhat);
+  store_halves(whole, o.x_out, begin, size, out);
+  store_words(whole, o.moments.coded_m, begin, m);
+  if (has_v) store_words(whole, o.moments.coded_v, begin, v);
+  if (has_vhat) store_words(whole, o.moments.coded_vhat, begin, vhat);
   if (lane() == 0) {
     o.moments.units_m[begin / kScaleBlock] = float_from_bits(unit_m);
-    if constexpr (Kind::kV) o.moments.units_v[begin / kScaleBlock] = float_from_bits(unit_v);
+    if (has_v) o.moments.units_v[begin / kScaleBlock] = float_from_bits(unit_v);
   }
-}
-
-// Steps a block with the optimizer whose kind is known only at run time.
-template <bool Whole>
-__device__ __forceinline__ void optimize_coded(const Optimizer& o, const CodedMoments& held, int64_t begin,
-                                               int64_t size, int64_t index, const Halves& d, const Halves& x) {
-  visit_at(o.kind, Optimizers{}, [&](auto one) {
-    using Kind = decltype(one);
-    if constexpr (Kind::kM) optimize_coded<Kind, Whole>(o, held, begin, size, index, d, x);
-  });
 }
 
 }  // namespace fastagg::cuda

@@ -20,22 +20,21 @@ __device__ __forceinline__ float judged(double factor, const Verdict* verdict) {
 // A thread's moments.
 using Held = MomentsOf<Four>;
 
-template <typename Kind, bool Whole>
-__device__ __forceinline__ Held load_moments(const Moments& from, int64_t at, int64_t left) {
-  Held found{};
-  if constexpr (Kind::kM) found.m = load<Whole>(from.m + at, left);
-  if constexpr (Kind::kV) found.v = load<Whole>(from.v + at, left);
-  if constexpr (Kind::kVhat) found.vhat = load<Whole>(from.vhat + at, left);
-  return found;
+// Which moments there are. Where the optimizer's kind is a constant these are, too, and leave no branches.
+struct Has {
+  bool m, v, vhat;
+};
+
+__device__ __forceinline__ Has has(const Moments& moments) {
+  return {moments.m != nullptr, moments.v != nullptr, moments.vhat != nullptr};
 }
 
-// Loads the moments that the optimizer has.
 template <bool Whole>
-__device__ __forceinline__ Held load_moments(const Moments& from, int64_t at, int64_t left) {
+__device__ __forceinline__ Held load_moments(const Has& has, const Moments& from, int64_t at, int64_t left) {
   Held found{};
-  if (from.m != nullptr) found.m = load<Whole>(from.m + at, left);
-  if (from.v != nullptr) found.v = load<Whole>(from.v + at, left);
-  if (from.vhat != nullptr) found.vhat = load<Whole>(from.vhat + at, left);
+  if (has.m) found.m = load<Whole>(from.m + at, left);
+  if (has.v) found.v = load<Whole>(from.v + at, left);
+  if (has.vhat) found.vhat = load<Whole>(from.vhat + at, left);
   return found;
 }
 
@@ -44,23 +43,28 @@ inline bool moments_aligned(const Moments& moments) {
 }
 
 // Writes the new x and the new moments.
-template <typename Kind, bool Whole>
-__device__ __forceinline__ void optimize(const Optimizer& o, int64_t at, int64_t left, const Four& d, const Four& x,
-                                         Held held) {
+__device__ __forceinline__ void store_step(bool whole, const Has& has, const Optimizer& o, int64_t at, int64_t left,
+                                           const Four& x, const Held& held) {
+  store(whole, o.x_out + at, left, x);
+  if (has.m) store(whole, o.moments.m + at, left, held.m);
+  if (has.v) store(whole, o.moments.v + at, left, held.v);
+  if (has.vhat) store(whole, o.moments.vhat + at, left, held.vhat);
+}
+
+// Returns the new x. `held` becomes the new moments.
+template <typename Kind>
+__device__ __forceinline__ Four stepped(const Hyper& hyper, const Four& d, const Four& x, Held& held) {
   Four out;
 #pragma unroll
   for (int e = 0; e < kFour; ++e) {
     MomentsOf<float> one{held.m.v[e], held.v.v[e], held.vhat.v[e]};
-    Kind::template advance<Scalar>(d.v[e], one, o.hyper, o.hyper.beta1, o.hyper.beta2);
-    out.v[e] = Kind::template moved<Scalar>(d.v[e], x.v[e], one, o.hyper);
+    Kind::template advance<Scalar>(d.v[e], one, hyper, hyper.beta1, hyper.beta2);
+    out.v[e] = Kind::template moved<Scalar>(d.v[e], x.v[e], one, hyper);
     held.m.v[e] = one.m;
     held.v.v[e] = one.v;
     held.vhat.v[e] = one.vhat;
   }
-  store<Whole>(o.x_out + at, left, out);
-  if constexpr (Kind::kM) store<Whole>(o.moments.m + at, left, held.m);
-  if constexpr (Kind::kV) store<Whole>(o.moments.v + at, left, held.v);
-  if constexpr (Kind::kVhat) store<Whole>(o.moments.vhat + at, left, held.vhat);
+  return out;
 }
 
 }  // namespace fastagg::cuda

@@ -16,10 +16,7 @@ struct Table {
 
 __device__ __forceinline__ void write(float* out, int64_t index, int64_t size, bool aligned, const Halves& x) {
   const int64_t begin = index * kScaleBlock;
-  if (aligned && begin + kScaleBlock <= size)
-    store_halves<true>(out, begin, size, x);
-  else
-    store_halves<false>(out, begin, size, x);
+  store_halves(aligned && begin + kScaleBlock <= size, out, begin, size, x);
 }
 
 // One warp per scale block of every stride-th block. Sums are in double, slot after slot.

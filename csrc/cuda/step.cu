@@ -58,6 +58,7 @@ template <typename Kind, DirectionKind Direct, int N, typename Reader>
 __device__ __forceinline__ void step_rows(Reader& reader, int64_t at, int64_t left, const Along& along,
                                           const Factors& by, const Optimizer& optimizer, bool keep) {
   constexpr bool kWhole = N > 1;
+  constexpr Has kHas{Kind::kM, Kind::kV, Kind::kVhat};
   Four d[N], x[N], other[N];
   Held held[N];
 #pragma unroll
@@ -67,14 +68,15 @@ __device__ __forceinline__ void step_rows(Reader& reader, int64_t at, int64_t le
     x[r] = load<kWhole>(optimizer.x + here, left);
     if constexpr (Direct == kFlush) other[r] = load<kWhole>(along.acc + here, left);
     if constexpr (Direct == kBlend) other[r] = load<kWhole>(along.base + here, left);
-    held[r] = load_moments<Kind, kWhole>(optimizer.moments, here, left);
+    held[r] = load_moments<kWhole>(kHas, optimizer.moments, here, left);
   }
 #pragma unroll
   for (int r = 0; r < N; ++r) {
 #pragma unroll
     for (int e = 0; e < kFour; ++e)
       d[r].v[e] = direction_of<Direct>(d[r].v[e], x[r].v[e], other[r].v[e], by, along.scale, keep);
-    optimize<Kind, kWhole>(optimizer, at + r * kRow, left, d[r], x[r], held[r]);
+    const Four out = stepped<Kind>(optimizer.hyper, d[r], x[r], held[r]);
+    store_step(kWhole, kHas, optimizer, at + r * kRow, left, out, held[r]);
   }
 }
 
@@ -90,20 +92,23 @@ __global__ void __launch_bounds__(kThreads, 2)
 }
 
 // The same with 8-bit moments. The elements of a scale block share a unit.
-template <DirectionKind Direct, bool Whole, typename Reader>
-__device__ __forceinline__ void coded_rows(Reader& reader, int64_t begin, int64_t size, const Along& along,
+template <DirectionKind Direct, typename Reader>
+__device__ __forceinline__ void coded_rows(Reader& reader, bool whole, int64_t begin, int64_t size, const Along& along,
                                            const Factors& by, const Optimizer& optimizer, int64_t index, bool keep) {
-  const CodedMoments held = load_coded<Whole>(optimizer.moments, begin);
-  const Halves x = load_halves<Whole>(optimizer.x, begin, size);
-  Halves d{}, other{};
-  if constexpr (Direct == kFlush) other = load_halves<Whole>(along.acc, begin, size);
-  if constexpr (Direct == kBlend) other = load_halves<Whole>(along.base, begin, size);
-  if (keep)
-    each_half(begin, size, [&](int h, int64_t at, int64_t left) { d.half[h] = reader.template read<Whole>(at, left); });
+  CodedMoments held;
+  Halves x, d{}, other{};
+  loading(whole, [&](auto w) {
+    constexpr bool kWhole = decltype(w)::value;
+    held = load_coded<kWhole>(optimizer.moments, begin);
+    x = load_halves<kWhole>(optimizer.x, begin, size);
+    if constexpr (Direct == kFlush) other = load_halves<kWhole>(along.acc, begin, size);
+    if constexpr (Direct == kBlend) other = load_halves<kWhole>(along.base, begin, size);
+    if (keep) d = read_halves<kWhole>(reader, begin, size);
+  });
   each([&](int h, int e) {
     d.half[h].v[e] = direction_of<Direct>(d.half[h].v[e], x.half[h].v[e], other.half[h].v[e], by, along.scale, keep);
   });
-  optimize_coded<Whole>(optimizer, held, begin, size, index, d, x);
+  optimize_coded(optimizer, held, whole, begin, size, index, d, x);
 }
 
 template <DirectionKind Direct, typename Reader>
@@ -114,9 +119,9 @@ __global__ void __launch_bounds__(kThreads, 2)
   const Factors by = factors_of(along, verdict);
   for_each_scale_block<Reader>(
       source, aligned, [](int64_t) {},
-      [&](auto whole, Reader& reader, int64_t begin, int) {
-        coded_rows<Direct, decltype(whole)::value>(reader, begin, source.size, along, by, optimizer,
-                                                   first_index + begin / kScaleBlock, keep);
+      [&](bool whole, Reader& reader, int64_t begin, int) {
+        coded_rows<Direct>(reader, whole, begin, source.size, along, by, optimizer, first_index + begin / kScaleBlock,
+                           keep);
       });
 }
 

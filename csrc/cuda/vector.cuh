@@ -46,6 +46,10 @@ __device__ __forceinline__ void store(float* out, int64_t left, const Four& valu
   }
 }
 
+__device__ __forceinline__ void store(bool whole, float* out, int64_t left, const Four& value) {
+  whole ? store<true>(out, left, value) : store<false>(out, left, value);
+}
+
 __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
 
 // This warp's number among all warps of the launch, and the number of warps.
