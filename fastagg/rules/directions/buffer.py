@@ -19,6 +19,13 @@ class Buffer(Direction):
 
     Args:
         size: M, updates per step, >= 1. None: all that arrive until :meth:`fastagg.Server.close_round`.
+
+    Example:
+        >>> server = fastagg.Server(torch.zeros(1), fastagg.Buffer(2), fastagg.SGD(lr=1.0))
+        >>> tasks = [server.dispatch(client) for client in range(2)]
+        >>> outcomes = server.receive_many([(0, torch.tensor([1.0])), (1, torch.tensor([3.0]))])
+        >>> float(server.parameters())  # one step along the mean
+        2.0
     """
 
     size: int | None = 10
@@ -38,6 +45,13 @@ class Cohort(Buffer):
     """The mean of one synchronous round: M clients, all of which started from the current version (FedAvg).
 
     An update from an earlier round is refused with UnknownVersion.
+
+    Example:
+        >>> server = fastagg.Server(torch.zeros(1), fastagg.Cohort(2), fastagg.SGD(lr=1.0))
+        >>> tasks = [server.dispatch(client) for client in range(2)]
+        >>> outcomes = server.receive_many([(0, torch.tensor([1.0])), (1, torch.tensor([3.0]))])
+        >>> float(server.parameters())  # the mean of the round
+        2.0
     """
 
     synchronous: ClassVar[bool] = True
