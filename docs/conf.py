@@ -22,6 +22,8 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_de
 exclude_patterns = ["_build", "**.ipynb_checkpoints"]
 html_theme = "furo"
 html_title = f"fastagg {release}"
+html_static_path = ["_static"]
+html_css_files = ["phone.css"]
 REPOSITORY = "https://github.com/fastagg/fastagg"
 html_theme_options = {
     "source_repository": REPOSITORY,

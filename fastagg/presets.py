@@ -260,7 +260,7 @@ def ACE(
     steps = SGD(lr) if optimizer is None else optimizer
     if mode == "client":
         if cache != "fp32":
-            raise ConfigError(f"cache: with mode='client' the server keeps no rows, got {cache!r}")
+            raise ConfigError(f"cache: with mode='client' the server keeps no updates, got {cache!r}")
         return Server(params, Differences(num_clients, warmup), steps, **server)
     return Server(params, AllClients(num_clients, cache, warmup, mode), steps, **server)
 

@@ -38,6 +38,8 @@ MISTAKES = [
     ("fastagg.FedBuff({'model': model.state_dict()})", "params 'model'", "got OrderedDict", "give the mapping in it"),
     ("fastagg.FedBuff({'w': torch.eye(3).to_sparse()})", "params 'w'", "sparse_coo", ".to_dense()"),
     ("fastagg.FedBuff({'w': torch.tensor([float('nan')])})", "params", "holds NaN", "in 'w'"),
+    ("fastagg.FedBuff({1: flat})", "params", "got 1", "fastagg.FedBuff(list(params.values()))"),
+    ("fastagg.FedBuff(torch.zeros(3, device='meta'))", "params", "(meta)", "model.to_empty(device='cpu')"),
     ("fastagg.Leaf(3)", "params", "got 3", "give the model itself"),
     # settings
     ("fastagg.FedBuff()", "'params'", "got no such argument", "write fastagg.FedBuff(params)"),
@@ -64,7 +66,7 @@ MISTAKES = [
     ("fastagg.FADAS(model, delay_rule='scald')", "delay_rule", "got 'scald'", "did you mean 'scaled'?"),
     ("fastagg.FedAsync(model, policy='constant', a=1)", "a:", "got 1", "leave it out"),
     ("fastagg.ACE(model, lr=1, num_clients=9, cache='fp8')", "cache", "got 'fp8'", "one of 'fp32', 'bf16', 'int8'"),
-    ("fastagg.ACE(torch.zeros(10**7), lr=1, num_clients=10**4)", "fp32 cache", "10000 rows", "use a smaller format"),
+    ("fastagg.ACE(torch.zeros(10**7), lr=1, num_clients=10**4)", "fp32 cache", "10000 updates", "use a smaller format"),
     ("fastagg.Server(model, optimizer='adam')", "optimizer", "got 'adam'", "write optimizer=fastagg.Adam(...)"),
     ("fastagg.Server(model, fastagg.Buffer)", "direction", "got the class Buffer", "direction=fastagg.Buffer(...)"),
     ("fastagg.Server(model, torch.optim.SGD([flat], lr=1))", "direction", "got SGD", "fastagg.Single(...)"),
@@ -101,6 +103,8 @@ MISTAKES = [
     ("ace.receive_model(ace.dispatch(1), trained)", "kind", "got one of kind 'delta'", "send a gradient"),
     ("server.receive_many([task])", "receive_many", "got Dispatch(", "(client, update, version, num_samples)"),
     ("server.receive_partial(0, flat)", "partial", "got a float32 array", "what a fastagg.Leaf's take() returned"),
+    ("server.receive(task, flat)", "client", "got a task", "write task.client"),
+    ("server.receive_many(None)", "receive_many", "got None", "give a list of such tuples"),
     # files
     ("fastagg.load('junk.pt')", "junk.pt", "not a whole checkpoint", "a file that server.save(path) wrote"),
     ("fastagg.load('model.pt')", "model.pt", "not a fastagg checkpoint", "fastagg.FedBuff(torch.load(path))"),
@@ -111,6 +115,8 @@ MISTAKES = [
     ("server.load_state_dict(model.state_dict())", "state", "got {'0.bias'", "fastagg.load(path)"),
     ("fastagg.open('a', model)", "make", "got a model (Sequential)", "open(path, lambda: fastagg.FedBuff(model))"),
     ("fastagg.open('b', lambda: None)", "make", "got None", "lambda: fastagg.FedBuff(model)"),
+    ("fastagg.open('junk.pt', lambda: server)", "junk.pt", "got a file", "fastagg.load(path)"),
+    ("server.save('folder')", "folder", "no regular file is there", "give another path"),
     # the command line and recipes
     ("$ run fadas", "recipe", "'fadas'", "fadas-digits-large"),
     ("$ run fedbuf-digits-large", "recipe", "'fedbuf-digits-large'", "did you mean 'fedbuff-digits-large'?"),
@@ -129,8 +135,17 @@ MISTAKES = [
     ("$ run fadas-mnist-large", "data 'mnist'", "is read from a folder", "name it with --data-dir"),
     ("$ rum fadas-digits-mild", "command", "'rum'", "Did you mean 'run'?"),
     ("$ compare fadas-digits-mild --baseline FedAvg", "baseline", "'FedAvg'", "known: fadas-digits-mild"),
+    ("$ run none.toml", "recipe none.toml", "No such file", "`fastagg recipes` lists those in the package"),
+    ("$ run fadas-digits-mild --resume --replace", "--resume", "--replace", "give one of them"),
+    ("$ advise --clients 10", "--clients", "No such option", "without a name: fastagg advise CLIENTS"),
+    ("$ advise 10 --delays junk.pt", "delays", "got none", "client,seconds or only seconds"),
+    ("$ advise 10 --delays none.csv", "delays", "No such file", "client,seconds or only seconds"),
+    ("$ advise 10 --delays rounds.csv", "delays", "got 'ann,1,2.5'", "client,seconds or only seconds"),
+    ("$ advise 10 --data junk.pt", "junk.pt", "not a readable npz file", "numpy.savez writes one, of x_train"),
     ("$ doctor nowhere", "nowhere", "there is nothing", "a file of server.save(path)"),
     ("sim.run('fadas-digits-mild', lr=1)", "run", "'lr'", "fastagg.sim.run(config, {'client.lr': 1})"),
+    ("sim.run('fadas-digits-mild', ['client.lr=1'])", "changes", "got ['client.lr=1']", "{'client.lr': 0.1}"),
+    ("sim.run('fadas-digits-mild', out=3)", "out", "got 3", "a str or a pathlib.Path"),
     ("sim.run(3)", "config", "got 3", "a recipe's name"),
     # what all integrations share
     ("integrations.preset('fedbuf')", "algorithm", "got 'fedbuf'", "did you mean 'FedBuff'?"),
@@ -182,6 +197,7 @@ def test_a_mistake_is_explained_and_changes_nothing(
     }  # fmt: skip
     Path("folder").mkdir()
     Path("junk.pt").write_text("junk")
+    Path("rounds.csv").write_text("client,round,seconds\nann,1,2.5\n")
     torch.save(model.state_dict(), "model.pt")
     servers = server, weighted, ace
     states = [one.state_dict() for one in servers]

@@ -43,7 +43,8 @@ ClientId id_of(py::handle given) {
     if (!PyFloat_Check(given.ptr())) index = py::reinterpret_steal<py::object>(PyNumber_Index(given.ptr()));
     if (!index || PyFloat_Check(given.ptr())) {
       PyErr_Clear();
-      refuse("client " + text_of(given) + ": expected an int or a str");
+      const char* task = py::hasattr(given, "client") ? ", got a task; write task.client" : "";
+      refuse("client " + text_of(given) + ": expected an int or a str" + task);
     }
   }
   int overflow = 0;

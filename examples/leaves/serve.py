@@ -99,7 +99,7 @@ class Region:
         return total.numpy(), updates, weight
 
 
-def drive(server: fastagg.Server, arrivals: int, lose: int | None) -> list[Event]:
+def drive(server: fastagg.Server, sums: int, lose: int | None) -> list[Event]:
     """Take sums from Ray's actors as they come. Return what came, in order."""
     actor = ray.remote(Region).options(num_cpus=1, max_restarts=0)
     leaves = {number: actor.remote(number) for number in range(CLIENTS // EACH)}
@@ -117,7 +117,7 @@ def drive(server: fastagg.Server, arrivals: int, lose: int | None) -> list[Event
     for number in leaves:
         send(number)
     events: list[Event] = []
-    while sum(event.came for event in events) < arrivals:
+    while sum(event.came for event in events) < sums:
         ready = ray.wait(list(working))[0][0]
         number, task = working.pop(ready)
         try:
@@ -152,7 +152,7 @@ def repeat(server: fastagg.Server, events: list[Event]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arrivals", type=int, default=40, help="how many sums the server takes")
+    parser.add_argument("--sums", type=int, default=40, help="how many sums the server takes")
     parser.add_argument("--lose", type=int, help="kill a leaf after so many sums")
     arguments = parser.parse_args()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report that it runs
@@ -161,10 +161,10 @@ def main() -> None:
     else:
         ray.init(address="local", num_cpus=CLIENTS // EACH, include_dashboard=False, log_to_driver=False)
     server = make()
-    events = drive(server, arguments.arrivals, arguments.lose)
+    events = drive(server, arguments.sums, arguments.lose)
     ray.shutdown()
     lost = sum(not event.came for event in events)
-    print(f"version {server.version} after {arguments.arrivals} sums of {EACH} updates; {lost} leaves were lost")
+    print(f"version {server.version} after {arguments.sums} sums of {EACH} updates; {lost} leaves were lost")
     print(f"accuracy {accuracy(server):.1%}")
     alone = make()
     repeat(alone, events)

@@ -23,14 +23,14 @@ def make(params: Any, device: str = "cpu") -> fastagg.Server:
     return fastagg.FADAS(params, lr=0.01, buffer_size=3, clip_norm=50.0, moments="8bit", device=device)
 
 
-def drive(server: fastagg.Server, model: torch.nn.Module, arrivals: int) -> None:
+def drive(server: fastagg.Server, model: torch.nn.Module, updates: int) -> None:
     alone = make(model)
     size = server.layout.size
     vectors = [fastagg.SharedVector(size) for _ in range(4)]  # one for every client
     for client in range(4):
         server.dispatch(client)
         alone.dispatch(client)
-    for number in range(arrivals):
+    for number in range(updates):
         client = number * 3 % 4
         generator = torch.Generator().manual_seed(number)
         vectors[client].tensor.copy_(torch.randn(size, generator=generator) * 0.1)  # in place of your client's training
@@ -38,12 +38,12 @@ def drive(server: fastagg.Server, model: torch.nn.Module, arrivals: int) -> None
         assert receipt == alone.receive(client, vectors[client].tensor)
         server.dispatch(client)
         alone.dispatch(client)
-    sent = server.traffic / arrivals
+    sent = server.traffic / updates
     found = server.parameters()  # collected from all ranks
     same = all(torch.equal(found[name], value) for name, value in alone.parameters().items())
     for part in server.slices():
         print(f"rank {part.rank} on {part.host}: elements {part.begin:,} to {part.end:,}")
-    print(f"version {server.version} after {arrivals} arrivals; {sent:,.0f} bytes each between ranks")
+    print(f"version {server.version} after {updates} updates; {sent:,.0f} bytes each between ranks")
     print("equal to one process, to the bit" if same else "NOT equal to one process")
     if not same:
         raise SystemExit(1)
@@ -51,7 +51,7 @@ def drive(server: fastagg.Server, model: torch.nn.Module, arrivals: int) -> None
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arrivals", type=int, default=24)
+    parser.add_argument("--updates", type=int, default=24)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     arguments = parser.parse_args()
     if arguments.device == "cuda":
@@ -62,7 +62,7 @@ def main() -> None:
     server = fastagg.sharded(partial(make, device=arguments.device), model)
     if server.rank == 0:
         with server:
-            drive(server, model, arguments.arrivals)
+            drive(server, model, arguments.updates)
     else:
         server.follow()
     dist.destroy_process_group()

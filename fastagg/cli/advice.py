@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import textwrap
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,8 +14,8 @@ from fastagg.cli.screen import show
 
 if TYPE_CHECKING:
     from fastagg.sim.advice import Advice
-    from fastagg.sim.result import Outcome
-    from fastagg.sim.sweep import Cell
+
+RUNS = 130  # that a recommendation takes, about: how many rates are tried depends on what is found
 
 
 @command()
@@ -35,39 +34,25 @@ def advise(
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Processes; by default one a core.")] = None,
 ) -> None:
-    """Recommend a rule for your federation, by simulating it with every rule that fits. Takes about a minute."""
+    """Recommend a rule for your federation, by simulating it.
+
+    Every rule that fits into the memory is tried. Takes about a minute.
+    """
     from fastagg._build import usable_cores
     from fastagg.sim.advice import advise as simulate
+    from fastagg.sim.progress import CountBar
 
     alpha = float(skew) if skew.replace(".", "", 1).isdecimal() else skew
     try:
-        found = simulate(
-            clients, slow=slow, slow_share=slow_share, delays=delays, skew=alpha, data=data, parameters=parameters,
-            memory=memory, in_flight=in_flight, seed=seed, jobs=jobs or usable_cores(), watcher=_Counter(),
-        )  # fmt: skip
+        with CountBar(RUNS) as bar:
+            found = simulate(
+                clients, slow=slow, slow_share=slow_share, delays=delays, skew=alpha, data=data, parameters=parameters,
+                memory=memory, in_flight=in_flight, seed=seed, jobs=jobs or usable_cores(), watcher=bar,
+            )  # fmt: skip
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         raise typer.Exit(130) from None
     _print(found)
-
-
-class _Counter:
-    """Says on stderr how many runs are done: at once on a terminal, otherwise every 30 s."""
-
-    def __init__(self) -> None:
-        self._live, self._begun, self._said, self._done = sys.stderr.isatty(), time.monotonic(), 0.0, 0
-
-    def started(self, cell: Cell) -> None: ...
-
-    def advanced(self, cell: Cell, share: float) -> None: ...
-
-    def ended(self, cell: Cell, outcome: Outcome) -> None:
-        self._done += 1
-        passed = time.monotonic() - self._begun
-        if self._live or passed - self._said >= 30:
-            self._said = passed
-            text = f"{self._done} of about 130 runs, {passed:.0f} s"
-            print(f"\r{text} " if self._live else text, end="" if self._live else "\n", file=sys.stderr, flush=True)
 
 
 def _print(found: Advice) -> None:

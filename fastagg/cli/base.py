@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from functools import partial
 from importlib import import_module
-from typing import Annotated
+from inspect import unwrap
+from typing import Annotated, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -38,7 +39,19 @@ class Commands(TyperGroup):
 
 
 class Command(TyperCommand):
-    """A command with plain help, and with advice for those who look for a recipe's key among the options."""
+    """A command with plain help, and with advice for those who look for something else among the options."""
+
+    def __init__(self, *args: Foreign, **settings: Foreign) -> None:
+        super().__init__(*args, **settings)
+        assert self.callback is not None
+        hints = get_type_hints(unwrap(self.callback), include_extras=True)
+        for argument in (one for one in self.params if one.param_type_name == "argument"):
+            # click 8.4 and later overwrite the help that typer 0.20 has set
+            (info,) = hints[str(argument.name)].__metadata__
+            argument.help = info.help
+
+    def format_arguments(self, ctx: Foreign, formatter: Foreign) -> None:
+        """Write nothing: click's section of arguments would repeat typer's."""
 
     def get_help(self, ctx: Foreign) -> str:
         return super().get_help(ctx).replace("\\[", "[")  # typer escapes for rich, whose markup is off
@@ -47,6 +60,11 @@ class Command(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except _errors.NoSuchOption as error:
+            named = [one.make_metavar(ctx) for one in self.params if f"--{one.name}" == error.option_name]
+            if named:
+                raise _errors.UsageError(
+                    f"{error.message} It is given without a name: {ctx.command_path} {named[0]}", ctx
+                ) from None
             if any("--set" in option.opts for option in self.params) and set(error.possibilities or ()) <= {"--help"}:
                 raise _errors.UsageError(
                     f"{error.message} A recipe's keys are set so: --set client.lr=0.1", ctx

@@ -16,7 +16,10 @@ from fastagg.cli.screen import fail, show
 def info(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts and bug reports.")] = False,
 ) -> None:
-    """Print what was compiled and what runs here: package, Python, torch, system, processor, threads, tuning."""
+    """Print what was compiled and what runs here.
+
+    Package, Python, torch, system, processor, threads, tuning.
+    """
     import json
 
     from fastagg.cli.tables import pairs_table
@@ -51,8 +54,10 @@ def bench(
         ),
     ] = None,
 ) -> None:
-    """Run benchmarks: --quick on this machine, or those of a checkout of the repository. Further arguments go to
-    pytest."""
+    """Compare with torch here, or run a checkout's benchmarks.
+
+    The latter are bench/ of the repository. Further arguments go to pytest.
+    """
     import subprocess
     from importlib.util import find_spec
 

@@ -35,7 +35,10 @@ def demo(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")] = 0,
     picture: Format = "png",
 ) -> None:
-    """Train real digits with slow clients, synchronously and asynchronously, three seeds; table, plots, report."""
+    """Train with slow clients, synchronously and asynchronously.
+
+    Real digits, three seeds; a table, plots and a report, in about 15 seconds.
+    """
     # Before anything heavy is imported, so that it is on the screen at once.
     print("50 clients learn to read digits, synchronously and asynchronously:", file=sys.stderr)
     print("4 methods with 3 seeds each, about 15 seconds on two cores.", file=sys.stderr)
@@ -80,7 +83,10 @@ def run(
     ] = None,
     picture: Format = "png",
 ) -> None:
-    """Run one recipe and write its folder: config, metrics, summary, plot, report, checkpoint."""
+    """Run one recipe and write its folder.
+
+    It holds the config, metrics, a summary, a plot, a report and a checkpoint.
+    """
     from fastagg.integrations.trackers import parse
     from fastagg.sim import engines
     from fastagg.sim.output import begun, check_folder
@@ -89,6 +95,8 @@ def run(
     from fastagg.sim.recipes import load
     from fastagg.sim.simulation import run as simulate
 
+    if resume and replace:
+        fail("--resume goes on with the run in the folder, and --replace deletes it: give one of them")
     if resume and Path(recipe).is_dir():
         out = out or Path(recipe)
         if not (out / "config.toml").exists():
@@ -139,9 +147,10 @@ def compare(
     title: Annotated[str, typer.Option("--title", help="Title of the plots.")] = "",
     picture: Format = "png",
 ) -> None:
-    """Run several recipes, seeds and settings; a folder each, tables and plots of all of them.
+    """Run several recipes, seeds and settings, and compare them.
 
-    Stopped at any moment, the same command goes on where it was.
+    Each run has a folder; tables and plots show all of them. Stopped at any moment, the same command
+    goes on where it was.
     """
     from fastagg.sim.config import parse_choices
     from fastagg.sim.sweep import cells
@@ -164,7 +173,10 @@ def recipes(
     no_files: Annotated[bool, typer.Option("--no-files", help="Only those that need no --data-dir.")] = False,
     kind: Annotated[str | None, typer.Option("--kind", help="Only recipes (single runs) or tables.")] = None,
 ) -> None:
-    """List the recipes and the papers' tables in the package: their runs, their data, their purpose."""
+    """List the recipes and the papers' tables in the package.
+
+    With their runs, their data, their purpose.
+    """
     from fastagg import _checks
     from fastagg.sim.tables import catalogue
 

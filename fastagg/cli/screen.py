@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from fastagg.sheet import Sheet
 
-PIPE = 240  # columns, if there is no terminal: a pipe has no width, and rich would take 80
 LONG = 30  # a cell is folded beyond so many letters, and a name in the first column beyond half as many again
 GAP = 2  # between columns
+VALUE = "value"  # the heading of a column of all kinds of things, which begin at the same place
 
 
 def show(sheet: Sheet) -> None:
@@ -24,8 +24,9 @@ def show(sheet: Sheet) -> None:
 
 
 def say(sentence: str) -> None:
-    """Print a sentence. Its lines end between words."""
-    _console().print(sentence, markup=False)
+    """Print a sentence. In a terminal its lines end between words; in a file it is one line, which can be searched."""
+    console = _console()
+    console.print(sentence, markup=False, soft_wrap=not console.is_terminal)
 
 
 def listing(items: Sequence[tuple[str, str, str]]) -> None:
@@ -47,8 +48,7 @@ def listing(items: Sequence[tuple[str, str, str]]) -> None:
 def _console() -> Console:
     from rich.console import Console
 
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(width=PIPE, highlight=False)
+    return Console(highlight=False)  # of 80 columns, if there is no terminal and no COLUMNS
 
 
 def draw(sheet: Sheet, console: Console) -> None:
@@ -100,6 +100,7 @@ def _table(columns: Sequence[Sequence[str]], needs: Sequence[int], part: Sequenc
         spare -= more
     for place in part:
         left = place == 0 or not any(cell[:1] in "+-–0123456789" for cell in columns[place][1:])
+        left |= columns[place][0] == VALUE
         heading = Text(columns[place][0])
         table.add_column(heading, width=widths[place], justify="left" if left else "right", overflow="fold")
     for line in zip(*(columns[place][1:] for place in part), strict=True):

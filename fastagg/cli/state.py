@@ -18,8 +18,10 @@ def doctor(
     replay: Annotated[bool, typer.Option(help="Also execute the log again, on a server in memory.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Report the contents of a server's folder or file, whether all checksums are right, and what a recovery would
-    do."""
+    """Report whether a server's folder or file is whole.
+
+    Also its contents, and what a recovery would do.
+    """
     import json
 
     from fastagg.durable.doctor import examine

@@ -175,7 +175,9 @@ def _server_from(newest: Checkpoint) -> Any:
 
     config = newest.state["config"]
     if isinstance(config["direction"].get("cache"), dict):
-        raise CheckpointError("replay: its rows are on a disk and would change; fastagg.open(path, make) replays it")
+        raise CheckpointError(
+            "replay: its cached updates are on a disk and would change; fastagg.open(path, make) replays it"
+        )
     if "distill" in config["direction"]:
         raise CheckpointError("replay: FedEcho needs its unlabelled data; fastagg.open(path, make) replays it")
     server = server_from(newest.state, device="cpu")

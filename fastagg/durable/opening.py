@@ -71,6 +71,10 @@ def open(
     _checks.one_of("durability", durability, words(Durability))
     if not callable(make) or isinstance(make, torch.nn.Module):
         raise no_server(make)
+    if path.exists() and not path.is_dir():
+        raise CheckpointError(
+            f"{path}: expected a folder, got a file; fastagg.load(path) reads one of server.save(path)"
+        )
     try:
         disk = Disk(path, create=True)
     except OSError as error:
@@ -190,7 +194,7 @@ def _made(make: Callable[[], Server], keep: int) -> Server:
     cache = getattr(server.direction, "cache", None)
     if isinstance(cache, Tiered) and cache.keep < keep:
         raise ConfigError(
-            f"keep: {keep} checkpoints, and Tiered(keep={cache.keep}) has the rows of fewer: raise that one"
+            f"keep: {keep} checkpoints, and Tiered(keep={cache.keep}) has the cached updates of fewer: raise that one"
         )
     return server
 

@@ -45,7 +45,7 @@ class Aggregator(BaseAggregator):
 
     - ``algorithm``: a preset's name (FADAS, FedBuff, FedAsync, ACE, ...); ``settings``: its keyword arguments.
     - ``num_clients``: how many clients get the initial model (APPFL does not say which). Or ``client_ids``: names of
-      all clients, for rules that keep a row for each (ACE, ACED, CA2FL).
+      all clients, for rules that keep an update of each (ACE, ACED, CA2FL).
     - ``model_path``, ``model_name``, ``model_kwargs``: where the model is, as in ``model_configs``. APPFL does not pass
       the model to an aggregator from a file. Without it the first upload is the first model and not an update.
     - ``checkpoint``, ``save_every``: a file to continue from, and after how many versions to write it (10).

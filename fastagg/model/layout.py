@@ -139,7 +139,10 @@ class Layout:
                     roles[name], aliases[name] = "alias", first[id(p)]
             return cls._build("module", params.state_dict().items(), take or _named, roles, aliases)
         if isinstance(params, Mapping):
-            return cls._build("state_dict", ((str(k), v) for k, v in params.items()), take or _named)
+            if unnamed := [key for key in params if not isinstance(key, str)]:
+                do = "or give a list: fastagg.FedBuff(list(params.values()))"
+                raise ShapeMismatch(_checks.wrong("params", "names that are str", unnamed[0], do))
+            return cls._build("state_dict", params.items(), take or _named)
         if isinstance(params, (list, tuple)):
             return cls._build("list", ((str(i), v) for i, v in enumerate(params)), take or _named)
         do = "give the model itself: fastagg.FedBuff(model)"
@@ -442,6 +445,7 @@ def dense(label: str, value: object) -> Tensor:
     if tensor.is_complex() or tensor.is_quantized or tensor.layout is not torch.strided or tensor.is_meta:
         kind = "meta" if tensor.is_meta else tensor.layout
         do = "" if tensor.is_meta or tensor.layout is torch.strided else "; convert it with .to_dense()"
+        do = "; fill it first: model.to_empty(device='cpu'), then load_state_dict" if tensor.is_meta else do
         raise DTypeMismatch(f"{label}: expected a dense array of real numbers, got {tensor.dtype} ({kind}){do}")
     return tensor.detach() if tensor.requires_grad else tensor
 
@@ -468,7 +472,7 @@ def _pieces(arrays: Sequence[tuple[str, Tensor | np.ndarray]]) -> Pieces:
 
 def _prefix(missing: Sequence[str], extra: Sequence[str]) -> str:
     """Return what to do about names that a wrapper (DataParallel, torch.compile) has put its own before."""
-    before = extra[0].removesuffix(missing[0]) if missing and extra else ""
+    before = extra[0].removesuffix(missing[0]) if missing and extra and isinstance(extra[0], str) else ""
     wrapped = before.endswith(".") and [before + name for name in missing] == list(extra)
     return f"; remove {before!r} from the names: give the model inside the wrapper" if wrapped else ""
 

@@ -95,7 +95,15 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """``x <- x + lr*D``."""
+    """``x <- x + lr*D``.
+
+    Example:
+        >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.SGD(lr=0.5))
+        >>> task = server.dispatch("ann")
+        >>> receipt = server.receive("ann", torch.ones(1))
+        >>> round(float(server.parameters()), 3)
+        0.5
+    """
 
     kernel: ClassVar[str] = "sgd"
 
@@ -107,6 +115,14 @@ class Momentum(Optimizer):
     Args:
         beta: decay of the momentum, in [0, 1).
         moments: ``fp32`` or ``8bit``, see :class:`Optimizer`.
+
+    Example:
+        >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.Momentum(beta=0.5, lr=1.0))
+        >>> for client in range(2):
+        ...     task = server.dispatch(client)
+        ...     receipt = server.receive(client, torch.ones(1))
+        >>> float(server.parameters())  # 1, and then 1 + 0.5 * 1
+        2.5
     """
 
     beta: float = 0.9
@@ -131,6 +147,13 @@ class Adam(Optimizer):
         eps: outside the square root, > 0.
         moments: ``fp32`` or ``8bit``, see :class:`Optimizer`.
         bias_correction: in round r = t+1, step ``lr/(1-b1^r) * m / (sqrt(v)/sqrt(1-b2^r) + eps)``.
+
+    Example:
+        >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.Adam(lr=0.1, betas=(0.0, 0.0)))
+        >>> task = server.dispatch("ann")
+        >>> receipt = server.receive("ann", torch.ones(1))
+        >>> round(float(server.parameters()), 3)
+        0.1
     """
 
     lr: float = 1e-3
@@ -159,6 +182,13 @@ class AMSGrad(Adam):
     """Adam on ``vhat <- max(vhat, v)`` (FADAS, Eq. 3; FedAMS option 1).
 
     With ``bias_correction`` the maximum is taken before the correction, as in FADAS's program.
+
+    Example:
+        >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.AMSGrad(lr=0.1, betas=(0.0, 0.0)))
+        >>> task = server.dispatch("ann")
+        >>> receipt = server.receive("ann", torch.ones(1))
+        >>> round(float(server.parameters()), 3)
+        0.1
     """
 
     kernel: ClassVar[str] = "amsgrad"
@@ -166,7 +196,15 @@ class AMSGrad(Adam):
 
 @dataclass(frozen=True)
 class Yogi(Adam):
-    """``v <- v - (1-b2)*D*D*sign(v - D*D)``, then as Adam (FedYogi)."""
+    """``v <- v - (1-b2)*D*D*sign(v - D*D)``, then as Adam (FedYogi).
+
+    Example:
+        >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.Yogi(lr=0.1, betas=(0.0, 0.0)))
+        >>> task = server.dispatch("ann")
+        >>> receipt = server.receive("ann", torch.ones(1))
+        >>> round(float(server.parameters()), 3)
+        0.1
+    """
 
     kernel: ClassVar[str] = "yogi"
 
@@ -176,6 +214,13 @@ class Lookahead(Adam):
     """FedAC's step: ``m`` and ``v`` as Adam, then ``x <- x + lr*(b1*m + (1-b1)*D)/(sqrt(v) + eps)``.
 
     A reconstruction, see :func:`fastagg.FedAC`.
+
+    Example:
+        >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.Lookahead(lr=0.1, betas=(0.0, 0.0)))
+        >>> task = server.dispatch("ann")
+        >>> receipt = server.receive("ann", torch.ones(1))
+        >>> round(float(server.parameters()), 3)
+        0.1
     """
 
     betas: tuple[float, float] = (0.6, 0.9)
@@ -190,6 +235,13 @@ class Adagrad(Optimizer):
         beta: decay of ``m``, in [0, 1).
         eps: outside the square root, > 0.
         moments: ``fp32`` or ``8bit``, see :class:`Optimizer`.
+
+    Example:
+        >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.Adagrad(lr=0.1))
+        >>> task = server.dispatch("ann")
+        >>> receipt = server.receive("ann", torch.ones(1))
+        >>> round(float(server.parameters()), 3)
+        0.1
     """
 
     lr: float = 1e-2

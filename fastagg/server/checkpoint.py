@@ -196,7 +196,9 @@ def _mode(path: Path) -> int:
         os.umask(mask)
         return 0o666 & ~mask
     if not stat.S_ISREG(found):
-        raise CheckpointError(f"{path}: the checkpoint could not be written: it is there, and no regular file")
+        raise CheckpointError(
+            f"{path}: the checkpoint could not be written: no regular file is there; give another path"
+        )
     return stat.S_IMODE(found)
 
 

@@ -437,7 +437,7 @@ class Server:
             >>> [getattr(outcome, "applied", type(outcome).__name__) for outcome in outcomes]
             [False, True, 'UnknownClient']
         """
-        answers = list(answers)
+        answers = list(answers) if hasattr(answers, "__iter__") else [answers]
         for answer in answers:
             if not isinstance(answer, (tuple, list)) or not 2 <= len(answer) <= 4:
                 do = "give a list of such tuples; version and num_samples may be left out"

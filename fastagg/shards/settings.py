@@ -22,7 +22,7 @@ def refuse_unfit(server: Server) -> None:
     validate = server._parts.settings["validate"]
     reasons = [
         (validate == "deferred", "validate", "no rank steps before all know that the update is finite"),
-        (isinstance(getattr(server.direction, "cache", None), Tiered), "cache", "rows on a disk are of a whole model"),
+        (isinstance(getattr(server.direction, "cache", None), Tiered), "cache", "those on a disk are of a whole model"),
         (isinstance(server.direction, Echo), "direction", "FedEcho runs the whole model; no rank has it"),
         (type(server.direction).combine is not Direction.combine, "direction", "your own class would see only a slice"),
         (server.optimizer.has_own_step, "optimizer", "your own class would see only a slice"),

@@ -80,6 +80,7 @@ def run(
         >>> result.summary["uploads"], len(result.rows) > 1
         (50, True)
     """
+    from fastagg import _checks
     from fastagg.errors import WrongArguments
     from fastagg.sim import simulation
     from fastagg.sim.config import full_keys
@@ -91,5 +92,9 @@ def run(
             raise WrongArguments(f"run: unknown setting {key!r}; a recipe's keys are changed so: {line}")
 
     return simulation.run(
-        configured(config, changes or {}), None if out is None else Path(out), data=data, model=model, **settings
+        configured(config, {} if changes is None else changes),
+        None if out is None else _checks.path("out", out),
+        data=data,
+        model=model,
+        **settings,
     )

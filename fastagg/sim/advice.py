@@ -207,9 +207,15 @@ def read_delays(path: Path) -> list[list[float]]:
         DataError: the file cannot be read, or has another form.
     """
     found: dict[str, list[float]] = {}
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
+    try:
+        lines = read_text(path).splitlines()
+    except DataError as error:
+        raise DataError(f"delays: {error}; expected lines of client,seconds or only seconds") from None
+    for number, line in enumerate(lines, start=1):
         client, _, seconds = line.rpartition(",")
         try:
+            if "," in client:  # a third column: a round, or a time, would pass for a part of the client's name
+                raise ValueError(line)
             found.setdefault(client or str(number), []).append(_checks.number("seconds", float(seconds), above=0))
         except ValueError:
             if number > 1 and line.strip():  # the first line may be a header
@@ -265,7 +271,7 @@ def _fitting(size: int, clients: int, in_flight: int, limit: float) -> tuple[dic
     for name, cache in ((name, cache) for name, rule in RULES.items() for cache in rule.caches):
         needs = server_bytes(name, size, clients, in_flight, cache)
         if needs > limit:
-            left_out[f"{name} with {cache} rows" if cache else name] = needs
+            left_out[f"{name} with {cache} cache" if cache else name] = needs
         else:
             fitting.setdefault(name, cache)
     if not fitting:

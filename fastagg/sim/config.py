@@ -375,8 +375,11 @@ def load(path: Path, changes: Plain | None = None) -> Config:
     """Read a recipe from a file. ConfigError when it cannot be read."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the recipe {path}: {error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"cannot read the recipe {path}: expected TOML in UTF-8, got other bytes") from None
+    except OSError as error:
+        more = "; `fastagg recipes` lists those in the package" if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"cannot read the recipe {path}: {error.strerror or error}{more}") from None
     return from_toml(text, str(path), changes)
 
 

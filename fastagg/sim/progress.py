@@ -125,6 +125,41 @@ class ProgressBar:
         self._bar.show(self._share, self._label)
 
 
+class CountBar:
+    """The progress of runs of which nobody needs to know more than how many are over. ``about``: how many there are."""
+
+    def __init__(self, about: int, console: Console | None = None) -> None:
+        self._about, self._over = about, 0
+        self._shares: dict[str, float] = {}
+        self._bar = _Bar(about, self._words(), console)
+
+    def __enter__(self) -> CountBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def started(self, cell: Cell) -> None:
+        self._shares[cell.name] = 0.0
+
+    def advanced(self, cell: Cell, share: float) -> None:
+        self._shares[cell.name] = share
+        self._show(now=False)
+
+    def ended(self, cell: Cell, outcome: Outcome) -> None:
+        del self._shares[cell.name]
+        self._over += 1
+        self._show()
+
+    def _show(self, now: bool = True) -> None:
+        done = min(self._over + sum(self._shares.values()), self._about - 0.5)  # it is not known which is the last
+        self._bar.show(done, self._words(), now=now)
+
+    def _words(self) -> str:
+        return f"{self._over} of about {self._about} runs"
+
+
 class CellsBar:
     """The progress of all runs of a comparison, and a line for each run that ends."""
 

@@ -271,7 +271,8 @@ def delay_tails(groups: Sequence[Group]) -> Figure:
     shown = list(worlds.items())[:MOST_LINES]
     figure = Figure(figsize=(5, 3.4), layout="constrained")
     axes = figure.subplots()
-    for number, (found, alike) in enumerate(shown):
+    for found, alike in shown:
+        number = groups.index(alike[0])  # the look that this method has in the other pictures
         delays, shares = tail(dict(found))
         facts = f"mean {alike[0].over('delay_mean').mean or 0.0:.1f}, max {max(dict(found), default=0)}"
         names = f"{_names(alike, len(groups))} ({facts})"

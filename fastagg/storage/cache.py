@@ -95,16 +95,16 @@ class ClientCache:
             ValueError: rows of another format or length.
         """
         if state["format"] != self.format:
-            raise ValueError(f"rows are {state['format']}, this cache holds {self.format}")
+            raise ValueError(f"cached updates are {state['format']}, this cache holds {self.format}")
         shape = (len(state["slots"]), self.row_bytes)
         if tuple(state["data"].shape) != shape:
-            raise ValueError(f"expected rows of shape {list(shape)}, got {list(state['data'].shape)}")
+            raise ValueError(f"expected cached updates of shape {list(shape)}, got {list(state['data'].shape)}")
         numbers = [state["scales"]]
         if not self.row_scales:  # the rest of a row, up to a whole block, may hold anything
             dtype = torch.float32 if self.format == "fp32" else torch.bfloat16
             numbers.append(state["data"].view(dtype)[:, : self.size])
         if not all(bool(torch.isfinite(part).all()) for part in numbers):
-            raise ValueError("rows hold NaN or infinity")
+            raise ValueError("cached updates hold NaN or infinity")
         index = torch.tensor(state["slots"], dtype=torch.int64, device=self.device)
         self.data.index_copy_(0, index, state["data"].to(self.device))
         self.scales.index_copy_(0, index, state["scales"].to(self.device))
@@ -124,6 +124,6 @@ def _refuse_if_larger_than_memory(needed: int, slots: int, size: int, format: st
                 return
     if needed > available:
         raise ConfigError(
-            f"a {format} cache of {slots} rows of {size} parameters needs {needed / 1e9:.2f} GB, and {device} has "
+            f"a {format} cache of {slots} updates of {size} parameters needs {needed / 1e9:.2f} GB, and {device} has "
             f"{available / 1e9:.2f} GB free; use a smaller format or fewer clients"
         )

@@ -135,7 +135,9 @@ class TieredRows:
             assert on is not None
             self.native.use_device(native.cuda.copies_on(on.device), bytes, lambda count: _memory_on(device, count))
         elif bytes is not None:
-            raise ConfigError(f"device: {self.setting.device!r} for rows on a CUDA device; this server is on the CPU")
+            raise ConfigError(
+                f"device: {self.setting.device!r} for cached updates on a CUDA device; this server is on the CPU"
+            )
 
     def row(self, client: int) -> Tensor | None:
         """The row of ``client`` as it is used everywhere, dequantised: [d] fp32. None if it has none."""
@@ -197,12 +199,14 @@ class TieredRows:
         """
         index = self._read()
         if index is None or index["id"] != state["id"]:
-            raise CheckpointError(f"{self.folder}: it does not have the rows of this checkpoint")
+            raise CheckpointError(f"{self.folder}: it does not have the cached updates of this checkpoint")
         if state["format"] != self.setting.format:
-            raise CheckpointError(f"the checkpoint's rows are {state['format']}, this server's {self.setting.format}")
+            raise CheckpointError(
+                f"the checkpoint's cached updates are {state['format']}, this server's {self.setting.format}"
+            )
         if state["number"] not in index["checkpoints"]:
             raise CheckpointError(
-                f"{self.folder}: the rows of this checkpoint were given up; it has those of the checkpoints "
+                f"{self.folder}: the cached updates of this checkpoint were given up; it has those of the checkpoints "
                 f"{index['checkpoints']}, and this is number {state['number']} (Tiered.keep says how many stay)"
             )
 
@@ -238,13 +242,13 @@ class TieredRows:
         index = self._read()
         if index is not None and index["checkpoints"]:
             raise ConfigError(
-                f"{self.folder}: checkpoints of another server refer to the rows in it: load one of them, name "
+                f"{self.folder}: checkpoints of another server refer to what is in it: load one of them, name "
                 "another folder, or remove this one"
             )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise CacheError(f"{self.folder}: rows need a folder: {error}") from error
+            raise CacheError(f"{self.folder}: cached updates need a folder: {error}") from error
         _once_more(self.native.open)
         self._id = secrets.token_hex(8)
         self._write([])
@@ -300,7 +304,7 @@ def problems(setting: Tiered, size: int, state: State) -> list[str]:
     except (CheckpointError, OSError) as error:
         return [str(error)]
     except (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
-        return [f"the places of the rows are damaged: {error!s:.200}"]
+        return [f"the places of the cached updates are damaged: {error!s:.200}"]
 
 
 def _memory_on(device: torch.device, count: int) -> Tensor | None:

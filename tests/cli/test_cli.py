@@ -8,8 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fastagg import _extras, cli, quick
-from fastagg.cli import machine
+from fastagg.cli import machine, screen
 from fastagg.cli.app import app
+from fastagg.sheet import Sheet
 from fastagg.sim import demo as demo_module
 from fastagg.sim import tables
 from fastagg.sim.recipes import names
@@ -366,3 +367,27 @@ def test_a_tracker_of_the_command_line(recipe, tmp_path):
     pytest.importorskip("tensorboard")
     done = invoke("run", recipe, "--out", tmp_path / "out", "--tracker", f"tensorboard={tmp_path / 'events'}")
     assert done.exit_code == 0 and list((tmp_path / "events").glob("events.out.tfevents.*"))
+
+
+def test_help_is_complete_at_eighty_columns(monkeypatch):
+    """Whatever the versions of typer and click: no summary is cut, and every argument is explained, once."""
+    monkeypatch.setenv("COLUMNS", "80")
+    runner = CliRunner()
+    text = runner.invoke(app, ["--help"]).output
+    assert "..." not in text.partition("Commands:")[2] and max(map(len, text.splitlines())) <= 80
+    for name, argument in {
+        "run": "RECIPE A name from", "compare": "RECIPES... Recipes and tables", "advise": "CLIENTS How many",
+        "recipes": "[WORDS]... Only those", "doctor": "FOLDER|FILE From fastagg.open",
+    }.items():  # fmt: skip
+        text = runner.invoke(app, [name, "--help"]).output
+        assert max(map(len, text.splitlines())) <= 80 and "\\" not in text
+        assert " ".join(text.split()).count(argument) == 1, text
+
+
+def test_tables_in_a_log_fit_eighty_columns_and_sentences_are_whole_lines(monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    screen.show(Sheet("t", [f"heading{i}" for i in range(12)], [["cell"] * 12]))
+    screen.say("word " * 40)
+    *table, sentence = capsys.readouterr().out.rstrip("\n").split("\n")
+    assert max(map(len, table)) <= 80 and " ".join(table).count("cell") >= 12
+    assert sentence.split() == ["word"] * 40

@@ -16,7 +16,7 @@ def test_a_loss_is_called_one_and_noise_is_not_called_a_win():
     assert verdict(measured(0.5, 0.6, 1.7, 1.8, 1.9)) == "even"
     assert verdict(measured(1.5, 1.6, 1.7, 1.8, 1.9)) == "faster"
     (row,) = quick_table([measured(0.5, 0.5, 0.5)], 0).rows
-    assert row == ["rule", "1,000", "1000.000", "500.000", "0.50", "0.50 to 0.50", "SLOWER"]
+    assert row == ["rule", "1 k", "1000.000", "500.000", "0.50", "0.50 to 0.50", "SLOWER"]
 
 
 def test_a_busy_machine_is_said():

@@ -20,6 +20,8 @@ FIRST = [
     "Server.receive_model", "Server.receiving", "Server.close_round", "Server.expire", "Server.parameters",
     "Server.save", "Dispatch", "Receipt", "load", "open", "watch", "sharded", "Leaf", "SharedVector", "Tiered",
     "Distillation", "register", "Polynomial", "Hinge", "DelayAdaptive", "Euclidean", "FastaggError", "sim.run",
+    "Single", "Mixing", "Buffer", "Cohort", "AllClients", "ActiveSet", "Calibrated", "SGD", "Momentum", "Adam",
+    "AMSGrad", "Yogi", "Adagrad", "Lookahead",
 ]  # fmt: skip
 
 

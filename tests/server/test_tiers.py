@@ -404,7 +404,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "rows").write_text("a file")
     server = make(tmp_path / "rows")
     server.dispatch(0)
-    with pytest.raises(fastagg.CacheError, match="rows need a folder"):
+    with pytest.raises(fastagg.CacheError, match="cached updates need a folder"):
         server.receive(0, torch.ones(SIZE))
 
 
@@ -446,7 +446,7 @@ def test_a_doctor_reads_the_rows_too(format: str, tmp_path: Path) -> None:
     ("damaged", "says"),
     [
         (lambda path: (path / "rows.json").write_text("{"), "rows.json: it is damaged"),
-        (lambda path: (path / "rows.json").unlink(), "does not have the rows"),
+        (lambda path: (path / "rows.json").unlink(), "does not have the cached updates"),
         (lambda path: os.truncate(path / "rows.bin", 4096), "behind the end"),
     ],
 )
@@ -498,7 +498,7 @@ def test_a_folder_keeps_no_more_checkpoints_than_there_are_rows_of(tmp_path: Pat
         ({"damaged": "panic"}, "damaged: expected one of"),
         ({"path": ""}, "path: expected a folder"),
         ({"device": "many"}, "device: expected bytes"),
-        ({"device": "8GB"}, "device: '8GB' for rows on a CUDA device; this server is on the CPU"),
+        ({"device": "8GB"}, "device: '8GB' for cached updates on a CUDA device; this server is on the CPU"),
     ],
 )
 def test_settings_that_are_refused(cache: dict[str, Any], says: str, tmp_path: Path) -> None:

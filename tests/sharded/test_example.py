@@ -21,9 +21,9 @@ def test_the_example_equals_one_process() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(EXAMPLE)]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [*command, "--arrivals", "9"], capture_output=True, text=True, timeout=240, check=False,
+        [*command, "--updates", "9"], capture_output=True, text=True, timeout=240, check=False,
         env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "version 3 after 9 arrivals" in done.stdout
+    assert "version 3 after 9 updates" in done.stdout
     assert "equal to one process, to the bit" in done.stdout

@@ -21,7 +21,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "leaves" / "serve.py"
 def test_leaves_on_ray_equal_one_process_and_a_lost_one_is_replaced() -> None:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [sys.executable, EXAMPLE.name, "--arrivals", "24", "--lose", "5"], cwd=EXAMPLE.parent,
+        [sys.executable, EXAMPLE.name, "--sums", "24", "--lose", "5"], cwd=EXAMPLE.parent,
         capture_output=True, text=True, timeout=480, check=False, env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -152,8 +152,8 @@ def test_settings_are_scaled_to_all_clients(tiny: None, monkeypatch: pytest.Monk
     ("memory", "cache", "without"),
     [
         (None, "fp32", []),
-        ("12GB", "bf16", ["ACE with fp32 rows"]),
-        ("6GB", "int8", ["ACE with fp32 rows", "ACE with bf16 rows"]),
+        ("12GB", "bf16", ["ACE with fp32 cache"]),
+        ("6GB", "int8", ["ACE with fp32 cache", "ACE with bf16 cache"]),
         ("2GB", None, [f"ACE with {cache} rows" for cache in ("fp32", "bf16", "int8", "int4")]),
     ],
 )
@@ -169,7 +169,7 @@ def test_what_does_not_fit_is_left_out(memory: str | None, cache: str | None, wi
 
 def test_rows_that_do_not_fit_are_not_recommended(small: None) -> None:
     found = advice.advise(CLIENTS, parameters="10M", memory="500MB")
-    assert "ACE with fp32 rows" in found.left_out and "ACE with int8 rows" not in found.left_out
+    assert "ACE with fp32 cache" in found.left_out and "ACE with int8 cache" not in found.left_out
     for one in found.ranked:
         assert one.settings.get("cache") in (None, "int8") and one.memory <= 500e6
 
@@ -271,6 +271,6 @@ def test_the_command_fits_a_terminal_and_names_the_line_to_type(small: None) -> 
     *lines, again = done.stdout.splitlines()
     assert all(len(line) <= 80 for line in lines) and again.startswith("Again: fastagg advise 20 ")
     assert lines[0] == "Use" and lines[1].startswith("  fastagg.") and lines[2] == "Runners-up"
-    assert "Too large for the memory: ACE with fp32 rows (920.0 MB)" in done.stdout
+    assert "Too large for the memory: ACE with fp32 cache (920.0 MB)" in done.stdout
     refused = CliRunner().invoke(app, ["advise", str(CLIENTS), "--skew", "much"])
     assert refused.exit_code == 2 and "skew: expected one of" in refused.stderr

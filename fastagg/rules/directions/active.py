@@ -25,6 +25,13 @@ class ActiveSet(AllClients):
         freshness: defines t_start_i. ``dispatch``: the version last sent to the client, so a client is fresh while it
             trains (Algorithm a.1, whose clients get the next model as soon as they answer). ``gradient``: the version
             that the client's cached update was computed on (the text of Eq. 7).
+
+    Example:
+        >>> server = fastagg.Server(torch.zeros(1), fastagg.ActiveSet(2, max_delay=1), fastagg.SGD(lr=1.0))
+        >>> tasks = [server.dispatch(client) for client in range(2)]
+        >>> outcomes = server.receive_many([(0, torch.tensor([1.0])), (1, torch.tensor([3.0]))])
+        >>> float(server.parameters())
+        -2.0
     """
 
     max_delay: int = 10

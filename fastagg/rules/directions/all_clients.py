@@ -36,6 +36,13 @@ class AllClients(Direction):
         warmup: ``full``: no step until all clients have answered once (Algorithm 1). ``partial``: every update steps
             along the mean of the clients that have answered so far.
         mode: ``incremental`` takes O(d) per update. ``direct`` recomputes the sum each time, in O(n*d).
+
+    Example:
+        >>> server = fastagg.Server(torch.zeros(1), fastagg.AllClients(2), fastagg.SGD(lr=1.0))
+        >>> tasks = [server.dispatch(client) for client in range(2)]
+        >>> outcomes = server.receive_many([(0, torch.tensor([1.0])), (1, torch.tensor([3.0]))])
+        >>> float(server.parameters())  # against the mean gradient of both
+        -2.0
     """
 
     num_clients: int
@@ -52,7 +59,9 @@ class AllClients(Direction):
             object.__setattr__(self, "cache", Tiered(**self.cache))
         if isinstance(self.cache, Tiered):
             if self.mode == "direct":
-                raise ConfigError("cache: with mode='direct' every arrival reads all rows, which must be in memory")
+                raise ConfigError(
+                    "cache: with mode='direct' every update needs all cached ones, which must be in memory"
+                )
         else:
             _checks.one_of("cache", self.cache, words(Cache))
         _checks.one_of("warmup", self.warmup, WARMUPS)
@@ -157,7 +166,7 @@ class TieredState(DirectionState):
     def __init__(self, setting: AllClients, material: Material) -> None:
         assert isinstance(setting.cache, Tiered)
         if material.origin:
-            raise ConfigError("cache: rows on tiers are of a whole model, and this server has a slice (origin)")
+            raise ConfigError("cache: updates on a disk are of a whole model, and this server has a slice (origin)")
         self.rows = TieredRows(setting.cache, material.size, setting.num_clients, material.device)
         self.sum = memory.zeros(material.size, material.device)
         super().__init__(

@@ -63,6 +63,13 @@ class Cohort(Buffer):
     """The mean of one synchronous round: M clients, all of which started from the current version (FedAvg).
 
     An update from an earlier round is refused with UnknownVersion.
+
+    Example:
+        >>> server = fastagg.Server(torch.zeros(1), fastagg.Cohort(2), fastagg.SGD(lr=1.0))
+        >>> tasks = [server.dispatch(client) for client in range(2)]
+        >>> outcomes = server.receive_many([(0, torch.tensor([1.0])), (1, torch.tensor([3.0]))])
+        >>> float(server.parameters())  # the mean of the round
+        2.0
     """
 
     synchronous: ClassVar[bool] = True

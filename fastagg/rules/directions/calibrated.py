@@ -30,6 +30,13 @@ class Calibrated(Direction):
         repeat: what to do with a client that answers twice in a round. ``start``: calibrate both updates with the
             client's cached one at the start of the round (the paper). ``latest``: calibrate with the current one, and
             divide the sum by M (as public programs do).
+
+    Example:
+        >>> server = fastagg.Server(torch.zeros(1), fastagg.Calibrated(2, 2), fastagg.SGD(lr=1.0))
+        >>> tasks = [server.dispatch(client) for client in range(2)]
+        >>> outcomes = server.receive_many([(0, torch.tensor([1.0])), (1, torch.tensor([3.0]))])
+        >>> float(server.parameters())  # the first round has no earlier updates to correct with
+        2.0
     """
 
     num_clients: int

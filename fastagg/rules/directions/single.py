@@ -12,7 +12,15 @@ from fastagg.rules.directions.base import Direction, DirectionState, Material
 
 @dataclass(frozen=True)
 class Single(Direction):
-    """``D = Delta_i``, or ``D = -g_i`` with ``kind="gradient"`` (asynchronous SGD)."""
+    """``D = Delta_i``, or ``D = -g_i`` with ``kind="gradient"`` (asynchronous SGD).
+
+    Example:
+        >>> server = fastagg.Server(torch.zeros(1), fastagg.Single(), fastagg.SGD(lr=1.0))
+        >>> tasks = [server.dispatch(client) for client in range(2)]
+        >>> outcomes = server.receive_many([(0, torch.tensor([1.0])), (1, torch.tensor([3.0]))])
+        >>> float(server.parameters())  # a step for each
+        4.0
+    """
 
     single: ClassVar[bool] = True
 
@@ -25,6 +33,13 @@ class Mixing(Direction):
     """A step towards the client's model: ``D = x_i^K - x_t`` with ``x_i^K = x_s + Delta_i``.
 
     With SGD and ``lr = alpha`` this is FedAsync's ``x <- (1-a_t)*x + a_t*x_i^K`` (the AsyncFedED paper, Eq. 40).
+
+    Example:
+        >>> server = fastagg.Server(torch.zeros(1), fastagg.Mixing(), fastagg.SGD(lr=1.0))
+        >>> tasks = [server.dispatch(client) for client in range(2)]
+        >>> outcomes = server.receive_many([(0, torch.tensor([1.0])), (1, torch.tensor([3.0]))])
+        >>> float(server.parameters())  # with a rate of 1 the model is the last client's
+        3.0
     """
 
     needs_base: ClassVar[bool] = True

@@ -23,15 +23,17 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error}") from error
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
     """Return a file's text. DataError if it cannot be read or is not text."""
     try:
         return path.read_text(encoding=encoding)
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"cannot read {path}: expected text in {encoding}, got other bytes") from error
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def labels_in_range(labels: Sequence[int] | np.ndarray, classes: int, path: Path) -> None:

@@ -84,6 +84,8 @@ def find(folder: Path, file: str) -> Path:
 
 def read(path: Path) -> Arrays:
     """Return the file's checked arrays by KEYS. DataError names the file and the array."""
+    if path.is_file() and not zipfile.is_zipfile(path):
+        raise DataError(f"{path} is not a readable npz file: numpy.savez writes one, of {', '.join(KEYS)}")
     try:
         with np.load(path, allow_pickle=False) as file:
             if missing := [key for key in KEYS if key not in file]:

@@ -47,6 +47,8 @@ def unknown(name: str, *known: list[str]) -> str:
 
 def configured(given: config.Config | str | Plain, changes: Plain) -> config.Config:
     """Return a Config, the recipe of a name or path, or one given as a dict, with ``changes`` to dotted keys."""
+    if not isinstance(changes, dict):
+        raise ConfigError(_checks.wrong("changes", "a dict such as {'client.lr': 0.1}", changes))
     if isinstance(given, str):
         return load(given, changes)
     values = given.model_dump() if isinstance(given, config.Config) else given
