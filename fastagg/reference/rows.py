@@ -11,6 +11,7 @@ SCALE_BLOCK = native.scale_block  # elements that share one fp32 scale (csrc/mat
 _CALLS = 128  # Philox calls for a block of 1,024 elements
 _MASK = 0xFFFFFFFF
 _SMALLEST_SCALE = 2.0**-126
+_LEVELS = {"int8": 127.0, "int4": 7.0}  # the largest code of formats with scales
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int], rounds: int = 7) -> list[Tensor]:
@@ -65,13 +66,13 @@ def encode(values: Tensor, bits: Tensor, format: str) -> tuple[Tensor, Tensor]:
         return ((pattern & 0x80000000) | magnitude).bitwise_right_shift(16).to(torch.int16).view(
             torch.uint8
         ), torch.empty(0)
-    levels = 127.0 if format == "int8" else 7.0
+    levels = _LEVELS[format]
     blocks = v.view(-1, SCALE_BLOCK)
     scales = (blocks.abs().amax(dim=1) / levels).clamp_min(_SMALLEST_SCALE)
     scaled = (blocks * (1.0 / scales)[:, None]).clamp(-levels, levels)
     dither = r.view_as(blocks).to(torch.float32) * 2.0**-16 + (2.0**-17 - 0.5)
     q = ((scaled + dither) + 12582912.0) - 12582912.0  # to the nearest whole number, ties to even
-    if format == "int8":
+    if format != "int4":
         return q.to(torch.int8).view(torch.uint8).reshape(-1), scales
     half = SCALE_BLOCK // 2
     nibbles = (q + 8.0).to(torch.uint8)
@@ -84,7 +85,7 @@ def decode(row: Tensor, scales: Tensor, format: str, size: int) -> Tensor:
         return row.view(torch.float32)[:size].clone()
     if format == "bf16":
         return row.view(torch.bfloat16)[:size].to(torch.float32)
-    if format == "int8":
+    if format != "int4":
         q = row.view(torch.int8).view(-1, SCALE_BLOCK).to(torch.float32)
     else:
         packed = row.view(-1, SCALE_BLOCK // 2)
