@@ -144,7 +144,7 @@ def test_the_reference_knows_nothing_of_the_kernels(graph: Graph) -> None:
     room = f"{PACKAGE.name}.reference"
     inside = {module for module in graph if module.startswith(room)}
     outside = set().union(*(graph[module] for module in inside)) - inside
-    assert outside == {"fastagg._build", "fastagg._types", "fastagg.storage.pieces"}
+    assert outside == {"fastagg._build", "fastagg.storage.pieces"}
 
 
 def test_a_circle_through_a_function_is_found_and_one_of_types_is_not(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fastagg._types import Plain
 from fastagg.reference.moments import SPANS, decode, encode, random_bits, units_of
 from fastagg.storage.pieces import Pieces, as_pieces
 
@@ -154,13 +154,15 @@ def _coded_step(
     codes: dict[str, Tensor],
     units: Tensor,
     rounding: tuple[int, int, int],
-    how: Plain,
-    along: Plain,
+    how: dict[str, Any],
+    along: dict[str, Any],
 ) -> Tensor:
     """Step with the values of the codes, then encode the new ones."""
     size = x.numel()
     whole = codes["m"].numel()
-    held: Plain = {name: decode(code, units[int(name != "m")], name == "m").to(_F64) for name, code in codes.items()}
+    held: dict[str, Any] = {
+        name: decode(code, units[int(name != "m")], name == "m").to(_F64) for name, code in codes.items()
+    }
     found = step_(x, update, **how, **along, **{name: values[:size] for name, values in held.items()})
     rest = torch.zeros(whole - size, dtype=_F64, device=x.device)  # the padding of the last block
     step_(rest, rest.to(torch.float32), **how, **{name: values[size:] for name, values in held.items()})
