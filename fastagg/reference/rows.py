@@ -11,7 +11,7 @@ SCALE_BLOCK = native.scale_block  # elements that share one fp32 scale (csrc/mat
 _CALLS = 128  # Philox calls for a block of 1,024 elements
 _MASK = 0xFFFFFFFF
 _SMALLEST_SCALE = 2.0**-126
-_LEVELS = {"int8": 127.0, "int4": 7.0}  # the largest code of formats with scales
+LEVELS = {"int8": 127.0, "int4": 7.0}  # the largest code of formats with scales
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int], rounds: int = 7) -> list[Tensor]:
@@ -66,7 +66,7 @@ def encode(values: Tensor, bits: Tensor, format: str) -> tuple[Tensor, Tensor]:
         return ((pattern & 0x80000000) | magnitude).bitwise_right_shift(16).to(torch.int16).view(
             torch.uint8
         ), torch.empty(0)
-    levels = _LEVELS[format]
+    levels = LEVELS[format]
     blocks = v.view(-1, SCALE_BLOCK)
     scales = (blocks.abs().amax(dim=1) / levels).clamp_min(_SMALLEST_SCALE)
     scaled = (blocks * (1.0 / scales)[:, None]).clamp(-levels, levels)

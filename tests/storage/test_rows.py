@@ -11,7 +11,7 @@ from kernels import extreme, same_bits, vector
 
 import fastagg
 from fastagg import ops, reference
-from fastagg.reference.rows import philox
+from fastagg.reference.rows import LEVELS, philox
 from fastagg.storage.cache import FORMATS, SCALE_BLOCK, ClientCache
 
 pytestmark = pytest.mark.kernel
@@ -99,7 +99,7 @@ def test_bf16_error_is_below_one_ulp_and_never_overflows() -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_zeros_and_whole_multiples_are_exact(format: str, isa: str) -> None:
-    levels = 7 if format == "int4" else 127
+    levels = int(LEVELS.get(format, 127))
     grid = torch.arange(-levels, levels + 1, dtype=torch.float32).repeat(40)[:2048] * 0.125
     for seed in range(5):
         assert same_bits(store(torch.zeros(300), format, seed=seed).row(1), torch.zeros(300))

@@ -1,0 +1,210 @@
+"""What an addition costs a contributor: adds a toy optimizer, row format and preset, and counts the files it takes.
+
+It changes the checkout that it runs in, so it runs in a copy (.ci/incremental.sh), whose build folder it takes. The
+numbers of files are those that CONTRIBUTING.md and docs/architecture.md promise. Then the toys are compiled, and the
+comparisons that the tests have anyway must find and pass them: with the reference, to the bit, and with the oracle.
+Nearly every file depends on the row formats, so the toy of those is compiled only with --format. It is always counted.
+
+    python .ci/contribute.py BUILD [--format]
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+Edits = dict[str, list[tuple[str, str]]]  # file -> (text that is there, text that is put before it)
+
+OPTIMIZER: Edits = {
+    "csrc/math/optimizers.h": [
+        (
+            "using Optimizers = List<",
+            """struct Nesterov {
+  static constexpr const char* kName = "nesterov";
+  static constexpr bool kM = true, kV = false, kVhat = false, kScalesV = false, kAlong = false;
+  template <typename L, typename F>
+  FASTAGG_FN void advance(F d, MomentsOf<F>& s, const Hyper&, float decay1, float) {
+    s.m = decay1 * s.m + d;
+  }
+  template <typename L, typename F>
+  FASTAGG_FN F moved(F d, F x, const MomentsOf<F>& s, const Hyper& h) {
+    return x + h.lr * (d + h.beta1 * s.m);
+  }
+  static double reach(const Decay& s, double d, MomentBounds& bound) {
+    bound.m = s.beta1 * bound.m + d;
+    return d + s.beta1 * bound.m;
+  }
+};
+
+""",
+        ),
+        (">;\n\n}  // namespace fastagg", ", Nesterov"),
+    ],
+    "fastagg/reference/step.py": [
+        (
+            '    new["m"] = m = b1',
+            """    if optimizer == "nesterov":
+        new["m"] = b1 * state["m"] + d
+        return {"x": x + lr * (d + b1 * new["m"]), **new}
+""",
+        )
+    ],
+    "fastagg/rules/optimizers.py": [
+        ('    "Optimizer",\n', '    "Nesterov",\n'),
+        (
+            "@dataclass(frozen=True)\nclass Adam(",
+            '''@dataclass(frozen=True)
+class Nesterov(Momentum):
+    """``m <- beta*m + D; x <- x + lr*(D + beta*m)``.
+
+    Example:
+        >>> fastagg.Server(torch.zeros(2), optimizer=fastagg.Nesterov(0.1)).optimizer.beta
+        0.9
+    """
+
+    kernel: ClassVar[str] = "nesterov"
+
+
+''',
+        ),
+    ],
+}
+OPTIMIZER_TESTS: Edits = {
+    "tests/oracle/optimizers.py": [
+        (
+            "class Adam(",
+            '''class Nesterov(Momentum):
+    """m <- b1*m + D ; x <- x + eta*(D + b1*m)."""
+
+    def move(self, x: Vector, d: Vector, lr: float) -> Vector:
+        self.m = self.b1 * self.m + d
+        return x + lr * (d + self.b1 * self.m)
+
+
+''',
+        )
+    ],
+    "tests/rules/test_traces.py": [
+        (
+            '    "adam": (lambda: fastagg.Adam(',
+            '    "nesterov": (lambda: fastagg.Nesterov(0.3, 0.8), lambda: oracle.optimizers.Nesterov(0.3, 0.8)),\n',
+        )
+    ],
+}
+FORMAT: Edits = {
+    "csrc/math/rows.h": [
+        (
+            "using RowFormats = List<",
+            """struct Int6 : Scaled<31> {
+  static constexpr const char* kName = "int6";
+  static constexpr int kBits = 8, kPlanes = 2;
+  typedef int8_t Code;
+  FASTAGG_FN void join(Code* codes, int64_t i, int64_t plane, int32_t first, int32_t second) {
+    Int8::join(codes, i, plane, first, second);
+  }
+  FASTAGG_FN void split(const Code* codes, int64_t i, int64_t plane, int32_t& first, int32_t& second) {
+    Int8::split(codes, i, plane, first, second);
+  }
+};
+
+""",
+        ),
+        (">;\nconstexpr int kPlainRows", ", Int6"),
+    ],
+    "fastagg/reference/rows.py": [('"int4": 7.0', '"int6": 31.0, ')],
+    "fastagg/rules/names.py": [("]  # of a client's row; AllClients", ', "int6"')],
+}
+PRESET: Edits = {
+    "fastagg/presets.py": [
+        ('    "FedYogi",\n', '    "FedNesterov",\n'),
+        (
+            "@preset\ndef FADAS(",
+            '''@preset
+def FedNesterov(params: Any, *, lr: float = 1.0, buffer_size: int = 10, **server: Unpack[ServerSettings]) -> Server:
+    """FedBuff with Nesterov's momentum.
+
+    Example:
+        >>> fastagg.FedNesterov(torch.zeros(2), buffer_size=2).version
+        0
+    """
+    return Server(params, Buffer(buffer_size), Nesterov(lr), **server)
+
+
+''',
+        ),
+        ("Optimizer, Yogi\n", "Nesterov, "),
+    ]
+}
+PRESET_TESTS: Edits = {
+    "tests/presets.py": [('    "ASGD": _of(', '    "FedNesterov": _of("FedNesterov", buffer_size=3, lr=0.1),\n')]
+}
+TOYS = {
+    "an optimizer": (OPTIMIZER, OPTIMIZER_TESTS),
+    "a row format": (FORMAT, {}),
+    "a preset": (PRESET, PRESET_TESTS),
+}
+HASHES = Path("tests/hashes.json")
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def promised(page: str) -> dict[str, tuple[int, int]]:
+    """Return what the page's table says of each toy: files of the package, and of tests."""
+    text = Path(page).read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (an? [a-z ]+) \|.*\| (\d+) \| (\d+) \|$", text, re.MULTILINE)
+    return {what: (int(files), int(tests)) for what, files, tests in rows}
+
+
+def add(edits: Edits) -> int:
+    for name, changes in edits.items():
+        text = Path(name).read_text(encoding="utf-8")
+        for before, added in changes:
+            if text.count(before) != 1:
+                sys.exit(f"{name}: {before!r} is there {text.count(before)} times")
+            text = text.replace(before, added + before)
+        Path(name).write_text(text, encoding="utf-8")
+    return len(edits)
+
+
+def check(build: str, *chosen: tuple[str, str]) -> None:
+    """Compile, and run those tests of a file whose names contain a word."""
+    run("cmake", "--build", build)
+    for tests, word in chosen:
+        said = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests, "-k", word)
+        print(f"{tests} {word}: {re.findall(r'[0-9]+ passed', said)[-1]}")
+
+
+def main(build: str, with_format: bool) -> None:
+    counted = {what: (add(source), add(tests)) for what, (source, tests) in TOYS.items() if source is not FORMAT}
+    check(
+        build,
+        ("tests/ops/test_step.py", "nesterov"),
+        ("tests/rules/test_traces.py", "nesterov"),
+        ("tests/test_registry.py", ""),
+        ("tests/docs/test_doctests.py", "Nesterov"),
+        ("tests/docs/test_api_pages.py", ""),
+    )
+    before = json.loads(HASHES.read_text(encoding="utf-8"))
+    run(sys.executable, "tests/test_same_bits.py", "--write")
+    after = json.loads(HASHES.read_text(encoding="utf-8"))
+    if after.pop("FedNesterov", None) is None or after != before:
+        sys.exit("the toys changed bits of what was there, or have none of their own")
+    counted["a row format"] = (add(FORMAT), 0)
+    for page in ("CONTRIBUTING.md", "docs/architecture.md"):
+        if promised(page) != counted:
+            sys.exit(f"{page} promises {promised(page)}, and it takes {counted} files")
+    if with_format:
+        check(build, ("tests/storage/test_rows.py", "int6"), ("tests/ops/test_add_rows.py", "int6"))
+    print(f"files of the package and of tests: {counted}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], "--format" in sys.argv)
