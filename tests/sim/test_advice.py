@@ -154,7 +154,7 @@ def test_settings_are_scaled_to_all_clients(tiny: None, monkeypatch: pytest.Monk
         (None, "fp32", []),
         ("12GB", "bf16", ["ACE with fp32 cache"]),
         ("6GB", "int8", ["ACE with fp32 cache", "ACE with bf16 cache"]),
-        ("2GB", None, [f"ACE with {cache} rows" for cache in ("fp32", "bf16", "int8", "int4")]),
+        ("2GB", None, [f"ACE with {cache} cache" for cache in ("fp32", "bf16", "int8", "int4")]),
     ],
 )
 def test_what_does_not_fit_is_left_out(memory: str | None, cache: str | None, without: list[str], small: None) -> None:
