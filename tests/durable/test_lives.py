@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import signal
 import threading
 import time
@@ -12,8 +13,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import simulated
+import torch
 from simulated import Life, Machine, Wrong
 
+import fastagg
 from fastagg.durable import doctor, opening, recovery, snapshot, uploads
 from fastagg.durable.folder import checkpoint_name, upload_name
 from fastagg.durable.keeper import Keeper
@@ -47,6 +50,28 @@ def test_many_lives_keep_every_promise() -> None:
             done |= set(simulated.live(name, seed, 80))
         seed += 1
     assert done == set(simulated.ACTIONS)
+
+
+def test_a_life_that_wrote_nothing_has_an_incarnation_of_its_own() -> None:
+    def make() -> fastagg.Server:
+        return fastagg.ASGD(torch.zeros(simulated.SIZE), lr=1.0)
+
+    disk = Machine()
+    server = opening.open_on(disk, make, "none")
+    left = disk.after(len(disk.steps), random.Random(1), 512)
+    for client in range(2):
+        server.dispatch(client)
+        server.receive(client, torch.ones(simulated.SIZE), num_samples=1)
+    lost = server.dispatch(0)
+    server.close()
+    again = opening.open_on(left, make, "none")
+    for client in range(2):
+        again.dispatch(client)
+        again.receive(client, torch.ones(simulated.SIZE), num_samples=1)
+    assert again.dispatch(0).version == lost.version
+    with pytest.raises(fastagg.StaleIncarnation):
+        again.receive(0, torch.ones(simulated.SIZE), lost.version, 1, incarnation=lost.incarnation)
+    again.close()
 
 
 # -- defects that are put back -----------------------------------------------------------------------------------------
@@ -141,14 +166,6 @@ def _start_anew(start: Any) -> Any:
 
 def _uncounted(start: Any) -> Any:
     return lambda self, journal, replayed: start(self, journal, 0)
-
-
-def _same_if_empty(opened: Any) -> Any:
-    def one(*given: Any) -> Any:
-        made = opened(*given)
-        return made._replace(is_new=made.start["sequence"] == 0 and not made.start["busy"])
-
-    return one
 
 
 def _short_lives(patch: pytest.MonkeyPatch) -> None:
@@ -280,8 +297,6 @@ MUTANTS = {
         _around(Keeper, "start", _uncounted), ("close", "kill"), says="bytes"),
     "all incarnations are the same": Mutant(
         _put(engine, "new_incarnation", lambda: 7), ("power", "lost_task", "dispatch", "foreign")),
-    "a life goes on as the last one did, if that wrote nothing": Mutant(
-        _around(opening, "_opened", _same_if_empty), ("full_disk", "abandon"), first=3),
     "close() does not wake the thread of the checkpoints": Mutant(
         _put(Keeper, "close", _close_without_nudge), ("close",), says=HANGS, patience=4.0),
     "checkpoint() of a closed server waits for a thread that has ended": Mutant(
