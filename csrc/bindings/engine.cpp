@@ -399,6 +399,7 @@ PyObject* entry(PyObject* self, PyObject* const* args, Py_ssize_t count) {
     PyErr_SetString(PyExc_TypeError, "a wrong number of arguments");
     return nullptr;
   }
+  const Call call;
   auto* const server = static_cast<std::shared_ptr<Server>*>(PyCapsule_GetPointer(self, nullptr));
   return guarded([&] { return Act(**server, args); });
 }
@@ -706,7 +707,7 @@ void bind_engine(py::module_& m) {
                              [](const std::shared_ptr<Server>& server) {
                                return function_of(server, method<entry<take_many, 2>>("receive_many"));
                              })
-      .def("receive_parsed", &receive_parsed)
+      .def("receive_parsed", &receive_parsed, py::call_guard<Call>())
       .def("close_round", &close_round)
       .def("hand_on", &hand_on)
       .def("forget",

@@ -5,6 +5,9 @@
 #include <cxxabi.h>
 #endif
 
+#include <chrono>
+#include <thread>
+
 #include "../store/blocking.h"
 #include "../store/slot_file.h"
 #include "structs.h"
@@ -24,6 +27,21 @@ void or_sleep(Act act) {
   act();
 #endif
 }
+
+// How long the end of Python waits for calls of other threads: until none has come or gone for a while, but not longer
+// than a second.
+constexpr std::chrono::milliseconds kQuiet{50}, kLongestEnd{1000};
+
+// All of it changes only with the GIL.
+struct Calls {
+  int64_t open = 0;
+  uint64_t came = 0;
+  pid_t process = getpid();  // a forked child has none of the threads
+  std::thread::id first;     // the thread of the first call
+  bool several = false;      // there were calls of other threads
+  bool end = false;
+  std::thread::id ends;  // the thread that may go on
+} calls;
 
 void* begin_waiting() { return PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; }
 
@@ -74,6 +92,35 @@ Holds::Holds() : state_{} {
   or_sleep([this] { state_ = PyGILState_Ensure(); });
 }
 Holds::~Holds() { PyGILState_Release(state_); }
+
+Call::Call() {
+  const std::thread::id mine = std::this_thread::get_id();
+  ++calls.came;
+  if (calls.end && calls.ends != mine) {
+    PyEval_SaveThread();
+    for (;;) pause();
+  }
+  if (calls.first == std::thread::id{}) calls.first = mine;
+  calls.several |= calls.first != mine;
+  ++calls.open;
+}
+Call::~Call() { --calls.open, ++calls.came; }
+
+void end_calls() {
+  using Clock = std::chrono::steady_clock;
+  calls.end = true;
+  calls.ends = std::this_thread::get_id();
+  if (calls.process != getpid() || (!calls.several && calls.first == calls.ends)) return;
+  const Clock::time_point last = Clock::now() + kLongestEnd;
+  Clock::time_point since = Clock::now();
+  for (uint64_t came = calls.came; Clock::now() < last && (calls.open > 0 || Clock::now() < since + kQuiet);) {
+    {
+      const Released others;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    if (calls.came != came) came = calls.came, since = Clock::now();
+  }
+}
 
 store::Owner owner_of(py::object object) {
   PyObject* const held = object.release().ptr();

@@ -43,6 +43,19 @@ class Holds {
   PyGILState_STATE state_;
 };
 
+// A call from Python that may take long or use tensors. Torch releases the GIL in its own methods, where a thread that
+// Python ends does not survive either: it takes the process along (abort). So the end of Python waits a moment for the
+// calls of other threads, and a thread that calls later sleeps.
+class Call {
+ public:
+  Call();
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+  ~Call();
+};
+// What the end of Python waits with (`atexit`).
+void end_calls();
+
 // An object as the owner of memory; any thread may let it go. `object_of` gives it back, or null for memory that Python
 // does not own.
 store::Owner owner_of(py::object object);

@@ -222,6 +222,7 @@ PYBIND11_MODULE(_native, m) {
     if (raised) bindings::set_error_of(raised);
   });
   bindings::install_waiting();
+  py::module_::import("atexit").attr("register")(py::cpp_function(&bindings::end_calls));
   bind_structs(m);
   bindings::bind_memory(m);
   bindings::bind_records(m);
