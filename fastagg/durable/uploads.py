@@ -3,6 +3,7 @@ log refers to it. So memory never holds more than one chunk."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from collections.abc import Callable
@@ -132,4 +133,5 @@ def _drop(disk: Disk, uploads: Uploads, blob: Native, name: str) -> None:
         return
     uploads.dropped(blob.number)
     disk.close(blob.file)
-    disk.remove(name)
+    with contextlib.suppress(OSError):  # the server was closed meanwhile; the next opening removes the file
+        disk.remove(name)

@@ -107,3 +107,19 @@ def test_what_is_not_whole_or_not_right_changes_nothing(durable: bool, tmp_path:
     with pytest.raises(ShapeMismatch, match="after its end"):
         upload.write(b"")
     assert upload.receipt.update_norm == pytest.approx(SIZE**0.5)
+
+
+def test_an_upload_that_ends_after_close_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+    server = fastagg.open(tmp_path, make)
+    server.dispatch(0)
+    with pytest.raises(fastagg.NotDurable, match="closed"), server.receiving(0) as upload:
+        upload.write(data(torch.ones(SIZE)))
+        server.close()
+    server = fastagg.open(tmp_path, make)
+    server.dispatch(1)
+    with pytest.raises(KeyError, match="mine"), server.receiving(1) as upload:
+        upload.write(data(torch.ones(SIZE // 2)))
+        server.close()
+        raise KeyError("mine")
+    fastagg.open(tmp_path, make).close()
+    assert not list(tmp_path.glob("upload-*"))
