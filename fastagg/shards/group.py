@@ -70,17 +70,18 @@ def sharded(make: Make, model: Any, group: Any = None, *, timeout: float = 60.0)
         make: makes a server of the piece that it gets, such as ``lambda piece: fastagg.FADAS(piece, lr=0.01)``. It must
             be the same on all ranks.
         model: the whole model, in any form that :class:`fastagg.Server` takes, without running statistics. Rank r takes
-            its slice from the model that was given on rank r. Tensors may also be distributed (DTensor, FSDP2) over the
-            ranks of the group: each placed Replicate or Shard(0), on a mesh with further dimensions Replicate on those.
-            Then no rank ever holds the whole model.
+            its slice from the model that was given on rank r, so all must be equal. Tensors may also be distributed
+            (DTensor, FSDP2) over the ranks of the group: each placed Replicate or Shard(0), on a mesh with further
+            dimensions Replicate on those. Then no rank ever holds the whole model.
         group: a process group of torch.distributed. None: the default group, or only this process if none was started.
             It must have gloo for tensors on the CPU (``backend="gloo"`` or ``"cpu:gloo,cuda:nccl"``). If it has NCCL,
             a model's tensors go from GPU to GPU when every rank has a GPU of its own.
         timeout: how many seconds a rank waits for another. A rank that takes longer for its share of a step is lost.
 
     Raises:
-        ConfigError: ranks have different settings (the message names the setting), the model has fewer groups of 65,536
-            elements than there are ranks, a tensor is placed in another way, or a setting does not work with slices.
+        ConfigError: ranks have different settings or models (the message names what differs), the model has fewer
+            groups of 65,536 elements than there are ranks, a tensor is placed in another way, or a setting does not
+            work with slices.
         RankLost: a rank did not answer. All methods raise it afterwards: load a checkpoint with the remaining ranks.
 
     Example:
@@ -96,7 +97,7 @@ def sharded(make: Make, model: Any, group: Any = None, *, timeout: float = 60.0)
     with link.together():
         placing = Placing(model, link)
         bounds = _bounds(placing.layout, link.size)
-        others = json.loads(link.settle(_about_the_model(placing, timeout), settings.common))
+        others = json.loads(link.settle(_about_the_model(placing, model, timeout), settings.common))
         link.use_cards([one["card"] for one in others], placing.device)
         server = make(Piece(placing.slice_of(model, bounds), bounds[link.rank][0], norms))
         if not isinstance(server, Server) or server._parts.norms is not norms:
@@ -406,12 +407,17 @@ class Group:
         self._updates.keep(lambda key: False)
 
 
-def _about_the_model(placing: Placing, timeout: float) -> bytes:
+# What a message names if ranks were given different models.
+_VALUES = "values of the model (seed it alike on all ranks, or load one state_dict there), as a checksum"
+
+
+def _about_the_model(placing: Placing, model: Any, timeout: float) -> bytes:
     spec = placing.layout.spec()
     about = {
         "parameters": placing.layout.size,
         "model": [spec["form"], spec["entries"]],
         "placed": placing.described(),
+        _VALUES: placing.checksum(model),
         "fastagg": build_info()["version"],
         "timeout": timeout,
     }

@@ -19,6 +19,7 @@ from fastagg._types import Arrays, Foreign
 from fastagg.errors import ConfigError
 from fastagg.model import Entry, Layout, dense
 from fastagg.shards.link import Link
+from fastagg.storage import raw
 
 Range = tuple[int, int]  # the first, and the end
 
@@ -139,6 +140,16 @@ class Placing:
             for one in self._spreads
             if one.mesh is not None
         }
+
+    def checksum(self, model: Arrays) -> str:
+        """Return a checksum of all parameters that every rank has whole. All ranks must have the same: each makes its
+        slice from its own model."""
+        found = 0
+        for spread, (_, tensor) in zip(self._spreads, self.layout.parameters(model, _taken), strict=True):
+            if spread.mesh is None:
+                values = tensor.detach().cpu().contiguous()
+                found = raw.crc32c([raw.at(values.data_ptr(), values.nbytes)], found)
+        return f"{found:08x}"
 
     def card(self) -> list[str] | None:
         """Return what identifies the card that the model is on; None if it is on none."""

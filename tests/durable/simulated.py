@@ -57,9 +57,6 @@ class Own(fastagg.Staleness):
         return 1.0 / (1 + delay)
 
 
-fastagg.register(Own)
-
-
 def _counted(params: torch.Tensor, **more: Any) -> fastagg.Server:
     return fastagg.ASGD(torch.zeros_like(params), lr=1.0, **more)
 

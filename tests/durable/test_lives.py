@@ -36,6 +36,13 @@ def no_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "fastagg")
 
 
+@pytest.fixture(autouse=True)
+def own_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule of a user's own is registered here alone."""
+    monkeypatch.setattr(fastagg.registry, "_parts", dict(fastagg.registry._parts))
+    fastagg.register(simulated.Own)
+
+
 @pytest.mark.parametrize("name", simulated.RULES)
 def test_a_life_keeps_every_promise(name: str) -> None:
     assert len(set(simulated.live(name, 1, 60))) > 15

@@ -63,6 +63,7 @@ def refused_at_the_start(seen: Seen, group: Any) -> None:
         return make(piece)
 
     seen.raised("settings", lambda: fastagg.sharded(other, model(SIZE), group, timeout=20))
+    seen.raised("model", lambda: fastagg.sharded(make, model(SIZE) + (dist.get_rank() == 1), group, timeout=20))
     seen.raised("make", lambda: fastagg.sharded(fails, model(SIZE), group, timeout=20))
 
 

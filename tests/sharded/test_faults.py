@@ -30,6 +30,13 @@ def test_ranks_with_different_settings_are_refused_by_name(seen: Seen) -> None:
         assert said == "ConfigError: optimizer.lr: rank 1 has 0.02, rank 0 has 0.01"
 
 
+def test_ranks_with_different_models_are_refused(seen: Seen) -> None:
+    """Each rank takes its slice from its own model, so an unseeded one would be half of another one."""
+    for rank in (0, 1):
+        said, _ = seen[rank]["model"]
+        assert said.startswith("ConfigError: values of the model (seed it alike on all ranks")
+
+
 def test_a_rank_that_cannot_make_its_server_ends_all(seen: Seen) -> None:
     assert seen[0]["make"][0] == "RunFailed: OSError: no such plan"
     assert seen[1]["make"][0] == "OSError: no such plan"
