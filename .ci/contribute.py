@@ -123,7 +123,7 @@ PRESET: Edits = {
         (
             "@preset\ndef FADAS(",
             '''@preset
-def FedNesterov(params: Any, *, lr: float = 1.0, buffer_size: int = 10, **server: Unpack[ServerSettings]) -> Server:
+def FedNesterov(params: object, *, lr: float = 1.0, buffer_size: int = 10, **server: Unpack[ServerSettings]) -> Server:
     """FedBuff with Nesterov's momentum.
 
     Example:
