@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kOverdueAtATime = 8;                  // limits the time of one call
 constexpr int64_t kLargestOverflow = int64_t{1} << 20;  // limits the memory for their versions
-constexpr int64_t kWorthReadingOnce = int64_t{1} << 18;
+constexpr int64_t kWorthReadingOnce = int64_t{1} << 13;
 
 const char* name_of(Outcome outcome, bool applied) {
   return applied ? "step" : outcome != Outcome::kKept ? "drop" : "keep";

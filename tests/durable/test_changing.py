@@ -24,9 +24,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pages are close
 SOURCE = Path(__file__).parents[1] / "native" / "changing.c"
 PAGE = 4096
 SIZES = {
-    "small": 48 * PAGE // 4,
+    "small": 6 * PAGE // 4,
     "large": 300 * PAGE // 4,
-}  # below and above 262,144, from which a step reads by itself
+}  # below and above 8,192, from which a step reads by itself
 RULES: dict[str, Callable[[torch.Tensor], fastagg.Server]] = {
     "ASGD": lambda x: fastagg.ASGD(x, lr=1.0),
     "FedBuff": lambda x: fastagg.FedBuff(x, buffer_size=2),
