@@ -164,7 +164,8 @@ class Group:
     def deliver(self, client: Client, update: Any, version: int, control: Any) -> None:
         """Hold this rank's slice of an answer until rank 0 is told of it."""
         client = self._engine.check_client(client)
-        self._updates.hold((client, _checks.whole("version", version, least=0)), update, control)
+        key = client, _checks.whole("version", version, least=0)
+        self._updates.hold(key, update, control, known=self._engine.owes(*key))
 
     def lacks(self, method: str) -> NotSharded:
         """Return the error for a method that needs a whole model."""
@@ -349,9 +350,8 @@ class Group:
         return found
 
     def _release(self) -> None:
-        """Drop slices of answers whose tasks have ended. One may be delivered before this rank hears of its task."""
-        version, owes = self._engine.version, self._engine.owes
-        self._updates.keep(lambda key: key[1] >= version or owes(*key))
+        """Drop slices of answers whose tasks have ended."""
+        self._updates.keep(lambda key: self._engine.owes(*key))
 
     def _receive(self, order: Order) -> Receipt:
         key = order["client"], order["version"]
@@ -408,7 +408,7 @@ class Group:
             self.link.agree()
             self._running.adopt(fresh)
         self.begin(incarnations)
-        self._updates.keep(lambda key: False)
+        self._updates.clear()
 
 
 # What a message names if ranks were given different models.
