@@ -283,8 +283,11 @@ class Link:
         whole = bytes([kind]) + len(text).to_bytes(8, "little") + text
         whole += bytes(max(0, _FRAME - len(whole)))
         self._received_by(rank)
-        parts = [torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in (whole[:_FRAME], whole[_FRAME:]) if part]
-        self._sent[rank] = [self._begin(dist.isend, part, rank) for part in parts]
+        self._sent[rank] = []
+        for part in (whole[:_FRAME], whole[_FRAME:]):
+            if part:
+                message = torch.frombuffer(bytearray(part), dtype=torch.uint8)
+                self._sent[rank].append(self._begin(dist.isend, message, rank))
 
     def _received_by(self, rank: int) -> None:
         """Wait until the last message to a rank was received."""
