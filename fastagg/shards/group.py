@@ -76,7 +76,9 @@ def sharded(make: Make, model: Any, group: Any = None, *, timeout: float = 60.0)
         group: a process group of torch.distributed. None: the default group, or only this process if none was started.
             It must have gloo for tensors on the CPU (``backend="gloo"`` or ``"cpu:gloo,cuda:nccl"``). If it has NCCL,
             a model's tensors go from GPU to GPU when every rank has a GPU of its own.
-        timeout: how many seconds a rank waits for another. A rank that takes longer for its share of a step is lost.
+        timeout: how many seconds a rank waits for a sign of life of another: a message of a step, or one that it is
+            writing a checkpoint. A rank that takes longer for its share of a step is lost. One whose process has ended
+            is noticed at once.
 
     Raises:
         ConfigError: ranks have different settings or models (the message names what differs), the model has fewer
@@ -110,7 +112,7 @@ def sharded(make: Make, model: Any, group: Any = None, *, timeout: float = 60.0)
         link.agree()
     server._join(made)
     if link.rank == 0 and link.size > 1:
-        beat = threading.Thread(target=_beat, args=(weakref.ref(made), made.closed, timeout / 3), daemon=True)
+        beat = threading.Thread(target=_beat, args=(weakref.ref(made), made.closed, link.beat), daemon=True)
         beat.start()
     return server
 
@@ -273,7 +275,7 @@ class Group:
                 return
             self.closed.set()
             try:
-                self.link.order({"op": "stop"})
+                self.link.order({"op": "stop"}, last=True)
             except RankLost:  # no other rank is left
                 return
 
@@ -389,22 +391,24 @@ class Group:
         with self.link.together(order):
             path = Path(order["path"])
             names = [folder.file_name(order["name"], rank) for rank in range(self.size)]
-            with self._engine.reading:
+            with self.link.working(), self._engine.reading:
                 folder.write_slice(engine.whole(self._parts, self._running), path, names[self.rank])
             self.link.settle()
             if self.rank == 0:
-                folder.write_manifest(path, self.layout, self._bounds, names)
+                with self.link.working():
+                    folder.write_manifest(path, self.layout, self._bounds, names)
             self.link.agree()
 
     def _load(self, order: Order) -> None:
         with self.link.together(order), self._engine.inside:
-            state = folder.read_slice(
-                Path(order["path"]),
-                self.layout,
-                self._bounds[self.rank],
-                self._parts.layout,
-                self._running.extension.state.sliced,
-            )
+            with self.link.working():
+                state = folder.read_slice(
+                    Path(order["path"]),
+                    self.layout,
+                    self._bounds[self.rank],
+                    self._parts.layout,
+                    self._running.extension.state.sliced,
+                )
             fresh = engine.checked(self._parts, self._running, state)
             said = json.dumps(fresh.engine.incarnations).encode()
             incarnations = json.loads(self.link.settle(said, lambda all: all[0]))
