@@ -50,8 +50,8 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def without_lives(server: fastagg.Server) -> dict[str, Any]:
-    """All state but the numbers of the server's lives, and those at which their ids begin. Clients and open tasks are put in order: a forgotten client's
-    line is the next one's, and a restart writes the lines anew."""
+    """All state but the numbers of the server's lives, and those at which their ids begin. Clients and open tasks are
+    put in order: a forgotten client's line is the next one's, and a restart writes the lines anew."""
     state = server.state_dict()
     del state["lives"]
     tasks = state["tasks"]

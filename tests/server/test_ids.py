@@ -164,7 +164,7 @@ def test_what_is_no_id_is_refused(given: Any) -> None:
         lambda: server.receive("ann", ones(), offset=given),
         lambda: server.receiving("ann", offset=given),
     ):
-        with pytest.raises(ConfigError, match="task: expected|offset: expected"):
+        with pytest.raises(ConfigError, match=r"task: expected|offset: expected"):
             take()
     assert isinstance(server.receive_many([("ann", ones(), None, None, given)])[0], ConfigError)
     assert same(server.state_dict(), before)
