@@ -823,7 +823,8 @@ class Server:
         """Hold this rank's slice of an answer until rank 0 is told of it (``receive(client, None, version)``).
 
         So the update does not pass through rank 0: a front end on every host takes its own slice. The slice is not
-        copied. It is released when the answer was taken or refused, or its task has ended.
+        copied. It is released when the answer was taken or refused, or its task has ended (``lease``, ``max_delay``).
+        A slice whose task this rank does not know yet is kept for 60 seconds: 64 of them at most, or 256 MB.
 
         Args:
             client, version: those of the task that it answers.
@@ -832,6 +833,7 @@ class Server:
 
         Raises:
             UnknownClient: it is no client's id. ShapeMismatch, DTypeMismatch: the update does not fit this slice.
+            Busy: too many slices wait for tasks that this rank does not know. The same call may work later.
             NotSharded: the server is in no group.
         """
         self._in_group("deliver").deliver(client, update, version, control)
