@@ -44,24 +44,14 @@ STRATEGIES: dict[str, Any] = {
 
 
 class Link(FakeGrid):
-    """A SuperLink in other processes: a reply takes no memory here until it is pulled."""
+    """A SuperLink in other processes: a reply takes no memory here until it is pulled, one at a time, as by chance."""
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        ids = super().push_messages(messages)
-        self.waiting |= set(ids)
-        return ids
-
-    waiting: set[str] = set()
+    def __init__(self, clients: int) -> None:
+        super().__init__(lambda message: None, range(1, clients + 1))
+        self._random = random.Random(0)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        asked = list(message_ids)
-        due = [i for i in asked if i in self.waiting]
-        # Asynchronous: clients answer one by one, in random order, so that versions differ.
-        due = due if len(asked) > 8 and not self.one_by_one else due[:1] if random.random() < 0.5 else []
-        self.waiting -= set(due)
-        return [self._reply(i) for i in due]
-
-    one_by_one = False
+        return [self._reply(message_id) for message_id in message_ids if self._random.random() < 0.3]
 
     def _reply(self, message_id: str) -> Message:
         sent = self.log[int(message_id[1:])][1]
@@ -82,15 +72,13 @@ def peak(name: str, parameters: int, clients: int) -> float:
     strategy = STRATEGIES[name](fraction_evaluate=0.0) if "Adam" in name or "Avg" in name else STRATEGIES[name]()
     shape = (parameters // ARRAYS,)
     first = ArrayRecord({f"w{i}": Array(np.zeros(shape, np.float32)) for i in range(ARRAYS)})
-    grid = Link(lambda message: None, range(1, clients + 1))
+    grid = Link(clients)
     if name.startswith("fastagg"):
         gc.collect()
         gc.disable()
     before = at_rest()
     forget_peak()
     strategy.start(grid, first, num_rounds=ROUNDS)
-    if name.startswith("fastagg"):
-        print({key: round(value / 4 / parameters, 1) for key, value in strategy.server.memory().items()})
     return (resident("VmHWM") - before) / (4 * parameters)
 
 

@@ -31,7 +31,7 @@ class Replies(UserList[Message]):
         self._here, self._batches, self.looked_at = list(messages), iter(batches), False
 
     @property
-    def data(self) -> list[Message]:  # type: ignore[override]  # all methods of UserList read and set it
+    def data(self) -> list[Message]:  # all methods of UserList read and set it
         self.looked_at = True
         for batch in self._batches:
             self._here += batch
@@ -72,15 +72,15 @@ class Streaming:
         self.heard: set[str] = set()
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Replies:
-        waiting = {sent for sent in self._grid.push_messages(list(messages)) if sent}
+        waiting = dict.fromkeys(sent for sent in self._grid.push_messages(list(messages)) if sent)
         return Replies(batches=self._batches(waiting, None if timeout is None else time.monotonic() + timeout))
 
-    def _batches(self, waiting: set[str], until: float | None) -> Iterator[list[Message]]:
+    def _batches(self, waiting: dict[str, None], until: float | None) -> Iterator[list[Message]]:
         while waiting:
             for batch in tasks.pull(self._grid, waiting, self._server):
-                answered = {message.metadata.reply_to_message_id for message in batch}
-                self.heard |= answered
-                waiting -= answered
+                for message in batch:
+                    self.heard.add(message.metadata.reply_to_message_id)
+                    waiting.pop(message.metadata.reply_to_message_id, None)
                 yield batch
             if not waiting or (until is not None and time.monotonic() > until):
                 return

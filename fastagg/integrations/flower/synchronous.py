@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid
+from flwr.serverapp import Grid, strategy
 from flwr.serverapp.strategy import FedAvg, Result
 
 from fastagg import _checks
 from fastagg._types import Foreign
-from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, RunFailed
+from fastagg.errors import ConfigError, FastaggError
 from fastagg.integrations import replies as read_replies
 from fastagg.integrations.flower import history, models, tasks
 from fastagg.integrations.flower.models import Make
@@ -214,7 +214,7 @@ class SyncStrategy(FedAvg):
                 server.forget(client, version)
             self._saved = server.version
             log.info("fastagg: resumed version %d after %d rounds", server.version, self._rounds)
-        say_what_differs(server, self.lr is not None)
+        say_what_differs(server, self.lr is not None, self._make, strategy)
 
     def _save(self) -> None:
         if self.checkpoint is None or self.server is None or self.session is None:
@@ -298,9 +298,7 @@ class SyncStrategy(FedAvg):
         for node, error in round_.bad:
             session.failed(node, str(error)) if isinstance(error, tasks.Failed) else session.refused(node, error)
         session.failures.check(())
-        refused = [error for _, error in round_.bad if not isinstance(error, (tasks.Failed, NonFiniteUpdate))]
-        if refused and not round_.good:
-            raise RunFailed(f"round {server_round}: no reply could be used; {type(refused[0]).__name__}: {refused[0]}")
+        tasks.raise_if_useless(round_.good, [error for _, error in round_.bad])
         if server.version == before:
             return None, None
         arrays = models.outgoing(server)

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.app.message.typeddict import TypedDict
 from flwr.serverapp import Grid
 
-from fastagg.errors import ConfigError, FastaggError, ShapeMismatch
+from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, RunFailed, ShapeMismatch, UpdateTooLarge
 from fastagg.integrations import replies
 from fastagg.integrations.flower.models import formed
 from fastagg.integrations.flower.records import read, write
@@ -139,6 +139,17 @@ def _drop(server: Server, task: Dispatch, node: int, error: FastaggError) -> Non
     else:
         log.warning("fastagg: dropped the reply of node %d: %s: %s", node, type(error).__name__, error)
     server.forget(task.client, task.version)
+
+
+def raise_if_useless(good: Sequence[object], refused: Iterable[FastaggError]) -> None:
+    """Check the replies of a round. One that is not finite is its client's fault; others mean that this cannot work.
+
+    Raises:
+        RunFailed: all replies were refused.
+    """
+    wrong = [error for error in refused if not isinstance(error, (Failed, NonFiniteUpdate, UpdateTooLarge))]
+    if wrong and not good:
+        raise RunFailed(f"no reply of this round could be used; {type(wrong[0]).__name__}: {wrong[0]}")
 
 
 def noted(reply: RecordDict, node: int, receipt: Receipt | None = None, *, frees: bool = True) -> RecordDict:
