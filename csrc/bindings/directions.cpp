@@ -269,13 +269,14 @@ void bind_directions(py::module_& m) {
   py::class_<Single, DirectionState, std::shared_ptr<Single>>(m, "Single")
       .def(py::init<double, bool>(), by_name, arg("sign"), arg("blend") = false);
   py::class_<Buffered, DirectionState, std::shared_ptr<Buffered>>(m, "Buffered")
-      .def(py::init([](double sign, int64_t capacity, bool synchronous, bool closes_first, int64_t size, int64_t origin,
-                       std::shared_ptr<store::Memory> memory) {
+      .def(py::init([](double sign, int64_t capacity, bool synchronous, bool closes_first, int64_t at_least,
+                       double grace, int64_t size, int64_t origin, std::shared_ptr<store::Memory> memory) {
              return std::make_shared<Buffered>(
-                 sign, Buffered::Setting{capacity, synchronous, size, origin, closes_first}, std::move(memory));
+                 sign, Buffered::Setting{capacity, synchronous, size, origin, closes_first, at_least, grace},
+                 std::move(memory));
            }),
-           by_name, arg("sign"), arg("capacity"), arg("synchronous"), arg("closes_first"), arg("size"), arg("origin"),
-           arg("memory"))
+           by_name, arg("sign"), arg("capacity"), arg("synchronous"), arg("closes_first"), arg("at_least"),
+           arg("grace"), arg("size"), arg("origin"), arg("memory"))
       .def_property_readonly("total", &Buffered::total)
       .def_property_readonly("holds_sum", [](const Buffered& one) { return static_cast<bool>(one.acc()); })
       .def("bound_sum", [](Buffered& one, double bound) {

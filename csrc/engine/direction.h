@@ -44,6 +44,9 @@ class DirectionState {
 
   // How many more updates make a step; a sum of several clients may have more. 0: this direction adds nothing up.
   virtual int64_t room() const { return 0; }
+  // For how many seconds a round that has as many updates as it needs waits for more; infinity: it needs more, or never
+  // ends by time. `waiting`: updates of an ordered round.
+  virtual double grace(int64_t) const { return HUGE_VAL; }
   // Whether a round ends, as it is, before a sum of so many updates is added.
   virtual bool closes_before(int64_t) const { return false; }
   // Adds trained models to the sum, several in one pass, which also finds out which of them are fit (largest element).

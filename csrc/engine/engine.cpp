@@ -275,6 +275,7 @@ Engine::Result Engine::receive(Arrival* arrivals, size_t count) {
       if (taken == 0) close_before(*next);
       if (taken == 0) taken = step(next, 1, false);
       result.done += taken;
+      is_due();  // the round's time begins
       for (size_t i = 0; i < taken; ++i)
         next[i].copy.reset();  // so that the next one is copied to memory that is in a cache
     } catch (const Refusal& refused) {
@@ -302,11 +303,25 @@ void Engine::close_before(Arrival& arrival) {
   step(&end, 1, false);
 }
 
-bool Engine::close_round(Receipt* receipt) {
+bool Engine::is_due() {
+  const double grace = direction_->grace(static_cast<int64_t>(waiting_.size()));
+  if (!(grace < HUGE_VAL)) return false;
+  const double time = ledger_.own_time();
+  if (std::isnan(enough_since_)) enough_since_ = time;
+  return time - enough_since_ >= grace;
+}
+
+bool Engine::close_round(Receipt* receipt, bool if_due) {
   const Inside inside(gate);
   Arrival end;
   end.kind = Arrival::kClose;
-  if (!settings_.closes_early || step(&end, 1, false) == 0) return false;
+  if (!settings_.closes_early || (if_due && !is_due())) return false;
+  try {
+    if (step(&end, 1, false) == 0) return false;
+  } catch (const Refusal& refused) {
+    if (!if_due || refused.why != Why::kTooLarge) throw;
+    return false;  // whoever called does something else, and the round goes on
+  }
   *receipt = end.receipt;
   return true;
 }
@@ -829,6 +844,7 @@ size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
 }
 
 void Engine::commit(Step& step) noexcept {
+  if (step.outcome != Outcome::kKept) enough_since_ = std::nan("");
   if (step.outcome == Outcome::kStep) {
     if (step.out) model_ = std::move(step.out);
     if (step.optimizer) optimizer_ = std::move(*step.optimizer);
