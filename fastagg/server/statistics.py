@@ -21,19 +21,19 @@ MODES = words(Buffers)
 
 @dataclass(frozen=True)
 class Statistics:
-    """The server's buffers. In a step, floating-point buffers become the mean of the clients' (``mean``), weighted as
-    ``weighting`` says, or those of the last client (``latest``), or stay (``keep``). Integer buffers become the largest
-    of the clients', or stay.
+    """The server's buffers. In a step, floating-point buffers become the mean of the clients' (``mean``, or
+    ``weighted`` by their samples) or those of the last client (``latest``), or stay (``keep``). Integer buffers become
+    the largest of the clients', or stay.
 
     Nothing changes in place. An arrival makes a new object, because clients that were sent vectors may still read them.
 
     Attributes:
-        mode: ``mean``, ``latest`` or ``keep``.
+        mode: ``mean``, ``weighted``, ``latest`` or ``keep``.
         values: floating-point buffers, fp32, 1-D.
         counters: integer buffers.
         sum: of the clients' floating-point buffers since the last step, each times its share.
         most: the largest of the clients' integer buffers since then, int64, one after the other.
-        count: the sum of these shares: with ``uniform`` weights, how many clients sent buffers since then.
+        count: how many clients sent buffers since then; if ``weighted``, the sum of their shares.
     """
 
     mode: Buffers
@@ -48,9 +48,9 @@ class Statistics:
         (csrc/engine/reported.h)."""
         if self.mode == "keep":
             return self
-        latest = self.mode == "latest"
-        total = reported.added(None if latest or not self.count else self.sum, 1.0 if latest else share)
-        if share != 1.0 and total is not None and not bool(torch.isfinite(total).all()):
+        share = self._share(share)
+        total = reported.added(None if self.mode == "latest" or not self.count else self.sum, share)
+        if share != 1 and total is not None and not bool(torch.isfinite(total).all()):
             raise UpdateTooLarge(f"buffers: {share:g} samples make the sum of the running statistics infinite")
         most = torch.tensor(reported.counters, dtype=torch.int64) if reported.counters else None
         if most is not None and self.count and self.most is not None:
@@ -71,11 +71,14 @@ class Statistics:
             out = memory.empty(self.values.numel(), self.values.device)
             if total is not None and not fresh:
                 out.copy_(total)
-            total = ops.accumulate_(out, theirs, 1.0 if self.mode == "latest" else share, fresh=fresh)
+            total = ops.accumulate_(out, theirs, self._share(share), fresh=fresh)
         if parsed.counters is not None:
             counters = joined(parsed.counters, self.counters)
             most = counters if most is None else torch.maximum(counters, most)
-        return self._with(total, most, share)
+        return self._with(total, most, self._share(share))
+
+    def _share(self, share: float) -> float:
+        return share if self.mode == "weighted" else 1
 
     def _with(self, total: Tensor | None, most: Tensor | None, share: float) -> Statistics:
         return Statistics(self.mode, self.values, self.counters, total, most, self.count + share)

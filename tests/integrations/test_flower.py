@@ -52,7 +52,7 @@ def test_rounds_are_the_servers(make) -> None:
     strategy = sync(make, deterministic=True)
     result = strategy.start(grid, flower.write(initial()), num_rounds=3)
 
-    server = make(initial(), clients_per_round=1000, weighting="samples")  # as Flower weighs
+    server = make(initial(), clients_per_round=1000, weighting="samples", buffers="weighted")  # as Flower weighs
     for version in range(3):
         for node in (1, 2, 3):
             task, step = server.dispatch(node), 0.1 * node + 0.013 * version

@@ -86,7 +86,7 @@ class Composed:
     clip_norm      every update is scaled to a 2-norm of at most this, before anything else sees it
     weighting      "uniform", or "samples": means over updates become sum(n_i*u_i)/sum(n_i)
     buffers        model buffers that are not parameters, by name
-    buffer_rule    "mean": floats take the weighted mean over the arrivals since the last step, integers the
+    buffer_rule    "mean": floats take the plain mean over the arrivals since the last step, integers the
                    maximum; "latest": floats take the last arrival's; "keep"
     idle_advances  whether an iteration without a step (ACED's empty active set, a dropped update) counts as a
                    version, as in the papers' loops (002 Alg. a.1 line 9 and Alg. a.4 line 12: w^{t+1} = w^t)
@@ -219,7 +219,6 @@ class Composed:
 
     def _take_buffers(self) -> None:
         received = [a.buffers for a in self.flush if a.buffers is not None]
-        shares = [a.samples for a in self.flush if a.buffers is not None]
         if self.buffer_rule == "keep" or not received:
             return
         for name, old in self.buffers.items():
@@ -229,7 +228,7 @@ class Composed:
             elif self.buffer_rule == "latest":
                 self.buffers[name] = values[-1].astype(np.float64)
             else:
-                self.buffers[name] = np.average(np.array(values, dtype=np.float64), axis=0, weights=shares)
+                self.buffers[name] = np.mean(np.array(values, dtype=np.float64), axis=0)
 
     def _receipt(self, applied: bool, delay: int, step: float | None, norm: float, weight: float) -> Receipt:
         return Receipt(applied=applied, version=self.t, delay=delay, step_size=step, update_norm=norm, weight=weight)

@@ -79,9 +79,10 @@ class ClassicStrategy(FedAvg):
                 self._make_server(list(held.values()) if isinstance(held, dict) else held)
             else:
                 self._go_on(self.server)
-        if self.server is None:
+        if self.server is None and initial is not None:
+            self._adopt(initial)
             return initial
-        return self._outgoing(self.server)
+        return None if self.server is None else self._outgoing(self.server)
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager

@@ -107,5 +107,7 @@ def say_what_differs(server: Server, scheduled: bool, make: object, api: ModuleT
             "give the strategy lr=flower.adam_rate(lr, betas) for the same"
         )
     roles = {entry.role for entry in server.layout.entries}
+    if "buffer" in roles and server.weighting == "samples" and server.buffers != "weighted":
+        log.info("fastagg: not Flower's numbers: buffers=%r, where Flower weighs running statistics", server.buffers)
     if "counter" in roles:
         log.info("fastagg: not Flower's numbers: integer arrays take the clients' largest, Flower's become floats")

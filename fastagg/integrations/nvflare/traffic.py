@@ -90,7 +90,7 @@ class Traffic:
             if hasattr(self, "server"):
                 return False
             self.numpy = is_numpy(params)
-            fresh, kept = self._make(params, **resolved(self.settings)), {}
+            fresh, kept = self._make(params, **{"buffers": "weighted", **resolved(self.settings)}), {}
             if self.checkpoint is not None and self.checkpoint.exists():
                 kept = checkpoint.read(self.checkpoint)
                 fresh.load_state_dict(kept)
