@@ -9,8 +9,9 @@ import time
 from collections import deque
 from typing import Any
 
+from fastagg._build import native
 from fastagg.durable.disk import Disk
-from fastagg.durable.folder import PARTIAL, checkpoint_name, upload_name
+from fastagg.durable.folder import PARTIAL, checkpoint_name, model_digest, upload_name
 from fastagg.durable.snapshot import Snapshot
 from fastagg.durable.uploads import Uploads
 from fastagg.errors import CheckpointError, FastaggError, Reentered
@@ -160,14 +161,23 @@ class Keeper:
                 self._due = written + self.every
                 return int(sequence)
             cut = Snapshot(self.parts, self.running)
+            if self.journal is not None:
+                self.journal.mark()
             uploads = self.uploads.recorded()
         held = time.perf_counter() - begun
         name = checkpoint_name(sequence)
         more = {"sequence": sequence, "made": self.made, "folder": self.folder_id, "uploads": uploads}
+
+        def told() -> dict[str, Any]:
+            if self.journal is None:
+                digest = native.log.Tree(0).root
+            else:
+                self.journal.wait(sequence)  # its digest is known then
+                digest = self.journal.digest(sequence)
+            return {**more, "digest": "" if digest is None else digest.hex(), "model": model_digest(cut.state["flat"])}
+
         try:
-            nbytes = cut.write(self.disk, name + PARTIAL, more, self._go_on)
-            if self.journal is not None:
-                self.journal.wait(sequence)
+            nbytes = cut.write(self.disk, name + PARTIAL, told, self._go_on)
             self.disk.rename(name + PARTIAL, name)
             self.disk.sync_folder()
             with engine.inside:

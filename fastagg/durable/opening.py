@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from fastagg import _checks
+from fastagg._build import native
 from fastagg._types import Plain
 from fastagg.durable.disk import Disk
 from fastagg.durable.folder import LOCK, PARTIAL, Checkpoint, Contents, checkpoint_name, contents
@@ -27,7 +28,6 @@ from fastagg.storage.tiered import Tiered
 
 SEGMENT = 64 << 20  # bytes of the largest segments of the log
 _SLOW = 1.0  # an answer that takes so many seconds is reported
-_NEW_DIGEST = 1  # of a log without records
 _log = logging.getLogger("fastagg")
 
 
@@ -181,8 +181,8 @@ def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], keep: int, e
     )  # fmt: skip
     keeper.write()  # the checkpoint from which the log continues
     start = {
-        "folder_id": folder_id, "sequence": 0, "digest": _NEW_DIGEST, "number": 1, "busy": [], "free": [], "place": 0,
-        "number_here": 0,
+        "folder_id": folder_id, "sequence": 0, "tree": native.log.Tree(0), "number": 1, "busy": [], "free": [],
+        "place": 0, "number_here": 0,
     }  # fmt: skip
     return _Opened(server, keeper, start, 0, True)
 
@@ -214,7 +214,7 @@ def _start(disk: Disk, found: Contents, past: Recovered) -> Plain:
     known = [folder for _, _, folder, _ in reversed(chain) if folder]
     return {
         "folder_id": past.checkpoint.folder_id or (known[0] if known else engine.new_incarnation()),
-        "sequence": reader.last, "digest": reader.digest, "number": 1 + max(found.segments, default=0), "busy": busy,
+        "sequence": reader.last, "tree": reader.tree, "number": 1 + max(found.segments, default=0), "busy": busy,
         "free": [name for name in found.segments.values() if name not in names],
         "place": place if goes_on else 0, "number_here": whole[-1][0] if goes_on else 0, "needed": names,
     }  # fmt: skip
