@@ -13,6 +13,7 @@ __all__ = [
     "NonFiniteUpdate",
     "NotDelivered",
     "NotDurable",
+    "ProofError",
     "NotSharded",
     "RankLost",
     "Reentered",
@@ -112,6 +113,10 @@ class NotDelivered(FastaggError, LookupError):
 
 class CheckpointError(FastaggError, ValueError):
     """A checkpoint is damaged, or belongs to another model or algorithm."""
+
+
+class ProofError(FastaggError, ValueError):
+    """A signed receipt or a proof does not hold."""
 
 
 class DataError(FastaggError, ValueError):

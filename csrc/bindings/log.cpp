@@ -165,6 +165,7 @@ struct ReadRecord {
   std::string wrong;  // why there is none
   uint64_t sequence, length;
   const uint8_t* data;  // from its head on
+  size_t segment, begin;
   py::object body;      // keeps the memory of its parts
 };
 
@@ -173,7 +174,7 @@ ReadRecord read_record(const Records& records, const Record& record) {
   py::object owner;
   for (size_t i = 0; i < records.views.size(); ++i)
     if (records.views[i].data() == name.data) owner = records.buffers[i];
-  ReadRecord found{std::nullopt, "", record.head.sequence, record.head.length, record.body - kRecordHead, owner};
+  ReadRecord found{std::nullopt, "", record.head.sequence, record.head.length, record.body - kRecordHead, record.segment, record.begin, owner};
   try {
     found.operation = read(record.head.kind, record.body, record.head.length);
   } catch (const Refusal& refused) {
@@ -306,6 +307,7 @@ void bind_log(py::module_& m) {
       .def_readonly("wrong", &ReadRecord::wrong)
       .def_readonly("sequence", &ReadRecord::sequence)
       .def_readonly("length", &ReadRecord::length)
+      .def_property_readonly("place", [](const ReadRecord& one) { return py::make_tuple(one.segment, one.begin); })
       .def_property_readonly("leaf", [](const ReadRecord& one) { return bytes_of(leaf_of(one.data)); })
       .def_property_readonly("bound", [](const ReadRecord& one) { return bytes_of(bound_of(one.data)); })
       .def_readonly("body", &ReadRecord::body);
@@ -315,6 +317,7 @@ void bind_log(py::module_& m) {
       .def("skip_lost", &skip_lost)
       .def_property_readonly("last", [](const Records& one) { return one.reader->last(); })
       .def_property_readonly("tree", [](const Records& one) { return one.reader->tree(); })
+      .def_property_readonly("is_torn", [](const Records& one) { return one.reader->is_torn(); })
       .def_property_readonly("passed", [](const Records& one) { return one.reader->passed(); })
       .def_property_readonly("segments",
                              [](const Records& one) {

@@ -243,6 +243,23 @@ std::optional<Record> Reader::next() {
   return std::nullopt;
 }
 
+// Of what is there, all but one field are those of the next record, or of a head before it. A file that is used again
+// has older records and heads, with other numbers.
+bool Reader::is_torn() const {
+  if (segments_.empty()) return false;
+  const uint8_t* data = here().data;
+  for (const size_t at : {at_, next_block(at_)}) {
+    if (at > here().size || here().size - at < kSegmentHead) continue;
+    const int record = (std::memcmp(data + at, kRecordMagic, 4) == 0) + (read<uint64_t>(data + at + 8) == use_) +
+                       (read<uint64_t>(data + at + 16) == wanted_);
+    const int head =
+        (std::memcmp(data + at, kSegmentMagic, 8) == 0) + (read<uint64_t>(data + at + 16) == here().head.number) +
+        (read<uint64_t>(data + at + 32) == wanted_) + (folder_ == 0 || read<uint64_t>(data + at + 40) == folder_);
+    if (record >= 2 || head >= 3) return true;
+  }
+  return false;
+}
+
 // The head at `at`, of the segment itself or of a life in it, if it begins behind the wanted record. It proves that all
 // records before it were on the disk.
 std::optional<SegmentHead> Reader::later_head(size_t segment, size_t at) const {

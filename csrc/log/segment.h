@@ -90,6 +90,9 @@ class Reader {
   };
   std::optional<Lost> skip_lost();
 
+  // Whether something that was a record or a head, and is none, lies where the log ends. A crash may leave it.
+  bool is_torn() const;
+
   uint64_t last() const { return wanted_ - 1; }  // the number of the last record that was read
   const Tree& tree() const { return tree_; }     // over all records up to it
   uint64_t passed() const { return passed_; }    // bytes of the files between the checkpoint and here
