@@ -47,6 +47,7 @@ class Keeper:
     ) -> None:  # fmt: skip
         self.disk, self.parts, self.running, self.uploads = disk, parts, running, uploads
         self.made, self.folder_id, self.kept, self.keep, self.every = made, folder_id, kept, keep, every
+        self.history = 0  # of the oldest checkpoints, which stay with all of the log behind them
         self.journal: Any = None
         self._due = every
         self._requests: deque[_Request] = deque()
@@ -219,9 +220,9 @@ class Keeper:
     def _clear(self) -> None:
         """Remove what no recovery will ask for."""
         with contextlib.suppress(OSError):  # it is tried again after the next one
-            while len(self.kept) > self.keep:
-                self.disk.remove(checkpoint_name(self.kept[0]))
-                self.kept.pop(0)
+            while len(self.kept) > self.keep + self.history:
+                self.disk.remove(checkpoint_name(self.kept[self.history]))
+                self.kept.pop(self.history)
             self.disk.sync_folder()  # else a checkpoint could come back with a power loss, and its log not
             if self.journal is not None:
                 self.journal.release(self.kept[0])

@@ -130,7 +130,7 @@ class Log:
 
 def begin_journal(disk: Disk, start: Plain, durability: Durability, max_waiting: int | None) -> Native:
     """Return the journal of a folder that goes on at ``start`` (csrc/log/journal.h)."""
-    journal = native.log.Journal(disk, {"folder": str(disk.path), "hash_payloads": False, **start})
+    journal = native.log.Journal(disk, {"folder": str(disk.path), **start})
     journal.mode = durability
     if max_waiting is not None:
         journal.max_waiting = max_waiting

@@ -39,6 +39,8 @@ def open(
     keep: int = 2,
     checkpoint_every: int = EVERY,
     check: bool = False,
+    keep_history: bool = False,
+    hash_payloads: bool = False,
 ) -> Server:
     """Return the server of the folder ``path``. If the folder is empty, it is the server that ``make`` makes. Otherwise
     the server is restored bit for bit: from its last checkpoint and all later records of its log.
@@ -55,6 +57,8 @@ def open(
         checkpoint_every: after so many bytes of log a checkpoint is written in the background.
         check: compare all cached updates on a disk (:class:`fastagg.Tiered`) with their checksums, and not a sample
             of 1 GB. Damaged ones are given up, and an error in the log names their clients.
+        keep_history: also keep the folder's first checkpoint and all of the log, for :func:`fastagg.audit`.
+        hash_payloads: bind updates' numbers to the history's digest by SHA-256, not by CRC-32C (``docs/audit.md``).
 
     Raises:
         Busy: another process, or another server of this process, has the folder open.
@@ -83,7 +87,8 @@ def open(
     except OSError as error:
         raise CheckpointError(f"{path}: {error}") from error
     try:
-        return open_on(disk, make, durability, keep=keep, checkpoint_every=checkpoint_every, check=check)
+        return open_on(disk, make, durability, keep=keep, checkpoint_every=checkpoint_every, check=check,
+                       keep_history=keep_history, hash_payloads=hash_payloads)  # fmt: skip
     except BaseException:
         disk.leave()
         raise
@@ -91,7 +96,7 @@ def open(
 
 def open_on(
     disk: Disk, make: Callable[[], Server], durability: Durability, *, keep: int = 2, checkpoint_every: int = EVERY,
-    segment: int = SEGMENT, check: bool = False,
+    segment: int = SEGMENT, check: bool = False, keep_history: bool = False, hash_payloads: bool = False,
 ) -> Server:  # fmt: skip
     """:func:`open` for a folder on ``disk``, with segments of the given number of bytes at most."""
     _checks.whole("keep", keep, least=1)
@@ -105,7 +110,11 @@ def open_on(
     journal = None
     try:
         server, keeper, start, replayed, is_new = _opened(disk, make, keep, checkpoint_every, check)
-        journal = begin_journal(disk, {**start, "segment_bytes": segment}, durability, server.max_waiting)
+        if keep_history and isinstance(getattr(server.direction, "cache", None), Tiered):
+            raise ConfigError("keep_history: a history with cached updates on a disk (Tiered) cannot be executed again")
+        keeper.history = int(keep_history)
+        start |= {"segment_bytes": segment, "hash_payloads": hash_payloads}
+        journal = begin_journal(disk, start, durability, server.max_waiting)
         keeper.start(journal, replayed)
         log = Log(disk, lock, journal, keeper, keeper.uploads, durability)
         watch = Watch()
