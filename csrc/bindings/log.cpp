@@ -84,7 +84,8 @@ std::shared_ptr<Journal> begin_journal(py::object disk, const py::dict& given) {
   start.folder = py::cast<std::string>(given["folder"]);
   start.folder_id = py::cast<uint64_t>(given["folder_id"]);
   start.sequence = py::cast<uint64_t>(given["sequence"]);
-  start.digest = py::cast<uint64_t>(given["digest"]);
+  start.tree = py::cast<Tree>(given["tree"]);
+  start.hash_payloads = py::cast<bool>(given["hash_payloads"]);
   start.number = py::cast<uint64_t>(given["number"]);
   start.segment_bytes = py::cast<uint64_t>(given["segment_bytes"]);
   for (const auto& [name, first] : py::cast<std::vector<std::pair<std::string, uint64_t>>>(given["busy"]))
@@ -112,6 +113,18 @@ class View {
   py::buffer_info info_;
 };
 
+template <typename Data>
+py::bytes bytes_of(const Data& data) {
+  return {reinterpret_cast<const char*>(data.data()), data.size()};
+}
+
+std::optional<Digest> digest_in(const std::string& bytes) {
+  Digest found;
+  if (bytes.size() != found.size()) return std::nullopt;
+  std::memcpy(found.data(), bytes.data(), found.size());
+  return found;
+}
+
 // A reader, and the buffers that it reads.
 struct Records {
   std::vector<py::object> buffers;
@@ -121,9 +134,9 @@ struct Records {
 
 std::optional<SegmentHead> head_of(const View& view, const std::string& name, uint64_t number, uint64_t folder) {
   auto head = head_at(view.data(), view.size(), 0);
-  if (head && head->format != 1 && head->format != kFormat)
+  if (head && (head->format < 1 || head->format > kFormat))
     throw Refusal(Why::kDamaged,
-                  "a journal of format " + std::to_string(head->format) + "; this version reads formats 1 and 2");
+                  "a journal of format " + std::to_string(head->format) + "; this version reads formats 1 to 3");
   if (!head || head->number == number) return head;
   // An older segment of this folder, which was about to be used again. Another folder's would hide what was here.
   if (folder != 0 && head->folder != 0 && head->folder != folder)
@@ -132,7 +145,7 @@ std::optional<SegmentHead> head_of(const View& view, const std::string& name, ui
 }
 
 std::shared_ptr<Records> read_log(const std::vector<std::tuple<std::string, uint64_t, py::object>>& files,
-                                  uint64_t sequence, uint64_t folder, uint64_t digest) {
+                                  uint64_t sequence, uint64_t folder, const std::string& root) {
   auto made = std::make_shared<Records>();
   std::vector<Reader::Segment> segments;
   for (const auto& [name, number, buffer] : files) {
@@ -143,7 +156,7 @@ std::shared_ptr<Records> read_log(const std::vector<std::tuple<std::string, uint
     if (!head) head = head_from_records(view.data(), view.size(), number, sequence);
     if (head) segments.push_back({view.data(), view.size(), name, *head});
   }
-  made->reader.emplace(std::move(segments), sequence, folder, digest);
+  made->reader.emplace(std::move(segments), sequence, folder, digest_in(root));
   return made;
 }
 
@@ -151,7 +164,9 @@ struct ReadRecord {
   std::optional<Operation> operation;
   std::string wrong;  // why there is none
   uint64_t sequence, length;
-  py::object body;  // keeps the memory of its parts
+  const uint8_t* data;  // from its head on
+  size_t segment, begin;
+  py::object body;      // keeps the memory of its parts
 };
 
 ReadRecord read_record(const Records& records, const Record& record) {
@@ -159,7 +174,7 @@ ReadRecord read_record(const Records& records, const Record& record) {
   py::object owner;
   for (size_t i = 0; i < records.views.size(); ++i)
     if (records.views[i].data() == name.data) owner = records.buffers[i];
-  ReadRecord found{std::nullopt, "", record.head.sequence, record.head.length, owner};
+  ReadRecord found{std::nullopt, "", record.head.sequence, record.head.length, record.body - kRecordHead, record.segment, record.begin, owner};
   try {
     found.operation = read(record.head.kind, record.body, record.head.length);
   } catch (const Refusal& refused) {
@@ -246,7 +261,12 @@ void bind_log(py::module_& m) {
       .def("release", &Journal::release)
       .def_property_readonly("failure", &Journal::failure)
       .def_property_readonly("ended", &Journal::ended)
-      .def_property_readonly("digest", &Journal::digest)
+      .def("digest",
+           [](const Journal& one, uint64_t sequence) -> py::object {
+             const auto found = one.digest(sequence);
+             return found ? bytes_of(*found) : py::object(py::none());
+           })
+      .def("mark", &Journal::mark)
       .def_property_readonly("last", &Journal::last)
       .def_property_readonly("durable", [](const Journal& one) { return one.durable.load(); })
       .def_property_readonly("syncs", [](const Journal& one) { return one.syncs.load(); })
@@ -255,6 +275,20 @@ void bind_log(py::module_& m) {
       .def_property_readonly("pending", [](const Journal& one) { return one.pending.load(); })
       .def_property_readonly("waiting", [](const Journal& one) { return one.waiting.load(); })
       .def_static("waited", &Journal::waited);
+
+  py::class_<Tree>(m, "Tree")
+      .def(py::init<>())
+      .def(py::init(&Tree::from), arg("base"))
+      .def_readonly("known", &Tree::known)
+      .def_readonly("base", &Tree::base)
+      .def_property_readonly("count", &Tree::count)
+      .def_property_readonly("peaks",
+                             [](const Tree& one) {
+                               py::list found;
+                               for (size_t i = 0; i < one.peaks(); ++i) found.append(bytes_of(one.peak(i)));
+                               return found;
+                             })
+      .def_property_readonly("root", [](const Tree& one) { return bytes_of(one.root()); });
 
   py::class_<Operation>(m, "Operation")
       .def(py::init(&operation_of), arg("kind"), by_name, arg("client") = py::none(), arg("version") = -1,
@@ -275,13 +309,17 @@ void bind_log(py::module_& m) {
       .def_readonly("wrong", &ReadRecord::wrong)
       .def_readonly("sequence", &ReadRecord::sequence)
       .def_readonly("length", &ReadRecord::length)
+      .def_property_readonly("place", [](const ReadRecord& one) { return py::make_tuple(one.segment, one.begin); })
+      .def_property_readonly("leaf", [](const ReadRecord& one) { return bytes_of(leaf_of(one.data)); })
+      .def_property_readonly("bound", [](const ReadRecord& one) { return bytes_of(bound_of(one.data)); })
       .def_readonly("body", &ReadRecord::body);
   py::class_<Records, std::shared_ptr<Records>>(m, "Reader")
-      .def(py::init(&read_log), arg("files"), by_name, arg("sequence"), arg("folder"), arg("digest"))
+      .def(py::init(&read_log), arg("files"), by_name, arg("sequence"), arg("folder"), arg("root") = "")
       .def("next", &next_record)
       .def("skip_lost", &skip_lost)
       .def_property_readonly("last", [](const Records& one) { return one.reader->last(); })
-      .def_property_readonly("digest", [](const Records& one) { return one.reader->digest(); })
+      .def_property_readonly("tree", [](const Records& one) { return one.reader->tree(); })
+      .def_property_readonly("is_torn", [](const Records& one) { return one.reader->is_torn(); })
       .def_property_readonly("passed", [](const Records& one) { return one.reader->passed(); })
       .def_property_readonly("segments",
                              [](const Records& one) {

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <cstdio>
 #include <new>
 
 #include "arrays.h"
@@ -64,6 +65,17 @@ PyObject* durable_of(PyObject* self, void*) {
   return PyBool_FromLong(one->log != nullptr && one->value.sequence > 0 && one->log->durable >= one->value.sequence);
 }
 
+// The digest of the log up to the answer's record, as hexadecimal digits; None: it is not on the disk, or forgotten.
+PyObject* digest_of(PyObject* self, void*) {
+  const ReceiptObject* const one = receipt_of(self);
+  if (one->log == nullptr || one->value.sequence == 0) Py_RETURN_NONE;
+  const std::optional<Digest> found = one->log->digest(one->value.sequence);
+  if (!found) Py_RETURN_NONE;
+  char text[2 * sizeof(Digest) + 1];
+  for (size_t i = 0; i < found->size(); ++i) std::snprintf(text + 2 * i, 3, "%02x", (*found)[i]);
+  return PyUnicode_FromString(text);
+}
+
 // fill(client, applied, version, delay, step_size, norm, weight, kept): all numbers at once.
 PyObject* fill_receipt(PyObject* self, PyObject* args) {
   ReceiptObject* const one = receipt_of(self);
@@ -101,6 +113,7 @@ PyGetSetDef receipt_properties[] = {{"applied", settled<applied_of>, nullptr, nu
                                     {"weight", settled<weight_of>, nullptr, nullptr, nullptr},
                                     {"kept", settled<kept_of>, nullptr, nullptr, nullptr},
                                     {"durable", durable_of, nullptr, nullptr, nullptr},
+                                    {"digest", digest_of, nullptr, nullptr, nullptr},
                                     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 PyMethodDef receipt_methods[] = {{"_fill", fill_receipt, METH_VARARGS, nullptr},
                                  {"_wait_for", wait_for_device, METH_O, nullptr},

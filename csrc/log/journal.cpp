@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <new>
 #include <random>
 #include <thread>
 
@@ -25,6 +27,7 @@ constexpr int kIdleRounds = 20;            // after so many rounds without a rec
 constexpr size_t kSpares = 64, kSmall = 65536;  // how many written records are reused, and the largest of them in bytes
 constexpr size_t kLarge = size_t{1} << 20;      // such a record is written by itself, past the system's page cache
 constexpr uint64_t kFirstSegment = 256u << 10;  // segments double up to the largest
+constexpr size_t kRoots = 65536;                // so many digests are remembered
 
 thread_local double seconds_waited = 0.0;
 
@@ -53,11 +56,15 @@ Journal::Journal(std::unique_ptr<Disk> disk, Start start)
       last_(start.sequence),
       busy_(start.busy.begin(), start.busy.end()),
       free_(std::move(start.free)),
-      digest_(start.digest),
+      roots_(static_cast<Root*>(std::calloc(kRoots, sizeof(Root))), std::free),
       number_(start.number),
       place_(start.place),
       number_here_(start.number_here),
-      digest_next_(start.digest) {
+      hash_payloads_(start.hash_payloads),
+      tree_(start.tree.known ? start.tree : Tree::from(start.sequence)),
+      tree_next_(tree_) {
+  if (!roots_) throw std::bad_alloc();
+  roots_[last_ % kRoots] = {last_, tree_.root()};
   if (place_ > 0) here_ = busy_.back().name;
 }
 
@@ -85,9 +92,17 @@ bool Journal::ended() const {
   return ended_;
 }
 
-uint64_t Journal::digest() const {
+std::optional<Digest> Journal::digest(uint64_t sequence) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return digest_;
+  for (const Root& one : {roots_[sequence % kRoots], mark_})
+    if (one.sequence == sequence) return one.digest;
+  return std::nullopt;
+}
+
+void Journal::mark() noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  marked_ = last_.load();
+  if (const Root& root = roots_[last_ % kRoots]; root.sequence == last_) mark_ = root;
 }
 
 std::string Journal::refusal() const {
@@ -140,6 +155,8 @@ Queued Journal::entry(uint8_t kind, size_t nbytes) {
   made->kind = kind;
   made->waits = false;
   made->length = 0;
+  made->facts = UINT32_MAX;
+  made->counts = false;
   return made;
 }
 
@@ -264,7 +281,11 @@ void Journal::work() noexcept {
     final_ = final_ || final;
     if (wrong.empty()) {
       durable = group.back()->sequence;
-      digest_ = digest_next_;
+      tree_ = tree_next_;
+      for (const Root& root : found_) {
+        roots_[root.sequence % kRoots] = root;
+        if (root.sequence == marked_) mark_ = root;
+      }
       for (size_t k = 0; k < group.size(); ++k) {
         pending -= first_->nbytes();
         first_->blob.reset();
@@ -298,7 +319,9 @@ void Journal::write(const std::vector<Entry*>& group) {
   if (file_ < 0 && place_ > 0) continue_segment(group.front()->sequence);
   if (file_ < 0 || at_ + needed + kBlock > size_) next_segment(group.front()->sequence, needed + 2 * kBlock);
   std::vector<iovec> buffers;
-  uint64_t begin = at_, end = at_, digest = digest_;
+  uint64_t begin = at_, end = at_;
+  tree_next_ = tree_;
+  found_.clear();
   const auto put = [&] {
     if (!buffers.empty()) disk_->write(file_, buffers, begin);
     buffers.clear();
@@ -311,8 +334,12 @@ void Journal::write(const std::vector<Entry*>& group) {
       syncs += 2;
     }
     uint8_t* const head = one->body() - kRecordHead;
-    const uint32_t crc = put_head({use_, one->sequence, durable, one->length, one->kind, 0}, one->body(), head);
-    if (digest != 0) digest = digest_after(digest, crc);
+    put_head({use_, one->sequence, durable, one->length, one->kind, hash_payloads_,
+              static_cast<uint32_t>(std::min(one->facts, one->length))},
+             head);
+    tree_next_.add(leaf_of(head));
+    if (one->counts || one->sequence == marked_ || one == group.back())
+      found_.push_back({one->sequence, tree_next_.root()});
     std::memset(one->body() + one->length, 0, gap_of(one->length));
     if (one->nbytes() < kLarge) {
       buffers.push_back({head, one->nbytes()});
@@ -333,14 +360,13 @@ void Journal::write(const std::vector<Entry*>& group) {
     if (one->blob) disk_->close(one->blob->file);
   ++groups;
   written += next_block(end) - at_;
-  digest_next_ = digest;
   at_ = next_block(end);
 }
 
 void Journal::write_head(uint64_t number, uint64_t first) {
   use_ = random_number();
   alignas(64) uint8_t block[kBlock];
-  put_head({kFormat, number, use_, first, folder_id_, digest_}, block);
+  put_head({kFormat, number, use_, first, folder_id_, tree_}, block);
   std::vector<iovec> buffers{{block, sizeof block}};
   disk_->write(file_, buffers, at_);
   ++syncs;

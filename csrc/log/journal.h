@@ -14,6 +14,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,10 +50,12 @@ struct Entry {
   }
 
   uint8_t kind = 0;
-  bool waits = false;  // whether the sender waits for the disk
+  bool waits = false;   // whether the sender waits for the disk
+  bool counts = false;  // it is an answer: its receipt has a digest
   uint64_t sequence = 0;
   store::Block memory;
   size_t begin = 0, length = 0, capacity = 0;  // capacity: of the body
+  size_t facts = 0;                            // what of the body its leaf has as it is (segment.h)
   std::shared_ptr<Blob> blob;
   std::unique_ptr<Entry> next;
 };
@@ -67,7 +70,8 @@ class Journal {
     std::string folder;          // for messages
     uint64_t folder_id = 0;      // its random number
     uint64_t sequence = 0;       // of the last record that is on the disk
-    uint64_t digest = 0;         // of all up to it; 0: not known
+    Tree tree;                   // over all up to it; if it is not known, one begins here
+    bool hash_payloads = false;  // records' leaves have the SHA-256 of their numbers
     uint64_t number = 0;         // of the next segment
     uint64_t segment_bytes = 0;  // the largest size of a segment
     struct Busy {                // a segment that a recovery needs: its name and first record
@@ -109,7 +113,10 @@ class Journal {
   std::atomic<uint64_t> durable, syncs{0}, groups{0}, written{0}, pending{0};
   std::atomic<int64_t> waiting{0};
   uint64_t last() const { return last_; }
-  uint64_t digest() const;  // of all records that are on the disk
+  // The digest of all records up to this one, if it is on the disk and remembered: an answer's is for a while.
+  std::optional<Digest> digest(uint64_t sequence) const;
+  // The last record's digest will be remembered until the next call. The caller holds the server's lock.
+  void mark() noexcept;
 
   static double waited();  // the seconds that the calling thread has waited so far
 
@@ -132,20 +139,28 @@ class Journal {
   Queued first_, spare_;  // spare_: written entries that are reused
   size_t spares_ = 0;
   Entry* newest_ = nullptr;
-  std::atomic<uint64_t> last_;
+  std::atomic<uint64_t> last_, marked_{0};
   bool urgent_ = false, closing_ = false, nudged_ = false, asleep_ = false, ended_ = false;
   std::atomic<bool> failed_{false};
   bool final_ = false;  // the failure is permanent
   std::string failure_;
   std::deque<Start::Busy> busy_;
   std::vector<std::string> free_;
-  uint64_t digest_;
+  struct Root {
+    uint64_t sequence;
+    Digest digest;
+  };
+  std::unique_ptr<Root[], void (*)(void*)> roots_;  // of answers, at their number modulo kRoots
+  Root mark_{};
 
   // Used by the journal's thread only.
   uint64_t number_, place_, number_here_;
   std::string here_;
   int file_ = -1;
-  uint64_t use_ = 0, at_ = 0, size_ = 0, digest_next_;
+  const bool hash_payloads_;
+  uint64_t use_ = 0, at_ = 0, size_ = 0;
+  Tree tree_, tree_next_;  // over what is on the disk; and with the group that is being written
+  std::vector<Root> found_;
 };
 
 }  // namespace fastagg::log

@@ -172,6 +172,7 @@ Queued record_of_answer(Journal& journal, Operation& operation) {
     entry->put(one.number, one.nbytes, one.crc, one.dtype);
   }
   static constexpr uint8_t zeros[kAligned] = {};
+  entry->facts = entry->length, entry->counts = true;
   entry->put_bytes(zeros, gap_of(entry->length));
   entry->put_bytes(zeros, padding);
   for (Part& part : operation.parts) {

@@ -1,12 +1,15 @@
 // The format of a log's files: records one after the other, in segments that are used again.
 //
-//   head     a block of 4,096 bytes: magic, CRC of what follows, format, number, use, first, folder, before
-//   record   magic, CRC of what follows, use, sequence, synced, length, kind | body | zeros up to 8 bytes
+//   head     a block of 4,096 bytes: magic, CRC of what follows, format, number, use, first, folder, base, peaks
+//   record   magic, CRC of what follows, use, sequence, synced, length, kind, hashed, facts | body | zeros up to 8
+//   bytes
 //
 // A head begins a segment, and every life of a server in it: `number` is the segment's place in the chain, `use` a
 // random number that the records behind the head repeat, `first` the sequence number of the first of them. `folder` is
-// a random number of the folder, and `before` the digest of all records before the head, so that a segment of another
-// folder or of another past is recognised. Format 1 has neither and one head a file.
+// a random number of the folder; `base` and `peaks` are the tree over all records before the head (tree.h), so that a
+// segment of another folder or of another past is recognised. Format 2 has a weaker digest in place of the tree, which
+// is not read. Format 1 has no folder and one head a file. `facts` says how many bytes of the body a record's leaf has
+// as they are; `hashed`, whether it has the SHA-256 of the others.
 //
 // Records are written in groups. Each group begins on a new block, so no block is written again after it was synced. A
 // torn write can therefore damage only records that were not acknowledged. A record also says up to which record all
@@ -19,20 +22,24 @@
 #include <string>
 #include <vector>
 
+#include "tree.h"
+
 namespace fastagg::log {
 
 constexpr size_t kBlock = 4096, kRecordHead = 48, kSegmentHead = 64;
-constexpr uint32_t kFormat = 2;  // that is written; 1 is read, too
+constexpr uint32_t kFormat = 3;  // that is written; 1 and 2 are read, too
 
 struct SegmentHead {
   uint32_t format = kFormat;
-  uint64_t number = 0, use = 0, first = 0, folder = 0, before = 0;
+  uint64_t number = 0, use = 0, first = 0, folder = 0;
+  Tree before;
 };
 
 struct RecordHead {
   uint64_t use = 0, sequence = 0, synced = 0, length = 0;
   uint8_t kind = 0;
-  uint32_t crc = 0;  // of the fields before it and the body
+  bool hashed = false;
+  uint32_t facts = 0, crc = 0;  // crc: of all other fields and the body
 };
 
 constexpr size_t gap_of(size_t size) { return (8 - size % 8) % 8; }
@@ -46,11 +53,13 @@ std::optional<SegmentHead> head_at(const uint8_t* data, size_t size, size_t at);
 // it is a file that was about to be used again.
 std::optional<SegmentHead> head_from_records(const uint8_t* data, size_t size, uint64_t number, uint64_t sequence);
 
-// Writes a record's head in front of its body, and returns its CRC.
-uint32_t put_head(const RecordHead& head, const uint8_t* body, uint8_t* at);
+// Writes a record's head. Its body lies behind it already.
+void put_head(const RecordHead& head, uint8_t* record);
 
-// The digest of a log after one more record.
-uint64_t digest_after(uint64_t before, uint32_t crc);
+// What of a record its leaf is the hash of, behind 0x00: its head, its facts, and the hash of the rest or nothing.
+std::vector<uint8_t> bound_of(const uint8_t* record);
+// The same, hashed.
+Digest leaf_of(const uint8_t* record);
 
 struct Record {
   RecordHead head;
@@ -68,9 +77,9 @@ class Reader {
     std::string name;
     SegmentHead head;
   };
-  // Wanted are the records after `sequence`. `digest`: of all up to it, 0 if it is not known.
+  // Wanted are the records after `sequence`. `root`: the digest of all up to it, if somebody has kept it.
   // Throws Refusal, kDamaged: the chain begins too late, or a segment belongs to another folder or another past.
-  Reader(std::vector<Segment> segments, uint64_t sequence, uint64_t folder, uint64_t digest);
+  Reader(std::vector<Segment> segments, uint64_t sequence, uint64_t folder, std::optional<Digest> root = std::nullopt);
 
   // The next record. None: the log ends here, or records are lost: damaged although they were on the disk.
   std::optional<Record> next();
@@ -81,8 +90,11 @@ class Reader {
   };
   std::optional<Lost> skip_lost();
 
+  // Whether something that was a record or a head, and is none, lies where the log ends. A crash may leave it.
+  bool is_torn() const;
+
   uint64_t last() const { return wanted_ - 1; }  // the number of the last record that was read
-  uint64_t digest() const { return digest_; }    // 0: not known
+  const Tree& tree() const { return tree_; }     // over all records up to it
   uint64_t passed() const { return passed_; }    // bytes of the files between the checkpoint and here
   // Where the log ends, for a writer that goes on: the segment and the place in it.
   size_t segment() const { return segment_; }
@@ -100,7 +112,8 @@ class Reader {
   Record take(const Record& record);
 
   std::vector<Segment> segments_;
-  uint64_t folder_, wanted_, digest_;
+  uint64_t folder_, wanted_;
+  Tree tree_;
   size_t segment_ = 0, at_ = 0;
   uint64_t use_ = 0, passed_ = 0;
 };

@@ -1,4 +1,4 @@
-"""The command about a server's state on the disk: doctor."""
+"""The commands about a server's state on the disk: doctor and audit."""
 
 from __future__ import annotations
 
@@ -35,6 +35,48 @@ def doctor(
         for name, line in _lines(found):
             print(f"  {name:<11} {line}")
     if not found["healthy"]:
+        raise typer.Exit(1)
+
+
+@command()
+def audit(
+    path: Annotated[Path, typer.Argument(metavar="FOLDER", help="From fastagg.open, or a copy of one.")],
+    start: Annotated[int | None, typer.Option("--from", metavar="N", help="Begin with this checkpoint.")] = None,
+    receipts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Receipts of fastagg.sign, one JSON object a line.")
+    ] = None,
+    modules: Annotated[
+        list[str] | None, typer.Option("--import", metavar="MODULE", help="Import this first: it registers a rule.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Execute a server's log again, and compare.
+
+    The outcome must be what the log, the checkpoints and the receipts say. The server may be running.
+    """
+    import json
+    from importlib import import_module
+
+    import fastagg
+
+    for name in modules or ():
+        import_module(name)
+    told = [json.loads(line) for line in receipts.read_text().splitlines()] if receipts else []
+    found = fastagg.audit(path, start=start, receipts=told)
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        counts = ", ".join(f"{count:,} {name}" for name, count in found["counts"].items()) or "none"
+        print(f"{path}: {'the same' if found['same'] else 'DIFFERS'}")
+        print(f"  executed   records {found['start'] + 1} to {found['last']}: {counts}")
+        print(f"  version    {found['version']:,}")
+        print(f"  model      {found['model']}")
+        since = "" if not found["base"] else f" (of the records after {found['base']})"
+        print(f"  digest     {found['digest'] or 'not known: the log is older than digests'}{since}")
+        if not found["same"]:
+            print(f"  PROBLEM    {found['problem']}")
+            print(f"             {found['where'] or ''}".rstrip())
+    if not found["same"]:
         raise typer.Exit(1)
 
 

@@ -110,7 +110,7 @@ def _log(
     would, reader = "go on", None
     try:
         if replay:
-            server = _server_from(newest)
+            server = server_of(newest, "replay")
             walk = Replay(server, disk, held)
         reader = read_log(disk, held, newest)
         walk.all(reader)
@@ -166,8 +166,8 @@ class _Walk(Replay):
         self.lost.append(Lost(first, count, why))
 
 
-def _server_from(newest: Checkpoint) -> Any:
-    """Return a server with a checkpoint's state.
+def server_of(newest: Checkpoint, what: str) -> Any:
+    """Return a server in memory with a checkpoint's state. ``what`` asks for it.
 
     Raises:
         CheckpointError: it cannot be made without what no checkpoint holds.
@@ -177,10 +177,10 @@ def _server_from(newest: Checkpoint) -> Any:
     config = newest.state["config"]
     if isinstance(config["direction"].get("cache"), dict):
         raise CheckpointError(
-            "replay: its cached updates are on a disk and would change; fastagg.open(path, make) replays it"
+            f"{what}: its cached updates are on a disk and would change; fastagg.open(path, make) replays it"
         )
     if "distill" in config["direction"]:
-        raise CheckpointError("replay: FedEcho needs its unlabelled data; fastagg.open(path, make) replays it")
+        raise CheckpointError(f"{what}: FedEcho needs its unlabelled data; fastagg.open(path, make) replays it")
     server = server_from(newest.state, device="cpu")
     load_into(server, newest.state)
     return server

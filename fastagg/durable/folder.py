@@ -10,7 +10,10 @@ upload-<number>             an update that was streamed in; a record of the log 
 from __future__ import annotations
 
 import re
+from hashlib import sha256
 from typing import NamedTuple
+
+from torch import Tensor
 
 from fastagg._build import native
 from fastagg._types import Native, Plain, State
@@ -70,6 +73,11 @@ class Checkpoint(NamedTuple):
         return int(self.manifest.get("folder", 0))
 
     @property
+    def digest(self) -> bytes:
+        """The digest of the log's records up to it (csrc/log/tree.h). Empty: the checkpoint is older than these."""
+        return bytes.fromhex(self.manifest.get("digest", ""))
+
+    @property
     def uploads(self) -> dict[int, int]:
         """The numbers of uploads -> the records that refer to them."""
         return {int(number): int(record) for number, record in self.manifest["uploads"].items()}
@@ -87,10 +95,16 @@ def read_checkpoint(disk: Disk, sequence: int) -> Checkpoint:
     try:
         if int(manifest["sequence"]) != sequence or not isinstance(manifest["made"], dict):
             raise ValueError("it is of another record")
-        assert found.folder_id >= 0 and found.uploads is not None
+        assert found.folder_id >= 0 and found.uploads is not None and len(found.digest) in (0, 32)
     except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
         raise CheckpointError(f"{disk.path / name}: the checkpoint is damaged: {error!s:.200}") from error
     return found
+
+
+def model_digest(flat: Tensor) -> str:
+    """Return the SHA-256 of a model's parameters, [d] fp32, little endian, as hexadecimal digits."""
+    held = flat.detach().cpu().contiguous()
+    return sha256(raw.at(held.data_ptr(), held.nbytes)).hexdigest()
 
 
 def read_log(disk: Disk, found: Contents, after: Checkpoint) -> Native:
@@ -100,7 +114,7 @@ def read_log(disk: Disk, found: Contents, after: Checkpoint) -> Native:
         CheckpointError: the log begins too late, or a segment belongs to another folder or another past of this one.
     """
     files = [(str(disk.path / name), number, disk.view_of(name)) for number, name in found.segments.items()]
-    return native.log.Reader(files, sequence=after.sequence, folder=after.folder_id, digest=0)
+    return native.log.Reader(files, sequence=after.sequence, folder=after.folder_id, root=after.digest)
 
 
 def read_upload(disk: Disk, found: Contents, streamed: tuple[int, int, int, int]) -> Pieces:

@@ -9,8 +9,9 @@ import time
 from collections import deque
 from typing import Any
 
+from fastagg._build import native
 from fastagg.durable.disk import Disk
-from fastagg.durable.folder import PARTIAL, checkpoint_name, upload_name
+from fastagg.durable.folder import PARTIAL, checkpoint_name, model_digest, upload_name
 from fastagg.durable.snapshot import Snapshot
 from fastagg.durable.uploads import Uploads
 from fastagg.errors import CheckpointError, FastaggError, Reentered
@@ -46,6 +47,7 @@ class Keeper:
     ) -> None:  # fmt: skip
         self.disk, self.parts, self.running, self.uploads = disk, parts, running, uploads
         self.made, self.folder_id, self.kept, self.keep, self.every = made, folder_id, kept, keep, every
+        self.history = 0  # of the oldest checkpoints, which stay with all of the log behind them
         self.journal: Any = None
         self._due = every
         self._requests: deque[_Request] = deque()
@@ -166,14 +168,23 @@ class Keeper:
                 self._due = written + self.every
                 return int(sequence)
             cut = Snapshot(self.parts, self.running)
+            if self.journal is not None:
+                self.journal.mark()
             uploads = self.uploads.recorded()
         held = time.perf_counter() - begun
         name = checkpoint_name(sequence)
         more = {"sequence": sequence, "made": self.made, "folder": self.folder_id, "uploads": uploads}
+
+        def told() -> dict[str, Any]:
+            if self.journal is None:
+                digest = native.log.Tree(0).root
+            else:
+                self.journal.wait(sequence)  # its digest is known then
+                digest = self.journal.digest(sequence)
+            return {**more, "digest": "" if digest is None else digest.hex(), "model": model_digest(cut.state["flat"])}
+
         try:
-            nbytes = cut.write(self.disk, name + PARTIAL, more, self._go_on)
-            if self.journal is not None:
-                self.journal.wait(sequence)
+            nbytes = cut.write(self.disk, name + PARTIAL, told, self._go_on)
             self.disk.rename(name + PARTIAL, name)
             self.disk.sync_folder()
             with engine.inside:
@@ -209,9 +220,9 @@ class Keeper:
     def _clear(self) -> None:
         """Remove what no recovery will ask for."""
         with contextlib.suppress(OSError):  # it is tried again after the next one
-            while len(self.kept) > self.keep:
-                self.disk.remove(checkpoint_name(self.kept[0]))
-                self.kept.pop(0)
+            while len(self.kept) > self.keep + self.history:
+                self.disk.remove(checkpoint_name(self.kept[self.history]))
+                self.kept.pop(self.history)
             self.disk.sync_folder()  # else a checkpoint could come back with a power loss, and its log not
             if self.journal is not None:
                 self.journal.release(self.kept[0])

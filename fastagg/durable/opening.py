@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from fastagg import _checks
+from fastagg._build import native
 from fastagg._types import Plain
 from fastagg.durable.disk import Disk
 from fastagg.durable.folder import LOCK, PARTIAL, Checkpoint, Contents, checkpoint_name, contents
@@ -27,7 +28,6 @@ from fastagg.storage.tiered import Tiered
 
 SEGMENT = 64 << 20  # bytes of the largest segments of the log
 _SLOW = 1.0  # an answer that takes so many seconds is reported
-_NEW_DIGEST = 1  # of a log without records
 _log = logging.getLogger("fastagg")
 
 
@@ -39,6 +39,8 @@ def open(
     keep: int = 2,
     checkpoint_every: int = EVERY,
     check: bool = False,
+    keep_history: bool = False,
+    hash_payloads: bool = False,
 ) -> Server:
     """Return the server of the folder ``path``. If the folder is empty, it is the server that ``make`` makes. Otherwise
     the server is restored bit for bit: from its last checkpoint and all later records of its log.
@@ -55,6 +57,8 @@ def open(
         checkpoint_every: after so many bytes of log a checkpoint is written in the background.
         check: compare all cached updates on a disk (:class:`fastagg.Tiered`) with their checksums, and not a sample
             of 1 GB. Damaged ones are given up, and an error in the log names their clients.
+        keep_history: also keep the folder's first checkpoint and all of the log, for :func:`fastagg.audit`.
+        hash_payloads: bind updates' numbers to the history's digest by SHA-256, not by CRC-32C (``docs/audit.md``).
 
     Raises:
         Busy: another process, or another server of this process, has the folder open.
@@ -83,7 +87,8 @@ def open(
     except OSError as error:
         raise CheckpointError(f"{path}: {error}") from error
     try:
-        return open_on(disk, make, durability, keep=keep, checkpoint_every=checkpoint_every, check=check)
+        return open_on(disk, make, durability, keep=keep, checkpoint_every=checkpoint_every, check=check,
+                       keep_history=keep_history, hash_payloads=hash_payloads)  # fmt: skip
     except BaseException:
         disk.leave()
         raise
@@ -91,7 +96,7 @@ def open(
 
 def open_on(
     disk: Disk, make: Callable[[], Server], durability: Durability, *, keep: int = 2, checkpoint_every: int = EVERY,
-    segment: int = SEGMENT, check: bool = False,
+    segment: int = SEGMENT, check: bool = False, keep_history: bool = False, hash_payloads: bool = False,
 ) -> Server:  # fmt: skip
     """:func:`open` for a folder on ``disk``, with segments of the given number of bytes at most."""
     _checks.whole("keep", keep, least=1)
@@ -105,7 +110,11 @@ def open_on(
     journal = None
     try:
         server, keeper, start, replayed, is_new = _opened(disk, make, keep, checkpoint_every, check)
-        journal = begin_journal(disk, {**start, "segment_bytes": segment}, durability, server.max_waiting)
+        if keep_history and isinstance(getattr(server.direction, "cache", None), Tiered):
+            raise ConfigError("keep_history: a history with cached updates on a disk (Tiered) cannot be executed again")
+        keeper.history = int(keep_history)
+        start |= {"segment_bytes": segment, "hash_payloads": hash_payloads}
+        journal = begin_journal(disk, start, durability, server.max_waiting)
         keeper.start(journal, replayed)
         log = Log(disk, lock, journal, keeper, keeper.uploads, durability)
         watch = Watch()
@@ -184,8 +193,8 @@ def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], keep: int, e
     )  # fmt: skip
     keeper.write()  # the checkpoint from which the log continues
     start = {
-        "folder_id": folder_id, "sequence": 0, "digest": _NEW_DIGEST, "number": 1, "busy": [], "free": [], "place": 0,
-        "number_here": 0,
+        "folder_id": folder_id, "sequence": 0, "tree": native.log.Tree(0), "number": 1, "busy": [], "free": [],
+        "place": 0, "number_here": 0,
     }  # fmt: skip
     return _Opened(server, keeper, start, 0, True)
 
@@ -217,7 +226,7 @@ def _start(disk: Disk, found: Contents, past: Recovered) -> Plain:
     known = [folder for _, _, folder, _ in reversed(chain) if folder]
     return {
         "folder_id": past.checkpoint.folder_id or (known[0] if known else engine.new_incarnation()),
-        "sequence": reader.last, "digest": reader.digest, "number": 1 + max(found.segments, default=0), "busy": busy,
+        "sequence": reader.last, "tree": reader.tree, "number": 1 + max(found.segments, default=0), "busy": busy,
         "free": [name for name in found.segments.values() if name not in names],
         "place": place if goes_on else 0, "number_here": whole[-1][0] if goes_on else 0, "needed": names,
     }  # fmt: skip

@@ -52,11 +52,11 @@ class Snapshot:
             with self.running.engine.inside:
                 self.running.engine.cut_rows(None)
 
-    def write(self, disk: Disk, folder: str, more: Plain, going_on: Callable[[], None]) -> int:
+    def write(self, disk: Disk, folder: str, more: Callable[[], Plain], going_on: Callable[[], None]) -> int:
         """Write it to a new folder, and return its bytes.
 
         Args:
-            more: what the manifest says besides.
+            more: returns what the manifest says besides. It is called when all else is written.
             going_on: called now and then. What it raises ends the writing.
 
         Raises:
@@ -84,7 +84,7 @@ class Snapshot:
                 writer.part(_ROWS[0], place, data)
                 if scales:
                     writer.part(_ROWS[1], place, scales)
-            writer.finish(tree, more)
+            writer.finish(tree, more())
         finally:
             writer.close()
         return writer.nbytes

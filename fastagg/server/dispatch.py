@@ -190,6 +190,8 @@ class Receipt(native.Receipt):
             (or, with :class:`fastagg.Euclidean`, the norm was zero or the update too stale). The update then counted as
             zero, the client's cached update did not change, and the version increased.
         durable: whether the update is on disk yet. Only receipts of servers of :func:`fastagg.open` have it.
+        digest: the digest of the server's history up to this answer, as hexadecimal digits (``docs/audit.md``). None:
+            the answer is not on disk yet, or more than 65,000 came later.
 
     Example:
         >>> server = fastagg.ASGD(torch.zeros(2), lr=0.1)
@@ -212,6 +214,8 @@ class Receipt(native.Receipt):
         weight: float
         kept: bool
         durable: bool
+        digest: str | None
+        sequence: int
 
     def __init__(
         self,

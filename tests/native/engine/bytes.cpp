@@ -89,7 +89,7 @@ void scan(const Bytes& segment) {
   log::SegmentHead taken;
   if (head) taken = *head;
   try {
-    log::Reader reader({{segment.data(), segment.size(), "segment", taken}}, 0, 11, 0);
+    log::Reader reader({{segment.data(), segment.size(), "segment", taken}}, 0, 11);
     uint64_t last = 0;
     for (int turn = 0; turn < 1000; ++turn) {
       if (const auto record = reader.next()) {
@@ -119,7 +119,7 @@ Bytes segment(const std::vector<float>& values) {
     const size_t at = made.size();
     made.resize(at + log::kRecordHead + body.size() + log::gap_of(body.size()));
     if (!body.empty()) std::memcpy(made.data() + at + log::kRecordHead, body.data(), body.size());
-    log::put_head(record, made.data() + at + log::kRecordHead, made.data() + at);
+    log::put_head(record, made.data() + at);
   }
   made.resize(made.size() + 2 * log::kBlock);
   return made;
@@ -164,7 +164,7 @@ void bytes() {
   }
   const Bytes whole = segment(values);
   scan(whole);
-  log::Reader reader({{whole.data(), whole.size(), "segment", *log::head_at(whole.data(), whole.size(), 0)}}, 0, 11, 0);
+  log::Reader reader({{whole.data(), whole.size(), "segment", *log::head_at(whole.data(), whole.size(), 0)}}, 0, 11);
   for (uint8_t kind = 1; kind < log::kKinds; ++kind) CHECK(reader.next()->head.kind == kind);
   CHECK(!reader.next());
   for (int turn = 0; turn < 3000; ++turn) {

@@ -1,0 +1,222 @@
+"""Executes a server's log again, and compares the outcome with what its folder and its receipts say. It writes nothing
+and takes no lock, so it may run beside the server, or on a copy of the folder on another machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from fastagg import _checks
+from fastagg._types import Native, Plain, State
+from fastagg.durable import trees
+from fastagg.durable.disk import Disk
+from fastagg.durable.doctor import server_of
+from fastagg.durable.folder import (
+    Checkpoint,
+    Contents,
+    checkpoint_name,
+    contents,
+    model_digest,
+    read_checkpoint,
+    read_log,
+)
+from fastagg.durable.recovery import Replay, check_made, load_into, made_of
+from fastagg.errors import CheckpointError, ConfigError, FastaggError
+from fastagg.server.server import Server
+
+_COMPARED = "version", "steps", "flat", "moments", "direction", "staleness"  # parts of a state
+
+
+class _Differs(Exception):
+    """The first thing that is not as it should be."""
+
+
+def audit(
+    path: str | os.PathLike[str],
+    *,
+    start: int | None = None,
+    receipts: Iterable[Any] = (),
+    make: Callable[[], Server] | None = None,
+) -> Plain:
+    """Execute the log of a server's folder again, and compare: each decision with the recorded one, each later
+    checkpoint with the state that the log leads to, and receipts with the digest of the history.
+
+    Args:
+        path: a folder of :func:`fastagg.open`, or a copy of one. The server may be running.
+        start: the number of the checkpoint to begin with; None: the oldest.
+        receipts: receipts with a digest, or what :func:`fastagg.sign` made of them.
+        make: makes the server, if the checkpoint alone cannot: FedEcho, or a rule that is not registered.
+
+    Returns:
+        Plain data: ``same`` (whether all agrees), ``problem`` (the first thing that does not, or None), ``where`` (its
+        file and byte, if it has one), ``start``, ``last`` (numbers of the first checkpoint and the last record),
+        ``counts`` (operations by kind), ``version``, and the roots: ``digest`` of the records after number ``base``
+        (None: they are of an older format) and ``model``, the SHA-256 of the parameters. Two audits of one history
+        have the same roots, on any processor.
+
+    Raises:
+        CheckpointError: no checkpoint is there, or the server cannot be made from it. ConfigError: ``make`` makes
+            another server.
+
+    Example:
+        >>> with fastagg.open("state/", lambda: fastagg.FedBuff(torch.zeros(2), buffer_size=1)) as server:
+        ...     task = server.dispatch("ann")
+        ...     receipt = server.receive("ann", torch.ones(2))
+        >>> found = fastagg.audit("state/", receipts=[receipt])
+        >>> found["same"], found["version"], found["digest"] == receipt.digest
+        (True, 1, True)
+    """
+    path = _checks.path("path", path)
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: expected a folder of fastagg.open(path, make)")
+    wanted = {}
+    for one in receipts:
+        record, digest = (one["record"], one["digest"]) if isinstance(one, dict) else (one.sequence, one.digest)
+        if digest is None:
+            raise ConfigError("receipts: one has no digest; read receipt.digest when receipt.durable is true")
+        wanted[record] = digest
+    disk = Disk(path)
+    try:
+        return _audited(disk, start, wanted, make)
+    finally:
+        disk.leave()
+
+
+def _audited(disk: Disk, start: int | None, wanted: dict[int, str], make: Callable[[], Server] | None) -> Plain:
+    held = contents(disk)
+    if not held.checkpoints or (start is not None and start not in held.checkpoints):
+        names = ", ".join(map(str, held.checkpoints)) or "none"
+        raise CheckpointError(f"{disk.path}: no checkpoint {start if start is not None else ''}: there are: {names}")
+    begin = read_checkpoint(disk, held.checkpoints[0] if start is None else start)
+    if make is None:
+        server = server_of(begin, "audit")
+    else:
+        server = make()
+        check_made(disk, dict(begin.manifest["made"]), made_of(server))
+        load_into(server, begin.state)
+    run = _Audit(server, disk, held, begin, wanted)
+    problem, where = None, None
+    try:
+        run.check_checkpoint(begin)
+        run.whole()
+    except (_Differs, FastaggError, OSError) as error:
+        problem, where = str(error), run.where
+    tree = run.tree
+    return {
+        "path": str(disk.path), "same": problem is None, "problem": problem, "where": where, "start": begin.sequence,
+        "last": run.last, "counts": run.counts, "version": server.version,
+        "digest": tree.root.hex() if tree is not None and tree.known else None,
+        "base": tree.base if tree is not None and tree.known else None, "model": model_digest(server.flat),
+    }  # fmt: skip
+
+
+class _Audit(Replay):
+    """Executes the operations behind a checkpoint, until the first that differs."""
+
+    def __init__(self, server: Server, disk: Disk, held: Contents, begin: Checkpoint, wanted: dict[int, str]) -> None:
+        super().__init__(server, disk, held)
+        self.begin, self.wanted = begin, wanted
+        self.last = begin.sequence
+        self.tree: Native = None
+        self.reader: Native = None
+        self.where: str | None = None  # the file and the byte that were read last
+
+    def whole(self) -> None:
+        """Execute all. What seems to be damaged is read again first: a running server may have been writing it."""
+        self._read()
+        while (record := self.reader.next() or self._again()) is not None:
+            self._at(record.place)
+            self.one(record)
+            self.last, self.tree = record.sequence, self.reader.tree
+            self._compare_digest()
+            if record.sequence in self.found.checkpoints:
+                self.check_checkpoint(read_checkpoint(self.disk, record.sequence))
+        self._at(self.reader.end)
+        if self.reader.is_torn:
+            raise _Differs(
+                f"what is behind record {self.last} is damaged, or does not follow from the records before it; if the "
+                "server was killed, it may be an answer that was never acknowledged"
+            )
+        beyond = [record for record in self.wanted if record > self.last]
+        if beyond:
+            raise _Differs(f"the log ends with record {self.last}, and there is a receipt of record {max(beyond)}")
+        for segment in self.reader.segments:
+            self._check_head(segment)
+
+    def check_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Compare a checkpoint with the server, which has executed all before it."""
+        name = checkpoint_name(checkpoint.sequence)
+        said = checkpoint.manifest
+        if "model" in said and said["model"] != model_digest(checkpoint.state["flat"]):
+            raise _Differs(f"{name}: its model is not the one whose hash it has")
+        if checkpoint.digest and self.tree is not None and self.tree.known and self.tree.root != checkpoint.digest:
+            raise _Differs(f"{name}: the records before it were others: one of them was changed, or the checkpoint was")
+        if checkpoint is self.begin:
+            return
+        # A state of an older version has other names.
+        names = _COMPARED if checkpoint.digest else _COMPARED[:3]
+        here, there = (_parts(state, names) for state in (self.server.state_dict(copy=False), checkpoint.state))
+        differ = [key for key in {**here, **there} if not _equal(here.get(key), there.get(key))]
+        if differ:
+            raise _Differs(f"{name}: it is not what the log leads to: {', '.join(differ[:5])}")
+
+    def _read(self) -> None:
+        """Begin to read behind the last record that was executed."""
+        after = self.begin._replace(sequence=self.last)
+        if self.tree is not None:
+            known = self.tree.root.hex() if self.tree.known else ""
+            after = after._replace(manifest={**self.begin.manifest, "digest": known})
+        self.reader = read_log(self.disk, self.found, after)
+        self.tree = self.reader.tree
+
+    def _at(self, place: tuple[int, int]) -> None:
+        if self.reader.segments:
+            self.where = f"{self.found.segments[self.reader.segments[place[0]][0]]}, byte {place[1]}"
+
+    def _again(self) -> Native:
+        self._at(self.reader.end)
+        torn = self.reader.is_torn
+        lost = self.reader.skip_lost()
+        if lost is None and not torn:
+            return None
+        self.found = contents(self.disk)
+        self._read()
+        record = self.reader.next()
+        if record is None and lost is not None:
+            raise _Differs(f"record {lost[0]}: damaged, and it was on the disk")
+        return record
+
+    def _compare_digest(self) -> None:
+        said = self.wanted.get(self.last)
+        if said is not None and self.tree.known and said != self.tree.root.hex():
+            raise _Differs(f"record {self.last}: the receipt's digest is another: a record up to it was changed")
+
+    def _check_head(self, segment: tuple[int, int, int, int]) -> None:
+        number, _, folder, form = segment
+        if form > 1 and folder == 0:
+            self.where = f"{self.found.segments[number]}, byte 0"
+            raise _Differs(f"{self.found.segments[number]}: its head is damaged")
+
+    def _pass_over(self, first: int, count: int, why: str, operation: Native, *, is_whole: bool) -> None:
+        raise _Differs(f"record {first}: {why}")
+
+
+def _parts(state: State, names: tuple[str, ...]) -> dict[str, Any]:
+    """What two states must have in common, by name."""
+    tensors: dict[str, Any] = {}
+    for key in names:
+        value = state[key]
+        if key == "direction":  # how far the exact resummation is says nothing about the model
+            value = {name: one for name, one in value.items() if name != "scrub"}
+        tensors[f"{key} "] = trees.flatten(value, tensors, key)
+    return tensors
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        a, b = (tensor.detach().cpu().contiguous().view(-1).view(torch.uint8) for tensor in (one, other))
+        return one.dtype == other.dtype and torch.equal(a, b)
+    return bool(one == other)

@@ -1,0 +1,347 @@
+"""A log that is executed again leads to the same roots, and what was changed is found and located."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+from presets import PRESETS, calls, model, update
+from test_open import HEAD
+
+import fastagg
+from fastagg.storage import raw
+
+SIZE = 24
+BLOCK = 4096
+
+
+def played(folder: Path, make: Callable[[], fastagg.Server], lives: int = 3, *, name: str = "FedBuff") -> list:
+    """Receipts of a few lives, one of which writes a checkpoint."""
+    receipts, told = [], {}
+    for life in range(lives):
+        with fastagg.open(folder, make) as server:
+            for call in calls(name, 4):
+                if call.number is None:
+                    told[call.client] = server.dispatch(call.client)
+                else:
+                    update_of = update(call.number, SIZE)
+                    receipts.append(server.receive(call.client, update_of, told[call.client].version, num_samples=3))
+            if life == 1:
+                server.checkpoint()
+    return receipts
+
+
+def fed_buff() -> fastagg.Server:
+    return PRESETS["FedBuff"](model(SIZE))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list]:
+    path = tmp_path_factory.mktemp("audit") / "a"
+    return path, played(path, fed_buff)
+
+
+def records(data: bytes) -> list[tuple[int, int]]:
+    """Where the records of a segment begin and end."""
+    found = []
+    for at in range(0, len(data), 8):
+        if data[at : at + 4] == b"FAGR":
+            found.append((at, at + HEAD + int.from_bytes(data[at + 32 : at + 40], "little")))
+    return found
+
+
+def test_an_audit_leads_to_the_same_roots(folder: tuple[Path, list]) -> None:
+    path, receipts = folder
+    found = fastagg.audit(path, receipts=receipts)
+    assert found["same"], found["problem"]
+    late = fastagg.audit(path, start=max(int(p.name[11:]) for p in path.glob("checkpoint-*")), receipts=receipts[-3:])
+    assert late["same"] and (late["digest"], late["model"]) == (found["digest"], found["model"])
+    assert 0 < late["start"] < found["last"] == late["last"]
+    with fastagg.open(path, fed_buff) as server:
+        assert found["model"] == sha256(server.flat.numpy().tobytes()).hexdigest()
+        assert server.version == found["version"]
+    isa = fastagg.build_info()["isa"]
+    try:
+        fastagg.set_isa("baseline")
+        assert fastagg.audit(path)["model"] == found["model"]
+    finally:
+        fastagg.set_isa(isa)
+
+
+@pytest.mark.parametrize("name", ["ACE, int8", "CA2FL, int4", "FADAS, moments in 8 bits"])
+def test_an_audit_compares_the_whole_state_at_checkpoints(name: str, tmp_path: Path) -> None:
+    def make() -> fastagg.Server:
+        return PRESETS[name](model(SIZE))
+
+    receipts = played(tmp_path / "a", make, name=name)
+    assert (found := fastagg.audit(tmp_path / "a", receipts=receipts))["same"], found["problem"]
+
+
+def test_the_digest_is_the_root_of_rfc_9162(folder: tuple[Path, list]) -> None:
+    path, receipts = folder
+
+    def root(leaves: list[bytes]) -> bytes:
+        if len(leaves) == 1:
+            return leaves[0]
+        middle = 1 << (len(leaves) - 1).bit_length() - 1
+        return sha256(b"\1" + root(leaves[:middle]) + root(leaves[middle:])).digest()
+
+    data = next(path.glob("journal-*")).read_bytes()
+    leaves = []
+    for at, end in records(data):
+        facts = int.from_bytes(data[at + 44 : at + 48], "little")
+        assert facts <= end - at - HEAD
+        leaves.append(sha256(b"\0" + data[at : at + HEAD + facts]).digest())
+    for receipt in receipts:
+        assert receipt.digest == root(leaves[: receipt.sequence]).hex()
+
+
+def flips(path: Path, places: list[int], to: Path, receipts: list) -> None:
+    segment = next(path.glob("journal-*"))
+    whole = segment.read_bytes()
+    shutil.copytree(path, to)
+    for at in places:
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << random.Random(at).randrange(8)
+        (to / segment.name).write_bytes(damaged)
+        found = fastagg.audit(to)
+        assert not found["same"], at
+        begin = int(found["where"].rpartition(" ")[2])
+        inside = [(low, high) for low, high in [(0, BLOCK), *records(whole)] if low <= at < high]
+        heads = [low for low in range(0, len(whole), BLOCK) if whole[low : low + 8] == b"FASTAGGJ"]
+        low = inside[0][0] if inside else max(low for low in heads if low <= at)
+        assert low - BLOCK < begin <= low, (at, found)
+
+
+def used(path: Path) -> list[int]:
+    """All bytes of a log's records and heads."""
+    whole = next(path.glob("journal-*")).read_bytes()
+    heads = [low for low in range(0, len(whole), BLOCK) if whole[low : low + 8] == b"FASTAGGJ"]
+    spans = [*records(whole), *((low, low + BLOCK) for low in heads)]
+    return [at for low, high in spans for at in range(low, high)]
+
+
+def test_a_flipped_byte_is_located(folder: tuple[Path, list], tmp_path: Path) -> None:
+    path, receipts = folder
+    flips(path, random.Random(0).sample(used(path), 60), tmp_path / "b", receipts)
+
+
+@pytest.mark.slow
+def test_ten_thousand_flipped_bytes_are_located(folder: tuple[Path, list], tmp_path: Path) -> None:
+    path, receipts = folder
+    flips(path, random.Random(1).choices(used(path), k=10_000), tmp_path / "b", receipts)
+
+
+def rewritten(path: Path, change: Callable[[bytearray, int, int], None], which: int) -> None:
+    """Change a record, and make its checksum right."""
+    segment = next(path.glob("journal-*"))
+    data = bytearray(segment.read_bytes())
+    at, end = records(data)[which]
+    change(data, at, end)
+    data[at + 4 : at + 8] = raw.crc32c([bytes(data[at + 8 : end])]).to_bytes(4, "little")
+    segment.write_bytes(data)
+
+
+def kind(data: bytearray, at: int) -> int:
+    return data[at + 40]
+
+
+@pytest.mark.parametrize("life", [0, 1, 2])
+def test_a_record_that_was_rewritten_with_its_checksum_is_found(
+    folder: tuple[Path, list], tmp_path: Path, life: int
+) -> None:
+    path, receipts = folder
+    shutil.copytree(path, tmp_path / "b")
+    data = bytearray(next(path.glob("journal-*")).read_bytes())
+    answers = [i for i, (at, _) in enumerate(records(data)) if kind(data, at) == 4]
+    which = answers[1 + life * len(answers) // 3]
+
+    def change(data: bytearray, at: int, end: int) -> None:
+        data[end - 4 : end] = torch.tensor([7.0]).numpy().tobytes()
+
+    rewritten(tmp_path / "b", change, which)
+    found = fastagg.audit(tmp_path / "b")  # the norm that the record says is not the update's
+    assert not found["same"] and f"record {which + 1}" in found["problem"]
+
+    def synced(data: bytearray, at: int, end: int) -> None:
+        data[at + 24] ^= 1  # a number that no execution looks at
+
+    shutil.rmtree(tmp_path / "b")
+    shutil.copytree(path, tmp_path / "b")
+    rewritten(tmp_path / "b", synced, which)
+    found = fastagg.audit(tmp_path / "b", receipts=receipts)
+    assert not found["same"]
+
+
+def test_a_log_that_was_cut_is_found_by_a_receipt(folder: tuple[Path, list], tmp_path: Path) -> None:
+    path, receipts = folder
+    shutil.copytree(path, tmp_path / "b")
+    segment = next((tmp_path / "b").glob("journal-*"))
+    data = segment.read_bytes()
+    at, _ = records(data)[receipts[-1].sequence - 1]
+    segment.write_bytes(data[:at])
+    assert fastagg.audit(tmp_path / "b")["same"]  # as if the last life had done less
+    found = fastagg.audit(tmp_path / "b", receipts=receipts)
+    assert not found["same"] and "the log ends with record" in found["problem"]
+
+
+def test_a_checkpoint_of_another_history_is_found(folder: tuple[Path, list], tmp_path: Path) -> None:
+    path, _ = folder
+    shutil.copytree(path, tmp_path / "b")
+    newest = max((tmp_path / "b").glob("checkpoint-*"))
+    manifest = newest / "manifest.json"
+    _, _, text = manifest.read_bytes().partition(b"\n")
+    state = json.loads(text)
+    for key, what in (("model", "hash"), ("digest", "records before it")):
+        changed = json.dumps({**state, key: "00" * 32}, separators=(",", ":")).encode()
+        said = json.dumps({"crc32c": raw.crc32c([changed]), "bytes": len(changed)}).encode()
+        manifest.write_bytes(said + b"\n" + changed)
+        found = fastagg.audit(tmp_path / "b")
+        assert not found["same"] and newest.name in found["problem"] and what in found["problem"]
+
+
+@dataclass(frozen=True)
+class Halved(fastagg.Staleness):
+    """A rule that is not registered."""
+
+    by: float = 0.5
+    weighs = True
+
+    def weight(self, delay: int) -> float:
+        return self.by ** (1 + delay)
+
+
+def test_a_rule_of_ones_own_is_executed_again(tmp_path: Path) -> None:
+    def make(by: float = 0.5) -> fastagg.Server:
+        return fastagg.Server(torch.zeros(SIZE), fastagg.Buffer(2), fastagg.SGD(0.5), Halved(by))
+
+    receipts = played(tmp_path / "a", make)
+    assert fastagg.audit(tmp_path / "a", receipts=receipts, make=make)["same"]
+    with pytest.raises(fastagg.CheckpointError, match="Halved"):
+        fastagg.audit(tmp_path / "a")
+    with pytest.raises(fastagg.ConfigError, match="staleness"):
+        fastagg.audit(tmp_path / "a", make=lambda: make(0.25))
+
+    def other(self: Halved, delay: int) -> float:
+        return 0.125
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Halved, "weight", other)
+        found = fastagg.audit(tmp_path / "a", make=make)
+    assert not found["same"] and "record 4" in found["problem"] and "byte" in found["where"]
+
+
+def test_an_audit_runs_beside_a_server(tmp_path: Path) -> None:
+    with fastagg.open(tmp_path / "a", fed_buff) as server:
+        for turn in range(30):
+            server.dispatch(turn)
+            receipt = server.receive(turn, update(turn, SIZE))
+            if turn % 6 == 0:
+                found = fastagg.audit(tmp_path / "a", receipts=[receipt])
+                assert found["same"] and found["digest"] == receipt.digest, found
+
+
+def test_a_folder_without_digests_goes_on_with_them(tmp_path: Path) -> None:
+    sys.path.insert(0, str(Path(__file__).parent / "old"))
+    import tarfile
+
+    from lives import LAST, MAKE, play
+
+    with tarfile.open(Path(__file__).parent / "old" / "lives.tar.xz") as packed:
+        packed.extractall(tmp_path, filter="data")
+    name = next(iter(MAKE))
+    path = tmp_path / "old" / name
+    before = fastagg.audit(path, make=MAKE[name])
+    assert before["same"] and before["digest"] is None
+    with fastagg.open(path, MAKE[name]) as server:
+        play(server, LAST)
+    after = fastagg.audit(path, make=MAKE[name])
+    assert after["same"] and after["base"] == before["last"] and after["digest"] is not None
+
+
+def test_a_proof_leads_from_a_record_to_any_later_digest(folder: tuple[Path, list]) -> None:
+    path, receipts = folder
+    for record in range(1, receipts[-1].sequence + 1):
+        for receipt in receipts[-4:]:
+            if receipt.sequence < record:
+                continue
+            proof = fastagg.prove(path, record, until=receipt.sequence)
+            proof.check(receipt.digest)
+            assert proof.nbytes <= 2048 - 32 * 28  # 2^28 times as many records have 28 hashes more
+            wrong = [
+                proof._replace(path=proof.path[1:]), proof._replace(path=(*proof.path, b"\0" * 32)),
+                proof._replace(bound=proof.bound[:-1] + bytes([proof.bound[-1] ^ 1])),
+                proof._replace(record=proof.record + 1), proof._replace(size=2 * proof.size),
+            ]  # fmt: skip
+            for one in wrong:
+                with pytest.raises(fastagg.ProofError):
+                    one.check(receipt.digest)
+    for receipt in receipts:
+        assert fastagg.prove(path, receipt.sequence).client == receipt.client
+    with pytest.raises(fastagg.CheckpointError, match="nothing is proved"):
+        fastagg.prove(path, 10**6)
+
+
+def test_a_signed_receipt_holds_for_its_key_alone(tmp_path: Path) -> None:
+    ed25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519")
+    key, other = (ed25519.Ed25519PrivateKey.from_private_bytes(bytes([k]) * 32) for k in (1, 2))
+    with fastagg.open(tmp_path / "a", fed_buff) as server:
+        server.dispatch("ann")
+        note = json.loads(json.dumps(fastagg.sign(server.receive("ann", update(1, SIZE)), key)))
+    fastagg.verify(note, key.public_key())
+    assert fastagg.audit(tmp_path / "a", receipts=[note])["same"]
+    fastagg.prove(tmp_path / "a", note["record"]).check(note["digest"])
+    for public, changed in [
+        (other.public_key(), note), *((key.public_key(), {**note, name: value}) for name, value in
+        {"client": "bob", "record": 9, "version": 9, "digest": "00" * 32, "signature": "00" * 64}.items()),
+        (key.public_key(), {"client": "ann"}),
+    ]:  # fmt: skip
+        with pytest.raises(fastagg.ProofError, match="has not signed"):
+            fastagg.verify(changed, public)
+    plain = fastagg.FedBuff(torch.zeros(2), buffer_size=1)
+    plain.dispatch("ann")
+    with pytest.raises(fastagg.ConfigError, match="no digest"):
+        fastagg.sign(plain.receive("ann", torch.zeros(2)), key)
+
+
+def test_the_whole_history_may_be_kept(tmp_path: Path) -> None:
+    receipts = []
+    for life in range(3):
+        with fastagg.open(tmp_path / "a", fed_buff, keep=1, keep_history=True) as server:
+            for turn in range(3):
+                server.dispatch(turn)
+                receipts.append(server.receive(turn, update(life + turn, SIZE)))
+                server.checkpoint()
+    names = sorted(int(path.name[11:]) for path in (tmp_path / "a").glob("checkpoint-*"))
+    assert names[0] == 0 and len(names) == 2
+    found = fastagg.audit(tmp_path / "a", receipts=receipts)
+    assert found["same"] and found["start"] == 0, found["problem"]
+    tiered = fastagg.Tiered(tmp_path / "rows", "int8")
+    with pytest.raises(fastagg.ConfigError, match="keep_history"):
+        fastagg.open(
+            tmp_path / "b", lambda: fastagg.ACE(model(SIZE), lr=0.1, num_clients=3, cache=tiered), keep_history=True
+        )
+
+
+def test_payloads_are_bound_where_they_are_hashed(tmp_path: Path) -> None:
+    with fastagg.open(tmp_path / "a", fed_buff, hash_payloads=True) as server:
+        server.dispatch(1)
+        receipt = server.receive(1, update(1, SIZE))
+    proof = fastagg.prove(tmp_path / "a", receipt.sequence)
+    proof.check(receipt.digest)
+    assert proof.bound[-32:] == sha256(payload(tmp_path / "a", receipt.sequence)).digest()
+    assert fastagg.audit(tmp_path / "a", receipts=[receipt])["same"]
+
+
+def payload(path: Path, record: int) -> bytes:
+    data = next(path.glob("journal-*")).read_bytes()
+    at, end = records(data)[record - 1]
+    return data[at + HEAD + int.from_bytes(data[at + 44 : at + 48], "little") : end]
