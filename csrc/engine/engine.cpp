@@ -146,7 +146,7 @@ Engine::Applied Engine::apply(const log::Operation& operation) {
       break;
     }
     case log::kIncarnation: {
-      if (follows_) catch_up(operation.version - 1);
+      if (follows()) catch_up(operation.version - 1);
       Note made = note(operation);
       ledger_.begin_incarnation(operation.version, operation.incarnation);
       add(std::move(made));
@@ -161,7 +161,7 @@ Task Engine::send(const log::Operation& operation) {
   const int64_t now = ledger_.now;
   const bool hands_on = operation.kind == log::kHandOn;
   if (!hands_on && operation.version != now) {
-    if (!follows_ || operation.version < now)
+    if (!follows() || operation.version < now)
       throw Refusal(Why::kDamaged, "the server sent version " + std::to_string(operation.version) +
                                        " then, but sends version " + std::to_string(now) + " now");
     catch_up(operation.version);
@@ -360,7 +360,7 @@ Ledger::Found Engine::find(const ClientId& client, int64_t version, std::optiona
 void Engine::find(Given& given) {
   Arrival& arrival = *given.arrival;
   // The record of its task may be lost.
-  if (follows_ && arrival.decided != nullptr && arrival.version <= ledger_.now &&
+  if (follows() && arrival.decided != nullptr && arrival.version <= ledger_.now &&
       !ledger_.owes(arrival.client, arrival.version)) {
     store::Vector kept = ledger_.kept(arrival.version);
     if (!kept && arrival.version == lost_.first) kept = lost_.second;
@@ -606,7 +606,7 @@ void Engine::plan(Step& step, bool closes, bool folding) {
   Given& first = given_.front();
   if (!closes && !folding && (!first.counts || first.findings.waits)) return;  // it changes nothing, or not now
   step.takes = true;
-  const log::Decided* const then = follows_ ? first.arrival->decided : nullptr;
+  const log::Decided* const then = follows() ? first.arrival->decided : nullptr;
   bool ends = closes || (then != nullptr && !std::isnan(then->step_size));
   if (settings_.ordered) {
     ends = ends || static_cast<int64_t>(waiting_.size()) + 1 == direction_->room();
@@ -679,7 +679,7 @@ void Engine::check_outcome(const Given& given) const {
                                      std::to_string(was->norm) + " then, and is " + std::to_string(now.norm));
   const bool equal = was->applied == now.applied && was->version == now.version &&
                      same(was->step_size, now.step_size) && same(was->weight, now.weight);
-  if (equal || follows_) return;
+  if (equal || follows()) return;
   throw Refusal(Why::kSetting, "the outcome differs from the recorded one: the rule or the model differs (version " +
                                    std::to_string(was->version) + " then, " + std::to_string(now.version) + " now)");
 }
@@ -768,7 +768,7 @@ size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
     ~Clears() { given.clear(); }
   } const clears{given_};
   const bool closes = arrivals->kind == Arrival::kClose;
-  const log::Decided* const then = follows_ ? arrivals->decided : nullptr;
+  const log::Decided* const then = follows() ? arrivals->decided : nullptr;
   if (then != nullptr) follow(*then);
 
   // -- find, inspect, prepare

@@ -165,6 +165,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Applied apply(const log::Operation& operation);
   Task send(const log::Operation& operation);
   void catch_up(int64_t version);
+  bool follows() const { return follows_ || direction_->gave_up(); }
   void follow(const log::Decided& then);
   void close_before(Arrival& arrival);
   size_t step(Arrival* arrivals, size_t count, bool folding);

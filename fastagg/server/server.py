@@ -904,16 +904,20 @@ class Server:
         return self._in_log("checkpoint").checkpoint()
 
     def close(self) -> None:
-        """Write what waits and give the folder back; or let the other ranks of a group go. The server can only be read
-        from now on. It may be called at any time and several times, also by a signal handler.
+        """Write what waits and give the folder back, and the one of cached updates (:class:`fastagg.Tiered`); or let
+        the other ranks of a group go. The server can only be read from now on. It may be called at any time and several
+        times, also by a signal handler.
 
         Raises:
-            NotDurable: what waits could not be written.
+            NotDurable: what waits could not be written. Reentered: the caller is in the middle of a step.
         """
         if self._group is not None:
             self._group.close()
         if self._log is not None:
             self._log.close()
+        if self._running.extension.state.is_open:
+            with self._engine.inside:
+                self._running.extension.state.close()
 
     def __enter__(self) -> Server:
         return self
