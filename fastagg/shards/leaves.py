@@ -86,8 +86,8 @@ class Leaf:
             >>> north, oslo = fastagg.Leaf(torch.zeros(2)), fastagg.Leaf(torch.zeros(2))
             >>> oslo.fold(torch.ones(2))
             >>> north.fold_partial(oslo.take())
-            >>> north.take()
-            Partial(total=tensor([1., 1.]), updates=1, weight=1.0)
+            >>> north.take().total
+            tensor([1., 1.])
         """
         admission.check_partial(partial, self.weighting, self.exact)
         if self.exact is None:
