@@ -175,6 +175,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void find(Given& given);
   void weigh(Given& given);
   void inspect(Given& given);
+  double squares_of(const Arrival& arrival) const;
   double absorb(Arrival& arrival, log::Operation* record);
   void check_row(const Given& given, const Rows& held) const;
   void describe_rest(const Arrival& arrival, log::Operation& to) const;
