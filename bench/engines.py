@@ -1,4 +1,4 @@
-"""Client updates a second where clients train here, in threads, in a pool of processes, and on Ray. Run it alone on a machine:
+"""Client updates a second here, in threads, in a pool of processes, and on Ray. Run it alone on a machine:
 
     python bench/engines.py [--rounds 5] [--uploads 150] [--workers 1 2]
 

@@ -50,9 +50,9 @@ struct Net {
   const Layer* layers;
   int64_t layer_count, batch, block;  // samples of a batch at most; samples that go through layers one after another
   const int32_t* lines;               // 0, 16, 32, ...
-  const int32_t* packing;             // [packed] place of a packed parameter in the flat vector; -1: padding
+  const int32_t* places;              // [parameters] places of the flat vector's elements among the packed ones
   const int32_t* turning;             // [turned] place of a weight, as phases want them, among the packed ones
-  int64_t packed, turned;
+  int64_t parameters, packed, turned;
   int64_t weights, gradient, velocity, anchor, correction, turned_weights;  // places in the workspace
   bool squares;  // the loss: mean square instead of cross-entropy
 };

@@ -151,31 +151,31 @@ class Table::Builder {
   }
 
   int64_t pack(int64_t count) {
-    const auto place = static_cast<int64_t>(to_.packing_.size());
-    to_.packing_.resize(static_cast<size_t>(place + count), -1);
+    const int64_t place = to_.net_.packed;
+    to_.net_.packed += count;
     return place;
   }
+
+  void place(int64_t flat, int64_t packed) { to_.places_[static_cast<size_t>(flat)] = static_cast<int32_t>(packed); }
 
   // A vector by channel.
   int64_t pack_channels(int64_t flat, const Image& image) {
     need(flat >= 0 && flat + image.channels <= to_.parameters_, "parameters outside the model");
-    const int64_t place = pack(whole_groups(image.channels));
-    for (int64_t c = 0; c < image.channels; ++c)
-      to_.packing_[static_cast<size_t>(place + c)] = static_cast<int32_t>(flat + c);
-    return place;
+    const int64_t first = pack(whole_groups(image.channels));
+    for (int64_t c = 0; c < image.channels; ++c) place(flat + c, first + c);
+    return first;
   }
 
   // Torch's [out, in, height, width] as groups of 16 outputs, [height, width, in] in each.
   int64_t pack_weights(const Description& one, const Image& in, const Image& out) {
     const int64_t taps = one.kernel[0] * one.kernel[1], depth = taps * in.channels;
     need(one.weight >= 0 && one.weight + out.channels * depth <= to_.parameters_, "parameters outside the model");
-    const int64_t place = pack(whole_groups(out.channels) * depth);
+    const int64_t first = pack(whole_groups(out.channels) * depth);
     for (int64_t o = 0; o < out.channels; ++o)
       for (int64_t tap = 0; tap < taps; ++tap)
         for (int64_t c = 0; c < in.channels; ++c)
-          to_.packing_[static_cast<size_t>(place + weight_at(o, tap * in.channels + c, depth))] =
-              static_cast<int32_t>(one.weight + (o * in.channels + c) * taps + tap);
-    return place;
+          place(one.weight + (o * in.channels + c) * taps + tap, first + weight_at(o, tap * in.channels + c, depth));
+    return first;
   }
 
   static int64_t weight_at(int64_t out, int64_t k, int64_t depth) {
@@ -183,6 +183,7 @@ class Table::Builder {
   }
 
   void add_layers() {
+    zero_ = pack(kChannels);  // nothing is placed there
     static const std::map<std::string, Kind> kinds{{"convolution", kConvolution}, {"batch_norm", kNormalise},
                                                    {"group_norm", kGroupNorm},    {"sum", kSum},
                                                    {"max_pool", kMaxPool},        {"mean_pool", kMeanPool}};
@@ -280,7 +281,6 @@ class Table::Builder {
       if (each->kind == kGroupNorm) each->scratch = take((5 + 2 * to_.net_.batch) * out.padded);
     }
     Net& net = to_.net_;
-    net.packed = static_cast<int64_t>(to_.packing_.size());
     for (int64_t* each : {&net.weights, &net.gradient, &net.velocity, &net.anchor, &net.correction})
       *each = take(net.packed);
   }
@@ -373,27 +373,30 @@ class Table::Builder {
 
   // These taps' weights as groups of 16 inputs, [taps, out] in each.
   int64_t turn(const Layer& layer, const Image& in, const Image& out, const std::vector<int64_t>& taps) {
-    const auto place = static_cast<int64_t>(to_.turning_.size());
+    const auto first = static_cast<int64_t>(to_.turning_.size());
     const int64_t depth = static_cast<int64_t>(taps.size()) * out.channels;
-    to_.turning_.resize(static_cast<size_t>(place + whole_groups(in.channels) * depth), -1);
+    to_.turning_.resize(static_cast<size_t>(first + whole_groups(in.channels) * depth), static_cast<int32_t>(zero_));
     for (size_t t = 0; t < taps.size(); ++t)
       for (int64_t o = 0; o < out.channels; ++o)
         for (int64_t c = 0; c < in.channels; ++c)
-          to_.turning_[static_cast<size_t>(place + weight_at(c, static_cast<int64_t>(t) * out.channels + o, depth))] =
+          to_.turning_[static_cast<size_t>(first + weight_at(c, static_cast<int64_t>(t) * out.channels + o, depth))] =
               static_cast<int32_t>(layer.weight + weight_at(o, taps[t] * in.channels + c, layer.depth));
-    return place;
+    return first;
   }
 
   Table& to_;
   const std::vector<Description>& given_;
   std::vector<Image>& images_ = to_.images_;
+  int64_t zero_ = 0;
   std::vector<bool> learns_;
   std::vector<int> readers_;
 };
 
 Table::Table(Shape input, const std::vector<Description>& layers, int64_t batch, bool squares, int64_t parameters,
              int64_t buffers)
-    : parameters_(parameters), memory_(std::make_unique<Memory>()) {
+    : places_(static_cast<size_t>(std::max<int64_t>(parameters, 0))),
+      parameters_(parameters),
+      memory_(std::make_unique<Memory>()) {
   need(batch > 0 && batch < 1 << 20, "batch: expected 1..1048575");
   need(parameters >= 0 && parameters < std::numeric_limits<int32_t>::max(), "too many parameters");
   for (const Description& each : layers)
@@ -404,7 +407,8 @@ Table::Table(Shape input, const std::vector<Description>& layers, int64_t batch,
   net_.images = images_.data();
   net_.layers = layers_.data();
   net_.layer_count = static_cast<int64_t>(layers_.size());
-  net_.packing = packing_.data();
+  net_.places = places_.data();
+  net_.parameters = parameters_;
   net_.turning = turning_.data();
 }
 

@@ -50,7 +50,7 @@ class Table {
   std::vector<Layer> layers_;
   std::vector<std::unique_ptr<std::vector<int32_t>>> lists_;
   std::vector<std::unique_ptr<std::vector<Phase>>> phases_;
-  std::vector<int32_t> packing_, turning_;
+  std::vector<int32_t> places_, turning_;
   int64_t parameters_, workspace_ = 0;
   Net net_{};
   std::unique_ptr<Memory> memory_;  // workspaces that no thread uses now

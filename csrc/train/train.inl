@@ -603,8 +603,12 @@ void batch_gradient(const Work& w) {
 void train_client(const Net& net, const Call& call, float* memory) {
   float *weights = memory + net.weights, *gradient = memory + net.gradient, *velocity = memory + net.velocity;
   float *anchor = memory + net.anchor, *correction = memory + net.correction, *turned = memory + net.turned_weights;
+  const int32_t *places = net.places, *turning = net.turning;
+  const int64_t parameters = net.parameters, turns = net.turned;
   const auto pack = [&](const float* flat, float* to) {
-    for (int64_t i = 0; i < net.packed; ++i) to[i] = net.packing[i] < 0 ? 0.0f : flat[net.packing[i]];
+    memset(to, 0, static_cast<size_t>(net.packed) * sizeof(float));
+    FASTAGG_NO_CARRY
+    for (int64_t i = 0; i < parameters; ++i) to[places[i]] = flat[i];
   };
   pack(call.start, weights);
   if (call.mu != 0.0f) memcpy(anchor, weights, static_cast<size_t>(net.packed) * sizeof(float));
@@ -612,7 +616,8 @@ void train_client(const Net& net, const Call& call, float* memory) {
   Work w{net, call, memory, 0, call.index};
   for (int64_t step = 0; step < call.steps; ++step, w.index += w.count) {
     w.count = call.lengths[step];
-    for (int64_t i = 0; i < net.turned; ++i) turned[i] = net.turning[i] < 0 ? 0.0f : weights[net.turning[i]];
+    FASTAGG_NO_CARRY
+    for (int64_t i = 0; i < turns; ++i) turned[i] = weights[turning[i]];
     batch_gradient(w);
     const F lr = splat(-call.lr), decay = splat(call.weight_decay), mu = splat(call.mu), keep = splat(call.momentum);
     for (int64_t i = 0; i < net.packed; i += kFloats) {
@@ -628,8 +633,8 @@ void train_client(const Net& net, const Call& call, float* memory) {
       put_vector(call.gradient ? slope : Simd::multiply_add(slope, lr, x), (call.gradient ? gradient : weights) + i);
     }
   }
-  for (int64_t i = 0; i < net.packed; ++i) {
-    const int32_t place = net.packing[i];
-    if (place >= 0) call.out[place] = call.gradient ? gradient[i] : weights[i] - call.start[place];
-  }
+  const float *start = call.start, *found = call.gradient ? gradient : weights;
+  float* out = call.out;
+  FASTAGG_NO_CARRY
+  for (int64_t i = 0; i < parameters; ++i) out[i] = call.gradient ? found[places[i]] : found[places[i]] - start[i];
 }

@@ -1,4 +1,7 @@
-"""Networks as tables of layers, which the compiled extension trains (csrc/train)."""
+"""Networks as tables of layers, which the compiled extension trains (csrc/train).
+
+A class of modules may say ``fused = True``: its ``forward`` does the same at every call, so that it is read once.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +55,13 @@ class Table:
             else:
                 self.counters += 1
         self._used: set[str] = set()
-        graph = _trace(module)
-        self._read(graph, module)
+        for name, layer in module.named_modules():
+            if type(layer) not in QUIET and not getattr(layer, "fused", False):
+                raise Untranslated(f"the table has no layer {type(layer).__name__} ({name or 'the model itself'})")
+        if (reader := _MODULES.get(type(module))) is not None:
+            reader(self, module, "", 0)
+        else:
+            self._read(_trace(module), module)
         if self._used != set(self._parameters):
             raise Untranslated("parameters are used twice, or not at all")
         if sum(layer["kind"] == "batch_norm" for layer in self.layers) != self.counters:
@@ -211,5 +219,5 @@ _MODULES: dict[type[nn.Module], Reader] = {
     nn.Flatten: Table.flatten,
     nn.Identity: Table.identity,
 }
-QUIET = {nn.Sequential, nn.Tanh, *_MODULES}  # they draw no random numbers
+QUIET = {nn.Sequential, *_MODULES}  # they do the same at every call, and draw no random numbers
 _RELUS = (torch.relu, functional.relu, "relu")

@@ -25,6 +25,8 @@ CLASSES = 4
 class Residual(nn.Module):
     """Two ways that meet, one of them by a convolution of one pixel; and a value that three layers read."""
 
+    fused = True
+
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Conv2d(2, 5, 3, padding=1)
@@ -35,6 +37,13 @@ class Residual(nn.Module):
         x = torch.relu(self.first(x))
         y = functional.relu(self.long(x) + self.short(x))
         return y + y.relu()
+
+
+class OwnForward(nn.Module):
+    """May do anything."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
 
 
 CASES: dict[str, tuple[tuple[int, ...], list[nn.Module]]] = {
@@ -282,6 +291,7 @@ def test_what_has_no_layer_is_left_to_torch() -> None:
         (nn.Sequential(nn.Linear(3, 2)), (2, 3, 3), "vector"),
         (nn.Sequential(nn.Conv2d(2, 2, 2)), (2, 3, 3), "output"),
         (nn.Linear(4, 2), (4, 4), "dimensions"),
+        (nn.Sequential(OwnForward()), (4,), "OwnForward"),
     ):
         with pytest.raises(Untranslated, match=word):
             Table(module, shape)
