@@ -38,6 +38,7 @@ def open(
     *,
     keep: int = 2,
     checkpoint_every: int = EVERY,
+    check: bool = False,
 ) -> Server:
     """Return the server of the folder ``path``. If the folder is empty, it is the server that ``make`` makes. Otherwise
     the server is restored bit for bit: from its last checkpoint and all later records of its log.
@@ -52,6 +53,8 @@ def open(
             ``server.flush()`` waits for it.
         keep: how many checkpoints are kept. The log goes back to the oldest of them.
         checkpoint_every: after so many bytes of log a checkpoint is written in the background.
+        check: compare all cached updates on a disk (:class:`fastagg.Tiered`) with their checksums, and not a sample
+            of 1 GB. Damaged ones are given up, and an error in the log names their clients.
 
     Raises:
         Busy: another process, or another server of this process, has the folder open.
@@ -80,7 +83,7 @@ def open(
     except OSError as error:
         raise CheckpointError(f"{path}: {error}") from error
     try:
-        return open_on(disk, make, durability, keep=keep, checkpoint_every=checkpoint_every)
+        return open_on(disk, make, durability, keep=keep, checkpoint_every=checkpoint_every, check=check)
     except BaseException:
         disk.leave()
         raise
@@ -88,7 +91,7 @@ def open(
 
 def open_on(
     disk: Disk, make: Callable[[], Server], durability: Durability, *, keep: int = 2, checkpoint_every: int = EVERY,
-    segment: int = SEGMENT,
+    segment: int = SEGMENT, check: bool = False,
 ) -> Server:  # fmt: skip
     """:func:`open` for a folder on ``disk``, with segments of the given number of bytes at most."""
     _checks.whole("keep", keep, least=1)
@@ -101,7 +104,7 @@ def open_on(
         raise Busy(f"{disk.path}: it is open already, here or in another process; close() that server first")
     journal = None
     try:
-        server, keeper, start, replayed, is_new = _opened(disk, make, keep, checkpoint_every)
+        server, keeper, start, replayed, is_new = _opened(disk, make, keep, checkpoint_every, check)
         journal = begin_journal(disk, {**start, "segment_bytes": segment}, durability, server.max_waiting)
         keeper.start(journal, replayed)
         log = Log(disk, lock, journal, keeper, keeper.uploads, durability)
@@ -129,7 +132,7 @@ class _Opened(NamedTuple):
     is_new: bool  # the folder was empty
 
 
-def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int) -> _Opened:
+def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int, check: bool) -> _Opened:
     found = contents(disk)
     if not found.checkpoints:
         return _fresh(disk, found, make, keep, every)
@@ -139,7 +142,7 @@ def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int) -> _O
         check_made(disk, dict(checkpoint.manifest["made"]), made_of(server))
         return server
 
-    past = recover(disk, found, server_for)
+    past = recover(disk, found, server_for, check=check)
     server = past.server
     server._running.follow_rate()
     for lost in past.lost:

@@ -76,7 +76,9 @@ def sharded(make: Make, model: Any, group: Any = None, *, timeout: float = 60.0)
         group: a process group of torch.distributed. None: the default group, or only this process if none was started.
             It must have gloo for tensors on the CPU (``backend="gloo"`` or ``"cpu:gloo,cuda:nccl"``). If it has NCCL,
             a model's tensors go from GPU to GPU when every rank has a GPU of its own.
-        timeout: how many seconds a rank waits for another. A rank that takes longer for its share of a step is lost.
+        timeout: how many seconds a rank waits for a sign of life of another: a message of a step, or one that it is
+            writing a checkpoint. A rank that takes longer for its share of a step is lost. One whose process has ended
+            is noticed at once.
 
     Raises:
         ConfigError: ranks have different settings or models (the message names what differs), the model has fewer
@@ -110,7 +112,7 @@ def sharded(make: Make, model: Any, group: Any = None, *, timeout: float = 60.0)
         link.agree()
     server._join(made)
     if link.rank == 0 and link.size > 1:
-        beat = threading.Thread(target=_beat, args=(weakref.ref(made), made.closed, timeout / 3), daemon=True)
+        beat = threading.Thread(target=_beat, args=(weakref.ref(made), made.closed, link.beat), daemon=True)
         beat.start()
     return server
 
@@ -130,6 +132,7 @@ class Group:
         self._placing, self._bounds, self._hosts = placing, bounds, hosts
         self._parts, self._running, self._answers = server._parts, server._running, server._answers
         self._engine = server._engine
+        self._engine.by_time = False  # rank 0's clock counts, and it tells the others
         self._send = server._dispatch
         self._gate = native.engine.Gate(engine.waiting_of(server._parts.settings))
         one_host = len(set(hosts)) == 1
@@ -162,7 +165,8 @@ class Group:
     def deliver(self, client: Client, update: Any, version: int, control: Any) -> None:
         """Hold this rank's slice of an answer until rank 0 is told of it."""
         client = self._engine.check_client(client)
-        self._updates.hold((client, _checks.whole("version", version, least=0)), update, control)
+        key = client, _checks.whole("version", version, least=0)
+        self._updates.hold(key, update, control, known=self._engine.owes(*key))
 
     def lacks(self, method: str) -> NotSharded:
         """Return the error for a method that needs a whole model."""
@@ -173,6 +177,7 @@ class Group:
     def dispatch(self, client: Client) -> Dispatch:
         """Send the current model. The task has only this rank's slice."""
         with self._leading("dispatch"):
+            self._close_if_due()
             task: Dispatch = self._send(client)
             return task
 
@@ -203,6 +208,7 @@ class Group:
     ) -> Receipt:  # fmt: skip
         """Take an update: a shared vector, one in memory, or None if every rank holds its slice."""
         with self._leading("receive", limited=True):
+            self._close_if_due()
             order = self._order_of(client, version, incarnation)
             share(num_samples, self._parts.settings["weighting"])
             order["samples"] = None if num_samples is None else share(num_samples, "samples")
@@ -216,6 +222,7 @@ class Group:
     ) -> Receipt:
         """Take a leaf's sum."""
         with self._leading("receive_partial", limited=True):
+            self._close_if_due()
             order = self._order_of(client, version, incarnation)
             if self._running.extension.state.native.closes_before(partial.updates):
                 self._close_round({"op": "close_round"})
@@ -235,10 +242,13 @@ class Group:
             lambda update: self.receive(client, update, start, num_samples, None, incarnation),
         )  # fmt: skip
 
-    def close_round(self) -> float | None:
-        """Step now along what has come."""
+    def close_round(self, if_due: bool = False) -> float | None:
+        """Step now along what has come. ``if_due``: only if the round's time is over."""
         with self._leading("close_round"):
-            return self._close_round({"op": "close_round"})
+            return self._close_if_due() if if_due else self._close_round({"op": "close_round"})
+
+    def _close_if_due(self) -> float | None:
+        return self._close_round({"op": "close_round"}) if self._engine.is_due else None
 
     def save(self, path: Path) -> None:
         """Write a checkpoint: a folder with a file for every slice, and a manifest that lists them."""
@@ -265,7 +275,7 @@ class Group:
                 return
             self.closed.set()
             try:
-                self.link.order({"op": "stop"})
+                self.link.order({"op": "stop"}, last=True)
             except RankLost:  # no other rank is left
                 return
 
@@ -347,9 +357,8 @@ class Group:
         return found
 
     def _release(self) -> None:
-        """Drop slices of answers whose tasks have ended. One may be delivered before this rank hears of its task."""
-        version, owes = self._engine.version, self._engine.owes
-        self._updates.keep(lambda key: key[1] >= version or owes(*key))
+        """Drop slices of answers whose tasks have ended."""
+        self._updates.keep(lambda key: self._engine.owes(*key))
 
     def _receive(self, order: Order) -> Receipt:
         key = order["client"], order["version"]
@@ -382,29 +391,31 @@ class Group:
         with self.link.together(order):
             path = Path(order["path"])
             names = [folder.file_name(order["name"], rank) for rank in range(self.size)]
-            with self._engine.reading:
+            with self.link.working(), self._engine.reading:
                 folder.write_slice(engine.whole(self._parts, self._running), path, names[self.rank])
             self.link.settle()
             if self.rank == 0:
-                folder.write_manifest(path, self.layout, self._bounds, names)
+                with self.link.working():
+                    folder.write_manifest(path, self.layout, self._bounds, names)
             self.link.agree()
 
     def _load(self, order: Order) -> None:
         with self.link.together(order), self._engine.inside:
-            state = folder.read_slice(
-                Path(order["path"]),
-                self.layout,
-                self._bounds[self.rank],
-                self._parts.layout,
-                self._running.extension.state.sliced,
-            )
+            with self.link.working():
+                state = folder.read_slice(
+                    Path(order["path"]),
+                    self.layout,
+                    self._bounds[self.rank],
+                    self._parts.layout,
+                    self._running.extension.state.sliced,
+                )
             fresh = engine.checked(self._parts, self._running, state)
             said = json.dumps(fresh.engine.incarnations).encode()
             incarnations = json.loads(self.link.settle(said, lambda all: all[0]))
             self.link.agree()
             self._running.adopt(fresh)
         self.begin(incarnations)
-        self._updates.keep(lambda key: False)
+        self._updates.clear()
 
 
 # What a message names if ranks were given different models.

@@ -5,14 +5,18 @@ All of them are tensors on the CPU, which gloo carries. Only the model's own ten
 Rank 0 gives *orders*, which nobody answers. Within an order the ranks *settle*: each sends its finding to rank 0, and
 rank 0 sends the same answer to all. A rank that has failed reports this instead, whatever the others are settling. So
 nobody waits for it, and all raise the same error.
+
+A rank that is not rank 0 waits for rank 0 alone, and only to receive: whoever sends goes on, and waits before its next
+message. So when a process dies, its closed connection is all that rank 0 needs to end every other rank's waiting.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import NoReturn
 
@@ -26,7 +30,8 @@ from fastagg.errors import ConfigError, FastaggError, RankLost
 
 _FRAME = 128  # bytes of a message; the rest of a longer one follows in a second message
 _HEAD = 9  # its kind and its length
-_ORDER, _FINE, _REFUSED, _LOST = 0, 1, 2, 3
+_ORDER, _FINE, _REFUSED, _LOST, _BUSY = 0, 1, 2, 3, 4
+_BEAT = 0.25  # seconds between two signs of life, at most: a dead rank is noticed at the second
 _LOOK = 1e-4  # seconds between two looks at a card's work
 _LONGEST = 500  # the most characters of an error that are sent
 
@@ -51,6 +56,7 @@ class Link:
         traffic: the bytes that this rank has sent and received.
         decided: whether the ranks have agreed to carry out the current order.
         told: whether they have agreed that it is refused.
+        beat: how many seconds are between two signs of life.
 
     Raises:
         ConfigError: this process is not in the group, or the group carries no tensors on the CPU.
@@ -60,8 +66,10 @@ class Link:
         self.rank, self.size, self.ranks, self.traffic = 0, 1, [0], 0
         self.carries = torch.device("cpu")
         self.decided = self.told = self._ordered = False
+        self.beat = min(_BEAT, timeout / 3)
         self._group: Foreign = None
         self._tag, self._timeout = 0, timedelta(seconds=timeout)
+        self._sent: dict[int, list[Foreign]] = {}  # by rank, its last message: it lasts until it is received
         self._lost: RankLost | None = None
         self._behind: BaseException | None = None
         if not (dist.is_available() and dist.is_initialized()):
@@ -84,13 +92,15 @@ class Link:
 
     # -- orders --------------------------------------------------------------------------------------------------
 
-    def order(self, what: Plain) -> None:
-        """Send an order from rank 0 to all others."""
+    def order(self, what: Plain, *, last: bool = False) -> None:
+        """Send an order from rank 0 to all others. After the ``last`` one it returns when all have it."""
         text = json.dumps(what, separators=(",", ":")).encode()
         with self._or_lost("giving an order"):
             self._ordered = True
             for rank in range(1, self.size):
                 self._send(rank, _ORDER, text)
+            for rank in range(1, self.size if last else 1):
+                self._received_by(rank)
 
     def hear(self) -> Plain:
         """Wait for the next order. An idle rank 0 sends an empty one from time to time."""
@@ -143,6 +153,29 @@ class Link:
         self.settle()
         self.decided = True
 
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Do something that may take longer than the timeout, such as a checkpoint. The ranks that wait for this one
+        are told so, from a thread, and go on waiting."""
+        done = threading.Event()
+        to = [0] if self.rank else range(1, self.size)
+
+        def tell() -> None:
+            while not done.wait(self.beat):
+                try:
+                    for rank in to:
+                        self._send(rank, _BUSY, b"")
+                except FastaggError:  # whoever sends the next message hears of it
+                    return
+
+        teller = threading.Thread(target=tell, daemon=True)
+        teller.start()
+        try:
+            yield
+        finally:
+            done.set()
+            teller.join()
+
     def falls_behind(self, error: BaseException) -> None:
         """Note that this rank could not do what the others did. It reports this when the ranks settle next."""
         self._behind = self._behind or error
@@ -194,6 +227,8 @@ class Link:
         with self._or_lost("settling"):
             for rank in range(1, self.size):
                 self._send(rank, kind, answer)
+            for rank in range(1, self.size if kind != _FINE else 1):  # the caller may drop this link now
+                self._received_by(rank)
         return kind, answer
 
     # -- the model -----------------------------------------------------------------------------------------------
@@ -247,13 +282,22 @@ class Link:
     def _send(self, rank: int, kind: int, text: bytes) -> None:
         whole = bytes([kind]) + len(text).to_bytes(8, "little") + text
         whole += bytes(max(0, _FRAME - len(whole)))
+        self._received_by(rank)
+        self._sent[rank] = []
         for part in (whole[:_FRAME], whole[_FRAME:]):
             if part:
                 message = torch.frombuffer(bytearray(part), dtype=torch.uint8)
-                self._end(self._begin(dist.isend, message, rank), rank)
+                self._sent[rank].append(self._begin(dist.isend, message, rank))
+
+    def _received_by(self, rank: int) -> None:
+        """Wait until the last message to a rank was received."""
+        for work in self._sent.pop(rank, ()):
+            self._end(work, rank)
 
     def _recv(self, rank: int) -> tuple[int, bytes]:
         frame = self._bytes(rank, _FRAME)
+        while frame[0] == _BUSY:
+            frame = self._bytes(rank, _FRAME)
         size = int.from_bytes(frame[1:_HEAD], "little")
         text = frame[_HEAD : _HEAD + size]
         if size > len(text):
@@ -299,12 +343,12 @@ class Link:
         raise self._lost
 
     def _tell_the_others(self) -> None:
-        # Tells the others, so that they need not wait as long as this rank did. A dead or stuck rank will not hear it.
+        # Nobody is waited for: a dead or stuck rank will not hear it. The others hear it at once.
         for rank in range(1, self.size) if self.rank == 0 else ():
-            try:
-                self._send(rank, _LOST, str(self._lost).encode())
-            except RuntimeError:
-                continue
+            before = self._sent.pop(rank, [])
+            with suppress(FastaggError):
+                self._send(rank, _LOST, str(self._lost).encode()[: _FRAME - _HEAD])
+            self._sent[rank] = before + self._sent.get(rank, [])
 
 
 def _no_answer(rank: int, error: RuntimeError) -> RankLost:

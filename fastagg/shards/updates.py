@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from fastagg import ops
 from fastagg._types import Foreign
-from fastagg.errors import ConfigError, NotDelivered, ShapeMismatch
+from fastagg.errors import Busy, ConfigError, NotDelivered, ShapeMismatch
 from fastagg.model import Layout, Parsed
 from fastagg.server import admission
 from fastagg.server.dispatch import Client
@@ -17,6 +18,9 @@ from fastagg.server.uploads import HeldUpload
 from fastagg.storage.shared import DTYPES, Mapped, SharedVector
 
 _HOST = torch.device("cpu")
+
+# A slice may come before this rank has heard of its task. So many of them are kept, up to so many bytes, and so long.
+EARLY, EARLY_BYTES, EARLY_SECONDS = 64, 1 << 28, 60.0
 
 Key = tuple[Client, int]  # client and version of the task that an update answers
 Found = tuple[Parsed, Tensor | None]  # an update, and the change of a control variate
@@ -38,24 +42,53 @@ class Updates:
         self._mapped = Mapped()
         self._scratch: dict[str, SharedVector] = {}
         self._held: dict[Key, Found] = {}
+        self._early: dict[Key, float] = {}  # when those of them came whose tasks are not known, in this order
+        self._room = max(1, min(EARLY, EARLY_BYTES // (4 * part.size)))
 
-    def hold(self, key: Key, update: object, control: object) -> None:
+    def hold(self, key: Key, update: object, control: object, *, known: bool) -> None:
         """Keep this rank's slice until :meth:`of` asks for it.
+
+        Args:
+            known: whether this rank knows the task. If not, the slice is dropped unless the task comes in time.
 
         Raises:
             ShapeMismatch, DTypeMismatch, NonFiniteUpdate: the update does not fit this slice.
+            Busy: too many slices wait for their tasks.
         """
         parsed = self.part.parse(update)
         change = None if control is None else admission.checked_control(self.part, control).flat(torch.float32)
+        if not known and key not in self._held:
+            self._drop_late()
+            if len(self._early) >= self._room:
+                raise Busy(
+                    f"deliver: {self._room} slices wait for tasks that rank {self.rank} has not heard of; "
+                    f"deliver this one when the rank has heard of version {key[1]} for client {key[0]!r}"
+                )
+            self._early[key] = time.monotonic()
         self._held[key] = (parsed, change)
 
     def drop(self, key: Key) -> None:
         """Drop a slice that is held."""
         self._held.pop(key, None)
+        self._early.pop(key, None)
 
-    def keep(self, wanted: Callable[[Key], bool]) -> None:
-        """Drop all slices that are held, except those that are wanted."""
-        for key in [key for key in list(self._held) if not wanted(key)]:
+    def keep(self, known: Callable[[Key], bool]) -> None:
+        """Drop all slices that are held, except those of known tasks and those whose tasks may still come."""
+        self._drop_late()
+        for key in list(self._held):
+            if known(key):
+                self._early.pop(key, None)
+            elif key not in self._early:
+                self.drop(key)
+
+    def clear(self) -> None:
+        """Drop all slices that are held."""
+        self._held.clear()
+        self._early.clear()
+
+    def _drop_late(self) -> None:
+        since = time.monotonic() - EARLY_SECONDS
+        for key in [key for key, came in list(self._early.items()) if came < since]:
             self.drop(key)
 
     def check_host(self, name: str) -> None:

@@ -23,8 +23,9 @@ from presets import PRESETS, model, update
 from ranks import SIZE, start
 
 import fastagg
+from fastagg.shards import folder
 
-TIMEOUT = 3.0
+TIMEOUT, LONG = 3.0, 60.0
 LEADS, DIES, STOPS = 1, 2, 3
 NAME = "FADAS"
 
@@ -135,10 +136,32 @@ def _closed() -> fastagg.SharedVector:
     return vector
 
 
-def lost(seen: Seen, group: Any, case: str, fails: Callable[[], None] | None) -> None:
+def slow_checkpoint(seen: Seen, group: Any) -> None:
+    """Each rank in turn takes longer for its part of a checkpoint than a rank waits for another."""
+    server = fastagg.sharded(make, model(SIZE), group, timeout=TIMEOUT / 4)
+    write = folder.write_slice
+    turn = [0]
+
+    def slowly(*given: Any) -> None:
+        if turn[0] == server.rank:
+            time.sleep(TIMEOUT / 2)
+        turn[0] += 1
+        write(*given)
+
+    folder.write_slice = slowly
+    if server.rank == 0:
+        for _ in range(2):
+            seen.raised("slow checkpoint", lambda: server.save(seen.folder / "slow"))
+        server.close()
+    else:
+        server.follow()
+    folder.write_slice = write
+
+
+def lost(seen: Seen, group: Any, case: str, fails: Callable[[], None] | None, timeout: float = TIMEOUT) -> None:
     """A rank of the group, the leader or another one, fails after some arrivals."""
     dist.barrier(group)
-    server = fastagg.sharded(make, model(SIZE), group, timeout=TIMEOUT)
+    server = fastagg.sharded(make, model(SIZE), group, timeout=timeout)
 
     def lead() -> None:
         for number in range(4):
@@ -163,25 +186,27 @@ def raises() -> None:
     raise OSError("the front end is gone")
 
 
-def main(rank: int, size: int, folder: Path) -> None:
-    start(rank, size, folder)
-    seen = Seen(rank, folder)
-    (folder / f"pid-{rank}").write_text(str(os.getpid()))
+def main(rank: int, size: int, here: Path) -> None:
+    start(rank, size, here)
+    seen = Seen(rank, here)
+    (here / f"pid-{rank}").write_text(str(os.getpid()))
     two = dist.new_group([0, 1])
     groups = {r: dist.new_group([0, 1, r]) for r in (DIES, STOPS)}
     led = dist.new_group([LEADS, DIES])  # the group's first rank stops
     if rank in (0, 1):
         refused_at_the_start(seen, two)
         all_or_none(seen, two)
+        slow_checkpoint(seen, two)
         lost(seen, two, "falls behind", raises if rank == 1 else None)
     if rank in (0, 1, STOPS):
         lost(seen, groups[STOPS], "stops", stop if rank == STOPS else None)
     if rank in (LEADS, DIES):
         lost(seen, led, "leader stops", stop if rank == LEADS else None)
         if rank == DIES:
-            os.kill(int((folder / f"pid-{LEADS}").read_text()), signal.SIGCONT)
+            os.kill(int((here / f"pid-{LEADS}").read_text()), signal.SIGCONT)
     if rank in (0, 1, DIES):
-        lost(seen, groups[DIES], "dies", (lambda: os._exit(9)) if rank == DIES else None)
+        # the rank between the two others, so that what each of these waits for is not always the dead one
+        lost(seen, groups[DIES], "dies", (lambda: os._exit(9)) if rank == LEADS else None, LONG)
     os._exit(0)  # the group cannot be closed, because some processes are gone
 
 

@@ -243,11 +243,48 @@ def test_slices_of_ended_tasks_are_released() -> None:
     server.receive("late", None)
     ledger.skew += 61.0
     server.dispatch("another")
-    assert set(held) == set() and server.version == 2
+    assert set(held) == {("early", 1)} and server.version == 2
     with pytest.raises(fastagg.UnknownClient):
         server.deliver(1.5, update(0, SIZE), 0)  # type: ignore[arg-type]
     with pytest.raises(fastagg.NotDelivered):
         server.receive("another", None)
+
+
+def test_slices_of_tasks_that_never_were_have_limits_and_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = fastagg.sharded(lambda piece: fastagg.FedBuff(piece, buffer_size=1), model(SIZE))
+    assert server._group is not None
+    updates, now = server._group._updates, [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    slice_ = update(0, SIZE)
+    task = server.dispatch("ann")
+    for number in range(64):
+        server.deliver(f"unknown {number}", slice_, 10**9)
+    for number in range(64, 2000):
+        with pytest.raises(fastagg.Busy, match="64 slices wait for tasks that rank 0 has not heard of"):
+            server.deliver(f"unknown {number}", slice_, 10**9)
+    server.deliver("unknown 5", slice_, 10**9)  # again: it takes the place of the first one
+    server.deliver("ann", slice_, task.version)  # a task that is known is not limited by them
+    assert len(updates._held) == 65
+    now[0] += 59.0
+    server.receive("ann", None)
+    assert len(updates._held) == 64
+    now[0] += 2.0
+    server.deliver("bob", slice_, 1)  # there is room again: none of the others' tasks has come
+    assert set(updates._held) == {("bob", 1)}
+    server.dispatch("bob")  # his has come in time, so his slice waits as long as the task
+    now[0] += 1000.0
+    server.dispatch("eve")
+    assert server.receive("bob", None).version == 2 and not updates._held and not updates._early
+
+
+def test_large_slices_of_tasks_that_never_were_have_a_limit_in_bytes() -> None:
+    part = fastagg.sharded(lambda piece: fastagg.FedBuff(piece), torch.zeros(5 << 22))
+    assert part._group is not None
+    slice_ = torch.zeros(5 << 22)  # 80 MiB
+    for client in range(3):
+        part.deliver(client, slice_, 1)
+    with pytest.raises(fastagg.Busy):
+        part.deliver(3, slice_, 1)
 
 
 def test_a_group_without_tensors_on_the_cpu_is_refused(tmp_path: Path) -> None:

@@ -79,13 +79,19 @@ def test_an_arrival_is_a_few_hundred_bytes_between_ranks(seen: Seen) -> None:
     assert found <= 8 * groups + 1024
 
 
+def test_a_checkpoint_may_take_longer_than_a_message(seen: Seen) -> None:
+    said, seconds = seen[0]["slow checkpoint"]
+    assert said == "" and seconds > faults.TIMEOUT / 2
+
+
 @pytest.mark.parametrize(
-    ("case", "ranks"), [("falls behind", (0, 1)), ("stops", (0, 1)), ("dies", (0, 1)), ("leader stops", (2,))]
+    ("case", "ranks"), [("falls behind", (0, 1)), ("stops", (0, 1)), ("dies", (0, 2)), ("leader stops", (2,))]
 )
 def test_a_rank_that_is_lost_makes_the_others_raise(seen: Seen, case: str, ranks: tuple[int, ...]) -> None:
     for rank in ranks:
         said, seconds = seen[rank][case]
         assert said.startswith("RankLost: ")
         assert seconds < 10 * faults.TIMEOUT  # that it ends at all, on a machine that does much else
+        assert case != "dies" or seconds < faults.LONG / 4  # nobody waits for a timeout: 0.05 s on a quiet machine
         again, _ = seen[rank][f"{case}, again"]
         assert again.startswith("RankLost: ")
