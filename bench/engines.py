@@ -1,4 +1,4 @@
-"""Client updates a second where clients train here, in a pool of processes, and on Ray. Run it alone on a machine:
+"""Client updates a second here, in threads, in a pool of processes, and on Ray. Run it alone on a machine:
 
     python bench/engines.py [--rounds 5] [--uploads 150] [--workers 1 2]
 
@@ -30,19 +30,19 @@ from fastagg.sim.simulation import Simulation
 
 Engine = tuple[str, int | None]  # its name and how many workers
 
-MODELS: dict[str, tuple[dict[str, Any], bool, float]] = {  # the model, whether in stacks, and its share of the uploads
-    "MLP, 64; in stacks": ({"name": "mlp", "widths": [64]}, True, 4.0),
-    "MLP, 64; one by one": ({"name": "mlp", "widths": [64]}, False, 2.0),
-    "CNN, 16 and 32 channels; in stacks": ({"name": "cnn", "widths": [16, 32]}, True, 1.0),
-    "CNN, 16 and 32 channels; one by one": ({"name": "cnn", "widths": [16, 32]}, False, 1.0),
-    "MLP, 4.1 million parameters": ({"name": "mlp", "widths": [2000, 2000]}, False, 0.4),
+MODELS: dict[str, tuple[dict[str, Any], bool, float]] = {  # the model, whether without torch, its share of the uploads
+    "MLP, 64": ({"name": "mlp", "widths": [64]}, True, 8.0),
+    "MLP, 64; by torch": ({"name": "mlp", "widths": [64]}, False, 2.0),
+    "CNN, 16 and 32 channels": ({"name": "cnn", "widths": [16, 32]}, True, 4.0),
+    "CNN, 16 and 32 channels; by torch": ({"name": "cnn", "widths": [16, 32]}, False, 1.0),
+    "MLP, 4.1 million parameters": ({"name": "mlp", "widths": [2000, 2000]}, True, 0.4),
 }
 SIZES = (1_000, 100_000, 10_000_000)
 WARM = 0.3  # of the uploads
 PER_VERSION = 5  # tasks
 
 
-def recipe(model: dict[str, Any], batched: bool) -> Config:
+def recipe(model: dict[str, Any], fused: bool) -> Config:
     """Twenty-five of fifty clients in flight, two epochs of batches of 50 on digits, a buffer of 5."""
     values = {
         "name": "engines",
@@ -52,7 +52,7 @@ def recipe(model: dict[str, Any], batched: bool) -> Config:
         "client": {"lr": 0.02, "epochs": 2},
         "delay": {"name": "three-class"},
         "participation": {"rule": "concurrency", "concurrency": 25},
-        "run": {"uploads": 1_000_000, "batched": batched},
+        "run": {"uploads": 1_000_000, "fused": fused},
     }
     return config.from_dict(values, "bench")
 
@@ -115,7 +115,7 @@ def overhead(engine: Engine, size: int, tasks: int) -> tuple[float, float]:
 
 
 def _name(engine: Engine) -> str:
-    return "here" if engine[1] is None else f"{engine[0]}, {engine[1]}"
+    return "here" if engine[1] is None else f"{'threads' if engine[0] == 'here' else engine[0]}, {engine[1]}"
 
 
 def main() -> None:
@@ -126,7 +126,8 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=300, help="that do nothing (300)")
     given = parser.parse_args()
     names = ["pool", "ray"] if find_spec("ray") else ["pool"]
-    others: list[Engine] = [(name, count) for name in names for count in given.workers]
+    crews: list[Engine] = [(name, count) for name in names for count in given.workers]
+    others: list[Engine] = [*(("here", count) for count in given.workers if count > 1), *crews]
     if "ray" in names:
         import ray
 
@@ -137,27 +138,32 @@ def main() -> None:
     print("Client updates a second, and how many times those of one process:\n")
     print("| model | " + " | ".join(map(_name, candidates)) + " |")
     print("|---|" + "---:|" * len(candidates), flush=True)
-    for label, (model, batched, share) in MODELS.items():
-        found: dict[Engine, list[float]] = {engine: [] for engine in candidates}
+    for label, (model, fused, share) in MODELS.items():
+        # Torch trains one client at a time in a process.
+        able = [engine for engine in candidates if fused or engine[0] != "here" or engine[1] is None]
+        found: dict[Engine, list[float]] = {engine: [] for engine in able}
         for _ in range(given.rounds):
-            for engine in draw.sample(candidates, len(candidates)):
-                found[engine].append(updates(recipe(model, batched), engine, max(1, int(share * given.uploads))))
+            for engine in draw.sample(able, len(able)):
+                found[engine].append(updates(recipe(model, fused), engine, max(1, int(share * given.uploads))))
         cells = [f"{statistics.median(found[candidates[0]]):,.0f}"]
         for engine in others:
+            if engine not in able:
+                cells.append("")
+                continue
             ratio = statistics.median(a / b for a, b in zip(found[engine], found[candidates[0]], strict=True))
             cells.append(f"{statistics.median(found[engine]):,.0f} ({ratio:.2f})")
         print(f"| {label} | " + " | ".join(cells) + " |", flush=True)
     print("\nA task that does nothing, in milliseconds: one after the other; among many\n")
-    print("| parameters | " + " | ".join(map(_name, others)) + " |")
-    print("|---:|" + "---:|" * len(others), flush=True)
+    print("| parameters | " + " | ".join(map(_name, crews)) + " |")
+    print("|---:|" + "---:|" * len(crews), flush=True)
     for size in SIZES:
         tasks = max(10, min(given.tasks, int(given.tasks * 1e6 / size)))
-        times: dict[Engine, list[tuple[float, float]]] = {engine: [] for engine in others}
+        times: dict[Engine, list[tuple[float, float]]] = {engine: [] for engine in crews}
         for _ in range(given.rounds):
-            for engine in draw.sample(others, len(others)):
+            for engine in draw.sample(crews, len(crews)):
                 times[engine].append(overhead(engine, size, tasks))
         cells = []
-        for engine in others:
+        for engine in crews:
             alone, among = (statistics.median(pair[i] for pair in times[engine]) * 1e3 for i in (0, 1))
             cells.append(f"{alone:.2f}; {among:.2f}")
         print(f"| {size:,} | " + " | ".join(cells) + " |", flush=True)

@@ -24,6 +24,38 @@ cuda_version: int  # this and what follows: in builds with CUDA
 def cuda_device_count() -> int: ...
 def cuda_answer() -> tuple[int, int, str]: ...  # devices, driver's CUDA, why none answers
 
+# Local training (csrc/train). A layer is a dict of `Description`'s fields.
+class Table:
+    def __init__(
+        self,
+        *,
+        shape: Sequence[int],
+        layers: Sequence[Mapping[str, Any]],
+        batch: int,
+        squares: bool,
+        parameters: int,
+        buffers: int,
+    ) -> None: ...
+    def train(
+        self,
+        *,
+        start: int,
+        buffers: int,
+        x: int,
+        y: int,
+        samples: int,
+        squares: bool,
+        index: int,
+        lengths: Sequence[int],
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        mu: float,
+        correction: int,
+        gradient: bool,
+        out: int,
+    ) -> None: ...
+
 # What a step is told (csrc/plan.h).
 
 class RandomKey:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,23 @@ MODELS = (
     ("MLP", {"name": "mlp", "widths": [64]}, 4_810),
     ("CNN, 16 and 32 channels", {"name": "cnn", "widths": [16, 32]}, 9_978),
     ("CNN with GroupNorm", {"name": "cnn", "widths": [8, 16, 32], "norm": "group"}, 7_234),
+    ("CNN at 32x32", {"name": "cnn", "widths": [16, 32]}, 86_778),
 )
+LARGE = MODELS[3][1]  # of images with four times the side
+
+
+def large(clients: int, seed: int) -> Any:
+    """The digits at 32x32: every pixel 16 times."""
+    from fastagg.sim import build
+    from fastagg.sim.data.federated import Samples
+    from fastagg.sim.data.sections import SECTIONS
+
+    data = build.build_data(SECTIONS["digits"].model_validate({"name": "digits", "clients": clients}), seed)
+
+    def enlarged(samples: Samples) -> Samples:
+        return replace(samples, x=samples.x.repeat_interleave(4, 2).repeat_interleave(4, 3))
+
+    return replace(data, clients=[enlarged(samples) for samples in data.clients], test=enlarged(data.test))
 
 
 def recipe(model: dict[str, object], uploads: int = UPLOADS, seed: int = 0, rate: float = 1.0) -> Any:
@@ -41,7 +58,7 @@ def recipe(model: dict[str, object], uploads: int = UPLOADS, seed: int = 0, rate
         "name": "whole",
         "seed": seed,
         "algorithm": {"name": "FedBuff", "buffer_size": 5, "lr": rate},
-        "data": {"name": "digits", "clients": 50},
+        "data": {"name": "cases.simulator:large" if model is LARGE else "digits", "clients": 50},
         "model": model,
         "client": {"lr": 0.02, "epochs": 2},
         "delay": {"name": "three-class"},

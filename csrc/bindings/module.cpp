@@ -258,6 +258,7 @@ PYBIND11_MODULE(_native, m) {
   bindings::bind_engine(engine);
   py::module_ log = m.def_submodule("log", "What happened to a server, on a disk.");
   bindings::bind_log(log);
+  bindings::bind_train(m);
 
   m.def("step", &step, arg("update"), arg("direction"), arg("optimizer"));
   m.def("accumulate", &accumulate, arg("update"), by_name, arg("acc"), arg("weight"), arg("out"));

@@ -67,6 +67,7 @@ void bind_records(pybind11::module_& m);
 void bind_extension(pybind11::module_& m);
 void bind_directions(pybind11::module_& m);
 void bind_log(pybind11::module_& m);
+void bind_train(pybind11::module_& m);
 void bind_engine(pybind11::module_& m);
 
 }  // namespace bindings

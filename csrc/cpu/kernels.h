@@ -11,6 +11,7 @@
 #include "../math/optimizers.h"
 #include "../math/reduce.h"
 #include "../plan.h"
+#include "../train/net.h"
 
 namespace fastagg::cpu {
 
@@ -137,6 +138,8 @@ struct Kernels {
                 double* out);
   RowLoss<float> distill_f32;
   RowLoss<double> distill_f64;
+  // Local steps of one client, in a workspace of the network's whose borders are zeros.
+  void (*train)(const train::Net& net, const train::Call& call, float* memory);
 };
 
 // kernels() is the table in use, with the widest vectors of its instruction set. streaming_kernels() is the table for

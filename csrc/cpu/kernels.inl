@@ -4,6 +4,7 @@
 // of them (see math/portable.h).
 
 #include "../math/distill.h"
+#include "../math/exponential.h"
 #include "../math/fixed.h"
 #include "../math/half.h"
 #include "kernels.h"
@@ -29,6 +30,7 @@ namespace {
 #include "moments.inl"
 #include "sums.inl"
 #include "distill.inl"
+#include "../train/train.inl"
 #endif
 // clang-format on
 
@@ -111,6 +113,7 @@ constexpr Kernels made() {
   to.copy_squares = copy_squares_strand;
   to.apart = apart_strand;
   to.distill_f32 = {soft_targets_row<float>, distill_row<float>};
+  to.train = train_client;
   to.distill_f64 = {soft_targets_row<double>, distill_row<double>};
 #endif
   return to;

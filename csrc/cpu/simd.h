@@ -113,6 +113,21 @@ struct Simd {
 #endif
   }
 
+  // a*b + c with one rounding
+  FASTAGG_FN F multiply_add(F a, F b, F c) {
+#if defined(FASTAGG_512)
+    return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(FASTAGG_256VL) || defined(FASTAGG_256)
+    return (F)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__ARM_NEON)
+    return (F)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    F found;
+    for (int64_t i = 0; i < kFloats; ++i) found[i] = fused_multiply_add(a[i], b[i], c[i]);
+    return found;
+#endif
+  }
+
   FASTAGG_FN U bits(F value) { return (U)value; }
   FASTAGG_FN F from_bits(U bits) { return (F)bits; }
 

@@ -22,6 +22,13 @@
 #define FASTAGG_NO_CARRY _Pragma("GCC ivdep")
 #endif
 
+// A loop of a small constant length becomes straight code, so that arrays it goes through stay in registers.
+#if defined(__clang__)
+#define FASTAGG_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define FASTAGG_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 namespace fastagg {
 
 FASTAGG_FN float float_from_bits(uint32_t bits) {
@@ -34,6 +41,20 @@ FASTAGG_FN uint32_t bits_of(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
   return bits;
+}
+
+// a*b + c with one rounding, where the processor has no such instruction: the sum in double, rounded to odd, so that
+// the rounding to float sees what was lost (Boldo and Melquiond 2008).
+FASTAGG_FN float fused_multiply_add(float a, float b, float c) {
+  const double product = static_cast<double>(a) * static_cast<double>(b);  // exact
+  double sum = product + static_cast<double>(c);
+  const double part = sum - product;
+  const double lost = (product - (sum - part)) + (static_cast<double>(c) - part);
+  uint64_t bits;
+  memcpy(&bits, &sum, sizeof bits);
+  if ((lost > 0.0 || lost < 0.0) && bits % 2 == 0) bits += (lost > 0.0) == (sum > 0.0) ? 1 : UINT64_MAX;
+  memcpy(&sum, &bits, sizeof bits);
+  return static_cast<float>(sum);
 }
 
 // Element functions take their operations from a type of lanes. This one, a single element, is the specification, and

@@ -79,7 +79,8 @@ def run(
         typer.Option("--engine", metavar="here|pool|ray", help="Where clients train: this process, processes, Ray."),
     ] = "here",
     workers: Annotated[
-        int | None, typer.Option("--workers", min=1, help="How many train at once, for pool and ray; else one a core.")
+        int | None,
+        typer.Option("--workers", min=1, help="How many train at once; without it one here, one a core elsewhere."),
     ] = None,
     picture: Format = "png",
 ) -> None:

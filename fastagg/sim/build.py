@@ -18,10 +18,9 @@ from fastagg.distill import Distillation
 from fastagg.distill.unlabelled import load as load_unlabelled
 from fastagg.errors import ConfigError, DataError
 from fastagg.ops import alpha_bounds
-from fastagg.sim import batched, functions, models
 from fastagg.sim import config as c
-from fastagg.sim.batched import BatchedTrainer
-from fastagg.sim.client import LocalWork
+from fastagg.sim import functions, models
+from fastagg.sim.client import LocalTrainer, LocalWork
 from fastagg.sim.data import (
     cifar,
     digits,
@@ -48,9 +47,11 @@ from fastagg.sim.delays import (
     Transmission,
 )
 from fastagg.sim.devices import Speeds, Trace, read_trace
+from fastagg.sim.fused import FusedTrainer
 from fastagg.sim.participation import AllClients, Concurrency, Participation
 from fastagg.sim.schedule import RoundSchedule, Schedule, TimedSchedule, VersionSchedule
 from fastagg.sim.seeds import generator
+from fastagg.sim.translate import Untranslated
 from fastagg.sim.version_delay import ExponentialVersions, ReplayedVersions, UniformVersions, VersionDelay, read_delays
 
 if TYPE_CHECKING:
@@ -158,20 +159,17 @@ def build_work(config: c.Config) -> LocalWork:
     return LocalWork(**config.client.model_dump(), autocast=config.run.autocast)
 
 
-def build_batched(
-    config: c.Config, module: nn.Module, data: FederatedData, server: Server, schedule: Schedule
-) -> tuple[BatchedTrainer | None, str | None]:
-    """Return the object that trains clients in batches. Or return None and the reason why they train one by one."""
-    reason = None if config.run.batched else "run.batched is off"
-    reason = reason or ("run.autocast is on" if config.run.autocast else None)
-    if isinstance(schedule, VersionSchedule):
-        reason = reason or "clients are drawn one at an arrival"
+def build_trainer(
+    config: c.Config, module: nn.Module, data: FederatedData
+) -> tuple[LocalTrainer | FusedTrainer, str | None]:
+    """Return what trains the clients, and why that is torch; None if it is not."""
     work = build_work(config)
-    reason = reason or batched.refusal(module, work, data.clients)
-    if reason is not None:
-        return None, reason
-    gradients = server.update_kind == "gradient"
-    return BatchedTrainer(module, work, config.seed, data.clients, gradients=gradients), None
+    try:
+        if not config.run.fused:
+            raise Untranslated("run.fused is off")
+        return FusedTrainer(module, work, config.seed, data.clients), None
+    except Untranslated as reason:
+        return LocalTrainer(module, work, config.seed), str(reason)
 
 
 def split_unlabelled(config: c.Config, data: FederatedData) -> tuple[FederatedData, Tensor | None]:

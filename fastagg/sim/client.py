@@ -14,9 +14,9 @@ from torch import nn
 
 from fastagg._types import State
 from fastagg.clients import GradientDifference, add_proximal_gradient_
-from fastagg.sim import stacked
 from fastagg.sim.data.federated import Samples, Score, batches
 from fastagg.sim.seeds import generator, integer
+from fastagg.sim.translate import QUIET
 
 # What a client sends: arrays by name, parameters' changes and new buffers; one vector if the model has no buffers.
 Update = dict[str, torch.Tensor] | torch.Tensor
@@ -29,7 +29,12 @@ class Task(Protocol):
     def views(self) -> Mapping[str, torch.Tensor]: ...
 
     @property
+    def flat(self) -> torch.Tensor: ...
+
+    @property
     def local_steps(self) -> int | None: ...
+
+    def state_dict(self) -> State: ...
 
     def delta(self, trained: nn.Module) -> dict[str, torch.Tensor]: ...
 
@@ -92,8 +97,8 @@ class LocalTrainer:
         self._seed = seed
         self._optimizer = work.build_optimizer(module)
         self._loss = nn.CrossEntropyLoss()
-        # Layers that run in stacks are known to draw nothing; of any other it cannot be known.
-        self._draws = stacked.refusal(module) is not None
+        # Of a layer that is not known to draw nothing it cannot be known.
+        self._draws = any(type(layer) not in QUIET for layer in module.modules())
 
     def train(self, task: Task, samples: Samples, client: int, number: int) -> Update:
         """Train from ``task.views`` on ``samples`` and return the update in the form ``Server.receive`` takes."""

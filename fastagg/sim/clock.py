@@ -47,10 +47,6 @@ class VirtualClock(Generic[Item]):
         """Return the time of the next event. IndexError if nothing is scheduled."""
         return self._heap[0][0]
 
-    def coming(self) -> Item:
-        """Return the next event, and leave it there. IndexError if nothing is scheduled."""
-        return self._heap[0][2]
-
     def remove(self, unwanted: Callable[[Item], bool]) -> list[Item]:
         """Remove and return the items that ``unwanted`` selects. The others keep their times."""
         picked = [entry for entry in sorted(self._heap, key=lambda entry: entry[:2]) if unwanted(entry[2])]

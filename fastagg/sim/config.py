@@ -261,9 +261,9 @@ class Run(Section):
     Evaluates every ``evaluate_every`` versions, at the start and at the end. ``target`` is a test accuracy.
     The time when it is first reached is reported. ``torch_threads`` is for local training and
     evaluation: small models are fastest with one. ``device`` ("cpu", "cuda", "cuda:1") is for data, training
-    and server. ``checkpoint_every`` is in wall-clock seconds; 0 means after every client update. ``batched``: clients
-    with open tasks train together in one batch if the model allows it. Otherwise summary.json says why. Results are the
-    same, up to rounding. ``autocast`` trains in bf16 with torch.autocast. ``channels_last`` uses the layout of images
+    and server. ``checkpoint_every`` is in wall-clock seconds; 0 means after every client update. ``fused``: clients
+    train without torch if the model allows it. Otherwise summary.json says why. Results are the same, up to rounding.
+    ``autocast`` trains in bf16 with torch.autocast. ``channels_last`` uses the layout of images
     that convolutions on a GPU prefer. Both are for the sizes in the papers.
     """
 
@@ -275,7 +275,7 @@ class Run(Section):
     torch_threads: PositiveInt = 1
     device: str = "cpu"
     checkpoint_every: float = Field(60.0, ge=0)
-    batched: bool = True
+    fused: bool = True
     autocast: bool = False
     channels_last: bool = False
 

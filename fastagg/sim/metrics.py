@@ -114,20 +114,6 @@ class Stopwatch:
         finally:
             self.seconds[activity] += time.perf_counter() - start
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave out the time inside the block, in which other runs go on."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._started += time.perf_counter() - start
-
-    def spend(self, activity: str, seconds: float) -> None:
-        """Add seconds of paused time that were spent for this run."""
-        self.seconds[activity] += seconds
-        self._started -= seconds
-
     def restore(self, split: dict[str, float]) -> None:
         """Continue from what ``split`` returned in an earlier process."""
         self.seconds = {activity: split[activity] for activity in ACTIVITIES}

@@ -5,7 +5,6 @@ A schedule gives the loop one ``Job`` at a time:
     schedule.start()          the first dispatches
     schedule.next_time()      when the next update arrives (changes nothing)
     schedule.in_flight()      the jobs whose updates will arrive later, as far as they are known
-    schedule.coming()         the first of them; None if it is not known
     job = schedule.next()     the update that arrives now; ``schedule.now`` is the virtual time
     schedule.arrived(job)     after server.receive: the dispatches that follow from it
 
@@ -15,7 +14,7 @@ A schedule gives the loop one ``Job`` at a time:
 continues from it instead of calling ``start``.
 
 A Job holds the immutable snapshot that the client was sent. So it can be trained at any moment between its dispatch and
-its arrival. The loop trains it on arrival, or together with other jobs in flight (batched.py).
+its arrival (engines/ahead.py).
 """
 
 from __future__ import annotations
@@ -63,8 +62,6 @@ class Schedule(Protocol):
 
     def in_flight(self) -> list[Job]: ...
 
-    def coming(self) -> Job | None: ...
-
     def next_time(self) -> float: ...
 
     def next(self) -> Job: ...
@@ -107,9 +104,6 @@ class TimedSchedule:
     def in_flight(self) -> list[Job]:
         """Return the jobs in training, in the order in which they will arrive."""
         return self._clock.pending()
-
-    def coming(self) -> Job | None:
-        return self._clock.coming() if len(self._clock) else None
 
     def start(self) -> None:
         for client in self._participation.initial():
@@ -190,9 +184,6 @@ class RoundSchedule:
         """Return the jobs of this round that were not received yet, in the order in which they will be."""
         return list(self._waiting)
 
-    def coming(self) -> Job | None:
-        return self._waiting[0] if self._waiting else None
-
     def start(self) -> None:
         order = generator(self._seed, "round", self._rounds).permutation(self._clients)
         drawn = [client for client in map(int, order) if client not in self._gone][: self._per_round]
@@ -270,9 +261,6 @@ class VersionSchedule:
     def in_flight(self) -> list[Job]:
         """Return nothing: each arrival draws which of the open tasks is answered."""
         return []
-
-    def coming(self) -> Job | None:
-        return None
 
     def start(self) -> None:
         self._send(self._server.version)

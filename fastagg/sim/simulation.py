@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections import Counter
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict, astuple
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -16,26 +16,27 @@ import torch
 from torch import nn
 
 from fastagg._types import Plain, State
-from fastagg.errors import CheckpointError, DataError, NonFiniteUpdate
+from fastagg.errors import CheckpointError, ConfigError, DataError, NonFiniteUpdate
 from fastagg.integrations.trackers import Given
 from fastagg.rules.directions import ActiveSet, AllClients, Differences
 from fastagg.server.checkpoint import on_device
 from fastagg.sim import build, checkpoints, engines, output
-from fastagg.sim.batched import STACK
-from fastagg.sim.client import DifferenceSender, LocalTrainer, evaluate
+from fastagg.sim.client import DifferenceSender, evaluate
 from fastagg.sim.config import Config, changed, from_dict, to_toml
 from fastagg.sim.data import own
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.engines.ahead import Ahead
-from fastagg.sim.engines.here import Here
+from fastagg.sim.engines.here import Here, Threads
 from fastagg.sim.engines.remote import Remote
-from fastagg.sim.engines.stacks import Stacks
-from fastagg.sim.engines.training import Plan, Training, begin, pickled
+from fastagg.sim.engines.training import Plan, begin, pickled, work_of
 from fastagg.sim.interrupt import on_ctrl_c
 from fastagg.sim.metrics import LAST, DelayStatistics, Row, Stopwatch, participation, summarise
 from fastagg.sim.progress import NoProgress, Progress, Tracking
 from fastagg.sim.result import Result, read
-from fastagg.sim.together import Running, alone
+
+_log = logging.getLogger("fastagg")
+
+AHEAD = 2**24  # parameters of updates that are trained before they are due
 
 Resume = Literal["never", "go on", "replace"]
 Factory = Callable[..., nn.Module]  # called with the shape of an input and the number of classes
@@ -51,12 +52,8 @@ class Simulation:
         model: Factory | None = None,
         engine: engines.Name = "here",
         workers: int | None = None,
-        stacks: Stacks | None = None,
     ) -> None:
-        """``data`` and ``model`` replace those of ``config``: see :func:`given`. :meth:`close` ends the workers.
-
-        Runs of one process may share ``stacks``.
-        """
+        """``data`` and ``model`` replace those of ``config``: see :func:`given`. :meth:`close` ends the workers."""
         self.config = config
         self.stopwatch = Stopwatch()
         with self.stopwatch.timing("setup"):
@@ -75,7 +72,9 @@ class Simulation:
             self.server = build.build_server(
                 config.algorithm, self.module, len(self.data.clients), config.seed, distill
             )
-            self.trainer = LocalTrainer(self.module, build.build_work(config), config.seed)
+            self.trainer, self.by_torch = build.build_trainer(config, self.module, self.data)
+            if self.by_torch is not None:
+                _log.info("clients are trained by torch: %s", self.by_torch)
             build.check_clients(config, self.server)
             self.differences: DifferenceSender | None = None
             if isinstance(self.server.direction, Differences):
@@ -85,10 +84,7 @@ class Simulation:
             classes = build.delay_classes(config, [len(samples) for samples in self.data.clients])
             self.classes = None if classes is None else np.bincount(classes, minlength=3).tolist()
             self.slow = [] if classes is None else np.flatnonzero(classes == 2).tolist()
-            self.batched, self.one_by_one = build.build_batched(
-                config, self.module, self.data, self.server, self.schedule
-            )
-            self.ahead = self._ahead(engine, workers, sent, stacks or Stacks())
+            self.ahead = self._ahead(engine, workers, sent)
         self.rows: list[Row] = []
         self.uploads = 0
         self.delays = DelayStatistics()
@@ -102,31 +98,25 @@ class Simulation:
         with self.stopwatch.timing("server"):
             self.schedule.start()
 
-    def _ahead(self, engine: engines.Name, workers: int | None, sent: list[bytes], stacks: Stacks) -> Ahead:
-        config, gradients = self.config, self.server.update_kind == "gradient"
-        stack = None if self.batched is None else self.batched.most
+    def _ahead(self, engine: engines.Name, workers: int | None, sent: list[bytes]) -> Ahead:
+        gradients = self.server.update_kind == "gradient"
+        most = AHEAD // max(1, self.server.layout.size)
         if engine == "here":
-            training = Training(self.trainer, self.data, self.batched, gradients=gradients)
-            return Ahead(Here(training, stacks, partial(self.stopwatch.spend, "training")), stack)
-        plan = Plan(config, gradients, stack is not None, sent)
-        remote = Remote(engines.start(engine, workers, begin, plan), self.server.layout)
-        return Ahead(remote, stack, max(4 * remote.parts, STACK // (4 * max(1, self.server.layout.size))))
+            work = work_of(self.trainer, self.data, gradients=gradients)
+            if workers in (None, 1):
+                return Ahead(Here(work))
+            if self.by_torch is not None:
+                raise ConfigError(
+                    f"workers is {workers}, but torch trains this run's clients one at a time ({self.by_torch}): "
+                    'choose engine "pool" or "ray"'
+                )
+            return Ahead(Threads(work, workers), max(4 * workers, most))
+        remote = Remote(engines.start(engine, workers, begin, Plan(self.config, gradients, sent)), self.server.layout)
+        return Ahead(remote, max(4 * remote.parts, most))
 
     def close(self) -> None:
         """End the workers, if there are any."""
         self.ahead.close()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of data and of the server's state."""
-        sets = [*self.data.clients, self.data.test]
-        data = sum(samples.x.nbytes + samples.y.nbytes for samples in sets)
-        return (data if self.batched is None else 2 * data) + self.server.memory()["total"]
-
-    def rests(self) -> bool:
-        """Have the next update trained in a stack. Return whether it is not ready, so that others may go on first."""
-        self._drop()
-        return self.ahead.ask(self.schedule.coming(), self.schedule.in_flight)
 
     def _drop(self) -> None:
         if self._lost and not self.dropped and self.done() >= self.config.dropout.after:
@@ -240,7 +230,6 @@ class Simulation:
             "differences": None if self.differences is None else self.differences.state_dict(),
             "distillation": None if distillation is None else asdict(distillation),
             "schedule": self.schedule.state_dict(),
-            "ready": self.ahead.state_dict(),
             "wall_seconds": self.stopwatch.split(),
         }
 
@@ -256,7 +245,6 @@ class Simulation:
         for name, value in (run["distillation"] or {}).items():
             setattr(self.server.distillation, name, value)
         self.schedule.load_state_dict(run["schedule"])
-        self.ahead.load_state_dict(run["ready"])
         self.stopwatch.restore(run["wall_seconds"])
 
     def _distillation(self) -> Plain:
@@ -307,7 +295,7 @@ class Simulation:
             "notes": self.notes(),
             "parameters": sum(p.numel() for p in self.module.parameters()),
             **self._distillation(),
-            "batched": self.one_by_one or True,
+            "fused": self.by_torch or True,
             "wall_seconds": {key: round(value, 4) for key, value in wall.items()},
             "server_share": round(wall["server"] / wall["total"], 6),  # share of the wall seconds
             "torch": str(torch.__version__),
@@ -338,61 +326,44 @@ def run(
     ``picture`` is the format of the plot. ``data`` and ``model`` replace ``config``'s. Pass them again to resume.
     ``trackers`` (see :mod:`fastagg.integrations.trackers`) get every new row, and are closed at the end.
 
-    ``engine`` is where clients train: "here", in a "pool" of processes or on "ray", with so many ``workers`` (None: one
-    for each core). The files are the same to the bit; in stacks (``run.batched``) with more than one torch thread up to
-    rounding. Any engine goes on with a run of another. What ``data`` and ``model`` hold must then be possible to
-    pickle.
+    ``engine`` is where clients train: "here", in a "pool" of processes or on "ray", with so many ``workers``, which are
+    threads for "here" (None: one thread; one process for each core). The files are the same to the bit. Any engine goes
+    on with a run of another. What ``data`` and ``model`` hold must be possible to pickle for "pool" and "ray".
 
     DataError if ``out`` cannot be written, before any training. ConfigError if "go on" finds a run of another config.
     CheckpointError if a checkpoint is damaged. RunFailed if training fails in a worker, or workers keep dying.
     MissingDependency without the extra ``ray``.
     """
     engines.check(engine, workers)
-    stacks = Stacks()
-    with on_ctrl_c() as asked:
-        going = running(
-            config, out, progress, stacks, data=data, model=model, trackers=trackers, resume=resume,
-            stop=lambda: asked.is_set() or stop(), picture=picture, engine=engine, workers=workers,
-        )  # fmt: skip
-        return alone(going, stacks, config.run.torch_threads)
-
-
-def running(
-    config: Config,
-    out: Path | None,
-    progress: Progress | None,
-    stacks: Stacks,
-    *,
-    data: FederatedData | None = None,
-    model: Factory | None = None,
-    trackers: Given = None,
-    resume: Resume = "never",
-    stop: Callable[[], bool],
-    picture: str = "png",
-    engine: engines.Name = "here",
-    workers: int | None = None,
-) -> Running[Result]:
-    """Do what :func:`run` does, and rest whenever the next update must be trained in ``stacks`` first.
-
-    Each rest yields the bytes that the run holds. Ctrl-C and torch's threads are the driver's business (together.py).
-    """
     config = given(config, data, model)
     begun = out is not None and resume != "never" and checkpoints.same_run(out, config, strict=resume == "go on")
     if begun and out is not None and (result := read(out, config)) is not None and not result.summary["interrupted"]:
         return result
     with (
+        on_ctrl_c() as asked,
+        torch_threads(config.run.torch_threads),
         Tracking(progress or NoProgress(), trackers) as told,
-        closing(Simulation(config, data, model, engine, workers, stacks)) as simulation,
+        closing(Simulation(config, data, model, engine, workers)) as simulation,
     ):
         if out is not None and not (begun and checkpoints.restore(simulation, out)):
             _prepare(out, config)
         keeper = None if out is None else checkpoints.Checkpoints(out, config.run.checkpoint_every)
-        stopped = yield from _loop(simulation, stop, told, keeper)
+        stopped = _loop(simulation, lambda: asked.is_set() or stop(), told, keeper)
         unit, delays = simulation.schedule.unit, simulation.delays.state_dict()
         result = Result(config, simulation.rows, simulation.summary(stopped), unit, delays)
         if out is not None:
             _write(out, result, simulation, picture)
     return result
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def given(config: Config, data: FederatedData | None, model: Factory | None) -> Config:
@@ -411,9 +382,9 @@ def given(config: Config, data: FederatedData | None, model: Factory | None) -> 
 
 def _loop(
     simulation: Simulation, stop: Callable[[], bool], progress: Progress, keeper: checkpoints.Checkpoints | None
-) -> Running[str]:
+) -> str:
     """Return why the run stopped: "finished", "interrupted" or "diverged"."""
-    every, held = simulation.config.run.evaluate_every, simulation.nbytes
+    every = simulation.config.run.evaluate_every
     if not simulation.rows:
         progress.evaluated(simulation.evaluate())
     stopped = "finished"
@@ -424,9 +395,6 @@ def _loop(
             if keeper is not None:
                 keeper.write(simulation)  # before the evaluation below, which an unbroken run has not
             break
-        if simulation.rests():
-            with simulation.stopwatch.paused():
-                yield held
         try:
             stepped = simulation.step()
         except NonFiniteUpdate:

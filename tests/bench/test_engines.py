@@ -10,18 +10,18 @@ def test_every_model_trains_as_its_label_says() -> None:
 
     from fastagg.sim.simulation import Simulation
 
-    for label, (model, batched, _) in engines.MODELS.items():
-        simulation = Simulation(engines.recipe(model, batched))
-        assert (simulation.batched is not None) == ("stacks" in label)
+    for label, (model, fused, _) in engines.MODELS.items():
+        simulation = Simulation(engines.recipe(model, fused))
+        assert (simulation.by_torch is not None) == ("torch" in label)
         assert ("million" in label) == (simulation.server.layout.size > 1e6)
 
 
-@pytest.mark.parametrize("engine", [("here", None), ("pool", 1)])
+@pytest.mark.parametrize("engine", [("here", None), ("here", 2), ("pool", 1)])
 def test_a_run_is_measured(engine: tuple[str, int | None]) -> None:
     import engines
 
-    model, batched, _ = engines.MODELS["MLP, 64; one by one"]
-    assert engines.updates(engines.recipe(model, batched), engine, 5) > 0
+    model, fused, _ = engines.MODELS["MLP, 64"]
+    assert engines.updates(engines.recipe(model, fused), engine, 5) > 0
 
 
 def test_the_overhead_is_measured() -> None:

@@ -349,11 +349,11 @@ def test_runs_side_by_side_take_the_package_that_is_installed(recipe, tmp_path):
 
 def test_an_engine_of_the_command_line(recipe, tmp_path):
     assert "expected one of 'here', 'pool', 'ray'" in refused("run", recipe, "--engine", "poll")
-    assert 'choose "pool" or "ray"' in refused("run", recipe, "--workers", "2")
+    assert 'choose engine "pool" or "ray"' in refused("run", recipe, "--workers", "2", "--set", "run.fused=false")
     assert 'choose "pool" or "ray"' in refused("compare", recipe, "--engine", "here", "-j", "2")
     assert not (tmp_path / "runs").exists()
     for engine in (["here"], ["pool", "--workers", "2"]):
-        done = invoke("run", recipe, "--set", "run.batched=false", "--engine", *engine, "--out", engine[0])
+        done = invoke("run", recipe, "--set", "run.fused=false", "--engine", *engine, "--out", engine[0])
         assert done.exit_code == 0, done.output
     here, pool = ((tmp_path / name / "metrics.csv").read_bytes() for name in ("here", "pool"))
     assert here == pool

@@ -30,15 +30,14 @@ from fastagg.sim.engines.packing import Packing
 from fastagg.sim.engines.pool import Pool
 from fastagg.sim.engines.slots import Laid, Slots, read
 from fastagg.sim.progress import NoProgress
-from fastagg.sim.simulation import Simulation, run
+from fastagg.sim.simulation import Simulation, run, torch_threads
 from fastagg.sim.sweep import Cell
-from fastagg.sim.together import rounds_alike, torch_threads
 from fastagg.storage.shared import Mapped
 
 from .engine_models import deadly, failing
-from .test_resume import ALL, EVERY, GRADIENTS, Killed, KilledAt, ending, same
+from .test_resume import ALL, EVERY, GRADIENTS, Killed, KilledAt, same
 
-ALONE = {"run.batched": False}
+TORCH = {"run.fused": False}
 CASES = {
     "FADAS": {"algorithm": {"name": "FADAS", "lr": 0.01, "buffer_size": 3, "delay_threshold": 2}},
     "FedBuff, BatchNorm, dropout": {"model.name": "cnn", "model.widths": [4], "dropout.share": 0.4},
@@ -67,52 +66,45 @@ def cluster():
     ray.shutdown()
 
 
-def same_in_stacks(folder, other):
-    """Whether two runs are the same to the bit, or differ by rounding alone where products round by their stack."""
-    if rounds_alike(1):
-        return same(folder, other)
-    (a, _, model), (b, _, other_model) = ending(folder), ending(other)
-    assert (a["uploads"], a["virtual_time"], a["delay_mean"]) == (b["uploads"], b["virtual_time"], b["delay_mean"])
-    torch.testing.assert_close(model, other_model, rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("name", "engine"),
     [(name, "pool") for name in CASES]
     + [pytest.param(name, "ray", marks=needs_ray) for name in ("FedBuff, BatchNorm, dropout", "ACE, client caches")],
 )
-def test_one_by_one_the_files_are_the_same_to_the_bit(tiny, tmp_path, name, engine):
-    config = tiny({**CASES[name], **ALONE})
+def test_by_torch_the_files_are_the_same_to_the_bit(tiny, tmp_path, name, engine):
+    config = tiny({**CASES[name], **TORCH})
     run(config, tmp_path / "here")
     run(config, tmp_path / "there", engine=engine, workers=2)
     same(tmp_path / "here", tmp_path / "there")
 
 
-@pytest.mark.parametrize("engine", BOTH)
-def test_in_stacks_they_are_the_same_too(tiny, tmp_path, engine):
-    config = tiny(CASES["FedBuff, BatchNorm, dropout"])
-    run(config, tmp_path / "here")
-    result = run(config, tmp_path / "there", engine=engine, workers=2)
-    assert result.summary["batched"] is True
-    same_in_stacks(tmp_path / "here", tmp_path / "there")
+@pytest.mark.parametrize("name", CASES)
+def test_in_threads_and_processes_the_files_are_the_same_to_the_bit(tiny, tmp_path, name):
+    config = tiny(CASES[name])
+    assert run(config, tmp_path / "here").summary["fused"] is True
+    run(config, tmp_path / "threads", workers=2)
+    same(tmp_path / "here", tmp_path / "threads")
+    if name.startswith("FedBuff"):
+        run(config, tmp_path / "pool", engine="pool", workers=2)
+        same(tmp_path / "here", tmp_path / "pool")
 
 
-@pytest.mark.parametrize("batched", [False, True])
-def test_a_run_goes_on_with_any_engine(tiny, tmp_path, batched):
-    config = tiny({**CASES["FADAS"], **EVERY, "run.batched": batched})
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_run_goes_on_with_any_engine(tiny, tmp_path, fused):
+    config = tiny({**CASES["FADAS"], **EVERY, "run.fused": fused})
     run(config, tmp_path / "here")
-    run(config, tmp_path / "pool", engine="pool", workers=2)
-    for first, second in (("pool", "here"), ("here", "pool"), ("pool", "pool")):
+    workers = {"here": {}, "pool": {"engine": "pool", "workers": 2}, "threads": {"workers": 2}}
+    pairs = [("pool", "here"), ("here", "pool")]
+    for first, second in [*pairs, ("threads", "here"), ("pool", "threads")] if fused else pairs:
         cut = tmp_path / f"{first}, {second}"
         with pytest.raises(Killed):
-            run(config, cut, KilledAt(13), engine=first, workers=2 if first == "pool" else None)
-        run(config, cut, resume="go on", engine=second, workers=2 if second == "pool" else None)
-        (same_in_stacks if batched else same)(tmp_path / "here", cut)
-    (same_in_stacks if batched else same)(tmp_path / "here", tmp_path / "pool")
+            run(config, cut, KilledAt(13), **workers[first])
+        run(config, cut, resume="go on", **workers[second])
+        same(tmp_path / "here", cut)
 
 
 def test_an_engine_may_answer_at_any_time():
-    """Who is asked for with whom follows from the queue, and nobody's update is taken for another's."""
+    """Nobody's update is taken for another's, and few are trained early."""
     from fastagg.server.dispatch import Dispatch
     from fastagg.sim.schedule import Job
 
@@ -122,27 +114,25 @@ def test_an_engine_may_answer_at_any_time():
         parts, eager = 3, True
 
         def __init__(self, seed):
-            self.draw, self.groups, self.out = random.Random(seed), [], {}
+            self.draw, self.asked, self.out = random.Random(seed), [], {}
 
-        def submit(self, jobs):
-            self.groups.append([(job.client, job.number) for job in jobs])
-            self.out[len(self.groups)] = self.groups[-1]
-            return len(self.groups)
+        def submit(self, job):
+            self.asked.append((job.client, job.number))
+            self.out[len(self.asked)] = self.asked[-1]
+            return len(self.asked)
 
         def collect(self, wait):
-            picked = [group for group in self.out if self.draw.random() < 0.5]
+            picked = [ticket for ticket in self.out if self.draw.random() < 0.5]
             if wait and not picked:
                 picked = [self.draw.choice(list(self.out))]
-            return [(group, self.out.pop(group)) for group in picked]
+            return [(ticket, self.out.pop(ticket)) for ticket in picked]
 
         def keep(self, versions):
             pass
 
     layout = Layout.of(torch.zeros(2))
-    seen = []
-    for stack, seed in ((None, 1), (None, 2), (2, 3), (2, 4)):
-        engine = Late(seed)
-        ahead = Ahead(engine, stack, most=3)
+    for seed in (1, 2):
+        ahead = Ahead(Late(seed), most=3)
         order = random.Random(0)
         flying = [Job(client, 0, Dispatch(client, 0, None, None, layout, None)) for client in range(12)]
         for turn in range(100):
@@ -153,13 +143,7 @@ def test_an_engine_may_answer_at_any_time():
             task = Dispatch(job.client, turn, None, None, layout, None)
             flying.insert(order.randrange(len(flying)), Job(job.client, job.number + 1, task))
             ahead.look(lambda flying=flying: list(flying))
-            if stack is None:
-                assert len(ahead.ready) <= 6
-        state = ahead.state_dict()
-        assert state == [] if stack is None else len(state) == len(ahead.ready)
-        seen.append(engine.groups)
-    assert all(len(group) == 1 for group in seen[0] + seen[1])
-    assert seen[2] == seen[3] and max(map(len, seen[2])) == 2
+            assert len(ahead.ready) <= 6
 
 
 def test_models_and_updates_are_packed_without_rounding():
@@ -194,7 +178,7 @@ def test_large_results_come_back_through_shared_memory(tmp_path):
 
 def test_a_large_model_is_the_same(tiny):
     """Updates of a megabyte, so that slots and vectors are used again."""
-    config = tiny({"model.widths": [400, 400], **ALONE})
+    config = tiny({"model.widths": [400, 400], **TORCH})
     assert run(config).rows == run(config, engine="pool", workers=2).rows
 
 
@@ -207,7 +191,7 @@ def test_weights_go_out_once_per_version_and_leave_nothing_behind(tiny, monkeypa
         return lent
 
     monkeypatch.setattr(Pool, "put", counted)
-    result = run(tiny(ALONE), engine="pool", workers=2)
+    result = run(tiny(TORCH), engine="pool", workers=2)
     assert 5 < len(folders) <= result.rows[-1].version + 1
     assert len(set(folders)) == 1 and not folders[0].exists()
 
@@ -268,8 +252,8 @@ def test_what_cannot_be_done_is_said_before_anything_runs(tiny, monkeypatch):
         run(tiny(), engine="poll")
     with pytest.raises(ConfigError, match="workers: expected a whole number"):
         run(tiny(), engine="pool", workers=0)
-    with pytest.raises(ConfigError, match='"here" trains in this process'):
-        run(tiny(), workers=2)
+    with pytest.raises(ConfigError, match=r"workers is 2, but torch trains this run's clients .*run\.fused is off"):
+        run(tiny(TORCH), workers=2)
     with pytest.raises(ConfigError, match=r'run\.device is "meta": engine "pool" trains on CPUs'):
         engines.check_device("pool", torch.device("meta"))
     with pytest.raises(ConfigError, match="model: what was passed cannot be sent to other processes"):
@@ -341,7 +325,7 @@ def all_end(session: int) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
 def test_a_kill_and_ctrl_c_leave_no_process_and_the_run_goes_on(tiny, tmp_path):
-    config = tiny({**ALONE, "run.checkpoint_every": 0.2, "run.uploads": 1000, "run.evaluate_every": 50})
+    config = tiny({**TORCH, "run.checkpoint_every": 0.2, "run.uploads": 1000, "run.evaluate_every": 50})
     (tmp_path / "mine.toml").write_text(to_toml(config))
     for how in (signal.SIGKILL, signal.SIGINT):
         process = begin(tmp_path, "run", "mine.toml", "--out", "cut", "--resume", "--engine", "pool", "--workers", "2")
@@ -377,7 +361,7 @@ class Interrupting(NoProgress):
 
 @needs_ray
 def test_ctrl_c_with_ray(tiny, tmp_path):
-    config = tiny({**ALONE, "run.uploads": 60})
+    config = tiny({**TORCH, "run.uploads": 60})
     run(config, tmp_path / "whole")
     result = run(config, tmp_path / "cut", Interrupting(20), engine="ray", workers=2)
     assert result.summary["interrupted"]
@@ -394,7 +378,7 @@ def test_more_workers_than_the_cluster_has_are_refused(tiny):
 @pytest.mark.parametrize("engine", BOTH)
 def test_a_second_simulation_may_run_beside_the_first(tiny, engine):
     """Workers belong to a simulation, not to the process."""
-    one, other = (Simulation(tiny({**ALONE, "seed": seed}), engine=engine, workers=1) for seed in (0, 1))
+    one, other = (Simulation(tiny({**TORCH, "seed": seed}), engine=engine, workers=1) for seed in (0, 1))
     try:
         for _ in range(5):
             one.step()

@@ -32,9 +32,9 @@ def linear(shape, classes, hidden=4):
     return nn.Sequential(nn.Linear(shape[0], hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
-def test_a_program_s_data_and_model_are_trained_and_batched(tiny, tmp_path):
+def test_a_program_s_data_and_model_are_trained(tiny, tmp_path):
     result = fastagg.sim.run(tiny(), data=federation(), model=linear, out=tmp_path / "run")
-    assert result.summary["batched"] is True and result.summary["parameters"] == 5 * 4 + 4 + 4 * 2 + 2
+    assert result.summary["fused"] is True and result.summary["parameters"] == 5 * 4 + 4 + 4 * 2 + 2
     assert result.rows[-1].loss < result.rows[0].loss
     assert result.config.data.name == "given" and result.config.model.name == "given"
     again = fastagg.sim.run(tiny(), data=federation(), model=linear)
@@ -43,13 +43,13 @@ def test_a_program_s_data_and_model_are_trained_and_batched(tiny, tmp_path):
         fastagg.sim.run(str(tmp_path / "run" / "config.toml"))
 
 
-def test_a_model_that_is_not_run_in_stacks_says_why(tiny):
+def test_a_model_that_torch_trains_says_why(tiny):
     result = fastagg.sim.run(
         tiny(),
         data=federation(),
         model=lambda shape, classes: nn.Sequential(nn.Linear(5, 4), nn.GELU(), nn.Linear(4, 2)),
     )
-    assert "GELU" in result.summary["batched"]
+    assert "GELU" in result.summary["fused"]
 
 
 def test_recipes_by_name_and_dict(tiny):
@@ -148,7 +148,7 @@ def test_a_recipe_names_functions(tiny_toml, module):
     assert from_toml(to_toml(config), "again") == config
     simulation = Simulation(config)
     assert [len(samples) for samples in simulation.data.clients] == [6] * 12
-    assert simulation.module[0].out_features == 5 and simulation.batched is not None
+    assert simulation.module[0].out_features == 5 and simulation.by_torch is None
 
 
 @pytest.mark.parametrize(

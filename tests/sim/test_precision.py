@@ -40,7 +40,7 @@ def trained(tiny):
 
     def act(**settings: bool) -> tuple[Seen, Any]:
         seen = Seen()
-        changes = {"run.uploads": 60, "client.lr": 0.2, "run.batched": False}
+        changes = {"run.uploads": 60, "client.lr": 0.2, "run.fused": False}
         changes |= {f"run.{name}": value for name, value in settings.items()}
         return seen, run(tiny(changes), model=seen)
 
@@ -69,6 +69,6 @@ def test_both_as_on_a_gpu(trained):
     assert result.rows[-1].loss < result.rows[0].loss
 
 
-def test_bf16_trains_one_by_one_and_says_so(tiny):
+def test_bf16_is_trained_by_torch_and_says_so(tiny):
     result = run(tiny({"run.uploads": 6, "run.autocast": True}))
-    assert result.summary["batched"] == "run.autocast is on"
+    assert result.summary["fused"] == "run.autocast is on"

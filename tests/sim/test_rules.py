@@ -116,7 +116,7 @@ def test_the_proximal_term_holds_clients_near_the_model_they_were_sent(tiny):
 
 def test_asyncfeded_tells_clients_how_many_steps_to_take(tiny):
     algorithm = {"name": "AsyncFedED", "lam": 1.0, "eps": 1.0, "gamma_bar": 3.0, "kappa": 1.0, "local_steps": 4}
-    simulation = Simulation(tiny({**ALL, "algorithm": algorithm, "run.batched": False}))
+    simulation = Simulation(tiny({**ALL, "algorithm": algorithm, "run.fused": False}))
     asked, taken, step = [], [], simulation.trainer._optimizer.step
     simulation.trainer._optimizer.step = lambda: (taken.append(1), step())
     for _ in range(60):

@@ -1,11 +1,11 @@
 """Where clients train: in this process, in a pool of processes, or on Ray. Results do not depend on it.
 
-    here        trains when an update is due (the default)
+    here        trains when an update is due (the default), or ahead of time in threads
     pool        processes of this machine (pool.py)
     ray         Ray's workers, on this machine or a cluster (the extra ``ray``)
 
 The simulation asks ``ahead`` for updates, and that an ``Engine``: ``here``, or ``remote`` with any ``Crew`` of workers.
-Runs of one process have their clients trained in common ``stacks``. A comparison gives its runs to a crew, in bundles.
+A comparison gives its runs to a crew.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ def check(name: str, workers: int | None) -> None:
     _checks.one_of("engine", name, NAMES)
     if workers is not None:
         _checks.whole("workers", workers, least=1, most=MOST)
-        if name == "here" and workers != 1:
-            raise ConfigError(f'workers is {workers}: engine "here" trains in this process, choose "pool" or "ray"')
     if name == "ray":
         _extras.require("engine ray", "ray", _extras.RAY)
 

@@ -1,68 +1,71 @@
-"""The engine of this process: it trains when an update is due."""
+"""The engine of this process: it trains when an update is due, or ahead of time in threads."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from fastagg.sim.client import Update
-from fastagg.sim.engines.stacks import Order, Stacks
-from fastagg.sim.engines.training import Training
+from fastagg.sim.engines.training import Work
 from fastagg.sim.schedule import Job
 
 
 class Here:
-    """Trains one by one, or in ``stacks``, which other runs may share.
-
-    Args:
-        spent: is told the wall seconds that the stacks took for this run while it rested.
-    """
+    """Trains one client after the other."""
 
     parts = 1
     eager = False
 
-    def __init__(self, training: Training, stacks: Stacks, spent: Callable[[float], None]) -> None:
-        self._training, self._stacks, self._spent = training, stacks, spent
-        self._waiting: deque[tuple[int, Sequence[Job]]] = deque()
-        self._done: list[tuple[int, list[Update]]] = []
-        self._error: Exception | None = None
-        self._rests = True
-        self._groups = 0
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._waiting: deque[tuple[int, Job]] = deque()
+        self._tickets = 0
 
-    def submit(self, jobs: Sequence[Job]) -> int:
-        self._groups += 1
-        if self._training.batched is None:
-            self._waiting.append((self._groups, jobs))
-        else:
-            self._stacks.add(Order(self, self._groups, self._training.batched, jobs))
-        return self._groups
+    def submit(self, job: Job) -> int:
+        self._tickets += 1
+        self._waiting.append((self._tickets, job))
+        return self._tickets
 
-    def collect(self, wait: bool) -> list[tuple[int, list[Update]]]:
+    def collect(self, wait: bool) -> list[tuple[int, Update]]:
         if not wait:
             return []
-        if self._training.batched is None:
-            group, jobs = self._waiting.popleft()
-            return [(group, self._training.train(jobs))]
-        if not self._done and self._error is None:
-            self._rests = False  # whoever asks counts the time himself
-            self._stacks.train()
-            self._rests = True
-        if self._error is not None:
-            raise self._error
-        done, self._done = self._done, []
-        return done
-
-    def trained(self, group: int, updates: list[Update], seconds: float) -> None:
-        self._done.append((group, updates))
-        if self._rests:
-            self._spent(seconds)
-
-    def failed(self, error: Exception) -> None:
-        self._error = error
+        ticket, job = self._waiting.popleft()
+        return [(ticket, self._work(job))]
 
     def keep(self, versions: Collection[int]) -> None:
         """Nothing: weights are the server's own."""
 
     def close(self) -> None:
         self._waiting.clear()
-        self._stacks.forget(self)
+
+
+class Threads:
+    """Trains as many clients at once as it has threads. Their work must be safe to do so."""
+
+    eager = True
+
+    def __init__(self, work: Work, count: int) -> None:
+        self.parts, self._work = count, work
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="fastagg-client")
+        self._out: dict[Future[Update], int] = {}
+        self._tickets = 0
+
+    def submit(self, job: Job) -> int:
+        self._tickets += 1
+        self._out[self._pool.submit(self._work, job)] = self._tickets
+        return self._tickets
+
+    def collect(self, wait: bool) -> list[tuple[int, Update]]:
+        done = _first(self._out) if wait else [future for future in self._out if future.done()]
+        return [(self._out.pop(future), future.result()) for future in done]
+
+    def keep(self, versions: Collection[int]) -> None:
+        """Nothing: weights are the server's own."""
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _first(futures: Collection[Future[Update]]) -> Collection[Future[Update]]:
+    return wait(futures, return_when=FIRST_COMPLETED).done

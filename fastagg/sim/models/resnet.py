@@ -13,6 +13,8 @@ from fastagg.sim.models.images import exactly, image_shape
 class Block(nn.Module):
     """Two 3x3 convolutions with a shortcut around them. If the shape changes, the shortcut is a 1x1 convolution."""
 
+    fused = True
+
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)

@@ -1,0 +1,108 @@
+// Binds local training for fastagg/sim/fused.py.
+#include <pybind11/stl.h>
+
+#include <array>
+#include <cmath>
+
+#include "../train/table.h"
+#include "host.h"
+#include "structs.h"
+
+namespace py = pybind11;
+
+namespace fastagg::bindings {
+namespace {
+
+using train::Description;
+using train::Table;
+using Pair = std::array<int64_t, 2>;
+
+template <typename T>
+void set(const py::dict& given, const char* name, T& to) {
+  if (given.contains(name)) to = given[name].cast<T>();
+}
+
+void set(const py::dict& given, const char* name, int64_t (&to)[2]) {
+  if (!given.contains(name)) return;
+  const Pair pair = given[name].cast<Pair>();
+  to[0] = pair[0];
+  to[1] = pair[1];
+}
+
+std::vector<Description> descriptions(const std::vector<py::dict>& layers) {
+  std::vector<Description> found;
+  for (const py::dict& each : layers) {
+    Description one;
+    set(each, "kind", one.kind);
+    set(each, "input", one.in);
+    set(each, "other", one.other);
+    set(each, "relu", one.relu);
+    set(each, "channels", one.channels);
+    set(each, "kernel", one.kernel);
+    set(each, "stride", one.stride);
+    set(each, "padding", one.padding);
+    set(each, "groups", one.groups);
+    set(each, "eps", one.eps);
+    set(each, "momentum", one.momentum);
+    set(each, "weight", one.weight);
+    set(each, "bias", one.bias);
+    set(each, "mean", one.mean);
+    set(each, "variance", one.variance);
+    found.push_back(one);
+  }
+  return found;
+}
+
+void train_client(Table& table, Address start, Address buffers, Address x, Address y, int64_t samples, bool squares,
+                  Address index, const std::vector<int64_t>& lengths, float lr, float momentum, float weight_decay,
+                  float mu, Address correction, bool gradient, Address out) {
+  int64_t count = 0;
+  for (const int64_t length : lengths) {
+    if (length < 1 || length > table.batch()) throw Refused("train: a batch is empty or larger than the table's");
+    count += length;
+  }
+  const auto* which = at<const int64_t>(index);
+  const auto* labels = squares ? nullptr : at<const int64_t>(y);
+  for (int64_t i = 0; i < count; ++i) {
+    if (which[i] < 0 || which[i] >= samples) throw Refused("train: a batch has a sample that is not there");
+    if (labels && (labels[which[i]] < 0 || labels[which[i]] >= table.outputs()))
+      throw Refused("train: label " + std::to_string(labels[which[i]]) + " is not one of the model's " +
+                    std::to_string(table.outputs()) + " classes");
+  }
+  const train::Call call{at<const float>(start),
+                         at(buffers),
+                         at<const float>(x),
+                         labels,
+                         squares ? at<const float>(y) : nullptr,
+                         which,
+                         lengths.data(),
+                         static_cast<int64_t>(lengths.size()),
+                         lr,
+                         momentum,
+                         weight_decay,
+                         mu,
+                         at<const float>(correction),
+                         gradient,
+                         at(out)};
+  const Released released;
+  table.train(call);
+}
+
+}  // namespace
+
+void bind_train(py::module_& m) {
+  using py::arg;
+  const py::kw_only by_name;
+  py::class_<Table, std::shared_ptr<Table>>(m, "Table", "A network as layers that train without torch.")
+      .def(py::init([](const std::array<int64_t, 3>& shape, const std::vector<py::dict>& layers, int64_t batch,
+                       bool squares, int64_t parameters, int64_t buffers) {
+             return std::make_shared<Table>(train::Shape{shape[0], shape[1], shape[2]}, descriptions(layers), batch,
+                                            squares, parameters, buffers);
+           }),
+           by_name, arg("shape"), arg("layers"), arg("batch"), arg("squares"), arg("parameters"), arg("buffers"))
+      .def("train", &train_client, by_name, arg("start"), arg("buffers"), arg("x"), arg("y"), arg("samples"),
+           arg("squares"), arg("index"), arg("lengths"), arg("lr"), arg("momentum"), arg("weight_decay"), arg("mu"),
+           arg("correction"), arg("gradient"), arg("out"));
+}
+
+}  // namespace fastagg::bindings

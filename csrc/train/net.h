@@ -1,0 +1,75 @@
+// A network as a table of layers, and the places of everything that its training reads and writes.
+//
+// Arrays are [samples, height, width, channels] with a border of zeros, and channels are padded to whole lanes. A
+// convolution reads its input through lists of offsets: output row r, tap k is input[windows[r] + reach[k]]. So its
+// forward pass and both gradients are one product (train.inl), and nothing is copied into patches. A linear layer is a
+// convolution whose window is the whole image. The lists do not depend on the instruction set, nor does any sum.
+#pragma once
+
+#include <stdint.h>
+
+namespace fastagg::train {
+
+constexpr int64_t kChannels = 16;  // in a group of lanes, whatever a vector has
+
+enum Kind : int32_t { kConvolution, kMoments, kNormalise, kGroupNorm, kSum, kMaxPool, kMeanPool, kLoss };
+
+struct Image {
+  int64_t channels, height, width;
+  int64_t border, padded;      // pixels of zeros around it; channels in memory
+  int64_t row, sample, first;  // steps to the next row and sample, and the first pixel that is not border
+  int64_t values, slopes;      // where both arrays lie in the workspace; slopes < 0: nobody needs the gradient
+};
+
+// Pixels of a convolution's input that the same taps reach: those of one phase of its strides.
+struct Phase {
+  int64_t rows, depth;               // pixels of a group of samples; taps times output channels
+  const int32_t *targets, *sources;  // by row: offsets in the input's and in the output's gradient
+  const int32_t* reach;              // [depth] offsets from a source
+  int64_t weights;                   // where its weights lie among the turned ones
+};
+
+struct Layer {
+  Kind kind;
+  bool relu, adds, other_adds;  // adds: the input's gradient has a part already
+  int32_t in, other, out;       // images; other: a sum's second term, or -1
+  // Convolutions: pixels of an output, samples in a group, input channels times taps.
+  int64_t pixels, group, depth;
+  const int32_t *windows, *places, *reach;  // by row of a group (input, output), by depth
+  const Phase* phases;
+  int64_t phase_count;
+  int64_t weight, bias;  // among the packed parameters, for norms scale and shift; bias < 0: none
+  int64_t kernel[2], stride[2], padding[2];
+  int64_t groups, mean, variance;  // of norms; mean and variance: places among the buffers, or -1
+  float eps, momentum;
+  int64_t scratch;  // place in the workspace
+};
+
+struct Net {
+  const Image* images;
+  const Layer* layers;
+  int64_t layer_count, batch, block;  // samples of a batch at most; samples that go through layers one after another
+  const int32_t* lines;               // 0, 16, 32, ...
+  const int32_t* places;              // [parameters] places of the flat vector's elements among the packed ones
+  const int32_t* turning;             // [turned] place of a weight, as phases want them, among the packed ones
+  int64_t parameters, packed, turned;
+  int64_t weights, gradient, velocity, anchor, correction, turned_weights;  // places in the workspace
+  bool squares;  // the loss: mean square instead of cross-entropy
+};
+
+struct Call {
+  const float* start;      // the flat parameters
+  float* buffers;          // running statistics, changed in place
+  const float* x;          // [samples, channels, height, width]
+  const int64_t* labels;   // [samples]
+  const float* targets;    // [samples, outputs], if the loss is the mean square
+  const int64_t* index;    // the batches' samples, one batch after the other
+  const int64_t* lengths;  // [steps]
+  int64_t steps;
+  float lr, momentum, weight_decay, mu;
+  const float* correction;  // flat, added to every gradient; or null
+  bool gradient;            // one gradient instead of a delta
+  float* out;               // flat
+};
+
+}  // namespace fastagg::train

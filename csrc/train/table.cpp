@@ -1,0 +1,433 @@
+// Shapes, memory and lists of offsets. All is worked out once for a network.
+#include "table.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <mutex>
+
+#include "../cpu/kernels.h"
+#include "../refusal.h"
+
+namespace fastagg::train {
+namespace {
+
+constexpr int64_t kInCache = 1 << 19;  // bytes of all images of a block of samples
+constexpr int64_t kLongEnough = 64;    // rows of a product from which on an incomplete tile hardly counts
+
+void need(bool holds, const std::string& what) {
+  if (!holds) throw Refusal(Why::kSetting, "train: " + what);
+}
+
+int64_t whole_groups(int64_t channels) { return (channels + kChannels - 1) / kChannels * kChannels; }
+
+// What the gradient of one side's inputs reads: input pixel i gets output pixel i/stride + reach for some taps.
+struct Side {
+  int64_t size, out, kernel, stride, padding;
+
+  bool whole() const { return out == 1 && padding == 0 && kernel == size; }
+  // A window that is the whole side reaches every pixel with one tap.
+  int64_t phases() const { return whole() ? size : stride; }
+  int64_t pixels(int64_t phase) const { return whole() ? 1 : (size - phase + stride - 1) / stride; }
+  int64_t pixel(int64_t phase, int64_t i) const { return whole() ? phase : phase + i * stride; }
+  bool reaches(int64_t phase, int64_t tap) const {
+    return whole() ? tap == phase : (phase + padding - tap) % stride == 0;
+  }
+  int64_t reach(int64_t phase, int64_t tap) const { return whole() ? 0 : (phase + padding - tap) / stride; }
+  int64_t border() const {
+    int64_t found = 0;
+    for (int64_t phase = 0; phase < phases(); ++phase)
+      for (int64_t tap = 0; tap < kernel; ++tap)
+        if (reaches(phase, tap) && pixels(phase) > 0)
+          found = std::max({found, -reach(phase, tap), pixels(phase) - 1 + reach(phase, tap) - (out - 1)});
+    return found;
+  }
+};
+
+}  // namespace
+
+struct Table::Memory {
+  std::mutex mutex;
+  std::vector<std::unique_ptr<float[]>> idle;
+};
+
+class Table::Builder {
+ public:
+  Builder(Table& to, Shape input, const std::vector<Description>& given) : to_(to), given_(given) {
+    images_.push_back(image(input.channels, input.height, input.width));
+    for (const Description& each : given_) images_.push_back(output_of(each));
+    const Image& last = images_.back();
+    need(last.height == 1 && last.width == 1, "the last layer's output is an image");
+    share_borders();
+    place_pixels();
+    add_layers();
+    mark_parts();
+    place_memory();
+    add_lists();
+  }
+
+ private:
+  static Image image(int64_t channels, int64_t height, int64_t width) {
+    constexpr int64_t most = 1 << 20;
+    need(channels > 0 && height > 0 && width > 0 && channels < most && height < most && width < most, "empty image");
+    Image found{};
+    found.channels = channels;
+    found.height = height;
+    found.width = width;
+    return found;
+  }
+
+  static Side side(const Description& one, const Image& in, const Image& out, int which) {
+    return {which ? in.width : in.height, which ? out.width : out.height, one.kernel[which], one.stride[which],
+            one.padding[which]};
+  }
+
+  static bool is_window(const Description& one) {
+    return one.kind == "convolution" || one.kind == "max_pool" || one.kind == "mean_pool";
+  }
+
+  Image output_of(const Description& one) const {
+    const auto known = static_cast<int64_t>(images_.size());
+    need(one.in >= 0 && one.in < known && one.other < known, "no such input");
+    const Image& in = images_[static_cast<size_t>(one.in)];
+    if (!is_window(one)) {
+      if (one.other >= 0) {
+        const Image& other = images_[static_cast<size_t>(one.other)];
+        need(other.channels == in.channels && other.height == in.height && other.width == in.width,
+             "terms of different shapes");
+      }
+      need(one.groups > 0 && in.channels % one.groups == 0, "groups that do not divide the channels");
+      return image(in.channels, in.height, in.width);
+    }
+    int64_t out[2];
+    for (int k = 0; k < 2; ++k) {
+      const int64_t size = k ? in.width : in.height;
+      need(one.kernel[k] > 0 && one.stride[k] > 0 && one.padding[k] >= 0 && one.padding[k] < one.kernel[k] &&
+               one.kernel[k] <= size + 2 * one.padding[k],
+           "a window that does not fit");
+      need(one.kind != "mean_pool" || one.padding[k] == 0, "mean pooling with padding");
+      out[k] = (size + 2 * one.padding[k] - one.kernel[k]) / one.stride[k] + 1;
+    }
+    return image(one.kind == "convolution" ? one.channels : in.channels, out[0], out[1]);
+  }
+
+  // Borders are as wide as any reader needs. Layers that go from pixel to pixel have one geometry on both sides.
+  void share_borders() {
+    for (size_t i = 0; i < given_.size(); ++i) {
+      if (given_[i].kind != "convolution") continue;
+      Image &in = images_[static_cast<size_t>(given_[i].in)], &out = images_[i + 1];
+      in.border = std::max({in.border, given_[i].padding[0], given_[i].padding[1]});
+      for (int k = 0; k < 2; ++k) out.border = std::max(out.border, side(given_[i], in, out, k).border());
+    }
+    for (bool changed = true; changed;) {
+      changed = false;
+      for (size_t i = 0; i < given_.size(); ++i) {
+        if (is_window(given_[i])) continue;
+        std::vector<Image*> all{&images_[i + 1], &images_[static_cast<size_t>(given_[i].in)]};
+        if (given_[i].other >= 0) all.push_back(&images_[static_cast<size_t>(given_[i].other)]);
+        int64_t widest = 0;
+        for (const Image* each : all) widest = std::max(widest, each->border);
+        for (Image* each : all) {
+          changed = changed || each->border != widest;
+          each->border = widest;
+        }
+      }
+    }
+  }
+
+  void place_pixels() {
+    for (Image& each : images_) {
+      each.padded = whole_groups(each.channels);
+      // A product reads its left side number by number.
+      if (&each == &images_.front() && std::all_of(given_.begin(), given_.end(), [](const Description& one) {
+            return one.in != 0 || one.kind == "convolution";
+          }))
+        each.padded = each.channels;
+      each.row = (each.width + 2 * each.border) * each.padded;
+      each.sample = (each.height + 2 * each.border) * each.row;
+      each.first = each.border * (each.row + each.padded);
+      each.slopes = -1;
+    }
+  }
+
+  int64_t pack(int64_t count) {
+    const int64_t place = to_.net_.packed;
+    to_.net_.packed += count;
+    return place;
+  }
+
+  void place(int64_t flat, int64_t packed) { to_.places_[static_cast<size_t>(flat)] = static_cast<int32_t>(packed); }
+
+  // A vector by channel.
+  int64_t pack_channels(int64_t flat, const Image& image) {
+    need(flat >= 0 && flat + image.channels <= to_.parameters_, "parameters outside the model");
+    const int64_t first = pack(whole_groups(image.channels));
+    for (int64_t c = 0; c < image.channels; ++c) place(flat + c, first + c);
+    return first;
+  }
+
+  // Torch's [out, in, height, width] as groups of 16 outputs, [height, width, in] in each.
+  int64_t pack_weights(const Description& one, const Image& in, const Image& out) {
+    const int64_t taps = one.kernel[0] * one.kernel[1], depth = taps * in.channels;
+    need(one.weight >= 0 && one.weight + out.channels * depth <= to_.parameters_, "parameters outside the model");
+    const int64_t first = pack(whole_groups(out.channels) * depth);
+    for (int64_t o = 0; o < out.channels; ++o)
+      for (int64_t tap = 0; tap < taps; ++tap)
+        for (int64_t c = 0; c < in.channels; ++c)
+          place(one.weight + (o * in.channels + c) * taps + tap, first + weight_at(o, tap * in.channels + c, depth));
+    return first;
+  }
+
+  static int64_t weight_at(int64_t out, int64_t k, int64_t depth) {
+    return (out / kChannels * depth + k) * kChannels + out % kChannels;
+  }
+
+  void add_layers() {
+    zero_ = pack(kChannels);  // nothing is placed there
+    static const std::map<std::string, Kind> kinds{{"convolution", kConvolution}, {"batch_norm", kNormalise},
+                                                   {"group_norm", kGroupNorm},    {"sum", kSum},
+                                                   {"max_pool", kMaxPool},        {"mean_pool", kMeanPool}};
+    for (size_t i = 0; i < given_.size(); ++i) {
+      const Description& one = given_[i];
+      const auto kind = kinds.find(one.kind);
+      need(kind != kinds.end(), "unknown layer '" + one.kind + "'");
+      const Image &in = images_[static_cast<size_t>(one.in)], &out = images_[i + 1];
+      Layer layer{};
+      layer.kind = kind->second;
+      layer.relu = one.relu;
+      layer.in = static_cast<int32_t>(one.in);
+      layer.other = static_cast<int32_t>(one.other);
+      layer.out = static_cast<int32_t>(i + 1);
+      std::copy_n(one.kernel, 2, layer.kernel);
+      std::copy_n(one.stride, 2, layer.stride);
+      std::copy_n(one.padding, 2, layer.padding);
+      layer.groups = one.groups;
+      layer.eps = one.eps;
+      layer.momentum = one.momentum;
+      layer.mean = one.mean;
+      layer.variance = one.variance;
+      layer.bias = -1;
+      if (layer.kind == kConvolution) {
+        layer.weight = pack_weights(one, in, out);
+        layer.depth = in.channels * one.kernel[0] * one.kernel[1];
+        if (one.bias >= 0) layer.bias = pack_channels(one.bias, out);
+      } else if (layer.kind == kNormalise || layer.kind == kGroupNorm) {
+        layer.weight = pack_channels(one.weight, out);
+        layer.bias = pack_channels(one.bias, out);
+      }
+      if (layer.kind == kNormalise) {
+        Layer sums = layer;
+        sums.kind = kMoments;
+        sums.out = sums.in;
+        to_.layers_.push_back(sums);
+      }
+      to_.layers_.push_back(layer);
+    }
+    Layer last{};
+    last.kind = kLoss;
+    last.in = last.out = static_cast<int32_t>(given_.size());
+    last.other = -1;
+    to_.layers_.push_back(last);
+  }
+
+  // Which gradients are computed, and which layer finds a part of its input's there already.
+  void mark_parts() {
+    learns_.assign(images_.size(), false);
+    readers_.assign(images_.size(), 0);
+    for (const Layer& each : to_.layers_) {
+      const auto in = static_cast<size_t>(each.in), out = static_cast<size_t>(each.out);
+      if (each.kind != kMoments) ++readers_[in];
+      if (each.other >= 0) ++readers_[static_cast<size_t>(each.other)];
+      if (each.kind == kMoments || each.kind == kLoss) continue;
+      learns_[out] = learns_[in] || each.kind == kConvolution || each.kind == kNormalise || each.kind == kGroupNorm ||
+                     (each.other >= 0 && learns_[static_cast<size_t>(each.other)]);
+    }
+    std::vector<bool> found(images_.size(), false);
+    for (auto each = to_.layers_.rbegin(); each != to_.layers_.rend(); ++each) {
+      if (each->kind == kNormalise) continue;  // its sums' layer passes the gradient on
+      each->adds = found[static_cast<size_t>(each->in)];
+      found[static_cast<size_t>(each->in)] = true;
+      if (each->other < 0) continue;
+      each->other_adds = found[static_cast<size_t>(each->other)];
+      found[static_cast<size_t>(each->other)] = true;
+    }
+    for (Layer& each : to_.layers_)  // BatchNorm's two layers are one to others
+      if (each.kind == kMoments) each.out = (&each + 1)->out;
+  }
+
+  int64_t take(int64_t floats) {
+    const int64_t place = to_.workspace_;
+    to_.workspace_ += whole_groups(floats);
+    need(to_.workspace_ < std::numeric_limits<int32_t>::max(), "a network that needs more than 8 GB");
+    return place;
+  }
+
+  void place_memory() {
+    int64_t a_sample = 0;
+    for (const Image& each : images_) a_sample += 2 * each.sample * static_cast<int64_t>(sizeof(float));
+    to_.net_.block = std::clamp<int64_t>(kInCache / a_sample, 1, to_.net_.batch);
+    for (size_t i = 0; i < images_.size(); ++i) {
+      images_[i].values = take(to_.net_.batch * images_[i].sample);
+      if (learns_[i]) images_[i].slopes = take(to_.net_.batch * images_[i].sample);
+    }
+    for (auto each = to_.layers_.rbegin(); each != to_.layers_.rend(); ++each) {
+      Image& in = images_[static_cast<size_t>(each->in)];
+      const Image& out = images_[static_cast<size_t>(each->out)];
+      // A norm's gradient takes the place of the one it comes from, if nobody else adds to it.
+      if ((each->kind == kMoments || each->kind == kGroupNorm) && in.slopes >= 0 &&
+          readers_[static_cast<size_t>(each->in)] == 1)
+        in.slopes = out.slopes;
+      if (each->kind == kMoments) each->scratch = (&*each + 1)->scratch = take(7 * out.padded);
+      if (each->kind == kGroupNorm) each->scratch = take((5 + 2 * to_.net_.batch) * out.padded);
+    }
+    Net& net = to_.net_;
+    for (int64_t* each : {&net.weights, &net.gradient, &net.velocity, &net.anchor, &net.correction})
+      *each = take(net.packed);
+  }
+
+  int32_t* list(int64_t count) {
+    to_.lists_.push_back(std::make_unique<std::vector<int32_t>>(static_cast<size_t>(count)));
+    return to_.lists_.back()->data();
+  }
+
+  void add_lists() {
+    int64_t longest = 1;
+    for (Layer& layer : to_.layers_) {
+      if (layer.kind != kConvolution) continue;
+      const Image &in = images_[static_cast<size_t>(layer.in)], &out = images_[static_cast<size_t>(layer.out)];
+      layer.pixels = out.height * out.width;
+      layer.group = (kLongEnough + layer.pixels - 1) / layer.pixels;
+      if (out.sample != out.padded) layer.group = std::min(layer.group, to_.net_.block);
+      int32_t *windows = list(layer.group * layer.pixels), *places = list(layer.group * layer.pixels);
+      int32_t* reach = list(layer.depth);
+      layer.windows = windows;
+      layer.places = places;
+      layer.reach = reach;
+      for (int64_t s = 0; s < layer.group; ++s)
+        for (int64_t y = 0; y < out.height; ++y)
+          for (int64_t x = 0; x < out.width; ++x) {
+            *windows++ =
+                static_cast<int32_t>(s * in.sample + in.first + (y * layer.stride[0] - layer.padding[0]) * in.row +
+                                     (x * layer.stride[1] - layer.padding[1]) * in.padded);
+            *places++ = static_cast<int32_t>(s * out.sample + out.first + y * out.row + x * out.padded);
+          }
+      for (int64_t y = 0; y < layer.kernel[0]; ++y)
+        for (int64_t x = 0; x < layer.kernel[1]; ++x)
+          for (int64_t c = 0; c < in.channels; ++c) *reach++ = static_cast<int32_t>(y * in.row + x * in.padded + c);
+      longest = std::max(longest, layer.depth);
+      if (in.slopes >= 0) longest = std::max(longest, add_phases(layer, in, out));
+    }
+    int32_t* lines = list(longest);
+    for (int64_t i = 0; i < longest; ++i) lines[i] = static_cast<int32_t>(i * kChannels);
+    Net& net = to_.net_;
+    net.lines = lines;
+    net.turned = static_cast<int64_t>(to_.turning_.size());
+    net.turned_weights = take(net.turned);
+  }
+
+  // Returns the most taps times channels.
+  int64_t add_phases(Layer& layer, const Image& in, const Image& out) {
+    const Description& one = given_[static_cast<size_t>(layer.out) - 1];
+    const Side rows = side(one, in, out, 0), columns = side(one, in, out, 1);
+    to_.phases_.push_back(std::make_unique<std::vector<Phase>>());
+    std::vector<Phase>& phases = *to_.phases_.back();
+    int64_t longest = 0;
+    for (int64_t py = 0; py < rows.phases(); ++py)
+      for (int64_t px = 0; px < columns.phases(); ++px) {
+        Phase phase{};
+        const int64_t height = rows.pixels(py), width = columns.pixels(px);
+        phase.rows = layer.group * height * width;
+        if (phase.rows == 0) continue;
+        int32_t *targets = list(phase.rows), *sources = list(phase.rows);
+        phase.targets = targets;
+        phase.sources = sources;
+        for (int64_t s = 0; s < layer.group; ++s)
+          for (int64_t y = 0; y < height; ++y)
+            for (int64_t x = 0; x < width; ++x) {
+              *targets++ = static_cast<int32_t>(s * in.sample + in.first + rows.pixel(py, y) * in.row +
+                                                columns.pixel(px, x) * in.padded);
+              *sources++ = static_cast<int32_t>(s * out.sample + out.first + y * out.row + x * out.padded);
+            }
+        std::vector<int64_t> taps;
+        std::vector<int32_t> reach;
+        for (int64_t y = 0; y < layer.kernel[0]; ++y)
+          for (int64_t x = 0; x < layer.kernel[1]; ++x) {
+            if (!rows.reaches(py, y) || !columns.reaches(px, x)) continue;
+            taps.push_back(y * layer.kernel[1] + x);
+            for (int64_t o = 0; o < out.channels; ++o)
+              reach.push_back(
+                  static_cast<int32_t>(rows.reach(py, y) * out.row + columns.reach(px, x) * out.padded + o));
+          }
+        phase.depth = static_cast<int64_t>(reach.size());
+        phase.weights = turn(layer, in, out, taps);
+        int32_t* to = list(phase.depth);
+        std::copy(reach.begin(), reach.end(), to);
+        phase.reach = to;
+        longest = std::max(longest, phase.depth);
+        phases.push_back(phase);
+      }
+    layer.phases = phases.data();
+    layer.phase_count = static_cast<int64_t>(phases.size());
+    return longest;
+  }
+
+  // These taps' weights as groups of 16 inputs, [taps, out] in each.
+  int64_t turn(const Layer& layer, const Image& in, const Image& out, const std::vector<int64_t>& taps) {
+    const auto first = static_cast<int64_t>(to_.turning_.size());
+    const int64_t depth = static_cast<int64_t>(taps.size()) * out.channels;
+    to_.turning_.resize(static_cast<size_t>(first + whole_groups(in.channels) * depth), static_cast<int32_t>(zero_));
+    for (size_t t = 0; t < taps.size(); ++t)
+      for (int64_t o = 0; o < out.channels; ++o)
+        for (int64_t c = 0; c < in.channels; ++c)
+          to_.turning_[static_cast<size_t>(first + weight_at(c, static_cast<int64_t>(t) * out.channels + o, depth))] =
+              static_cast<int32_t>(layer.weight + weight_at(o, taps[t] * in.channels + c, layer.depth));
+    return first;
+  }
+
+  Table& to_;
+  const std::vector<Description>& given_;
+  std::vector<Image>& images_ = to_.images_;
+  int64_t zero_ = 0;
+  std::vector<bool> learns_;
+  std::vector<int> readers_;
+};
+
+Table::Table(Shape input, const std::vector<Description>& layers, int64_t batch, bool squares, int64_t parameters,
+             int64_t buffers)
+    : places_(static_cast<size_t>(std::max<int64_t>(parameters, 0))),
+      parameters_(parameters),
+      memory_(std::make_unique<Memory>()) {
+  need(batch > 0 && batch < 1 << 20, "batch: expected 1..1048575");
+  need(parameters >= 0 && parameters < std::numeric_limits<int32_t>::max(), "too many parameters");
+  for (const Description& each : layers)
+    need(each.mean < buffers && each.variance < buffers, "running statistics outside the model");
+  net_.batch = batch;
+  net_.squares = squares;
+  Builder(*this, input, layers);
+  net_.images = images_.data();
+  net_.layers = layers_.data();
+  net_.layer_count = static_cast<int64_t>(layers_.size());
+  net_.places = places_.data();
+  net_.parameters = parameters_;
+  net_.turning = turning_.data();
+}
+
+Table::~Table() = default;
+
+void Table::train(const Call& call) {
+  std::unique_ptr<float[]> memory;
+  {
+    const std::lock_guard<std::mutex> lock(memory_->mutex);
+    if (!memory_->idle.empty()) {
+      memory = std::move(memory_->idle.back());
+      memory_->idle.pop_back();
+    }
+  }
+  // Borders and the padding of channels are zeros, and stay so.
+  if (memory == nullptr) memory = std::make_unique<float[]>(static_cast<size_t>(workspace_));
+  cpu::kernels().train(net_, call, memory.get());
+  const std::lock_guard<std::mutex> lock(memory_->mutex);
+  memory_->idle.push_back(std::move(memory));
+}
+
+}  // namespace fastagg::train

@@ -1,0 +1,59 @@
+// Builds networks from descriptions of their layers.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "net.h"
+
+namespace fastagg::train {
+
+// A layer as Python describes it. Images are numbered: 0 is the input, i+1 the output of the i-th layer.
+struct Description {
+  std::string kind;  // convolution, batch_norm, group_norm, sum, max_pool, mean_pool
+  int64_t in = 0, other = -1;
+  bool relu = false;
+  int64_t channels = 0;  // of a convolution's output
+  int64_t kernel[2] = {1, 1}, stride[2] = {1, 1}, padding[2] = {0, 0};
+  int64_t groups = 1;
+  float eps = 0.0f, momentum = 0.0f;
+  int64_t weight = -1, bias = -1, mean = -1, variance = -1;  // places in the flat parameters, and in the buffers
+};
+
+struct Shape {
+  int64_t channels, height, width;
+};
+
+// Owns a network's lists. Any number of threads may train on one.
+class Table {
+ public:
+  // `batch`: samples of a batch at most. Throws Refusal (csrc/refusal.h) if the layers do not fit each other.
+  Table(Shape input, const std::vector<Description>& layers, int64_t batch, bool squares, int64_t parameters,
+        int64_t buffers);
+  Table(const Table&) = delete;
+  Table& operator=(const Table&) = delete;
+  ~Table();
+
+  int64_t parameters() const { return parameters_; }
+  int64_t outputs() const { return images_.back().channels; }
+  int64_t batch() const { return net_.batch; }
+  // The call's numbers were checked: lengths are 1..batch, indices and labels are in their ranges.
+  void train(const Call& call);
+
+ private:
+  class Builder;
+  friend class Builder;
+  struct Memory;
+
+  std::vector<Image> images_;
+  std::vector<Layer> layers_;
+  std::vector<std::unique_ptr<std::vector<int32_t>>> lists_;
+  std::vector<std::unique_ptr<std::vector<Phase>>> phases_;
+  std::vector<int32_t> places_, turning_;
+  int64_t parameters_, workspace_ = 0;
+  Net net_{};
+  std::unique_ptr<Memory> memory_;  // workspaces that no thread uses now
+};
+
+}  // namespace fastagg::train

@@ -1,0 +1,640 @@
+// Local steps of SGD on one client, for each instruction set. All sums have a fixed shape: lanes are channels, and a
+// sum over pixels and samples goes through them in order, in parts that only the table of layers tells. Products are
+// fused multiply-adds (IEEE, one rounding) on every instruction set.
+
+using train::Call;
+using train::Image;
+using train::kChannels;
+using train::Layer;
+using train::Net;
+using train::Phase;
+
+constexpr int64_t kRows = 6;                       // rows of a tile
+constexpr int64_t kPart = 64;                      // pixels in a part of a weight's gradient: they stay in the L1 cache
+constexpr int64_t kVectors = kChannels / kFloats;  // in a group of channels
+constexpr int64_t kGroups = kFloats == kChannels ? 2 : 1;  // groups of channels in a tile: as many as registers allow
+
+FASTAGG_FN F splat(float value) { return F{} + value; }
+FASTAGG_FN F at(const float* from) { return vector_at<F>(from); }
+FASTAGG_FN F rectified(F value) { return Simd::larger(F{}, value); }  // NaN stays
+FASTAGG_FN F rectified_slope(F slope, F value) { return (F)((U)slope & ~(U)(value <= F{})); }
+
+struct Work {
+  const Net& net;
+  const Call& call;
+  float* memory;
+  int64_t count;         // samples of this batch
+  const int64_t* index;  // theirs
+
+  float* values(int32_t image) const { return memory + net.images[image].values; }
+  float* slopes(int32_t image) const { return memory + net.images[image].slopes; }
+  const float* weight(int64_t place) const { return memory + net.weights + place; }
+  float* gradient(int64_t place) const { return memory + net.gradient + place; }
+};
+
+// out[out_rows[r]] (+)= init + sum over j of a[rows[r] + columns[j]] * b[lines[j]], for groups of 16 columns of b.
+struct Product {
+  int64_t rows, depth, groups;
+  const float* a;
+  const int32_t *row, *column;
+  const float* b;
+  const int32_t* line;
+  int64_t b_group;  // step to the next group of columns
+  float* out;
+  const int32_t* out_row;
+  int64_t out_group;
+  const float* init;  // by column, or null
+  bool add, relu;
+};
+
+template <int64_t Groups>
+void product_of(const Product& p, int64_t group) {
+  constexpr int64_t kWide = Groups * kVectors;
+  const float* b = p.b + group * p.b_group;
+  for (int64_t r = 0; r < p.rows; r += kRows) {
+    const float* from[kRows];
+    F sum[kRows][kWide];
+    FASTAGG_UNROLL
+    for (int64_t t = 0; t < kRows; ++t) {
+      from[t] = p.a + p.row[r + t < p.rows ? r + t : p.rows - 1];
+      FASTAGG_UNROLL
+      for (int64_t v = 0; v < kWide; ++v) sum[t][v] = p.init ? at(p.init + group * kChannels + v * kFloats) : F{};
+    }
+    for (int64_t j = 0; j < p.depth; ++j) {
+      const int64_t column = p.column[j];
+      const float* line = b + p.line[j];
+      F right[kWide];
+      FASTAGG_UNROLL
+      for (int64_t v = 0; v < kWide; ++v) right[v] = at(line + v / kVectors * p.b_group + v % kVectors * kFloats);
+      FASTAGG_UNROLL
+      for (int64_t t = 0; t < kRows; ++t) {
+        const F left = splat(from[t][column]);
+        FASTAGG_UNROLL
+        for (int64_t v = 0; v < kWide; ++v) sum[t][v] = Simd::multiply_add(left, right[v], sum[t][v]);
+      }
+    }
+    FASTAGG_UNROLL
+    for (int64_t t = 0; t < kRows; ++t) {
+      if (r + t >= p.rows) break;
+      float* out = p.out + p.out_row[r + t] + group * p.out_group;
+      FASTAGG_UNROLL
+      for (int64_t v = 0; v < kWide; ++v) {
+        float* to = out + v / kVectors * p.out_group + v % kVectors * kFloats;
+        const F found = p.add ? at(to) + sum[t][v] : sum[t][v];
+        put_vector(p.relu ? rectified(found) : found, to);
+      }
+    }
+  }
+}
+
+void product(const Product& p) {
+  int64_t group = 0;
+  for (; group + kGroups <= p.groups; group += kGroups) product_of<kGroups>(p, group);
+  if constexpr (kGroups > 1)
+    for (; group < p.groups; ++group) product_of<1>(p, group);
+}
+
+// Calls act(offset, count) for every row of samples first..last-1 of an image. All pixels are one row where there is no
+// border.
+template <typename Act>
+FASTAGG_FN void for_rows(const Image& image, int64_t first, int64_t last, Act act) {
+  const bool whole = image.border == 0;
+  const int64_t rows = whole ? 1 : image.height, step = image.width * image.padded * (whole ? image.height : 1);
+  for (int64_t s = first; s < last; ++s)
+    for (int64_t y = 0; y < rows; ++y) act(s * image.sample + image.first + y * image.row, step);
+}
+
+template <typename Act>
+FASTAGG_FN void for_vectors(const Image& image, int64_t first, int64_t last, Act act) {
+  for_rows(image, first, last, [&](int64_t offset, int64_t count) {
+    for (int64_t i = offset; i < offset + count; i += kFloats) act(i);
+  });
+}
+
+// Calls act(channel, sums) with the sums over one sample's pixels of `each(offset, channel)`, which returns `Count`
+// vectors. Four partial sums are added at the end, so that additions need not wait for each other.
+template <int Count>
+struct Several {
+  F of[Count];
+};
+template <int Count, typename Each, typename Act>
+FASTAGG_FN void sum_pixels(const Image& image, int64_t sample, Each each, Act act) {
+  for (int64_t c = 0; c < image.padded; c += kFloats) {
+    Several<Count> part[4] = {};
+    for (int64_t y = 0; y < image.height; ++y) {
+      const int64_t row = sample * image.sample + image.first + y * image.row + c;
+      int64_t x = 0;
+      for (; x + 4 <= image.width; x += 4) {
+        FASTAGG_UNROLL
+        for (int64_t k = 0; k < 4; ++k) {
+          const Several<Count> found = each(row + (x + k) * image.padded, c);
+          for (int i = 0; i < Count; ++i) part[k].of[i] += found.of[i];
+        }
+      }
+      for (; x < image.width; ++x) {
+        const Several<Count> found = each(row + x * image.padded, c);
+        for (int i = 0; i < Count; ++i) part[0].of[i] += found.of[i];
+      }
+    }
+    Several<Count> sums;
+    for (int i = 0; i < Count; ++i) sums.of[i] = (part[0].of[i] + part[1].of[i]) + (part[2].of[i] + part[3].of[i]);
+    act(c, sums);
+  }
+}
+
+void convolve(const Work& w, const Layer& layer, int64_t first, int64_t last) {
+  const Image &in = w.net.images[layer.in], &out = w.net.images[layer.out];
+  for (int64_t s = first; s < last; s += layer.group) {
+    const int64_t count = s + layer.group < last ? layer.group : last - s;
+    product({count * layer.pixels, layer.depth, out.padded / kChannels, w.values(layer.in) + s * in.sample,
+             layer.windows, layer.reach, w.weight(layer.weight), w.net.lines, layer.depth * kChannels,
+             w.values(layer.out) + s * out.sample, layer.places, kChannels,
+             layer.bias < 0 ? nullptr : w.weight(layer.bias), false, layer.relu});
+  }
+}
+
+void rectify_slopes(const Work& w, const Layer& layer, int64_t first, int64_t last) {
+  const float* y = w.values(layer.out);
+  float* dy = w.slopes(layer.out);
+  for_vectors(w.net.images[layer.out], first, last,
+              [&](int64_t i) { put_vector(rectified_slope(at(dy + i), at(y + i)), dy + i); });
+}
+
+void convolve_back(const Work& w, const Layer& layer, int64_t first, int64_t last) {
+  const Image &in = w.net.images[layer.in], &out = w.net.images[layer.out];
+  if (layer.relu) rectify_slopes(w, layer, first, last);
+  const float* dy = w.slopes(layer.out);
+  if (layer.bias >= 0) {
+    float* bias = w.gradient(layer.bias);
+    for (int64_t s = first; s < last; ++s)
+      sum_pixels<1>(
+          out, s, [&](int64_t i, int64_t) { return Several<1>{{at(dy + i)}}; },
+          [&](int64_t c, const Several<1>& sums) {
+            put_vector(s == 0 ? sums.of[0] : at(bias + c) + sums.of[0], bias + c);
+          });
+  }
+  for (int64_t s = first; s < last; s += layer.group) {
+    const int64_t count = s + layer.group < last ? layer.group : last - s;
+    for (int64_t j = 0; j < count * layer.pixels; j += kPart) {
+      const int64_t left = count * layer.pixels - j;
+      product({layer.depth, left < kPart ? left : kPart, out.padded / kChannels, w.values(layer.in) + s * in.sample,
+               layer.reach, layer.windows + j, dy + s * out.sample, layer.places + j, kChannels,
+               w.gradient(layer.weight), w.net.lines, layer.depth * kChannels, nullptr, s + j != 0, false});
+    }
+    if (in.slopes < 0) continue;
+    for (int64_t i = 0; i < layer.phase_count; ++i) {
+      const Phase& phase = layer.phases[i];
+      product({phase.rows / layer.group * count, phase.depth, in.padded / kChannels, dy + s * out.sample, phase.sources,
+               phase.reach, w.memory + w.net.turned_weights + phase.weights, w.net.lines, phase.depth * kChannels,
+               w.slopes(layer.in) + s * in.sample, phase.targets, kChannels, nullptr, layer.adds, false});
+    }
+  }
+}
+
+// y = x*scale + shift by channel; the vectors begin at `scale` and `shift`, a sample's at its own place if `own`.
+FASTAGG_FN void scaled(const Work& w, const Layer& layer, int64_t first, int64_t last, const float* scale,
+                       const float* shift) {
+  const Image& image = w.net.images[layer.out];
+  const float* x = w.values(layer.in);
+  float* y = w.values(layer.out);
+  for_rows(image, first, last, [&](int64_t offset, int64_t count) {
+    for (int64_t pixel = offset; pixel < offset + count; pixel += image.padded)
+      for (int64_t c = 0; c < image.padded; c += kFloats) {
+        const F found = Simd::multiply_add(at(x + pixel + c), at(scale + c), at(shift + c));
+        put_vector(layer.relu ? rectified(found) : found, y + pixel + c);
+      }
+  });
+}
+
+// dx (+)= dy*a + x*b + c by channel. Both gradients may be one array.
+FASTAGG_FN void scaled_back(const Work& w, const Layer& layer, int64_t first, int64_t last, const float* a,
+                            const float* b, const float* c) {
+  const Image& image = w.net.images[layer.out];
+  const float *x = w.values(layer.in), *dy = w.slopes(layer.out);
+  float* dx = w.slopes(layer.in);
+  for_rows(image, first, last, [&](int64_t offset, int64_t count) {
+    for (int64_t pixel = offset; pixel < offset + count; pixel += image.padded)
+      for (int64_t k = 0; k < image.padded; k += kFloats) {
+        const int64_t i = pixel + k;
+        const F found = Simd::multiply_add(at(dy + i), at(a + k), Simd::multiply_add(at(x + i), at(b + k), at(c + k)));
+        put_vector(layer.adds ? at(dx + i) + found : found, dx + i);
+      }
+  });
+}
+
+// The sums over a sample's pixels of dy and of dy*(x - mean); dy is set to zero where ReLU was.
+template <typename Act>
+FASTAGG_FN void slope_sums(const Work& w, const Layer& layer, int64_t sample, const float* mean, Act act) {
+  const float *x = w.values(layer.in), *y = w.values(layer.out);
+  float* dy = w.slopes(layer.out);
+  sum_pixels<2>(
+      w.net.images[layer.out], sample,
+      [&](int64_t i, int64_t c) {
+        F slope = at(dy + i);
+        if (layer.relu) {
+          slope = rectified_slope(slope, at(y + i));
+          put_vector(slope, dy + i);
+        }
+        return Several<2>{{slope, slope * (at(x + i) - at(mean + c))}};
+      },
+      act);
+}
+
+// BatchNorm. Its scratch: mean, sum of squares about it, then what `scaled` and `scaled_back` take.
+struct Norm {
+  float *mean, *squares, *inverse, *scale, *shift, *beta, *gamma;
+  Norm(const Work& w, const Layer& layer) {
+    const int64_t padded = w.net.images[layer.out].padded;
+    float* from = w.memory + layer.scratch;
+    float** all[] = {&mean, &squares, &inverse, &scale, &shift, &beta, &gamma};
+    for (float** each : all) {
+      *each = from;
+      from += padded;
+    }
+  }
+};
+
+// Adds samples to the mean and the squares of those before (Chan, Golub and LeVeque 1979).
+void moments(const Work& w, const Layer& layer, int64_t first, int64_t last) {
+  const Norm norm(w, layer);
+  const Image& image = w.net.images[layer.in];
+  const float* x = w.values(layer.in);
+  const float pixels = static_cast<float>(image.height * image.width);
+  for (int64_t s = first; s < last; ++s) {
+    const float before = static_cast<float>(s) * pixels, share = pixels / (before + pixels), between = before * share;
+    sum_pixels<1>(
+        image, s, [&](int64_t i, int64_t) { return Several<1>{{at(x + i)}}; },
+        [&](int64_t c, const Several<1>& sums) { put_vector(sums.of[0] / splat(pixels), norm.shift + c); });
+    sum_pixels<1>(
+        image, s,
+        [&](int64_t i, int64_t c) {
+          const F away = at(x + i) - at(norm.shift + c);
+          return Several<1>{{away * away}};
+        },
+        [&](int64_t c, const Several<1>& sums) {
+          const F mean = at(norm.shift + c), old = s == 0 ? F{} : at(norm.mean + c), away = mean - old;
+          put_vector(s == 0 ? mean : Simd::multiply_add(away, splat(share), old), norm.mean + c);
+          put_vector(s == 0 ? sums.of[0] : at(norm.squares + c) + (sums.of[0] + away * away * between),
+                     norm.squares + c);
+        });
+  }
+}
+
+void finish_moments(const Work& w, const Layer& layer) {
+  const Norm norm(w, layer);
+  const Image& image = w.net.images[layer.in];
+  const float count = static_cast<float>(w.count * image.height * image.width);
+  const float *gain = w.weight(layer.weight), *offset = w.weight(layer.bias);
+  for (int64_t c = 0; c < image.padded; ++c) {
+    norm.inverse[c] = 1.0f / sqrtf(norm.squares[c] / count + layer.eps);
+    norm.scale[c] = norm.inverse[c] * gain[c];
+    norm.shift[c] = offset[c] - norm.mean[c] * norm.scale[c];
+  }
+  if (layer.mean < 0) return;
+  float *mean = w.call.buffers + layer.mean, *variance = w.call.buffers + layer.variance;
+  for (int64_t c = 0; c < image.channels; ++c) {
+    mean[c] += layer.momentum * (norm.mean[c] - mean[c]);
+    variance[c] += layer.momentum * (norm.squares[c] / (count > 1.0f ? count - 1.0f : 1.0f) - variance[c]);
+  }
+}
+
+void normalise_back(const Work& w, const Layer& layer, int64_t first, int64_t last) {
+  const Norm norm(w, layer);
+  for (int64_t s = first; s < last; ++s)
+    slope_sums(w, layer, s, norm.mean, [&](int64_t c, const Several<2>& sums) {
+      put_vector(s == 0 ? sums.of[0] : at(norm.beta + c) + sums.of[0], norm.beta + c);
+      put_vector(s == 0 ? sums.of[1] : at(norm.gamma + c) + sums.of[1], norm.gamma + c);
+    });
+}
+
+// dx = scale*(dy - beta/n - (x - mean)*inverse^2*gamma/n), as a*dy + b*x + c.
+void finish_normalise_back(const Work& w, const Layer& layer) {
+  const Norm norm(w, layer);
+  const Image& image = w.net.images[layer.in];
+  const float count = static_cast<float>(w.count * image.height * image.width);
+  float *gain = w.gradient(layer.weight), *offset = w.gradient(layer.bias);
+  for (int64_t c = 0; c < image.padded; ++c) {
+    gain[c] = norm.gamma[c] * norm.inverse[c];
+    offset[c] = norm.beta[c];
+    const float slope = norm.scale[c] * norm.inverse[c] * gain[c] / count;
+    norm.shift[c] = norm.mean[c] * slope - norm.scale[c] * norm.beta[c] / count;
+    norm.gamma[c] = -slope;
+  }
+}
+
+void moments_back(const Work& w, const Layer& layer, int64_t first, int64_t last) {
+  const Norm norm(w, layer);
+  scaled_back(w, layer, first, last, norm.scale, norm.gamma, norm.shift);
+}
+
+// GroupNorm. Its scratch: sums by channel, what `scaled` and `scaled_back` take, then mean and inverse deviation of
+// every sample's channels.
+struct GroupScratch {
+  float *sums, *products, *scale, *slope, *shift, *own;
+  int64_t padded;
+  GroupScratch(const Work& w, const Layer& layer) : padded(w.net.images[layer.out].padded) {
+    float* from = w.memory + layer.scratch;
+    float** all[] = {&sums, &products, &scale, &slope, &shift, &own};
+    for (float** each : all) {
+      *each = from;
+      from += padded;
+    }
+  }
+  float* mean(int64_t sample) const { return own + 2 * sample * padded; }
+  float* inverse(int64_t sample) const { return own + (2 * sample + 1) * padded; }
+};
+
+// Sets each of a group's channels to finish(sum over the group's channels of values, optionally times gain).
+template <typename Finish>
+FASTAGG_FN void over_group(const Layer& layer, int64_t channels, const float* values, const float* gain, float* out,
+                           Finish finish) {
+  const int64_t size = channels / layer.groups;
+  for (int64_t g = 0; g < channels; g += size) {
+    float sum = 0.0f;
+    for (int64_t c = g; c < g + size; ++c) sum += gain ? values[c] * gain[c] : values[c];
+    for (int64_t c = g; c < g + size; ++c) out[c] = finish(sum, c);
+  }
+}
+
+void group_norm(const Work& w, const Layer& layer, int64_t first, int64_t last) {
+  const GroupScratch scratch(w, layer);
+  const Image& image = w.net.images[layer.in];
+  const float* x = w.values(layer.in);
+  const float *gain = w.weight(layer.weight), *offset = w.weight(layer.bias);
+  const float count = static_cast<float>(image.height * image.width * (image.channels / layer.groups));
+  for (int64_t s = first; s < last; ++s) {
+    float *mean = scratch.mean(s), *inverse = scratch.inverse(s);
+    const auto keep = [&](int64_t c, const Several<1>& sums) { put_vector(sums.of[0], scratch.sums + c); };
+    sum_pixels<1>(image, s, [&](int64_t i, int64_t) { return Several<1>{{at(x + i)}}; }, keep);
+    over_group(layer, image.channels, scratch.sums, nullptr, mean, [&](float sum, int64_t) { return sum / count; });
+    sum_pixels<1>(
+        image, s,
+        [&](int64_t i, int64_t c) {
+          const F away = at(x + i) - at(mean + c);
+          return Several<1>{{away * away}};
+        },
+        keep);
+    over_group(layer, image.channels, scratch.sums, nullptr, inverse,
+               [&](float sum, int64_t) { return 1.0f / sqrtf(sum / count + layer.eps); });
+    for (int64_t c = 0; c < image.padded; ++c) {
+      scratch.scale[c] = inverse[c] * gain[c];
+      scratch.shift[c] = offset[c] - mean[c] * scratch.scale[c];
+    }
+    scaled(w, layer, s, s + 1, scratch.scale, scratch.shift);
+  }
+}
+
+void group_norm_back(const Work& w, const Layer& layer, int64_t first, int64_t last) {
+  const GroupScratch scratch(w, layer);
+  const Image& image = w.net.images[layer.in];
+  const float* gain = w.weight(layer.weight);
+  float *gain_slope = w.gradient(layer.weight), *offset_slope = w.gradient(layer.bias);
+  const float count = static_cast<float>(image.height * image.width * (image.channels / layer.groups));
+  for (int64_t s = first; s < last; ++s) {
+    const float *mean = scratch.mean(s), *inverse = scratch.inverse(s);
+    slope_sums(w, layer, s, mean, [&](int64_t c, const Several<2>& sums) {
+      put_vector(sums.of[0], scratch.sums + c);
+      put_vector(sums.of[1], scratch.products + c);
+    });
+    for (int64_t c = 0; c < image.padded; ++c) {
+      offset_slope[c] = s == 0 ? scratch.sums[c] : offset_slope[c] + scratch.sums[c];
+      const float found = scratch.products[c] * inverse[c];
+      gain_slope[c] = s == 0 ? found : gain_slope[c] + found;
+      scratch.scale[c] = inverse[c] * gain[c];
+    }
+    if (w.net.images[layer.in].slopes < 0) continue;
+    over_group(layer, image.channels, scratch.products, gain, scratch.slope,
+               [&](float sum, int64_t c) { return -(inverse[c] * inverse[c] * inverse[c] * sum / count); });
+    over_group(layer, image.channels, scratch.sums, gain, scratch.shift,
+               [&](float sum, int64_t c) { return -(inverse[c] * sum / count) - scratch.slope[c] * mean[c]; });
+    scaled_back(w, layer, s, s + 1, scratch.scale, scratch.slope, scratch.shift);
+  }
+}
+
+// One term or two, then ReLU if the layer says so.
+void add(const Work& w, const Layer& layer, int64_t first, int64_t last) {
+  const float *a = w.values(layer.in), *b = layer.other < 0 ? nullptr : w.values(layer.other);
+  float* y = w.values(layer.out);
+  for_vectors(w.net.images[layer.out], first, last, [&](int64_t i) {
+    const F sum = b ? at(a + i) + at(b + i) : at(a + i);
+    put_vector(layer.relu ? rectified(sum) : sum, y + i);
+  });
+}
+
+void add_back(const Work& w, const Layer& layer, int64_t first, int64_t last) {
+  if (layer.relu) rectify_slopes(w, layer, first, last);
+  const float* dy = w.slopes(layer.out);
+  const auto pass = [&](int32_t image, bool adds) {
+    if (image < 0 || w.net.images[image].slopes < 0) return;
+    float* dx = w.slopes(image);
+    for_vectors(w.net.images[layer.out], first, last,
+                [&](int64_t i) { put_vector(adds ? at(dx + i) + at(dy + i) : at(dy + i), dx + i); });
+  };
+  pass(layer.in, layer.adds);
+  pass(layer.other, layer.other_adds);
+}
+
+// Calls act(output offset, first tap's offset, taps by side) for each window and channel vector of a pooling layer.
+template <typename Act>
+FASTAGG_FN void for_windows(const Work& w, const Layer& layer, int64_t first, int64_t last, Act act) {
+  const Image &in = w.net.images[layer.in], &out = w.net.images[layer.out];
+  for (int64_t s = first; s < last; ++s)
+    for (int64_t y = 0; y < out.height; ++y)
+      for (int64_t x = 0; x < out.width; ++x) {
+        const int64_t top = y * layer.stride[0] - layer.padding[0], left = x * layer.stride[1] - layer.padding[1];
+        const int64_t from_y = top < 0 ? 0 : top, from_x = left < 0 ? 0 : left;
+        const int64_t end_y = top + layer.kernel[0], end_x = left + layer.kernel[1];
+        const int64_t rows = (end_y < in.height ? end_y : in.height) - from_y;
+        const int64_t columns = (end_x < in.width ? end_x : in.width) - from_x;
+        const int64_t from = s * in.sample + in.first + from_y * in.row + from_x * in.padded;
+        const int64_t to = s * out.sample + out.first + y * out.row + x * out.padded;
+        for (int64_t c = 0; c < out.padded; c += kFloats) act(to + c, from + c, rows, columns);
+      }
+}
+
+void pool(const Work& w, const Layer& layer, int64_t first, int64_t last) {
+  const Image& in = w.net.images[layer.in];
+  const float* x = w.values(layer.in);
+  float* y = w.values(layer.out);
+  const bool largest = layer.kind == train::kMaxPool;
+  const F share = splat(1.0f / static_cast<float>(layer.kernel[0] * layer.kernel[1]));
+  for_windows(w, layer, first, last, [&](int64_t to, int64_t from, int64_t rows, int64_t columns) {
+    F found = largest ? at(x + from) : F{};
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < columns; ++j) {
+        const F each = at(x + from + i * in.row + j * in.padded);
+        // A NaN is the largest, as in torch.
+        found = largest ? chosen(~(each <= found), each, found) : found + each;
+      }
+    if (!largest) found = found * share;
+    put_vector(layer.relu ? rectified(found) : found, y + to);
+  });
+}
+
+void pool_back(const Work& w, const Layer& layer, int64_t first, int64_t last) {
+  const Image& in = w.net.images[layer.in];
+  if (in.slopes < 0) return;
+  if (layer.relu) rectify_slopes(w, layer, first, last);
+  const float *x = w.values(layer.in), *y = w.values(layer.out), *dy = w.slopes(layer.out);
+  float* dx = w.slopes(layer.in);
+  if (!layer.adds) for_vectors(in, first, last, [&](int64_t i) { put_vector(F{}, dx + i); });
+  const F share = splat(1.0f / static_cast<float>(layer.kernel[0] * layer.kernel[1]));
+  for_windows(w, layer, first, last, [&](int64_t to, int64_t from, int64_t rows, int64_t columns) {
+    const F slope = at(dy + to), most = at(y + to);
+    I left = ~I{};  // the first of equal values gets the gradient
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < columns; ++j) {
+        const int64_t place = from + i * in.row + j * in.padded;
+        F part = slope * share;
+        if (layer.kind == train::kMaxPool) {
+          const I hit = (at(x + place) == most) & left;
+          left &= ~hit;
+          part = (F)((U)slope & (U)hit);
+        }
+        put_vector(at(dx + place) + part, dx + place);
+      }
+  });
+}
+
+// Sets the gradient of the mean loss by the outputs.
+void loss(const Work& w, const Layer& layer, int64_t first, int64_t last) {
+  const Image& image = w.net.images[layer.in];
+  const int64_t classes = image.channels;
+  const float share = 1.0f / static_cast<float>(w.net.squares ? w.count * classes : w.count);
+  for (int64_t s = first; s < last; ++s) {
+    const float* z = w.values(layer.in) + s * image.sample;
+    float* slope = w.slopes(layer.in) + s * image.sample;
+    if (w.net.squares) {
+      const float* target = w.call.targets + w.index[s] * classes;
+      for (int64_t k = 0; k < classes; ++k) slope[k] = 2.0f * (z[k] - target[k]) * share;
+      continue;
+    }
+    float most = z[0], sum = 0.0f;
+    for (int64_t k = 1; k < classes; ++k) most = z[k] > most ? z[k] : most;
+    for (int64_t k = 0; k < classes; ++k) slope[k] = exp_negative(z[k] - most);
+    for (int64_t k = 0; k < classes; ++k) sum += slope[k];
+    for (int64_t k = 0; k < classes; ++k) slope[k] = slope[k] / sum * share;
+    slope[w.call.labels[w.index[s]]] -= share;
+  }
+}
+
+// Copies samples, channels last.
+void gather(const Work& w, int64_t first, int64_t last) {
+  const Image& image = w.net.images[0];
+  const int64_t pixels = image.height * image.width;
+  for (int64_t s = first; s < last; ++s)
+    for (int64_t c = 0; c < image.channels; ++c) {
+      const float* from = w.call.x + (w.index[s] * image.channels + c) * pixels;
+      float* to = w.values(0) + s * image.sample + image.first + c;
+      for (int64_t y = 0; y < image.height; ++y)
+        for (int64_t x = 0; x < image.width; ++x) to[y * image.row + x * image.padded] = from[y * image.width + x];
+    }
+}
+
+void forward(const Work& w, const Layer& layer, int64_t first, int64_t last) {
+  switch (layer.kind) {
+    case train::kConvolution: return convolve(w, layer, first, last);
+    case train::kMoments: return moments(w, layer, first, last);
+    case train::kNormalise: {
+      const Norm norm(w, layer);
+      return scaled(w, layer, first, last, norm.scale, norm.shift);
+    }
+    case train::kGroupNorm: return group_norm(w, layer, first, last);
+    case train::kSum: return add(w, layer, first, last);
+    case train::kMaxPool:
+    case train::kMeanPool: return pool(w, layer, first, last);
+    case train::kLoss: return loss(w, layer, first, last);
+  }
+}
+
+void backward(const Work& w, const Layer& layer, int64_t first, int64_t last) {
+  if (w.net.images[layer.out].slopes < 0) return;
+  switch (layer.kind) {
+    case train::kConvolution: return convolve_back(w, layer, first, last);
+    case train::kMoments:
+      if (w.net.images[layer.in].slopes >= 0) moments_back(w, layer, first, last);
+      return;
+    case train::kNormalise: return normalise_back(w, layer, first, last);
+    case train::kGroupNorm: return group_norm_back(w, layer, first, last);
+    case train::kSum: return add_back(w, layer, first, last);
+    case train::kMaxPool:
+    case train::kMeanPool: return pool_back(w, layer, first, last);
+    case train::kLoss: return;
+  }
+}
+
+// All gradients of one batch. A block of samples goes through layer after layer while it is in the cache. It stops
+// where all samples must be there first: at BatchNorm's sums, and at layers of one pixel, whose products need many
+// samples.
+void batch_gradient(const Work& w) {
+  const Net& net = w.net;
+  const int64_t passes = 2 * net.layer_count;
+  const auto layer_of = [&](int64_t pass) -> const Layer& {
+    return net.layers[pass < net.layer_count ? pass : passes - 1 - pass];
+  };
+  const auto run = [&](int64_t pass, int64_t first, int64_t last) {
+    if (pass == 0) gather(w, first, last);
+    (pass < net.layer_count ? forward : backward)(w, layer_of(pass), first, last);
+  };
+  const auto whole = [&](int64_t pass) {
+    return net.images[layer_of(pass).out].sample == net.images[layer_of(pass).out].padded;
+  };
+  for (int64_t pass = 0; pass < passes;) {
+    int64_t end = pass;
+    if (!whole(pass)) {
+      while (end < passes && !whole(end)) {
+        const train::Kind kind = layer_of(end++).kind;
+        if (kind == (end <= net.layer_count ? train::kMoments : train::kNormalise)) break;
+      }
+      for (int64_t first = 0; first < w.count; first += net.block) {
+        const int64_t last = first + net.block < w.count ? first + net.block : w.count;
+        for (int64_t each = pass; each < end; ++each) run(each, first, last);
+      }
+    } else {
+      run(end++, 0, w.count);
+    }
+    const Layer& latest = layer_of(end - 1);
+    if (latest.kind == train::kMoments && end <= net.layer_count) finish_moments(w, latest);
+    if (latest.kind == train::kNormalise && end > net.layer_count) finish_normalise_back(w, latest);
+    pass = end;
+  }
+}
+
+void train_client(const Net& net, const Call& call, float* memory) {
+  float *weights = memory + net.weights, *gradient = memory + net.gradient, *velocity = memory + net.velocity;
+  float *anchor = memory + net.anchor, *correction = memory + net.correction, *turned = memory + net.turned_weights;
+  const int32_t *places = net.places, *turning = net.turning;
+  const int64_t parameters = net.parameters, turns = net.turned;
+  const auto pack = [&](const float* flat, float* to) {
+    memset(to, 0, static_cast<size_t>(net.packed) * sizeof(float));
+    FASTAGG_NO_CARRY
+    for (int64_t i = 0; i < parameters; ++i) to[places[i]] = flat[i];
+  };
+  pack(call.start, weights);
+  if (call.mu != 0.0f) memcpy(anchor, weights, static_cast<size_t>(net.packed) * sizeof(float));
+  if (call.correction) pack(call.correction, correction);
+  Work w{net, call, memory, 0, call.index};
+  for (int64_t step = 0; step < call.steps; ++step, w.index += w.count) {
+    w.count = call.lengths[step];
+    FASTAGG_NO_CARRY
+    for (int64_t i = 0; i < turns; ++i) turned[i] = weights[turning[i]];
+    batch_gradient(w);
+    const F lr = splat(-call.lr), decay = splat(call.weight_decay), mu = splat(call.mu), keep = splat(call.momentum);
+    for (int64_t i = 0; i < net.packed; i += kFloats) {
+      const F x = at(weights + i);
+      F slope = at(gradient + i);
+      if (call.correction) slope += at(correction + i);
+      if (call.mu != 0.0f) slope = Simd::multiply_add(x - at(anchor + i), mu, slope);
+      if (call.weight_decay != 0.0f) slope = Simd::multiply_add(x, decay, slope);
+      if (call.momentum != 0.0f) {
+        if (step > 0) slope = Simd::multiply_add(at(velocity + i), keep, slope);
+        put_vector(slope, velocity + i);
+      }
+      put_vector(call.gradient ? slope : Simd::multiply_add(slope, lr, x), (call.gradient ? gradient : weights) + i);
+    }
+  }
+  const float *start = call.start, *found = call.gradient ? gradient : weights;
+  float* out = call.out;
+  FASTAGG_NO_CARRY
+  for (int64_t i = 0; i < parameters; ++i) out[i] = call.gradient ? found[places[i]] : found[places[i]] - start[i];
+}

@@ -1,0 +1,297 @@
+"""Local training in C++ equals torch's autograd: every layer, size, loss and setting, to the bit on any processor."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fastagg import build_info
+from fastagg._build import native, set_isa
+from fastagg.errors import ConfigError
+from fastagg.sim.models import build
+from fastagg.sim.translate import Table, Untranslated
+
+pytestmark = pytest.mark.kernel
+
+CLASSES = 4
+
+
+class Residual(nn.Module):
+    """Two ways that meet, one of them by a convolution of one pixel; and a value that three layers read."""
+
+    fused = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(2, 5, 3, padding=1)
+        self.short = nn.Conv2d(5, 7, 1, stride=2, bias=False)
+        self.long = nn.Sequential(nn.Conv2d(5, 7, 3, 2, 1), nn.BatchNorm2d(7), nn.ReLU(), nn.Conv2d(7, 7, 3, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        y = functional.relu(self.long(x) + self.short(x))
+        return y + y.relu()
+
+
+class OwnForward(nn.Module):
+    """May do anything."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+CASES: dict[str, tuple[tuple[int, ...], list[nn.Module]]] = {
+    "a vector": ((37,), [nn.Linear(37, 33), nn.ReLU()]),
+    "layers of a vector": ((5,), [nn.Linear(5, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Linear(20, 17, bias=False)]),
+    "many channels": ((19, 4, 4), [nn.Conv2d(19, 50, 3, padding=1), nn.ReLU()]),
+    "two layers": ((3, 9, 7), [nn.Conv2d(3, 5, 3, 2, 1), nn.ReLU(), nn.Conv2d(5, 20, 3, 2, 1, bias=False)]),
+    "one pixel": ((3, 5, 6), [nn.Conv2d(3, 18, 1), nn.ReLU(), nn.Conv2d(18, 4, 1, stride=2)]),
+    "five by five": ((2, 8, 8), [nn.Conv2d(2, 3, 5, padding=2), nn.Conv2d(3, 3, 5, 2, 1)]),
+    "padding of two": ((2, 7, 6), [nn.Conv2d(2, 3, 3, stride=3, padding=2), nn.Conv2d(3, 3, 3, padding=2)]),
+    "stride over kernel": ((2, 7, 9), [nn.Conv2d(2, 3, 1), nn.Conv2d(3, 3, 2, stride=3)]),
+    "sides differ": ((1, 9, 5), [nn.Conv2d(1, 3, (3, 2), (2, 1), (0, 1)), nn.Conv2d(3, 2, (1, 3), (1, 2), (0, 1))]),
+    "pixels left over": ((2, 8, 8), [nn.Conv2d(2, 3, 3, stride=2), nn.ReLU(), nn.Conv2d(3, 4, 2, bias=False)]),
+    "pooling of odd sizes": ((2, 7, 5), [nn.Conv2d(2, 3, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]),
+    "pooling overlaps": ((2, 7, 7), [nn.Conv2d(2, 3, 3, padding=1), nn.MaxPool2d(3, 2, padding=1)]),
+    "pooling of equal values": ((1, 6, 6), [nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.ReLU()]),
+    "pooling first": ((2, 6, 6), [nn.MaxPool2d((3, 2)), nn.ReLU(), nn.Conv2d(2, 3, 2)]),
+    "means": ((2, 7, 6), [nn.Conv2d(2, 17, 3), nn.AvgPool2d(2, 1), nn.Conv2d(17, 3, 2), nn.AdaptiveAvgPool2d(1)]),
+    "batchnorm": ((2, 5, 6), [nn.Conv2d(2, 19, 3), nn.BatchNorm2d(19), nn.ReLU(), nn.Conv2d(19, 3, 3, 1, 1)]),
+    "batchnorm of the data": ((2, 5, 5), [nn.BatchNorm2d(2), nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3, momentum=0.3)]),
+    "groupnorm": ((2, 5, 5), [nn.Conv2d(2, 6, 3), nn.GroupNorm(3, 6), nn.ReLU(),
+                  nn.Conv2d(6, 4, 2), nn.GroupNorm(1, 4)]),
+    "groupnorm of the data": ((2, 5, 5), [nn.GroupNorm(2, 2), nn.Conv2d(2, 3, 3), nn.Identity()]),
+    "residual": ((2, 7, 6), [Residual()]),
+}  # fmt: skip
+BATCHES = (7, 1 + 12, 2, 7)  # the last ones of an epoch are partial
+
+
+def network(case: str) -> tuple[nn.Module, tuple[int, ...]]:
+    torch.manual_seed(0)
+    shape, layers = CASES[case]
+    body = nn.Sequential(*layers, nn.Flatten())
+    width = body(torch.randn(3, *shape)).shape[1]
+    module = nn.Sequential(*deepcopy(layers), nn.Flatten(), nn.Linear(width, CLASSES))
+    for p in module.parameters():
+        p.data += 0.1 * torch.randn_like(p)
+    return module.train(), shape
+
+
+def flat(tensors: Any) -> Tensor:
+    return torch.cat([torch.zeros(0), *(t.detach().flatten() for t in tensors)])
+
+
+def statistics(module: nn.Module) -> Tensor:
+    return flat(b for b in module.buffers() if b.is_floating_point())
+
+
+class Client:
+    """Data, batches, and the table of a module that stays as it is."""
+
+    def __init__(
+        self, module: nn.Module, shape: tuple[int, ...], lengths: Any = BATCHES, squares: bool = False
+    ) -> None:
+        torch.manual_seed(1)
+        self.module, self.lengths, self.squares = module, list(lengths), squares
+        self.x = torch.randn(30, *shape)
+        self.y = torch.randn(30, CLASSES) if squares else torch.randint(CLASSES, (30,))
+        self.index = torch.randint(30, (sum(lengths),))
+        layers = Table(module, shape)
+        self.start, self.buffers = flat(module.parameters()), statistics(module)
+        self.table = native.Table(
+            shape=layers.shape, layers=layers.layers, batch=max(lengths), squares=squares,
+            parameters=len(self.start), buffers=len(self.buffers),
+        )  # fmt: skip
+
+    def train(
+        self, gradient: bool = False, correction: Tensor | None = None, **settings: float
+    ) -> tuple[Tensor, Tensor]:
+        buffers, out = self.buffers.clone(), torch.full_like(self.start, torch.nan)
+        numbers = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "mu": 0.0, **settings}
+        self.table.train(
+            start=self.start.data_ptr(), buffers=buffers.data_ptr(), x=self.x.data_ptr(), y=self.y.data_ptr(),
+            samples=30, squares=self.squares, index=self.index.data_ptr(), lengths=self.lengths,
+            correction=0 if correction is None else correction.data_ptr(), gradient=gradient, out=out.data_ptr(),
+            **numbers,
+        )  # type: ignore[arg-type]  # fmt: skip
+        return out, buffers
+
+    def exactly(
+        self, lr: float = 0.1, momentum: float = 0.0, weight_decay: float = 0.0, mu: float = 0.0,
+        correction: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """What :meth:`train` returns, by autograd in double."""
+        module = deepcopy(self.module).double()
+        start = [p.detach().clone() for p in module.parameters()]
+        pieces = [None] * len(start) if correction is None else correction.split([p.numel() for p in start])
+        optimizer = torch.optim.SGD(module.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay)
+        for index in self.index.split(self.lengths):
+            optimizer.zero_grad()
+            found = module(self.x[index].double())
+            if self.squares:
+                functional.mse_loss(found, self.y[index].double()).backward()
+            else:
+                functional.cross_entropy(found, self.y[index]).backward()
+            for p, old, piece in zip(module.parameters(), start, pieces, strict=True):
+                assert p.grad is not None
+                p.grad += mu * (p.detach() - old)
+                if piece is not None:
+                    p.grad += piece.view_as(p)
+            optimizer.step()
+        return flat(module.parameters()) - flat(start), statistics(module)
+
+
+def close(found: Tensor, expected: Tensor, to: float = 1e-5) -> None:
+    if len(expected):
+        assert float((found - expected).abs().max()) <= to * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_steps_equal_autograd_s(case: str) -> None:
+    client = Client(*network(case))
+    update, buffers = client.train()
+    expected, expected_buffers = client.exactly()
+    close(update, expected)
+    close(buffers, expected_buffers)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_gradient_equals_autograd_s_in_double(case: str) -> None:
+    client = Client(*network(case), lengths=[11])
+    gradient, buffers = client.train(gradient=True)
+    change, expected_buffers = client.exactly(lr=1.0)
+    close(gradient, -change, 3e-6)
+    close(buffers, expected_buffers)
+
+
+SETTINGS: list[dict[str, float]] = [
+    {"momentum": 0.9}, {"weight_decay": 0.1}, {"mu": 0.5}, {"momentum": 0.5, "weight_decay": 0.01, "mu": 0.1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("corrected", [False, True])
+def test_settings_are_those_of_sgd(settings: dict[str, float], corrected: bool) -> None:
+    client = Client(*network("batchnorm"))
+    correction = torch.randn_like(client.start) if corrected else None
+    update, _ = client.train(correction=correction, **settings)
+    close(update, client.exactly(correction=correction, **settings)[0])
+    gradient = client.train(gradient=True, correction=correction, **settings)[0]
+    assert not torch.equal(gradient, update)
+
+
+def test_mean_squares() -> None:
+    client = Client(*network("two layers"), squares=True)
+    close(client.train()[0], client.exactly()[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "widths", "norm"),
+    [
+        ("mlp", (1, 8, 8), (64,), "batch"),
+        ("cnn", (3, 12, 12), (16, 32), "batch"),
+        ("cnn", (1, 8, 8), (8, 16, 32), "group"),
+        ("femnist-cnn", (1, 9, 9), (8, 16), "batch"),
+        ("cifar-cnn", (3, 8, 8), (8, 8, 20, 12), "batch"),
+        ("resnet18", (3, 8, 8), (4, 6, 8, 17), "batch"),
+    ],
+)  # fmt: skip
+def test_the_simulator_s_own_models_agree_after_several_steps(name: str, shape: Any, widths: Any, norm: str) -> None:
+    client = Client(build(name, shape, CLASSES, widths, 0, norm=norm), shape, [20, 20, 9])
+    update, buffers = client.train(momentum=0.9)
+    expected, expected_buffers = client.exactly(momentum=0.9)
+    close(update, expected, 2e-5)
+    close(buffers, expected_buffers)
+
+
+@pytest.mark.parametrize("case", ["layers of a vector", "many channels", "groupnorm", "pooling overlaps", "residual"])
+def test_every_instruction_set_gives_the_same_bits(case: str) -> None:
+    client = Client(*network(case))
+    found = []
+    used = build_info()["isa"]
+    try:
+        for isa, supported in native.cpu_isas().items():
+            if supported:
+                set_isa(isa)
+                found.append(client.train(momentum=0.9, mu=0.1, weight_decay=0.1))
+    finally:
+        set_isa(used)
+    for update, buffers in found[1:]:
+        assert torch.equal(update, found[0][0]) and torch.equal(buffers, found[0][1])
+
+
+def test_no_bit_depends_on_who_trains_beside_or_before() -> None:
+    clients = [Client(*network(case)) for case in ("batchnorm", "groupnorm", "two layers")]
+    alone = [client.train(momentum=0.5) for client in clients]
+    with ThreadPoolExecutor(4) as pool:
+        beside = list(pool.map(lambda client: client.train(momentum=0.5), clients * 20))
+    for (update, buffers), (again, buffers_again) in zip(beside, alone * 20, strict=True):
+        assert torch.equal(update, again) and torch.equal(buffers, buffers_again)
+    clients[0].start.fill_(torch.nan)
+    assert clients[0].train()[0].isnan().all()
+    clients[0].start.copy_(flat(clients[0].module.parameters()))
+    assert torch.equal(clients[0].train(momentum=0.5)[0], alone[0][0])
+
+
+def test_what_is_not_finite_shows() -> None:
+    client = Client(*network("pooling of equal values"))
+    client.x[client.index[3], 0, 2, 2] = torch.nan
+    assert not client.train()[0].isfinite().all()
+
+
+def test_bad_numbers_are_refused_before_anything_is_read() -> None:
+    client = Client(*network("a vector"))
+    client.index[4] = 30
+    with pytest.raises(ConfigError, match="a sample that is not there"):
+        client.train()
+    client.index[4] = 0
+    client.y[0] = CLASSES
+    with pytest.raises(ConfigError, match="label 4 is not one of the model's 4 classes"):
+        client.train()
+    client.y[0] = 0
+    client.lengths = [14]
+    with pytest.raises(ConfigError, match="larger than the table's"):
+        client.train()
+    for layer, message in (
+        ({"kind": "what"}, "unknown layer 'what'"),
+        ({"kind": "sum", "input": 3}, "no such input"),
+        ({"kind": "convolution", "channels": 2, "kernel": (9, 9), "weight": 0}, "does not fit"),
+        ({"kind": "convolution", "channels": 2, "kernel": (4, 4), "weight": 99}, "outside the model"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            native.Table(
+                shape=(1, 4, 4) if "kernel" in layer else (1, 1, 1),
+                layers=[layer],
+                batch=2,
+                squares=False,
+                parameters=100,
+                buffers=0,
+            )
+
+
+def test_what_has_no_layer_is_left_to_torch() -> None:
+    two = nn.Linear(4, 4)
+    for module, shape, word in (
+        (nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5)), (4,), "Dropout"),
+        (nn.Sequential(nn.LSTM(4, 2)), (4,), "LSTM"),
+        (nn.Sequential(nn.Conv2d(2, 2, 3, groups=2)), (2, 3, 3), "groups"),
+        (nn.Sequential(nn.Conv2d(2, 2, 3, padding="same")), (2, 3, 3), "padding"),
+        (nn.Sequential(nn.MaxPool2d(2, ceil_mode=True)), (2, 3, 3), "pooling"),
+        (nn.Sequential(nn.AvgPool2d(2, padding=1)), (2, 3, 3), "pooling"),
+        (nn.Sequential(nn.BatchNorm2d(2, track_running_stats=False)), (2, 3, 3), "BatchNorm"),
+        (nn.Sequential(nn.GroupNorm(1, 2, affine=False)), (2, 3, 3), "GroupNorm"),
+        (nn.Sequential(nn.Linear(4, 2).requires_grad_(False)), (4,), "train"),
+        (nn.Sequential(two, nn.ReLU(), two), (4,), "twice"),
+        (nn.Sequential(nn.Linear(3, 2)), (2, 3, 3), "vector"),
+        (nn.Sequential(nn.Conv2d(2, 2, 2)), (2, 3, 3), "output"),
+        (nn.Linear(4, 2), (4, 4), "dimensions"),
+        (nn.Sequential(OwnForward()), (4,), "OwnForward"),
+    ):
+        with pytest.raises(Untranslated, match=word):
+            Table(module, shape)
