@@ -1,8 +1,8 @@
 """Estimates the cost of a server of any size from measurements: python bench/scaling.py [--help]
 
-The time of an arrival is a constant plus a part per parameter, fitted to this processor's rows in ``results/``. All else
-comes from :func:`fastagg.plan`. For every size the table has the memory, the arrivals per second, and the resource that
-is exhausted first.
+The time of an arrival is a constant plus a part per parameter, fitted to this processor's rows in ``results/``. All
+else comes from :func:`fastagg.plan`. For every size the table has the memory, the arrivals per second, and the resource
+that is exhausted first.
 """
 
 from __future__ import annotations

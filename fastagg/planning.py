@@ -130,7 +130,7 @@ def plan(
     Example:
         >>> found = fastagg.plan("FedBuff", clients=1e8, parameters=1e7, per_day=1, buffer_size=1000)
         >>> found.first, found.leaves > 1, found.ranks
-        ('network in', True, 1)
+        ('log', True, 1)
     """
     numbers = {"clients": clients, "parameters": parameters, "per_day": per_day}
     if in_flight is not None:
@@ -171,6 +171,7 @@ def plan(
     change = _change(first, refused, leaves, ranks, on_disk=rows) if ends[first] > 1 else ""
     carries = _carries(rate, parameters, leaves, ranks, flows["network out"])
     most = rate / max(each.values())
+    refused.pop("a disk", None)  # nobody asked for one
     return Plan(rule, needs, most, ranks, leaves if leaves > 1 else 0, first, change, refused, carries)
 
 

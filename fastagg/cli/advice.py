@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -82,7 +82,7 @@ def plan(
     from fastagg.planning import in_bytes
     from fastagg.sheet import Sheet
 
-    given = dict(_setting(one) for one in settings or ())
+    given: dict[str, Any] = dict(_setting(one) for one in settings or ())
     if on_disk:
         given["cache"] = fastagg.Tiered(on_disk)  # type: ignore[arg-type]  # it says what is wrong
     found = fastagg.plan(
