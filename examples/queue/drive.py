@@ -121,6 +121,11 @@ async def drive(url: str, folder: Path, kills: int, every: float, seed: int) -> 
     await compare(place)
 
 
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
@@ -137,6 +142,8 @@ def main() -> None:
         stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
+        while queue.poll() is None and not answers(int(port)):
+            time.sleep(0.05)
         asyncio.run(drive(f"nats://127.0.0.1:{port}", folder, given.kills, given.every, given.seed))
     finally:
         queue.kill()
