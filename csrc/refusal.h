@@ -1,6 +1,7 @@
 // Why a call is refused. The state is then as it was before the call. The bindings give each reason its Python error.
 #pragma once
 
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 
@@ -9,6 +10,7 @@ namespace fastagg {
 enum class Why {
   kUnknownClient,
   kUnknownVersion,
+  kAlreadyCounted,  // a second answer to a task
   kStaleIncarnation,
   kBusy,
   kReentered,
@@ -24,7 +26,12 @@ enum class Why {
 class Refusal : public std::runtime_error {
  public:
   Refusal(Why reason, const std::string& text) : std::runtime_error(text), why(reason) {}
+  // kAlreadyCounted, where the outcome of the first answer is known
+  Refusal(int64_t came_to, bool changed, const std::string& text)
+      : std::runtime_error(text), why(Why::kAlreadyCounted), version(came_to), applied(changed) {}
   Why why;
+  int64_t version = -1;  // -1: not known
+  bool applied = false;
 };
 
 }  // namespace fastagg

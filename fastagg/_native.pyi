@@ -226,6 +226,8 @@ class Task:
     _params: Any
     _views: Any
     @property
+    def id(self) -> int | None: ...
+    @property
     def local_steps(self) -> int | None: ...
     @property
     def incarnation(self) -> int | None: ...
@@ -241,6 +243,7 @@ class Task:
         flat: Any,
         state: Any,
         incarnation: int | None,
+        id: int | None,
         /,
     ) -> None: ...
 

@@ -1,6 +1,7 @@
 """All errors that the package raises on purpose. Each is also a built-in error that a user would expect."""
 
 __all__ = [
+    "AlreadyCounted",
     "Busy",
     "CacheError",
     "CheckpointError",
@@ -74,6 +75,19 @@ class UnknownClient(FastaggError, KeyError):
 
 class UnknownVersion(FastaggError, KeyError):
     """The client has no open task of that version."""
+
+
+class AlreadyCounted(UnknownVersion):
+    """A second answer to a task, or a second one with the same offset. Nothing has changed: drop it, and acknowledge
+    it to whoever sent it.
+
+    Attributes:
+        version, applied: those of the first answer's receipt, while the server remembers it: the last 16,384 tasks that
+            ended. Otherwise None.
+    """
+
+    version: int | None = None
+    applied: bool | None = None
 
 
 class StaleIncarnation(UnknownVersion):

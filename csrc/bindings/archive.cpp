@@ -137,6 +137,14 @@ py::dict saved(const engine::Ledger::State& of, bool numbered, int64_t size) {
   state["task_version"] = array_of(of.task_version);
   state["task_steps"] = array_of(of.task_steps);
   state["versions"] = versions;
+  py::dict named;
+  named["open"] = array_of(of.task_id);
+  named["firsts"] = array_of(of.ids.firsts);
+  named["nexts"] = array_of(of.ids.nexts);
+  named["ended"] = array_of(of.ids.ended);
+  named["outcomes"] = array_of(of.ids.outcomes);
+  state["ids"] = named;
+  state["offset"] = of.offset;
   return state;
 }
 
@@ -152,6 +160,13 @@ engine::Ledger::State ledger_state_of(const py::dict& state) {
   found.task_steps = vector_from<int64_t>(state["task_steps"]);
   for (const auto& [version, kept] : py::dict(state["versions"]))
     found.versions.emplace_back(py::cast<int64_t>(version), vector_of(py::reinterpret_borrow<py::object>(kept)));
+  if (const py::object given = state["ids"]; !given.is_none()) {
+    const py::dict ids(given);
+    found.task_id = vector_from<int64_t>(ids["open"]);
+    found.ids = {vector_from<int64_t>(ids["firsts"]), vector_from<int64_t>(ids["nexts"]),
+                 vector_from<int64_t>(ids["ended"]), vector_from<int64_t>(ids["outcomes"])};
+  }
+  found.offset = py::cast<int64_t>(state["offset"]);
   return found;
 }
 

@@ -203,7 +203,7 @@ std::optional<uint64_t> incarnation_of(py::handle given) {
   return number;
 }
 
-// Reads an answer: (client, update, version, num_samples, incarnation). False: only Python can.
+// Reads an answer: (client, update, version, num_samples, task, offset, incarnation). False: only Python can.
 bool read(Server& server, py::handle const* given, Arrays& arrays, Arrival& arrival) {
   bool usual = true;
   arrival.samples = samples_of(given[3], &usual);
@@ -218,15 +218,18 @@ bool read(Server& server, py::handle const* given, Arrays& arrays, Arrival& arri
   }
   arrival.client = id_of(given[0]);
   arrival.version = version_of(given[2], arrival.client);
-  arrival.incarnation = incarnation_of(given[4]);
+  arrival.task = task_id_of(given[4]);
+  arrival.offset = offset_of(given[5]);
+  arrival.incarnation = incarnation_of(given[6]);
   return true;
 }
 
-// receive(client, update, version, num_samples, incarnation): the receipt, or None if only Python can read the update.
+// receive(client, update, version, num_samples, task, offset, incarnation): the receipt, or None if only Python can
+// read the update.
 PyObject* take(Server& server, PyObject* const* args) {
   Arrays arrays;
   Arrival arrival;
-  const py::handle given[5] = {args[0], args[1], args[2], args[3], args[4]};
+  const py::handle given[7] = {args[0], args[1], args[2], args[3], args[4], args[5], args[6]};
   if (!read(server, given, arrays, arrival)) return Py_NewRef(Py_None);
   close_if_due(server);
   py::object receipt = made_for(server, given[0], arrival);
@@ -278,7 +281,7 @@ py::list receive_all(Server& server, std::vector<Arrival>& arrivals, const std::
 }
 
 // receive_many(answers, begin): the outcomes of the first answers from `begin` on, up to one that only Python can read.
-// Answers are (client, update, version, num_samples), the last two may be left out.
+// Answers are (client, update, version, num_samples, task, offset); all but the first two may be left out.
 PyObject* take_many(Server& server, PyObject* const* args) {
   const py::handle answers(args[0]);
   const Py_ssize_t begin = PyLong_AsSsize_t(args[1]), end = PySequence_Fast_GET_SIZE(answers.ptr());
@@ -291,9 +294,9 @@ PyObject* take_many(Server& server, PyObject* const* args) {
     // copied, because their owner may change the list
     const auto parts = py::reinterpret_steal<py::object>(PySequence_Tuple(answer.ptr()));
     if (!parts) throw py::error_already_set();
-    py::handle given[5] = {Py_None, Py_None, Py_None, Py_None, Py_None};
+    py::handle given[7] = {Py_None, Py_None, Py_None, Py_None, Py_None, Py_None, Py_None};
     const Py_ssize_t count = PyTuple_GET_SIZE(parts.ptr());
-    for (Py_ssize_t part = 0; part < std::min<Py_ssize_t>(count, 4); ++part)
+    for (Py_ssize_t part = 0; part < std::min<Py_ssize_t>(count, 6); ++part)
       given[part] = PyTuple_GET_ITEM(parts.ptr(), part);
     Arrival arrival;
     arrays.emplace_back();
@@ -310,7 +313,7 @@ PyObject* take_many(Server& server, PyObject* const* args) {
 
 // An answer that Python has read.
 struct Parsed {
-  py::object client, version, incarnation;
+  py::object client, version, incarnation, task = py::none(), offset = py::none();
   py::object update;  // Pieces: `native`, and whoever owns them
   double samples = std::nan("");
   std::shared_ptr<engine::Reported> reported;
@@ -327,6 +330,8 @@ Arrival arrival_of(const Server& server, const Parsed& parsed) {
   arrival.client = id_of(parsed.client);
   arrival.version = version_of(parsed.version, arrival.client);
   arrival.incarnation = incarnation_of(parsed.incarnation);
+  arrival.task = task_id_of(parsed.task);
+  arrival.offset = offset_of(parsed.offset);
   arrival.update = update_of(parsed.update.attr("native"), server.engine->settings().origin);
   arrival.owner = owner_of(parsed.update);
   arrival.samples = parsed.samples;
@@ -381,6 +386,7 @@ py::object filled(Server& server, py::object made, py::object client, engine::Ta
   one->local_steps = task.local_steps;
   one->incarnation = task.incarnation;
   one->has_incarnation = true;
+  one->id = task.id;
   one->model = std::move(task.model);
   return made;
 }
@@ -403,7 +409,7 @@ py::tuple hand_on(Server& server, py::handle from, py::handle version, py::handl
   const ClientId first = id_of(from), second = id_of(to);
   const int64_t number = version_of(version, first);
   const engine::Task task = with_engine(server, [&](Engine& engine) { return engine.hand_on(first, number, second); });
-  return py::make_tuple(plain(to, second), task.local_steps);
+  return py::make_tuple(plain(to, second), task.local_steps, task.id);
 }
 
 // -- the functions that take the shortest way from Python
@@ -475,6 +481,10 @@ Arrival arrival_of(const Server& server, const log::Operation& operation, const 
       arrival.kind = Arrival::kSum;
       std::memcpy(&arrival.count, part.data, sizeof arrival.count);
       arrival.total = operation.share;
+    } else if (part.role == log::kOffset) {
+      if (part.dtype != log::kInt64 || count != 1) damaged("an offset that is not one whole number");
+      std::memcpy(&arrival.offset, part.data, sizeof arrival.offset);
+      if (arrival.offset < 0) damaged("an offset below zero");
     } else if (part.role == log::kRowRole) {
       arrival.row = part.data, arrival.row_nbytes = part.count, arrival.format = part.dtype;
     }
@@ -691,13 +701,15 @@ void bind_engine(py::module_& m) {
   // a function, because of memory that runs out (extension.cpp)
   m.def(
       "answer",
-      [](py::object client, py::object version, py::object incarnation, py::object update) {
+      [](py::object client, py::object version, py::object task, py::object offset, py::object incarnation,
+         py::object update) {
         Parsed made;
         made.client = std::move(client), made.version = std::move(version);
+        made.task = std::move(task), made.offset = std::move(offset);
         made.incarnation = std::move(incarnation), made.update = std::move(update);
         return made;
       },
-      arg("client"), arg("version"), arg("incarnation"), arg("update"));
+      arg("client"), arg("version"), arg("task"), arg("offset"), arg("incarnation"), arg("update"));
 
   const auto ledger = [](Server& server) -> engine::Ledger& { return server.engine->ledger(); };
   py::class_<Server, std::shared_ptr<Server>>(m, "Engine")
@@ -717,7 +729,7 @@ void bind_engine(py::module_& m) {
                              })
       .def_property_readonly(
           "receive",
-          [](const std::shared_ptr<Server>& server) { return function_of(server, method<entry<take, 5>>("receive")); })
+          [](const std::shared_ptr<Server>& server) { return function_of(server, method<entry<take, 7>>("receive")); })
       .def_property_readonly("receive_many",
                              [](const std::shared_ptr<Server>& server) {
                                return function_of(server, method<entry<take_many, 2>>("receive_many"));
@@ -787,20 +799,27 @@ void bind_engine(py::module_& m) {
       // the ledger; the caller is inside the gate
       .def(
           "find",
-          [](Server& server, py::handle client, py::handle version, py::handle incarnation) {
-            const ClientId id = id_of(client);
-            const int64_t asked = version_of(version, id);
-            const std::optional<uint64_t> number = incarnation_of(incarnation);
-            const auto found = reading(server, [&](Engine& engine) { return engine.find(id, asked, number); });
-            return py::make_tuple(found.version, found.local_steps);
+          [](Server& server, py::handle client, py::handle version, py::handle task, py::handle offset,
+             py::handle incarnation) {
+            Arrival asked;
+            asked.client = id_of(client);
+            asked.version = version_of(version, asked.client);
+            asked.task = task_id_of(task), asked.offset = offset_of(offset);
+            asked.incarnation = incarnation_of(incarnation);
+            const auto found = reading(server, [&](Engine& engine) { return engine.find(asked); });
+            return py::make_tuple(found.version, found.id);
           },
-          arg("client"), arg("version") = py::none(), arg("incarnation") = py::none())
+          arg("client"), arg("version") = py::none(), arg("task") = py::none(), arg("offset") = py::none(),
+          arg("incarnation") = py::none())
       .def("check_client",
            [ledger](Server& server, py::handle client) {
              const ClientId id = id_of(client);
              ledger(server).check(id);
              return plain(client, id);
            })
+      .def_property_readonly(
+          "offset",
+          [](Server& server) { return reading(server, [](Engine& engine) { return engine.ledger().offset; }); })
       .def("owes", [ledger](Server& server, py::handle client,
                             int64_t version) { return ledger(server).owes(id_of(client), version); })
       .def("owed", [ledger](Server& server, py::handle client) { return ledger(server).owed(id_of(client)); })

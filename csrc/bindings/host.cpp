@@ -68,6 +68,7 @@ const char* name_of(Why why) {
   switch (why) {
     case Why::kUnknownClient: return "UnknownClient";
     case Why::kUnknownVersion: return "UnknownVersion";
+    case Why::kAlreadyCounted: return "AlreadyCounted";
     case Why::kStaleIncarnation: return "StaleIncarnation";
     case Why::kBusy: return "Busy";
     case Why::kReentered: return "Reentered";
@@ -133,7 +134,14 @@ PyObject* object_of(const store::Owner& owner) {
 
 void install_waiting() { store::Blocking::install({&begin_waiting, &end_waiting, &look_for_signals}); }
 
-void set_error(const Refusal& refused) { raise_as(name_of(refused.why), refused.what()); }
+void set_error(const Refusal& refused) {
+  raise_as(name_of(refused.why), refused.what());
+  if (refused.why != Why::kAlreadyCounted || refused.version < 0) return;
+  py::error_already_set raised;
+  py::setattr(raised.value(), "version", py::int_(refused.version));
+  py::setattr(raised.value(), "applied", py::bool_(refused.applied));
+  raised.restore();
+}
 
 void set_error_of_current_exception() noexcept {
   try {

@@ -72,6 +72,27 @@ py::object plain(py::handle given, const ClientId& id) {
   return is_plain ? py::reinterpret_borrow<py::object>(given) : to_python(id);
 }
 
+int64_t task_id_of(py::handle given) {
+  if (given.is_none()) return 0;
+  const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(given.ptr()));
+  int overflow = 0;
+  const int64_t id = index ? PyLong_AsLongLongAndOverflow(index.ptr(), &overflow) : 0;
+  if (index) return overflow == 0 && id > 0 ? id : -1;
+  PyErr_Clear();
+  const char* task = py::hasattr(given, "client") ? "a task; write task.id" : nullptr;
+  throw Refusal(Why::kSetting, "task: expected a task's id, got " + (task == nullptr ? text_of(given) : task));
+}
+
+int64_t offset_of(py::handle given) {
+  if (given.is_none()) return -1;
+  const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(given.ptr()));
+  int overflow = 0;
+  const int64_t offset = index ? PyLong_AsLongLongAndOverflow(index.ptr(), &overflow) : -1;
+  if (index && overflow == 0 && offset >= 0) return offset;
+  PyErr_Clear();
+  throw Refusal(Why::kSetting, "offset: expected a whole number from 0 to 2^63 - 1, got " + text_of(given));
+}
+
 int64_t version_of(py::handle given, const ClientId& client) {
   if (given.is_none()) return engine::Ledger::kLast;
   const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(given.ptr()));

@@ -19,4 +19,8 @@ py::object plain(py::handle given, const ClientId& id);
 // A version that an answer states; None is the last one. Throws Refusal, kUnknownVersion, for what is no number.
 int64_t version_of(py::handle given, const ClientId& client);
 
+// A task's id; none: 0. A number that no task can have: -1. An offset in a log; none: -1. Throw Refusal, kSetting.
+int64_t task_id_of(pybind11::handle given);
+int64_t offset_of(pybind11::handle given);
+
 }  // namespace fastagg::bindings

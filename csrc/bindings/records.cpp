@@ -140,6 +140,11 @@ PyObject* incarnation_of(PyObject* self, void*) {
   return one->has_incarnation ? PyLong_FromUnsignedLongLong(one->incarnation) : Py_NewRef(Py_None);
 }
 
+PyObject* id_of(PyObject* self, void*) {
+  const int64_t id = task_at(self)->id;
+  return id == 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(id);
+}
+
 PyObject* flat_of(PyObject* self, void*) {
   TaskObject* const one = task_at(self);
   if (one->flat == nullptr) {
@@ -155,16 +160,17 @@ PyObject* flat_of(PyObject* self, void*) {
   return Py_NewRef(one->flat);
 }
 
-// fill(client, version, local_steps, control, layout, flat, state, incarnation)
+// fill(client, version, local_steps, control, layout, flat, state, incarnation, id)
 PyObject* fill_task(PyObject* self, PyObject* args) {
   TaskObject* const one = task_at(self);
-  PyObject *client, *steps, *control, *layout, *flat, *state, *incarnation;
+  PyObject *client, *steps, *control, *layout, *flat, *state, *incarnation, *id;
   long long version;
-  if (PyArg_ParseTuple(args, "OLOOOOOO", &client, &version, &steps, &control, &layout, &flat, &state, &incarnation) ==
-      0)
+  if (PyArg_ParseTuple(args, "OLOOOOOOO", &client, &version, &steps, &control, &layout, &flat, &state, &incarnation,
+                       &id) == 0)
     return nullptr;
   const long told = steps == Py_None ? 0 : PyLong_AsLong(steps);
   const unsigned long long number = incarnation == Py_None ? 0 : PyLong_AsUnsignedLongLong(incarnation);
+  const long long named = id == Py_None ? 0 : PyLong_AsLongLong(id);
   if (PyErr_Occurred() != nullptr) return nullptr;
   Py_XSETREF(one->client, Py_NewRef(client));
   Py_XSETREF(one->control, Py_NewRef(control));
@@ -173,6 +179,7 @@ PyObject* fill_task(PyObject* self, PyObject* args) {
   Py_XSETREF(one->state, Py_NewRef(state));
   one->version = version, one->local_steps = static_cast<int32_t>(told);
   one->incarnation = number, one->has_incarnation = incarnation != Py_None;
+  one->id = named;
   Py_RETURN_NONE;
 }
 
@@ -184,7 +191,8 @@ PyMemberDef task_members[] = {{"client", T_OBJECT, offsetof(TaskObject, client),
                               {"_params", T_OBJECT, offsetof(TaskObject, params), 0, nullptr},
                               {"_views", T_OBJECT, offsetof(TaskObject, views), 0, nullptr},
                               {nullptr, 0, 0, 0, nullptr}};
-PyGetSetDef task_properties[] = {{"local_steps", local_steps_of, nullptr, nullptr, nullptr},
+PyGetSetDef task_properties[] = {{"id", id_of, nullptr, nullptr, nullptr},
+                                 {"local_steps", local_steps_of, nullptr, nullptr, nullptr},
                                  {"incarnation", incarnation_of, nullptr, nullptr, nullptr},
                                  {"flat", flat_of, nullptr, nullptr, nullptr},
                                  {nullptr, nullptr, nullptr, nullptr, nullptr}};

@@ -33,6 +33,7 @@ struct TaskObject {
   int32_t local_steps;  // 0: none
   uint64_t incarnation;
   bool has_incarnation;
+  int64_t id;  // 0: not known
   store::Vector model;
 };
 

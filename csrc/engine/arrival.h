@@ -37,6 +37,8 @@ struct Arrival {
   ClientId client;
   int64_t version = INT64_MIN;                                // Ledger::kLast: the one that the client was sent last
   std::optional<uint64_t> incarnation;                        // if the sender states it
+  int64_t task = 0;                                           // its id; 0: not given
+  int64_t offset = -1;                                        // in the log that it comes from; -1: not given
   double samples = std::numeric_limits<double>::quiet_NaN();  // NaN: not given
 
   // Where the numbers are, and what keeps them there. Their owner may write to them at any time, unless `is_private`.

@@ -173,11 +173,14 @@ Task Engine::send(const log::Operation& operation) {
             operation.version,
             ledger_.local_steps(client, settings_.local_steps),
             ledger_.incarnation_of(operation.version),
+            operation.task == 0 ? ledger_.next_id(client, operation.version) : operation.task,
             model_,
             state_};
   direction_->before_sending(operation.version);
-  Note made = note(operation);
-  direction_->sent(ledger_.send(client, operation.version, task.local_steps, kept), operation.version);
+  log::Operation named = operation;
+  named.task = task.id;
+  Note made = note(named);
+  direction_->sent(ledger_.send(client, operation.version, task.local_steps, kept, task.id), operation.version);
   shared_ = true;
   add(std::move(made));
   return task;
@@ -331,7 +334,11 @@ size_t Engine::together(const Arrival* arrivals, size_t count) const {
   if (!settings_.folds || log_ || !direction_->folds()) return 0;
   const auto most = std::min(count, static_cast<size_t>(direction_->room()));
   size_t found = 0;
+  int64_t offset = ledger_.offset;
   while (found < most && arrivals[found].kind == Arrival::kModel && !prepares(arrivals[found])) {
+    const int64_t next = arrivals[found].offset;
+    if (next >= 0 && next <= offset) break;  // an answer that came twice
+    offset = std::max(offset, next);
     // Whether a client has a second open task is known only after its first answer counted.
     const auto is_its = [&](const Arrival& other) { return other.client == arrivals[found].client; };
     if (std::any_of(arrivals, arrivals + found, is_its)) break;
@@ -344,8 +351,15 @@ bool Engine::prepares(const Arrival& arrival) const {
   return extension_ && (extension_->asks.prepare || arrival.control);
 }
 
-Ledger::Found Engine::find(const ClientId& client, int64_t version, std::optional<uint64_t> incarnation) const {
-  const Ledger::Found task = ledger_.find(client, version);
+Ledger::Found Engine::find(const Arrival& answer) const {
+  const ClientId& client = answer.client;
+  const std::optional<uint64_t>& incarnation = answer.incarnation;
+  if (answer.offset >= 0 && answer.offset <= ledger_.offset)
+    throw Refusal(Why::kAlreadyCounted, "client " + shown(client) + ": the answer at offset " +
+                                            std::to_string(answer.offset) +
+                                            " was counted already, or passed over: the server has come to offset " +
+                                            std::to_string(ledger_.offset) + "; go on behind it (server.offset)");
+  const Ledger::Found task = ledger_.find(client, answer.version, answer.task);
   if (incarnation && ledger_.incarnation_of(task.version) != *incarnation)
     throw Refusal(Why::kStaleIncarnation,
                   "client " + shown(client) + ": its task (version " + std::to_string(task.version) + ", incarnation " +
@@ -366,7 +380,7 @@ void Engine::find(Given& given) {
     if (!kept && arrival.version == lost_.first) kept = lost_.second;
     if (kept || !settings_.keeps_versions) ledger_.send(arrival.client, arrival.version, settings_.local_steps, kept);
   }
-  given.task = find(arrival.client, arrival.version, arrival.incarnation);
+  given.task = find(arrival);
   direction_->check(arrival.client, given.task.version, ledger_.now);
   if (arrival.kind == Arrival::kSum && arrival.count > std::max(direction_->room(), kLargestOverflow))
     throw Refusal(Why::kSetting, "receive_partial: a sum of " + std::to_string(arrival.count) +
@@ -464,6 +478,7 @@ void Engine::describe_rest(const Arrival& arrival, log::Operation& to) const {
     to.parts.push_back({log::kCounter, log::kInt64, arrival.reported->counters.size()});
   if (arrival.control) to.parts.push_back({log::kControl, kFloat32, static_cast<uint64_t>(settings_.size)});
   if (arrival.kind == Arrival::kSum) to.parts.push_back({log::kUpdates, log::kInt64, 1});
+  if (arrival.offset >= 0) to.parts.push_back({log::kOffset, log::kInt64, 1});
 }
 
 void Engine::copy_rest(const Arrival& arrival, const log::Operation& to) const {
@@ -473,6 +488,7 @@ void Engine::copy_rest(const Arrival& arrival, const log::Operation& to) const {
     if (part.role == log::kCounter) from = arrival.reported->counters.data();
     if (part.role == log::kControl) from = arrival.control.data;
     if (part.role == log::kUpdates) from = &arrival.count;
+    if (part.role == log::kOffset) from = &arrival.offset;
     if (from != nullptr) std::memcpy(const_cast<uint8_t*>(part.data), from, part.nbytes());
   }
 }
@@ -834,7 +850,9 @@ size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
   for (Given& one : given_) {
     if (!closes) {
       if (one.findings.next_steps > 0) ledger_.tell_next(one.task.client, one.findings.next_steps);
-      ledger_.close(one.task.client, one.task.version);
+      const Receipt& said = one.arrival->receipt;
+      ledger_.close(one.task.client, one.task.version, Ids::pack(said.version, said.applied));
+      if (one.arrival->offset >= 0) ledger_.offset = one.arrival->offset;
     }
     if (one.record) log_->push(std::move(one.record));
   }

@@ -48,6 +48,7 @@ struct Task {
   int64_t version = 0;
   int32_t local_steps = 0;  // 0: none are told
   uint64_t incarnation = 0;
+  int64_t id = 0;
   store::Vector model;
   store::Owner state;  // what the extension holds of the model besides its vector: running statistics
 };
@@ -103,8 +104,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void share_model() { shared_ = true; }
   double lr() const { return optimizer_.settings.lr; }
   const Settings& settings() const { return settings_; }
-  // The task that an answer refers to. Throws Refusal: kUnknownClient, kUnknownVersion, kStaleIncarnation.
-  Ledger::Found find(const ClientId& client, int64_t version, std::optional<uint64_t> incarnation) const;
+  // The task that an answer refers to. Throws Refusal: kUnknownClient, kUnknownVersion, kStaleIncarnation,
+  // kAlreadyCounted.
+  Ledger::Found find(const Arrival& answer) const;
   Extension* extension() const { return extension_.get(); }
 
   // Updates that wait for the rest of an ordered round.

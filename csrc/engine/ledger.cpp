@@ -97,12 +97,40 @@ const Ledger::Task* Ledger::task_of(const Record& record, int64_t version) const
   return nullptr;
 }
 
-Ledger::Found Ledger::find(const ClientId& id, int64_t version) const {
-  const int64_t place = known_place(id);
+// Refuses an answer to a task that its client does not have any more.
+void Ledger::refuse_ended(const ClientId& id, int64_t task) const {
+  const Ids::Ended* const ended = ids_.ended(task);
+  if (ended != nullptr && ended->counted())
+    throw Refusal(ended->version(), ended->applied(),
+                  "client " + shown(id) + ": its answer to this task was counted already (the server came to version " +
+                      std::to_string(ended->version()) + " then); drop this one");
+  if (ended != nullptr)
+    refuse(Why::kUnknownVersion, id, ": its task has expired (lease, max_delay), or was forgotten; " + kAgain);
+  if (ids_.knows(task))
+    refuse(Why::kAlreadyCounted, id,
+           ": it has no such task any more: an answer was counted, or the task was given up, longer ago than the "
+           "server remembers; drop this answer");
+  refuse(Why::kStaleIncarnation, id,
+         ": this server has sent no task with this id: another one has, or it was lost in a restart; " + kAgain);
+}
+
+Ledger::Found Ledger::find(const ClientId& id, int64_t version, int64_t asked) const {
+  const int64_t place = asked == kNoTask ? known_place(id) : place_of(id);
+  if (asked != kNoTask) {
+    int32_t t = place < 0 ? -1 : records_[static_cast<size_t>(place)].task;
+    while (t >= 0 && tasks_[static_cast<size_t>(t)].id != asked) t = tasks_[static_cast<size_t>(t)].next;
+    if (t < 0) refuse_ended(id, asked);
+    const int64_t its = tasks_[static_cast<size_t>(t)].version;
+    if (version != kLast && version != its)
+      refuse(Why::kUnknownVersion, id,
+             ": an update from version " + std::to_string(version) + " came, but this task is of version " +
+                 std::to_string(its) + "; leave out version, or give the task's");
+    version = its;
+  }
   const Record& record = records_[static_cast<size_t>(place)];
   const int64_t wanted = version == kLast ? record.last : version;
   if (const Task* task = task_of(record, wanted)) {
-    if (due_.empty() || !over(*task, clock())) return {place, wanted, task->local_steps};
+    if (due_.empty() || !over(*task, clock())) return {place, wanted, task->local_steps, task->id};
     refuse(Why::kUnknownVersion, id,
            ": its task of version " + std::to_string(wanted) +
                " has expired: it took longer than the server waits (lease, max_delay); " + kAgain);
@@ -114,9 +142,11 @@ Ledger::Found Ledger::find(const ClientId& id, int64_t version) const {
                            : "it owes versions [" + tail_of(held) + "]"));
 }
 
-void Ledger::open(Record& record, int64_t version, int32_t local_steps, const store::Vector& kept, double ends) {
+void Ledger::open(Record& record, int64_t version, int32_t local_steps, const store::Vector& kept, double ends,
+                  int64_t id) {
+  ids_.reserve(static_cast<size_t>(open_));
   if (free_task_ < 0) {
-    tasks_.push_back({0, 0, -1, 0.0});
+    tasks_.push_back({0, 0, 0, -1, 0.0});
     free_task_ = static_cast<int32_t>(tasks_.size()) - 1;
   }
   if (keeps_) {
@@ -127,9 +157,10 @@ void Ledger::open(Record& record, int64_t version, int32_t local_steps, const st
   const int32_t place = free_task_;
   Task& task = tasks_[static_cast<size_t>(place)];
   free_task_ = task.next;
-  task = {version, local_steps, record.task, ends};
+  task = {version, id, local_steps, record.task, ends};
   record.task = place;
   ++open_;
+  ids_.use(id);
 }
 
 int32_t Ledger::local_steps(const ClientId& id, int32_t usual) const {
@@ -154,7 +185,14 @@ void Ledger::check_limits(const ClientId& id, int64_t place) const {
         " has " + std::to_string(owes) + " tasks that it has not answered, and may have no more (max_open_per_client)");
 }
 
-int64_t Ledger::send(const ClientId& id, int64_t version, int32_t local_steps, const store::Vector& kept) {
+int64_t Ledger::next_id(const ClientId& id, int64_t version) const {
+  const int64_t place = place_of(id);
+  const Task* const again = place < 0 ? nullptr : task_of(records_[static_cast<size_t>(place)], version);
+  return again == nullptr ? ids_.next() : again->id;
+}
+
+int64_t Ledger::send(const ClientId& id, int64_t version, int32_t local_steps, const store::Vector& kept,
+                     int64_t task) {
   int64_t place = place_of(id);
   Task* again = nullptr;
   if (place >= 0) again = const_cast<Task*>(task_of(records_[static_cast<size_t>(place)], version));
@@ -168,7 +206,7 @@ int64_t Ledger::send(const ClientId& id, int64_t version, int32_t local_steps, c
   }
   if (again == nullptr) {
     try {
-      open(record, version, local_steps, kept, ends);
+      open(record, version, local_steps, kept, ends, task == kNoTask ? ids_.next() : task);
     } catch (...) {
       if (limits.expires()) due_.pop_back();
       throw;
@@ -231,7 +269,7 @@ double Ledger::oldest_task() const {
   return due_.empty() ? 0.0 : std::max(0.0, clock() - (due_.front().ends - limits.lease));
 }
 
-void Ledger::close(int64_t client, int64_t version) noexcept {
+void Ledger::close(int64_t client, int64_t version, int64_t outcome) noexcept {
   int32_t* link = &records_[static_cast<size_t>(client)].task;
   while (*link >= 0 && tasks_[static_cast<size_t>(*link)].version != version)
     link = &tasks_[static_cast<size_t>(*link)].next;
@@ -242,6 +280,7 @@ void Ledger::close(int64_t client, int64_t version) noexcept {
   task.next = free_task_;
   free_task_ = place;
   --open_;
+  ids_.end(task.id, outcome);
   if (!keeps_) return;
   const auto kept = kept_.find(version);
   if (kept != kept_.end() && --kept->second.count == 0) kept_.erase(kept);
@@ -292,7 +331,7 @@ std::vector<store::Vector> Ledger::all_kept() const {
 
 int64_t Ledger::nbytes() const {
   return static_cast<int64_t>(records_.size() * sizeof(Record) + labels_.size() * sizeof(Label) +
-                              tasks_.size() * sizeof(Task) + due_.size() * sizeof(Due));
+                              tasks_.size() * sizeof(Task) + due_.size() * sizeof(Due) + ids_.nbytes());
 }
 
 void Ledger::renew() {
@@ -317,6 +356,7 @@ void Ledger::renew() {
 
 void Ledger::begin_incarnation(int64_t version, uint64_t number) {
   incarnations_.reserve(incarnations_.size() + 1);  // may fail, so it comes first
+  ids_.begin(number);
   while (!incarnations_.empty() && incarnations_.back().first >= version) incarnations_.pop_back();
   if (!incarnations_.empty() && incarnations_.back().second == number) return;  // the same one goes on
   incarnations_.emplace_back(version, number);
@@ -349,9 +389,12 @@ Ledger::State Ledger::state() const {
       state.task_client.push_back(row);
       state.task_version.push_back(task.version);
       state.task_steps.push_back(task.local_steps);
+      state.task_id.push_back(task.id);
     }
   }
   for (const auto& [version, one] : kept_) state.versions.emplace_back(version, one.data);
+  state.ids = ids_.state();
+  state.offset = offset;
   return state;
 }
 
@@ -367,6 +410,10 @@ void Ledger::load(const State& state) {
           "columns of clients of different lengths");
   require(state.task_version.size() == tasks && state.task_steps.size() == tasks,
           "columns of tasks of different lengths");
+  require(state.task_id.empty() || state.task_id.size() == tasks, "a column of ids of another length");
+  require(ids_.load(state.ids), "ids of tasks");
+  require(state.offset >= -1, "an offset below zero");
+  offset = state.offset;
   std::unordered_map<int64_t, store::Vector> versions(state.versions.begin(), state.versions.end());
   std::vector<int64_t> places;
   for (size_t i = 0; i < clients; ++i) {
@@ -391,7 +438,9 @@ void Ledger::load(const State& state) {
       require(found != versions.end() && found->second, "a version that is not there");
       kept = found->second;
     }
-    open(record, version, static_cast<int32_t>(told), kept, clock() + limits.lease);
+    const int64_t id = state.task_id.empty() ? ids_.next() : state.task_id[t];
+    require(id > 0, "an id below one");
+    open(record, version, static_cast<int32_t>(told), kept, clock() + limits.lease, id);
   }
   renew();  // leases begin anew, because no client could answer while the server was down
 }

@@ -1,7 +1,7 @@
 // The ledger knows which client was sent which version and has not answered it yet, which versions are kept for that,
 // and in which incarnation of the server every version was made. Every operation takes O(1) time in the number of
-// clients. Memory: 16 bytes per client and 24 per open task; with a lease, also 32 bytes for each task that was sent
-// within the lease's time.
+// clients. Memory: 16 bytes per client, 32 per open task and 16 for each of the last 16,384 tasks that ended; with a
+// lease, also 32 bytes for each task that was sent within the lease's time.
 //
 // All that may fail happens before anything changes. `close` and `tell_next` cannot fail.
 #pragma once
@@ -17,6 +17,7 @@
 
 #include "../client_id.h"
 #include "../store/vector.h"
+#include "ids.h"
 
 namespace fastagg::engine {
 
@@ -32,6 +33,7 @@ struct Limits {
 class Ledger {
  public:
   static constexpr int64_t kLast = INT64_MIN;  // as a version: the one that the client was sent last
+  static constexpr int64_t kNoTask = 0;        // as an id: none
 
   // `clients` >= 0: the ids are the whole numbers 0..clients-1. Negative: every id is accepted.
   // `keeps`: whether the data of a version is kept for as long as a client may answer it.
@@ -46,8 +48,9 @@ class Ledger {
   double given_time = std::numeric_limits<double>::quiet_NaN();
   double own_time() const;  // seconds, by this process' clock
 
-  int64_t now = 0;    // the version t: counts all steps of the model, also those that left it unchanged
-  int64_t steps = 0;  // the optimizer's steps
+  int64_t now = 0;      // the version t: counts all steps of the model, also those that left it unchanged
+  int64_t steps = 0;    // the optimizer's steps
+  int64_t offset = -1;  // in the log that answers came from: of the last answer that told one. -1: none has
 
   // Throws Refusal, kUnknownClient: the id is not one of 0..clients-1.
   void check(const ClientId& id) const;
@@ -57,17 +60,24 @@ class Ledger {
     int64_t client;  // the place of the client's record; its number, if clients are numbered
     int64_t version;
     int32_t local_steps;  // that it was told to take; 0 if none were told
+    int64_t id;
   };
-  // Throws Refusal: kUnknownClient, kUnknownVersion.
-  Found find(const ClientId& id, int64_t version) const;
+  // With a task's id, only that task is found. Throws Refusal: kUnknownClient, kUnknownVersion, kStaleIncarnation,
+  // kAlreadyCounted.
+  Found find(const ClientId& id, int64_t version, int64_t task = kNoTask) const;
 
   // The local steps that `id` is told to take with its next task: its own number if one was set, otherwise `usual`.
   int32_t local_steps(const ClientId& id, int32_t usual) const;
   // Records that `id` was sent that version and told so many steps. Sending a version twice makes one task, with the
-  // values of the last time. Returns the place of the client's record. Throws Refusal, kBusy, beyond a limit.
-  int64_t send(const ClientId& id, int64_t version, int32_t local_steps, const store::Vector& kept);
+  // values of the last time. `task`: its id, if a log tells it. Returns the place of the client's record. Throws
+  // Refusal, kBusy, beyond a limit.
+  int64_t send(const ClientId& id, int64_t version, int32_t local_steps, const store::Vector& kept,
+               int64_t task = kNoTask);
+  // The id of the task that sending this version makes.
+  int64_t next_id(const ClientId& id, int64_t version) const;
 
-  void close(int64_t client, int64_t version) noexcept;
+  // Ends a task. `outcome`: what is remembered of it (Ids::pack).
+  void close(int64_t client, int64_t version, int64_t outcome = Ids::kUncounted) noexcept;
   void tell_next(int64_t client, int32_t local_steps) noexcept {
     records_[static_cast<size_t>(client)].steps = local_steps;
   }
@@ -112,7 +122,9 @@ class Ledger {
     int64_t version = 0, steps = 0;
     std::vector<ClientId> clients;
     std::vector<int64_t> last_sent, next_steps;
-    std::vector<int64_t> task_client, task_version, task_steps;
+    std::vector<int64_t> task_client, task_version, task_steps, task_id;
+    Ids::State ids;
+    int64_t offset = -1;
     std::vector<std::pair<int64_t, store::Vector>> versions;
   };
   State state() const;
@@ -126,7 +138,7 @@ class Ledger {
     int32_t steps = 0;
   };
   struct Task {
-    int64_t version;
+    int64_t version, id;
     int32_t local_steps;
     int32_t next;
     double ends;  // the end of its lease
@@ -151,7 +163,8 @@ class Ledger {
   double clock() const;
   bool over(const Task& task, double time) const { return task.ends <= time || task.version < now - limits.max_delay; }
   void drop(const ClientId& id, int64_t place) noexcept;  // removes its record; it has no open task
-  void open(Record& record, int64_t version, int32_t local_steps, const store::Vector& kept, double ends);
+  void open(Record& record, int64_t version, int32_t local_steps, const store::Vector& kept, double ends, int64_t id);
+  [[noreturn]] void refuse_ended(const ClientId& id, int64_t task) const;
   void check_limits(const ClientId& id, int64_t place) const;
   uint32_t use_of(int64_t place) const { return numbered_ >= 0 ? 0 : labels_[static_cast<size_t>(place)].use; }
 
@@ -174,6 +187,7 @@ class Ledger {
   std::deque<Due> due_;  // empty if nothing expires
   int64_t known_ = 0, open_ = 0, expired_ = 0;
   Incarnations incarnations_;
+  Ids ids_;
 };
 
 }  // namespace fastagg::engine

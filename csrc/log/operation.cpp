@@ -34,12 +34,15 @@ class Bytes {
     at_ += count;
     return found;
   }
+  size_t left() const { return size_ - at_; }
   void align() { take(std::min(size_ - at_, gap_of(at_))); }
 
  private:
   const uint8_t* data_;
   size_t size_, at_ = 0;
 };
+
+bool sends(Kind kind) { return kind == kDispatch || kind == kHandOn; }
 
 size_t client_bytes(const ClientId& client) { return client.kind == ClientId::kName ? 11 + client.name.size() : 17; }
 
@@ -83,7 +86,7 @@ void read_answer(Bytes& from, Operation& to) {
   for (uint32_t i = 0; i < count; ++i) {
     Part part{from.read<uint8_t>(), from.read<uint8_t>(), 0};
     part.count = from.read<uint64_t>();
-    if (part.role > kPadding || part.dtype >= kElements) damaged("a part of an unknown role or type");
+    if (part.role >= kRoles || part.dtype >= kElements) damaged("a part of an unknown role or type");
     if (part.count > UINT64_MAX / 16) damaged("a part that is too large");
     to.parts.push_back(part);
   }
@@ -129,19 +132,23 @@ Operation read(uint8_t kind, const uint8_t* body, size_t length) {
       found.client = read_client(from, &found.version);
       read_answer(from, found);
       break;
-    default: found.client = read_client(from, &found.version);
+    default:
+      found.client = read_client(from, &found.version);
+      if (sends(found.kind) && from.left() > 0) found.task = from.read<int64_t>();
+      if (found.task < 0) damaged("a task's id below zero");
   }
   return found;
 }
 
 Queued record_of(Journal& journal, const Operation& operation) {
-  Queued entry = journal.entry(operation.kind, client_bytes(operation.client));
+  Queued entry = journal.entry(operation.kind, client_bytes(operation.client) + sizeof operation.task);
   if (operation.kind == kIncarnation) {
     entry->put(operation.version, operation.incarnation);
   } else if (operation.kind == kRate) {
     entry->put(operation.rate);
   } else if (operation.kind != kCloseRound) {
     put_client(*entry, operation.client, operation.version);
+    if (sends(operation.kind)) entry->put(operation.task);
   }
   return entry;
 }

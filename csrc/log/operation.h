@@ -28,8 +28,9 @@ enum Kind : uint8_t {
 const char* name_of(Kind kind);
 
 // What a part of an answer is: parameters, statistics, counters, a control variate, an encoded row (its type is the
-// row's format, its count bytes), of how many updates a sum is made, or nothing (it aligns what comes behind it).
-enum Role : uint8_t { kParameters, kBuffers, kCounter, kControl, kRowRole, kUpdates, kPadding };
+// row's format, its count bytes), of how many updates a sum is made, nothing (it aligns what comes behind it), or an
+// offset in a sender's log.
+enum Role : uint8_t { kParameters, kBuffers, kCounter, kControl, kRowRole, kUpdates, kPadding, kOffset, kRoles };
 
 // Types of elements; the first ones are those of Dtype (plan.h).
 enum Element : uint8_t { kInt64 = 3, kElements = 12 };
@@ -61,6 +62,7 @@ struct Operation {
   ClientId client;
   int64_t version = -1;      // that was sent or answered; -1: none; kIncarnation: the first of it
   uint64_t incarnation = 0;  // of an answer's version; kIncarnation: the new one
+  int64_t task = 0;          // kDispatch, kHandOn: its id; 0: not known yet, or of a log of an older version
   double rate = 0.0;
   // Of an answer:
   double share = 1.0;  // in a mean; a sum's weight

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -21,6 +22,16 @@ _HEAVIEST = 1e30  # the largest weight in a mean for which fp32 sums and inverse
 _NOT_FINITE = "update: NaN or infinity"  # what the engine says; it does not know the arrays' names
 
 
+class Said(NamedTuple):
+    """What a sender says of the task that its update answers."""
+
+    client: Client
+    version: int | None = None
+    task: int | None = None
+    offset: int | None = None
+    incarnation: int | None = None
+
+
 class Answers:
     """Makes the answers of one server from updates that Python has read."""
 
@@ -28,10 +39,7 @@ class Answers:
         self.parts, self.running = parts, running
         self.logs = False  # whether a log needs a copy of an update in host memory
 
-    def of(
-        self, parsed: Parsed, client: Client, version: int | None, incarnation: int | None,
-        num_samples: float | None = None, control: object = None,
-    ) -> Native:  # fmt: skip
+    def of(self, parsed: Parsed, said: Said, num_samples: float | None = None, control: object = None) -> Native:
         """Return an update as an answer.
 
         Raises:
@@ -44,7 +52,7 @@ class Answers:
         pieces = parsed.parameters
         if not parts.on_host:
             pieces = staging.upload(pieces, parts.device)
-        answer = native.engine.answer(client, version, incarnation, pieces)
+        answer = native.engine.answer(*said, pieces)
         if num_samples is not None:
             answer.samples = float(_plain(num_samples))
         if parts.on_host:
@@ -59,7 +67,7 @@ class Answers:
         return answer
 
     def of_model(
-        self, task: Dispatch, trained: object, num_samples: float | None, is_difference: bool,
+        self, task: Dispatch, trained: object, num_samples: float | None, offset: int | None, is_difference: bool,
         check_kind: Callable[[str], None],
     ) -> Native:  # fmt: skip
         """Return a trained model as an answer; ``is_difference``: it is a delta already.
@@ -69,22 +77,22 @@ class Answers:
         """
         check_kind("delta")
         layout = self.parts.layout
-        given = client, version, incarnation = task.client, task.version, task.incarnation
+        said = Said(task.client, task.version, task.id, offset, task.incarnation)
         if not is_difference and self.parts.on_host and layout.all_fp32:
             if task.flat.numel() != layout.size:
                 raise ShapeMismatch(_checks.wrong("task", "a task of this server", task))
             try:
-                answer = self.of(layout.parse(trained, "trained model"), *given, num_samples)
+                answer = self.of(layout.parse(trained, "trained model"), said, num_samples)
                 answer.base = task
                 return answer
             except FastaggError:  # of a type that no update has; or the other way says what is wrong
                 pass
         update = trained if is_difference else task.delta(trained)
-        return self.of(layout.parse(update), client, version, incarnation, num_samples)
+        return self.of(layout.parse(update), said, num_samples)
 
-    def of_sum(self, partial: Partial, client: Client, version: int | None, incarnation: int | None) -> Native:
+    def of_sum(self, partial: Partial, said: Said) -> Native:
         """Return a leaf's sum as an answer."""
-        answer = self.of(self.parts.layout.parse(partial.total), client, version, incarnation, num_samples=1)
+        answer = self.of(self.parts.layout.parse(partial.total), said, num_samples=1)
         answer.count, answer.total = partial.updates, float(partial.weight)
         return answer
 

@@ -23,6 +23,8 @@ class Dispatch(native.Task):
     Attributes:
         client: the client's id.
         version: the server version that the client starts from (``s`` in the papers).
+        id: the task's number, at least 1 and of at most 63 bits; no other task of this server has it, also after a
+            restart. An answer that states it (``task=task.id``) counts once, however often it comes. None: not known.
         control: the server's control variate, [d] (FedAC), else None. Do not write to it.
         local_steps: the number of local steps, if the algorithm sets it (AsyncFedED); else None.
         incarnation: the number of the server's incarnation in which this version was made
@@ -43,6 +45,7 @@ class Dispatch(native.Task):
     if TYPE_CHECKING:
         client: Client
         version: int
+        id: int | None
         local_steps: int | None
         control: Tensor | None
         incarnation: int | None
@@ -59,9 +62,10 @@ class Dispatch(native.Task):
         layout: Layout,
         model: ModelState | None,
         incarnation: int | None = None,
+        id: int | None = None,
     ) -> None:
         flat = None if model is None else model.flat
-        self._fill(client, version, local_steps, control, layout, flat, model, incarnation)
+        self._fill(client, version, local_steps, control, layout, flat, model, incarnation, id)
 
     def __repr__(self) -> str:
         steps = "" if self.local_steps is None else f", local_steps={self.local_steps}"
@@ -70,6 +74,7 @@ class Dispatch(native.Task):
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (
             self.client, self.version, self.local_steps, self.control, self._layout, self._model, self.incarnation,
+            self.id,
         )  # fmt: skip
 
     @property
@@ -107,11 +112,11 @@ class Dispatch(native.Task):
         def flat(self) -> Tensor:
             """The trainable parameters as one fp32 vector [d], shared with the server. Do not write to it."""
 
-    def for_client(self, client: Client, local_steps: int | None) -> Dispatch:
-        """The same model as a task of another client."""
+    def for_client(self, client: Client, local_steps: int | None, id: int | None = None) -> Dispatch:
+        """The same model as a task of another client, which has this id."""
         return Dispatch(
-            client, self.version, local_steps, self.control, self._layout, self._model, self.incarnation
-        )  # fmt: skip
+            client, self.version, local_steps, self.control, self._layout, self._model, self.incarnation, id
+        )
 
     def delta(self, trained: object) -> Arrays:
         """The update to send after training: ``x_i^K - x_s`` for parameters, the client's own values for buffers.
@@ -135,6 +140,7 @@ class Dispatch(native.Task):
         return {
             "client": self.client,
             "version": self.version,
+            "id": self.id,
             "local_steps": self.local_steps,
             "control": self.control,
             "incarnation": self.incarnation,
@@ -148,7 +154,7 @@ class Dispatch(native.Task):
         model = ModelState(flat, buffers, counters)
         return cls(
             state["client"], state["version"], state["local_steps"], state["control"], layout, model,
-            state.get("incarnation"),
+            state.get("incarnation"), state.get("id"),
         )  # fmt: skip
 
     def from_difference(self, difference: Arrays) -> Arrays:

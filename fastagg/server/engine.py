@@ -166,8 +166,10 @@ def state_of(running: Running, *, rows: bool = True) -> State:
     engine, extension = running.engine, running.extension
     for client in list(getattr(extension.policy, "pending", ())):
         extension.policy.settle(client, engine)
+    tasks = as_tensors(engine.tasks())
+    ids, offset = tasks.pop("ids"), tasks.pop("offset")
     return {
-        "version": engine.version, "steps": engine.steps, "tasks": as_tensors(engine.tasks()),
+        "version": engine.version, "steps": engine.steps, "tasks": tasks, "ids": ids, "offset": offset,
         "staleness": extension.policy.state_dict(), "flat": engine.flat, "moments": moments_of(running),
         "buffers": extension.held.state_dict(), "direction": as_tensors(extension.state.state_dict(rows=rows)),
         "round": [_waiting(entry, extension.held) for entry in engine.waiting], "lives": engine.incarnations,
@@ -234,7 +236,8 @@ def _loaded(parts: Parts, state: State, like: Statistics) -> Running:
         raise CheckpointError("the checkpoint is damaged: it has two versions")
     own = owned if extension.keeps_model else torch.Tensor.clone
     held = {int(version): own(kept) for version, kept in tasks["versions"].items() if kept is not None}
-    engine.load_tasks({**tasks, "versions": held})
+    named = {"ids": state.get("ids"), "offset": state.get("offset", -1)}
+    engine.load_tasks({**tasks, **named, "versions": held})
     for first, number in state.get("lives", ()):
         engine.begin_incarnation(int(first), int(number))
     engine.begin_incarnation(int(state["version"]) + 1, new_incarnation())  # versions made after that state are lost

@@ -23,7 +23,7 @@ from fastagg.rules.names import Buffers, Kind, Validate, Weighting
 from fastagg.rules.optimizers import SGD, Optimizer
 from fastagg.rules.staleness import Constant, Staleness
 from fastagg.server import admission, checkpoint, engine, together
-from fastagg.server.admission import Answers
+from fastagg.server.admission import Answers, Said
 from fastagg.server.dispatch import Client, Dispatch, Partial, Receipt, check_task
 from fastagg.server.engine import Parts
 from fastagg.server.live import LiveModel
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from fastagg.server.watching import Watch
     from fastagg.shards.group import Collected, Group, Slice, Tell
 
-Answer = tuple[Dispatch, Any, float | None]  # a trained model: receive_model's arguments
-Sent = Sequence[Any]  # an update: receive's arguments, (client, update, version, num_samples)
+Answer = Sequence[Any]  # a trained model: receive_model's arguments, (task, trained, num_samples, offset)
+Sent = Sequence[Any]  # an update: receive's arguments, (client, update, version, num_samples, task, offset)
 Outcome = Receipt | FastaggError
 
 
@@ -240,8 +240,8 @@ class Server:
         """
         task = check_task(task)
         hand_on = self._engine.hand_on if self._group is None else self._group.hand_on
-        client, steps = hand_on(task.client, task.version, client)
-        return task.for_client(client, steps or None)
+        client, steps, id = hand_on(task.client, task.version, client)
+        return task.for_client(client, steps or None, id)
 
     def forget(self, client: Client, version: int | None = None) -> None:
         """End the open tasks of a client that will not answer, and free versions that only this client held.
@@ -283,6 +283,30 @@ class Server:
         made after that state was saved are then lost, and their numbers are used again."""
         return int(self._engine.incarnations[-1][1])
 
+    @property
+    def offset(self) -> int | None:
+        """The ``offset`` of the last answer that counted with one; None if none has. It is in checkpoints and in the
+        log, so that a consumer of a queue goes on behind it after a restart.
+
+        Offsets only grow. An answer whose offset is not above this one is refused (:class:`fastagg.AlreadyCounted`), so
+        a queue that delivers in another order is answered with ``task=`` alone. They may leave gaps: an answer that is
+        refused needs nothing, the next one that counts passes over it.
+
+        Example:
+            >>> server = fastagg.FedBuff(torch.zeros(2), buffer_size=1)
+            >>> task = server.dispatch("ann")
+            >>> receipt = server.receive("ann", torch.ones(2), task=task.id, offset=7)
+            >>> server.offset
+            7
+            >>> try:
+            ...     server.receive("ann", torch.ones(2), task=task.id)
+            ... except fastagg.AlreadyCounted as error:
+            ...     error.version
+            1
+        """
+        found = int(self._engine.offset)
+        return None if found < 0 else found
+
     # -- answers -------------------------------------------------------------------------------------------------
 
     @property
@@ -300,6 +324,8 @@ class Server:
         kind: Kind | None = None,
         control: Any = None,
         incarnation: int | None = None,
+        task: int | None = None,
+        offset: int | None = None,
     ) -> Receipt:
         """Take ``client``'s update. The model steps if the algorithm says so.
 
@@ -319,11 +345,16 @@ class Server:
             kind: ``delta`` or ``gradient``, if the sender states it. The wrong kind is refused.
             incarnation: the task's ``incarnation``, if the sender knows it. The server then refuses an answer to a
                 version that a restart has lost, even if its number is in use again.
+            task: the task's ``id``. The answer then counts for this task or not at all: one that comes twice is refused
+                the second time, also if the client was sent the same version again meanwhile.
+            offset: the answer's place in the queue or log that it is read from, 0 or above. It is stored with the
+                update, in one record, and :attr:`offset` tells it.
 
         Raises:
             UnknownClient: this client was never sent a model.
             UnknownVersion: the client has no open task of that version, or the task has expired.
-            StaleIncarnation: the task's version was lost in a restart.
+            AlreadyCounted: the task has an answer already, or ``offset`` is not behind :attr:`offset`.
+            StaleIncarnation: the task's version was lost in a restart, or its id is not of this server.
             Busy: ``max_waiting`` answers already wait.
             ShapeMismatch, DTypeMismatch, NonFiniteUpdate, UpdateTooLarge: the update is refused.
             ConfigError: ``num_samples`` is missing or not positive, or ``kind`` is not this server's.
@@ -342,16 +373,16 @@ class Server:
         """
         try:
             if kind is None and control is None:
-                receipt = self._receive(client, update, version, num_samples, incarnation)
+                receipt = self._receive(client, update, version, num_samples, task, offset, incarnation)
                 if receipt is not None:
                     if self._live is not None:
                         self._follow()
                     taken: Receipt = receipt
                     return taken
+            said = Said(client, version, task, offset, incarnation)
             if self._group is not None:
-                return self._received_in(self._group, client, update, version, num_samples, kind, control, incarnation)
-            parsed = self._parse(update, kind)
-            answer = self._answers.of(parsed, client, version, incarnation, num_samples, control)
+                return self._received_in(self._group, said, update, num_samples, kind, control)
+            answer = self._answers.of(self._parse(update, kind), said, num_samples, control)
             return self._taken(self._answers.receive([answer])[0])
         except NonFiniteUpdate as error:
             self._refused(error)
@@ -369,6 +400,8 @@ class Server:
         kind: Kind | None = None,
         dtype: torch.dtype | None = None,
         incarnation: int | None = None,
+        task: int | None = None,
+        offset: int | None = None,
     ) -> Upload:
         """:meth:`receive` an update in chunks: ``with server.receiving(client) as upload: upload.write(chunk)``.
 
@@ -378,7 +411,7 @@ class Server:
         holds more than one chunk. Any other server collects the chunks in memory.
 
         Args:
-            client, version, num_samples, kind, incarnation: as in :meth:`receive`.
+            client, version, num_samples, kind, incarnation, task, offset: as in :meth:`receive`.
             dtype: the type of the flat update's d numbers: torch's float32 (None), float16 or bfloat16. Bytes are
                 little endian.
 
@@ -397,18 +430,21 @@ class Server:
         """
         self._refuse_other_kind(kind)
         admission.share(num_samples, self._parts.settings["weighting"])
+        said = Said(client, version, task, offset, incarnation)
         if self._group is not None:
-            return self._group.receiving(client, version, num_samples, dtype, incarnation)
-        start = self._engine.find(client, version, incarnation)[0]
+            return self._group.receiving(said, num_samples, dtype)
+        start, task = self._engine.find(*said)  # the update is for this task, whatever comes meanwhile
         if self._log is None:
             return HeldUpload(
                 self.layout.size, dtype,
-                lambda update: self.receive(client, update, start, num_samples, incarnation=incarnation),
+                lambda update: self.receive(
+                    client, update, start, num_samples, incarnation=incarnation, task=task, offset=offset
+                ),
             )  # fmt: skip
 
         def finish(pieces: Pieces, blob: Any) -> Receipt:
             try:
-                answer = self._answers.of(Parsed(pieces, None, None), client, start, incarnation, num_samples)
+                answer = self._answers.of(Parsed(pieces, None, None), said._replace(task=task), num_samples)
                 answer.blob, answer.is_private = blob, True
                 return self._taken(self._answers.receive([answer])[0])
             except FastaggError as error:
@@ -421,8 +457,8 @@ class Server:
         """:meth:`receive` several answers, one after the other, in one call. The results have the same bits.
 
         Args:
-            answers: a tuple ``(client, update, version, num_samples)`` for each, as in :meth:`receive`. The last two
-                may be left out.
+            answers: a tuple ``(client, update, version, num_samples, task, offset)`` for each, as in :meth:`receive`.
+                All but the first two may be left out.
 
         Returns:
             For each answer its receipt, or the error that refused it.
@@ -439,9 +475,9 @@ class Server:
         """
         answers = list(answers) if hasattr(answers, "__iter__") else [answers]
         for answer in answers:
-            if not isinstance(answer, (tuple, list)) or not 2 <= len(answer) <= 4:
-                do = "give a list of such tuples; version and num_samples may be left out"
-                what = "(client, update, version, num_samples)"
+            if not isinstance(answer, (tuple, list)) or not 2 <= len(answer) <= 6:
+                do = "give a list of such tuples; all but the first two may be left out"
+                what = "(client, update, version, num_samples, task, offset)"
                 raise ConfigError(_checks.wrong("receive_many", what, answer, do))
         outcomes: list[Outcome] = []
         while len(outcomes) < len(answers):
@@ -451,15 +487,19 @@ class Server:
                 outcomes.append(self._one(*answers[len(outcomes)]))
         return self._named(outcomes, [answer[1] for answer in answers])
 
-    def _one(self, *answer: Any) -> Outcome:
+    def _one(
+        self, client: Any, update: Any, version: Any = None, num_samples: Any = None, task: Any = None,
+        offset: Any = None,
+    ) -> Outcome:  # fmt: skip
         try:
-            return Server.receive(self, *answer)
+            return Server.receive(self, client, update, version, num_samples, task=task, offset=offset)
         except FastaggError as error:
             return error
 
     def receive_model(
-        self, task: Dispatch, trained: Any, num_samples: float | None = None, *, difference: bool = False
-    ) -> Receipt:
+        self, task: Dispatch, trained: Any, num_samples: float | None = None, *, difference: bool = False,
+        offset: int | None = None,
+    ) -> Receipt:  # fmt: skip
         """Take a trained model. The result equals :meth:`receive` of ``task.delta(trained)``, bit for bit.
 
         FedAvg and similar rules, FedBuff and FADAS add a model in fp32 without writing the difference to memory. The
@@ -467,14 +507,14 @@ class Server:
         norms, so the receipt's ``update_norm`` is NaN.
 
         Args:
-            task: what the client was sent.
+            task: what the client was sent. Its id makes the answer count once.
             trained: the model after local training, in the form of ``task.params``.
-            num_samples: as in :meth:`receive`.
+            num_samples, offset: as in :meth:`receive`.
             difference: True if ``trained`` is already the update (of ``task.delta`` or ``task.from_difference``).
 
         Raises:
-            UnknownClient, UnknownVersion, ShapeMismatch, DTypeMismatch, NonFiniteUpdate, ConfigError: as in
-                :meth:`receive`.
+            UnknownClient, UnknownVersion, AlreadyCounted, ShapeMismatch, DTypeMismatch, NonFiniteUpdate, ConfigError:
+                as in :meth:`receive`.
 
         Example:
             >>> server = fastagg.FedAvg(torch.zeros(2), clients_per_round=1)
@@ -482,7 +522,7 @@ class Server:
             >>> server.receive_model(task, task.params + 1.0, num_samples=10).applied
             True
         """
-        return self._taken(self.receive_models([(task, trained, num_samples)], differences=difference)[0])
+        return self._taken(self.receive_models([(task, trained, num_samples, offset)], differences=difference)[0])
 
     def receive_models(self, answers: Sequence[Answer], *, differences: bool = False) -> list[Outcome]:
         """:meth:`receive_model` several answers, one after the other. The results have the same bits.
@@ -491,7 +531,7 @@ class Server:
         model.
 
         Args:
-            answers: a tuple ``(task, trained, num_samples)`` for each.
+            answers: a tuple ``(task, trained, num_samples, offset)`` for each; ``offset`` may be left out.
             differences: ``difference`` of :meth:`receive_model`, for all answers.
 
         Returns:
@@ -501,27 +541,31 @@ class Server:
             ConfigError: an answer is not such a tuple. Nothing has changed.
         """
         for answer in answers if isinstance(answers, (tuple, list)) else [answers]:
-            if not isinstance(answer, (tuple, list)) or len(answer) != 3:
-                what = "tuples (task, trained, num_samples)"
+            if not isinstance(answer, (tuple, list)) or not 3 <= len(answer) <= 4:
+                what = "tuples (task, trained, num_samples) or (task, trained, num_samples, offset)"
                 raise ConfigError(_checks.wrong("answers", what, answer, "num_samples may be None"))
             check_task(answer[0])
         if self._group is not None:
             raise self._group.lacks("receive_models")
         outcomes: list[Outcome | None] = [None] * len(answers)
         given, places = [], []
-        for i, (task, trained, num_samples) in enumerate(answers):
+        for i, (task, trained, num_samples, *offset) in enumerate(answers):
+            place = offset[0] if offset else None
             try:
-                given.append(self._answers.of_model(task, trained, num_samples, differences, self._refuse_other_kind))
+                given.append(
+                    self._answers.of_model(task, trained, num_samples, place, differences, self._refuse_other_kind)
+                )
                 places.append(i)
             except FastaggError as error:
                 outcomes[i] = error
         for i, outcome in zip(places, self._answers.receive(given), strict=True):
             outcomes[i] = outcome
-        return self._named(outcomes, [trained for _, trained, _ in answers])
+        return self._named(outcomes, [answer[1] for answer in answers])
 
     def receive_partial(
-        self, client: Client, partial: Partial, version: int | None = None, *, incarnation: int | None = None
-    ) -> Receipt:
+        self, client: Client, partial: Partial, version: int | None = None, *, incarnation: int | None = None,
+        task: int | None = None, offset: int | None = None,
+    ) -> Receipt:  # fmt: skip
         """Take the sum of several clients' updates, which a :class:`fastagg.Leaf` folded from one version.
 
         For rules that add updates up. It counts for as many updates as it is made of; each of them has the delay of the
@@ -533,7 +577,7 @@ class Server:
         Args:
             client: the leaf; it is dispatched to as a client is.
             partial: :meth:`fastagg.Leaf.take`'s, with the sum in any form of the model.
-            version, incarnation: as in :meth:`receive`.
+            version, incarnation, task, offset: as in :meth:`receive`.
 
         Raises:
             ConfigError: the rule needs every single update, or there are more than 1,048,576 above the buffer's size.
@@ -541,9 +585,10 @@ class Server:
         """
         try:
             self._answers.check_sum(partial)
+            said = Said(client, version, task, offset, incarnation)
             if self._group is not None:
-                return self._group.receive_partial(client, partial, version, incarnation)
-            answer = self._answers.of_sum(partial, client, version, incarnation)
+                return self._group.receive_partial(said, partial)
+            answer = self._answers.of_sum(partial, said)
             return self._taken(self._answers.receive([answer])[0])
         except FastaggError as error:
             self._refused(error)
@@ -795,11 +840,10 @@ class Server:
         return self._group
 
     def _received_in(
-        self, group: Group, client: Client, update: Any, version: int | None, num_samples: float | None, kind: Any,
-        control: Any, incarnation: int | None,
-    ) -> Receipt:  # fmt: skip
+        self, group: Group, said: Said, update: Any, num_samples: float | None, kind: Any, control: Any
+    ) -> Receipt:
         self._refuse_other_kind(kind or getattr(update, "kind", None))
-        return self._taken(group.receive(client, update, version, num_samples, control, incarnation))
+        return self._taken(group.receive(said, update, num_samples, control))
 
     @property
     def rank(self) -> int:

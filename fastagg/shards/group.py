@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import socket
 import threading
@@ -20,7 +21,7 @@ from fastagg._build import build_info, native
 from fastagg.errors import Busy, ConfigError, FastaggError, NotDelivered, NotSharded, RankLost
 from fastagg.model import Layout, Parsed, Piece
 from fastagg.server import engine
-from fastagg.server.admission import share
+from fastagg.server.admission import Said, share
 from fastagg.server.dispatch import Client, Dispatch, Partial, Receipt
 from fastagg.server.server import Server
 from fastagg.server.uploads import Upload
@@ -181,10 +182,10 @@ class Group:
             task: Dispatch = self._send(client)
             return task
 
-    def hand_on(self, client: Client, version: int, to: Client) -> tuple[Client, int]:
-        """Give an open task to one more client. Return that client and its number of local steps."""
+    def hand_on(self, client: Client, version: int, to: Client) -> tuple[Client, int, int]:
+        """Give an open task to one more client. Return that client, its number of local steps, and the task's id."""
         with self._leading("hand_on"):
-            found: tuple[Client, int] = self._engine.hand_on(client, version, to)
+            found: tuple[Client, int, int] = self._engine.hand_on(client, version, to)
             return found
 
     def forget(self, client: Client, version: int | None) -> None:
@@ -202,14 +203,11 @@ class Group:
         with self._leading("lr"):
             self._engine.lr = rate
 
-    def receive(
-        self, client: Client, update: Any, version: int | None, num_samples: float | None, control: Any,
-        incarnation: int | None,
-    ) -> Receipt:  # fmt: skip
+    def receive(self, said: Said, update: Any, num_samples: float | None, control: Any) -> Receipt:
         """Take an update: a shared vector, one in memory, or None if every rank holds its slice."""
         with self._leading("receive", limited=True):
             self._close_if_due()
-            order = self._order_of(client, version, incarnation)
+            order = self._order_of(said)
             share(num_samples, self._parts.settings["weighting"])
             order["samples"] = None if num_samples is None else share(num_samples, "samples")
             order["update"] = self._updates.place("update", update)
@@ -217,29 +215,25 @@ class Group:
                 order["control"] = self._updates.place("control", control)
             return self._receive(order)
 
-    def receive_partial(
-        self, client: Client, partial: Partial, version: int | None, incarnation: int | None
-    ) -> Receipt:
+    def receive_partial(self, said: Said, partial: Partial) -> Receipt:
         """Take a leaf's sum."""
         with self._leading("receive_partial", limited=True):
             self._close_if_due()
-            order = self._order_of(client, version, incarnation)
+            order = self._order_of(said)
             if self._running.extension.state.native.closes_before(partial.updates):
                 self._close_round({"op": "close_round"})
             order["update"] = self._updates.place("update", partial.total)
             return self._receive({**order, "samples": 1.0, "count": partial.updates, "total": float(partial.weight)})
 
-    def receiving(
-        self, client: Client, version: int | None, num_samples: float | None, dtype: torch.dtype | None,
-        incarnation: int | None,
-    ) -> Upload:  # fmt: skip
+    def receiving(self, said: Said, num_samples: float | None, dtype: torch.dtype | None) -> Upload:
         """Take an update in chunks. All ranks share the memory of its chunks."""
         with self._leading("receiving"):
             self._updates.check_host("receiving")
-            start = self._engine.find(client, version, incarnation)[0]
+            start, task = self._engine.find(*said)
+            said = said._replace(version=start, task=task)
         return SharedUpload(
             self.layout.size, dtype,
-            lambda update: self.receive(client, update, start, num_samples, None, incarnation),
+            lambda update: self.receive(said, update, num_samples, None),
         )  # fmt: skip
 
     def close_round(self, if_due: bool = False) -> float | None:
@@ -301,15 +295,18 @@ class Group:
 
     def _pass_on(self) -> None:
         """Tell the others which operations were executed. Also a call that is refused may have ended tasks."""
-        done = [[one.kind, one.client, one.version, one.incarnation, one.rate] for one in self._engine.take_told()]
+        done = [
+            [one.kind, one.client, one.version, one.incarnation, one.rate, one.task] for one in self._engine.take_told()
+        ]
         if done:
             self.link.order({"op": "do", "operations": done})
             self._release()
 
-    def _order_of(self, client: Client, version: int | None, incarnation: int | None) -> Order:
-        client = self._engine.check_client(client)
-        version = self._engine.find(client, version, incarnation)[0]
-        return {"op": "receive", "client": client, "version": version}
+    def _order_of(self, said: Said) -> Order:
+        said = said._replace(client=self._engine.check_client(said.client))
+        version, _ = self._engine.find(*said)
+        offset = None if said.offset is None else operator.index(said.offset)
+        return {"op": "receive", "client": said.client, "version": version, "offset": offset}
 
     # -- other ranks ---------------------------------------------------------------------------------------------
 
@@ -327,8 +324,8 @@ class Group:
             if (settled := together.get(order["op"])) is not None:
                 settled(order)
             elif order["op"] == "do":
-                for kind, client, version, incarnation, rate in order["operations"]:
-                    self._execute(kind, client, version, incarnation, rate, sent)
+                for operation in order["operations"]:
+                    self._execute(sent, *operation)
                 self._release()
             elif order["op"] == "collect":
                 model = self._placing.given_back(self._flat(), self._bounds)
@@ -341,9 +338,11 @@ class Group:
                 self.link.falls_behind(error)
 
     def _execute(
-        self, kind: str, client: Client, version: int, incarnation: int, rate: float, sent: Tell | None
+        self, sent: Tell | None, kind: str, client: Client, version: int, incarnation: int, rate: float, task_id: int
     ) -> None:
-        operation = native.log.Operation(kind, client=client, version=version, incarnation=incarnation, rate=rate)
+        operation = native.log.Operation(
+            kind, client=client, version=version, incarnation=incarnation, rate=rate, task=task_id
+        )
         task = self._engine.execute(operation)
         if kind == "rate":
             self._running.follow_rate()
@@ -374,7 +373,8 @@ class Group:
         return receipt
 
     def _take(self, order: Order, parsed: Parsed, control: Tensor | None) -> Receipt:
-        answer = self._answers.of(parsed, order["client"], order["version"], None, order["samples"], control)
+        said = Said(order["client"], order["version"], offset=order["offset"])
+        answer = self._answers.of(parsed, said, order["samples"], control)
         if "count" in order:
             answer.count, answer.total = order["count"], order["total"]
         (outcome,) = self._answers.receive([answer])

@@ -50,15 +50,17 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def without_lives(server: fastagg.Server) -> dict[str, Any]:
-    """All state but the numbers of the server's lives. Clients and open tasks are put in order: a forgotten client's
-    line is the next one's, and a restart writes the lines anew."""
+    """All state but the numbers of the server's lives, and those at which their ids begin. Clients and open tasks are
+    put in order: a forgotten client's line is the next one's, and a restart writes the lines anew."""
     state = server.state_dict()
     del state["lives"]
     tasks = state["tasks"]
     ids = list(tasks["clients"])
     known = sorted(zip(map(str, ids), tasks["last_sent"].tolist(), tasks["next_steps"].tolist(), strict=True))
     owners, started, told = (tasks[key].tolist() for key in ("task_client", "task_version", "task_steps"))
-    lines = zip((str(ids[owner]) for owner in owners), started, told, strict=True)
+    named = state["ids"].pop("open").tolist()
+    del state["ids"]["firsts"], state["ids"]["nexts"]
+    lines = zip((str(ids[owner]) for owner in owners), started, told, named, strict=True)
     columns = dict.fromkeys(("clients", "last_sent", "next_steps", "task_client", "task_version"))
     state["tasks"] = {**tasks, **columns, "known": known, "task_steps": sorted(lines)}
     for entry in state["round"]:  # whose arrays have the shapes that they came in

@@ -37,7 +37,7 @@ def bits(value: Any) -> Any:
     if isinstance(value, Tensor):
         return str(value.dtype), tuple(value.shape), value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     if isinstance(value, dict):
-        return {key: bits(item) for key, item in value.items() if key != "lives"}
+        return {key: bits(item) for key, item in value.items() if key not in ("lives", "ids")}
     if isinstance(value, (list, tuple)):
         return [bits(item) for item in value]
     return repr(value)

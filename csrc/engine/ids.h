@@ -1,0 +1,117 @@
+// The ids of tasks, and the outcomes of the last ones that ended. An id is a number of 63 bits, at least 1. Each life
+// of a server (from one start or load to the next) begins at a random number of 62 bits, and counts up. So two lives
+// with n tasks together share an id with a probability of n / 2^62, which is 2e-9 for 10^10 tasks.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace fastagg::engine {
+
+class Ids {
+ public:
+  // Outcomes that are remembered.
+  static constexpr size_t kRemembered = 16384;
+  // Lives whose ids are known as this server's.
+  static constexpr size_t kLives = 1024;
+
+  // The end of a task. What is packed: the version that the server came to, whether that answer changed the model.
+  struct Ended {
+    int64_t id = 0;
+    int64_t packed = kUncounted;
+    bool counted() const { return packed != kUncounted; }
+    int64_t version() const { return packed >> 1; }
+    bool applied() const { return (packed & 1) != 0; }
+  };
+  static constexpr int64_t kUncounted = -1;  // it was forgotten, or it took too long
+  static int64_t pack(int64_t version, bool applied) { return version << 1 | static_cast<int64_t>(applied); }
+
+  // From now on ids are those of the life with this number, which may go on after others.
+  void begin(uint64_t number) {
+    const auto first = static_cast<int64_t>(number >> 1 & kBegins) + 1;
+    lives_.reserve(lives_.size() + 1);
+    if (!lives_.empty() && lives_.back().first == lives_.back().next) lives_.pop_back();
+    const auto same = std::find_if(lives_.begin(), lives_.end(), [&](const Life& one) { return one.first == first; });
+    if (same != lives_.end()) {
+      std::rotate(same, same + 1, lives_.end());
+    } else {
+      lives_.push_back({first, first});
+    }
+    if (lives_.size() > kLives) lives_.erase(lives_.begin());
+  }
+
+  int64_t next() const { return lives_.empty() ? 1 : lives_.back().next; }
+  // Room for one more id, and for the outcome of one more task, besides so many open ones.
+  void reserve(size_t open) {
+    lives_.reserve(lives_.size() + 1);
+    const size_t needed = std::min(kRemembered, ended_.size() + open + 1);
+    if (ended_.capacity() < needed) ended_.reserve(std::min(kRemembered, 2 * needed));
+  }
+  // This id is in use. It may be one of a log of which a part is lost.
+  void use(int64_t id) noexcept {
+    for (size_t i = lives_.size(); i-- > 0;)
+      if (id >= lives_[i].first && id - lives_[i].next < kGap) {
+        lives_[i].next = std::max(lives_[i].next, id + 1);
+        return;
+      }
+    lives_.push_back({id, id + 1});
+  }
+  // Whether this server may have given it to a task.
+  bool knows(int64_t id) const {
+    return std::any_of(lives_.begin(), lives_.end(), [&](const Life& one) { return id >= one.first && id < one.next; });
+  }
+
+  void end(int64_t id, int64_t packed) noexcept {
+    if (ended_.size() < kRemembered) {
+      ended_.push_back({id, packed});
+    } else {
+      ended_[oldest_] = {id, packed};
+      oldest_ = (oldest_ + 1) % kRemembered;
+    }
+  }
+  // How a task ended, or null if that is not remembered.
+  const Ended* ended(int64_t id) const {
+    const auto found = std::find_if(ended_.begin(), ended_.end(), [&](const Ended& one) { return one.id == id; });
+    return found == ended_.end() ? nullptr : &*found;
+  }
+  size_t nbytes() const { return ended_.size() * sizeof(Ended); }
+
+  // As plain numbers: (first, next) of each life; ids and outcomes, the oldest first.
+  struct State {
+    std::vector<int64_t> firsts, nexts, ended, outcomes;
+  };
+  State state() const {
+    State state;
+    for (const Life& one : lives_) state.firsts.push_back(one.first), state.nexts.push_back(one.next);
+    for (size_t i = 0; i < ended_.size(); ++i) {
+      const Ended& one = ended_[(oldest_ + i) % ended_.size()];
+      state.ended.push_back(one.id), state.outcomes.push_back(one.packed);
+    }
+    return state;
+  }
+  // False: it is no state.
+  bool load(const State& state) {
+    if (state.firsts.size() != state.nexts.size() || state.ended.size() != state.outcomes.size()) return false;
+    lives_.clear(), ended_.clear(), oldest_ = 0;
+    for (size_t i = 0; i < state.firsts.size(); ++i) {
+      if (state.firsts[i] < 1 || state.nexts[i] < state.firsts[i]) return false;
+      lives_.push_back({state.firsts[i], state.nexts[i]});
+    }
+    const size_t count = std::min(kRemembered, state.ended.size()), skipped = state.ended.size() - count;
+    for (size_t i = 0; i < count; ++i) ended_.push_back({state.ended[skipped + i], state.outcomes[skipped + i]});
+    return true;
+  }
+
+ private:
+  static constexpr uint64_t kBegins = (uint64_t{1} << 62) - 1;
+  static constexpr int64_t kGap = int64_t{1} << 40;  // more ids than a lost part of a log can have
+  struct Life {
+    int64_t first, next;
+  };
+  std::vector<Life> lives_;
+  std::vector<Ended> ended_;  // a ring, once it is full
+  size_t oldest_ = 0;
+};
+
+}  // namespace fastagg::engine
