@@ -127,7 +127,7 @@ def test_every_way_of_arriving_gives_the_formula(kind: Any, dtype: torch.dtype, 
         assert torch.equal(root.flat, want)
 
 
-def test_lower_halves_are_carried_before_they_overflow() -> None:
+def test_lower_halves_are_carried_before_they_overflow(isa: str) -> None:
     """Hundreds of terms of the largest size, with one sign and with changing signs."""
     size = 1500
     for signs in ((1,), (1, 1, -1), (-1,)):
