@@ -91,7 +91,7 @@ def of_clients(best: Best | None) -> None:
     """
     if best is not None and "/" not in best.metric:
         raise ConfigError(
-            f"best: {best.metric!r} is a metric of an evaluation on the server, and there is none; name one of clients, "
+            f"best: {best.metric!r} is a metric of an evaluation on the server, and there is none; name a client's, "
             "such as {'path': 'best.pt', 'metric': 'clients/accuracy'}"
         )
 
