@@ -20,6 +20,7 @@ import fastagg
 from fastagg._types import Arrays, Foreign, State
 from fastagg.errors import ConfigError, FastaggError, UnknownClient, UnknownVersion
 from fastagg.integrations import preset, require
+from fastagg.integrations.goals import of_clients
 from fastagg.integrations.named import resolved
 from fastagg.integrations.replies import Reply, take
 from fastagg.integrations.session import Session, Settings
@@ -94,6 +95,7 @@ class Aggregator(BaseAggregator):
         self._make = preset(self.config.get("algorithm"))
         chosen = {key: _plain(self.config[key]) for key in _RUN if key in self.config}
         self._run = Settings(**chosen, retry_after=0.0)
+        of_clients(self._run.best)
         self._window = Window()
         if model is None and "model_path" in self.config:
             where = self.config["model_path"], self.config.get("model_name")
@@ -291,4 +293,7 @@ def _without_model(task: Dispatch, server: fastagg.Server) -> Dispatch:
 
 
 def _plain(value: Foreign) -> Foreign:
-    return list(value) if not isinstance(value, (str, dict)) and hasattr(value, "__iter__") else value
+    """YAML's values without OmegaConf's containers."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    return list(value) if not isinstance(value, str) and hasattr(value, "__iter__") else value

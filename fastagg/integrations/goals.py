@@ -83,6 +83,19 @@ class Best:
         return given if given is None or isinstance(given, cls) else _made(cls, "best", given)
 
 
+def of_clients(best: Best | None) -> None:
+    """Check the metric of ``best``, where only clients evaluate.
+
+    Raises:
+        ConfigError: it is one of an evaluation on the server, so that the file would never be written.
+    """
+    if best is not None and "/" not in best.metric:
+        raise ConfigError(
+            f"best: {best.metric!r} is a metric of an evaluation on the server, and there is none; name a client's, "
+            "such as {'path': 'best.pt', 'metric': 'clients/accuracy'}"
+        )
+
+
 class Watch:
     """The best value of one metric so far, and the number of values since then."""
 

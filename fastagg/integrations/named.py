@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 
 from fastagg._types import Plain
 from fastagg.distill import Distillation
 from fastagg.errors import ConfigError
+from fastagg.integrations import imported
 
 
 def resolved(settings: Mapping[str, object] | None) -> Plain:
@@ -20,12 +20,7 @@ def resolved(settings: Mapping[str, object] | None) -> Plain:
     name = found.get("distill")
     if not isinstance(name, str):
         return found
-    module, _, function = name.partition(":")
-    try:
-        make = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"distill: expected 'module:function', got {name!r}: {error}") from None
-    made = make()
+    made = imported("distill", name)()
     if not isinstance(made, Distillation):
         raise ConfigError(f"distill: {name} returned a {type(made).__name__}, no fastagg.Distillation")
     return {**found, "distill": made}

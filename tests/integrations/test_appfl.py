@@ -234,6 +234,21 @@ def test_fedavg_beside_appfls_own(mode: str) -> None:
         assert close({name: mine[name] for name in names}, {name: model[name] for name in names})
 
 
+def majority(model: Any, **settings: Any) -> fastagg.Server:
+    """A rule of the user's own, named in YAML."""
+    return fastagg.Server(model, fastagg.Buffer(**settings))
+
+
+def test_yaml_with_mappings_and_a_rule_of_ones_own(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    config = {"algorithm": f"{__name__}:majority", "settings": {"size": 2}, "trackers": {"tensorboard": str(tmp_path)},
+              "best": {"path": str(tmp_path / "best.pt"), "metric": "clients/accuracy"}}  # fmt: skip
+    aggregator = Aggregator(Net(), OmegaConf.create(config))
+    assert aggregator._run.best.metric == "clients/accuracy" and aggregator.server.direction == fastagg.Buffer(2)
+    with pytest.raises(fastagg.ConfigError, match="best: 'accuracy' is a metric of an evaluation on the server"):
+        Aggregator(Net(), OmegaConf.create({**config, "best": str(tmp_path / "best.pt")}))
+
+
 def test_secure_aggregation_is_refused_by_name(caplog: pytest.LogCaptureFixture) -> None:
     aggregator = begun(caplog)
     before = aggregator.server.state_dict()["flat"]

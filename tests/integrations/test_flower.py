@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -67,6 +68,32 @@ def test_rounds_are_the_servers(make) -> None:
         assert torch.equal(back[name], array)
     assert back["bn.num_batches_tracked"] == 10, "counters are the clients' largest"
     assert result.train_metrics_clientapp[3]["loss"] == pytest.approx((1 + 4 + 9) / 6)
+
+
+@dataclass(frozen=True)
+class Median(fastagg.Direction):
+    """As in docs/rules.md."""
+
+    size: int = 3
+
+    def combine(self, update, facts, state):
+        held = {**state, str(len(state)): update.clone()}
+        return (None, held) if len(held) < self.size else (torch.stack(list(held.values())).median(0).values, {})
+
+
+class Forgotten(fastagg.Direction):  # without @dataclass
+    size: int
+
+    def combine(self, update, facts, state): ...
+
+
+def test_a_rule_of_the_users_own_in_rounds() -> None:
+    grid = FakeGrid(lambda m: trained(m, {1: 0.5, 2: 100.0, 3: 1.0}[m.metadata.dst_node_id]), [1, 2, 3])
+    strategy = sync(lambda model, **settings: fastagg.Server(model, Median(3)))
+    result = strategy.start(grid, flower.write({"w": torch.zeros(5)}), num_rounds=2)
+    assert torch.equal(flower.read(result.arrays)["w"], torch.full((5,), 2.0)) and strategy.server.version == 2
+    with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
+        sync(lambda model, **settings: fastagg.Server(model, Forgotten(3))).start(grid, flower.write({}), num_rounds=1)
 
 
 def aggregated(strategy: FedAvg, arrays: dict[str, torch.Tensor], train, nodes: int) -> ArrayRecord:
@@ -236,7 +263,7 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path) -> None:
     "server", [3, lambda model: model, partial(fastagg.FADAS, lr=0.1), partial(fastagg.FedAvg, x=1)]
 )
 def test_no_synchronous_rule(server) -> None:
-    with pytest.raises(fastagg.ConfigError, match="server: expected a"):
+    with pytest.raises(fastagg.ConfigError, match=r"server: expected a|unknown setting 'x'"):
         sync(server).start(FakeGrid(trained, [1, 2]), flower.write(initial()), num_rounds=1)
 
 

@@ -33,7 +33,8 @@ def made(make: Make | Server, model: Arrays, *, rounds: bool) -> Server:
     """
     if not isinstance(make, Server):
         make = _called(make, model, rounds)
-    if isinstance(make.direction, Cohort) != rounds:
+    own = not type(make.direction).__module__.startswith("fastagg.")  # a rule of the user's own, which may be either
+    if not own and isinstance(make.direction, Cohort) != rounds:
         raise _other(type(make.direction).__name__, rounds)
     return make
 
@@ -56,9 +57,10 @@ def _called(make: Make, model: Arrays, rounds: bool) -> Server:
             wanted = {"weighting": "samples", "buffers": "weighted"}
             settings |= {key: how for key, how in wanted.items() if key not in getattr(make, "keywords", {})}
     try:
-        server = make(model, **settings)
-    except TypeError as error:
+        inspect.signature(make).bind(model, **settings)
+    except (TypeError, ValueError) as error:  # not an error of the user's own parts, which the call below may raise
         raise ConfigError(f"server: expected a fastagg preset with its settings (functools.partial): {error}") from None
+    server = make(model, **settings)
     if not isinstance(server, Server):
         raise ConfigError(f"server: expected a fastagg.Server or a preset, got {type(server).__name__}")
     return server

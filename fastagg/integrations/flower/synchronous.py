@@ -33,6 +33,7 @@ _IGNORED = {
     "retry_after": "Flower samples each round's nodes anew",
     "evaluate_aside": "a round ends with its evaluation, as in Flower",
 }
+_LARGE = 1_000_000  # parameters, beside which a collection of garbage costs little
 _OF_START = ("stop", "best", "on_version", "trackers")  # settings that start() handles
 
 
@@ -156,7 +157,7 @@ class SyncStrategy(FedAvg):
         trained, metrics = self.aggregate_train(number, replies)
         looked_at = replies.looked_at
         del replies
-        if looked_at:  # Flower's properties of records make cycles
+        if looked_at and self.server.layout.size >= _LARGE:  # Flower's properties of records make cycles
             gc.collect()
         if trained is not None:
             arrays = trained
@@ -343,12 +344,7 @@ class SyncStrategy(FedAvg):
 
     def _task_of(self, server: Server, node: int) -> Dispatch:
         """The task of this round that ``node`` has. A subclass may have asked nodes without ``super()``."""
-        task = self._tasks.pop(node, None)
-        if task is not None and task.version == server.version:
-            return task
-        if task is not None:
-            server.forget(task.client, task.version)
-        return server.dispatch(node)
+        return self._tasks.pop(node) if node in self._tasks else server.dispatch(node)
 
     def _miss(self, server_round: int, round_: _Round) -> None:
         """End the tasks without an answer. Those that a subclass has left out did not fail."""

@@ -16,6 +16,7 @@ from fastagg._types import Arrays, Plain
 from fastagg.errors import FastaggError, UnknownClient, UnknownVersion
 from fastagg.integrations import preset
 from fastagg.integrations.evaluation import Found
+from fastagg.integrations.goals import of_clients
 from fastagg.integrations.named import resolved
 from fastagg.integrations.nvflare.arrays import as_sent, completed, is_numpy
 from fastagg.integrations.replies import Reply
@@ -67,6 +68,8 @@ class Traffic:
         self.log = log or logging.getLogger(__name__).info
         self.checkpoint = None if path is None else Path(path)
         self.run, self._evaluate, self.save_every = run, evaluate, save_every
+        if run is not None and evaluate is None:
+            of_clients(run.best)
         self.versions = versions
         self.server: fastagg.Server
         self.session: Session
@@ -185,7 +188,7 @@ class Traffic:
     def end(self) -> None:
         """End the run. No more replies are taken, and everything is saved."""
         with self._lock:
-            self.forget()
+            self.forget(why="was still out; its answer will not count")
             self.session.stepped(last=True)
             self.session.settle(wait=True)
             self.save()
@@ -202,15 +205,15 @@ class Traffic:
         with self._lock:
             self.session.failed(client, cause)
 
-    def forget(self, client: str | None = None) -> None:
-        """End the open tasks of ``client``, or of all clients. Their answers do not count."""
+    def forget(self, client: str | None = None, why: str = "was not answered; it is dropped") -> None:
+        """End the open tasks of ``client``, or of all clients. Their answers do not count, and the log says why."""
         with self._lock:
             for name, number in list(self._open):
                 if client in (None, name):
                     task = self._open.pop((name, number))
                     with suppress(FastaggError):
                         self.server.forget(task.client, task.version)
-                    self.log(f"fastagg: client {name}: task {number} was not answered; it is dropped")
+                    self.log(f"fastagg: client {name}: task {number} {why}")
 
     def model(self) -> dict[str, Arrays]:
         """The current model, in arrays that never change."""
