@@ -38,11 +38,12 @@ def ledger(server: Any) -> Any:
 
 
 def plain(server: Any) -> Any:
-    """Return the ledger's state without the versions' numbers, of which each rank has its slice."""
+    """Return the ledger's state without the versions' numbers, of which each rank has its slice; the ids come last."""
     state = as_tensors(ledger(server).tasks())
     kept = sorted(int(version) for version in state.pop("versions"))
+    ids = {key: value.tolist() for key, value in state.pop("ids").items()}
     lists = {key: value.tolist() if isinstance(value, torch.Tensor) else value for key, value in state.items()}
-    return json.loads(json.dumps([lists, kept], default=str))
+    return json.loads(json.dumps([lists, kept, ids], default=str))
 
 
 def drawn(draw: random.Random) -> tuple[float, Says]:
