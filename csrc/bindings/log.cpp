@@ -166,7 +166,7 @@ struct ReadRecord {
   uint64_t sequence, length;
   const uint8_t* data;  // from its head on
   size_t segment, begin;
-  py::object body;      // keeps the memory of its parts
+  py::object body;  // keeps the memory of its parts
 };
 
 ReadRecord read_record(const Records& records, const Record& record) {
@@ -174,7 +174,9 @@ ReadRecord read_record(const Records& records, const Record& record) {
   py::object owner;
   for (size_t i = 0; i < records.views.size(); ++i)
     if (records.views[i].data() == name.data) owner = records.buffers[i];
-  ReadRecord found{std::nullopt, "", record.head.sequence, record.head.length, record.body - kRecordHead, record.segment, record.begin, owner};
+  ReadRecord found{
+      std::nullopt, "",   record.head.sequence, record.head.length, record.body - kRecordHead, record.segment,
+      record.begin, owner};
   try {
     found.operation = read(record.head.kind, record.body, record.head.length);
   } catch (const Refusal& refused) {

@@ -324,7 +324,7 @@ def test_the_whole_history_may_be_kept(tmp_path: Path) -> None:
     assert names[0] == 0 and len(names) == 2
     found = fastagg.audit(tmp_path / "a", receipts=receipts)
     assert found["same"] and found["start"] == 0, found["problem"]
-    tiered = fastagg.Tiered("int8", path=tmp_path / "rows")
+    tiered = fastagg.Tiered("int8", memory="1MB", path=tmp_path / "rows")
     with pytest.raises(fastagg.ConfigError, match="keep_history"):
         fastagg.open(
             tmp_path / "b", lambda: fastagg.ACE(model(SIZE), lr=0.1, num_clients=3, cache=tiered), keep_history=True
