@@ -63,6 +63,8 @@ struct Arrival {
 
   const log::Decided* decided = nullptr;  // in a recovery: the outcome that was
   Receipt receipt;                        // out
+
+  bool is_whole() const { return update.pieces.size() == 1 && update.pieces.front().dtype == kWholeNumbers; }
 };
 
 }  // namespace fastagg::engine

@@ -52,6 +52,7 @@ struct Question {
 struct Statistics {
   const Reported* reported;
   const void* extra;
+  double share;  // in their mean
 };
 
 struct Bounds {
