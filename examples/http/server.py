@@ -35,7 +35,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 import fastagg
 
 TYPES = {"application/x-float32": torch.float32, "application/x-float16": torch.float16}
-REMEMBERED = 10_000  # how many receipts are kept for clients that post an update again
 PIECE = 1 << 16  # bytes of a model that wait for one client
 LATER = {"Retry-After": "1"}
 Publish = Callable[[fastagg.Dispatch], str]
@@ -135,8 +134,6 @@ class Service:
         self.downloads, self.versions = downloads, versions
         self.sending: Counter[int] = Counter()  # how many downloads there are of a version
         self.published: OrderedDict[tuple[Any, ...], asyncio.Task[str]] = OrderedDict()
-        self.done: OrderedDict[tuple[Any, ...], dict[str, Any]] = OrderedDict()
-        self.coming: set[tuple[Any, ...]] = set()
         self.server: fastagg.Server
 
     def app(self) -> Starlette:
@@ -180,7 +177,7 @@ class Service:
     async def task(self, request: Request) -> Response:
         self.check_room(self.server.version)
         found = await run_in_threadpool(self.server.dispatch, request.path_params["client"])
-        headers = {"X-Task": f"{found.version}-{found.incarnation}", "X-Version": str(found.version)}
+        headers = {"X-Task": str(found.id), "X-Version": str(found.version)}
         headers["Cache-Control"] = "no-store"
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.counted(found.version))
@@ -227,8 +224,7 @@ class Service:
             return None
 
     async def update(self, request: Request) -> Response:
-        client, name = request.path_params["client"], request.path_params["task"]
-        version, incarnation = (_whole(part, "task") for part in name.partition("-")[::2])
+        client, task = request.path_params["client"], _whole(request.path_params["task"], "task")
         samples = _number(request.query_params.get("num_samples"))
         dtype = TYPES.get(request.headers.get("content-type", ""))
         if dtype is None:
@@ -239,38 +235,25 @@ class Service:
         length = _whole(request.headers["content-length"], "Content-Length")
         if length != needed:
             raise Refused(413 if length > needed else 400, f"expected {needed} bytes, got {length}")
-        key = client, version, incarnation
-        if key in self.done:  # the receipt was lost on its way, so it is sent again
-            return JSONResponse(self.done[key])
-        if key in self.coming:
-            raise Refused(503, "this update is on its way already: ask again later")
         if not self.free:
             raise Refused(429, "too many updates at a time: send it again later")
         self.free -= 1
-        self.coming.add(key)
         try:
-            receipt = await self.received(request, client, version, incarnation, samples, dtype)
+            found: fastagg.Receipt | fastagg.AlreadyCounted = await self.received(request, client, task, samples, dtype)
+        except fastagg.AlreadyCounted as error:  # the answer was lost on its way, so it is given again
+            if error.version is None:  # it is not remembered
+                raise
+            found = error
+            await run_in_threadpool(self.server.flush)  # the first one may wait for the disk yet
         finally:
             self.free += 1
-            self.coming.discard(key)
-        said = {
-            "version": receipt.version,
-            "applied": receipt.applied,
-            "delay": receipt.delay,
-            "durable": receipt.durable,
-        }
-        self.done[key] = said
-        if len(self.done) > REMEMBERED:
-            self.done.popitem(last=False)
-        return JSONResponse(said)
+        return JSONResponse({"version": found.version, "applied": found.applied})
 
     async def received(
-        self, request: Request, client: str, version: int, incarnation: int, samples: float | None, dtype: torch.dtype
+        self, request: Request, client: str, task: int, samples: float | None, dtype: torch.dtype
     ) -> fastagg.Receipt:
         """Receive an update. Chunks go to the folder as they arrive; the step runs in a thread."""
-        upload = await run_in_threadpool(
-            self.server.receiving, client, version, samples, dtype=dtype, incarnation=incarnation
-        )
+        upload = await run_in_threadpool(self.server.receiving, client, None, samples, dtype=dtype, task=task)
         allowed = self.allowed(self.server.layout.size * dtype.itemsize)
         stack = contextlib.ExitStack()
         stack.enter_context(upload)

@@ -77,7 +77,7 @@ class HttpClient:
         return torch.frombuffer(body, dtype=torch.float32)
 
     def send(self, update: Tensor) -> dict[str, Any]:
-        """Send the update of the last task. Return the receipt's ``version``, ``applied``, ``delay`` and ``durable``.
+        """Send the update of the last task. Return the receipt's ``version`` and ``applied``.
 
         Args:
             update: flat, [d], fp32 or fp16; other types are sent as fp32.

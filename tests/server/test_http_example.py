@@ -70,7 +70,7 @@ def test_updates_are_applied_once_and_are_durable(client: TestClient) -> None:
     (ann, model), (bob, _) = task(client, "ann"), task(client, "bob")
     assert model.shape == (SIZE,) and not model.any()
     first = client.post(ann, content=body(), headers=FLOATS)
-    assert first.status_code == 200 and first.json() == {"version": 0, "applied": False, "delay": 0, "durable": True}
+    assert first.status_code == 200 and first.json() == {"version": 0, "applied": False}
     assert client.post(ann, content=body(), headers=FLOATS).json() == first.json()  # again: it counts once
     half = {**FLOATS, "Content-Type": "application/x-float16"}
     assert client.post(bob, content=body(3.0, np.float16), headers=half).json()["version"] == 1
@@ -88,14 +88,12 @@ def test_every_bad_request_has_a_status_and_changes_nothing(client: TestClient) 
         (ann, body() + b"x", FLOATS, 413),
         (ann, iter([body()]), FLOATS, 411),
         (ann, body(float("nan")), FLOATS, 422),
-        ("/update/ann/0", body(), FLOATS, 400),
-        ("/update/ann/0--1", body(), FLOATS, 400),
-        ("/update/ann/0-5", body(), FLOATS, 410),
+        ("/update/ann/x", body(), FLOATS, 400),
+        ("/update/ann/-1", body(), FLOATS, 400),
+        ("/update/ann/5", body(), FLOATS, 410),
         (f"{ann}?num_samples=many", body(), FLOATS, 400),
         (f"{ann}?num_samples=-1", body(), FLOATS, 422),
-        (ann.replace("ann/0", "ann/x"), body(), FLOATS, 400),
-        (ann.replace("ann/0", "ann/7"), body(), FLOATS, 409),
-        (ann.replace("/ann/", "/eve/"), body(), FLOATS, 404),
+        (ann.replace("/ann/", "/eve/"), body(), FLOATS, 409),
     ):
         found = client.post(url, content=content, headers=headers)
         assert found.status_code == status, (url, headers, found.text)
@@ -106,12 +104,14 @@ def test_every_bad_request_has_a_status_and_changes_nothing(client: TestClient) 
     assert client.post(ann, content=body(), headers=FLOATS).status_code == 200
 
 
-def test_tasks_survive_a_restart_and_what_was_answered_is_not_taken_again(tmp_path: Path) -> None:
+def test_tasks_survive_a_restart_and_what_was_answered_is_answered_again(tmp_path: Path) -> None:
     with TestClient(service(tmp_path / "a").app()) as client:
         (ann, _), (bob, _) = task(client, "ann"), task(client, "bob")
-        assert client.post(ann, content=body(), headers=FLOATS).status_code == 200
+        first = client.post(ann, content=body(), headers=FLOATS)
+        assert first.status_code == 200
     with TestClient(service(tmp_path / "a").app()) as client:
-        assert client.post(ann, content=body(), headers=FLOATS).status_code == 409
+        again = client.post(ann, content=body(), headers=FLOATS)
+        assert again.status_code == 200 and again.json() == first.json()  # it counts once
         assert client.post(bob, content=body(), headers=FLOATS).json()["version"] == 1
         assert (task(client, "ann")[1] == 1.0).all()
 
@@ -173,17 +173,15 @@ def test_the_commands_of_its_page_run_as_they_stand_there(tmp_path: Path) -> Non
     environment["OMP_NUM_THREADS"] = "1"  # threads that wait for each other crawl on a busy machine
     done = subprocess.run(
         ["bash", "-c", "\n".join(script)],
-        cwd=tmp_path / "http", env=environment, capture_output=True, text=True, timeout=120, check=False,
+        cwd=tmp_path / "http", env=environment, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    counted = 0
     for name in ("ann", "bob"):
         found = [int(share) for share in re.findall(rf"{name}: version \d+ has accuracy (\d+)%", done.stdout)]
-        assert len(found) >= 3 and found[-1] >= 80, found
-        counted += int(re.findall(rf"{name}: (\d+) updates counted", done.stdout)[0])
-    version = int(re.findall(r'\{"version":(\d+),"applied":\w+,"delay":0,"durable":true\}', done.stdout)[-1])
-    # Two updates make a version. An acknowledged one is never lost; one that was not may have counted all the same.
-    assert (counted + 1) // 2 <= version <= (counted + 1) // 2 + 1
+        assert len(found) >= 50 and found[-1] >= 80, found
+        assert f"{name}: 50 updates counted" in done.stdout
+    # Two updates make a version. Each counted once, although the server was killed meanwhile.
+    assert '{"version":50,"applied":false}' in done.stdout
 
 
 SCRIPT = """
@@ -309,7 +307,7 @@ def test_whoever_brings_and_takes_nothing_is_cut(served: Callable[..., Served]) 
     types = "Content-Type: application/x-float32\r\nContent-Length"
     stopped = server.begin(f"POST {url} HTTP/1.1\r\n{types}: {4 * LARGE}", bytes(70_000))
     assert rest_of(stopped) == b""
-    head = "POST /update/slow/0-1 HTTP/1.1\r\nContent-Type: text/plain\r\nContent-Length: 1000000"
+    head = "POST /update/slow/1 HTTP/1.1\r\nContent-Type: text/plain\r\nContent-Length: 1000000"
     assert rest_of(server.begin(head, b"x")).startswith(b"HTTP/1.1 415")  # and the rest never comes
 
 
