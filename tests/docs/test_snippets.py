@@ -100,7 +100,7 @@ def test_every_public_name_has_an_example() -> None:
 
 def test_links_inside_the_documentation_lead_somewhere() -> None:
     lost = []
-    for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "examples" / "http" / "README.md"]:
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md", *(ROOT / "examples").glob("*/README.md")]:
         for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             if not (page.parent / target).exists():
                 lost.append(f"{page.relative_to(ROOT)}: {target}")
