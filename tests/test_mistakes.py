@@ -101,7 +101,7 @@ MISTAKES = [
     ("weighted.receive(0, flat)", "num_samples", "got None", "num_samples=len(data)"),
     ("ace.dispatch(10)", "client 10", "expected 0..9", "num_clients"),
     ("ace.receive_model(ace.dispatch(1), trained)", "kind", "got one of kind 'delta'", "send a gradient"),
-    ("server.receive_many([task])", "receive_many", "got Dispatch(", "(client, update, version, num_samples, task, offset)"),
+    ("server.receive_many([task])", "receive_many", "got Dispatch(", "num_samples, task, offset)"),
     ("server.receive_partial(0, flat)", "partial", "got a float32 array", "what a fastagg.Leaf's take() returned"),
     ("server.receive(task, flat)", "client", "got a task", "write task.client"),
     ("server.receive_many(None)", "receive_many", "got None", "give a list of such tuples"),
