@@ -460,6 +460,13 @@ Arrival arrival_of(const Server& server, const log::Operation& operation, const 
       arrival.kind = Arrival::kSum;
       std::memcpy(&arrival.count, part.data, sizeof arrival.count);
       arrival.total = operation.share;
+    } else if (part.role == log::kMeasured) {
+      if (part.nbytes() != sizeof(engine::Measured)) damaged("what was measured of the whole update is not three numbers");
+      std::memcpy(&arrival.measured.emplace(), part.data, part.nbytes());
+      const auto good = [](double number) { return std::isfinite(number); };
+      if (!(arrival.measured->norm >= 0.0 && arrival.measured->moved >= 0.0 && good(arrival.measured->norm) &&
+            good(arrival.measured->moved) && good(arrival.measured->inner)))
+        damaged("what was measured of the whole update is no number");
     } else if (part.role == log::kRowRole) {
       arrival.row = part.data, arrival.row_nbytes = part.count, arrival.format = part.dtype;
     }

@@ -61,7 +61,7 @@ PyObject* kept_of(const ReceiptObject& one) { return PyBool_FromLong(one.kept); 
 
 PyObject* durable_of(PyObject* self, void*) {
   const ReceiptObject* const one = receipt_of(self);
-  return PyBool_FromLong(one->log != nullptr && one->value.sequence > 0 && one->log->durable >= one->value.sequence);
+  return PyBool_FromLong(one->log != nullptr && one->value.sequence > 0 && one->log->everywhere() >= one->value.sequence);
 }
 
 // fill(client, applied, version, delay, step_size, norm, weight, kept): all numbers at once.

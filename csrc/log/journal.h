@@ -6,6 +6,7 @@
 // record has memory of its own, which the step may read its update from, or write its row to.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -107,8 +108,11 @@ class Journal {
   std::atomic<Mode> mode{Mode::kNone};
   std::atomic<int64_t> max_waiting{std::numeric_limits<int64_t>::max()};
   std::atomic<uint64_t> durable, syncs{0}, groups{0}, written{0}, pending{0};
+  // Of a slice: up to which record all other ranks' logs are on their disks.
+  std::atomic<uint64_t> elsewhere{std::numeric_limits<uint64_t>::max()};
   std::atomic<int64_t> waiting{0};
   uint64_t last() const { return last_; }
+  uint64_t everywhere() const { return std::min<uint64_t>(durable, elsewhere); }
   uint64_t digest() const;  // of all records that are on the disk
 
   static double waited();  // the seconds that the calling thread has waited so far

@@ -83,7 +83,7 @@ void read_answer(Bytes& from, Operation& to) {
   for (uint32_t i = 0; i < count; ++i) {
     Part part{from.read<uint8_t>(), from.read<uint8_t>(), 0};
     part.count = from.read<uint64_t>();
-    if (part.role > kPadding || part.dtype >= kElements) damaged("a part of an unknown role or type");
+    if (part.role >= kRoles || part.dtype >= kElements) damaged("a part of an unknown role or type");
     if (part.count > UINT64_MAX / 16) damaged("a part that is too large");
     to.parts.push_back(part);
   }

@@ -29,7 +29,8 @@ const char* name_of(Kind kind);
 
 // What a part of an answer is: parameters, statistics, counters, a control variate, an encoded row (its type is the
 // row's format, its count bytes), of how many updates a sum is made, or nothing (it aligns what comes behind it).
-enum Role : uint8_t { kParameters, kBuffers, kCounter, kControl, kRowRole, kUpdates, kPadding };
+// `kMeasured`: of a slice, what was measured of the whole update (engine/arrival.h), as the bits of three doubles.
+enum Role : uint8_t { kParameters, kBuffers, kCounter, kControl, kRowRole, kUpdates, kPadding, kMeasured, kRoles };
 
 // Types of elements; the first ones are those of Dtype (plan.h).
 enum Element : uint8_t { kInt64 = 3, kElements = 12 };

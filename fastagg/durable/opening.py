@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -28,6 +30,7 @@ from fastagg.storage.tiered import Tiered
 SEGMENT = 64 << 20  # bytes of the largest segments of the log
 _SLOW = 1.0  # an answer that takes so many seconds is reported
 _NEW_DIGEST = 1  # of a log without records
+CUT = re.compile(r"cut-(\d{6})")  # a folder of a server in slices (fastagg/shards/logs.py)
 _log = logging.getLogger("fastagg")
 
 
@@ -80,35 +83,65 @@ def open(
     except OSError as error:
         raise CheckpointError(f"{path}: {error}") from error
     try:
+        if not contents(disk).checkpoints:  # new, or of a server in slices
+            made = make()
+            if type(made) is Server and made._group is not None:
+                return made._group.open(made, disk, durability, keep=keep, checkpoint_every=checkpoint_every)
+            if any(map(CUT.fullmatch, disk.names())):
+                raise ConfigError(f"{path}: it is of a server in slices; let make() return fastagg.sharded(...)")
+            make = partial(_identity, made)
         return open_on(disk, make, durability, keep=keep, checkpoint_every=checkpoint_every)
     except BaseException:
         disk.leave()
         raise
 
 
-def open_on(
-    disk: Disk, make: Callable[[], Server], durability: Durability, *, keep: int = 2, checkpoint_every: int = EVERY,
-    segment: int = SEGMENT,
-) -> Server:  # fmt: skip
-    """:func:`open` for a folder on ``disk``, with segments of the given number of bytes at most."""
-    _checks.whole("keep", keep, least=1)
-    _checks.whole("checkpoint_every", checkpoint_every, least=1)
+def _identity(server: Server) -> Server:
+    return server
+
+
+def locked(disk: Disk) -> int:
+    """Lock a folder, and return the lock.
+
+    Raises:
+        Busy: somebody else has the folder open. CheckpointError: the disk refuses.
+    """
     try:
         lock = disk.lock(LOCK)
     except OSError as error:
         raise CheckpointError(f"{disk.path}: {error}") from error
     if lock is None:
         raise Busy(f"{disk.path}: it is open already, here or in another process; close() that server first")
+    return lock
+
+
+def open_on(
+    disk: Disk, make: Callable[[], Server], durability: Durability, *, keep: int = 2, checkpoint_every: int = EVERY,
+    segment: int = SEGMENT, lock: int | None = None, until: int | None = None, log_of: Callable[..., Log] = Log,
+) -> Server:  # fmt: skip
+    """:func:`open` for a folder on ``disk``.
+
+    Args:
+        segment: the bytes of the largest segment of the log.
+        lock: the folder's, if the caller has locked it. It is given back with the server, or if the opening fails.
+        until: go on after this record, and remove all later ones: the logs of other slices do not have them.
+        log_of: makes the server's log.
+    """
+    _checks.whole("keep", keep, least=1)
+    _checks.whole("checkpoint_every", checkpoint_every, least=1)
+    if lock is None:
+        lock = locked(disk)
     journal = None
     try:
-        server, keeper, start, replayed, is_new = _opened(disk, make, keep, checkpoint_every)
+        server, keeper, start, replayed, is_new = _opened(disk, make, keep, checkpoint_every, until)
         journal = begin_journal(disk, {**start, "segment_bytes": segment}, durability, server.max_waiting)
+        log = log_of(disk, lock, journal, keeper, keeper.uploads, durability)
         keeper.start(journal, replayed)
-        log = Log(disk, lock, journal, keeper, keeper.uploads, durability)
         watch = Watch()
         server._attach(log, watch)
         watch.begin(server, _SLOW)
-        if not is_new:  # versions from the next one on may be lost ones' again, even if nothing of them was written
+        # Versions from the next one on may be lost ones' again, even if nothing of them was written.
+        if not is_new and until is None:
             server._engine.begin_incarnation(server.version + 1, engine.new_incarnation())
     except BaseException as error:
         if journal is not None:
@@ -129,7 +162,7 @@ class _Opened(NamedTuple):
     is_new: bool  # the folder was empty
 
 
-def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int) -> _Opened:
+def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int, until: int | None) -> _Opened:
     found = contents(disk)
     if not found.checkpoints:
         return _fresh(disk, found, make, keep, every)
@@ -139,11 +172,13 @@ def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int) -> _O
         check_made(disk, dict(checkpoint.manifest["made"]), made_of(server))
         return server
 
-    past = recover(disk, found, server_for)
+    past = recover(disk, found, server_for, until)
     server = past.server
     server._running.follow_rate()
     for lost in past.lost:
         _log.error("%s: %s", disk.path, lost)
+    if until is not None:
+        found = _cut(disk, found, past)
     start = _start(disk, found, past)
     for name in start.pop("needed"):  # the last writes of a killed process may be in memory only
         file = disk.open(name)
@@ -189,8 +224,10 @@ def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], keep: int, e
 
 def _made(make: Callable[[], Server], keep: int) -> Server:
     server = make()
-    if type(server) is not Server or server._log is not None or server._group is not None:
+    if type(server) is not Server or server._log is not None:
         raise no_server(server)
+    if server._group is not None:
+        raise ConfigError("make: the folder is of a server that is not in slices; let make() return such a one")
     cache = getattr(server.direction, "cache", None)
     if isinstance(cache, Tiered) and cache.keep < keep:
         raise ConfigError(
@@ -218,6 +255,25 @@ def _start(disk: Disk, found: Contents, past: Recovered) -> Plain:
         "free": [name for name in found.segments.values() if name not in names],
         "place": place if goes_on else 0, "number_here": whole[-1][0] if goes_on else 0, "needed": names,
     }  # fmt: skip
+
+
+def _cut(disk: Disk, found: Contents, past: Recovered) -> Contents:
+    """Remove what the log holds behind the last record that was read, so that no later opening takes it for a part of
+    what comes now. Return what is left."""
+    last, place = past.reader.end
+    chain = [found.segments[number] for number, *_ in past.reader.segments]
+    for name in reversed(chain[last + 1 :]):
+        disk.remove(name)
+    for name in chain[last : last + 1]:
+        file = disk.open(name)
+        try:
+            size = disk.size(file)
+            disk.truncate(file, place)
+            disk.truncate(file, size)
+            disk.sync(file)
+        finally:
+            disk.close(file)
+    return contents(disk)
 
 
 def _tidy(disk: Disk, found: Contents, past: Recovered) -> None:
