@@ -164,6 +164,7 @@ class Group:
         self._engine.measure()
         if self.rank == 0:
             self._engine.tell()
+            self._engine.take_told()  # what happened before is in the state
         else:  # rank 0 says which tasks end
             engine.limit(self._engine, None)
 
@@ -320,7 +321,7 @@ class Group:
                 try:
                     self._sync({"op": "sync"})
                 finally:
-                    self.link.order({"op": "stop"}, last=True)
+                    self.link.call("stop")
 
     @contextmanager
     def _inside(self, *, limited: bool = False) -> Iterator[None]:
@@ -337,6 +338,7 @@ class Group:
         with self._inside(limited=limited):
             if self.closed.is_set():
                 raise RankLost(f"{method}: this server is closed, and the other ranks are gone")
+            self.link.check()
             try:
                 yield
             finally:
@@ -510,14 +512,14 @@ def _bounds(layout: Layout, ranks: int) -> list[tuple[int, int]]:
 
 
 def _beat(held: weakref.ref[Group], closed: threading.Event, every: float) -> None:
-    """Send empty orders, so that the other ranks know that rank 0 is alive."""
+    """Call the other ranks, so that a dead one is noticed, and let the logs of an idle server come to the disk."""
     while not closed.wait(every):
         if (group := held()) is None:
             return
         try:
             with group._inside():
                 if not closed.is_set():
-                    group.link.order({"op": "alive"})
+                    group.link.call("alive")
                     group._sync({"op": "sync"})
         except (RankLost, Reentered):
             return
