@@ -95,7 +95,7 @@ class NotDurable(FastaggError, RuntimeError):
 
 
 class CacheError(FastaggError, OSError):
-    """The disk that has the cached updates refuses: it is full, it fails, or one is damaged. Nothing has changed."""
+    """The disk that has the cached updates is full or fails, or another server uses it. Nothing has changed."""
 
 
 class RankLost(FastaggError, RuntimeError):

@@ -11,6 +11,8 @@ All presets share these settings:
   client: ``fp32``, ``bf16``, ``int8`` or ``int4``. ConfigError if they do not fit into memory.
 - ``clients_per_round`` is the number of updates in a synchronous round. Each of them must start from the current
   version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
+- Presets with a buffer or with rounds also take ``at_least``, ``grace`` and ``overflow`` of :class:`fastagg.Buffer`.
+  CA2FL, FedEcho and FedAC do not: each of their steps needs an update.
 - Every preset also takes :class:`fastagg.Server`'s keyword arguments: :class:`fastagg.ServerSettings`.
 - A setting that is out of range raises :class:`fastagg.ConfigError`. An unknown setting raises it too, and the message
   names the nearest known one.
@@ -22,7 +24,8 @@ the client was sent. ``x`` is the model, ``s`` the version that an update starte
 
 from __future__ import annotations
 
-from typing import Unpack
+from collections.abc import Mapping
+from typing import Unpack, cast
 
 from fastagg import _checks
 from fastagg.distill import Distillation
@@ -38,6 +41,7 @@ from fastagg.rules.directions import (
     Differences,
     Echo,
     Mixing,
+    RoundSettings,
     Single,
 )
 from fastagg.rules.euclidean import Euclidean
@@ -83,8 +87,22 @@ __all__ = [
 ]
 
 
+class CohortSettings(ClientSettings, RoundSettings, total=False):
+    """The arguments of FedAvg and FedProx."""
+
+
+class BufferSettings(ServerSettings, RoundSettings, total=False):
+    """The arguments of the other presets that add updates up."""
+
+
+def _parted(settings: Mapping[str, object]) -> tuple[RoundSettings, ServerSettings]:
+    rounds = {name: settings[name] for name in RoundSettings.__annotations__ if name in settings}
+    server = {name: value for name, value in settings.items() if name not in rounds}
+    return cast(RoundSettings, rounds), cast(ServerSettings, server)
+
+
 @preset
-def FedBuff(params: object, *, lr: float = 1.0, buffer_size: int = 10, **server: Unpack[ServerSettings]) -> Server:
+def FedBuff(params: object, *, lr: float = 1.0, buffer_size: int = 10, **server: Unpack[BufferSettings]) -> Server:
     """Buffered asynchronous aggregation: ``x <- x + lr * mean(Delta_i)`` over every M updates.
 
     Nguyen et al. 2022, without differential privacy; the ACE paper, Algorithm a.2.
@@ -97,7 +115,8 @@ def FedBuff(params: object, *, lr: float = 1.0, buffer_size: int = 10, **server:
         >>> receipt.applied, server.flat
         (True, tensor([2., 2.]))
     """
-    return Server(params, Buffer(buffer_size), SGD(lr), **server)
+    rounds, rest = _parted(server)
+    return Server(params, Buffer(buffer_size, **rounds), SGD(lr), **rest)
 
 
 @preset
@@ -112,7 +131,7 @@ def FADAS(
     delay_rule: DelayRule = "scaled",
     bias_correction: bool = False,
     moments: Moments = "fp32",
-    **server: Unpack[ServerSettings],
+    **server: Unpack[BufferSettings],
 ) -> Server:
     """Federated adaptive asynchronous optimization: a buffer as in FedBuff, AMSGrad, and a delay-adaptive step.
 
@@ -135,7 +154,8 @@ def FADAS(
     _checks.one_of("delay_rule", delay_rule, words(DelayRule))
     policy: Staleness = Constant() if delay_threshold is None else DelayAdaptive(delay_threshold, delay_rule)
     optimizer = AMSGrad(lr, betas, eps, bias_correction, moments=moments)
-    return Server(params, Buffer(buffer_size), optimizer, policy, **server)
+    rounds, rest = _parted(server)
+    return Server(params, Buffer(buffer_size, **rounds), optimizer, policy, **rest)
 
 
 @preset
@@ -425,10 +445,11 @@ def FedAC(
     return Server(params, CosineBuffer(buffer_size), Lookahead(lr, betas, eps, moments=moments), **server)
 
 
-def _synchronous(params: object, clients_per_round: int | None, optimizer: Optimizer, server: ServerSettings) -> Server:
+def _synchronous(params: object, clients_per_round: int | None, optimizer: Optimizer, server: BufferSettings) -> Server:
     if clients_per_round is not None:
         _checks.whole("clients_per_round", clients_per_round, least=1)
-    return Server(params, Cohort(clients_per_round), optimizer, **server)
+    rounds, rest = _parted(server)
+    return Server(params, Cohort(clients_per_round, **rounds), optimizer, **rest)
 
 
 @preset
@@ -438,7 +459,7 @@ def FedAvg(
     clients_per_round: int | None,
     lr: float = 1.0,
     weighting: Weighting = "samples",
-    **server: Unpack[ClientSettings],
+    **server: Unpack[CohortSettings],
 ) -> Server:
     """Synchronous averaging, ``x <- sum_i p_i x_i^K`` where p_i is the share of samples (the AsyncFedED paper, Eq. 38).
 
@@ -466,7 +487,7 @@ def FedProx(
     clients_per_round: int | None,
     lr: float = 1.0,
     weighting: Weighting = "samples",
-    **server: Unpack[ClientSettings],
+    **server: Unpack[CohortSettings],
 ) -> Server:
     """:func:`FedAvg`'s server. Clients add the proximal term (:func:`fastagg.clients.add_proximal_gradient_`).
 
@@ -485,7 +506,7 @@ def FedAvgM(
     lr: float = 1.0,
     beta: float = 0.9,
     moments: Moments = "fp32",
-    **server: Unpack[ServerSettings],
+    **server: Unpack[BufferSettings],
 ) -> Server:
     """Synchronous rounds; momentum on the mean delta D: ``m <- beta*m + D; x <- x + lr*m`` (Hsu et al. 2019).
 
@@ -509,7 +530,7 @@ def FedAdam(
     eps: float = 1e-3,
     bias_correction: bool = False,
     moments: Moments = "fp32",
-    **server: Unpack[ServerSettings],
+    **server: Unpack[BufferSettings],
 ) -> Server:
     """Synchronous rounds; Adam on the mean delta D: ``x <- x + lr*m/(sqrt(v) + eps)`` (Reddi et al. 2021: eps 1e-3).
 
@@ -530,7 +551,7 @@ def FedYogi(
     eps: float = 1e-3,
     bias_correction: bool = False,
     moments: Moments = "fp32",
-    **server: Unpack[ServerSettings],
+    **server: Unpack[BufferSettings],
 ) -> Server:
     """Synchronous rounds; Yogi on the mean delta D: as Adam, but ``v <- v - (1-b2)*D*D*sign(v - D*D)``.
 
@@ -552,7 +573,7 @@ def FedAdagrad(
     beta: float = 0.0,
     eps: float = 1e-3,
     moments: Moments = "fp32",
-    **server: Unpack[ServerSettings],
+    **server: Unpack[BufferSettings],
 ) -> Server:
     """Synchronous rounds; Adagrad on the mean delta D: as Adam, but ``v <- v + D*D`` (Reddi et al. 2021).
 
@@ -573,7 +594,7 @@ def FedAMS(
     eps: float = 1e-8,
     bias_correction: bool = False,
     moments: Moments = "fp32",
-    **server: Unpack[ServerSettings],
+    **server: Unpack[BufferSettings],
 ) -> Server:
     """Synchronous rounds; AMSGrad on the mean delta D, as in FADAS (Wang et al. 2022, option 1).
 

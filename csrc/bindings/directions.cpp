@@ -115,13 +115,12 @@ std::vector<T> vector_from(const py::handle& given) {
 }
 
 std::shared_ptr<Tiers> make_tiers(const std::string& format, std::pair<int64_t, int64_t> shape, int64_t memory,
-                                  std::pair<int64_t, bool> rules, const std::string& path) {
+                                  int64_t keep, const std::string& path) {
   const auto [size, clients] = shape;
-  const auto [keep, warms_up] = rules;
   if (size < 1 || clients < 1 || keep < 1)
     throw Refused("tiers: expected at least one parameter, client and checkpoint");
   const int place = named(format, RowFormats{}, "tiers");
-  return std::make_shared<Tiers>(Tiers::Setting{place, size, clients, memory, keep, warms_up}, path);
+  return std::make_shared<Tiers>(Tiers::Setting{place, size, clients, memory, keep}, path);
 }
 
 void use_device(Tiers& tiers, std::shared_ptr<store::Copies> copies, std::optional<int64_t> bytes,
@@ -148,10 +147,18 @@ py::dict cut_of(Tiers& tiers) {
   return state;
 }
 
+store::Places::Cut places_in(const py::dict& state) {
+  return {py::cast<int64_t>(state["number"]), vector_from<int64_t>(state["slots"]),
+          vector_from<uint32_t>(state["sums"])};
+}
+
+std::vector<int64_t> damaged_in(const Tiers& tiers, const py::dict& state, int64_t most) {
+  return tiers.damaged(places_in(state), most);
+}
+
 void load_cut(Tiers& tiers, const py::dict& state) {
   Tiers::Cut cut;
-  cut.places = {py::cast<int64_t>(state["number"]), vector_from<int64_t>(state["slots"]),
-                vector_from<uint32_t>(state["sums"])};
+  cut.places = places_in(state);
   cut.arrivals = py::cast<int64_t>(state["arrivals"]);
   cut.begun = vector_from<double>(state["shadow"]);
   tiers.load(cut);
@@ -199,7 +206,7 @@ void bind_rows(py::module_& m) {
            })
       .def_property_readonly("count", &store::RowCut::count);
   py::class_<Tiers, std::shared_ptr<Tiers>>(m, "Tiers")
-      .def(py::init(&make_tiers), by_name, arg("format"), arg("shape"), arg("memory"), arg("rules"), arg("path"))
+      .def(py::init(&make_tiers), by_name, arg("format"), arg("shape"), arg("memory"), arg("keep"), arg("path"))
       .def("use_device", &use_device)
       .def("on_first_use",
            [](Tiers& tiers, py::function claim) {
@@ -209,18 +216,27 @@ void bind_rows(py::module_& m) {
                py::handle(object_of(held))();
              };
            })
+      .def("on_loss",
+           [](Tiers& tiers, py::function tell) {
+             const store::Owner held = owner_of(std::move(tell));
+             tiers.on_loss = [held](const std::vector<int64_t>& clients) {
+               const Holds holds;
+               py::handle(object_of(held))(clients);
+             };
+           })
       .def("open", &Tiers::open)
+      .def("close", &Tiers::close, py::call_guard<Released>())
       .def("load", &load_cut)
       .def("cut", &cut_of)
       .def("kept_with", &Tiers::kept_with)
       .def("confirm", &Tiers::confirm)
       .def("row", &row_of)
+      .def("damaged", &damaged_in)
       .def("counts", &counts_of)
       .def_property_readonly("is_open", &Tiers::is_open)
       .def_property_readonly("frames", &Tiers::frames)
       .def_property_readonly("device_frames", &Tiers::device_frames)
       .def_property_readonly("scales_at", [](const Tiers& tiers) { return tiers.windows().scales_at(); })
-      .def_readonly_static("window", &store::Windows::kSize)
       .def_property_readonly("nbytes_on_disk", &Tiers::nbytes_on_disk)
       .def_static("stride", [](const std::string& format, int64_t size) {
         return store::Windows{named(format, RowFormats{}, "tiers"), size}.stride();
@@ -269,13 +285,14 @@ void bind_directions(py::module_& m) {
   py::class_<Single, DirectionState, std::shared_ptr<Single>>(m, "Single")
       .def(py::init<double, bool>(), by_name, arg("sign"), arg("blend") = false);
   py::class_<Buffered, DirectionState, std::shared_ptr<Buffered>>(m, "Buffered")
-      .def(py::init([](double sign, int64_t capacity, bool synchronous, bool closes_first, int64_t size, int64_t origin,
-                       std::shared_ptr<store::Memory> memory) {
+      .def(py::init([](double sign, int64_t capacity, bool synchronous, bool closes_first, int64_t at_least,
+                       double grace, int64_t size, int64_t origin, std::shared_ptr<store::Memory> memory) {
              return std::make_shared<Buffered>(
-                 sign, Buffered::Setting{capacity, synchronous, size, origin, closes_first}, std::move(memory));
+                 sign, Buffered::Setting{capacity, synchronous, size, origin, closes_first, at_least, grace},
+                 std::move(memory));
            }),
-           by_name, arg("sign"), arg("capacity"), arg("synchronous"), arg("closes_first"), arg("size"), arg("origin"),
-           arg("memory"))
+           by_name, arg("sign"), arg("capacity"), arg("synchronous"), arg("closes_first"), arg("at_least"),
+           arg("grace"), arg("size"), arg("origin"), arg("memory"))
       .def_property_readonly("total", &Buffered::total)
       .def_property_readonly("holds_sum", [](const Buffered& one) { return static_cast<bool>(one.acc()); })
       .def("bound_sum", [](Buffered& one, double bound) {
@@ -291,6 +308,7 @@ void bind_directions(py::module_& m) {
            arg("by_dispatch") = true);
   all.def(py::init(&all_clients), by_name, arg("sign"), arg("setting"), arg("rows"), arg("seed"), arg("sum"),
           arg("resummation"));
+  all.def("give_up", &AllClients::give_up);
   all.def_static("on", &all_clients_on, by_name, arg("sign"), arg("setting"), arg("tiers"), arg("seed"), arg("sum"));
   py::class_<Calibrated, DirectionState, std::shared_ptr<Calibrated>> of_calibrated(m, "Calibrated");
   py::class_<Calibrated::Setting>(m, "CalibratedSetting")

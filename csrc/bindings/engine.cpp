@@ -35,6 +35,7 @@ struct Server {
   // are not among them, and the delays of the answers that counted.
   py::object tell = py::none();
   double slow = std::numeric_limits<double>::infinity();
+  bool by_time = false;       // whether calls end a round that is due
   bool checks_models = true;  // whether an update that is nearly the model is left to Python, which warns
 
   int64_t size() const { return engine->settings().size; }
@@ -89,6 +90,27 @@ auto reading(Server& server, Act act) {
   Held held(server, true);
   held.enter();
   return act(*server.engine);
+}
+
+py::object close_round(Server& server, bool if_due) {
+  engine::Receipt receipt;
+  bool stepped = true;
+  {
+    const Released released(server.size() >= kWorthReleasing);
+    if (!with_engine(server, [&](Engine& engine) { return engine.close_round(&receipt, if_due); })) stepped = false;
+  }
+  if (!stepped || std::isnan(receipt.step_size)) return py::none();
+  return py::float_(receipt.step_size);
+}
+
+// Whoever is sent a version, or answers, ends a round whose time is over. Its step is on the disk before a task of the
+// new version is sent.
+void close_if_due(Server& server) {
+  if (!server.by_time || close_round(server, true).is_none()) return;
+  const auto& log = server.engine->journal();
+  if (!log || !log->waits(true)) return;
+  const Released released(true);
+  log->wait(log->last());
 }
 
 // -- answers
@@ -206,6 +228,7 @@ PyObject* take(Server& server, PyObject* const* args) {
   Arrival arrival;
   const py::handle given[5] = {args[0], args[1], args[2], args[3], args[4]};
   if (!read(server, given, arrays, arrival)) return Py_NewRef(Py_None);
+  close_if_due(server);
   py::object receipt = made_for(server, given[0], arrival);
   Watched watched(server, 1);
   const Engine::Result result = receive(server, &arrival, 1);
@@ -222,6 +245,7 @@ PyObject* take(Server& server, PyObject* const* args) {
 // it as its attribute `outcomes`.
 py::list receive_all(Server& server, std::vector<Arrival>& arrivals, const std::vector<py::object>& clients) {
   const size_t count = arrivals.size();
+  close_if_due(server);
   std::vector<py::object> receipts;
   for (size_t i = 0; i < count; ++i) receipts.push_back(made_for(server, clients[i], arrivals[i]));
   py::list outcomes(count);  // all memory is there before the first answer counts
@@ -336,16 +360,6 @@ py::list receive_parsed(Server& server, const std::vector<const Parsed*>& answer
   return receive_all(server, arrivals, clients);
 }
 
-py::object close_round(Server& server) {
-  engine::Receipt receipt;
-  bool stepped = true;
-  {
-    const Released released(server.size() >= kWorthReleasing);
-    if (!with_engine(server, [&](Engine& engine) { return engine.close_round(&receipt); })) stepped = false;
-  }
-  return !stepped || std::isnan(receipt.step_size) ? py::none() : py::object(py::float_(receipt.step_size));
-}
-
 // -- tasks
 
 py::object new_task(const Server& server) {
@@ -378,6 +392,7 @@ py::object control_of(const Server& server) {
 // dispatch(client)
 PyObject* dispatch(Server& server, PyObject* const* args) {
   const ClientId client = id_of(args[0]);
+  close_if_due(server);
   py::object made = new_task(server), control = control_of(server), name = plain(args[0], client);
   engine::Task task = with_engine(server, [&](Engine& engine) { return engine.dispatch(client); });
   return filled(server, std::move(made), std::move(name), std::move(task), std::move(control)).release().ptr();
@@ -715,7 +730,10 @@ void bind_engine(py::module_& m) {
                                return function_of(server, method<entry<take_many, 2>>("receive_many"));
                              })
       .def("receive_parsed", &receive_parsed, py::call_guard<Call>())
-      .def("close_round", &close_round)
+      .def("close_round", &close_round, arg("if_due") = false)
+      .def_property_readonly(
+          "is_due", [](Server& server) { return reading(server, [](Engine& engine) { return engine.is_due(); }); })
+      .def_readwrite("by_time", &Server::by_time)
       .def("hand_on", &hand_on)
       .def("forget",
            [](Server& server, py::handle given, py::handle version) {

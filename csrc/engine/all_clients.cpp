@@ -276,17 +276,17 @@ bool AllClients::plan_row() {
     if (tiers_->moves_in_windows()) move_aside();
     return true;
   } catch (const store::RowDamaged& damaged) {
-    if (!tiers_->setting().warms_up) throw;
-    give_up(damaged.client);
+    std::vector<int64_t> lost{damaged.client};
+    tiers_->find_lost(weights_, &lost);
+    give_up(std::move(lost));
     return false;
   }
 }
 
-// A row that is lost, and those that turn out to be lost, too: the sum is made anew without them, and their clients are
+// Rows that are lost, and those that turn out to be lost, too: the sum is made anew without them, and their clients are
 // as if they were never heard.
-void AllClients::give_up(int64_t client) {
+void AllClients::give_up(std::vector<int64_t> lost) {
   OnCpu runner;
-  std::vector<int64_t> lost{client};
   for (bool done = false; !done;) {
     try {
       tiers_->rebuild(runner, weights_, lost, sum_);
@@ -301,6 +301,8 @@ void AllClients::give_up(int64_t client) {
     heard_ -= shares_[c] > 0.0f;
     weights_[c] = shares_[c] = 0.0f;
   }
+  gave_up_ = true;
+  if (tiers_->on_loss) tiers_->on_loss(lost);
 }
 
 void AllClients::cancel() noexcept {

@@ -36,6 +36,9 @@ class AllClients : public DirectionState {
   void sent(int64_t client, int64_t version) noexcept override;
   void fields(Archive& archive) override;
   int64_t nbytes() const override;
+  bool gave_up() const override { return gave_up_; }
+  // Rows on a disk that are damaged: their clients begin anew.
+  void give_up(std::vector<int64_t> lost);
 
  private:
   void plan_terms(int64_t client, int64_t now);
@@ -45,7 +48,6 @@ class AllClients : public DirectionState {
   Direction exchange() const;
   void copy_new_row(const Exchange& row) const;
   void step_along_sum(Runner& runner, const Update& update, const Optimizer& optimizer);
-  void give_up(int64_t client);
   bool keeps_rows() const { return rows_ || tiers_; }
   bool ages() const { return setting_.max_delay >= 0; }
 
@@ -57,6 +59,7 @@ class AllClients : public DirectionState {
   float* sum_;
   std::shared_ptr<Resummation> resummation_;
   std::vector<float> shares_, weights_;  // of rows that were heard, and of those in the sum; 0 for the others
+  bool gave_up_ = false;
   ExactSum total_;
   int64_t heard_ = 0, arrivals_ = 0;
   double row_bound_ = 0.0, peak_ = 0.0;

@@ -24,6 +24,11 @@ int64_t Buffered::room() const {
   return setting_.capacity < 0 ? INT64_MAX : setting_.capacity - static_cast<int64_t>(held_.size());
 }
 
+double Buffered::grace(int64_t waiting) const {
+  const bool enough = setting_.at_least > 0 && static_cast<int64_t>(held_.size()) + waiting >= setting_.at_least;
+  return enough ? setting_.grace : HUGE_VAL;
+}
+
 // Adds all updates to the sum. If they make a step, the last one is not added: the step's kernel reads it directly.
 Outcome Buffered::plan(const Given& given, bool closes) {
   int64_t count = 0;

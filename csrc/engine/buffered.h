@@ -9,11 +9,14 @@ namespace fastagg::engine {
 class Buffered : public DirectionState {
  public:
   // A negative capacity: however many come until `close_round`. `synchronous`: only updates of the current version.
+  // `at_least`: so many are enough for a step, `grace` seconds later; 0: never.
   struct Setting {
     int64_t capacity;
     bool synchronous;
     int64_t size, origin;       // of the vector (plan.h)
     bool closes_first = false;  // a sum for which the round has no room ends it, and begins the next one
+    int64_t at_least = 0;
+    double grace = 0.0;
   };
   Buffered(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory)
       : DirectionState(sign), setting_(setting), memory_(std::move(memory)) {}
@@ -25,6 +28,7 @@ class Buffered : public DirectionState {
   void plan_aside() override;
   void measured(const Given& given) override { plan_numbers(given, outcome_ == Outcome::kStep); }
   int64_t room() const override;
+  double grace(int64_t waiting) const override;
   bool closes_before(int64_t count) const override { return setting_.closes_first && !held_.empty() && count > room(); }
 
   bool folds() const override { return setting_.capacity != 1; }

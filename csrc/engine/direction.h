@@ -44,6 +44,9 @@ class DirectionState {
 
   // How many more updates make a step; a sum of several clients may have more. 0: this direction adds nothing up.
   virtual int64_t room() const { return 0; }
+  // For how many seconds a round that has as many updates as it needs waits for more; infinity: it needs more, or never
+  // ends by time. `waiting`: updates of an ordered round.
+  virtual double grace(int64_t) const { return HUGE_VAL; }
   // Whether a round ends, as it is, before a sum of so many updates is added.
   virtual bool closes_before(int64_t) const { return false; }
   // Adds trained models to the sum, several in one pass, which also finds out which of them are fit (largest element).
@@ -66,6 +69,7 @@ class DirectionState {
   // After `plan`: `run` puts the new row, packed, here, too.
   virtual void copy_row_to(void*) noexcept {}
   virtual bool immediate() const { return false; }  // a step is made of one update, whose weight scales it
+  virtual bool gave_up() const { return false; }    // it lost a part of what it kept: outcomes are others now
   virtual bool blends() const { return false; }     // reads the versions that updates were trained from
 
   // Of what was planned: the versions of the updates in the step, and the largest magnitudes that an element of the

@@ -145,7 +145,7 @@ Engine::Applied Engine::apply(const log::Operation& operation) {
       break;
     }
     case log::kIncarnation: {
-      if (follows_) catch_up(operation.version - 1);
+      if (follows()) catch_up(operation.version - 1);
       Note made = note(operation);
       ledger_.begin_incarnation(operation.version, operation.incarnation);
       add(std::move(made));
@@ -160,7 +160,7 @@ Task Engine::send(const log::Operation& operation) {
   const int64_t now = ledger_.now;
   const bool hands_on = operation.kind == log::kHandOn;
   if (!hands_on && operation.version != now) {
-    if (!follows_ || operation.version < now)
+    if (!follows() || operation.version < now)
       throw Refusal(Why::kDamaged, "the server sent version " + std::to_string(operation.version) +
                                        " then, but sends version " + std::to_string(now) + " now");
     catch_up(operation.version);
@@ -275,6 +275,7 @@ Engine::Result Engine::receive(Arrival* arrivals, size_t count) {
       if (taken == 0) close_before(*next);
       if (taken == 0) taken = step(next, 1, false);
       result.done += taken;
+      is_due();  // the round's time begins
       for (size_t i = 0; i < taken; ++i)
         next[i].copy.reset();  // so that the next one is copied to memory that is in a cache
     } catch (const Refusal& refused) {
@@ -302,11 +303,25 @@ void Engine::close_before(Arrival& arrival) {
   step(&end, 1, false);
 }
 
-bool Engine::close_round(Receipt* receipt) {
+bool Engine::is_due() {
+  const double grace = direction_->grace(static_cast<int64_t>(waiting_.size()));
+  if (!(grace < HUGE_VAL)) return false;
+  const double time = ledger_.own_time();
+  if (std::isnan(enough_since_)) enough_since_ = time;
+  return time - enough_since_ >= grace;
+}
+
+bool Engine::close_round(Receipt* receipt, bool if_due) {
   const Inside inside(gate);
   Arrival end;
   end.kind = Arrival::kClose;
-  if (!settings_.closes_early || step(&end, 1, false) == 0) return false;
+  if (!settings_.closes_early || (if_due && !is_due())) return false;
+  try {
+    if (step(&end, 1, false) == 0) return false;
+  } catch (const Refusal& refused) {
+    if (!if_due || refused.why != Why::kTooLarge) throw;
+    return false;  // whoever called does something else, and the round goes on
+  }
   *receipt = end.receipt;
   return true;
 }
@@ -345,7 +360,7 @@ Ledger::Found Engine::find(const ClientId& client, int64_t version, std::optiona
 void Engine::find(Given& given) {
   Arrival& arrival = *given.arrival;
   // The record of its task may be lost.
-  if (follows_ && arrival.decided != nullptr && arrival.version <= ledger_.now &&
+  if (follows() && arrival.decided != nullptr && arrival.version <= ledger_.now &&
       !ledger_.owes(arrival.client, arrival.version)) {
     store::Vector kept = ledger_.kept(arrival.version);
     if (!kept && arrival.version == lost_.first) kept = lost_.second;
@@ -577,7 +592,7 @@ void Engine::plan(Step& step, bool closes, bool folding) {
   Given& first = given_.front();
   if (!closes && !folding && (!first.counts || first.findings.waits)) return;  // it changes nothing, or not now
   step.takes = true;
-  const log::Decided* const then = follows_ ? first.arrival->decided : nullptr;
+  const log::Decided* const then = follows() ? first.arrival->decided : nullptr;
   bool ends = closes || (then != nullptr && !std::isnan(then->step_size));
   if (settings_.ordered) {
     ends = ends || static_cast<int64_t>(waiting_.size()) + 1 == direction_->room();
@@ -650,7 +665,7 @@ void Engine::check_outcome(const Given& given) const {
                                      std::to_string(was->norm) + " then, and is " + std::to_string(now.norm));
   const bool equal = was->applied == now.applied && was->version == now.version &&
                      same(was->step_size, now.step_size) && same(was->weight, now.weight);
-  if (equal || follows_) return;
+  if (equal || follows()) return;
   throw Refusal(Why::kSetting, "the outcome differs from the recorded one: the rule or the model differs (version " +
                                    std::to_string(was->version) + " then, " + std::to_string(now.version) + " now)");
 }
@@ -738,7 +753,7 @@ size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
     ~Clears() { given.clear(); }
   } const clears{given_};
   const bool closes = arrivals->kind == Arrival::kClose;
-  const log::Decided* const then = follows_ ? arrivals->decided : nullptr;
+  const log::Decided* const then = follows() ? arrivals->decided : nullptr;
   if (then != nullptr) follow(*then);
 
   // -- find, inspect, prepare
@@ -833,6 +848,7 @@ size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
 }
 
 void Engine::commit(Step& step) noexcept {
+  if (step.outcome != Outcome::kKept) enough_since_ = std::nan("");
   if (step.outcome == Outcome::kStep) {
     if (step.out) model_ = std::move(step.out);
     if (step.optimizer) optimizer_ = std::move(*step.optimizer);

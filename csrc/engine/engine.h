@@ -75,8 +75,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::exception_ptr failed;       // or what else went wrong
   };
   Result receive(Arrival* arrivals, size_t count);
-  // Steps now along what has come. False: nothing has, or the rule has no buffer.
-  bool close_round(Receipt* receipt);
+  // Steps now along what has come; `if_due`: only if the round's time is over. False: it is not, nothing has come, or
+  // the rule has no buffer.
+  bool close_round(Receipt* receipt, bool if_due);
+  // Whether the round has had enough updates for long enough.
+  bool is_due();
   // Executes an operation of a log or of another rank; `answer` is the arrival of one that is an answer. Throws Refusal
   // with nothing changed; kSetting: the outcome would not be the recorded one, so this server's rule is another one.
   // Returns the task, if it sends one.
@@ -162,6 +165,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Applied apply(const log::Operation& operation);
   Task send(const log::Operation& operation);
   void catch_up(int64_t version);
+  bool follows() const { return follows_ || direction_->gave_up(); }
   void follow(const log::Decided& then);
   void close_before(Arrival& arrival);
   size_t step(Arrival* arrivals, size_t count, bool folding);
@@ -221,6 +225,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool follows_ = false;                            // recorded outcomes are instructions
   std::pair<int64_t, store::Vector> lost_{-1, {}};  // the version where one was lost, and what a task of it kept
   std::vector<Waiting> waiting_;
+  double enough_since_ = std::numeric_limits<double>::quiet_NaN();  // when the round had enough, by the ledger's clock
 
   // Of the step that is being taken; members, so that their memory is used again.
   std::vector<Given> given_;

@@ -22,10 +22,10 @@ constexpr int64_t kGrowth = int64_t{64} << 20;  // bytes: few enough that nobody
 
 }  // namespace
 
-void SlotFile::open(const std::string& path, int64_t stride) {
+void SlotFile::open(const std::string& path, int64_t stride, Use use) {
   close();
   path_ = path;
-  const int flags = O_RDWR | O_CREAT | O_CLOEXEC;
+  const int flags = (use == kRead ? O_RDONLY : O_RDWR) | (use == kMake ? O_CREAT : 0) | O_CLOEXEC;
 #if defined(O_DIRECT)
   file_ = ::open(path.c_str(), flags | O_DIRECT, 0666);
 #endif
@@ -34,7 +34,7 @@ void SlotFile::open(const std::string& path, int64_t stride) {
 #if defined(F_NOCACHE)
   fcntl(file_, F_NOCACHE, 1);  // macOS has no O_DIRECT
 #endif
-  if (flock(file_, LOCK_EX | LOCK_NB) != 0) {
+  if (use != kRead && flock(file_, LOCK_EX | LOCK_NB) != 0) {
     const int error = errno;
     close();
     if (error == EWOULDBLOCK) throw SlotsFailed(path + ": its rows are in use, by another server or process");

@@ -22,8 +22,9 @@ class SlotFile {
   SlotFile& operator=(const SlotFile&) = delete;
   ~SlotFile() { close(); }
 
-  // Opens the file, or makes it. Its lock says whose it is: SlotsFailed if somebody else has it.
-  void open(const std::string& path, int64_t stride);
+  enum Use { kMake, kKeep, kRead };  // makes the file if it is missing; it must be there; only reads, without the lock
+  // Its lock says whose it is: SlotsFailed if somebody else has it.
+  void open(const std::string& path, int64_t stride, Use use);
   void close();
   bool is_open() const { return file_ >= 0; }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <random>
 
 #include "../cpu/cpu.h"
 #include "../runner.h"
@@ -34,18 +35,31 @@ Tiers::Tiers(const Setting& setting, std::string path)
   due_.reserve(static_cast<size_t>(sweep_.most_turns()));
 }
 
-Tiers::~Tiers() {
+Tiers::~Tiers() { close(); }
+
+void Tiers::close() noexcept {
+  if (closed_) return;
+  closed_ = true;
   transfers_.end();
   if (transfers_.is_forked()) {  // a child has no device
     static_cast<void>(device_.release());
     return;
   }
-  if (!device_) return;
-  try {
-    device_->copies().settle();
-  } catch (const std::exception&) {  // a device that does not work any more does not copy either
+  if (device_) {
+    try {
+      device_->copies().settle();
+    } catch (const std::exception&) {  // a device that does not work any more does not copy either
+    }
+    frames_.unpin_memory();
   }
-  frames_.unpin_memory();
+  file_.close();
+}
+
+// Before anything is done with rows.
+void Tiers::use() {
+  if (closed_) throw SlotsFailed(path_ + ": this server is closed, and has given its rows back");
+  if (!file_.is_open()) claim();
+  transfers_.check_process();
 }
 
 void Tiers::use_device(std::shared_ptr<Copies> copies, int64_t bytes, DeviceRows::Allocate memory) {
@@ -74,7 +88,7 @@ void Tiers::before_sending() {
 }
 
 void Tiers::expect(int64_t client) noexcept {
-  if (!is_open() || transfers_.is_forked()) return;
+  if (!is_open()) return;
   const Lock lock(transfers_.mutex());
   if (places_.of(client) < 0) return;
   if (device_ && device_->has(client)) return device_->expect(client);
@@ -113,8 +127,7 @@ void Tiers::unpin_terms() {
 }
 
 void Tiers::plan(int64_t client, bool replaces, const Terms& terms, const std::vector<float>& weights, float entering) {
-  if (!is_open()) claim();
-  transfers_.check_process();
+  use();
   const int64_t least = static_cast<int64_t>(terms.size()) + kLeastFrames;
   const auto check_room = [&](const char* where, int64_t held) {
     if (least > held)
@@ -303,8 +316,7 @@ void Tiers::ask_ahead() noexcept {
 // -- checkpoints
 
 Tiers::Cut Tiers::cut() {
-  if (!is_open()) claim();
-  transfers_.check_process();
+  use();
   const Blocking out;
   Lock lock(transfers_.mutex());
   transfers_.drain(lock);
@@ -325,7 +337,7 @@ void Tiers::confirm(int64_t number) {
 }
 
 void Tiers::load(const Cut& cut) {
-  take_file([&] {
+  take_file(SlotFile::kKeep, [&] {
     sweep_.check(cut.arrivals, cut.begun);
     places_.load(cut.places, file_.slots());
     sweep_.load(cut.arrivals, cut.begun);
@@ -333,12 +345,12 @@ void Tiers::load(const Cut& cut) {
 }
 
 void Tiers::open() {
-  take_file([] {});
+  take_file(SlotFile::kMake, [] {});
 }
 
 // Opens the file and begins to read and write, or leaves it closed.
-void Tiers::take_file(const std::function<void()>& load) {
-  file_.open(path_, windows_.stride());
+void Tiers::take_file(SlotFile::Use use, const std::function<void()>& load) {
+  file_.open(path_, windows_.stride(), use);
   try {
     if (device_) {
       device_->start(sweep_.shadow_size());
@@ -354,8 +366,7 @@ void Tiers::take_file(const std::function<void()>& load) {
 }
 
 bool Tiers::copy_row(int64_t client, std::vector<char>& into) {
-  if (!is_open()) claim();
-  transfers_.check_process();
+  use();
   const Blocking out;
   Lock lock(transfers_.mutex());
   if (places_.of(client) < 0) return false;
@@ -380,6 +391,54 @@ Row Tiers::read_part(int64_t client, int64_t window, char* into) {
   const Row part = windows_.read(file_, slot, window, into);
   transfers_.check(part, window, sum, client, slot);
   return part;
+}
+
+std::vector<int64_t> Tiers::damaged(const Places::Cut& cut, int64_t most) const {
+  Blocking out;
+  std::vector<int64_t> with, found;
+  for (size_t client = 0; client < cut.slots.size(); ++client)
+    if (cut.slots[client] >= 0) with.push_back(static_cast<int64_t>(client));
+  const auto rows = static_cast<int64_t>(with.size()), windows = windows_.count();
+  if (cut.sums.size() != with.size() * static_cast<size_t>(windows))
+    throw std::invalid_argument("rows of another number of clients or parameters");
+  if (rows == 0) return found;
+  SlotFile file;
+  file.open(path_, windows_.stride(), SlotFile::kRead);
+  const Mapped read(windows_.stride());
+  const auto good = [&](int64_t row) {
+    const int64_t client = with[static_cast<size_t>(row)], slot = cut.slots[static_cast<size_t>(client)];
+    if (slot >= file.slots()) return false;
+    try {
+      file.read(slot, 0, windows_.stride(), read.data());
+    } catch (const SlotsFailed&) {  // a bad place on the disk
+      return false;
+    }
+    for (int64_t window = 0; window < windows; ++window)
+      if (windows_.sum(windows_.part(windows_.row_at(read.data()), window), window) !=
+          cut.sums[static_cast<size_t>(row * windows + window)])
+        return false;
+    return true;
+  };
+  const int64_t every = std::max<int64_t>(1, (rows * windows_.stride() + most - 1) / most);
+  const int64_t first = std::random_device{}() % every;
+  bool all = every == 1;
+  for (int64_t row = first; row < rows && !all; row += every, out.check()) all = !good(row);
+  for (int64_t row = 0; row < rows && all; ++row, out.check())
+    if (!good(row)) found.push_back(with[static_cast<size_t>(row)]);
+  return found;
+}
+
+void Tiers::find_lost(const std::vector<float>& weights, std::vector<int64_t>* lost) {
+  const Blocking out;
+  const Mapped read(windows_.read_bytes());
+  for (int64_t client = 0; client < setting_.clients; ++client) {
+    if (weights[static_cast<size_t>(client)] == 0.0f) continue;
+    try {
+      for (int64_t window = 0; window < windows_.count(); ++window) read_part(client, window, read.data());
+    } catch (const RowDamaged&) {
+      if (std::find(lost->begin(), lost->end(), client) == lost->end()) lost->push_back(client);
+    }
+  }
 }
 
 void Tiers::rebuild(Runner& runner, const std::vector<float>& weights, const std::vector<int64_t>& lost, float* sum) {

@@ -33,7 +33,6 @@ class Tiers {
     int64_t size, clients;
     int64_t memory;  // bytes for frames
     int64_t keep;    // checkpoints whose rows stay
-    bool warms_up;   // a client whose row is damaged begins anew; else nothing is received
   };
 
   // Counted since the rows were opened.
@@ -60,8 +59,11 @@ class Tiers {
   // `claim` is called once, before the first use: it sees to it that the file is this server's, and calls `open` or
   // `load`.
   std::function<void()> claim;
-  bool is_open() const { return file_.is_open(); }
+  std::function<void(const std::vector<int64_t>& clients)> on_loss;  // their rows were given up
+  bool is_open() const { return file_.is_open() && !transfers_.is_forked(); }
   void open();  // nothing that is in the file is needed
+  // Gives the file back. Rows cannot be used any more; what no checkpoint refers to is lost.
+  void close() noexcept;
 
   // A client is about to be sent a model. May fail.
   void before_sending();
@@ -113,7 +115,12 @@ class Tiers {
   void confirm(int64_t number);
   // Rows as a cut has them.
   void load(const Cut& cut);
+  // Of a cut: the clients whose rows cannot be read or have other checksums. Looks at so many bytes of rows, at one in
+  // every few; once it has found one, at all. Takes no lock, and the rows need not be open.
+  std::vector<int64_t> damaged(const Places::Cut& cut, int64_t most) const;
 
+  // More clients whose rows are damaged, of those in the sum. Takes as long as reading them all.
+  void find_lost(const std::vector<float>& weights, std::vector<int64_t>* lost);
   // Adds up all rows again, but for those of `lost` clients, which are given up. Takes as long as reading them all. If
   // it fails, nothing has changed.
   void rebuild(Runner& runner, const std::vector<float>& weights, const std::vector<int64_t>& lost, float* sum);
@@ -140,13 +147,15 @@ class Tiers {
   bool prepare_due(Lock& lock, const std::vector<float>& weights, float entering, bool may_wait);
   void unplan();
   void ask_ahead() noexcept;
-  void take_file(const std::function<void()>& load);
+  void use();
+  void take_file(SlotFile::Use use, const std::function<void()>& load);
   Row read_part(int64_t client, int64_t window, char* into);
 
   Setting setting_;
   std::string path_;
   Windows windows_;
   SlotFile file_;
+  bool closed_ = false;
   Places places_;
   Sweep sweep_;
   std::unique_ptr<DeviceRows> device_;  // null: kernels run on the host

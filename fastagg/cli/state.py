@@ -16,6 +16,7 @@ from fastagg.cli.base import command
 def doctor(
     path: Annotated[Path, typer.Argument(metavar="FOLDER|FILE", help="From fastagg.open, or from server.save.")],
     replay: Annotated[bool, typer.Option(help="Also execute the log again, on a server in memory.")] = False,
+    check: Annotated[bool, typer.Option(help="Compare all cached updates with their checksums, not 1 GB.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Report whether a server's folder or file is whole.
@@ -26,7 +27,7 @@ def doctor(
 
     from fastagg.durable.doctor import examine
 
-    found = examine(path, replay=replay)
+    found = examine(path, replay=replay, check=check)
     if as_json:
         print(json.dumps(found, indent=2))
     else:

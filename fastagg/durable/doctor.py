@@ -22,11 +22,12 @@ from fastagg.server import checkpoint
 from fastagg.storage import tiered
 
 
-def examine(path: Path, *, replay: bool = False) -> dict[str, Any]:
+def examine(path: Path, *, replay: bool = False, check: bool = False) -> dict[str, Any]:
     """Examine the folder or file at ``path``.
 
     Args:
         replay: for a folder, also execute all operations of its log on a server in memory, as an opening does.
+        check: compare all cached updates on a disk with their checksums, and not a sample of 1 GB.
 
     Returns:
         Plain data: ``kind`` (``folder`` or ``file``), ``healthy``, ``problems`` (descriptions of what is wrong), and
@@ -39,36 +40,36 @@ def examine(path: Path, *, replay: bool = False) -> dict[str, Any]:
         raise CheckpointError(
             f"{path}: there is nothing; expected a folder of fastagg.open(path, make), or a file of server.save(path)"
         )
-    return _folder(path, replay) if path.is_dir() else _file(path)
+    return _folder(path, replay, check) if path.is_dir() else _file(path, check)
 
 
-def _file(path: Path) -> dict[str, Any]:
+def _file(path: Path, check: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"path": str(path), "kind": "file", "bytes": path.stat().st_size, "problems": []}
     try:
         state = checkpoint.read(path)
         found |= _summary(state)
-        found["problems"] += _rows(state)
+        found["problems"] += _rows(state, check)
     except CheckpointError as error:
         found["problems"].append(str(error))
     return {**found, "healthy": not found["problems"]}
 
 
-def _folder(path: Path, replay: bool) -> dict[str, Any]:
+def _folder(path: Path, replay: bool, check: bool) -> dict[str, Any]:
     try:
         disk = Disk(path)
     except OSError as error:
         return {"path": str(path), "kind": "folder", "healthy": False, "problems": [f"{path}: {error}"]}
     try:
-        return examine_on(disk, replay=replay)
+        return examine_on(disk, replay=replay, check=check)
     finally:
         disk.leave()
 
 
-def examine_on(disk: Disk, *, replay: bool = False) -> dict[str, Any]:
+def examine_on(disk: Disk, *, replay: bool = False, check: bool = False) -> dict[str, Any]:
     """:func:`examine` for a folder on ``disk``."""
     held = contents(disk)
     problems: list[str] = []
-    checkpoints, oldest, newest = _checkpoints(disk, held, problems)
+    checkpoints, oldest, newest = _checkpoints(disk, held, problems, check)
     found: dict[str, Any] = {
         "path": str(disk.path), "kind": "folder", "checkpoints": checkpoints, "leftovers": held.leftovers,
         "uploads": len(held.uploads), "segments": [], "unused": [],
@@ -81,7 +82,7 @@ def examine_on(disk: Disk, *, replay: bool = False) -> dict[str, Any]:
 
 
 def _checkpoints(
-    disk: Disk, held: Contents, problems: list[str]
+    disk: Disk, held: Contents, problems: list[str], check: bool
 ) -> tuple[list[dict[str, Any]], Checkpoint | None, Checkpoint | None]:
     """Describe all checkpoints, and return the oldest and the newest that can be read."""
     found: list[dict[str, Any]] = []
@@ -93,7 +94,7 @@ def _checkpoints(
             newest = read_checkpoint(disk, sequence)
             oldest = oldest or newest
             one |= _summary(newest.state)
-            wrong = _rows(newest.state)
+            wrong = _rows(newest.state, check)
         except CheckpointError as error:
             wrong = [str(error)]
         problems += wrong
@@ -196,12 +197,12 @@ def _size(disk: Disk, name: str) -> int:
         disk.close(file)
 
 
-def _rows(state: dict[str, Any]) -> list[str]:
+def _rows(state: dict[str, Any], check: bool) -> list[str]:
     """What is wrong with the rows on a disk that a checkpoint refers to, if it does."""
     cache = state["config"]["direction"].get("cache")
     if not isinstance(cache, dict):
         return []
-    return tiered.problems(tiered.Tiered(**cache), state["flat"].numel(), state["direction"]["cache"])
+    return tiered.problems(tiered.tiered_of(cache), state["flat"].numel(), state["direction"]["cache"], all=check)
 
 
 def _summary(state: dict[str, Any]) -> dict[str, Any]:

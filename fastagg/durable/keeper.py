@@ -55,7 +55,8 @@ class Keeper:
     def start(self, journal: Any, replayed: int) -> None:
         """Begin to write checkpoints. ``replayed``: bytes of the log behind the last one."""
         self.journal = journal
-        self._due = max(0, self.every - replayed)
+        lost = self.running.extension.state.on_loss(self.soon)
+        self._due = 0 if lost else max(0, self.every - replayed)
         threading.Thread(target=self._run, name="fastagg checkpoints", daemon=True).start()
 
     def wait(self, sequence: int) -> None:
@@ -85,6 +86,11 @@ class Keeper:
             raise request.error
         assert request.written is not None
         return request.written
+
+    def soon(self) -> None:
+        """Write a checkpoint as soon as possible: the log alone does not lead to this state."""
+        self._due = 0
+        self.journal.nudge()
 
     def refuse_inside(self, what: str) -> None:
         """Refuse what waits for the thread, if the thread could wait for the caller.

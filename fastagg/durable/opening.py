@@ -41,6 +41,7 @@ def open(
     *,
     keep: int = 2,
     checkpoint_every: int = EVERY,
+    check: bool = False,
 ) -> Server:
     """Return the server of the folder ``path``. If the folder is empty, it is the server that ``make`` makes. Otherwise
     the server is restored bit for bit: from its last checkpoint and all later records of its log.
@@ -55,6 +56,8 @@ def open(
             ``server.flush()`` waits for it.
         keep: how many checkpoints are kept. The log goes back to the oldest of them.
         checkpoint_every: after so many bytes of log a checkpoint is written in the background.
+        check: compare all cached updates on a disk (:class:`fastagg.Tiered`) with their checksums, and not a sample
+            of 1 GB. Damaged ones are given up, and an error in the log names their clients.
 
     Raises:
         Busy: another process, or another server of this process, has the folder open.
@@ -90,7 +93,7 @@ def open(
             if any(map(CUT.fullmatch, disk.names())):
                 raise ConfigError(f"{path}: it is of a server in slices; let make() return fastagg.sharded(...)")
             make = partial(_identity, made)
-        return open_on(disk, make, durability, keep=keep, checkpoint_every=checkpoint_every)
+        return open_on(disk, make, durability, keep=keep, checkpoint_every=checkpoint_every, check=check)
     except BaseException:
         disk.leave()
         raise
@@ -117,7 +120,8 @@ def locked(disk: Disk) -> int:
 
 def open_on(
     disk: Disk, make: Callable[[], Server], durability: Durability, *, keep: int = 2, checkpoint_every: int = EVERY,
-    segment: int = SEGMENT, lock: int | None = None, until: int | None = None, log_of: Callable[..., Log] = Log,
+    segment: int = SEGMENT, check: bool = False, lock: int | None = None, until: int | None = None,
+    log_of: Callable[..., Log] = Log,
 ) -> Server:  # fmt: skip
     """:func:`open` for a folder on ``disk``.
 
@@ -133,7 +137,7 @@ def open_on(
         lock = locked(disk)
     journal = None
     try:
-        server, keeper, start, replayed, is_new = _opened(disk, make, keep, checkpoint_every, until)
+        server, keeper, start, replayed, is_new = _opened(disk, make, keep, checkpoint_every, check, until)
         journal = begin_journal(disk, {**start, "segment_bytes": segment}, durability, server.max_waiting)
         log = log_of(disk, lock, journal, keeper, keeper.uploads, durability)
         keeper.start(journal, replayed)
@@ -162,7 +166,9 @@ class _Opened(NamedTuple):
     is_new: bool  # the folder was empty
 
 
-def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int, until: int | None) -> _Opened:
+def _opened(
+    disk: Disk, make: Callable[[], Server], keep: int, every: int, check: bool, until: int | None
+) -> _Opened:  # fmt: skip
     found = contents(disk)
     if not found.checkpoints:
         return _fresh(disk, found, make, keep, every)
@@ -172,7 +178,7 @@ def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int, until
         check_made(disk, dict(checkpoint.manifest["made"]), made_of(server))
         return server
 
-    past = recover(disk, found, server_for, until)
+    past = recover(disk, found, server_for, check=check, until=until)
     server = past.server
     server._running.follow_rate()
     for lost in past.lost:

@@ -60,9 +60,10 @@ class Recovered(NamedTuple):
 
 
 def recover(
-    disk: Disk, found: Contents, make: Callable[[Checkpoint], Server], until: int | None = None
+    disk: Disk, found: Contents, make: Callable[[Checkpoint], Server], *, check: bool = False, until: int | None = None
 ) -> Recovered:  # fmt: skip
-    """Restore the server that ``make`` makes for a checkpoint, without limits of tasks.
+    """Restore the server that ``make`` makes for a checkpoint, without limits of tasks. ``check``: look at all rows on
+    a disk, not at a sample.
 
     Args:
         until: the last record that is executed; None: all are. A slice's server executes all of them, or is refused.
@@ -73,6 +74,8 @@ def recover(
     checkpoint, damaged = newest(disk, found)
     reader = read_log(disk, found, checkpoint)
     server = make(checkpoint)
+    if isinstance(cache := checkpoint.state["direction"].get("cache"), dict):
+        cache["check"] = check
     try:
         load_into(server, checkpoint.state)
     except (LookupError, TypeError, ArithmeticError, AttributeError, RuntimeError, ValueError) as error:
@@ -145,10 +148,6 @@ def load_into(server: Server, state: State) -> None:
 def made_of(server: Server) -> Plain:
     """Return the settings that a folder's server must keep, as in JSON."""
     config = {key: value for key, value in server.config().items() if key not in FREE}
-    if isinstance(config["direction"].get("cache"), dict):  # rows on tiers: where how many of them are is free
-        tiers = "memory", "device"
-        cache = {key: value for key, value in config["direction"]["cache"].items() if key not in tiers}
-        config["direction"] = {**config["direction"], "cache": cache}
     found: Plain = json.loads(json.dumps(config, default=lambda other: type(other).__name__))
     return {**found, "size": server.layout.size}
 
@@ -159,12 +158,22 @@ def check_made(disk: Disk, was: Plain, now: Plain) -> None:
     Raises:
         ConfigError: one differs.
     """
+    was, now = ({**made, "direction": _without_free(made.get("direction"))} for made in (was, now))
     for key in {**was, **now}:
         if was.get(key) != now.get(key):
             raise ConfigError(
                 f"{disk.path}: it was made with {key}={was.get(key)!r:.150}, but make() gives {now.get(key)!r:.150}; "
                 "open it with its original settings (server.lr may be set afterwards), or use another folder"
             )
+
+
+def _without_free(direction: Any) -> Any:
+    """Without how many rows are on which tier, which is free, and what older folders say of damaged ones."""
+    cache = direction.get("cache") if isinstance(direction, dict) else None
+    if not isinstance(cache, dict):
+        return direction
+    free = "memory", "device", "damaged"
+    return {**direction, "cache": {key: value for key, value in cache.items() if key not in free}}
 
 
 def no_server(given: object) -> ConfigError:

@@ -5,7 +5,6 @@ from typing import Literal, get_args
 # Of the parts.
 Kind = Literal["delta", "gradient"]  # of updates; Direction.kind
 Cache = Literal["fp32", "bf16", "int8", "int4"]  # of a client's row; AllClients.cache, Calibrated.cache, Echo.cache
-Damaged = Literal["stop", "warm up"]  # Tiered.damaged
 Warmup = Literal["full", "partial"]  # AllClients.warmup, Differences.warmup
 Mode = Literal["incremental", "direct"]  # AllClients.mode
 Freshness = Literal["dispatch", "gradient"]  # ActiveSet.freshness

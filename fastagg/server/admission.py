@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,14 +11,11 @@ from fastagg._build import native
 from fastagg._types import Arrays, Native
 from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, ShapeMismatch
 from fastagg.model import Layout, Parsed
-from fastagg.server.dispatch import Client, Dispatch, Receipt
+from fastagg.server.dispatch import Client, Dispatch, Partial, Receipt
 from fastagg.server.engine import Parts, Running, reported
 from fastagg.server.extension import OnDevice
 from fastagg.storage import staging
 from fastagg.storage.pieces import Pieces
-
-if TYPE_CHECKING:
-    from fastagg.server.dispatch import Partial
 
 _HEAVIEST = 1e30  # the largest weight in a mean for which fp32 sums and inverse weights stay finite
 _NOT_FINITE = "update: NaN or infinity"  # what the engine says; it does not know the arrays' names
@@ -92,23 +88,20 @@ class Answers:
         answer.count, answer.total = partial.updates, float(partial.weight)
         return answer
 
-    def check_sum(self, updates: int, weight: float) -> None:
-        """Check a sum of so many updates, which counts for ``weight`` in the mean.
+    def check_sum(self, partial: Partial) -> None:
+        """Check a leaf's sum, except its numbers.
 
         Raises:
             ConfigError: the server's rule needs every single update, or the sum does not fit this server.
         """
         settings, extension = self.parts.settings, self.running.extension
+        check_partial(partial, settings["weighting"])
         adds_up = self.parts.direction.buffered and not extension.state.asks and not settings["deterministic"]
         if not adds_up or extension.measures:
             raise ConfigError(
                 "receive_partial: only for rules that add updates up (FedBuff, FADAS, FedAvg and its kin), not "
                 "deterministic, and without weights that follow distances"
             )
-        _checks.whole("updates", updates, least=1, most=2**31 - 1)
-        _checks.number("weight", weight, above=0)
-        if settings["weighting"] == "uniform" and weight != updates:
-            raise ConfigError(f"weight: with weighting='uniform' it is the number of updates, {updates}, got {weight}")
 
     def receive(self, answers: Sequence[Native]) -> list[Receipt | FastaggError]:
         """Let the engine take the answers, one after the other. Return a receipt or an error for each."""
@@ -120,6 +113,22 @@ class Answers:
                 if isinstance(outcome, Receipt) and later is not None:
                     outcome.defer(outcome.step_size, outcome.weight, scales, later)
         return outcomes
+
+
+def check_partial(partial: Partial, weighting: str) -> None:
+    """Check what a leaf's sum is made of.
+
+    Raises:
+        ConfigError: it is none, or its numbers do not fit each other.
+    """
+    if not isinstance(partial, Partial):
+        raise ConfigError(_checks.wrong("partial", "what a fastagg.Leaf's take() returned", partial))
+    _checks.whole("updates", partial.updates, least=1, most=2**31 - 1)
+    _checks.number("weight", partial.weight, above=0)
+    if weighting == "uniform" and partial.weight != partial.updates:
+        raise ConfigError(
+            f"weight: with weighting='uniform' it is the number of updates, {partial.updates}, got {partial.weight}"
+        )
 
 
 def share(num_samples: float | None, weighting: str) -> float:

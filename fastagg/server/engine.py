@@ -111,6 +111,7 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
     )  # fmt: skip
     limit(engine, settings)
     engine.most_waiting(waiting_of(settings))
+    engine.by_time = getattr(direction, "at_least", None) is not None
     engine.begin_incarnation(0, new_incarnation())
     engine.measure()
     return Running(engine, extension, held)

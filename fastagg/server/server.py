@@ -526,7 +526,8 @@ class Server:
 
         For rules that add updates up. It counts for as many updates as it is made of; each of them has the delay of the
         leaf's version. One that is larger than what is left of the buffer is taken whole, or closes the buffer first
-        (:class:`fastagg.Buffer`, ``overflow=``); it is never refused for that. The order in which leaves fold, and in
+        (:class:`fastagg.Buffer`, ``overflow=``); it is never refused for that. A buffer that stays half full at the end
+        waits for ``at_least=`` and ``grace=``, or for :meth:`close_round`. The order in which leaves fold, and in
         which they come, defines the bits of the sum.
 
         Args:
@@ -538,10 +539,8 @@ class Server:
             ConfigError: the rule needs every single update, or there are more than 1,048,576 above the buffer's size.
             UnknownClient, UnknownVersion, ShapeMismatch, NonFiniteUpdate and others: as in :meth:`receive`.
         """
-        if not isinstance(partial, Partial):
-            raise ConfigError(_checks.wrong("partial", "what a fastagg.Leaf's take() returned", partial))
         try:
-            self._answers.check_sum(partial.updates, partial.weight)
+            self._answers.check_sum(partial)
             if self._group is not None:
                 return self._group.receive_partial(client, partial, version, incarnation)
             answer = self._answers.of_sum(partial, client, version, incarnation)
@@ -550,16 +549,21 @@ class Server:
             self._refused(error)
             raise
 
-    def close_round(self) -> float | None:
+    def close_round(self, *, if_due: bool = False) -> float | None:
         """Step now along the mean of the updates that have arrived since the last step.
 
         Use it to end a synchronous round in which some clients failed. Later answers of these clients are refused,
         because their version is old. Their tasks stay open until they answer or are forgotten. The call also steps
         with a half-full buffer (FedBuff, FADAS).
 
+        Args:
+            if_due: only if ``at_least`` updates have come and ``grace`` seconds have passed since
+                (:class:`fastagg.Buffer`). ``dispatch`` and ``receive`` look for that themselves. A program that waits
+                for a new version before it calls them again calls this every second or so.
+
         Returns:
-            The learning rate of the step. None if there was no step: no update had arrived, the rule has no buffer, or
-            it does more than add at every update (FedAC, FedEcho).
+            The learning rate of the step. None if there was no step: no update had arrived, it is not due, the rule has
+            no buffer, or it does more than add at every update (FedAC, FedEcho).
 
         Example:
             >>> server = fastagg.FedAvg(torch.zeros(2), clients_per_round=None)
@@ -569,7 +573,7 @@ class Server:
             (1.0, 1)
         """
         close = self._engine.close_round if self._group is None else self._group.close_round
-        found: float | None = close()
+        found: float | None = close(if_due)
         self._follow()
         if found is not None and self._log is not None:
             self._log.wait()
@@ -909,16 +913,20 @@ class Server:
         return self._in_log("checkpoint").checkpoint()
 
     def close(self) -> None:
-        """Write what waits and give the folder back; or let the other ranks of a group go. The server can only be read
-        from now on. It may be called at any time and several times, also by a signal handler.
+        """Write what waits and give the folder back, and the one of cached updates (:class:`fastagg.Tiered`); or let
+        the other ranks of a group go. The server can only be read from now on. It may be called at any time and several
+        times, also by a signal handler.
 
         Raises:
-            NotDurable: what waits could not be written.
+            NotDurable: what waits could not be written. Reentered: the caller is in the middle of a step.
         """
         if self._group is not None:
             self._group.close()
         if self._log is not None:
             self._log.close()
+        if self._running.extension.state.is_open:
+            with self._engine.inside:
+                self._running.extension.state.close()
 
     def __enter__(self) -> Server:
         return self

@@ -162,6 +162,7 @@ class Group:
         for first, number in incarnations:
             self._engine.begin_incarnation(first, number)
         self._engine.measure()
+        self._engine.by_time = False  # rank 0's clock counts, and it tells the others
         if self.rank == 0:
             self._engine.tell()
             self._engine.take_told()  # what happened before is in the state
@@ -187,6 +188,7 @@ class Group:
     def dispatch(self, client: Client) -> Dispatch:
         """Send the current model. The task has only this rank's slice."""
         with self._leading("dispatch"):
+            self._close_if_due()
             task: Dispatch = self._send(client)
             return task
 
@@ -217,6 +219,7 @@ class Group:
     ) -> Receipt:  # fmt: skip
         """Take an update: a shared vector, one in memory, or None if every rank holds its slice."""
         with self._leading("receive", limited=True):
+            self._close_if_due()
             order = self._order_of(client, version, incarnation)
             share(num_samples, self._parts.settings["weighting"])
             order["samples"] = None if num_samples is None else share(num_samples, "samples")
@@ -231,6 +234,7 @@ class Group:
     ) -> Receipt:
         """Take a leaf's sum."""
         with self._leading("receive_partial", limited=True):
+            self._close_if_due()
             order = self._order_of(client, version, incarnation)
             if self._running.extension.state.native.closes_before(partial.updates):
                 self._close_round({"op": "close_round"})
@@ -257,10 +261,13 @@ class Group:
             lambda update: self.receive(client, update, start, num_samples, None, incarnation),
         )  # fmt: skip
 
-    def close_round(self) -> float | None:
-        """Step now along what has come."""
+    def close_round(self, if_due: bool = False) -> float | None:
+        """Step now along what has come. ``if_due``: only if the round's time is over."""
         with self._leading("close_round"):
-            return self._close_round({"op": "close_round"})
+            return self._close_if_due() if if_due else self._close_round({"op": "close_round"})
+
+    def _close_if_due(self) -> float | None:
+        return self._close_round({"op": "close_round"}) if self._engine.is_due else None
 
     def save(self, path: Path) -> None:
         """Write a checkpoint: a folder with a file for every slice, and a manifest that lists them."""

@@ -27,7 +27,7 @@ class Leaf:
         clip_norm, weighting: the same as for the root's :class:`fastagg.Server`.
 
     Attributes:
-        count: the number of updates so far.
+        count: the number of updates so far, those in sums of other leaves included.
 
     Example:
         >>> root, leaf = fastagg.FedBuff(torch.zeros(2), buffer_size=2), fastagg.Leaf(torch.zeros(2))
@@ -57,19 +57,42 @@ class Leaf:
             ShapeMismatch, DTypeMismatch, NonFiniteUpdate, UpdateTooLarge, ConfigError: the update is refused, as by a
                 server. The sum is unchanged.
         """
-        share = admission.share(num_samples, self.weighting)
+        self._add(update, 1, admission.share(num_samples, self.weighting))
+
+    def fold_partial(self, partial: Partial) -> None:
+        """Add another leaf's sum: this leaf is then one of a second or further level.
+
+        All updates of all sums come from the version that the root sent. The sum was checked and clipped update by
+        update where it was made, and is not clipped again.
+
+        Raises:
+            ShapeMismatch, DTypeMismatch, NonFiniteUpdate, UpdateTooLarge, ConfigError: the sum is refused, as by
+                :meth:`fastagg.Server.receive_partial`. This leaf's sum is unchanged.
+
+        Example:
+            >>> north, oslo = fastagg.Leaf(torch.zeros(2)), fastagg.Leaf(torch.zeros(2))
+            >>> oslo.fold(torch.ones(2))
+            >>> north.fold_partial(oslo.take())
+            >>> north.take()
+            Partial(total=tensor([1., 1.]), updates=1, weight=1.0)
+        """
+        admission.check_partial(partial, self.weighting)
+        self._add(partial.total, partial.updates, partial.weight, is_sum=True)
+
+    def _add(self, update: object, count: int, weight: float, *, is_sum: bool = False) -> None:
         parsed = self.layout.parse(update)
         seen = ops.inspect(parsed.parameters)
         admission.refuse_non_finite(self.layout, parsed, seen.finite)
-        gain = 1.0 if self.clip_norm is None or seen.norm <= self.clip_norm else self.clip_norm / seen.norm
-        bound = self._bound + share * gain * seen.norm
+        clips = self.clip_norm is not None and not is_sum and seen.norm > self.clip_norm
+        factor = (self.clip_norm / seen.norm if clips and self.clip_norm else 1.0) * (1.0 if is_sum else weight)
+        bound = self._bound + factor * seen.norm
         if bound > _LARGEST:
             raise UpdateTooLarge("the update is too large: the sum of updates could leave the range of float32")
         total = memory.empty(self.layout.size, parsed.parameters.device) if self._total is None else self._total
-        ops.accumulate_(total, parsed.parameters, gain * share, fresh=self._total is None)
+        ops.accumulate_(total, parsed.parameters, factor, fresh=self._total is None)
         self._total, self._bound = total, bound
-        self._weight += share
-        self.count += 1
+        self._weight += weight
+        self.count += count
 
     def take(self) -> Partial:
         """Return the sum so far. The leaf begins a new sum.

@@ -7,8 +7,8 @@ rank 0 sends the same answer to all. A rank that has failed reports this instead
 nobody waits for it, and all raise the same error.
 
 Whoever sends goes on; ranks wait only to receive, rank 0 for the others and they for rank 0. So when a process dies,
-its closed connection ends the waiting of rank 0, and that ends the others'. (Whoever waits for gloo to send may wait for
-the whole timeout: a write that fails at once ends no waiting.)
+its closed connection ends the waiting of rank 0, and that ends the others'. (Whoever waits for gloo to send may wait
+for the whole timeout: a write that fails at once ends no waiting.)
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ _LONGEST = 500  # the most characters of an error that are sent
 
 _FIRST_TAG = 23_000
 _servers: dict[str, int] = {}  # how many servers each group has had; every server's messages have a tag of their own
+_answers: dict[int, list[Foreign]] = {}  # the last answer of each of them
 
 Combine = Callable[[list[bytes]], bytes]
 
@@ -123,6 +124,7 @@ class Link:
         if "answer" in found:
             with self._or_lost("answering"):
                 self._send(0, _FINE, b"")
+            _answers[self._tag] = self._sent[0]  # after the last order this link may be dropped before it is received
         return found
 
     # -- settling ------------------------------------------------------------------------------------------------

@@ -106,7 +106,8 @@ class Opening:
     ) -> None:
         self.group, self.link, self.server, self.disk = group, group.link, server, disk
         self.mine = group.bounds[group.rank]
-        self.durability, self.settings = durability, {"keep": keep, "checkpoint_every": checkpoint_every}
+        self.durability = durability
+        self.settings: dict[str, Any] = {"keep": keep, "checkpoint_every": checkpoint_every}
         self._locks: dict[Range, tuple[Disk, int]] = {}
 
     def run(self) -> tuple[SliceLog, list[list[int]]]:

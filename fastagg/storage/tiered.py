@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import re
 import secrets
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,16 +20,19 @@ from torch import Tensor
 
 from fastagg import _checks
 from fastagg._build import native
-from fastagg._types import State
+from fastagg._types import Plain, State
 from fastagg.errors import CacheError, CheckpointError, ConfigError, DeviceError
 from fastagg.ops.place import on_cuda, place
-from fastagg.rules.names import Cache, Damaged, words
-from fastagg.storage import memory, raw
+from fastagg.rules.names import Cache, words
+from fastagg.storage import memory
 
 ROWS, INDEX = "rows.bin", "rows.json"
+SAMPLE = 1 << 30  # bytes of rows that are compared with their checksums when a checkpoint is loaded
 _FORMAT = 1
+_SHOWN = 20  # clients in a line of the log
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_log = logging.getLogger("fastagg")
 
 
 @dataclass(frozen=True)
@@ -40,15 +44,15 @@ class Tiered:
     it computes. The memory of the host that it has used for them is pinned. A checkpoint of the server refers to the
     file in ``path`` and does not copy it, so keep both. One server at a time can use a folder.
 
+    A cached update whose checksum is wrong is given up: the sum is computed again without it, which reads the whole
+    file once, an error in the log names the client, and the client counts as one that has not answered yet.
+
     Args:
         format: ``fp32``, ``bf16``, ``int8`` or ``int4``.
         memory: bytes in memory, as a number or as text: ``"64GB"``, ``"512MiB"``. At least four updates.
         path: a folder on a local disk, which is made if it is missing.
         keep: how many checkpoints stay loadable, counting back from the last. What changes after a checkpoint takes a
             second place in the file until that checkpoint is given up.
-        damaged: what happens when a checksum is wrong. ``"stop"``: ``receive`` raises CacheError, which names the
-            client. ``"warm up"``: the sum is computed again without this client, which reads the whole file once. The
-            client then counts as one that has not answered yet.
         device: bytes on the CUDA device, as for ``memory``. At least four updates. None: room for those of the clients
             that train at a time, at least four, and at most as many as in memory.
 
@@ -67,13 +71,11 @@ class Tiered:
     memory: int | str = "1GB"
     path: str | os.PathLike[str] = "rows"
     keep: int = 2
-    damaged: Damaged = "stop"
     device: int | str | None = None
 
     def __post_init__(self) -> None:
         _checks.one_of("format", self.format, words(Cache))
         _checks.whole("keep", self.keep, least=1)
-        _checks.one_of("damaged", self.damaged, words(Damaged))
         bytes_of("memory", self.memory)
         if self.device is not None:
             bytes_of("device", self.device)
@@ -97,6 +99,11 @@ def bytes_of(name: str, given: int | str, expected: str = "bytes, such as 8_000_
     return given
 
 
+def tiered_of(config: Plain) -> Tiered:
+    """The settings of a checkpoint; older ones say what happens to damaged rows."""
+    return Tiered(**{key: value for key, value in config.items() if key != "damaged"})
+
+
 class TieredRows:
     """A row for each client, on the tiers that ``setting`` says.
 
@@ -118,13 +125,15 @@ class TieredRows:
         try:
             self.native = native.engine.Tiers(
                 format=setting.format, shape=(size, clients), memory=bytes_of("memory", setting.memory),
-                rules=(setting.keep, setting.damaged == "warm up"), path=str(self.folder / ROWS),
+                keep=setting.keep, path=str(self.folder / ROWS),
             )  # fmt: skip
             self._use(torch.device(device))
         except ValueError as error:
             raise ConfigError(str(error)) from error
         me = weakref.ref(self)
         self.native.on_first_use(lambda: _alive(me)._claim())
+        self.native.on_loss(lambda clients: _alive(me)._tell(clients))
+        self.after_loss: Callable[[], object] = lambda: None  # called when rows were given up
         self._id = ""
         self._listed: list[int] = []  # checkpoints that can be loaded
 
@@ -178,18 +187,29 @@ class TieredRows:
         self._write([number for number in self._listed if number >= oldest])  # before their rows' places are used
         self.native.confirm(state["number"])
 
-    def load_state_dict(self, state: State) -> None:
-        """Inverse of :meth:`state_dict`, for rows that were not used yet.
+    def load_state_dict(self, state: State) -> list[int]:
+        """Inverse of :meth:`state_dict`, for rows that were not used yet. Return the clients whose rows are damaged:
+        they have none now. :data:`SAMPLE` bytes are looked at, or with ``state["check"]`` all.
 
         Raises:
-            CheckpointError: the folder does not have these rows any more. CacheError: it is in use.
+            CheckpointError: the folder does not have these rows any more, or none is whole. CacheError: it is in use.
         """
-        self.check(state)
-        names = "slots", "sums", "shadow"
-        given = {**state, **{name: state[name].numpy() for name in names}}
+        lost = self.damaged(state, all=state.get("check", False))
+        given = _plain(state)
+        if lost:
+            with_row = given["slots"] >= 0
+            whole = ~np.isin(np.flatnonzero(with_row), lost)
+            if not whole.any():
+                raise CheckpointError(
+                    f"{self.folder / ROWS}: none of its {len(whole)} cached updates is whole: put back the file that "
+                    "belongs to the checkpoint"
+                )
+            given["sums"] = given["sums"].reshape(len(whole), -1)[whole].ravel()
+            given["slots"] = np.where(np.isin(np.arange(len(with_row)), lost), -1, given["slots"])
         _once_more(lambda: self.native.load(given))
         self._id = state["id"]
         self._write([state["number"]])
+        return lost
 
     def check(self, state: State) -> None:
         """Whether the folder has the rows of this :meth:`state_dict`.
@@ -210,28 +230,27 @@ class TieredRows:
                 f"{index['checkpoints']}, and this is number {state['number']} (Tiered.keep says how many stay)"
             )
 
-    def damaged(self, state: State, file: BinaryIO) -> Iterator[str]:
-        """The rows of this :meth:`state_dict` whose checksums are wrong, one sentence for each."""
-        tiers, format = native.engine.Tiers, self.setting.format
-        stride, bits = tiers.stride(format, self.size), native.row_formats[format][0]
-        padded = -(-self.size // native.scale_block) * native.scale_block
-        windows = -(-self.size // tiers.window)
-        sums = iter(state["sums"].reshape(state["sums"].numel() // windows, windows).tolist())
-        for client, slot in enumerate(state["slots"].tolist()):
-            if slot < 0:
-                continue
-            file.seek(slot * stride)
-            row = memoryview(file.read(stride))
-            for number, expected in enumerate(next(sums)):
-                first = number * tiers.window
-                last = min(first + tiers.window, padded)
-                parts = [row[first * bits // 8 : last * bits // 8]]
-                if native.row_formats[format][1]:
-                    scales = [self.native.scales_at + 4 * place // native.scale_block for place in (first, last)]
-                    parts.append(row[slice(*scales)])
-                if raw.crc32c(parts) != expected:
-                    yield f"{self.folder / ROWS}: client {client}'s row is damaged (slot {slot})"
-                    break
+    def damaged(self, state: State, *, all: bool) -> list[int]:
+        """The clients whose rows of this :meth:`state_dict` cannot be read, or have other checksums. Reads all rows, or
+        :data:`SAMPLE` bytes; if one of these is damaged, all. Takes no lock and writes nothing.
+
+        Raises:
+            CheckpointError: the folder does not have these rows.
+        """
+        self.check(state)
+        try:
+            found: list[int] = self.native.damaged(_plain(state), 1 << 62 if all else SAMPLE)
+        except (CacheError, ValueError) as error:
+            raise CheckpointError(str(error)) from error
+        return found
+
+    def _tell(self, clients: list[int]) -> None:
+        shown = ", ".join(map(str, sorted(clients)[:_SHOWN])) + ", ..." * (len(clients) > _SHOWN)
+        _log.error(
+            "%s: the rows of %d clients are damaged and given up: %s. They count as clients that have not answered yet",
+            self.folder / ROWS, len(clients), shown,
+        )  # fmt: skip
+        self.after_loss()
 
     def _claim(self) -> None:
         """Make the folder this server's, which has no rows yet.
@@ -288,23 +307,28 @@ class TieredRows:
         self._listed = checkpoints
 
 
-def problems(setting: Tiered, size: int, state: State) -> list[str]:
-    """What is wrong with the rows that a checkpoint refers to. Reads all of them, takes no lock and writes nothing.
+def problems(setting: Tiered, size: int, state: State, *, all: bool) -> list[str]:
+    """What is wrong with the rows that a checkpoint refers to. Takes no lock and writes nothing.
 
     Args:
         setting: the server's.
         size: d, elements of a row.
         state: :meth:`TieredRows.state_dict` of the checkpoint.
+        all: look at all rows, as in :meth:`TieredRows.damaged`.
     """
     rows = TieredRows(replace(setting, device=None), size, len(state["slots"]))
     try:
-        rows.check(state)
-        with (rows.folder / ROWS).open("rb") as file:
-            return list(rows.damaged(state, file))
-    except (CheckpointError, OSError) as error:
-        return [str(error)]
+        slots = state["slots"].tolist()
+        lost = rows.damaged(state, all=all)
+        return [f"{rows.folder / ROWS}: client {one}'s row is damaged (slot {slots[one]})" for one in lost]
     except (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
+        if isinstance(error, CheckpointError):
+            return [str(error)]
         return [f"the places of the cached updates are damaged: {error!s:.200}"]
+
+
+def _plain(state: State) -> State:
+    return {**state, **{name: state[name].numpy() for name in ("slots", "sums", "shadow")}}
 
 
 def _memory_on(device: torch.device, count: int) -> Tensor | None:

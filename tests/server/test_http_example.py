@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +26,7 @@ import torch
 import fastagg
 
 pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
 pytest.importorskip("httpx")
 from starlette.testclient import TestClient
 
@@ -120,6 +127,33 @@ def test_too_many_at_a_time_are_told_to_come_later(tmp_path: Path) -> None:
         example().Service(str(tmp_path), lambda: None, "")
 
 
+def test_versions_are_published_once_and_clients_are_sent_there(tmp_path: Path) -> None:
+    put: list[tuple[int, bytes]] = []
+
+    def publish(found: fastagg.Dispatch) -> str:
+        if found.version == 1:
+            raise OSError("the store is away")
+        put.append((found.version, found.flat.numpy().tobytes()))
+        return f"https://models.example.org/{found.incarnation}/{found.version}"
+
+    with TestClient(service(tmp_path / "a", publish=publish).app(), follow_redirects=False) as client:
+        for version in range(3):
+            answers = [client.get(f"/task/{name}", headers=TOKEN) for name in ("ann", "bob")]
+            sent = [answer.headers["x-incarnation"] for answer in answers]
+            if version == 1:  # it is not there, so the server sends it itself
+                assert all(answer.status_code == 200 and len(answer.content) == 4 * SIZE for answer in answers)
+            else:
+                where = f"https://models.example.org/{sent[0]}/{version}"
+                assert all(
+                    answer.status_code == 303 and answer.headers["location"] == where and not answer.content
+                    for answer in answers
+                )
+            for name in ("ann", "bob"):
+                url = f"/update/{name}/{version}?incarnation={sent[0]}"
+                assert client.post(url, content=body(), headers=FLOATS).status_code == 200
+    assert put == [(0, bytes(4 * SIZE)), (2, body(2.0))]
+
+
 def test_the_commands_of_its_page_run_as_they_stand_there(tmp_path: Path) -> None:
     """The server, two clients that learn, and a client made of curl; the server is killed and started again."""
     pytest.importorskip("sklearn")
@@ -154,3 +188,156 @@ def test_the_commands_of_its_page_run_as_they_stand_there(tmp_path: Path) -> Non
     version = int(re.findall(r'\{"version":(\d+),"applied":\w+,"delay":0,"durable":true\}', done.stdout)[-1])
     # Two updates make a version. An acknowledged one is never lost; one that was not may have counted all the same.
     assert (counted + 1) // 2 <= version <= (counted + 1) // 2 + 1
+
+
+SCRIPT = """
+import importlib.util, json, sys
+import fastagg, torch
+path, folder, port, settings = sys.argv[1:5]
+settings = json.loads(settings)
+spec = importlib.util.spec_from_file_location("http_example", path)
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+module.Connection.seconds = settings.pop("idle")
+size = settings.pop("size")
+make = lambda: fastagg.FedBuff(torch.zeros(size), buffer_size=1)
+module.serve(module.Service(folder, make, "secret", **settings), int(port))
+"""
+LARGE = 4_000_000  # parameters, 16 MB, which no socket holds
+
+
+class Served:
+    """The example in a process of its own."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        path = Path(__file__).parents[2] / "examples" / "http" / "server.py"
+        command = [sys.executable, "-c", SCRIPT, str(path), str(folder), str(self.port), json.dumps(settings)]
+        environment = {**os.environ, "PYTHONPATH": str(Path(fastagg.__file__).parents[1])}
+        self.process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+        self.until(lambda: self.health()["open"])
+
+    def health(self) -> Any:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=10) as answer:
+            return json.load(answer)
+
+    def until(self, true: Callable[[], bool]) -> None:
+        for _ in range(600):
+            with contextlib.suppress(OSError):
+                if true():
+                    return
+            time.sleep(0.1)
+        raise AssertionError("it never came true")
+
+    def resident(self) -> int:
+        """Bytes of memory that it has."""
+        (found,) = re.findall(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
+        return 1024 * int(found)
+
+    def begin(self, head: str, body: bytes = b"") -> socket.socket:
+        """Send the beginning of a request, and read nothing."""
+        found = socket.create_connection(("127.0.0.1", self.port), timeout=60)
+        found.sendall(f"{head}\r\nHost: here\r\nAuthorization: Bearer secret\r\n\r\n".encode() + body)
+        return found
+
+    def stalled(self, name: str) -> socket.socket:
+        """Ask for a task, wait until its model comes, and read nothing of it."""
+        found = self.begin(f"GET /task/{name} HTTP/1.1")
+        assert found.recv(1, socket.MSG_PEEK)
+        return found
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    with contextlib.ExitStack() as stack:
+
+        def begin(**settings: Any) -> Served:
+            found = Served(tmp_path / "a", **settings)
+            stack.callback(found.process.wait)
+            stack.callback(found.process.kill)
+            return found
+
+        yield begin
+
+
+def rest_of(connection: socket.socket) -> bytes:
+    """Read until the server closes."""
+    found = bytearray()
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(1 << 20):
+            found += piece
+    return bytes(found)
+
+
+def test_clients_that_read_nothing_share_one_model_and_do_not_keep_it_from_ending(
+    served: Callable[..., Served],
+) -> None:
+    server = served(size=LARGE, idle=600.0)
+    server.stalled("first").close()
+    before = server.resident()
+    connections = [server.stalled(f"client{number}") for number in range(30)]
+    assert server.health()["downloads"] >= 30
+    assert server.resident() - before < 2 * 4 * LARGE
+    whole = server.stalled("another")  # who reads, gets it meanwhile
+    head, _, body = rest_of_length(whole).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200") and len(body) == 4 * LARGE
+    server.process.terminate()
+    assert server.process.wait(timeout=20) == -signal.SIGTERM
+    assert all(len(rest_of(connection)) < 4 * LARGE for connection in connections)
+
+
+def rest_of_length(connection: socket.socket) -> bytes:
+    """Read an answer whose length its head says."""
+    found = bytearray()
+    while b"\r\n\r\n" not in found:
+        found += connection.recv(1 << 16)
+    length = int(re.findall(rb"content-length: (\d+)", bytes(found).lower())[0])
+    length += found.index(b"\r\n\r\n") + 4
+    while len(found) < length:
+        found += connection.recv(1 << 20)
+    return bytes(found)
+
+
+def test_whoever_brings_and_takes_nothing_is_cut(served: Callable[..., Served]) -> None:
+    server = served(size=LARGE, idle=0.5)
+    half = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+    half.sendall(b"GET /ta")
+    assert rest_of(half) == b""
+    slow = server.stalled("slow")
+    server.until(lambda: server.health()["downloads"] == 0)
+    assert len(rest_of(slow)) < 4 * LARGE
+    with asked(server, "ann") as answer:
+        url = f"/update/ann/0?incarnation={answer.headers['X-Incarnation']}"
+    types = "Content-Type: application/x-float32\r\nContent-Length"
+    stopped = server.begin(f"POST {url} HTTP/1.1\r\n{types}: {4 * LARGE}", bytes(70_000))
+    assert rest_of(stopped) == b""
+    head = "POST /update/slow/0?incarnation=1 HTTP/1.1\r\nContent-Type: text/plain\r\nContent-Length: 1000000"
+    assert rest_of(server.begin(head, b"x")).startswith(b"HTTP/1.1 415")  # and the rest never comes
+
+
+def test_slow_downloads_end_and_those_of_many_versions_are_refused(served: Callable[..., Served]) -> None:
+    server = served(size=LARGE, idle=600.0, versions=2, seconds=5.0, slowest=1e12)
+    post = f"http://127.0.0.1:{server.port}/update/"
+    slow = []
+    for number in range(2):
+        slow.append(server.stalled(f"slow{number}"))
+        with asked(server, f"quick{number}") as answer:
+            assert answer.status == 200
+            url = f"{post}quick{number}/{answer.headers['X-Version']}?incarnation={answer.headers['X-Incarnation']}"
+            answer.read()
+        request = urllib.request.Request(url, bytes(4 * LARGE), FLOATS)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert json.load(answer)["version"] == number + 1
+    with pytest.raises(urllib.error.HTTPError) as refused, asked(server, "third"):
+        pass
+    assert refused.value.code == 503 and refused.value.headers["Retry-After"]
+    server.until(lambda: server.health()["downloads"] == 0)
+    with asked(server, "third") as answer:
+        assert answer.headers["X-Version"] == "2"
+
+
+def asked(server: Served, name: str) -> Any:
+    url = f"http://127.0.0.1:{server.port}/task/{name}"
+    return urllib.request.urlopen(urllib.request.Request(url, headers=TOKEN), timeout=60)

@@ -292,3 +292,29 @@ def test_leaves_in_processes_of_their_own_give_the_same_bits() -> None:
             root.receive_partial(name, fastagg.Partial(*part))
         roots.append(root)
     assert torch.equal(roots[0].flat, roots[1].flat) and roots[0].version == 1
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_a_leaf_folds_leaves_sums(weighting: Any) -> None:
+    """Two levels give the bits of one that adds in the same order, and a refused sum changes nothing."""
+    one, top, low = (fastagg.Leaf(torch.zeros(SIZE), weighting=weighting, clip_norm=20.0) for _ in range(3))
+    for turn in range(3):
+        inner = torch.zeros(SIZE)
+        for number, update in enumerate(updates(2, turn)):
+            low.fold(update, number + 3)
+        partial = low.take()
+        inner += partial.total
+        top.fold_partial(partial)
+        one._add(inner, partial.updates, partial.weight, is_sum=True)
+    top.fold(updates(1, 9)[0], 5)
+    one.fold(updates(1, 9)[0], 5)
+    for bad in (
+        fastagg.Partial(torch.full((SIZE,), float("nan")), 2, 2.0), fastagg.Partial(torch.zeros(SIZE - 1), 2, 2.0),
+        fastagg.Partial(torch.zeros(SIZE), 0, 1.0), torch.zeros(SIZE),
+    ):  # fmt: skip
+        with pytest.raises(fastagg.FastaggError):
+            top.fold_partial(bad)  # type: ignore[arg-type]
+    got, expected = top.take(), one.take()
+    assert torch.equal(got.total, expected.total) and got[1:] == expected[1:]
+    assert got.updates == 7 and got.weight == (7.0 if weighting == "uniform" else 26.0)
+    assert float(got.total.norm()) > 20.0  # a sum is not clipped

@@ -7,6 +7,7 @@ from fastagg.rules.directions.base import Direction
 from fastagg.rules.directions.base import DirectionState as DirectionState
 from fastagg.rules.directions.base import Material as Material
 from fastagg.rules.directions.buffer import Buffer, Cohort
+from fastagg.rules.directions.buffer import RoundSettings as RoundSettings
 from fastagg.rules.directions.calibrated import Calibrated
 from fastagg.rules.directions.cosine import CosineBuffer
 from fastagg.rules.directions.echo import DistillationRecord as DistillationRecord

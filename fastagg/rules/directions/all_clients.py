@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar
@@ -17,7 +18,7 @@ from fastagg.rules.names import Cache, Kind, Mode, Warmup, words
 from fastagg.rules.staleness import Staleness
 from fastagg.storage import memory
 from fastagg.storage.cache import ClientCache
-from fastagg.storage.tiered import Tiered, TieredRows
+from fastagg.storage.tiered import Tiered, TieredRows, tiered_of
 
 WARMUPS = words(Warmup)
 
@@ -56,7 +57,7 @@ class AllClients(Direction):
         super().__post_init__()
         _checks.whole("num_clients", self.num_clients, least=1, most=_MOST_CLIENTS)
         if isinstance(self.cache, dict):  # from a checkpoint
-            object.__setattr__(self, "cache", Tiered(**self.cache))
+            object.__setattr__(self, "cache", tiered_of(self.cache))
         if isinstance(self.cache, Tiered):
             if self.mode == "direct":
                 raise ConfigError(
@@ -192,9 +193,22 @@ class TieredState(DirectionState):
         self.rows.saved(state["cache"])
 
     def load_state_dict(self, state: State) -> None:
-        self.rows.load_state_dict(state["cache"])
+        lost = self.rows.load_state_dict(state["cache"])
         self.sum.copy_(state["sum"])
         super().load_state_dict(state)
+        if lost:
+            self.native.give_up(lost)
+
+    def on_loss(self, tell: Callable[[], object]) -> bool:
+        self.rows.after_loss = tell
+        return self.tiers()["lost"] > 0
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self.rows.native.is_open)
+
+    def close(self) -> None:
+        self.rows.native.close()
 
 
 class _DifferencesState(DirectionState):

@@ -115,6 +115,18 @@ class DirectionState:
         """What happened to rows on tiers; empty if there are none."""
         return {}
 
+    def on_loss(self, tell: Callable[[], object]) -> bool:
+        """Call this whenever rows on tiers are given up from now on. Return whether some were already."""
+        return False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it holds files that another server may want."""
+        return False
+
+    def close(self) -> None:
+        """Give them back. Nothing can be received any more."""
+
     def load_state_dict(self, state: State) -> None:
         """Inverse of :meth:`state_dict`, for a new state. Tensors are copied."""
         self.native.load(state)

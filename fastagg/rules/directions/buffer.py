@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 import torch
 
 from fastagg import _checks
 from fastagg._build import native
+from fastagg.errors import ConfigError
 from fastagg.rules.directions.base import Direction, DirectionState, Material
 from fastagg.rules.names import Overflow, words
+
+
+class RoundSettings(TypedDict, total=False):
+    """When a round ends: keyword arguments of :class:`Buffer`, which presets pass on."""
+
+    overflow: Overflow
+    at_least: int | None
+    grace: float | None
 
 
 @dataclass(frozen=True)
@@ -24,6 +33,10 @@ class Buffer(Direction):
             is left of M. ``take``: the step is along the mean of all, so of more than M. ``close``: first a step
             along what has come, then the sum begins the next round. It is one version older by then. A sum larger than
             M is a round of its own.
+        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not (the quorum
+            and the grace window of Decoupled DiLoCo, arXiv 2604.21428). The next ``dispatch`` or ``receive`` after
+            that time takes the step first; so does ``close_round(if_due=True)``. Time is this process' monotonic clock;
+            after a restart the window begins again. The step is an operation of the log, so no clock affects a replay.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -35,24 +48,38 @@ class Buffer(Direction):
         >>> receipts = [server.receive_partial(*answer) for answer in zip(("north", "south"), sums)]
         >>> server.version, server.flat  # north's alone; south's waits
         (1, tensor([1., 1.]))
+        >>> fastagg.Buffer(100, at_least=80, grace=30.0).at_least  # at most 30 seconds for the last 20
+        80
     """
 
     size: int | None = 10
     overflow: Overflow = field(default="take", kw_only=True)
+    at_least: int | None = field(default=None, kw_only=True)
+    grace: float | None = field(default=None, kw_only=True)
     buffered: ClassVar[bool] = True
+    ends_early: ClassVar[bool] = True  # whether a step may be made without an update
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.size is not None:
             _checks.whole("buffer_size", self.size, least=1)
         _checks.one_of("overflow", self.overflow, words(Overflow))
+        if (self.at_least is None) != (self.grace is None):
+            missing, given = ("grace", "at_least") if self.grace is None else ("at_least", "grace")
+            raise ConfigError(f"{missing}: needed with {given}; write Buffer(100, at_least=80, grace=30.0)")
+        if self.at_least is not None:
+            _checks.whole("at_least", self.at_least, least=1, most=self.size)
+            _checks.number("grace", self.grace, least=0)
+            if not self.ends_early:
+                raise ConfigError(
+                    f"at_least: {type(self).__name__} steps with an update only, so its rounds end when they are full; "
+                    "leave it and grace out"
+                )
 
     def settings(self) -> dict[str, Any]:
-        """All settings as plain data. Checkpoints from before ``overflow`` have the default."""
-        found = super().settings()
-        if found["overflow"] == "take":
-            del found["overflow"]
-        return found
+        """All settings as plain data, without those that have their default: older checkpoints lack some."""
+        unset = {one.name for one in fields(Buffer) if one.kw_only and getattr(self, one.name) == one.default}
+        return {name: value for name, value in super().settings().items() if name not in unset - {"kind"}}
 
     def start(self, material: Material) -> DirectionState:
         return BufferState(self, material)
@@ -77,7 +104,7 @@ class Cohort(Buffer):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.overflow == "close":
-            raise _checks.ConfigError(
+            raise ConfigError(
                 "overflow: 'close' ends the round that a sum belongs to, and a synchronous rule then refuses the sum; "
                 "leave it at 'take'"
             )
@@ -92,8 +119,9 @@ class BufferState(DirectionState):
         super().__init__(
             native.engine.Buffered(
                 sign=setting.sign, capacity=-1 if setting.size is None else setting.size,
-                synchronous=setting.synchronous, closes_first=setting.overflow == "close", size=material.size,
-                origin=material.origin, memory=material.memory,
+                synchronous=setting.synchronous, closes_first=setting.overflow == "close",
+                at_least=setting.at_least or 0, grace=setting.grace or 0.0, size=material.size, origin=material.origin,
+                memory=material.memory,
             )
         )  # fmt: skip
 

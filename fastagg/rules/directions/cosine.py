@@ -31,6 +31,7 @@ class CosineBuffer(Buffer):
 
     measures: ClassVar[bool] = True
     takes_control: ClassVar[bool] = True
+    ends_early: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

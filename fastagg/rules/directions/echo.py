@@ -44,6 +44,7 @@ class Echo(Buffer):
     cache: Cache = "fp32"
     needs_base: ClassVar[bool] = True
     runs_models: ClassVar[bool] = True
+    ends_early: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
