@@ -2,7 +2,7 @@
 
 FASTAGG_TOKEN=secret python client.py ann --part 0 --parts 2 --seconds 10
 
-It needs torch and scikit-learn, and not fastagg.
+It needs torch, scikit-learn and fastagg.
 """
 
 from __future__ import annotations
@@ -10,36 +10,14 @@ from __future__ import annotations
 import argparse
 import os
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Mapping
 
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-LATER = 429, 503  # the server is busy or its disk is full: the same request again
-AGAIN = 404, 409, 410  # this task does not count any more: another one
+import fastagg
+
 TESTED = 297  # of 1,797 images
-
-
-def call(url: str, body: bytes | None = None) -> tuple[int, Mapping[str, str], bytes]:
-    """Send a request, again and again if there is no answer; return status, headers and body.
-
-    An update may be sent twice: it counts once.
-    """
-    token = os.environ["FASTAGG_TOKEN"]
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/x-float32"}
-    while True:
-        try:
-            with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60) as answer:
-                return answer.status, answer.headers, answer.read()
-        except urllib.error.HTTPError as error:
-            if error.code not in LATER:
-                return error.code, error.headers, error.read()
-        except OSError:  # the server is not there, or it starts again
-            pass
-        time.sleep(1)
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor) -> None:
@@ -63,26 +41,24 @@ def main() -> None:
     x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
     x = x.float() / 16
     mine = slice(given.part, len(x) - TESTED, given.parts)
-    model, counted, last, until = nn.Linear(64, 10), 0, "", time.monotonic() + given.seconds
+    client = fastagg.clients.HttpClient(given.server, given.name, os.environ["FASTAGG_TOKEN"])
+    model, counted, last = nn.Linear(64, 10), 0, None
+    client.task()  # waits until the server is there
+    until = time.monotonic() + given.seconds
     while time.monotonic() < until:
-        status, headers, body = call(f"{given.server}/task/{given.name}")
-        if status != 200:
-            raise SystemExit(f"{status}: {body.decode()}")
-        if headers["X-Version"] == last:  # it has answered this version already
+        sent = client.task()
+        if client.version == last:  # it has answered this version already
             time.sleep(0.1)
             continue
-        sent = torch.frombuffer(bytearray(body), dtype=torch.float32)  # [d], little endian
         nn.utils.vector_to_parameters(sent.clone(), model.parameters())
         right = (model(x[-TESTED:]).argmax(1) == y[-TESTED:]).float().mean()
-        print(f"{given.name}: version {headers['X-Version']} has accuracy {right:.0%}", flush=True)
+        print(f"{given.name}: version {client.version} has accuracy {right:.0%}", flush=True)
         train(model, x[mine], y[mine])
-        update = nn.utils.parameters_to_vector(model.parameters()).detach() - sent
-        answer = f"{given.server}/update/{given.name}/{headers['X-Version']}?incarnation={headers['X-Incarnation']}"
-        status, _, body = call(answer, update.numpy().tobytes())
-        if status == 200:
-            counted, last = counted + 1, headers["X-Version"]
-        elif status not in AGAIN:
-            raise SystemExit(f"{status}: {body.decode()}")
+        try:
+            client.send(nn.utils.parameters_to_vector(model.parameters()).detach() - sent)
+        except (fastagg.UnknownVersion, fastagg.UnknownClient):  # this task does not count any more: another one
+            continue
+        counted, last = counted + 1, client.version
     print(f"{given.name}: {counted} updates counted")
 
 

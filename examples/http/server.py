@@ -1,9 +1,8 @@
 """A durable federated server over HTTP, on Starlette and uvicorn.
 
-GET  /task/{client}                                  the model, [d] fp32, little endian; its version in headers.
-                                                     303 if ``publish`` has put it elsewhere
-POST /update/{client}/{version}?incarnation=N        the update, [d] fp16 or fp32 (Content-Type says which);
-                                                     200 when it is on the disk
+GET  /task/{client}            the model, [d] fp32, little endian; the task's id and version are in headers.
+                               303 if ``publish`` has put the model elsewhere
+POST /update/{client}/{task}   the update, [d] fp16 or fp32 (Content-Type says which); 200 when it is on the disk
 GET  /health
 
 pip install ".[http]" in the repository
@@ -150,7 +149,7 @@ class Service:
 
         routes = [
             Route("/task/{client}", self.guarded(self.task), methods=["GET"]),
-            Route("/update/{client}/{version}", self.guarded(self.update), methods=["POST"]),
+            Route("/update/{client}/{task}", self.guarded(self.update), methods=["POST"]),
             Route("/health", self.health, methods=["GET"]),
         ]
         return Starlette(routes=routes, lifespan=lifespan)
@@ -181,7 +180,7 @@ class Service:
     async def task(self, request: Request) -> Response:
         self.check_room(self.server.version)
         found = await run_in_threadpool(self.server.dispatch, request.path_params["client"])
-        headers = {"X-Version": str(found.version), "X-Incarnation": str(found.incarnation)}
+        headers = {"X-Task": f"{found.version}-{found.incarnation}", "X-Version": str(found.version)}
         headers["Cache-Control"] = "no-store"
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.counted(found.version))
@@ -228,8 +227,8 @@ class Service:
             return None
 
     async def update(self, request: Request) -> Response:
-        client, version = request.path_params["client"], _whole(request.path_params["version"], "version")
-        incarnation = _whole(request.query_params.get("incarnation", ""), "incarnation")
+        client, name = request.path_params["client"], request.path_params["task"]
+        version, incarnation = (_whole(part, "task") for part in name.partition("-")[::2])
         samples = _number(request.query_params.get("num_samples"))
         dtype = TYPES.get(request.headers.get("content-type", ""))
         if dtype is None:
@@ -244,7 +243,7 @@ class Service:
         if key in self.done:  # the receipt was lost on its way, so it is sent again
             return JSONResponse(self.done[key])
         if key in self.coming:
-            raise Refused(409, "this update is on its way already")
+            raise Refused(503, "this update is on its way already: ask again later")
         if not self.free:
             raise Refused(429, "too many updates at a time: send it again later")
         self.free -= 1

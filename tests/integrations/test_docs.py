@@ -61,6 +61,12 @@ MODEL = "import torch\nnet = torch.nn.Linear(3, 2)\n"
 FLARE = """
 from fastagg.integrations.nvflare import AsyncController
 """
+TRAINER = """
+from types import SimpleNamespace
+
+added = []
+trainer = SimpleNamespace(add_callback=added.append)
+"""
 PFL = MODEL + "net.loss = net.metrics = lambda *_: None  # as pfl asks of a module\n"
 
 # What a block is known by: the framework it needs, what comes before it, and what shows that it worked.
@@ -74,6 +80,7 @@ KNOWN: dict[str, tuple[str, str, str]] = {
     "job.to_server(": ("nvflare", MODEL, "assert job"),
     "controller = AsyncController(": ("nvflare", FLARE, "assert controller.stop['target'] == 0.9"),
     "import Aggregator, SyncAggregator": ("appfl", "", "assert Aggregator and SyncAggregator"),
+    "trainer_callback(": ("transformers", TRAINER, "assert hasattr(added[0], 'on_step_end')"),
     "CentralOptimizer(": ("pfl", PFL, "assert model"),
 }
 

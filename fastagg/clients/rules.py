@@ -1,4 +1,4 @@
-"""The client's side of algorithms that need one: what a client stores or adds to its local training."""
+"""What a client of some algorithms stores or adds to its local training."""
 
 from __future__ import annotations
 

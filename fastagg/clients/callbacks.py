@@ -1,0 +1,131 @@
+"""Callbacks that train for a server while Hugging Face's ``Trainer`` or Lightning trains a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastagg import _checks, _extras
+from fastagg.errors import ConfigError, ShapeMismatch
+
+Exchange = Callable[[Tensor | None], Tensor]
+
+
+class _Periodic:
+    """Sends what has changed after every ``every`` steps, and goes on from the model that comes back."""
+
+    def __init__(self, exchange: Exchange, every: int) -> None:
+        self.exchange, self.every = exchange, _checks.whole("every", every, least=1)
+
+    def begin(self, model: nn.Module, step: int) -> None:
+        """Take the server's model. ``step`` is the number of steps so far."""
+        group = torch.distributed
+        if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
+            raise ConfigError(
+                f"a client's callback works in one process, and {group.get_world_size()} train this model"
+            )
+        self.trained = [one for one in model.parameters() if one.requires_grad]
+        self.take(None, step)
+
+    def stepped(self, step: int) -> None:
+        if step - self.last >= self.every:
+            self.take(self.change(), step)
+
+    def end(self, step: int) -> None:
+        """Send the rest. The model stays as it was trained."""
+        if step > self.last:
+            self.take(self.change(), step, load=False)
+
+    def change(self) -> Tensor:
+        return self.flat() - self.start
+
+    def take(self, change: Tensor | None, step: int, *, load: bool = True) -> None:
+        new = self.exchange(change)
+        self.last = step
+        if load:
+            size = sum(one.numel() for one in self.trained)
+            if new.numel() != size:
+                raise ShapeMismatch(f"the server's model has {new.numel()} parameters, and {size} of this one train")
+            with torch.no_grad():
+                for one, part in zip(self.trained, new.split([one.numel() for one in self.trained]), strict=True):
+                    one.copy_(part.view_as(one))
+            self.start = self.flat()  # in the model's own type, so that a change is what training has done
+
+    def flat(self) -> Tensor:
+        return torch.cat([one.detach().reshape(-1).to(torch.float32) for one in self.trained])
+
+
+def trainer_callback(exchange: Exchange, every: int) -> Any:
+    """Return a ``TrainerCallback`` for Hugging Face's ``Trainer``: it sends a delta after every ``every`` steps.
+
+    Training begins from the server's model and goes on from the one that comes back. The local optimizer keeps its
+    moments. At the end the rest is sent, if there is any. Only parameters with ``requires_grad`` take part, such as
+    peft's adapters, and the server's model must be these, in their order: ``fastagg.FedBuff(model)``.
+
+    Args:
+        exchange: called with the delta ([d], fp32) since the model that it returned last, or None at first; returns the
+            server's model ([d]). :meth:`HttpClient.exchange` is one.
+        every: H, the number of optimizer steps between two exchanges.
+
+    Raises:
+        MissingDependency: transformers is not installed. ConfigError: several processes train this model.
+        ShapeMismatch: the server's model has another length.
+
+    Example:
+        >>> client = fastagg.clients.HttpClient("https://fl.example.org", "ann", "secret")
+        >>> def work(trainer) -> None:  # a transformers.Trainer
+        ...     trainer.add_callback(fastagg.clients.trainer_callback(client.exchange, every=50))
+        ...     trainer.train()
+    """
+    _extras.require("trainer_callback", "nlp", ("transformers",))
+    from transformers import TrainerCallback
+
+    periodic = _Periodic(exchange, every)
+
+    class Callback(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
+            periodic.begin(model, state.global_step)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            periodic.stepped(state.global_step)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            periodic.end(state.global_step)
+
+    return Callback()
+
+
+def lightning_callback(exchange: Exchange, every: int) -> Any:
+    """Return a ``Callback`` for Lightning's ``Trainer``, which does what :func:`trainer_callback` does.
+
+    Args:
+        exchange, every: as there. Steps are ``trainer.global_step``.
+
+    Raises:
+        MissingDependency: lightning is not installed. Others are those of :func:`trainer_callback`.
+
+    Example:
+        >>> client = fastagg.clients.HttpClient("https://fl.example.org", "ann", "secret")
+        >>> def work(module, data) -> None:
+        ...     callback = fastagg.clients.lightning_callback(client.exchange, every=50)
+        ...     lightning.Trainer(max_steps=1000, callbacks=[callback]).fit(module, data)
+    """
+    _extras.require("lightning_callback", "lightning", ("lightning",))
+    from lightning.pytorch import Callback
+
+    periodic = _Periodic(exchange, every)
+
+    class Periodic(Callback):
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            periodic.begin(module, trainer.global_step)
+
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
+            periodic.stepped(trainer.global_step)
+
+        def on_train_end(self, trainer: Any, module: Any) -> None:
+            periodic.end(trainer.global_step)
+
+    return Periodic()

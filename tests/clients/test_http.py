@@ -1,0 +1,152 @@
+"""HttpClient against a server that loses requests and answers, refuses, and sends its clients elsewhere."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fastagg
+
+MODEL = np.arange(5, dtype=np.float32)
+Say = Callable[[BaseHTTPRequestHandler], None]
+
+
+def says(status: int, body: bytes = b"", /, **headers: str) -> Say:
+    def say(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        for name, value in {"Content_Length": str(len(body)), **headers}.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return say
+
+
+def gone(handler: BaseHTTPRequestHandler) -> None:
+    handler.connection.shutdown(socket.SHUT_RDWR)
+
+
+TASK = says(200, MODEL.tobytes(), X_Task="7-1", X_Version="7")
+COUNTED = says(200, b'{"version": 8}')
+
+
+class Scripted:
+    """Answers each request with the next line of a script, and keeps what came."""
+
+    def __init__(self, *script: Say) -> None:
+        self.script, self.seen = list(script), []  # type: tuple[list[Say], list[tuple[str, Any, bytes]]]
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                outer.seen.append((self.path, self.headers, body))
+                outer.script.pop(0)(self)
+                self.close_connection = True
+
+            do_POST = do_GET
+
+            def log_message(self, *given: Any) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+
+
+Begin = Callable[..., Scripted]
+
+
+@pytest.fixture
+def begin() -> Iterator[Begin]:
+    begun: list[Scripted] = []
+
+    def make(*script: Say) -> Scripted:
+        begun.append(Scripted(*script))
+        return begun[-1]
+
+    yield make
+    for one in begun:
+        one.http.shutdown()
+        one.http.server_close()
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    found: list[float] = []
+    monkeypatch.setattr("fastagg.clients.http.time.sleep", found.append)
+    return found
+
+
+def client(server: Scripted, **settings: Any) -> fastagg.clients.HttpClient:
+    return fastagg.clients.HttpClient(server.url + "/", "eve/1", "secret", **settings)
+
+
+def test_what_is_not_answered_is_sent_again(begin: Begin, slept: list[float]) -> None:
+    short = says(200, MODEL.tobytes()[:9], X_Task="7-1", X_Version="7", Content_Length="20")
+    server = begin(
+        gone, says(503, b"", Retry_After="9"), short, TASK, gone, says(429), says(408), gone, says(500), COUNTED
+    )
+    eve = client(server, num_samples=3)
+    assert torch.equal(eve.task(), torch.from_numpy(MODEL)) and eve.version == 7
+    update = torch.ones(5, dtype=torch.float64)
+    assert eve.send(update) == {"version": 8}
+    paths = ["/task/eve%2F1"] * 4 + ["/update/eve%2F1/7-1?num_samples=3"] * 6
+    assert [path for path, *_ in server.seen] == paths
+    assert {body for _, _, body in server.seen[4:]} == {np.ones(5, np.float32).tobytes()}
+    assert all(headers["Authorization"] == "Bearer secret" for _, headers, _ in server.seen)
+    assert all(headers["Content-Type"] == "application/x-float32" for _, headers, _ in server.seen[4:])
+    limits = [0.5, 9.0, 2.0, 0.5, 1.0, 2.0, 4.0, 8.0]
+    assert all(limit / 2 <= pause <= limit for limit, pause in zip(limits, slept, strict=True)) and slept[1] == 9.0
+
+
+def test_it_gives_up_when_its_patience_ends(begin: Begin, slept: list[float]) -> None:
+    with pytest.raises(TimeoutError, match=r"no answer for 0 seconds; the last try: HTTP Error 503"):
+        client(begin(says(503)), patience=0).task()
+    assert not slept
+
+
+def test_the_servers_errors_are_raised_here(begin: Begin, slept: list[float]) -> None:
+    def refuses(status: int, error: str) -> Say:
+        return says(status, json.dumps({"error": error, "says": "because"}).encode())
+
+    server = begin(
+        TASK, refuses(409, "UnknownVersion"), refuses(422, "NonFiniteUpdate"), refuses(401, "Unauthorized"),
+        says(404, b"<html>"), refuses(410, "StaleIncarnation"), TASK, refuses(404, "UnknownClient"), TASK,
+    )  # fmt: skip
+    eve, update = client(server), torch.ones(5)
+    with pytest.raises(fastagg.UnknownVersion, match="there is no task"):
+        eve.send(update)
+    eve.task()
+    for error, text in (
+        (fastagg.UnknownVersion, "^because$"), (fastagg.NonFiniteUpdate, "^because$"), (OSError, "401 Unauthorized"),
+        (OSError, "404 Not Found: <html>"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=text):
+            eve.send(update)
+    for _ in range(2):  # whatever is too late is left out
+        assert torch.equal(eve.exchange(update), torch.from_numpy(MODEL))
+    assert not server.script and not slept
+
+
+def test_a_published_model_is_fetched_without_the_token(begin: Begin, slept: list[float]) -> None:
+    store = begin(gone, says(200, MODEL.tobytes()))
+    server = begin(says(303, X_Task="9-1", X_Version="9", Location=f"{store.url}/9"), COUNTED)
+    eve = client(server)
+    assert torch.equal(eve.task(), torch.from_numpy(MODEL)) and eve.version == 9
+    assert [path for path, *_ in store.seen] == ["/9", "/9"] and len(slept) == 1
+    assert all("Authorization" not in headers for _, headers, _ in store.seen)
+    eve.send(torch.ones(5, dtype=torch.float16))
+    path, headers, body = server.seen[1]
+    assert path == "/update/eve%2F1/9-1" and len(body) == 10
+    assert headers["Content-Type"] == "application/x-float16" and headers["Authorization"]
