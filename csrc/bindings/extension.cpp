@@ -154,9 +154,9 @@ class PythonExtension : public Extension {
     py::list all;
     for (const engine::Statistics& one : given) {
       if (one.extra != nullptr) {
-        all.append(extra_of(one.extra));
+        all.append(py::make_tuple(extra_of(one.extra), one.share));
       } else {
-        all.append(py::cast(one.reported, py::return_value_policy::reference));
+        all.append(py::make_tuple(py::cast(one.reported, py::return_value_policy::reference), one.share));
       }
     }
     py::object next = call("statistics")(all, outcome);
@@ -223,8 +223,8 @@ void bind_extension(py::module_& m) {
   py::class_<engine::Reported, std::shared_ptr<engine::Reported>>(m, "Reported")
       .def_property_readonly("values", [](const engine::Reported& one) { return tensor_or_none(one.values, one.size); })
       .def_readonly("counters", &engine::Reported::counters)
-      .def("added", [](const engine::Reported& one, const py::object& sum) {
-        return tensor_or_none(engine::added(one, vector_of(sum).data), one.size);
+      .def("added", [](const engine::Reported& one, const py::object& sum, float share) {
+        return tensor_or_none(engine::added(one, vector_of(sum).data, share), one.size);
       });
   // Functions make what each answer needs, because pybind11's own constructors end the process when there is no memory
   // for an object.

@@ -576,7 +576,7 @@ void Engine::with(const Contribution& brings, const Update& update, const Report
   contributions_.push_back(brings);
   contributions_.back().update = &update;
   updates_.push_back(&update);
-  if (reported != nullptr || extra != nullptr) statistics_.push_back({reported, extra});
+  if (reported != nullptr || extra != nullptr) statistics_.push_back({reported, extra, brings.share});
 }
 
 void Engine::plan(Step& step, bool closes, bool folding) {

@@ -53,6 +53,7 @@ struct Question {
 struct Statistics {
   const Reported* reported;
   const void* extra;
+  double share;  // in their mean
 };
 
 struct Bounds {

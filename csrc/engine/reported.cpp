@@ -30,10 +30,10 @@ bool fits(const Reported& reported, const StatisticsRules& rules) {
   return true;
 }
 
-store::Vector added(const Reported& reported, const float* sum) {
+store::Vector added(const Reported& reported, const float* sum, float share) {
   if (reported.size == 0) return {};
   store::Vector out = store::new_vector(reported.size);
-  cpu::accumulate(update_of(reported), sum, 1.0f, out.data);
+  cpu::accumulate(update_of(reported), sum, share, out.data);
   return out;
 }
 

@@ -92,7 +92,15 @@ def take(server: Server, answers: Sequence[tuple[Dispatch, Reply]]) -> list[Outc
             found = server.receive_models(list(rows.values()), differences=differences)
             for i, outcome in zip(rows, found, strict=True):
                 outcomes[i] = outcome
-    return [outcome for outcome in outcomes if outcome is not None]
+    return [
+        bare(outcome) if isinstance(outcome, FastaggError) else outcome for outcome in outcomes if outcome is not None
+    ]
+
+
+def bare(error: FastaggError) -> FastaggError:
+    """``error`` without the frames that it went through: they hold the reply's arrays."""
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return error
 
 
 def _received(server: Server, task: Dispatch, reply: Reply) -> Outcome:

@@ -21,7 +21,7 @@ AceMode = Literal["incremental", "direct", "client"]
 
 # Of the server.
 Weighting = Literal["uniform", "samples"]
-Buffers = Literal["mean", "latest", "keep"]
+Buffers = Literal["mean", "weighted", "latest", "keep"]
 Validate = Literal["sync", "deferred"]
 
 

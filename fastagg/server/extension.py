@@ -116,13 +116,13 @@ class Extension:
         own = sum(counter.numel() for counter in self.held.counters)
         return values in (0, self.layout.buffer_size) and counters in (0, own)
 
-    def statistics(self, given: Sequence[Native], outcome: str) -> Statistics | None:
-        """Return the running statistics after these updates made a ``step``, an empty one (``drop``) or none
-        (``keep``). None: they stay as they are."""
+    def statistics(self, given: Sequence[tuple[Native, float]], outcome: str) -> Statistics | None:
+        """Return the running statistics after these updates, each with its share in a mean, made a ``step``, an empty
+        one (``drop``) or none (``keep``). None: they stay as they are."""
         found = self.held
-        for one in given:
+        for one, share in given:
             of_device = isinstance(one, OnDevice)
-            found = found.add_on_device(one.parsed, one.verdict) if of_device else found.add(one)
+            found = found.add_on_device(one.parsed, one.verdict, share) if of_device else found.add(one, share)
         found = found.after(outcome)
         return None if found is self.held else found
 

@@ -66,8 +66,8 @@ class BaseSettings(TypedDict, total=False):
         "an update with a larger Euclidean norm is scaled down to this norm. None: never.", above=0,
     )]  # fmt: skip
     buffers: Annotated[Buffers, Rule(
-        "the new BatchNorm statistics: the ``mean`` of the clients in a step, the ``latest`` client's, or ``keep`` for "
-        "no change.", "mean", words=words(Buffers),
+        "the new BatchNorm statistics: the ``mean`` of the clients in a step, their mean ``weighted`` as their updates "
+        "are by ``weighting``, the ``latest`` client's, or ``keep`` for no change.", "mean", words=words(Buffers),
     )]  # fmt: skip
     deterministic: Annotated[bool, Rule(
         "for synchronous rules only. If True, the bits of a round's result do not depend on the order in which updates "

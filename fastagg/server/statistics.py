@@ -1,4 +1,4 @@
-"""BatchNorm's running statistics and counters on the server. They follow plain means, not an optimizer."""
+"""BatchNorm's running statistics and counters on the server. They follow the clients' means, not an optimizer."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fastagg import ops
 from fastagg._types import Native, State
+from fastagg.errors import UpdateTooLarge
 from fastagg.model import Parsed
 from fastagg.rules.names import Buffers, words
 from fastagg.storage import memory, staging
@@ -20,18 +21,19 @@ MODES = words(Buffers)
 
 @dataclass(frozen=True)
 class Statistics:
-    """The server's buffers. In a step, floating-point buffers become the mean of the clients' (``mean``) or those of
-    the last client (``latest``), or stay (``keep``). Integer buffers become the largest of the clients', or stay.
+    """The server's buffers. In a step, floating-point buffers become the mean of the clients' (``mean``, or
+    ``weighted`` by their samples) or those of the last client (``latest``), or stay (``keep``). Integer buffers become
+    the largest of the clients', or stay.
 
     Nothing changes in place. An arrival makes a new object, because clients that were sent vectors may still read them.
 
     Attributes:
-        mode: ``mean``, ``latest`` or ``keep``.
+        mode: ``mean``, ``weighted``, ``latest`` or ``keep``.
         values: floating-point buffers, fp32, 1-D.
         counters: integer buffers.
-        sum: of the clients' floating-point buffers since the last step.
+        sum: of the clients' floating-point buffers since the last step, each times its share.
         most: the largest of the clients' integer buffers since then, int64, one after the other.
-        count: how many clients sent buffers since then.
+        count: how many clients sent buffers since then; if ``weighted``, the sum of their shares.
     """
 
     mode: Buffers
@@ -39,20 +41,23 @@ class Statistics:
     counters: list[Tensor]
     sum: Tensor | None = None
     most: Tensor | None = None
-    count: int = 0
+    count: float = 0
 
-    def add(self, reported: Native) -> Statistics:
+    def add(self, reported: Native, share: float = 1.0) -> Statistics:
         """Return the statistics with one client's added: numbers in host memory that were checked already
         (csrc/engine/reported.h)."""
         if self.mode == "keep":
             return self
-        total = reported.added(None if self.mode == "latest" or not self.count else self.sum)
+        share = self._share(share)
+        total = reported.added(None if self.mode == "latest" or not self.count else self.sum, share)
+        if share != 1 and total is not None and not bool(torch.isfinite(total).all()):
+            raise UpdateTooLarge(f"buffers: {share:g} samples make the sum of the running statistics infinite")
         most = torch.tensor(reported.counters, dtype=torch.int64) if reported.counters else None
         if most is not None and self.count and self.most is not None:
             most = torch.maximum(most, self.most)
-        return self._with(total, most)
+        return self._with(total, most, share)
 
-    def add_on_device(self, parsed: Parsed, verdict: Tensor | None = None) -> Statistics:
+    def add_on_device(self, parsed: Parsed, verdict: Tensor | None = None, share: float = 1.0) -> Statistics:
         """Return the statistics with the buffers of an update on a device added, if it has any. Those of an update that
         the device rejects count as the server's."""
         if self.mode == "keep" or (parsed.buffers is None and parsed.counters is None):
@@ -66,14 +71,17 @@ class Statistics:
             out = memory.empty(self.values.numel(), self.values.device)
             if total is not None and not fresh:
                 out.copy_(total)
-            total = ops.accumulate_(out, theirs, fresh=fresh)
+            total = ops.accumulate_(out, theirs, self._share(share), fresh=fresh)
         if parsed.counters is not None:
             counters = joined(parsed.counters, self.counters)
             most = counters if most is None else torch.maximum(counters, most)
-        return self._with(total, most)
+        return self._with(total, most, self._share(share))
 
-    def _with(self, total: Tensor | None, most: Tensor | None) -> Statistics:
-        return Statistics(self.mode, self.values, self.counters, total, most, self.count + 1)
+    def _share(self, share: float) -> float:
+        return share if self.mode == "weighted" else 1
+
+    def _with(self, total: Tensor | None, most: Tensor | None, share: float) -> Statistics:
+        return Statistics(self.mode, self.values, self.counters, total, most, self.count + share)
 
     def after(self, kind: str) -> Statistics:
         """Return the statistics after an arrival with a ``step``, a ``drop``, or neither (``keep``)."""
@@ -121,7 +129,7 @@ class Statistics:
         total = None if state["sum"] is None else _like(self.values, state["sum"])
         most = None if state["most"] is None else joined(self._own(state["most"]), self.counters)
         values, counters = _like(self.values, state["values"]), self._own(state["counters"])
-        return Statistics(self.mode, values, counters, total, most, int(state["count"]))
+        return Statistics(self.mode, values, counters, total, most, state["count"])
 
     def _own(self, counters: list[Tensor]) -> list[Tensor]:
         return [_like(mine, theirs) for mine, theirs in zip(self.counters, counters, strict=True)]

@@ -214,14 +214,14 @@ def test_fedasync_beside_appfls_own(policy: str, kwargs: dict[str, float], less:
 
 @pytest.mark.parametrize("mode", ["equal", "sample_size"])
 def test_fedavg_beside_appfls_own(mode: str) -> None:
-    """The same parameters after every round; statistics are the clients' plain mean."""
+    """The same parameters and statistics after every round."""
     torch.manual_seed(0)
     net, sizes = Net(), {"a": 10, "b": 30}
     config = OmegaConf.create({"client_weights_mode": mode, "optimize_memory": False})
     theirs = FedAvgAggregator(copy.deepcopy(net), config, logging.getLogger())
     weighting = "samples" if mode == "sample_size" else "uniform"
     ours = SyncAggregator(net, {"algorithm": "FedAvg", "settings": {"weighting": weighting}})
-    draw, names = torch.Generator().manual_seed(1), [name for name, _ in net.named_parameters()]
+    draw = torch.Generator().manual_seed(1)
     for aggregator in (theirs, ours):
         for client, size in sizes.items():
             aggregator.set_client_sample_size(client, size)
@@ -230,9 +230,8 @@ def test_fedavg_beside_appfls_own(mode: str) -> None:
         uploads = {client: trained(start, draw) for client in sizes}
         model = theirs.aggregate({client: dict(upload) for client, upload in uploads.items()})
         mine = ours.aggregate(uploads)
+        names = [name for name, value in model.items() if value.is_floating_point()]
         assert close({name: mine[name] for name in names}, {name: model[name] for name in names})
-        mean = (uploads["a"]["layers.1.running_mean"] + uploads["b"]["layers.1.running_mean"]) / 2
-        assert torch.allclose(mine["layers.1.running_mean"], mean)
 
 
 def test_secure_aggregation_is_refused_by_name(caplog: pytest.LogCaptureFixture) -> None:

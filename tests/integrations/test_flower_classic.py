@@ -19,7 +19,7 @@ from flower_apps import FakeGrid
 from flwr.app import Context, Message, RecordDict
 from flwr.client import mod as mods
 from flwr.client.mod import make_ffn
-from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.common import Code, FitIns, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.compat.common import recorddict_compat as compat
 from flwr.server import LegacyContext, ServerConfig
 from flwr.server import strategy as theirs
@@ -135,6 +135,15 @@ def test_fedadam_says_why_its_numbers_are_not_flowers_and_other_rules_name_their
         run(ours(partial(fastagg.FADAS, lr=0.1)))
 
 
+def test_defaults_that_are_not_flowers_are_named_and_flowers_give_its_numbers(caplog) -> None:
+    with caplog.at_level(logging.INFO, "flwr.fastagg"):
+        mine = run(ours(partial(fastagg.FedAdagrad, lr=0.1, eps=1e-9)))
+        assert "not Flower's defaults" not in caplog.text
+        run(ours(fastagg.FedAdagrad))
+    same(mine, run(flowers(theirs.FedAdagrad)))
+    assert caplog.text.count("not Flower's defaults: lr=0.01, its eta=0.1, eps=0.001, its tau=1e-09") == 1
+
+
 @pytest.mark.parametrize("mod", [mods.fixedclipping_mod, mods.adaptiveclipping_mod])
 def test_clipping_mods_by_the_users_own_settings(mod) -> None:
     told = {"on_fit_config_fn": lambda number: {"clipping_norm": 0.5}}
@@ -197,3 +206,116 @@ def test_secure_aggregation(workflow, mod, rule: str, caplog: pytest.LogCaptureF
     same(mine, run(other(), [mod], workflow()), atol=1e-4)
     assert "dropped" not in caplog.text
     assert np.abs(mine[0].received[3][1][0] - START[0]).max() > 0.05, "the model moved"
+
+
+# -- what public apps do in a subclass ---------------------------------------------------------------------------
+
+
+class Nothing:
+    pass
+
+
+class Looks:
+    def aggregate_fit(self, number, results, failures):
+        self.seen = sum(result.num_examples for _, result in results)
+        return super().aggregate_fit(number, results, failures)
+
+
+class Saves:
+    def aggregate_fit(self, number, results, failures):
+        arrays, metrics = super().aggregate_fit(number, results, failures)
+        self.saved = parameters_to_ndarrays(arrays)
+        return arrays, metrics
+
+
+class Filters:
+    def aggregate_fit(self, number, results, failures):
+        return super().aggregate_fit(number, [pair for pair in results if pair[1].num_examples > 30], failures)
+
+
+class Clips:
+    def aggregate_fit(self, number, results, failures):
+        for _, result in results:
+            arrays = [np.clip(array, -0.3, 0.3) for array in parameters_to_ndarrays(result.parameters)]
+            result.parameters = ndarrays_to_parameters(arrays)
+        return super().aggregate_fit(number, results, failures)
+
+
+class Weighs:
+    def aggregate_fit(self, number, results, failures):
+        for _, result in results:
+            result.num_examples = 1
+        return super().aggregate_fit(number, results, failures)
+
+
+class Makes:
+    def aggregate_fit(self, number, results, failures):
+        made = [(proxy, FitRes(r.status, r.parameters, r.num_examples, {})) for proxy, r in results]
+        return super().aggregate_fit(number, made, failures)
+
+
+class Noise:
+    def aggregate_fit(self, number, results, failures):
+        arrays, metrics = super().aggregate_fit(number, results, failures)
+        noise = np.random.default_rng(number)
+        noisy = [(a + noise.normal(0, 0.1, a.shape)).astype(np.float32) for a in parameters_to_ndarrays(arrays)]
+        return ndarrays_to_parameters(noisy), metrics
+
+
+class Median:
+    def aggregate_fit(self, number, results, failures):
+        sent = [parameters_to_ndarrays(result.parameters) for _, result in results]
+        return ndarrays_to_parameters([np.median(arrays, axis=0) for arrays in zip(*sent, strict=True)]), {}
+
+
+class Clusters:
+    def aggregate_fit(self, number, results, failures):
+        fold, results = super().aggregate_fit, sorted(results, key=lambda pair: pair[1].num_examples)
+        halves = [parameters_to_ndarrays(fold(number, half, [])[0]) for half in (results[:1], results[1:])]
+        return ndarrays_to_parameters([(a + b) / 2 for a, b in zip(*halves, strict=True)]), {}
+
+
+class Configures:
+    def configure_fit(self, server_round, parameters, client_manager):
+        chosen = super().configure_fit(server_round, parameters, client_manager)
+        for _, fit in chosen:
+            fit.config["lr"] = 0.1 / server_round
+        return chosen
+
+
+class Asks:
+    def configure_fit(self, server_round, parameters, client_manager):
+        clients = client_manager.sample(num_clients=3, min_num_clients=3)
+        return [(client, FitIns(parameters, {"round": server_round})) for client in clients]
+
+
+class Fades:
+    def configure_fit(self, server_round, parameters, client_manager):
+        faded = [array * np.float32(0.9) for array in parameters_to_ndarrays(parameters)]
+        return super().configure_fit(server_round, ndarrays_to_parameters(faded), client_manager)
+
+
+class Skips:
+    def aggregate_fit(self, number, results, failures):
+        return (None, {}) if number == 2 else super().aggregate_fit(number, results, failures)
+
+
+SHAPES = [Nothing, Looks, Saves, Filters, Clips, Weighs, Makes, Noise, Median, Clusters, Configures, Asks, Fades, Skips]
+
+
+@pytest.mark.parametrize("mixin", SHAPES)
+def test_a_subclass_gives_flowers_numbers(mixin: type) -> None:
+    mine, other = (type("Strategy", (mixin, base), {}) for base in (flower.ClassicStrategy, theirs.FedAvg))
+    found = run(mine(fastagg.FedAvg, initial_parameters=parameters(), **SETTINGS))
+    same(found, run(other(initial_parameters=parameters(), **SETTINGS)))
+
+
+def test_a_subclass_that_no_reply_fits_is_refused() -> None:
+    class Cuts(flower.ClassicStrategy):
+        def aggregate_fit(self, number, results, failures):
+            for _, result in results:
+                result.parameters = ndarrays_to_parameters(parameters_to_ndarrays(result.parameters)[:1])
+            return super().aggregate_fit(number, results, failures)
+
+    with pytest.raises(fastagg.RunFailed, match="no reply of this round could be used; ShapeMismatch"):
+        run(Cuts(fastagg.FedAvg, initial_parameters=parameters(), **SETTINGS))

@@ -204,6 +204,40 @@ def test_the_noise_itself_is_in_what_clients_receive(name: str) -> None:
     assert found[0][0] == 0 and found[0][1] < found[0][2] < found[0][3]
 
 
+class BatchNorm(Grid):
+    """Nodes whose models have running statistics and a counter."""
+
+    @staticmethod
+    def fit(message, context):
+        node, moved = message.metadata.dst_node_id, {}
+        for name, array in ((n, a.numpy()) for n, a in message.content["arrays"].items()):
+            moved[name] = 0.7 * array + 0.3 * np.abs(np.cos(node + np.arange(array.size))).reshape(array.shape)
+            moved[name] = array + 1 if name == "batches" else moved[name].astype(np.float32)
+        metrics = MetricRecord({"num-examples": 10 * node, "loss": 0.0})
+        return Message(RecordDict({"arrays": ArrayRecord(list_of(moved)), "metrics": metrics}), reply_to=message)
+
+
+def list_of(arrays):
+    from flwr.app import Array
+
+    return {name: Array(np.asarray(array)) for name, array in arrays.items()}
+
+
+@pytest.mark.parametrize("name", [None, *WRAPPERS])
+def test_batchnorm_statistics_are_flowers(name: str | None) -> None:
+    """A counter is a whole number here: Flower's noise and means make it a fraction, which is rounded."""
+    wrap, chain = WRAPPERS[name] if name else ((lambda strategy: strategy), ())
+    model = {"w": START["b"] + 1, "bn.running_mean": np.zeros(3), "bn.running_var": np.ones(3)}
+    model = {name: array.astype(np.float32) for name, array in model.items()} | {"batches": np.array(7)}
+    found = []
+    for strategy in (ours(), flowers()):
+        random.seed(7), np.random.seed(11)
+        result = wrap(strategy).start(BatchNorm(NODES, *chain), ArrayRecord(list_of(model)), num_rounds=3)
+        found.append({name: array.numpy() for name, array in result.arrays.items()})
+    for array, theirs_ in found[1].items():
+        np.testing.assert_allclose(found[0][array], theirs_, atol=0.5 if array == "batches" else 1e-6)
+
+
 class Decay:
     """A subclass changes the model before it is sent, and the reply when it arrives."""
 

@@ -68,21 +68,16 @@ def through(filters: list[DXOFilter], kind: str, arrays: dict[str, Any], steps: 
 
 
 class Flare:
-    """FLARE's FedAvg: its helper, and the way its controller updates the global model.
-
-    Statistics are plain means here, as in fastagg; FLARE weighs them like everything else.
-    """
+    """FLARE's FedAvg: its helper, and the way its controller updates the global model."""
 
     def __init__(self, model: dict[str, Any]) -> None:
         self.model = FLModel(ParamsType.FULL, dict(model))
 
     def round(self, number: int, replies: dict[str, dict[str, Any]], kind: str) -> None:
-        weighted = WeightedAggregationHelper(exclude_vars="^bn")
-        plain = WeightedAggregationHelper(exclude_vars="^(?!bn)")
+        weighted = WeightedAggregationHelper()
         for site, params in replies.items():
             weighted.add(params, SITES[site], site, number)
-            plain.add(params, 1.0, site, number)
-        result = FLModel(KINDS[kind], {**weighted.get_result(), **plain.get_result()})
+        result = FLModel(KINDS[kind], weighted.get_result())
         self.model = FLModelUtils.update_model(self.model, result)
 
 

@@ -71,3 +71,20 @@ def test_a_late_answer_is_refused() -> None:
     with pytest.raises(fastagg.UnknownVersion, match="from round 0, this is round 1"):
         send(server, 2)
     assert server.version == 1
+
+
+def test_running_statistics_are_weighted_by_samples_if_told_so() -> None:
+    server = fastagg.FedAvg(model(), clients_per_round=9, buffers="weighted")
+    for client in (1, 2, 5):
+        server.dispatch(client)
+        send(server, client)
+    saved = server.state_dict()
+    server.close_round()
+    torch.testing.assert_close(server.parameters()["bn.running_mean"], torch.full((3,), (1 + 4 + 25) / 8))
+    server.load_state_dict(saved)
+    server.dispatch(7)
+    with pytest.raises(fastagg.UpdateTooLarge, match=r"buffers: 1e.30 samples"):
+        update = {**model(), "w": torch.zeros(2000), "bn.running_mean": torch.full((3,), 1e12)}
+        server.receive(7, update, num_samples=1e30)
+    server.close_round()
+    torch.testing.assert_close(server.parameters()["bn.running_mean"], torch.full((3,), (1 + 4 + 25) / 8))

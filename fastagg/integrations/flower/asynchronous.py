@@ -323,7 +323,7 @@ class _Run:
             session.refused(sent.node, outcome)
             return
         session.taken(sent.node, outcome)
-        self.since.append(tasks.metrics_of(message.content, sent.node, outcome))
+        self.since.append(tasks.noted(message.content, sent.node, outcome))
         log.info(
             "fastagg: update %d: client %s, from version %d, delay %d, version %d",
             session.tally.updates, outcome.client, sent.task.version, outcome.delay, outcome.version,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flwr.common import EvaluateIns, FitIns, FitRes, Parameters, Scalar
+from flwr.server import strategy
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
@@ -19,7 +20,7 @@ from fastagg.integrations.flower import models
 from fastagg.integrations.flower.models import Make
 from fastagg.integrations.flower.records import NUMPY, from_npy, to_npy
 from fastagg.integrations.flower.settings import callable_or_none, say_what_differs, set_rate
-from fastagg.integrations.flower.tasks import log
+from fastagg.integrations.flower.tasks import log, raise_if_useless
 from fastagg.integrations.replies import Reply, take
 from fastagg.model import Layout
 from fastagg.server import checkpoint as files
@@ -78,9 +79,10 @@ class ClassicStrategy(FedAvg):
                 self._make_server(list(held.values()) if isinstance(held, dict) else held)
             else:
                 self._go_on(self.server)
-        if self.server is None:
+        if self.server is None and initial is not None:
+            self._adopt(initial)
             return initial
-        return self._outgoing(self.server)
+        return None if self.server is None else self._outgoing(self.server)
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
@@ -113,8 +115,10 @@ class ClassicStrategy(FedAvg):
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         """Add every result, then close the round with the good results."""
         server = self.server
-        if server is None or (failures and not self.accept_failures):
+        if not results or (failures and not self.accept_failures):
             return None, {}
+        if server is None:
+            raise ConfigError("aggregate_fit: the model is not known yet: call super().configure_fit")
         for failure in failures:
             log.warning("fastagg: a client failed in round %d: %s", server_round, _reason(failure))
         before = server.version
@@ -134,27 +138,33 @@ class ClassicStrategy(FedAvg):
         A result's metrics may hold ``fastagg-kind`` and ``fastagg-version``.
         """
         answers: list[tuple[Dispatch, Reply]] = []
-        known: list[tuple[str, FitRes]] = []
+        known: dict[str, FitRes] = {}
+        refused: list[FastaggError] = []
         for proxy, result in results:
             try:
-                if proxy.cid not in self._tasks or any(proxy.cid == client for client, _ in known):
-                    raise UnknownClient("it was not asked, or has answered already")
-                arrays = _arrays(result.parameters)
-                answers.append((
-                    self._tasks[proxy.cid], Reply.read(arrays, result.metrics or {}, samples=result.num_examples)
-                ))  # fmt: skip
+                if proxy.cid in known:
+                    raise UnknownClient("it has answered already")
+                reply = Reply.read(_arrays(result.parameters), result.metrics or {}, samples=result.num_examples)
+                answers.append((self._task_of(server, proxy.cid), reply))
             except FastaggError as error:
-                _dropped(proxy.cid, error)
+                refused.append(_dropped(proxy.cid, error))
             else:
-                known.append((proxy.cid, result))
+                known[proxy.cid] = result
         folded = []
-        for (client, result), outcome in zip(known, take(server, answers), strict=True):
+        for (client, result), outcome in zip(known.items(), take(server, answers), strict=True):
             if isinstance(outcome, FastaggError):
-                _dropped(client, outcome)
+                refused.append(_dropped(client, outcome))
             else:
                 del self._tasks[client]
                 folded.append((result.num_examples, result.metrics))
+        raise_if_useless(folded, refused)
         return folded
+
+    def _task_of(self, server: Server, client: str) -> Dispatch:
+        """The client's task of this round. A subclass may have asked clients without ``super()``."""
+        if client not in self._tasks:
+            self._tasks[client] = server.dispatch(client)
+        return self._tasks[client]
 
     # -- the model -----------------------------------------------------------------------------------------------
 
@@ -179,7 +189,7 @@ class ClassicStrategy(FedAvg):
     def _make_server(self, arrays: Arrays) -> Server:
         self.server = server = models.made(self._make, list(arrays), rounds=True)
         self._go_on(server)
-        say_what_differs(server, self.lr is not None)
+        say_what_differs(server, self.lr is not None, self._make, strategy)
         return server
 
     def _go_on(self, server: Server) -> None:
@@ -214,8 +224,9 @@ def _bytes(parameters: Parameters) -> dict[str, bytes]:
     return {str(i): data for i, data in enumerate(parameters.tensors)}
 
 
-def _dropped(client: str, error: FastaggError) -> None:
+def _dropped(client: str, error: FastaggError) -> FastaggError:
     log.warning("fastagg: dropped the result of client %s: %s: %s", client, type(error).__name__, error)
+    return error
 
 
 def _reason(failure: tuple[ClientProxy, FitRes] | BaseException) -> str:

@@ -80,7 +80,7 @@ class ClientEvaluation:
                 if message.has_error():
                     log.warning("fastagg: node %d could not evaluate: %s", node, message.error.reason)
                 else:
-                    one.found.append(tasks.metrics_of(message.content, node))
+                    one.found.append(tasks.noted(message.content, node))
                 self._end(version)
                 return True
         return False

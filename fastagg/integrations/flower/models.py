@@ -52,8 +52,9 @@ def _called(make: Make, model: Arrays, rounds: bool) -> Server:
         taken = inspect.signature(getattr(make, "func", make)).parameters
         if rounds != ("clients_per_round" in taken):
             raise _other(name, rounds)
-        if rounds and "weighting" not in getattr(make, "keywords", {}):
-            settings["weighting"] = "samples"
+        if rounds:  # as Flower weighs
+            wanted = {"weighting": "samples", "buffers": "weighted"}
+            settings |= {key: how for key, how in wanted.items() if key not in getattr(make, "keywords", {})}
     try:
         server = make(model, **settings)
     except TypeError as error:

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import TypeVar
 
 from flwr.serverapp.strategy import FedAvg
@@ -13,12 +14,14 @@ from flwr.serverapp.strategy import FedAvg
 from fastagg import _checks
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
+from fastagg.integrations.flower.models import preset_of
 from fastagg.integrations.flower.tasks import log
 from fastagg.integrations.session import Settings
 from fastagg.rules.optimizers import Adam
 from fastagg.server.server import Server
 
 Function = TypeVar("Function", bound=Callable[..., object])
+_THEIRS = (("lr", "eta"), ("lr", "server_learning_rate"), ("eps", "tau"), ("beta", "server_momentum"))
 _RUN = {field.name for field in dataclasses.fields(Settings)}
 
 
@@ -78,12 +81,24 @@ def set_rate(server: Server, rate: Callable[[int], float] | None, number: int) -
         server.lr = lr
 
 
-def say_what_differs(server: Server, scheduled: bool) -> None:
+def say_what_differs(server: Server, scheduled: bool, make: object, api: ModuleType) -> None:
     """Log one line for each reason why equal settings give other numbers than Flower's strategy.
 
     Args:
         scheduled: whether the user sets a learning rate for each round.
+        make: what the strategy was given as its server.
+        api: Flower's module with the strategies of the same names.
     """
+    if kind := getattr(api, preset_of(make), None):
+        known = {name: one.default for name, one in inspect.signature(kind).parameters.items()}
+        bound, own = getattr(make, "keywords", {}), vars(server.optimizer)
+        others = [
+            f"{name}={own[name]:g}, its {theirs}={known[theirs]:g}"
+            for name, theirs in _THEIRS
+            if name in own and theirs in known and name not in bound and own[name] != known[theirs]
+        ]
+        if others and not (scheduled and len(others) == 1 and others[0].startswith("lr")):
+            log.info("fastagg: not Flower's defaults: %s; give the preset what you want", ", ".join(others))
     if server.weighting == "uniform":
         log.info("fastagg: not Flower's numbers: weighting='uniform', where Flower weighs clients by their examples")
     if type(server.optimizer) is Adam and not scheduled:
@@ -92,7 +107,7 @@ def say_what_differs(server: Server, scheduled: bool) -> None:
             "give the strategy lr=flower.adam_rate(lr, betas) for the same"
         )
     roles = {entry.role for entry in server.layout.entries}
-    if "buffer" in roles and server.weighting == "samples":
-        log.info("fastagg: not Flower's numbers: running statistics take the clients' plain mean, Flower weighs it")
+    if "buffer" in roles and server.weighting == "samples" and server.buffers != "weighted":
+        log.info("fastagg: not Flower's numbers: buffers=%r, where Flower weighs running statistics", server.buffers)
     if "counter" in roles:
         log.info("fastagg: not Flower's numbers: integer arrays take the clients' largest, Flower's become floats")

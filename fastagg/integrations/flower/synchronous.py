@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid
+from flwr.serverapp import Grid, strategy
 from flwr.serverapp.strategy import FedAvg, Result
 
 from fastagg import _checks
 from fastagg._types import Foreign
 from fastagg.errors import ConfigError, FastaggError
+from fastagg.integrations import replies as read_replies
 from fastagg.integrations.flower import history, models, tasks
 from fastagg.integrations.flower.models import Make
 from fastagg.integrations.flower.records import read
+from fastagg.integrations.flower.rounds import Replies, Streaming
 from fastagg.integrations.flower.settings import callable_or_none, say_what_differs, set_rate, split
 from fastagg.integrations.flower.tasks import Evaluate, log
 from fastagg.integrations.session import Session
@@ -90,6 +93,7 @@ class SyncStrategy(FedAvg):
         self._returned = models.Returned()
         self._tasks: dict[int, Dispatch] = {}  # by node
         self._messages: list[Message] = []
+        self._streaming: Streaming | None = None  # the grid of the round that start() runs
         self._rounds, self._saved = 0, -1  # finished rounds; the version in the checkpoint
         self._result = Result()
         self._runs = self._said = False  # whether start() runs; whether a changed model was logged
@@ -145,9 +149,15 @@ class SyncStrategy(FedAvg):
     ) -> ArrayRecord:
         assert self.session is not None and self.server is not None
         number, result = self._rounds, self._result
-        streaming = Streaming(grid, self.server, self.poll)
-        replies = streaming.send_and_receive(self.configure_train(number, arrays, train, grid), timeout=timeout)
+        self._streaming = streaming = Streaming(grid, self.server, self.poll)
+        self._give_up_tasks()  # of a round that a subclass did not aggregate here
+        self._messages = list(self.configure_train(number, arrays, train, grid))
+        replies = streaming.send_and_receive(self._messages, timeout=timeout)
         trained, metrics = self.aggregate_train(number, replies)
+        looked_at = replies.looked_at
+        del replies
+        if looked_at:  # Flower's properties of records make cycles
+            gc.collect()
         if trained is not None:
             arrays = trained
             self._adopt(arrays)
@@ -183,7 +193,8 @@ class SyncStrategy(FedAvg):
         """
         self._begin(initial_arrays)
         assert self.server is not None
-        arrays = models.outgoing(self.server)
+        fresh = self.server.version == 0 and not isinstance(self._make, Server)
+        arrays = initial_arrays if fresh else models.outgoing(self.server)
         self._returned.keep(_bytes(arrays))
         return arrays
 
@@ -203,7 +214,7 @@ class SyncStrategy(FedAvg):
                 server.forget(client, version)
             self._saved = server.version
             log.info("fastagg: resumed version %d after %d rounds", server.version, self._rounds)
-        say_what_differs(server, self.lr is not None)
+        say_what_differs(server, self.lr is not None, self._make, strategy)
 
     def _save(self) -> None:
         if self.checkpoint is None or self.server is None or self.session is None:
@@ -265,32 +276,34 @@ class SyncStrategy(FedAvg):
         """
         server, session = self.server, self.session
         if server is None or session is None:
-            return None, None
+            raise ConfigError(
+                "aggregate_train: the model is not known yet: call super().configure_train, or strategy.resumed(arrays)"
+            )
+        if type(self)._check_and_log_replies is not FedAvg._check_and_log_replies:
+            replies, _ = self._check_and_log_replies(replies, is_train=True)
         if self.deterministic:
             replies = sorted(replies, key=lambda message: message.metadata.src_node_id)
         # An error about a node may come from the SuperLink. Ids are given to messages when they are sent.
         asked = {sent.metadata.message_id: sent.metadata.dst_node_id for sent in self._messages}
         asked.pop("", None)
-        self._messages, before = [], server.version
-        folded, bad = list[RecordDict](), list[tuple[int, FastaggError]]()
-        for batch in replies.batches if isinstance(replies, Replies) else [list(replies)]:
-            self._fold(server, session, batch, asked, folded, bad)
-            batch.clear()  # before more are read
+        before, round_ = server.version, _Round(asked)
+        replies = replies if isinstance(replies, Replies) else _kept(replies)
+        frees = not replies.looked_at
+        for batch in replies.fold():
+            self._fold(server, session, batch, round_, frees)
         server.close_round()
         memory.trim()  # there is no update before the next round
-        bad += [(node, tasks.Failed(f"no answer in round {server_round}")) for node in self._tasks]
-        for node in self._tasks:
-            log.warning("fastagg: node %d did not answer round %d", node, server_round)
-        self._give_up_tasks()
-        log.info("fastagg: round %d: %d updates, version %d", server_round, len(folded), server.version)
-        for node, error in bad:
+        self._miss(server_round, round_)
+        log.info("fastagg: round %d: %d updates, version %d", server_round, len(round_.good), server.version)
+        for node, error in round_.bad:
             session.failed(node, str(error)) if isinstance(error, tasks.Failed) else session.refused(node, error)
         session.failures.check(())
+        tasks.raise_if_useless(round_.good, [error for _, error in round_.bad])
         if server.version == before:
             return None, None
         arrays = models.outgoing(server)
         self._returned.keep(_bytes(arrays))
-        return arrays, tasks.averaged(self.train_metrics_aggr_fn, folded, self.weighted_by_key)
+        return arrays, tasks.averaged(self.train_metrics_aggr_fn, round_.good, self.weighted_by_key)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -302,24 +315,53 @@ class SyncStrategy(FedAvg):
             self._save()
         return super().configure_evaluate(server_round, arrays, config, grid)
 
-    def _fold(
-        self, server: Server, session: Session, messages: list[Message], asked: dict[str, int],
-        folded: list[RecordDict], bad: list[tuple[int, FastaggError]],
-    ) -> None:  # fmt: skip
-        """Take replies. Add the metrics of good replies to ``folded``, and other replies to ``bad``."""
+    def _fold(self, server: Server, session: Session, messages: list[Message], round_: _Round, frees: bool) -> None:
+        """Take replies. With ``frees``, what stays of them has no arrays."""
         arrived: list[tasks.Arrived] = []
         for message in messages:
-            node = asked.get(message.metadata.reply_to_message_id, message.metadata.src_node_id)
-            if (task := self._tasks.pop(node, None)) is None:
-                log.warning("fastagg: dropped a reply of node %d: it has answered already, or was not asked", node)
-            else:
-                arrived.append((task, node, message))
-        for (_, node, message), outcome in zip(arrived, tasks.take(server, arrived, self.weighted_by_key), strict=True):
+            node = round_.asked.get(message.metadata.reply_to_message_id, message.metadata.src_node_id)
+            if node in round_.heard:
+                log.warning("fastagg: dropped a reply of node %d: it has answered already", node)
+                continue
+            round_.heard.add(node)
+            try:
+                arrived.append((self._task_of(server, node), node, message))
+            except FastaggError as error:
+                round_.bad.append((node, read_replies.bare(error)))
+        outcomes = tasks.take(server, arrived, self.weighted_by_key)
+        for (_, node, message), outcome in zip(arrived, outcomes, strict=True):
             if isinstance(outcome, Receipt):
                 session.taken(node, outcome)
-                folded.append(tasks.metrics_of(message.content, node, outcome))
+                content = tasks.noted(message.content, node, outcome, frees=frees)
+                round_.good.append(content)
+                if frees:
+                    message.content = content
             else:
-                bad.append((node, outcome))
+                round_.bad.append((node, outcome))
+                if frees and message.has_content():
+                    message.content = tasks.noted(message.content, node)
+
+    def _task_of(self, server: Server, node: int) -> Dispatch:
+        """The task of this round that ``node`` has. A subclass may have asked nodes without ``super()``."""
+        task = self._tasks.pop(node, None)
+        if task is not None and task.version == server.version:
+            return task
+        if task is not None:
+            server.forget(task.client, task.version)
+        return server.dispatch(node)
+
+    def _miss(self, server_round: int, round_: _Round) -> None:
+        """End the tasks without an answer. Those that a subclass has left out did not fail."""
+        heard = set() if self._streaming is None else self._streaming.heard
+        came = {node for message_id, node in round_.asked.items() if message_id in heard}
+        for node in self._tasks:
+            if node in came:
+                log.info("fastagg: the reply of node %d in round %d was left out by the strategy", node, server_round)
+                continue
+            log.warning("fastagg: node %d did not answer round %d", node, server_round)
+            if self._runs or not round_.good:  # a wrapper may have left it out
+                round_.bad.append((node, tasks.Failed(f"no answer in round {server_round}")))
+        self._give_up_tasks()
 
     def _give_up_tasks(self) -> None:
         for task in self._tasks.values():
@@ -328,36 +370,22 @@ class SyncStrategy(FedAvg):
         self._tasks.clear()
 
 
+@dataclass
+class _Round:
+    """The replies of one round."""
+
+    asked: dict[str, int]  # node by message id
+    heard: set[int] = field(default_factory=set)  # nodes
+    good: list[RecordDict] = field(default_factory=list)  # metrics of those that were taken
+    bad: list[tuple[int, FastaggError]] = field(default_factory=list)
+
+
+def _kept(messages: Iterable[Message]) -> Replies:
+    """Replies that belong to somebody else."""
+    kept = Replies(messages)
+    kept.looked_at = True
+    return kept
+
+
 def _bytes(arrays: ArrayRecord) -> dict[str, bytes]:
     return {name: array.data for name, array in arrays.items()}
-
-
-class Streaming:
-    """A grid whose ``send_and_receive`` returns before replies arrive."""
-
-    def __init__(self, grid: Grid, server: Server, poll: float) -> None:
-        self._grid, self._server, self._poll = grid, server, poll
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Replies:
-        waiting = {sent for sent in self._grid.push_messages(list(messages)) if sent}
-        return Replies(self._batches(waiting, None if timeout is None else time.monotonic() + timeout))
-
-    def _batches(self, waiting: set[str], until: float | None) -> Iterator[list[Message]]:
-        while waiting:
-            for batch in tasks.pull(self._grid, waiting, self._server):
-                waiting -= {message.metadata.reply_to_message_id for message in batch}
-                yield batch
-            if not waiting or (until is not None and time.monotonic() > until):
-                return
-            time.sleep(self._poll)
-
-
-class Replies:
-    """A round's replies as they arrive: in batches, or one by one."""
-
-    def __init__(self, batches: Iterator[list[Message]]) -> None:
-        self.batches = batches
-
-    def __iter__(self) -> Iterator[Message]:
-        for batch in self.batches:
-            yield from batch

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app.message.typeddict import TypedDict
 from flwr.serverapp import Grid
 
-from fastagg.errors import FastaggError, ShapeMismatch
+from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, RunFailed, ShapeMismatch, UpdateTooLarge
 from fastagg.integrations import replies
 from fastagg.integrations.flower.models import formed
 from fastagg.integrations.flower.records import read, write
@@ -31,8 +33,43 @@ Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 Arrived = tuple[Dispatch, int, Message]  # a task, the node that had it, its answer
 
 
+Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
+
+
 class Failed(FastaggError):
     """A node answered with an error of its own, or Flower did for it."""
+
+
+class Freed(RecordDict):
+    """A reply whose arrays were added and freed. Who asks for them is told why they are not there."""
+
+    def __init__(self, records: Mapping[str, ArrayRecord | ConfigRecord | MetricRecord]) -> None:
+        super().__init__({key: record for key, record in records.items() if not isinstance(record, ArrayRecord)})
+        self.__dict__["_freed"] = [key for key, record in records.items() if isinstance(record, ArrayRecord)]
+
+    def __getitem__(self, key: str) -> ArrayRecord | ConfigRecord | MetricRecord:
+        self._refuse(key in self.__dict__["_freed"])
+        return super().__getitem__(key)
+
+    @property
+    def array_records(self) -> TypedDict[str, ArrayRecord]:
+        """As in Flower, but those that the reply had are refused."""
+        self._refuse(bool(self.__dict__["_freed"]))
+        return super().array_records
+
+    def _refuse(self, wanted: bool) -> None:
+        if wanted:
+            raise ConfigError(
+                f"{self.__dict__['_freed']}: the arrays of this reply were added to the sum and freed. To read them, "
+                "define aggregate_train and look at its replies before you call super().aggregate_train: all are then "
+                "kept"
+            )
+
+
+def of_kind(records: Mapping[str, object], kind: type[Record]) -> dict[str, Record]:
+    """The records of one kind. (A property of RecordDict, such as ``array_records``, makes a cycle of references, so
+    that only the garbage collector would free the arrays.)"""
+    return {key: record for key, record in records.items() if isinstance(record, kind)}
 
 
 def config(task: Dispatch, told: Mapping[str, object]) -> ConfigRecord:
@@ -72,7 +109,7 @@ def take(server: Server, arrived: Sequence[Arrived], samples: str) -> list[Outco
         try:
             good.append((i, task, _unpacked(server, message.content, samples)))
         except FastaggError as error:
-            outcomes[i] = error
+            outcomes[i] = replies.bare(error)
     taken = replies.take(server, [(task, reply) for _, task, reply in good])
     for (i, _, _), outcome in zip(good, taken, strict=True):
         outcomes[i] = outcome
@@ -84,14 +121,14 @@ def take(server: Server, arrived: Sequence[Arrived], samples: str) -> list[Outco
 
 
 def _unpacked(server: Server, reply: RecordDict, samples: str) -> Reply:
-    sent = {key: record for key, record in reply.array_records.items() if key != CONTROL}
+    sent = of_kind(reply, ArrayRecord)
+    control = next(iter(read(sent.pop(CONTROL, {})).values()), None)
     if len(sent) != 1:
         raise ShapeMismatch(f"expected one ArrayRecord, got {sorted(sent)}")
     told: dict[str, object] = {}
-    for record in reply.config_records.values():
+    for record in of_kind(reply, ConfigRecord).values():
         told.update(record)
-    counts = [metrics[samples] for metrics in reply.metric_records.values() if samples in metrics]
-    control = next(iter(read(reply.array_records.get(CONTROL, {})).values()), None)
+    counts = [metrics[samples] for metrics in of_kind(reply, MetricRecord).values() if samples in metrics]
     arrays = formed(server, read(next(iter(sent.values()))))
     return Reply.read(arrays, told, samples=counts[0] if counts else None, control=control)
 
@@ -104,21 +141,43 @@ def _drop(server: Server, task: Dispatch, node: int, error: FastaggError) -> Non
     server.forget(task.client, task.version)
 
 
-def metrics_of(reply: RecordDict, node: int, receipt: Receipt | None = None) -> RecordDict:
-    """A reply without its arrays, which need not stay, and with a ConfigRecord ``fastagg`` that says whose it is:
-    ``node-id``, and of an update ``version``, the one that it made or waits in, and ``delay``."""
+def raise_if_useless(good: Sequence[object], refused: Iterable[FastaggError]) -> None:
+    """Check the replies of a round. One that is not finite is its client's fault; others mean that this cannot work.
+
+    Raises:
+        RunFailed: all replies were refused.
+    """
+    wrong = [error for error in refused if not isinstance(error, (Failed, NonFiniteUpdate, UpdateTooLarge))]
+    if wrong and not good:
+        raise RunFailed(f"no reply of this round could be used; {type(wrong[0]).__name__}: {wrong[0]}")
+
+
+def noted(reply: RecordDict, node: int, receipt: Receipt | None = None, *, frees: bool = True) -> RecordDict:
+    """A reply for the function that averages metrics, with a ConfigRecord ``fastagg`` that says whose it is:
+    ``node-id``, and of an update ``version``, the one that it made or waits in, and ``delay``.
+
+    Args:
+        frees: whether its arrays need not stay.
+    """
     who = ConfigRecord({"node-id": node})
     if receipt is not None:
         who["version"], who["delay"] = receipt.version, receipt.delay
-    return RecordDict({**reply.metric_records, WHO: who})
+    records = {**reply, WHO: who}
+    return Freed(records) if frees else RecordDict(records)
 
 
 def averaged(
     average: Callable[[list[RecordDict], str], MetricRecord], replies: list[RecordDict], samples: str
 ) -> MetricRecord | None:
-    """Flower's average of the clients' metrics; None, with a line in the log, if it cannot be computed."""
+    """Flower's average of the clients' metrics; None, with a line in the log, if it cannot be computed.
+
+    Raises:
+        ConfigError: the function reads arrays that are not there any more.
+    """
     try:
         return average(replies, samples) if replies else None
+    except FastaggError:
+        raise
     except (LookupError, TypeError, ValueError, ArithmeticError, StopIteration) as error:
         log.warning("fastagg: the clients' metrics could not be averaged: %s: %s", type(error).__name__, error)
         return None

@@ -90,13 +90,11 @@ class Traffic:
             if hasattr(self, "server"):
                 return False
             self.numpy = is_numpy(params)
-            fresh, kept = self._make(params, **resolved(self.settings)), {}
+            fresh, kept = self._make(params, **{"buffers": "weighted", **resolved(self.settings)}), {}
             if self.checkpoint is not None and self.checkpoint.exists():
                 kept = checkpoint.read(self.checkpoint)
                 fresh.load_state_dict(kept)
                 self.log(f"fastagg: going on from {self.checkpoint}, version {fresh.version}")
-            if fresh.layout.has_buffers and fresh.weighting == "samples":
-                self.log("fastagg: running statistics take the clients' plain mean; FLARE's own weighs them by steps")
             # The sum so far and the next one: replies come one by one, and are checked and added in one pass with both.
             memory.set_aside(fresh.layout.size, 2)
             self.session = Session(fresh, self.run, self._evaluate, lambda message: self.log(message))
