@@ -90,7 +90,7 @@ def costs() -> Iterator[Check]:
         if rule in ("FADAS", "ACE, int8", "ACE, int8 on a disk") and re.match(r"\| 1[\d,]+ \|", line):
             cells = [cell.strip() for cell in line.strip("|").split("|")]
             if rule == "FADAS" or cells[0] != "100,000,000,000":
-                yield page, f"| {' | '.join(cells[:5])} |"
+                yield page, f"| {' | '.join(cells[:4])} |"
 
 
 def memory() -> Iterator[Check]:

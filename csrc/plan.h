@@ -16,6 +16,9 @@ namespace fastagg {
 
 enum Dtype : int { kFloat32 = 0, kFloat16, kBFloat16, kDtypes };
 constexpr const char* kDtypeNames[kDtypes] = {"float32", "float16", "bfloat16"};
+// Whole numbers of 64 bits, in units: only a leaf's exact sum is of this type, and only buffers with exact sums take
+// it.
+constexpr Dtype kWholeNumbers = static_cast<Dtype>(3);
 
 // An update as it arrived: consecutive pieces of the flat vector, each contiguous, read where they lie.
 struct Piece {
@@ -79,11 +82,22 @@ struct RowJob {
   double* shadow;
 };
 
+// What the lower halves of a sum of whole numbers cannot hold (math/fixed.h). No values: it is a sum of floats.
+constexpr uint8_t kHasUpper = 1, kNearlyFullMark = 2;  // of a block of 1,024
+struct Upper {
+  int32_t* values = nullptr;  // [d]; a block's count if it is marked so
+  uint8_t* marks = nullptr;   // one for each block
+  int32_t* at(int64_t position) const {
+    return (marks[position / 1024] & kHasUpper) != 0 ? values + position : nullptr;
+  }
+};
+
 // What was added up so far. `out`, for a calibrated direction without a step: where the new sum goes, which may be acc.
 struct Buffer {
   const float* acc = nullptr;  // null: nothing so far
   float* out = nullptr;
   float scale = 1.0f;  // what makes it a mean: 1/M or 1/sum of weights
+  Upper upper;         // flush on the CPU: acc is of whole numbers, and scale has their unit
 };
 
 // Which row is replaced, and where the new one goes: another place or the same. The key is that of its rounding; its

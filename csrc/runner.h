@@ -13,7 +13,8 @@ class Runner {
  public:
   virtual ~Runner() = default;
   virtual void step(const Update& update, const Direction& direction, const Optimizer& optimizer) = 0;
-  virtual void accumulate(const Update& update, const float* acc, double weight, float* out) = 0;
+  // `upper` is for the processor alone.
+  virtual void accumulate(const Update& update, const float* acc, double weight, float* out, const Upper& upper) = 0;
   virtual void recompute_sum(const Rows& rows, const float* weights, float* sum) = 0;
   virtual void add_rows(const Rows& rows, const std::vector<RowJob>& jobs, const float* weights, float weight) = 0;
   virtual void settle_rows(const std::vector<RowJob>& jobs, float* sum, int64_t size) = 0;

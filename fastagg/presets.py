@@ -11,7 +11,8 @@ All presets share these settings:
   client: ``fp32``, ``bf16``, ``int8`` or ``int4``. ConfigError if they do not fit into memory.
 - ``clients_per_round`` is the number of updates in a synchronous round. Each of them must start from the current
   version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
-- Presets with a buffer or with rounds also take ``at_least``, ``grace`` and ``overflow`` of :class:`fastagg.Buffer`.
+- Presets with a buffer or with rounds also take ``at_least``, ``grace``, ``overflow`` and ``exact`` of
+  :class:`fastagg.Buffer`.
   CA2FL, FedEcho and FedAC do not: each of their steps needs an update.
 - Every preset also takes :class:`fastagg.Server`'s keyword arguments: :class:`fastagg.ServerSettings`.
 - A setting that is out of range raises :class:`fastagg.ConfigError`. An unknown setting raises it too, and the message

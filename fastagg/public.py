@@ -17,6 +17,8 @@ from fastagg.distill import Distillation as Distillation
 from fastagg.durable.opening import open as open
 from fastagg.errors import *  # noqa: F403
 from fastagg.model import Layout as Layout
+from fastagg.planning import Plan as Plan
+from fastagg.planning import plan as plan
 from fastagg.presets import *  # noqa: F403
 from fastagg.registry import register as register
 from fastagg.rules.directions import *  # noqa: F403

@@ -37,6 +37,7 @@ ORDER = (
     ("server",),
     ("shards", "durable"),
     ("presets",),
+    ("planning",),
     ("public",),
     ("fastagg",),  # all public names, when the first is asked for
     # Frameworks and the command line know the package as its users do. Nothing below imports them.

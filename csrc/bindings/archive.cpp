@@ -47,6 +47,9 @@ class Saves : public Archive {
     state[name] = there ? tensor_of(vector, size) : py::none();
     return there;
   }
+  void whole(const char* name, std::vector<int64_t>& values) override {
+    state[name] = values.empty() ? py::object(py::none()) : array_of(values);
+  }
   std::vector<double> rows(const char* name, const std::vector<double>& values, int64_t width) override {
     if (values.empty()) {
       state[name] = py::none();
@@ -87,6 +90,10 @@ class Loads : public Archive {
     if (!to) return true;  // a vector that the rest of the state does not ask for
     tensor_of(to, size).attr("copy_")(given);
     return true;
+  }
+  void whole(const char* name, std::vector<int64_t>& values) override {
+    const py::object given = state[name];
+    if (!given.is_none()) values = vector_from<int64_t>(given);
   }
   std::vector<double> rows(const char* name, const std::vector<double>&, int64_t) override {
     const py::object given = state[name];

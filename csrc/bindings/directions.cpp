@@ -284,15 +284,19 @@ void bind_directions(py::module_& m) {
       .def_property_readonly("immediate", &DirectionState::immediate);
   py::class_<Single, DirectionState, std::shared_ptr<Single>>(m, "Single")
       .def(py::init<double, bool>(), by_name, arg("sign"), arg("blend") = false);
-  py::class_<Buffered, DirectionState, std::shared_ptr<Buffered>>(m, "Buffered")
-      .def(py::init([](double sign, int64_t capacity, bool synchronous, bool closes_first, int64_t at_least,
-                       double grace, int64_t size, int64_t origin, std::shared_ptr<store::Memory> memory) {
-             return std::make_shared<Buffered>(
-                 sign, Buffered::Setting{capacity, synchronous, size, origin, closes_first, at_least, grace},
-                 std::move(memory));
+  py::class_<Buffered::Setting>(m, "BufferedSetting")
+      .def(py::init([](int64_t capacity, bool synchronous, bool closes_first, int64_t at_least, double grace,
+                       std::pair<double, double> exact, int64_t size, int64_t origin) {
+             return Buffered::Setting{capacity, synchronous, size,        origin,      closes_first,
+                                      at_least, grace,       exact.first, exact.second};
            }),
-           by_name, arg("sign"), arg("capacity"), arg("synchronous"), arg("closes_first"), arg("at_least"),
-           arg("grace"), arg("size"), arg("origin"), arg("memory"))
+           by_name, arg("capacity"), arg("synchronous"), arg("closes_first"), arg("at_least"), arg("grace"),
+           arg("exact"), arg("size"), arg("origin"));
+  py::class_<Buffered, DirectionState, std::shared_ptr<Buffered>>(m, "Buffered")
+      .def(py::init([](double sign, const Buffered::Setting& setting, std::shared_ptr<store::Memory> memory) {
+             return std::make_shared<Buffered>(sign, setting, std::move(memory));
+           }),
+           by_name, arg("sign"), arg("setting"), arg("memory"))
       .def_property_readonly("total", &Buffered::total)
       .def_property_readonly("holds_sum", [](const Buffered& one) { return static_cast<bool>(one.acc()); })
       .def("bound_sum", [](Buffered& one, double bound) {

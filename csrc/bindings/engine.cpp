@@ -456,7 +456,7 @@ Arrival arrival_of(const Server& server, const log::Operation& operation, const 
   for (const log::Part& part : operation.parts) {
     const auto count = static_cast<int64_t>(part.count);
     if (part.role == log::kParameters) {
-      if (part.dtype >= kDtypes) damaged("parameters of an unknown type");
+      if (part.dtype > kWholeNumbers) damaged("parameters of an unknown type");
       arrival.update.add(part.data, count, static_cast<Dtype>(part.dtype));
     } else if (part.role == log::kBuffers) {
       if (part.dtype != kFloat32) damaged("statistics of an unknown type");
@@ -495,6 +495,10 @@ Arrival arrival_of(const Server& server, const log::Operation& operation, const 
     arrival.update = update_of(update.attr("native"), settings.origin);
     arrival.owner = owner_of(update);
   }
+  const auto& pieces = arrival.update.pieces;
+  if (std::any_of(pieces.begin(), pieces.end(), [](const Piece& one) { return one.dtype == kWholeNumbers; }) &&
+      (pieces.size() != 1 || arrival.kind != Arrival::kSum || server.engine->direction().unit() == 0.0))
+    damaged("whole numbers, and this is no exact sum");
   if (operation.kind != log::kRow && arrival.update.size != settings.size)
     damaged("the update has " + std::to_string(arrival.update.size) + " numbers, expected " +
             std::to_string(settings.size));

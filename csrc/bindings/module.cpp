@@ -45,6 +45,32 @@ void accumulate(const Update& update, Address acc, float weight, Address out) {
   cpu::accumulate(update, at(acc), weight, at(out));
 }
 
+// A sum of whole numbers: the addresses of its lower halves, its upper halves and its marks.
+using Whole = std::tuple<Address, Address, Address>;
+Upper upper_of(const Whole& sum) { return {at<int32_t>(std::get<1>(sum)), at<uint8_t>(std::get<2>(sum))}; }
+
+void accumulate_exact(const Update& update, const Whole& sum, bool fresh, float weight) {
+  const Released released(update.size);
+  float* const low = at(std::get<0>(sum));
+  cpu::accumulate(update, fresh ? nullptr : low, weight, low, upper_of(sum));
+}
+
+void add_exact(Address terms, int64_t size, const Whole& sum, bool fresh) {
+  const Released released(size);
+  cpu::add_fixed(at<int64_t>(terms), 1, at(std::get<0>(sum)), fresh, upper_of(sum), size);
+}
+
+void read_exact(const Whole& sum, int64_t size, Address out) {
+  const Released released(size);
+  cpu::read_fixed(at(std::get<0>(sum)), upper_of(sum), size, at<int64_t>(out));
+}
+
+std::pair<double, uint64_t> exact_norm(Address terms, int64_t size) {
+  const Released released(size);
+  const cpu::FixedNorm found = cpu::norm_of_fixed(at<int64_t>(terms), size);
+  return {std::sqrt(found.squares), found.largest};
+}
+
 std::vector<bool> fold(const std::vector<std::tuple<const Update*, Address, float>>& models, Address acc, Address out) {
   std::vector<cpu::Trained> trained;
   for (const auto& [update, base, weight] : models) trained.push_back({*update, at(base), weight});
@@ -235,6 +261,10 @@ PYBIND11_MODULE(_native, m) {
 
   m.def("step", &step, arg("update"), arg("direction"), arg("optimizer"));
   m.def("accumulate", &accumulate, arg("update"), by_name, arg("acc"), arg("weight"), arg("out"));
+  m.def("accumulate_exact", &accumulate_exact, arg("update"), by_name, arg("total"), arg("fresh"), arg("weight"));
+  m.def("add_exact", &add_exact, arg("terms"), arg("size"), by_name, arg("total"), arg("fresh"));
+  m.def("read_exact", &read_exact, arg("total"), arg("size"), by_name, arg("out"));
+  m.def("exact_norm", &exact_norm, arg("terms"), arg("size"));
   m.def("fold", &fold, arg("models"), by_name, arg("acc"), arg("out"));
   m.def("sum_squares", &sum_squares, arg("update"));
   m.def("nearly", &nearly, arg("update"), arg("x"));

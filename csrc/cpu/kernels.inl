@@ -4,6 +4,7 @@
 // of them (see math/portable.h).
 
 #include "../math/distill.h"
+#include "../math/fixed.h"
 #include "../math/half.h"
 #include "kernels.h"
 #if defined(__SSE2__)
@@ -22,6 +23,7 @@ namespace {
 #include "simd.h"
 #include "fused.inl"
 #if !defined(FASTAGG_LOOPS_ONLY)
+#include "fixed.inl"
 #include "fold.inl"
 #include "rows.inl"
 #include "moments.inl"
@@ -99,6 +101,9 @@ constexpr Kernels made() {
   to.widen_f16 = widen_f16_block;
   to.widen_bf16 = widen_bf16_block;
   to.fold = fold_block;
+  to.add_fixed = add_fixed_block;
+  to.carry_fixed = carry_fixed_block;
+  to.settle_fixed = settle_fixed_block;
   to.random_words = random_words_block;
   to.settle = settle_block;
   to.sketch = sketch_block;

@@ -2,6 +2,7 @@
 // L1 cache.
 #include "blocks.h"
 #include "cpu.h"
+#include "fixed.h"
 
 namespace fastagg::cpu {
 namespace {
@@ -38,13 +39,18 @@ class Step {
   }
 
   double run_once() {
+    if (fixed())
+      return read_once(update_, [&](const float* values, int64_t at, int64_t n) {
+        for (int64_t end = at + n; at < end; values += kBlock, at += kBlock)
+          along_fixed(values, at, std::min(kBlock, end - at));
+      });
     const auto loop = loops_for(update_.size * bytes()).fused[along()][act()];
     return read_once(update_, [&](const float* values, int64_t at, int64_t n) { loop(run_at(values, at, n)); });
   }
 
   void run() {
     const bool caches = direction_.kind == kMean || direction_.kind == kCalibrated;
-    const bool stages = caches && (!is_plain() || !direction_.sum.terms.empty());
+    const bool stages = fixed() || (caches && (!is_plain() || !direction_.sum.terms.empty()));
     const auto loop = loops_for(update_.size * bytes()).fused[along()][act()];
     for_each_part(update_.size, bytes(), [&](int64_t begin, int64_t end) {
       if (direction_.row.coded.data != nullptr) {
@@ -53,7 +59,10 @@ class Step {
         Reader reader(update_, table_, begin);
         for (int64_t at = begin; at < end; at += kBlock) {
           const int64_t n = std::min(kBlock, end - at);
-          stages ? cached(reader, at, n) : coded_after(along(), reader.block(at, n), at, n);
+          if (fixed())
+            along_fixed(reader.block(at, n), at, n);
+          else
+            stages ? cached(reader, at, n) : coded_after(along(), reader.block(at, n), at, n);
         }
       } else {
         for_each_run(update_, table_, begin, end,
@@ -64,6 +73,7 @@ class Step {
   }
 
  private:
+  bool fixed() const { return direction_.buffer.upper.values != nullptr; }
   bool is_plain() const { return direction_.row.format == kPlainRows; }
 
   Along along() const {
@@ -212,6 +222,18 @@ class Step {
     if (optimizer_.steps()) finish(kAlongSum, run, at);
   }
 
+  // A block of a step along a sum of whole numbers and one more term, which is rounded as if it were added to the sum.
+  void along_fixed(const float* values, int64_t at, int64_t n) {
+    const Upper& upper = direction_.buffer.upper;
+    Scratch sum, direction;
+    const auto by = static_cast<float>(direction_.gain * direction_.weight);
+    add_fixed_block(table_, upper, {values, shifted(whole_.acc, at), sum.values, by, n, whole_.ahead, false}, at);
+    table_.settle_fixed(sum.values, whole_.acc == nullptr ? nullptr : upper.at(at), direction.values, n);
+    Run run = run_at(direction.values, at, n);
+    run.gain = 1.0f, run.weight = run.scale;
+    finish(kAlongSingle, run, at);
+  }
+
   // A block of a step whose new row is known already. Stages do what `change` does when it encodes the update: the sum
   // gets what the row stands for, so its bits are the same.
   void entered(int64_t at, int64_t n) {
@@ -292,8 +314,9 @@ class Step {
 
 // out = acc + weight*values, or without acc weight*values.
 struct Accumulation {
-  Accumulation(int64_t size, const float* acc, float weight, float* out)
-      : bytes(acc == nullptr ? 8 : 12),
+  Accumulation(int64_t size, const float* acc, float weight, float* out, const Upper& high)
+      : upper(high),
+        bytes(acc == nullptr ? 8 : 12),
         loop(loops_for(size * bytes).fused[acc == nullptr ? kAlongSingle : kAlongFlush][kGives]) {
     whole.gain = weight;
     whole.weight = whole.scale = 1.0f;
@@ -302,6 +325,7 @@ struct Accumulation {
     whole.stream_out = streams(size) && acc != out && aligned(out);
   }
   void operator()(const float* values, int64_t at, int64_t n) const {
+    if (upper.values != nullptr) return add_whole(values, at, n);
     Run run = whole;
     run.update = values;
     run.acc = shifted(whole.acc, at);
@@ -311,6 +335,18 @@ struct Accumulation {
     loop(run);
   }
 
+  // From the beginning of a block on.
+  void add_whole(const float* values, int64_t at, int64_t n) const {
+    for (const int64_t end = at + n; at < end; values += kBlock, at += kBlock) {
+      float* const out = whole.out + at;
+      const bool past = whole.stream_out && aligned(out);
+      add_fixed_block(kernels(), upper,
+                      {values, shifted(whole.acc, at), out, whole.gain, std::min(kBlock, end - at), whole.ahead, past},
+                      at);
+    }
+  }
+
+  const Upper upper;
   const int64_t bytes;
   void (*const loop)(const Run& run);
   Run whole{};
@@ -326,15 +362,21 @@ double step_once(const Update& update, const Direction& direction, const Optimiz
   return Step(update, direction, optimizer).run_once();
 }
 
-void accumulate(const Update& update, const float* acc, float weight, float* acc_out) {
-  const Accumulation sum(update.size, acc, weight, acc_out);
+void accumulate(const Update& update, const float* acc, float weight, float* acc_out, const Upper& upper) {
+  const Accumulation sum(update.size, acc, weight, acc_out, upper);
   const Kernels& table = kernels();
-  for_each_part(update.size, sum.bytes,
-                [&](int64_t begin, int64_t end) { for_each_run(update, table, begin, end, sum); });
+  for_each_part(update.size, sum.bytes, [&](int64_t begin, int64_t end) {
+    if (upper.values == nullptr) return for_each_run(update, table, begin, end, sum);
+    Reader reader(update, table, begin);
+    for (int64_t at = begin; at < end; at += kBlock) {
+      const int64_t n = std::min(kBlock, end - at);
+      sum(reader.block(at, n), at, n);
+    }
+  });
 }
 
-double accumulate_once(const Update& update, const float* acc, float weight, float* acc_out) {
-  return read_once(update, Accumulation(update.size, acc, weight, acc_out));
+double accumulate_once(const Update& update, const float* acc, float weight, float* acc_out, const Upper& upper) {
+  return read_once(update, Accumulation(update.size, acc, weight, acc_out, upper));
 }
 
 void copy(const Update& update, int64_t first, int64_t count, int64_t item, void* out) {

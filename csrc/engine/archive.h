@@ -34,6 +34,8 @@ class Archive {
   // A vector of a server, of this many elements; none is saved if it is empty. Loading copies into `vector`, which has
   // its memory already, and returns whether there was one.
   virtual bool vector(const char* name, const store::Vector& vector, int64_t size, bool there) = 0;
+  // Whole numbers, one for each element; none is saved if it is empty.
+  virtual void whole(const char* name, std::vector<int64_t>& values) = 0;
   // Rows [count, width] in double; loading returns them.
   virtual std::vector<double> rows(const char* name, const std::vector<double>& values, int64_t width) = 0;
 };

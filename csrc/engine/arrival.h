@@ -70,6 +70,8 @@ struct Arrival {
   std::optional<Measured> measured;
   const log::Decided* decided = nullptr;  // in a recovery: the outcome that was
   Receipt receipt;                        // out
+
+  bool is_whole() const { return update.pieces.size() == 1 && update.pieces.front().dtype == kWholeNumbers; }
 };
 
 }  // namespace fastagg::engine

@@ -5,6 +5,8 @@
 #include <stdexcept>
 
 #include "../cpu/cpu.h"
+#include "../math/fixed.h"
+#include "../math/reduce.h"
 #include "../refusal.h"
 
 namespace fastagg::engine {
@@ -40,8 +42,37 @@ Outcome Buffered::plan(const Given& given, bool closes) {
   const auto more = static_cast<size_t>(count);
   if (held_.capacity() < held_.size() + more) held_.reserve(2 * (held_.size() + more));
   const bool one_alone = steps && held_.empty() && given_.size() == 1;
-  if (!one_alone && !acc_) acc_ = memory_->vector(setting_.size);
+  if (exact() || !one_alone) begin_sum();
+  if (steps && settles(given_)) beside_ = memory_->vector(setting_.size);  // a step may fail after this
   return outcome_;
+}
+
+void Buffered::begin_sum() {
+  if (!acc_) acc_ = memory_->vector(setting_.size);
+  if (!exact() || high_) return;
+  marks_.resize(static_cast<size_t>((setting_.size + kBlock - 1) / kBlock));
+  high_ = memory_->vector(setting_.size);
+}
+
+// Refuses what an exact sum cannot hold. All terms then have one unit, and the sum has room for them.
+void Buffered::check_exact(const Given& given) const {
+  const auto refuse = [](Why why, const std::string& text) { throw Refusal(why, "exact sums: " + text); };
+  int64_t count = static_cast<int64_t>(held_.size());
+  for (const Contribution& one : given) {
+    count += one.count;
+    if (!(std::floor(one.counts_for()) == one.counts_for()))
+      refuse(Why::kSetting, "num_samples: expected a whole number, got " + std::to_string(one.counts_for()) +
+                                "; round it (so that weights add up in any order)");
+    if (one.total >= 0.0 && one.weight != 1.0)
+      refuse(Why::kSetting, "a staleness weight of " + std::to_string(one.weight) + " for a sum");
+    const double by = std::abs(weight_of(one));
+    if (one.total < 0.0 && !(by * one.norm <= setting_.largest && by / setting_.unit <= kHeaviest))
+      refuse(Why::kTooLarge, "the update's norm is " + std::to_string(by * one.norm) +
+                                 " with its weight, and the largest declared is exact=" +
+                                 std::to_string(setting_.largest) + "; declare a larger one, or set clip_norm");
+  }
+  if (count > kMostTerms || total_next_ > 0x1p53)
+    refuse(Why::kSetting, "the round has as many updates or samples as a sum can hold; call close_round()");
 }
 
 void Buffered::plan_numbers(const Given& given, bool steps) {
@@ -56,6 +87,7 @@ void Buffered::plan_numbers(const Given& given, bool steps) {
     total_next_ += one.counts_for();
     acc_bound_next_ += std::abs(weight_of(one)) * one.norm;
   }
+  if (exact()) check_exact(given_);
   // A waiting update must be fit for a step now. Otherwise it would block every later step.
   bound_ = acc_bound_next_ / total_next_;
   kept_bound_ = acc_bound_next_;
@@ -65,13 +97,21 @@ void Buffered::run(Runner& runner, const Updates& updates, const Optimizer& opti
   bool fresh = held_.empty();
   const bool steps = outcome_ == Outcome::kStep;
   const size_t into_sum = updates.size() - (steps && !updates.empty() ? 1 : 0);
-  for (size_t i = 0; i < into_sum; ++i, fresh = false)
-    runner.accumulate(*updates[i], fresh ? nullptr : acc_.data, given_[i].gain * sign_ * weight_of(given_[i]),
-                      folded().data);
+  const double unit = exact() ? setting_.unit : 1.0;
+  if (settles(given_)) {
+    const auto sign = static_cast<int64_t>(sign_);
+    const auto* more = updates.empty() ? nullptr : static_cast<const int64_t*>(updates.front()->pieces.front().data);
+    if (!steps) return cpu::add_fixed(more, sign, acc_.data, fresh, upper(), setting_.size);
+    cpu::settle_fixed(fresh ? nullptr : acc_.data, upper(), more, sign, beside_.data, setting_.size);
+  } else {
+    for (size_t i = 0; i < into_sum; ++i, fresh = false)
+      runner.accumulate(*updates[i], fresh ? nullptr : acc_.data, given_[i].gain * sign_ * weight_of(given_[i]) / unit,
+                        folded().data, upper());
+  }
   if (!steps) return;
   Direction direction;
-  if (updates.empty()) {  // the step is along the sum itself
-    direction.weight = 1.0 / total_next_;
+  if (updates.empty() || settles(given_)) {  // the step is along the sum itself
+    direction.weight = unit / total_next_;
     sum_ = {};
     sum_.origin = setting_.origin;
     sum_.add(folded().data, setting_.size, kFloat32);
@@ -80,7 +120,14 @@ void Buffered::run(Runner& runner, const Updates& updates, const Optimizer& opti
   const Contribution& last = given_.back();
   direction.gain = last.gain * sign_;
   direction.weight = weight_of(last);
-  if (fresh) {  // the sum is still empty
+  if (exact()) {
+    direction.kind = kFlush;
+    direction.gain = 1.0;
+    direction.weight = last.gain * sign_ * weight_of(last) / unit;
+    direction.buffer.acc = fresh ? nullptr : acc_.data;
+    direction.buffer.scale = static_cast<float>(unit / total_next_);
+    direction.buffer.upper = upper();
+  } else if (fresh) {  // the sum is still empty
     direction.weight /= total_next_;
   } else {
     direction.kind = kFlush;
@@ -133,9 +180,32 @@ void Buffered::commit_fold(bool gives_up_sum) noexcept {
 void Buffered::fields(Archive& archive) {
   archive.list("versions", held_);
   archive.field("total", total_);
+  if (exact()) return exact_fields(archive);
   if (archive.loads() && !held_.empty() && !acc_) acc_ = memory_->vector(setting_.size);
   const bool there = archive.vector("acc", acc_, setting_.size, !held_.empty());  // between rounds the sum is empty
+  if (archive.loads()) check_loaded(there);
+}
+
+void Buffered::exact_fields(Archive& archive) {
+  std::vector<int64_t> sum;
+  if (!archive.loads() && !held_.empty()) {
+    sum.resize(static_cast<size_t>(setting_.size));
+    cpu::read_fixed(acc_.data, upper(), setting_.size, sum.data());
+  }
+  archive.whole("acc", sum);
   if (!archive.loads()) return;
+  check_loaded(!sum.empty());
+  if (sum.empty()) return;
+  const auto count = static_cast<int64_t>(held_.size());
+  if (static_cast<int64_t>(sum.size()) != setting_.size || count > kMostTerms ||
+      cpu::norm_of_fixed(sum.data(), setting_.size).largest > fixed_limit(count))
+    throw std::invalid_argument("an exact sum that its updates cannot have");
+  begin_sum();
+  cpu::add_fixed(sum.data(), 1, acc_.data, true, upper(), setting_.size);
+  acc_bound_ = setting_.largest * static_cast<double>(count);
+}
+
+void Buffered::check_loaded(bool there) const {
   if (held_.empty() == there) throw std::invalid_argument("a buffer without its sum");
   if (setting_.capacity >= 0 && static_cast<int64_t>(held_.size()) >= setting_.capacity)
     throw std::invalid_argument("a buffer that is full");

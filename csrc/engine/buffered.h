@@ -17,6 +17,7 @@ class Buffered : public DirectionState {
     bool closes_first = false;  // a sum for which the round has no room ends it, and begins the next one
     int64_t at_least = 0;
     double grace = 0.0;
+    double largest = 0.0, unit = 0.0;  // of an exact sum: the largest norm of a term, and the unit. 0: a sum of floats
   };
   Buffered(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory)
       : DirectionState(sign), setting_(setting), memory_(std::move(memory)) {}
@@ -29,9 +30,10 @@ class Buffered : public DirectionState {
   void measured(const Given& given) override { plan_numbers(given, outcome_ == Outcome::kStep); }
   int64_t room() const override;
   double grace(int64_t waiting) const override;
+  double unit() const override { return setting_.unit; }
   bool closes_before(int64_t count) const override { return setting_.closes_first && !held_.empty() && count > room(); }
 
-  bool folds() const override { return setting_.capacity != 1; }
+  bool folds() const override { return setting_.capacity != 1 && !exact(); }
   void plan_fold() override;
   std::vector<bool> run_fold(const std::vector<Trained>& trained) override;
   store::Vector folded() const override { return beside_ ? beside_ : acc_; }
@@ -45,10 +47,19 @@ class Buffered : public DirectionState {
 
  private:
   void plan_numbers(const Given& given, bool steps);
+  void check_exact(const Given& given) const;
+  bool exact() const { return setting_.unit > 0.0; }
+  Upper upper() { return exact() ? Upper{reinterpret_cast<int32_t*>(high_.data), marks_.data()} : Upper{}; }
+  void begin_sum();
+  void exact_fields(Archive& archive);
+  void check_loaded(bool there) const;
+  bool settles(const Given& given) const { return exact() && (given.empty() || given.back().total >= 0.0); }
 
   Setting setting_;
   std::shared_ptr<store::Memory> memory_;
   store::Vector acc_, beside_;
+  store::Vector high_;  // of an exact sum, whose lower halves are in acc_
+  std::vector<uint8_t> marks_;
   std::vector<int64_t> held_;  // versions of what is in the sum
   double total_ = 0.0, acc_bound_ = 0.0;
   // Planned:

@@ -44,6 +44,8 @@ class DirectionState {
 
   // How many more updates make a step; a sum of several clients may have more. 0: this direction adds nothing up.
   virtual int64_t room() const { return 0; }
+  // The unit of sums of whole numbers (math/fixed.h); 0: sums are of floats.
+  virtual double unit() const { return 0.0; }
   // For how many seconds a round that has as many updates as it needs waits for more; infinity: it needs more, or never
   // ends by time. `waiting`: updates of an ordered round.
   virtual double grace(int64_t) const { return HUGE_VAL; }

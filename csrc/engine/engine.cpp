@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "../cpu/cpu.h"
+#include "../math/fixed.h"
 #include "../math/optimizers.h"
 #include "on_cpu.h"
 
@@ -296,8 +297,7 @@ void Engine::close_before(Arrival& arrival) {
   given.arrival = &arrival;
   find(given);
   const bool here = runner_->at_once() && !(extension_ && extension_->asks.agree);
-  if (here && !std::isfinite(cpu::sum_squares(arrival.update)))
-    throw Refusal(Why::kNotFinite, "update: NaN or infinity");
+  if (here && !std::isfinite(squares_of(arrival))) throw Refusal(Why::kNotFinite, "update: NaN or infinity");
   Arrival end;
   end.kind = Arrival::kClose;
   step(&end, 1, false);
@@ -372,6 +372,8 @@ void Engine::find(Given& given) {
     throw Refusal(Why::kSetting, "receive_partial: a sum of " + std::to_string(arrival.count) +
                                      " updates, and a step takes at most " + std::to_string(kLargestOverflow) +
                                      " more than its buffer's size: let leaves take more often");
+  if (arrival.is_whole() != (arrival.kind == Arrival::kSum && direction_->unit() > 0.0))
+    throw Refusal(Why::kSetting, "receive_partial: an exact sum belongs to a buffer with exact=, and only there");
   Contribution& brings = given.brings;
   brings.client = given.task.client;
   brings.start = given.task.version;
@@ -505,10 +507,20 @@ void Engine::check_row(const Given& given, const Rows& held) const {
     refuse("its row's numbers are not finite, or larger than the update's norm allows");
 }
 
+// The sum of squares of an update.
+double Engine::squares_of(const Arrival& arrival) const {
+  if (!arrival.is_whole()) return cpu::sum_squares(arrival.update);
+  const auto* terms = static_cast<const int64_t*>(arrival.update.pieces.front().data);
+  const cpu::FixedNorm found = cpu::norm_of_fixed(terms, arrival.update.size);
+  if (found.largest > fixed_limit(arrival.count))
+    throw Refusal(Why::kTooLarge, "an exact sum that " + std::to_string(arrival.count) + " updates cannot have");
+  return found.squares * direction_->unit() * direction_->unit();
+}
+
 // Copies an update, less the model that it was trained from if it is one, and returns the sum of squares of the copy.
 double Engine::absorb(Arrival& arrival, log::Operation* record) {
   Update& update = arrival.update;
-  if (arrival.is_private) return cpu::sum_squares(update);
+  if (arrival.is_private) return squares_of(arrival);
   std::vector<log::Part> parts;
   if (arrival.base != nullptr) {
     parts.push_back({log::kParameters, kFloat32, static_cast<uint64_t>(update.size)});
@@ -525,7 +537,13 @@ double Engine::absorb(Arrival& arrival, log::Operation* record) {
   }
   const Update copy = update_at(record != nullptr ? record->parts : parts, settings_.origin);
   double squares = 0.0;
-  if (arrival.base == nullptr) {
+  if (arrival.is_whole()) {
+    void* const to = const_cast<void*>(copy.pieces.front().data);
+    std::memcpy(to, update.pieces.front().data, static_cast<size_t>(update.size) * sizeof(int64_t));
+    Arrival own;
+    own.kind = arrival.kind, own.count = arrival.count, own.update = copy;
+    squares = squares_of(own);
+  } else if (arrival.base == nullptr) {
     squares = cpu::absorb(update, copy);
   } else {
     std::vector<std::atomic<int32_t>> largest(1);
@@ -707,9 +725,10 @@ void Engine::run(Act act) {
 bool Engine::may_read_once(const Given& given) const {
   const Arrival& arrival = *given.arrival;
   return settings_.size >= kWorthReadingOnce && direction_->sets_aside() && given.counts && !arrival.is_private &&
-         arrival.base == nullptr && (arrival.kind == Arrival::kUpdate || arrival.kind == Arrival::kSum) &&
-         runner_->at_once() && !log_ && !settings_.ordered && settings_.clip_norm == 0.0 && !prepares(arrival) &&
-         !own_step() && !(extension_ && extension_->asks.agree);
+         arrival.base == nullptr && !arrival.is_whole() &&
+         (arrival.kind == Arrival::kUpdate || arrival.kind == Arrival::kSum) && runner_->at_once() && !log_ &&
+         !settings_.ordered && settings_.clip_norm == 0.0 && !prepares(arrival) && !own_step() &&
+         !(extension_ && extension_->asks.agree);
 }
 
 // Calls the planned kernel, and checks what it has read before anything counts.

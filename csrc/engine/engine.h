@@ -77,7 +77,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Result receive(Arrival* arrivals, size_t count);
   // Steps now along what has come; `if_due`: only if the round's time is over. False: it is not, nothing has come, or
   // the rule has no buffer.
-  bool close_round(Receipt* receipt, bool if_due);
+  bool close_round(Receipt* receipt, bool if_due = false);
   // Whether the round has had enough updates for long enough.
   bool is_due();
   // Executes an operation of a log or of another rank; `answer` is the arrival of one that is an answer. Throws Refusal
@@ -173,6 +173,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void find(Given& given);
   void weigh(Given& given);
   void inspect(Given& given);
+  double squares_of(const Arrival& arrival) const;
   double absorb(Arrival& arrival, log::Operation* record);
   void check_row(const Given& given, const Rows& held) const;
   void describe_rest(const Arrival& arrival, log::Operation& to) const;

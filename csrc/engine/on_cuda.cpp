@@ -34,7 +34,7 @@ void OnCuda::step(const Update& update, const Direction& direction, const Optimi
   });
 }
 
-void OnCuda::accumulate(const Update& update, const float* acc, double weight, float* out) {
+void OnCuda::accumulate(const Update& update, const float* acc, double weight, float* out, const Upper&) {
   launches_.push_back([&update, acc, weight, out](const cuda::Where& where, const char*) {
     cuda::accumulate(update, acc, weight, out, where);
   });

@@ -22,7 +22,7 @@ class OnCuda : public Runner {
   explicit OnCuda(Place place) : place_(std::move(place)) {}
 
   void step(const Update& update, const Direction& direction, const Optimizer& optimizer) override;
-  void accumulate(const Update& update, const float* acc, double weight, float* out) override;
+  void accumulate(const Update& update, const float* acc, double weight, float* out, const Upper&) override;
   void recompute_sum(const Rows& rows, const float* weights, float* sum) override;
   void add_rows(const Rows& rows, const std::vector<RowJob>& jobs, const float* weights, float weight) override;
   void settle_rows(const std::vector<RowJob>& jobs, float* sum, int64_t size) override;

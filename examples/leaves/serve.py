@@ -95,8 +95,8 @@ class Region:
         """Send a version to the clients. Return the parts of their :class:`fastagg.Partial`."""
         for client in self.clients:
             self.leaf.fold(*train(flat, client, self.digits))
-        total, updates, weight = self.leaf.take()
-        return total.numpy(), updates, weight
+        partial = self.leaf.take()
+        return partial.total.numpy(), partial.updates, partial.weight
 
 
 def drive(server: fastagg.Server, sums: int, lose: int | None) -> list[Event]:

@@ -1,11 +1,11 @@
-"""The command that recommends a rule: advise."""
+"""The commands that recommend a rule, and say what a server of it costs: advise and plan."""
 
 from __future__ import annotations
 
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -53,6 +53,69 @@ def advise(
         print("Interrupted.", file=sys.stderr)
         raise typer.Exit(130) from None
     _print(found)
+
+
+@command()
+def plan(
+    clients: Annotated[float, typer.Option(help="How many clients there are, such as 1e8.")],
+    parameters: Annotated[float, typer.Option(help="Of your model, such as 1e7.")],
+    per_day: Annotated[float, typer.Option(help="Answers of a client a day.")] = 1.0,
+    rule: Annotated[str, typer.Option(help="A preset.")] = "FedBuff",
+    on_disk: Annotated[str, typer.Option(help="Cached updates are on a disk, in this format: int8.")] = "",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE of the preset; may be repeated.")
+    ] = None,
+    in_flight: Annotated[
+        float | None, typer.Option(help="Clients that train at once; by default 10 minutes each.")
+    ] = None,
+    memory: Annotated[str, typer.Option(help="Of a machine.")] = "512GB",
+    disk: Annotated[str, typer.Option(help="Of a machine.")] = "30TB",
+    writes: Annotated[str, typer.Option(help="What the disk writes a second.")] = "1GB",
+    network: Annotated[str, typer.Option(help="What the network carries a second, each way.")] = "1.25GB",
+    durability: Annotated[str, typer.Option(help="arrival, step or none: no log.")] = "arrival",
+) -> None:
+    """Say what a server needs, what ends first, and what to change.
+
+    Small servers of the rule run here and are measured. Takes seconds.
+    """
+    import fastagg
+    from fastagg.planning import in_bytes
+    from fastagg.sheet import Sheet
+
+    given: dict[str, Any] = dict(_setting(one) for one in settings or ())
+    if on_disk:
+        given["cache"] = fastagg.Tiered(on_disk)  # type: ignore[arg-type]  # it says what is wrong
+    found = fastagg.plan(
+        rule, clients=clients, parameters=parameters, per_day=per_day, in_flight=in_flight, memory=memory, disk=disk,
+        writes=writes, network=network, durability=durability, **given,
+    )  # fmt: skip
+    unit = {"memory": "", "disk space": "", "processor": " s/s"}
+    rows = []
+    for name, need in found.needs.items():
+        shown = [f"{one:.3g}" if name == "processor" else in_bytes(one) for one in need]
+        rows.append((name, *(one + unit.get(name, "/s") for one in shown), f"{100 * need.share:,.3g}%"))
+    show(Sheet("What one machine needs", ("of", "needed", "there", "share"), rows))
+    ends = (
+        f"{found.first} ends first. Change: {found.change}."
+        if found.change
+        else f"It fits. {found.first} is used most."
+    )
+    lines = [
+        ends, f"Most answers a second: {found.rate:,.3g}.",
+        *(f"{name}: {who}." for name, who in found.carries.items()),
+        *(f"Refused, {name}: {why}." for name, why in found.refused.items()),
+    ]  # fmt: skip
+    print("\n".join(textwrap.fill(line, 79, subsequent_indent="  ") for line in lines))
+
+
+def _setting(text: str) -> tuple[str, object]:
+    import ast
+
+    name, _, value = text.partition("=")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
 
 
 def _print(found: Advice) -> None:

@@ -1,4 +1,4 @@
-"""The whole command line: fastagg demo | run | compare | recipes | advise | info | bench | doctor.
+"""The whole command line: fastagg demo | run | compare | recipes | advise | plan | info | bench | doctor.
 
 Each module adds its commands to ``app`` when it is imported. The help shows them in the order of the imports.
 """

@@ -10,6 +10,8 @@ Devices without a kernel run :mod:`fastagg.reference` instead (correct, not fast
 from fastagg.ops.cached import add_rows_, cached_step_, read_row, recompute_sum_, settle_rows_
 from fastagg.ops.checks import GROUP, OPTIMIZERS, Update
 from fastagg.ops.distill import SoftTargets, alpha_bounds, distillation_loss, soft_targets
+from fastagg.ops.exact import ExactSum, accumulate_exact_, add_exact_, exact_norm, exact_unit, read_exact
+from fastagg.ops.exact import whole_numbers as whole_numbers
 from fastagg.ops.place import on_cuda
 from fastagg.ops.step import adagrad_, adam_, amsgrad_, momentum_, sgd_, step_, yogi_
 from fastagg.ops.update import (
@@ -30,12 +32,15 @@ __all__ = [
     "GROUP",
     "OPTIMIZERS",
     "Distances",
+    "ExactSum",
     "Inspection",
     "SoftTargets",
     "Update",
     "accumulate_",
+    "accumulate_exact_",
     "adagrad_",
     "adam_",
+    "add_exact_",
     "add_rows_",
     "alpha_bounds",
     "amsgrad_",
@@ -44,12 +49,15 @@ __all__ = [
     "difference",
     "distances",
     "distillation_loss",
+    "exact_norm",
+    "exact_unit",
     "fold",
     "gather",
     "inspect",
     "judge",
     "momentum_",
     "on_cuda",
+    "read_exact",
     "read_row",
     "recompute_sum_",
     "settle_rows_",

@@ -7,6 +7,7 @@ exception: their bits are specified, so they are computed in fp32 as in the kern
 
 from fastagg.reference.cached import add_rows_, cached_step_, read_row, recompute_sum_, settle_rows_
 from fastagg.reference.distill import distillation, soft_targets
+from fastagg.reference.exact import exact_terms
 from fastagg.reference.rows import decode, encode, random_bits
 from fastagg.reference.sketch import sketch
 from fastagg.reference.step import accumulate_, distances, fold, gather, step_, sum_squares
@@ -19,6 +20,7 @@ __all__ = [
     "distances",
     "distillation",
     "encode",
+    "exact_terms",
     "fold",
     "gather",
     "random_bits",

@@ -11,11 +11,12 @@ from fastagg._build import native
 from fastagg._types import Arrays, Native
 from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, ShapeMismatch
 from fastagg.model import Layout, Parsed
+from fastagg.rules.staleness import Staleness
 from fastagg.server.dispatch import Client, Dispatch, Partial, Receipt
 from fastagg.server.engine import Parts, Running, reported
 from fastagg.server.extension import OnDevice
 from fastagg.storage import staging
-from fastagg.storage.pieces import Pieces
+from fastagg.storage.pieces import Pieces, pieces_of_whole
 
 _HEAVIEST = 1e30  # the largest weight in a mean for which fp32 sums and inverse weights stay finite
 _NOT_FINITE = "update: NaN or infinity"  # what the engine says; it does not know the arrays' names
@@ -84,7 +85,11 @@ class Answers:
 
     def of_sum(self, partial: Partial, client: Client, version: int | None, incarnation: int | None) -> Native:
         """Return a leaf's sum as an answer."""
-        answer = self.of(self.parts.layout.parse(partial.total), client, version, incarnation, num_samples=1)
+        if partial.exact is None:
+            answer = self.of(self.parts.layout.parse(partial.total), client, version, incarnation, num_samples=1)
+        else:
+            whole = pieces_of_whole(ops.whole_numbers("total", partial.total, self.parts.layout.size))
+            answer = native.engine.answer(client, version, incarnation, whole)
         answer.count, answer.total = partial.updates, float(partial.weight)
         return answer
 
@@ -95,7 +100,12 @@ class Answers:
             ConfigError: the server's rule needs every single update, or the sum does not fit this server.
         """
         settings, extension = self.parts.settings, self.running.extension
-        check_partial(partial, settings["weighting"])
+        check_partial(partial, settings["weighting"], getattr(self.parts.direction, "exact", None))
+        if partial.exact is not None and type(self.parts.staleness).weight is not Staleness.weight:
+            raise ConfigError(
+                f"receive_partial: {type(self.parts.staleness).__name__} weighs updates by their delay, and an exact "
+                "sum of several is not weighed again; use a policy that changes the rate (DelayAdaptive), or exact=None"
+            )
         adds_up = self.parts.direction.buffered and not extension.state.asks and not settings["deterministic"]
         if not adds_up or extension.measures:
             raise ConfigError(
@@ -115,14 +125,18 @@ class Answers:
         return outcomes
 
 
-def check_partial(partial: Partial, weighting: str) -> None:
-    """Check what a leaf's sum is made of.
+def check_partial(partial: Partial, weighting: str, exact: float | None) -> None:
+    """Check what a leaf's sum is made of. ``exact``: the setting of whoever takes it.
 
     Raises:
         ConfigError: it is none, or its numbers do not fit each other.
     """
     if not isinstance(partial, Partial):
         raise ConfigError(_checks.wrong("partial", "what a fastagg.Leaf's take() returned", partial))
+    if partial.exact != exact:
+        raise ConfigError(
+            f"exact: the sum was made with exact={partial.exact}, expected {exact}: set it alike everywhere"
+        )
     _checks.whole("updates", partial.updates, least=1, most=2**31 - 1)
     _checks.number("weight", partial.weight, above=0)
     if weighting == "uniform" and partial.weight != partial.updates:

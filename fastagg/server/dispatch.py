@@ -271,14 +271,17 @@ class Partial(NamedTuple):
     """The result of a leaf: a part of a buffer's sum.
 
     Attributes:
-        total: ``sum_i n_i * Delta_i``, fp32 [d]; ``n_i`` is 1, or the number of samples.
+        total: ``sum_i n_i * Delta_i``, fp32 [d]; ``n_i`` is 1, or the number of samples. An exact sum is int64 [d], in
+            multiples of ``fastagg.ops.exact_unit(exact)``.
         updates: the number of updates in it.
         weight: ``sum_i n_i``, its weight in the mean.
+        exact: the leaf's setting.
     """
 
     total: Tensor
     updates: int
     weight: float
+    exact: float | None = None
 
 
 def check_task(task: object) -> Dispatch:

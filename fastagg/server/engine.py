@@ -226,7 +226,8 @@ def _loaded(parts: Parts, state: State, like: Statistics) -> Running:
     engine, extension = running.engine, running.extension
     _load_moments(running, state["moments"], device)
     extension.state.load_state_dict(state["direction"])
-    if (held_sum := state["direction"].get("acc")) is not None and hasattr(extension.state.native, "bound_sum"):
+    held_sum = state["direction"].get("acc")
+    if held_sum is not None and held_sum.is_floating_point() and hasattr(extension.state.native, "bound_sum"):
         extension.state.native.bound_sum(extension.norms.inspect(held_sum).norm)
     extension.policy.load_state_dict(state["staleness"])
     tasks = dict(state["tasks"])

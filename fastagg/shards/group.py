@@ -236,6 +236,8 @@ class Group:
         with self._leading("receive_partial", limited=True):
             self._close_if_due()
             order = self._order_of(client, version, incarnation)
+            if partial.exact is not None:
+                raise ConfigError("receive_partial: a server in a group takes no exact sums of leaves; hand in updates")
             if self._running.extension.state.native.closes_before(partial.updates):
                 self._close_round({"op": "close_round"})
             order["update"] = self._updates.place("update", partial.total)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from torch import Tensor
 
 from fastagg import _checks, ops
 from fastagg.errors import ConfigError, UpdateTooLarge
 from fastagg.model import Layout
+from fastagg.rules.directions.buffer import check_exact
 from fastagg.rules.names import Weighting, words
 from fastagg.server import admission
 from fastagg.server.dispatch import Partial
@@ -25,6 +28,8 @@ class Leaf:
     Args:
         params: the model, in any form that :class:`fastagg.Server` takes. Only its shapes are used.
         clip_norm, weighting: the same as for the root's :class:`fastagg.Server`.
+        exact: the same as for the root's :class:`fastagg.Buffer`. The sum is then of whole numbers, 8 bytes a parameter
+            when it is handed on, and any tree of leaves over the same updates gives the root the same bits.
 
     Attributes:
         count: the number of updates so far, those in sums of other leaves included.
@@ -39,7 +44,15 @@ class Leaf:
         tensor([2., 2.])
     """
 
-    def __init__(self, params: object, *, clip_norm: float | None = None, weighting: Weighting = "uniform") -> None:
+    def __init__(
+        self,
+        params: object,
+        *,
+        clip_norm: float | None = None,
+        weighting: Weighting = "uniform",
+        exact: float | None = None,
+    ) -> None:
+        self.exact = None if exact is None else check_exact(exact)
         if clip_norm is not None:
             _checks.number("clip_norm", clip_norm, above=0)
         _checks.one_of("weighting", weighting, words(Weighting))
@@ -48,7 +61,7 @@ class Leaf:
 
     def _begin(self) -> None:
         self.count, self._weight, self._bound = 0, 0.0, 0.0
-        self._total: Tensor | None = None
+        self._total: Tensor | ops.ExactSum | None = None
 
     def fold(self, update: object, num_samples: float | None = None) -> None:
         """Add a client's update, in one pass over memory.
@@ -73,11 +86,19 @@ class Leaf:
             >>> north, oslo = fastagg.Leaf(torch.zeros(2)), fastagg.Leaf(torch.zeros(2))
             >>> oslo.fold(torch.ones(2))
             >>> north.fold_partial(oslo.take())
-            >>> north.take()
-            Partial(total=tensor([1., 1.]), updates=1, weight=1.0)
+            >>> north.take().total
+            tensor([1., 1.])
         """
-        admission.check_partial(partial, self.weighting)
-        self._add(partial.total, partial.updates, partial.weight, is_sum=True)
+        admission.check_partial(partial, self.weighting, self.exact)
+        if self.exact is None:
+            self._add(partial.total, partial.updates, partial.weight, is_sum=True)
+            return
+        whole = ops.whole_numbers("total", partial.total, self.layout.size)
+        most = partial.updates * (2**30 + 128)
+        if ops.exact_norm(whole)[1] > most:
+            raise UpdateTooLarge(f"an exact sum that {partial.updates} updates cannot have")
+        self._count(partial.updates, partial.weight, self._bound)
+        self._total = ops.add_exact_(self._whole, whole, fresh=self._total is None)
 
     def _add(self, update: object, count: int, weight: float, *, is_sum: bool = False) -> None:
         parsed = self.layout.parse(update)
@@ -88,11 +109,33 @@ class Leaf:
         bound = self._bound + factor * seen.norm
         if bound > _LARGEST:
             raise UpdateTooLarge("the update is too large: the sum of updates could leave the range of float32")
+        fresh = self._total is None
+        if self.exact is not None:
+            if factor * seen.norm > self.exact:
+                raise UpdateTooLarge(
+                    f"the update's norm is {factor * seen.norm} with its weight, and the largest declared is "
+                    f"exact={self.exact}; declare a larger one, or set clip_norm"
+                )
+            self._count(count, weight, bound)
+            by = factor / ops.exact_unit(self.exact)
+            self._total = ops.accumulate_exact_(self._whole, parsed.parameters, by, fresh=fresh)
+            return
         total = memory.empty(self.layout.size, parsed.parameters.device) if self._total is None else self._total
-        ops.accumulate_(total, parsed.parameters, factor, fresh=self._total is None)
-        self._total, self._bound = total, bound
-        self._weight += weight
-        self.count += count
+        assert isinstance(total, Tensor)
+        ops.accumulate_(total, parsed.parameters, factor, fresh=fresh)
+        self._total = total
+        self._count(count, weight, bound)
+
+    def _count(self, count: int, weight: float, bound: float) -> None:
+        if self.exact is not None and weight != int(weight):
+            raise ConfigError(f"num_samples: expected a whole number with exact=, got {weight!r}; round it")
+        if self.exact is not None and (self.count + count > 2**24 or self._weight + weight > 2.0**53):
+            raise ConfigError("a leaf's exact sum has as many updates or samples as it can hold; take() it")
+        self._weight, self.count, self._bound = self._weight + weight, self.count + count, bound
+
+    @cached_property
+    def _whole(self) -> ops.ExactSum:
+        return ops.ExactSum.of(self.layout.size)
 
     def take(self) -> Partial:
         """Return the sum so far. The leaf begins a new sum.
@@ -102,6 +145,7 @@ class Leaf:
         """
         if self._total is None:
             raise ConfigError("take: this leaf has no updates yet")
-        found = Partial(self._total, self.count, self._weight)
+        total = ops.read_exact(self._total) if isinstance(self._total, ops.ExactSum) else self._total
+        found = Partial(total, self.count, self._weight, self.exact)
         self._begin()
         return found

@@ -16,6 +16,7 @@ from fastagg.storage.later import Lease
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # by their codes in csrc/plan.h
 _TORCH_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
+_WHOLE = len(DTYPES)  # the code of int64
 _FLOAT32 = torch.float32
 _CPU = torch.device("cpu")  # making one takes as long as comparing three
 # By type, with native byte order only: asking a type for its name takes longer than reading a small layer.
@@ -175,6 +176,11 @@ def _of_one(tensor: Tensor, native: tuple[int, int, int]) -> Pieces:
     found = Pieces.__new__(Pieces)
     found.owners, found.native, found.size, found.device = [tensor], [native], native[1], _CPU
     return found
+
+
+def pieces_of_whole(numbers: Tensor) -> Pieces:
+    """Return int64 [d] on the CPU as pieces: an exact sum, which only a buffer with exact sums takes."""
+    return _of_one(numbers, (numbers.data_ptr(), numbers.numel(), _WHOLE))
 
 
 def as_array(value: Arrays) -> Tensor | np.ndarray:

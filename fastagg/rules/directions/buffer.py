@@ -8,9 +8,10 @@ from typing import Any, ClassVar, TypedDict
 
 import torch
 
-from fastagg import _checks
+from fastagg import _checks, ops
 from fastagg._build import native
 from fastagg.errors import ConfigError
+from fastagg.ops.place import CPU, place
 from fastagg.rules.directions.base import Direction, DirectionState, Material
 from fastagg.rules.names import Overflow, words
 
@@ -21,6 +22,7 @@ class RoundSettings(TypedDict, total=False):
     overflow: Overflow
     at_least: int | None
     grace: float | None
+    exact: float | None
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,11 @@ class Buffer(Direction):
             and the grace window of Decoupled DiLoCo, arXiv 2604.21428). The next ``dispatch`` or ``receive`` after
             that time takes the step first; so does ``close_round(if_due=True)``. Time is this process' monotonic clock;
             after a restart the window begins again. The step is an operation of the log, so no clock affects a replay.
+        exact: the largest Euclidean norm of an update, after clipping and times its weight. Then the sum has the same
+            bits in any order, and for any tree of leaves with the same ``exact``. Updates are rounded to a unit, the
+            power of two in 2^-30..2^-29 of this norm, and added as whole numbers. A larger update raises
+            UpdateTooLarge; with ``clip_norm`` up to ``exact`` (and weights up to 1) there is none. ``num_samples``
+            must be whole numbers. On the CPU. None: a sum in fp32.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -56,6 +63,7 @@ class Buffer(Direction):
     overflow: Overflow = field(default="take", kw_only=True)
     at_least: int | None = field(default=None, kw_only=True)
     grace: float | None = field(default=None, kw_only=True)
+    exact: float | None = field(default=None, kw_only=True)
     buffered: ClassVar[bool] = True
     ends_early: ClassVar[bool] = True  # whether a step may be made without an update
 
@@ -75,6 +83,12 @@ class Buffer(Direction):
                     f"at_least: {type(self).__name__} steps with an update only, so its rounds end when they are full; "
                     "leave it and grace out"
                 )
+        if self.exact is not None:
+            check_exact(self.exact)
+            if self.size is not None:
+                _checks.whole("buffer_size", self.size, least=1, most=2**24)
+            if not self.ends_early:
+                raise ConfigError(f"exact: {type(self).__name__} weighs updates in floats; leave it out")
 
     def settings(self) -> dict[str, Any]:
         """All settings as plain data, without those that have their default: older checkpoints lack some."""
@@ -83,6 +97,18 @@ class Buffer(Direction):
 
     def start(self, material: Material) -> DirectionState:
         return BufferState(self, material)
+
+
+def check_exact(largest: float | None) -> float:
+    """Return the setting ``exact``.
+
+    Raises:
+        ConfigError: it is out of range.
+    """
+    _checks.number("exact", largest, above=0)
+    if largest is None or not 2.0**-60 <= largest <= 2.0**60:
+        raise ConfigError(_checks.wrong("exact", "a norm in 2^-60..2^60", largest))
+    return float(largest)
 
 
 @dataclass(frozen=True)
@@ -116,20 +142,22 @@ class BufferState(DirectionState):
     sliced = MappingProxyType({"acc": "vector"})
 
     def __init__(self, setting: Buffer, material: Material) -> None:
-        super().__init__(
-            native.engine.Buffered(
-                sign=setting.sign, capacity=-1 if setting.size is None else setting.size,
-                synchronous=setting.synchronous, closes_first=setting.overflow == "close",
-                at_least=setting.at_least or 0, grace=setting.grace or 0.0, size=material.size, origin=material.origin,
-                memory=material.memory,
-            )
+        exact = (0.0, 0.0)
+        if setting.exact is not None:
+            if place(material.device) is not CPU:
+                raise ConfigError(f"exact: sums of whole numbers are added on the CPU, got device {material.device}")
+            exact = (setting.exact, ops.exact_unit(setting.exact))
+        told = native.engine.BufferedSetting(
+            capacity=-1 if setting.size is None else setting.size, synchronous=setting.synchronous,
+            closes_first=setting.overflow == "close", at_least=setting.at_least or 0, grace=setting.grace or 0.0,
+            exact=exact, size=material.size, origin=material.origin,
         )  # fmt: skip
-
-        self.nbytes = 4 * material.size
+        super().__init__(native.engine.Buffered(sign=setting.sign, setting=told, memory=material.memory))
+        self.exact, self.nbytes = setting.exact, (4 if setting.exact is None else 8) * material.size
 
     def memory(self) -> dict[str, int]:
         return {"direction": self.nbytes if self.native.holds_sum else 0}
 
     def finite(self) -> bool:
-        held = self.native.state()["acc"]
+        held = None if self.exact is not None else self.native.state()["acc"]
         return held is None or bool(torch.isfinite(held).all())
