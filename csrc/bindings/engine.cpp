@@ -485,6 +485,14 @@ Arrival arrival_of(const Server& server, const log::Operation& operation, const 
       if (part.dtype != log::kInt64 || count != 1) damaged("an offset that is not one whole number");
       std::memcpy(&arrival.offset, part.data, sizeof arrival.offset);
       if (arrival.offset < 0) damaged("an offset below zero");
+    } else if (part.role == log::kMeasured) {
+      if (part.nbytes() != sizeof(engine::Measured))
+        damaged("what was measured of the whole update is not three numbers");
+      std::memcpy(&arrival.measured.emplace(), part.data, part.nbytes());
+      const auto good = [](double number) { return std::isfinite(number); };
+      if (!(arrival.measured->norm >= 0.0 && arrival.measured->moved >= 0.0 && good(arrival.measured->norm) &&
+            good(arrival.measured->moved) && good(arrival.measured->inner)))
+        damaged("what was measured of the whole update is no number");
     } else if (part.role == log::kRowRole) {
       arrival.row = part.data, arrival.row_nbytes = part.count, arrival.format = part.dtype;
     }

@@ -45,6 +45,7 @@ class Moves : public engine::Change {
 // What Python returns from `prepare`.
 struct Answered {
   std::optional<double> norm, weight, share, reported_norm;
+  engine::Measured measured;
   bool drops = false, waits = false, unclipped = false;
   int32_t next_steps = 0;
   py::object update = py::none();  // Pieces to step along
@@ -60,6 +61,7 @@ struct Asked {
   double norm, share;
   py::object reported, extra;
   bool is_sum;
+  std::optional<engine::Measured> measured;
   // Python's objects of these are made when they are asked for
   Update numbers;
   store::Owner owner;
@@ -105,6 +107,7 @@ class PythonExtension : public Extension {
                 py::none(),
                 extra_of(arrival.extra.get()),
                 arrival.kind == engine::Arrival::kSum,
+                arrival.measured,
                 arrival.update,
                 arrival.copy ? arrival.copy : arrival.owner,
                 question.model,
@@ -118,6 +121,7 @@ class PythonExtension : public Extension {
     Findings findings;
     findings.norm = said.norm, findings.weight = said.weight, findings.share = said.share;
     findings.reported_norm = said.reported_norm;
+    findings.measured = said.measured;
     findings.drops = said.drops, findings.waits = said.waits, findings.unclipped = said.unclipped;
     findings.next_steps = said.next_steps;
     findings.verdict = reinterpret_cast<const void*>(said.verdict);
@@ -239,6 +243,10 @@ void bind_extension(py::module_& m) {
       .def_readwrite("weight", &Answered::weight)
       .def_readwrite("share", &Answered::share)
       .def_readwrite("reported_norm", &Answered::reported_norm)
+      .def(
+          "measure",
+          [](Answered& one, double norm, double moved, double inner) { one.measured = {norm, moved, inner}; },
+          py::arg("norm"), py::arg("moved"), py::arg("inner"))
       .def_readwrite("drops", &Answered::drops)
       .def_readwrite("waits", &Answered::waits)
       .def_readwrite("unclipped", &Answered::unclipped)
@@ -270,6 +278,12 @@ void bind_extension(py::module_& m) {
              return std::make_tuple(found.moved, found.update, found.inner);
            })
       .def_property_readonly("has_base", [](const Asked& one) { return static_cast<bool>(one.kept); })
+      .def_property_readonly(
+          "measured",
+          [](const Asked& one) -> py::object {
+            if (!one.measured) return py::none();
+            return py::make_tuple(one.measured->norm, one.measured->moved, one.measured->inner);
+          })
       .def_readonly("reported", &Asked::reported)
       .def_readonly("extra", &Asked::extra)
       .def_readonly("is_sum", &Asked::is_sum);

@@ -17,6 +17,11 @@
 
 namespace fastagg::engine {
 
+// An update's norm, how far the model has moved since it was trained, and the inner product of both; 0: not asked for.
+struct Measured {
+  double norm = 0.0, moved = 0.0, inner = 0.0;
+};
+
 struct Receipt {
   bool applied = false;
   int64_t version = 0, delay = 0;
@@ -63,6 +68,8 @@ struct Arrival {
   std::shared_ptr<log::Blob> blob;           // the file that the update was streamed into
   Update on_host;                            // of an update on a device: a copy for the log
 
+  // Of a slice, in a recovery: what all slices' ranks found of the whole update.
+  std::optional<Measured> measured;
   const log::Decided* decided = nullptr;  // in a recovery: the outcome that was
   Receipt receipt;                        // out
 

@@ -481,6 +481,8 @@ void Engine::describe_rest(const Arrival& arrival, log::Operation& to) const {
   if (arrival.control) to.parts.push_back({log::kControl, kFloat32, static_cast<uint64_t>(settings_.size)});
   if (arrival.kind == Arrival::kSum) to.parts.push_back({log::kUpdates, log::kInt64, 1});
   if (arrival.offset >= 0) to.parts.push_back({log::kOffset, log::kInt64, 1});
+  if (extension_ && extension_->asks.agree)
+    to.parts.push_back({log::kMeasured, log::kInt64, sizeof(Measured) / sizeof(int64_t)});
 }
 
 void Engine::copy_rest(const Arrival& arrival, const log::Operation& to) const {
@@ -579,6 +581,8 @@ void Engine::prepare(Given& given) {
     given.findings =
         extension_->prepare({arrival, given.task, ledger_.now, given.norm, brings.share, model_, given.base});
     const Findings& found = given.findings;
+    if (const log::Part* const part = given.operation.part(log::kMeasured))
+      std::memcpy(const_cast<uint8_t*>(part->data), &found.measured, sizeof found.measured);
     given.norm = found.norm.value_or(given.norm);
     brings.share = found.share.value_or(brings.share);
     if (found.update) arrival.update = *found.update;

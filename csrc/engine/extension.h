@@ -27,6 +27,7 @@ class Change {
 struct Findings {
   std::optional<double> norm;  // of the update; NaN: a device will know it
   std::optional<double> weight, share, reported_norm;
+  Measured measured;              // for the log of a slice
   bool drops = false;             // the update is counted as answered and changes nothing
   bool waits = false;             // it changes only what `change` keeps
   bool unclipped = false;         // it is clipped already

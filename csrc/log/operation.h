@@ -29,8 +29,20 @@ const char* name_of(Kind kind);
 
 // What a part of an answer is: parameters, statistics, counters, a control variate, an encoded row (its type is the
 // row's format, its count bytes), of how many updates a sum is made, nothing (it aligns what comes behind it), or an
-// offset in a sender's log.
-enum Role : uint8_t { kParameters, kBuffers, kCounter, kControl, kRowRole, kUpdates, kPadding, kOffset, kRoles };
+// offset in a sender's log. `kMeasured`: of a slice, what was measured of the whole update (engine/arrival.h), as the
+// bits of three doubles.
+enum Role : uint8_t {
+  kParameters,
+  kBuffers,
+  kCounter,
+  kControl,
+  kRowRole,
+  kUpdates,
+  kPadding,
+  kOffset,
+  kMeasured,
+  kRoles
+};
 
 // Types of elements; the first ones are those of Dtype (plan.h).
 enum Element : uint8_t { kInt64 = 3, kElements = 12 };

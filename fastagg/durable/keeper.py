@@ -61,6 +61,19 @@ class Keeper:
         self._due = 0 if lost else max(0, self.every - replayed)
         threading.Thread(target=self._run, name="fastagg checkpoints", daemon=True).start()
 
+    def wait(self, sequence: int) -> None:
+        """Wait until the record is on the disk, so that a checkpoint with it may count."""
+        self.journal.wait(sequence)
+
+    def request(self) -> _Request:
+        """Let the thread write a checkpoint."""
+        request = _Request()
+        self._requests.append(request)
+        self.journal.nudge()
+        if self._ended.is_set():  # it may have ended before it saw the request
+            self._refuse_requests()
+        return request
+
     def checkpoint(self) -> int:
         """Let the thread write a checkpoint, wait for it, and return its number. The caller holds nothing meanwhile, so
         others go on, and a signal handler may call this while it interrupts such a call.
@@ -69,11 +82,7 @@ class Keeper:
             CheckpointError, NotDurable: it could not be written. Reentered: the caller is in the middle of a step.
         """
         self.refuse_inside("checkpoint()")
-        request = _Request()
-        self._requests.append(request)
-        self.journal.nudge()
-        if self._ended.is_set():  # it may have ended before it saw the request
-            self._refuse_requests()
+        request = self.request()
         request.done.wait()
         if request.error is not None:
             raise request.error
@@ -179,12 +188,12 @@ class Keeper:
             if self.journal is None:
                 digest = native.log.Tree(0).root
             else:
-                self.journal.wait(sequence)  # its digest is known then
+                self.wait(sequence)  # its digest is known then
                 digest = self.journal.digest(sequence)
             return {**more, "digest": "" if digest is None else digest.hex(), "model": model_digest(cut.state["flat"])}
 
         try:
-            nbytes = cut.write(self.disk, name + PARTIAL, told, self._go_on)
+            nbytes = cut.write(self.disk, name + PARTIAL, told, self.go_on)
             self.disk.rename(name + PARTIAL, name)
             self.disk.sync_folder()
             with engine.inside:
@@ -209,7 +218,8 @@ class Keeper:
         )
         return int(sequence)
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
+        """Give up the checkpoint that is being written, if the server is closed."""
         if self._closing:
             raise CheckpointError(f"{self.disk.path}: this server is closed; the checkpoint was given up")
 

@@ -54,13 +54,13 @@ class Log:
         """How many bytes wait to be written."""
         return int(self.journal.pending)
 
-    def wait(self) -> None:
-        """Wait for the disk, if answers do.
+    def wait(self, applied: bool = True) -> None:
+        """Wait for the disk, if answers do that make a step (``applied``), or that make none.
 
         Raises:
             NotDurable: it refuses.
         """
-        if self.durability != "none":
+        if self.durability == "arrival" or (self.durability == "step" and applied):
             self.flush()
 
     def flush(self) -> None:
@@ -112,7 +112,7 @@ class Log:
             self.keeper.refuse_inside("close()")
         try:
             if seconds is None:
-                self.flush()
+                self.journal.wait(self.journal.last)
         finally:
             ended = self.keeper.close(seconds)
             ended = self.journal.close(-1.0 if seconds is None else seconds) and ended

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -28,6 +30,7 @@ from fastagg.storage.tiered import Tiered
 
 SEGMENT = 64 << 20  # bytes of the largest segments of the log
 _SLOW = 1.0  # an answer that takes so many seconds is reported
+CUT = re.compile(r"cut-(\d{6})")  # a folder of a server in slices (fastagg/shards/logs.py)
 _log = logging.getLogger("fastagg")
 
 
@@ -47,8 +50,9 @@ def open(
 
     Args:
         path: the folder. It is created if it does not exist.
-        make: a function that makes the server, with the settings with which the folder was made. Limits (``lease``,
-            ``max_...``) may change from one opening to the next.
+        make: a function that makes the server, or a sharded one (:func:`fastagg.sharded`; all its ranks call this
+            together, and :meth:`fastagg.Server.close` at the end), with the settings with which the folder was made.
+            Limits (``lease``, ``max_...``) may change from one opening to the next.
         durability: ``arrival``: ``receive`` returns when its update is on the disk. ``step``: only an update that made
             a step waits for the disk, with all updates before it. ``none``: nobody waits, and a crash loses the updates
             of the last fraction of a second. ``receipt.durable`` tells whether an update is on the disk, and
@@ -87,6 +91,15 @@ def open(
     except OSError as error:
         raise CheckpointError(f"{path}: {error}") from error
     try:
+        if not contents(disk).checkpoints:  # new, or of a server in slices
+            made = make()
+            if type(made) is Server and made._group is not None:
+                if keep_history or hash_payloads:
+                    raise ConfigError("keep_history, hash_payloads: not for a server in slices; leave them out")
+                return made._group.open(made, disk, durability, keep=keep, checkpoint_every=checkpoint_every)
+            if any(map(CUT.fullmatch, disk.names())):
+                raise ConfigError(f"{path}: it is of a server in slices; let make() return fastagg.sharded(...)")
+            make = partial(_identity, made)
         return open_on(disk, make, durability, keep=keep, checkpoint_every=checkpoint_every, check=check,
                        keep_history=keep_history, hash_payloads=hash_payloads)  # fmt: skip
     except BaseException:
@@ -94,33 +107,57 @@ def open(
         raise
 
 
-def open_on(
-    disk: Disk, make: Callable[[], Server], durability: Durability, *, keep: int = 2, checkpoint_every: int = EVERY,
-    segment: int = SEGMENT, check: bool = False, keep_history: bool = False, hash_payloads: bool = False,
-) -> Server:  # fmt: skip
-    """:func:`open` for a folder on ``disk``, with segments of the given number of bytes at most."""
-    _checks.whole("keep", keep, least=1)
-    _checks.whole("checkpoint_every", checkpoint_every, least=1)
+def _identity(server: Server) -> Server:
+    return server
+
+
+def locked(disk: Disk) -> int:
+    """Lock a folder, and return the lock.
+
+    Raises:
+        Busy: somebody else has the folder open. CheckpointError: the disk refuses.
+    """
     try:
         lock = disk.lock(LOCK)
     except OSError as error:
         raise CheckpointError(f"{disk.path}: {error}") from error
     if lock is None:
         raise Busy(f"{disk.path}: it is open already, here or in another process; close() that server first")
+    return lock
+
+
+def open_on(
+    disk: Disk, make: Callable[[], Server], durability: Durability, *, keep: int = 2, checkpoint_every: int = EVERY,
+    segment: int = SEGMENT, check: bool = False, keep_history: bool = False, hash_payloads: bool = False,
+    lock: int | None = None, until: int | None = None, log_of: Callable[..., Log] = Log,
+) -> Server:  # fmt: skip
+    """:func:`open` for a folder on ``disk``.
+
+    Args:
+        segment: the bytes of the largest segment of the log.
+        lock: the folder's, if the caller has locked it. It is given back with the server, or if the opening fails.
+        until: go on after this record, and remove all later ones: the logs of other slices do not have them.
+        log_of: makes the server's log.
+    """
+    _checks.whole("keep", keep, least=1)
+    _checks.whole("checkpoint_every", checkpoint_every, least=1)
+    if lock is None:
+        lock = locked(disk)
     journal = None
     try:
-        server, keeper, start, replayed, is_new = _opened(disk, make, keep, checkpoint_every, check)
+        server, keeper, start, replayed, is_new = _opened(disk, make, keep, checkpoint_every, check, until)
         if keep_history and isinstance(getattr(server.direction, "cache", None), Tiered):
             raise ConfigError("keep_history: a history with cached updates on a disk (Tiered) cannot be executed again")
         keeper.history = int(keep_history)
         start |= {"segment_bytes": segment, "hash_payloads": hash_payloads}
         journal = begin_journal(disk, start, durability, server.max_waiting)
+        log = log_of(disk, lock, journal, keeper, keeper.uploads, durability)
         keeper.start(journal, replayed)
-        log = Log(disk, lock, journal, keeper, keeper.uploads, durability)
         watch = Watch()
         server._attach(log, watch)
         watch.begin(server, _SLOW)
-        if not is_new:  # versions from the next one on may be lost ones' again, even if nothing of them was written
+        # Versions from the next one on may be lost ones' again, even if nothing of them was written.
+        if not is_new and until is None:
             server._engine.begin_incarnation(server.version + 1, engine.new_incarnation())
     except BaseException as error:
         if journal is not None:
@@ -141,7 +178,9 @@ class _Opened(NamedTuple):
     is_new: bool  # the folder was empty
 
 
-def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int, check: bool) -> _Opened:
+def _opened(
+    disk: Disk, make: Callable[[], Server], keep: int, every: int, check: bool, until: int | None
+) -> _Opened:  # fmt: skip
     found = contents(disk)
     if not found.checkpoints:
         return _fresh(disk, found, make, keep, every)
@@ -151,11 +190,13 @@ def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int, check
         check_made(disk, dict(checkpoint.manifest["made"]), made_of(server))
         return server
 
-    past = recover(disk, found, server_for, check=check)
+    past = recover(disk, found, server_for, check=check, until=until)
     server = past.server
     server._running.follow_rate()
     for lost in past.lost:
         _log.error("%s: %s", disk.path, lost)
+    if until is not None:
+        found = _cut(disk, found, past)
     start = _start(disk, found, past)
     for name in start.pop("needed"):  # the last writes of a killed process may be in memory only
         file = disk.open(name)
@@ -201,8 +242,10 @@ def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], keep: int, e
 
 def _made(make: Callable[[], Server], keep: int) -> Server:
     server = make()
-    if type(server) is not Server or server._log is not None or server._group is not None:
+    if type(server) is not Server or server._log is not None:
         raise no_server(server)
+    if server._group is not None:
+        raise ConfigError("make: the folder is of a server that is not in slices; let make() return such a one")
     cache = getattr(server.direction, "cache", None)
     if isinstance(cache, Tiered) and cache.keep < keep:
         raise ConfigError(
@@ -230,6 +273,25 @@ def _start(disk: Disk, found: Contents, past: Recovered) -> Plain:
         "free": [name for name in found.segments.values() if name not in names],
         "place": place if goes_on else 0, "number_here": whole[-1][0] if goes_on else 0, "needed": names,
     }  # fmt: skip
+
+
+def _cut(disk: Disk, found: Contents, past: Recovered) -> Contents:
+    """Remove what the log holds behind the last record that was read, so that no later opening takes it for a part of
+    what comes now. Return what is left."""
+    last, place = past.reader.end
+    chain = [found.segments[number] for number, *_ in past.reader.segments]
+    for name in reversed(chain[last + 1 :]):
+        disk.remove(name)
+    for name in chain[last : last + 1]:
+        file = disk.open(name)
+        try:
+            size = disk.size(file)
+            disk.truncate(file, place)
+            disk.truncate(file, size)
+            disk.sync(file)
+        finally:
+            disk.close(file)
+    return contents(disk)
 
 
 def _tidy(disk: Disk, found: Contents, past: Recovered) -> None:

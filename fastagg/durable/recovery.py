@@ -14,8 +14,17 @@ from typing import Any, NamedTuple
 
 from fastagg import _checks
 from fastagg._types import Native, Plain, State
+from fastagg.durable import trees
 from fastagg.durable.disk import Disk
-from fastagg.durable.folder import Checkpoint, Contents, checkpoint_name, read_checkpoint, read_log, read_upload
+from fastagg.durable.folder import (
+    Checkpoint,
+    Contents,
+    checkpoint_name,
+    contents,
+    read_checkpoint,
+    read_log,
+    read_upload,
+)
 from fastagg.errors import CheckpointError, ConfigError, FastaggError
 from fastagg.server import engine
 from fastagg.server.server import Server
@@ -50,9 +59,14 @@ class Recovered(NamedTuple):
     damaged: list[int]  # checkpoints that could not be read, by their numbers
 
 
-def recover(disk: Disk, found: Contents, make: Callable[[Checkpoint], Server], *, check: bool = False) -> Recovered:
+def recover(
+    disk: Disk, found: Contents, make: Callable[[Checkpoint], Server], *, check: bool = False, until: int | None = None
+) -> Recovered:  # fmt: skip
     """Restore the server that ``make`` makes for a checkpoint, without limits of tasks. ``check``: look at all rows on
     a disk, not at a sample.
+
+    Args:
+        until: the last record that is executed; None: all are. A slice's server executes all of them, or is refused.
 
     Raises:
         CheckpointError: the folder is damaged. ConfigError: ``make`` makes a server that differs from the folder's.
@@ -70,7 +84,10 @@ def recover(disk: Disk, found: Contents, make: Callable[[Checkpoint], Server], *
         path = disk.path / checkpoint_name(checkpoint.sequence)
         raise CheckpointError(f"{path}: the checkpoint is damaged: {type(error).__name__}: {error!s:.200}") from error
     replay = Replay(server, disk, found)
-    replay.all(reader)
+    replay.all(reader, until)
+    if until is not None and (replay.lost or reader.last != until):
+        why = "; ".join(map(str, replay.lost)) or f"its log ends with record {reader.last}, expected {until}"
+        raise CheckpointError(f"{disk.path}: {why}")
     return Recovered(
         server, reader, checkpoint, replay.counts, {**checkpoint.uploads, **replay.uploads},
         replay.lost, damaged,
@@ -92,6 +109,28 @@ def newest(disk: Disk, found: Contents) -> tuple[Checkpoint, list[int]]:
             wrong.append(str(error))
             damaged.append(sequence)
     raise CheckpointError("; ".join(wrong) or f"{disk.path}: no checkpoint is in it")
+
+
+def last_record(disk: Disk) -> int:
+    """Return the number of the last record that a folder's log has.
+
+    Raises:
+        CheckpointError: the folder is damaged.
+    """
+    found = contents(disk)
+    manifest = None
+    for sequence in reversed(found.checkpoints):
+        with contextlib.suppress(CheckpointError):
+            manifest = trees.read_manifest(disk, checkpoint_name(sequence))
+            break
+    if manifest is None:
+        raise CheckpointError(f"{disk.path}: no whole checkpoint is in it")
+    reader = read_log(disk, found, Checkpoint(sequence, manifest, {}))
+    while reader.next() is not None:
+        pass
+    if (lost := reader.skip_lost()) is not None:
+        raise CheckpointError(f"{disk.path}: record {lost[0]} of its log is damaged, and it was on the disk")
+    return int(reader.last)
 
 
 def load_into(server: Server, state: State) -> None:
@@ -158,13 +197,13 @@ class Replay:
         self.uploads: dict[int, int] = {}
         self.lost: list[Lost] = []
 
-    def all(self, reader: Native) -> None:
-        """Execute all operations that a reader gives.
+    def all(self, reader: Native, until: int | None = None) -> None:
+        """Execute all operations that a reader gives, up to record ``until``.
 
         Raises:
             CheckpointError: an operation would have another outcome than it had: the server's rule is another one.
         """
-        while True:
+        while until is None or reader.last < until:
             record = reader.next()
             if record is not None:
                 self.one(record)

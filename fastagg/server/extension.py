@@ -181,19 +181,28 @@ class Extension:
         both."""
         if self.measures and not self.reads_update and asked.has_base:
             return self._apart(found, distances_from(asked.distances(self.direction.measures)))
-        if not self.measures or base is None:
-            if self.on_host and self.norms is ops:  # the engine has measured it
-                found.norm = asked.norm
-                return None, 0.0
-            seen = self.norms.inspect(update)
-            _refuse_non_finite(seen.finite)
-            found.norm = seen.norm
+        if self.measures and base is not None:
+            return self._apart(found, self._measured(update, asked, base))
+        if self.on_host and self.norms is ops:  # the engine has measured it
+            found.norm = asked.norm
             return None, 0.0
-        return self._apart(found, self.norms.distances(update, asked.model, base, inner=self.direction.measures))
+        self._apart(found, self._measured(update, asked, None))
+        return None, 0.0
+
+    def _measured(self, update: Pieces | None, asked: Native, base: Tensor | None) -> Distances:
+        if asked.measured is not None:  # in the log of a slice: what was measured of the whole
+            norm, moved, inner = asked.measured
+            return Distances(True, moved, norm, inner)
+        if base is not None:
+            found: Distances = self.norms.distances(update, asked.model, base, inner=self.direction.measures)
+            return found
+        seen = self.norms.inspect(update)
+        return Distances(seen.finite, 0.0, seen.norm, 0.0)
 
     def _apart(self, found: Native, apart: Distances) -> tuple[float | None, float]:
         _refuse_non_finite(apart.finite)
         found.norm = apart.norm
+        found.measure(apart.norm, apart.moved, apart.inner)
         product = apart.moved * apart.norm
         return apart.moved, apart.inner / product if product > 0.0 else 0.0
 

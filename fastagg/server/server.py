@@ -780,15 +780,18 @@ class Server:
             CheckpointError: the state belongs to another model or algorithm, or is damaged. Nothing has changed.
             ConfigError: the server has a folder, which says what the state is.
         """
-        if self._log is not None:
-            raise ConfigError(
-                f"{self._log.folder}: a server of a folder goes on from what is there; load the state into another one"
-            )
+        self._refuse_with_folder()
         if self._group is not None:
             raise self._group.lacks("load_state_dict")
         with self._engine.inside:
             self._running.adopt(engine.checked(self._parts, self._running, state))
         self._follow()
+
+    def _refuse_with_folder(self) -> None:
+        if self._log is not None:
+            raise ConfigError(
+                f"{self._log.folder}: a server of a folder goes on from what is there; load the state into another one"
+            )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint. If it fails, the old file stays complete.
@@ -823,8 +826,10 @@ class Server:
 
         Raises:
             CheckpointError: the checkpoint is damaged, or belongs to another model or algorithm. Nothing has changed.
+            ConfigError: the server has a folder, which says what the state is.
             NotSharded: the server is in no group: use :func:`fastagg.load`.
         """
+        self._refuse_with_folder()
         self._in_group("load").load(_checks.path("path", path))
 
     # -- a group -------------------------------------------------------------------------------------------------
@@ -833,6 +838,10 @@ class Server:
         """From now on this server has a slice of the group's model."""
         self._group, self._dispatch = group, group.dispatch
         self._receive = lambda *_: None  # what is received goes to all ranks
+
+    def _leave(self) -> None:
+        """Be a server of one slice alone, while its folder is opened."""
+        self._group, self._dispatch, self._receive = None, self._engine.dispatch, self._engine.receive
 
     def _in_group(self, method: str) -> Group:
         if self._group is None:

@@ -9,7 +9,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +18,7 @@ import torch
 
 from fastagg import _checks, ops
 from fastagg._build import build_info, native
-from fastagg.errors import Busy, ConfigError, FastaggError, NotDelivered, NotSharded, RankLost
+from fastagg.errors import ConfigError, FastaggError, NotDelivered, NotSharded, RankLost, Reentered
 from fastagg.model import Layout, Parsed, Piece
 from fastagg.server import engine
 from fastagg.server.admission import Said, share
@@ -27,12 +27,16 @@ from fastagg.server.server import Server
 from fastagg.server.uploads import Upload
 from fastagg.shards import folder, settings
 from fastagg.shards.link import Link
+from fastagg.shards.logs import Opening, SliceLog
 from fastagg.shards.norms import Norms
 from fastagg.shards.placing import Placing
 from fastagg.shards.updates import SharedUpload, Updates
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fastagg.durable.disk import Disk
+    from fastagg.durable.log import Durability
 
 Make = Callable[[Any], Server]
 Tell = Callable[[Dispatch], None]
@@ -108,7 +112,7 @@ def sharded(make: Make, model: Any, group: Any = None, *, timeout: float = 60.0)
         settings.refuse_unfit(server)
         said = json.loads(link.settle(_about_the_server(server), settings.common))
         norms.joined = True
-        made = Group(link, placing, bounds, [one["host"] for one in said], server)
+        made = Group(link, placing, bounds, [one["host"] for one in said], server, make)
         made.begin(said[0]["incarnations"])
         link.agree()
     server._join(made)
@@ -123,20 +127,25 @@ class Group:
 
     Attributes:
         layout: the layout of the whole model.
+        bounds: by rank, its first element and the end.
+        make: makes the server of a slice.
+        log: of a server of :func:`fastagg.open`.
         closed: set when this server has been closed.
     """
 
     def __init__(
-        self, link: Link, placing: Placing, bounds: list[tuple[int, int]], hosts: list[str], server: Server
+        self, link: Link, placing: Placing, bounds: list[tuple[int, int]], hosts: list[str], server: Server, make: Make
     ) -> None:
-        self.link, self.layout, self.closed = link, placing.layout, threading.Event()
-        self._placing, self._bounds, self._hosts = placing, bounds, hosts
+        self.link, self.layout, self.bounds, self.closed = link, placing.layout, bounds, threading.Event()
+        self._placing, self._hosts = placing, hosts
         self._parts, self._running, self._answers = server._parts, server._running, server._answers
         self._engine = server._engine
-        self._engine.by_time = False  # rank 0's clock counts, and it tells the others
         self._send = server._dispatch
         self._gate = native.engine.Gate(engine.waiting_of(server._parts.settings))
         one_host = len(set(hosts)) == 1
+        self.norms: Norms = server._parts.norms  # type: ignore[assignment]
+        self.log: SliceLog | None = None
+        self.make = make
         self._updates = Updates(link.rank, self.layout, self._parts.layout, bounds[link.rank], one_host)
 
     @property
@@ -154,14 +163,16 @@ class Group:
         for first, number in incarnations:
             self._engine.begin_incarnation(first, number)
         self._engine.measure()
+        self._engine.by_time = False  # rank 0's clock counts, and it tells the others
         if self.rank == 0:
             self._engine.tell()
+            self._engine.take_told()  # what happened before is in the state
         else:  # rank 0 says which tasks end
             engine.limit(self._engine, None)
 
     def slices(self) -> list[Slice]:
         """Return which rank has which elements."""
-        return [Slice(i, *bounds, self._hosts[i]) for i, bounds in enumerate(self._bounds)]
+        return [Slice(i, *bounds, self._hosts[i]) for i, bounds in enumerate(self.bounds)]
 
     def deliver(self, client: Client, update: Any, version: int, control: Any) -> None:
         """Hold this rank's slice of an answer until rank 0 is told of it."""
@@ -213,7 +224,8 @@ class Group:
             order["update"] = self._updates.place("update", update)
             if control is not None:
                 order["control"] = self._updates.place("control", control)
-            return self._receive(order)
+            receipt = self._receive(order)
+        return self._acknowledged(receipt)
 
     def receive_partial(self, said: Said, partial: Partial) -> Receipt:
         """Take a leaf's sum."""
@@ -225,7 +237,14 @@ class Group:
             if self._running.extension.state.native.closes_before(partial.updates):
                 self._close_round({"op": "close_round"})
             order["update"] = self._updates.place("update", partial.total)
-            return self._receive({**order, "samples": 1.0, "count": partial.updates, "total": float(partial.weight)})
+            order |= {"samples": 1.0, "count": partial.updates, "total": float(partial.weight)}
+            receipt = self._receive(order)
+        return self._acknowledged(receipt)
+
+    def _acknowledged(self, receipt: Receipt) -> Receipt:
+        if self.log is not None:
+            self.log.wait(receipt.applied)
+        return receipt
 
     def receiving(self, said: Said, num_samples: float | None, dtype: torch.dtype | None) -> Upload:
         """Take an update in chunks. All ranks share the memory of its chunks."""
@@ -256,11 +275,42 @@ class Group:
         with self._leading("load"):
             self._load({"op": "load", "path": str(path)})
 
+    def open(
+        self, server: Server, disk: Disk, durability: Durability, *, keep: int, checkpoint_every: int
+    ) -> Server:  # fmt: skip
+        """:func:`fastagg.open` for this group's ``server``."""
+        order: Order = {"op": "open"}
+        while self.rank and (order := self.link.hear())["op"] != "open":
+            pass
+        with self._inside(), self.link.together(order):
+            opening = Opening(self, server, disk, durability, keep, checkpoint_every)
+            server._leave()
+            self.norms.joined = False
+            self.log, incarnations = opening.run()
+            self.norms.joined = True
+            self.begin(incarnations)
+            self.link.agree()
+        server._join(self)
+        return server
+
+    def flush(self) -> None:
+        """Wait until all that has happened so far is on all ranks' disks."""
+        with self._leading("flush"):
+            self._sync({"op": "sync"})
+
+    def checkpoint(self) -> int:
+        """Let all ranks write a checkpoint, and wait for this rank's. Return its number."""
+        assert self.log is not None
+        self.log.keeper.refuse_inside("checkpoint()")
+        with self._leading("checkpoint"):
+            self.link.order({"op": "checkpoint"})
+        return self.log.keeper.checkpoint()
+
     def parameters(self) -> Any:
         """Return a copy of the model, collected from all ranks."""
         with self._leading("parameters"):
             self.link.order({"op": "collect"})
-            return self._placing.given_back(self._flat(), self._bounds)
+            return self._placing.given_back(self._flat(), self.bounds)
 
     def close(self) -> None:
         """Release the other ranks. If the caller has interrupted a call of its own, they are released after it."""
@@ -270,10 +320,11 @@ class Group:
             if self.closed.is_set():
                 return
             self.closed.set()
-            try:
-                self.link.order({"op": "stop"}, last=True)
-            except RankLost:  # no other rank is left
-                return
+            with suppress(RankLost):  # no other rank is left
+                try:
+                    self._sync({"op": "sync"})
+                finally:
+                    self.link.call("stop")
 
     @contextmanager
     def _inside(self, *, limited: bool = False) -> Iterator[None]:
@@ -290,6 +341,7 @@ class Group:
         with self._inside(limited=limited):
             if self.closed.is_set():
                 raise RankLost(f"{method}: this server is closed, and the other ranks are gone")
+            self.link.check()
             try:
                 yield
             finally:
@@ -321,7 +373,10 @@ class Group:
                 self._obey(order, sent, collected)
 
     def _obey(self, order: Order, sent: Tell | None, collected: Collected | None) -> None:
-        together = {"receive": self._receive, "save": self._save, "load": self._load, "close_round": self._close_round}
+        together = {
+            "receive": self._receive, "save": self._save, "load": self._load, "close_round": self._close_round,
+            "sync": self._sync,
+        }  # fmt: skip
         try:
             if (settled := together.get(order["op"])) is not None:
                 settled(order)
@@ -329,8 +384,11 @@ class Group:
                 for operation in order["operations"]:
                     self._execute(sent, *operation)
                 self._release()
+            elif order["op"] == "checkpoint":
+                if self.log is not None:
+                    self.log.keeper.request()
             elif order["op"] == "collect":
-                model = self._placing.given_back(self._flat(), self._bounds)
+                model = self._placing.given_back(self._flat(), self.bounds)
                 if collected is not None and model is not None:
                     collected(model)
         except RankLost:
@@ -389,6 +447,12 @@ class Group:
             found: float | None = self._engine.close_round()
             return found
 
+    def _sync(self, order: Order) -> None:
+        if self.log is None or (self.rank == 0 and self.log.journal.everywhere >= self.log.journal.last):
+            return
+        with self.link.together(order):
+            self.log.sync(self.link)
+
     def _save(self, order: Order) -> None:
         with self.link.together(order):
             path = Path(order["path"])
@@ -398,7 +462,7 @@ class Group:
             self.link.settle()
             if self.rank == 0:
                 with self.link.working():
-                    folder.write_manifest(path, self.layout, self._bounds, names)
+                    folder.write_manifest(path, self.layout, self.bounds, names)
             self.link.agree()
 
     def _load(self, order: Order) -> None:
@@ -407,7 +471,7 @@ class Group:
                 state = folder.read_slice(
                     Path(order["path"]),
                     self.layout,
-                    self._bounds[self.rank],
+                    self.bounds[self.rank],
                     self._parts.layout,
                     self._running.extension.state.sliced,
                 )
@@ -457,16 +521,17 @@ def _bounds(layout: Layout, ranks: int) -> list[tuple[int, int]]:
 
 
 def _beat(held: weakref.ref[Group], closed: threading.Event, every: float) -> None:
-    """Send empty orders, so that the other ranks know that rank 0 is alive."""
+    """Call the other ranks, so that a dead one is noticed, and let the logs of an idle server come to the disk."""
     while not closed.wait(every):
         if (group := held()) is None:
             return
         try:
             with group._inside():
                 if not closed.is_set():
-                    group.link.order({"op": "alive"})
-        except Busy:  # rank 0 is not idle
-            pass
-        except FastaggError:
+                    group.link.call("alive")
+                    group._sync({"op": "sync"})
+        except (RankLost, Reentered):
             return
+        except FastaggError:  # rank 0 is not idle, or a disk is full
+            pass
         del group

@@ -6,8 +6,9 @@ Rank 0 gives *orders*, which nobody answers. Within an order the ranks *settle*:
 rank 0 sends the same answer to all. A rank that has failed reports this instead, whatever the others are settling. So
 nobody waits for it, and all raise the same error.
 
-A rank that is not rank 0 waits for rank 0 alone, and only to receive: whoever sends goes on, and waits before its next
-message. So when a process dies, its closed connection is all that rank 0 needs to end every other rank's waiting.
+Whoever sends goes on; ranks wait only to receive, rank 0 for the others and they for rank 0. So when a process dies,
+its closed connection ends the waiting of rank 0, and that ends the others'. (Whoever waits for gloo to send may wait
+for the whole timeout: a write that fails at once ends no waiting.)
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ _FRAME = 128  # bytes of a message; the rest of a longer one follows in a second
 _HEAD = 9  # its kind and its length
 _ORDER, _FINE, _REFUSED, _LOST, _BUSY = 0, 1, 2, 3, 4
 _BEAT = 0.25  # seconds between two signs of life, at most: a dead rank is noticed at the second
+_MOST_UNANSWERED = 64  # orders that rank 0 gives ahead of the others
 _LOOK = 1e-4  # seconds between two looks at a card's work
 _LONGEST = 500  # the most characters of an error that are sent
 
 _FIRST_TAG = 23_000
 _servers: dict[str, int] = {}  # how many servers each group has had; every server's messages have a tag of their own
+_answers: dict[int, list[Foreign]] = {}  # the last answer of each of them
 
 Combine = Callable[[list[bytes]], bytes]
 
@@ -69,7 +72,7 @@ class Link:
         self.beat = min(_BEAT, timeout / 3)
         self._group: Foreign = None
         self._tag, self._timeout = 0, timedelta(seconds=timeout)
-        self._sent: dict[int, list[Foreign]] = {}  # by rank, its last message: it lasts until it is received
+        self._sent: dict[int, list[Foreign]] = {}  # by rank, the messages since its last one: they last until received
         self._lost: RankLost | None = None
         self._behind: BaseException | None = None
         if not (dist.is_available() and dist.is_initialized()):
@@ -92,23 +95,36 @@ class Link:
 
     # -- orders --------------------------------------------------------------------------------------------------
 
-    def order(self, what: Plain, *, last: bool = False) -> None:
-        """Send an order from rank 0 to all others. After the ``last`` one it returns when all have it."""
+    def order(self, what: Plain) -> None:
+        """Send an order from rank 0 to all others."""
+        if len(self._sent.get(1, ())) > _MOST_UNANSWERED:
+            self.call("alive")
         text = json.dumps(what, separators=(",", ":")).encode()
         with self._or_lost("giving an order"):
             self._ordered = True
             for rank in range(1, self.size):
                 self._send(rank, _ORDER, text)
-            for rank in range(1, self.size if last else 1):
-                self._received_by(rank)
+
+    def call(self, op: str) -> None:
+        """Give an order, and wait until all others have heard it (:meth:`hear`)."""
+        text = json.dumps({"op": op, "answer": True}).encode()
+        with self._or_lost("giving an order"):
+            for rank in range(1, self.size):
+                self._send(rank, _ORDER, text)
+            for rank in range(1, self.size):
+                self._recv(rank)
 
     def hear(self) -> Plain:
-        """Wait for the next order. An idle rank 0 sends an empty one from time to time."""
+        """Wait for the next order. An idle rank 0 calls from time to time."""
         with self._or_lost("waiting for rank 0's next order"):
             kind, text = self._recv(0)
         if kind != _ORDER:
             self._lose(text.decode() if kind == _LOST else "rank 0 went on while this rank waited for an order")
         found: Plain = json.loads(text)
+        if "answer" in found:
+            with self._or_lost("answering"):
+                self._send(0, _FINE, b"")
+            _answers[self._tag] = self._sent[0]  # after the last order this link may be dropped before it is received
         return found
 
     # -- settling ------------------------------------------------------------------------------------------------
@@ -228,7 +244,8 @@ class Link:
             for rank in range(1, self.size):
                 self._send(rank, kind, answer)
             for rank in range(1, self.size if kind != _FINE else 1):  # the caller may drop this link now
-                self._received_by(rank)
+                for work in self._sent[rank]:
+                    self._end(work, rank)
         return kind, answer
 
     # -- the model -----------------------------------------------------------------------------------------------
@@ -282,22 +299,16 @@ class Link:
     def _send(self, rank: int, kind: int, text: bytes) -> None:
         whole = bytes([kind]) + len(text).to_bytes(8, "little") + text
         whole += bytes(max(0, _FRAME - len(whole)))
-        self._received_by(rank)
-        self._sent[rank] = []
         for part in (whole[:_FRAME], whole[_FRAME:]):
             if part:
                 message = torch.frombuffer(bytearray(part), dtype=torch.uint8)
-                self._sent[rank].append(self._begin(dist.isend, message, rank))
-
-    def _received_by(self, rank: int) -> None:
-        """Wait until the last message to a rank was received."""
-        for work in self._sent.pop(rank, ()):
-            self._end(work, rank)
+                self._sent.setdefault(rank, []).append(self._begin(dist.isend, message, rank))
 
     def _recv(self, rank: int) -> tuple[int, bytes]:
         frame = self._bytes(rank, _FRAME)
         while frame[0] == _BUSY:
             frame = self._bytes(rank, _FRAME)
+        self._sent[rank] = []  # it has received all that it answers
         size = int.from_bytes(frame[1:_HEAD], "little")
         text = frame[_HEAD : _HEAD + size]
         if size > len(text):
@@ -322,12 +333,16 @@ class Link:
         except RuntimeError as error:
             raise _no_answer(rank, error) from error
 
+    def check(self) -> None:
+        """Raise RankLost if a rank is lost already."""
+        if self._lost is not None:
+            raise RankLost(str(self._lost))
+
     @contextmanager
     def _or_lost(self, doing: str) -> Iterator[None]:
         """Raise RankLost if a message is interrupted. The ranks may then disagree, so all calls raise it from now
         on."""
-        if self._lost is not None:
-            raise RankLost(str(self._lost))
+        self.check()
         try:
             yield
         except BaseException as error:
@@ -345,10 +360,8 @@ class Link:
     def _tell_the_others(self) -> None:
         # Nobody is waited for: a dead or stuck rank will not hear it. The others hear it at once.
         for rank in range(1, self.size) if self.rank == 0 else ():
-            before = self._sent.pop(rank, [])
             with suppress(FastaggError):
                 self._send(rank, _LOST, str(self._lost).encode()[: _FRAME - _HEAD])
-            self._sent[rank] = before + self._sent.get(rank, [])
 
 
 def _no_answer(rank: int, error: RuntimeError) -> RankLost:

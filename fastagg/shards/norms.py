@@ -53,7 +53,8 @@ class Norms:
 
     def agree(self) -> None:
         """Make sure that all ranks have planned their step. Otherwise none makes it."""
-        self.link.agree()
+        if self.joined:
+            self.link.agree()
 
     def _totals(self, sums: np.ndarray) -> list[float]:
         if not self.joined:

@@ -90,10 +90,10 @@ def cases(size: int) -> dict[str, tuple[str, int]]:
 class Whole:
     """What `tensors` needs: the state of the whole model, from the files of its slices."""
 
-    def __init__(self, folder: Path, sliced: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, sliced: Mapping[str, str], size: int = SIZE) -> None:
         manifest = checkpoint.read(folder / "manifest.pt")
         parts = [states.Part(begin, end, checkpoint.read(folder / file)) for begin, end, file in manifest["slices"]]
-        self.state = states.slice_of(parts, 0, SIZE, sliced)
+        self.state = states.slice_of(parts, 0, size, sliced)
 
     def state_dict(self, copy: bool) -> Any:
         return self.state
