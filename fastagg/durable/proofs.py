@@ -60,6 +60,10 @@ def verify(note: Plain, key: Foreign) -> None:
     Raises:
         ProofError: the signature is not of this receipt and this key. MissingDependency: ``cryptography`` is not
             installed.
+
+    Example::
+
+        fastagg.verify(note, key.public_key())  # what fastagg.sign returned, and nothing else
     """
     require("fastagg.verify", "audit", AUDIT)
     from cryptography.exceptions import InvalidSignature
@@ -80,6 +84,14 @@ class Proof(NamedTuple):
         size: how many records the history has.
         bound: what of the record is proved: its head, what it says besides numbers, and their checksum.
         path: hashes of 32 bytes.
+
+    Example:
+        >>> from hashlib import sha256
+        >>> bound = bytes(16) + (1).to_bytes(8, "little")
+        >>> proof = fastagg.Proof(record=1, base=0, size=1, bound=bound, path=())  # of a history of one record
+        >>> proof.check(sha256(bytes(1) + bound).hexdigest())
+        >>> proof.nbytes
+        48
     """
 
     record: int

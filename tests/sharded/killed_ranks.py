@@ -1,7 +1,7 @@
 """Ranks of a server with a folder, of which one after the other is killed. Each life goes on where a run would be that
 nobody disturbed.
 
-python tests/sharded/killed.py NAME FOLDER KILLS SEED
+python tests/sharded/killed_ranks.py NAME FOLDER KILLS SEED
 """
 
 from __future__ import annotations
