@@ -278,12 +278,11 @@ void bind_extension(py::module_& m) {
              return std::make_tuple(found.moved, found.update, found.inner);
            })
       .def_property_readonly("has_base", [](const Asked& one) { return static_cast<bool>(one.kept); })
-      .def_property_readonly(
-          "measured",
-          [](const Asked& one) -> py::object {
-            if (!one.measured) return py::none();
-            return py::make_tuple(one.measured->norm, one.measured->moved, one.measured->inner);
-          })
+      .def_property_readonly("measured",
+                             [](const Asked& one) -> py::object {
+                               if (!one.measured) return py::none();
+                               return py::make_tuple(one.measured->norm, one.measured->moved, one.measured->inner);
+                             })
       .def_readonly("reported", &Asked::reported)
       .def_readonly("extra", &Asked::extra)
       .def_readonly("is_sum", &Asked::is_sum);

@@ -61,9 +61,8 @@ def verify(note: Plain, key: Foreign) -> None:
         ProofError: the signature is not of this receipt and this key. MissingDependency: ``cryptography`` is not
             installed.
 
-    Example::
-
-        fastagg.verify(note, key.public_key())  # what fastagg.sign returned, and nothing else
+    Example:
+        >>> fastagg.verify(note, key.public_key())  # doctest: +SKIP
     """
     require("fastagg.verify", "audit", AUDIT)
     from cryptography.exceptions import InvalidSignature
