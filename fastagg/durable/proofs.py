@@ -61,8 +61,9 @@ def verify(note: Plain, key: Foreign) -> None:
         ProofError: the signature is not of this receipt and this key. MissingDependency: ``cryptography`` is not
             installed.
 
-    Example:
-        >>> fastagg.verify(note, key.public_key())  # doctest: +SKIP
+    Example::
+
+        fastagg.verify(note, key.public_key())  # what fastagg.sign returned
     """
     require("fastagg.verify", "audit", AUDIT)
     from cryptography.exceptions import InvalidSignature
