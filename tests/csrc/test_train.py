@@ -78,6 +78,9 @@ def network(case: str) -> tuple[nn.Module, tuple[int, ...]]:
     body = nn.Sequential(*layers, nn.Flatten())
     width = body(torch.randn(3, *shape)).shape[1]
     module = nn.Sequential(*deepcopy(layers), nn.Flatten(), nn.Linear(width, CLASSES))
+    for layer in module.modules():  # the layers of the table were drawn when this file was imported, from any seed
+        if hasattr(layer, "reset_parameters"):
+            layer.reset_parameters()
     for p in module.parameters():
         p.data += 0.1 * torch.randn_like(p)
     return module.train(), shape
