@@ -10,12 +10,8 @@
 namespace fastagg::engine {
 namespace {
 
-// Numbers of 2^63 and above are stored as names with this first byte. No UTF-8 text contains it, so no name is equal.
-constexpr char kLargeNumber = '\xff';
-
-std::string key_of(const ClientId& id) {
-  return id.kind == ClientId::kName ? id.name : kLargeNumber + std::to_string(static_cast<uint64_t>(id.number));
-}
+// Memory is given back when so few of so many places are used. It takes a moment.
+constexpr size_t kManyPlaces = 4096, kFewUsed = 8;
 
 const std::string kAgain = "drop this answer and dispatch a new task to the client";
 
@@ -44,20 +40,7 @@ int64_t Ledger::place_of(const ClientId& id) const {
     check(id);
     return id.number;
   }
-  if (id.kind == ClientId::kNumber) {
-    const auto found = numbers_.find(id.number);
-    return found == numbers_.end() ? -1 : found->second;
-  }
-  const auto found = names_.find(key_of(id));
-  return found == names_.end() ? -1 : found->second;
-}
-
-ClientId Ledger::id_at(int64_t place) const {
-  if (numbered_ >= 0) return ClientId::of(place);
-  const Label& label = labels_[static_cast<size_t>(place)];
-  if (label.name == nullptr) return ClientId::of(label.number);
-  if (label.name->empty() || label.name->front() != kLargeNumber) return {ClientId::kName, 0, *label.name};
-  return {ClientId::kLarge, static_cast<int64_t>(std::stoull(label.name->substr(1))), {}};
+  return clients_.find(id);
 }
 
 int64_t Ledger::place_for(const ClientId& id) {
@@ -65,22 +48,19 @@ int64_t Ledger::place_for(const ClientId& id) {
   if (found >= 0) return found;
   // Reserved now, so that forgetting cannot fail.
   if (free_records_.capacity() <= records_.size()) free_records_.reserve(2 * records_.size() + 16);
-  if (free_records_.empty()) {
-    labels_.reserve(records_.size() + 1 > labels_.capacity() ? 2 * records_.size() + 16 : labels_.capacity());
-    records_.emplace_back();
-    labels_.emplace_back();
-    free_records_.push_back(static_cast<int64_t>(records_.size()) - 1);
+  if (!free_records_.empty()) {
+    const int64_t place = clients_.add(id, free_records_.back());
+    free_records_.pop_back();
+    return place;
   }
-  const int64_t place = free_records_.back();
-  Label& label = labels_[static_cast<size_t>(place)];
-  if (id.kind == ClientId::kNumber) {
-    numbers_.emplace(id.number, place);
-    label.name = nullptr, label.number = id.number;
-  } else {
-    label.name = &names_.emplace(key_of(id), place).first->first;
-  }
-  ++label.use;
-  free_records_.pop_back();
+  const auto room = [](auto& column) {
+    if (column.capacity() == column.size()) column.reserve(2 * column.size() + 16);
+  };
+  room(records_);
+  if (!next_steps_.empty()) room(next_steps_);
+  const int64_t place = clients_.add(id, -1);
+  records_.push_back(kUnknown);
+  if (!next_steps_.empty()) next_steps_.push_back(0);
   return place;
 }
 
@@ -91,8 +71,8 @@ int64_t Ledger::known_place(const ClientId& id) const {
   return place;
 }
 
-const Ledger::Task* Ledger::task_of(const Record& record, int64_t version) const {
-  for (int32_t t = record.task; t >= 0; t = tasks_[static_cast<size_t>(t)].next)
+const Ledger::Task* Ledger::task_of(int64_t place, int64_t version) const {
+  for (int32_t t = first_task(place); t >= 0; t = tasks_[static_cast<size_t>(t)].next)
     if (tasks_[static_cast<size_t>(t)].version == version) return &tasks_[static_cast<size_t>(t)];
   return nullptr;
 }
@@ -117,7 +97,7 @@ void Ledger::refuse_ended(const ClientId& id, int64_t task) const {
 Ledger::Found Ledger::find(const ClientId& id, int64_t version, int64_t asked) const {
   const int64_t place = asked == kNoTask ? known_place(id) : place_of(id);
   if (asked != kNoTask) {
-    int32_t t = place < 0 ? -1 : records_[static_cast<size_t>(place)].task;
+    int32_t t = place < 0 ? -1 : first_task(place);
     while (t >= 0 && tasks_[static_cast<size_t>(t)].id != asked) t = tasks_[static_cast<size_t>(t)].next;
     if (t < 0) refuse_ended(id, asked);
     const int64_t its = tasks_[static_cast<size_t>(t)].version;
@@ -127,9 +107,8 @@ Ledger::Found Ledger::find(const ClientId& id, int64_t version, int64_t asked) c
                  std::to_string(its) + "; leave out version, or give the task's");
     version = its;
   }
-  const Record& record = records_[static_cast<size_t>(place)];
-  const int64_t wanted = version == kLast ? record.last : version;
-  if (const Task* task = task_of(record, wanted)) {
+  const int64_t wanted = version == kLast ? last_sent(place) : version;
+  if (const Task* task = task_of(place, wanted)) {
     if (due_.empty() || !over(*task, clock())) return {place, wanted, task->local_steps, task->id};
     refuse(Why::kUnknownVersion, id,
            ": its task of version " + std::to_string(wanted) +
@@ -142,11 +121,12 @@ Ledger::Found Ledger::find(const ClientId& id, int64_t version, int64_t asked) c
                            : "it owes versions [" + tail_of(held) + "]"));
 }
 
-void Ledger::open(Record& record, int64_t version, int32_t local_steps, const store::Vector& kept, double ends,
+void Ledger::open(int64_t place, int64_t version, int32_t local_steps, const store::Vector& kept, double ends,
                   int64_t id) {
   ids_.reserve(static_cast<size_t>(open_));
+  if (local_steps != 0) tells_steps();
   if (free_task_ < 0) {
-    tasks_.push_back({0, 0, 0, -1, 0.0});
+    tasks_.push_back({0, 0, 0, -1, 0.0, 0});
     free_task_ = static_cast<int32_t>(tasks_.size()) - 1;
   }
   if (keeps_) {
@@ -154,19 +134,26 @@ void Ledger::open(Record& record, int64_t version, int32_t local_steps, const st
     if (one.count == 0) one.data = kept;
     ++one.count;
   }
-  const int32_t place = free_task_;
-  Task& task = tasks_[static_cast<size_t>(place)];
+  const int32_t free = free_task_;
+  Task& task = tasks_[static_cast<size_t>(free)];
   free_task_ = task.next;
-  task = {version, id, local_steps, record.task, ends};
-  record.task = place;
+  const int64_t last = last_sent(place);
+  task = {version, id, local_steps, first_task(place), ends, last};
+  set(place, free, last);
   ++open_;
   ids_.use(id);
 }
 
 int32_t Ledger::local_steps(const ClientId& id, int32_t usual) const {
   const int64_t place = place_of(id);
-  const int32_t own = place < 0 ? 0 : records_[static_cast<size_t>(place)].steps;
+  const int32_t own = place < 0 || next_steps_.empty() ? 0 : next_steps_[static_cast<size_t>(place)];
   return own > 0 ? own : usual;
+}
+
+void Ledger::tell_next_to(const ClientId& id, int32_t local_steps) {
+  const int64_t place = known_place(id);
+  tells_steps();
+  tell_next(place, local_steps);
 }
 
 // Checks the limits that must hold before `id` gets another task.
@@ -178,7 +165,7 @@ void Ledger::check_limits(const ClientId& id, int64_t place) const {
                " that the server may know at a time (max_clients)");
   int64_t owes = 0;
   if (!is_new)
-    for (int32_t t = records_[static_cast<size_t>(place)].task; t >= 0; t = tasks_[static_cast<size_t>(t)].next) ++owes;
+    for (int32_t t = first_task(place); t >= 0; t = tasks_[static_cast<size_t>(t)].next) ++owes;
   if (owes >= limits.open_per_client)
     refuse(
         Why::kBusy, id,
@@ -187,7 +174,7 @@ void Ledger::check_limits(const ClientId& id, int64_t place) const {
 
 int64_t Ledger::next_id(const ClientId& id, int64_t version) const {
   const int64_t place = place_of(id);
-  const Task* const again = place < 0 ? nullptr : task_of(records_[static_cast<size_t>(place)], version);
+  const Task* const again = place < 0 ? nullptr : task_of(place, version);
   return again == nullptr ? ids_.next() : again->id;
 }
 
@@ -195,18 +182,17 @@ int64_t Ledger::send(const ClientId& id, int64_t version, int32_t local_steps, c
                      int64_t task) {
   int64_t place = place_of(id);
   Task* again = nullptr;
-  if (place >= 0) again = const_cast<Task*>(task_of(records_[static_cast<size_t>(place)], version));
+  if (place >= 0) again = const_cast<Task*>(task_of(place, version));
   if (again == nullptr) check_limits(id, place);
   if (place < 0) place = place_for(id);
-  Record& record = records_[static_cast<size_t>(place)];
   double ends = limits.lease;
   if (limits.expires()) {
     ends += clock();
-    due_.push_back({ends, version, place, use_of(place)});
+    due_.push_back({ends, version, token_of(place), static_cast<int32_t>(place)});
   }
   if (again == nullptr) {
     try {
-      open(record, version, local_steps, kept, ends, task == kNoTask ? ids_.next() : task);
+      open(place, version, local_steps, kept, ends, task == kNoTask ? ids_.next() : task);
     } catch (...) {
       if (limits.expires()) due_.pop_back();
       throw;
@@ -215,8 +201,8 @@ int64_t Ledger::send(const ClientId& id, int64_t version, int32_t local_steps, c
     again->ends = ends;
     again->local_steps = local_steps;
   }
-  known_ += record.last < 0;
-  record.last = version;
+  known_ += last_sent(place) < 0;
+  set(place, first_task(place), version);
   return place;
 }
 
@@ -234,14 +220,13 @@ std::optional<Ledger::Overdue> Ledger::overdue() const {
   const Due& one = due_.front();
   const double time = clock();
   if (one.ends > time && one.version >= now - limits.max_delay) return std::nullopt;
-  const Record& record = records_[static_cast<size_t>(one.place)];
   Overdue found{{}, one.version, false, false};
-  if (record.last < 0 || use_of(one.place) != one.use) return found;  // the client was forgotten meanwhile
-  const Task* task = task_of(record, one.version);
+  if (one.place < 0 || !is_known(one.place) || token_of(one.place) != one.token) return found;  // it was forgotten
+  const int32_t first = first_task(one.place);
+  const Task* task = task_of(one.place, one.version);
   found.ends = task != nullptr && over(*task, time);
-  const bool others =
-      found.ends ? &tasks_[static_cast<size_t>(record.task)] != task || task->next >= 0 : record.task >= 0;
-  found.forgets = numbered_ < 0 && !others && record.last == one.version;
+  const bool others = found.ends ? &tasks_[static_cast<size_t>(first)] != task || task->next >= 0 : first >= 0;
+  found.forgets = numbered_ < 0 && !others && last_sent(one.place) == one.version;
   if (found.ends || found.forgets) found.client = id_at(one.place);
   return found;
 }
@@ -250,15 +235,15 @@ void Ledger::pass(const Overdue& one) noexcept {
   const int64_t place = due_.front().place;
   due_.pop_front();
   if (one.ends) close(place, one.version), ++expired_;
-  if (one.forgets) drop(one.client, place);
+  if (one.forgets) drop(place);
 }
 
 int64_t Ledger::expire_before(int64_t version) {
   int64_t ended = 0;
-  for (size_t place = 0; place < records_.size(); ++place)
-    for (int32_t t = records_[place].task; t >= 0;) {
+  for (int64_t place = 0; place < static_cast<int64_t>(records_.size()); ++place)
+    for (int32_t t = first_task(place); t >= 0;) {
       const Task one = tasks_[static_cast<size_t>(t)];
-      if (one.version < version) close(static_cast<int64_t>(place), one.version), ++ended;
+      if (one.version < version) close(place, one.version), ++ended;
       t = one.next;
     }
   expired_ += ended;
@@ -270,13 +255,16 @@ double Ledger::oldest_task() const {
 }
 
 void Ledger::close(int64_t client, int64_t version, int64_t outcome) noexcept {
-  int32_t* link = &records_[static_cast<size_t>(client)].task;
-  while (*link >= 0 && tasks_[static_cast<size_t>(*link)].version != version)
-    link = &tasks_[static_cast<size_t>(*link)].next;
-  if (*link < 0) return;
-  const int32_t place = *link;
+  int32_t before = -1, place = first_task(client);
+  while (place >= 0 && tasks_[static_cast<size_t>(place)].version != version)
+    before = place, place = tasks_[static_cast<size_t>(place)].next;
+  if (place < 0) return;
   Task& task = tasks_[static_cast<size_t>(place)];
-  *link = task.next;
+  if (before >= 0) {
+    tasks_[static_cast<size_t>(before)].next = task.next;
+  } else {
+    set(client, task.next, task.last);
+  }
   task.next = free_task_;
   free_task_ = place;
   --open_;
@@ -288,34 +276,57 @@ void Ledger::close(int64_t client, int64_t version, int64_t outcome) noexcept {
 
 void Ledger::forget(const ClientId& id) {
   const int64_t place = known_place(id);
-  const Record& record = records_[static_cast<size_t>(place)];
-  while (record.task >= 0) close(place, tasks_[static_cast<size_t>(record.task)].version);
-  drop(id, place);
+  for (int32_t t; (t = first_task(place)) >= 0;) close(place, tasks_[static_cast<size_t>(t)].version);
+  drop(place);
 }
 
-void Ledger::drop(const ClientId& id, int64_t place) noexcept {
-  records_[static_cast<size_t>(place)] = Record{};
+void Ledger::drop(int64_t place) noexcept {
+  records_[static_cast<size_t>(place)] = kUnknown;
+  if (!next_steps_.empty()) next_steps_[static_cast<size_t>(place)] = 0;
   --known_;
   if (numbered_ >= 0) return;
-  if (id.kind == ClientId::kNumber) {
-    numbers_.erase(id.number);
-  } else {
-    names_.erase(names_.find(*labels_[static_cast<size_t>(place)].name));
+  clients_.remove(place);
+  free_records_.push_back(static_cast<int32_t>(place));
+  shrink();
+}
+
+// Gives the memory of many forgotten clients back: the others get new places.
+void Ledger::shrink() noexcept {
+  if (records_.size() < kManyPlaces || static_cast<size_t>(known_) * kFewUsed > records_.size()) return;
+  try {
+    Clients clients;
+    std::vector<int64_t> records;
+    std::vector<int32_t> steps, moved(records_.size(), -1), free;
+    for (size_t place = 0; place < records_.size(); ++place) {
+      if (records_[place] == kUnknown) continue;
+      moved[place] = static_cast<int32_t>(clients.add(clients_.at(static_cast<int64_t>(place)), -1));
+      records.push_back(records_[place]);
+      if (!next_steps_.empty()) steps.push_back(next_steps_[place]);
+    }
+    free.reserve(records.size() + 1);
+    for (Due& one : due_) {
+      const bool is_its = one.place >= 0 && token_of(one.place) == one.token;
+      one.place = is_its ? moved[static_cast<size_t>(one.place)] : -1;
+      if (one.place >= 0) one.token = clients.token(one.place);
+    }
+    records_.swap(records);
+    next_steps_.swap(steps);
+    free_records_.swap(free);
+    std::swap(clients_, clients);
+  } catch (const std::bad_alloc&) {  // another time
   }
-  free_records_.push_back(place);
 }
 
 std::vector<int64_t> Ledger::owed(const ClientId& id) const {
   std::vector<int64_t> found;
-  const Record& record = records_[static_cast<size_t>(known_place(id))];
-  for (int32_t t = record.task; t >= 0; t = tasks_[static_cast<size_t>(t)].next)
+  for (int32_t t = first_task(known_place(id)); t >= 0; t = tasks_[static_cast<size_t>(t)].next)
     found.push_back(tasks_[static_cast<size_t>(t)].version);
   return found;
 }
 
 bool Ledger::owes(const ClientId& id, int64_t version) const {
   const int64_t place = place_of(id);
-  return place >= 0 && task_of(records_[static_cast<size_t>(place)], version) != nullptr;
+  return place >= 0 && task_of(place, version) != nullptr;
 }
 
 store::Vector Ledger::kept(int64_t version) const {
@@ -330,8 +341,9 @@ std::vector<store::Vector> Ledger::all_kept() const {
 }
 
 int64_t Ledger::nbytes() const {
-  return static_cast<int64_t>(records_.size() * sizeof(Record) + labels_.size() * sizeof(Label) +
-                              tasks_.size() * sizeof(Task) + due_.size() * sizeof(Due) + ids_.nbytes());
+  return static_cast<int64_t>(records_.size() * sizeof(int64_t) + next_steps_.size() * sizeof(int32_t) +
+                              tasks_.size() * sizeof(Task) + due_.size() * sizeof(Due) + ids_.nbytes()) +
+         clients_.nbytes();
 }
 
 void Ledger::renew() {
@@ -339,15 +351,14 @@ void Ledger::renew() {
   if (!limits.expires()) return;
   const double ends = clock() + limits.lease;
   std::vector<Due> due;
-  for (size_t i = 0; i < records_.size(); ++i) {
-    const auto place = static_cast<int64_t>(i);
-    const Record& record = records_[i];
-    if (record.last < 0) continue;
-    due.push_back({ends, record.last, place, use_of(place)});
-    for (int32_t t = record.task; t >= 0; t = tasks_[static_cast<size_t>(t)].next) {
+  for (int64_t place = 0; place < static_cast<int64_t>(records_.size()); ++place) {
+    const int64_t last = last_sent(place), token = last < 0 ? 0 : token_of(place);
+    if (last < 0) continue;
+    due.push_back({ends, last, token, static_cast<int32_t>(place)});
+    for (int32_t t = first_task(place); t >= 0; t = tasks_[static_cast<size_t>(t)].next) {
       Task& task = tasks_[static_cast<size_t>(t)];
       task.ends = ends;
-      if (task.version != record.last) due.push_back({ends, task.version, place, use_of(place)});
+      if (task.version != last) due.push_back({ends, task.version, token, static_cast<int32_t>(place)});
     }
   }
   std::stable_sort(due.begin(), due.end(), [](const Due& a, const Due& b) { return a.version < b.version; });
@@ -361,8 +372,8 @@ void Ledger::begin_incarnation(int64_t version, uint64_t number) {
   if (!incarnations_.empty() && incarnations_.back().second == number) return;  // the same one goes on
   incarnations_.emplace_back(version, number);
   int64_t oldest = std::min(version, now);  // the present version is still sent, and belongs to the one before
-  for (const Record& record : records_)
-    for (int32_t t = record.task; t >= 0; t = tasks_[static_cast<size_t>(t)].next)
+  for (int64_t place = 0; place < static_cast<int64_t>(records_.size()); ++place)
+    for (int32_t t = first_task(place); t >= 0; t = tasks_[static_cast<size_t>(t)].next)
       oldest = std::min(oldest, tasks_[static_cast<size_t>(t)].version);
   while (incarnations_.size() > 1 && incarnations_[1].first <= oldest) incarnations_.erase(incarnations_.begin());
 }
@@ -377,14 +388,14 @@ Ledger::State Ledger::state() const {
   State state;
   state.version = now;
   state.steps = steps;
-  for (size_t place = 0; place < records_.size(); ++place) {
-    const Record& record = records_[place];
-    if (record.last < 0) continue;
+  for (int64_t place = 0; place < static_cast<int64_t>(records_.size()); ++place) {
+    const int64_t last = last_sent(place);
+    if (last < 0) continue;
     const auto row = static_cast<int64_t>(state.clients.size());
-    state.clients.push_back(id_at(static_cast<int64_t>(place)));
-    state.last_sent.push_back(record.last);
-    state.next_steps.push_back(record.steps);
-    for (int32_t t = record.task; t >= 0; t = tasks_[static_cast<size_t>(t)].next) {
+    state.clients.push_back(id_at(place));
+    state.last_sent.push_back(last);
+    state.next_steps.push_back(next_steps_.empty() ? 0 : next_steps_[static_cast<size_t>(place)]);
+    for (int32_t t = first_task(place); t >= 0; t = tasks_[static_cast<size_t>(t)].next) {
       const Task& task = tasks_[static_cast<size_t>(t)];
       state.task_client.push_back(row);
       state.task_version.push_back(task.version);
@@ -418,19 +429,19 @@ void Ledger::load(const State& state) {
   std::vector<int64_t> places;
   for (size_t i = 0; i < clients; ++i) {
     const int64_t last = state.last_sent[i], next = state.next_steps[i], place = place_for(state.clients[i]);
-    Record& record = records_[static_cast<size_t>(place)];
-    require(record.last < 0 && last >= 0 && last <= now, "a client twice, or one that was never sent a model");
+    require(!is_known(place) && last >= 0 && last <= now, "a client twice, or one that was never sent a model");
     require(next >= 0 && next <= INT32_MAX, "local steps out of range");
-    record.last = last;
-    record.steps = static_cast<int32_t>(next);
+    set(place, -1, last);
+    if (next != 0) tells_steps();
+    tell_next(place, static_cast<int32_t>(next));
     places.push_back(place);
     ++known_;
   }
   for (size_t t = tasks; t-- > 0;) {  // backwards, because `open` puts each task in front of the others
     const int64_t owner = state.task_client[t], version = state.task_version[t], told = state.task_steps[t];
     require(owner >= 0 && owner < static_cast<int64_t>(clients), "a task of nobody");
-    Record& record = records_[static_cast<size_t>(places[static_cast<size_t>(owner)])];
-    require(version >= 0 && version <= now && task_of(record, version) == nullptr, "a task's version");
+    const int64_t place = places[static_cast<size_t>(owner)];
+    require(version >= 0 && version <= now && task_of(place, version) == nullptr, "a task's version");
     require(told >= 0 && told <= INT32_MAX, "local steps out of range");
     store::Vector kept;
     if (keeps_) {
@@ -440,7 +451,7 @@ void Ledger::load(const State& state) {
     }
     const int64_t id = state.task_id.empty() ? ids_.next() : state.task_id[t];
     require(id > 0, "an id below one");
-    open(record, version, static_cast<int32_t>(told), kept, clock() + limits.lease, id);
+    open(place, version, static_cast<int32_t>(told), kept, clock() + limits.lease, id);
   }
   renew();  // leases begin anew, because no client could answer while the server was down
 }

@@ -1,7 +1,8 @@
 // The ledger knows which client was sent which version and has not answered it yet, which versions are kept for that,
 // and in which incarnation of the server every version was made. Every operation takes O(1) time in the number of
-// clients. Memory: 16 bytes per client, 32 per open task and 16 for each of the last 16,384 tasks that ended; with a
-// lease, also 32 bytes for each task that was sent within the lease's time.
+// clients. Memory: 8 bytes per client and what its id takes (clients.h), 40 per open task and 16 for each of the last
+// 16,384 tasks that ended; 4 per client if clients are told how many steps to take; with a lease, also 32 bytes for
+// each task that was sent within the lease's time.
 //
 // All that may fail happens before anything changes. `close` and `tell_next` cannot fail.
 #pragma once
@@ -17,6 +18,7 @@
 
 #include "../client_id.h"
 #include "../store/vector.h"
+#include "clients.h"
 #include "ids.h"
 
 namespace fastagg::engine {
@@ -38,7 +40,7 @@ class Ledger {
   // `clients` >= 0: the ids are the whole numbers 0..clients-1. Negative: every id is accepted.
   // `keeps`: whether the data of a version is kept for as long as a client may answer it.
   Ledger(int64_t clients, bool keeps) : numbered_(clients), keeps_(keeps) {
-    if (clients > 0) records_.resize(static_cast<size_t>(clients));
+    if (clients > 0) records_.resize(static_cast<size_t>(clients), kUnknown);
   }
 
   Limits limits;
@@ -78,10 +80,11 @@ class Ledger {
 
   // Ends a task. `outcome`: what is remembered of it (Ids::pack).
   void close(int64_t client, int64_t version, int64_t outcome = Ids::kUncounted) noexcept;
+  // What a client is told with its next task. It was told some steps with a task before.
   void tell_next(int64_t client, int32_t local_steps) noexcept {
-    records_[static_cast<size_t>(client)].steps = local_steps;
+    if (!next_steps_.empty()) next_steps_[static_cast<size_t>(client)] = local_steps;
   }
-  void tell_next_to(const ClientId& id, int32_t local_steps) { tell_next(known_place(id), local_steps); }
+  void tell_next_to(const ClientId& id, int32_t local_steps);
   void forget(const ClientId& id);  // ends its tasks and removes it
 
   // What is over next, in order of time: a task whose lease is over or whose version is too old, or a client without an
@@ -132,57 +135,67 @@ class Ledger {
   void load(const State& state);
 
  private:
-  struct Record {
-    int64_t last = -1;  // the version sent last; negative: none was sent
-    int32_t task = -1;  // the first open task
-    int32_t steps = 0;
-  };
   struct Task {
     int64_t version, id;
     int32_t local_steps;
     int32_t next;
-    double ends;  // the end of its lease
+    double ends;   // the end of its lease
+    int64_t last;  // of a client's first open task: the version that the client was sent last
   };
   // A task that was sent. The queue has them in the order in which they were sent.
   struct Due {
     double ends;
-    int64_t version, place;
-    uint32_t use;  // of the place: another one means that the client was forgotten meanwhile
+    int64_t version;
+    int64_t token;  // of the place (clients.h): another one means that the client was forgotten meanwhile
+    int32_t place;  // negative: it was forgotten
   };
   struct Kept {
     int64_t count = 0;
     store::Vector data;
   };
 
-  ClientId id_at(int64_t place) const;
-  bool is_known(int64_t place) const { return records_[static_cast<size_t>(place)].last >= 0; }
+  static constexpr int64_t kUnknown = -1;
+
+  ClientId id_at(int64_t place) const { return numbered_ >= 0 ? ClientId::of(place) : clients_.at(place); }
+  int64_t token_of(int64_t place) const { return numbered_ >= 0 ? place : clients_.token(place); }
+  int32_t first_task(int64_t place) const {  // negative: none
+    const int64_t record = records_[static_cast<size_t>(place)];
+    return record < kUnknown ? static_cast<int32_t>(-2 - record) : -1;
+  }
+  int64_t last_sent(int64_t place) const {  // negative: it is unknown
+    const int32_t first = first_task(place);
+    return first < 0 ? records_[static_cast<size_t>(place)] : tasks_[static_cast<size_t>(first)].last;
+  }
+  void set(int64_t place, int32_t first, int64_t last) noexcept {
+    records_[static_cast<size_t>(place)] = first < 0 ? last : -2 - static_cast<int64_t>(first);
+    if (first >= 0) tasks_[static_cast<size_t>(first)].last = last;
+  }
+  bool is_known(int64_t place) const { return last_sent(place) >= 0; }
   int64_t place_of(const ClientId& id) const;  // -1: unknown
   int64_t place_for(const ClientId& id);       // creates the place for a new client
   int64_t known_place(const ClientId& id) const;
-  const Task* task_of(const Record& record, int64_t version) const;
+  const Task* task_of(int64_t place, int64_t version) const;
   double clock() const;
   bool over(const Task& task, double time) const { return task.ends <= time || task.version < now - limits.max_delay; }
-  void drop(const ClientId& id, int64_t place) noexcept;  // removes its record; it has no open task
-  void open(Record& record, int64_t version, int32_t local_steps, const store::Vector& kept, double ends, int64_t id);
+  void drop(int64_t place) noexcept;  // removes its record; it has no open task
+  void shrink() noexcept;
+  void open(int64_t place, int64_t version, int32_t local_steps, const store::Vector& kept, double ends, int64_t id);
   [[noreturn]] void refuse_ended(const ClientId& id, int64_t task) const;
   void check_limits(const ClientId& id, int64_t place) const;
-  uint32_t use_of(int64_t place) const { return numbered_ >= 0 ? 0 : labels_[static_cast<size_t>(place)].use; }
+  void tells_steps() {
+    if (next_steps_.empty()) next_steps_.resize(records_.size(), 0);
+  }
 
   int64_t numbered_;
   bool keeps_;
-  std::vector<Record> records_;
+  // By place: the version that a client was sent last, if it has no open task; -2 minus its first open task, if it has
+  // one; or kUnknown.
+  std::vector<int64_t> records_;
+  std::vector<int32_t> next_steps_;  // by place; empty if no client was told any
   std::vector<Task> tasks_;
   int32_t free_task_ = -1;
-  // Whose record it is, if ids are not numbered.
-  struct Label {
-    const std::string* name = nullptr;  // in `names_`; null: it is a number
-    int64_t number = 0;
-    uint32_t use = 0;  // how often the place was given to a client
-  };
-  std::vector<Label> labels_;
-  std::vector<int64_t> free_records_;
-  std::unordered_map<int64_t, int64_t> numbers_;
-  std::unordered_map<std::string, int64_t> names_;
+  Clients clients_;  // whose records they are, if ids are not numbered
+  std::vector<int32_t> free_records_;
   std::unordered_map<int64_t, Kept> kept_;
   std::deque<Due> due_;  // empty if nothing expires
   int64_t known_ = 0, open_ = 0, expired_ = 0;

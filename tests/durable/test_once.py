@@ -8,7 +8,7 @@ import torch
 
 import fastagg
 from fastagg import AlreadyCounted, StaleIncarnation
-from tests.durable.test_open import again, opened
+from test_open import again, opened
 
 D = 8
 

@@ -393,9 +393,9 @@ def test_nothing_in_the_extension_takes_more_than_six_arguments() -> None:
     # These take everything by name, so that nothing can be mixed up.
     by_name = {name for name, arguments in found if re.match(r"self: [\w.]+, \*, ", arguments)}
     many = {name for name, count in counts.items() if count > MOST_ARGUMENTS}
-    assert (
-        many == {"engine.Buffered.__init__", "engine.Engine.__init__", "engine.Settings.__init__"} and many <= by_name
-    )
+    assert many == {
+        "Table.train", "engine.BufferedSetting.__init__", "engine.Engine.__init__", "engine.Settings.__init__"
+    } and many <= by_name  # fmt: skip
 
 
 # ── numbers that the extension could not take ───────────────────────────────────────────────────────────────────

@@ -11,7 +11,7 @@ import torch
 
 import fastagg
 from fastagg import AlreadyCounted, ConfigError, StaleIncarnation, UnknownVersion
-from tests.models import same
+from models import same
 
 D = 8
 Server = fastagg.Server

@@ -57,7 +57,7 @@ def names(folder):
     [
         (EVERY, 100, "cannot write results to out", []),
         (EVERY, 2 * KB, "checkpoint.pt", ["config.toml", "metrics.csv"]),
-        (EVERY, 20 * KB, "checkpoint.pt", ["config.toml", "metrics.csv"]),  # torch closes its archive, and complains
+        (EVERY, 10 * KB, "checkpoint.pt", ["config.toml", "metrics.csv"]),  # torch closes its archive, and complains
         ({"run": {"uploads": 240, "evaluate_every": 1}}, 2 * KB, "cannot write results to out", ["config.toml"]),
     ],
     ids=["config.toml", "checkpoint.pt", "checkpoint.pt, later", "metrics.csv"],

@@ -250,6 +250,6 @@ def test_the_message_of_any_error_reaches_the_user(recipe, tmp_path, monkeypatch
     def broken(*args, **keywords):
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr(cells_module, "running", broken)
+    monkeypatch.setattr(cells_module, "run", broken)
     outcomes = run_cells([Cell(cells([recipe], {}, {}, 1)[0].config)], tmp_path, 1, Silent())
     assert outcomes == {"tiny/seed0": "ZeroDivisionError: by zero"}

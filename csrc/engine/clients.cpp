@@ -1,0 +1,108 @@
+#include "clients.h"
+
+#include <stdexcept>
+
+namespace fastagg::engine {
+namespace {
+
+// Numbers of 2^63 and above are stored as names with this first byte. No UTF-8 text contains it, so no name is equal.
+constexpr char kLargeNumber = '\xff';
+constexpr int32_t kNone = -1;
+
+std::string key_of(const ClientId& id) {
+  return id.kind == ClientId::kName ? id.name : kLargeNumber + std::to_string(static_cast<uint64_t>(id.number));
+}
+
+}  // namespace
+
+// Numbers in a row, or in steps of a power of two, are spread over the index.
+size_t Clients::home(int64_t number) const {
+  uint64_t mixed = static_cast<uint64_t>(number) * 0x9e3779b97f4a7c15u;
+  mixed = (mixed ^ mixed >> 32) * 0xd6e8feb86659fd93u;
+  return static_cast<size_t>(mixed ^ mixed >> 32) & (index_.size() - 1);
+}
+
+size_t Clients::entry_of(int64_t number) const {
+  size_t entry = home(number);
+  while (index_[entry] != kNone && ids_[static_cast<size_t>(index_[entry])] != number)
+    entry = (entry + 1) & (index_.size() - 1);
+  return entry;
+}
+
+int64_t Clients::find(const ClientId& id) const {
+  if (id.kind == ClientId::kNumber) return index_.empty() ? kNone : index_[entry_of(id.number)];
+  const auto found = names_.find(key_of(id));
+  return found == names_.end() ? kNone : found->second;
+}
+
+ClientId Clients::at(int64_t place) const {
+  const int64_t id = ids_[static_cast<size_t>(place)];
+  if (!named_[static_cast<size_t>(place)]) return ClientId::of(id);
+  const std::string& name = *reinterpret_cast<const std::string*>(id);
+  if (name.empty() || name.front() != kLargeNumber) return {ClientId::kName, 0, name};
+  return {ClientId::kLarge, static_cast<int64_t>(std::stoull(name.substr(1))), {}};
+}
+
+// The index has only numbers, and a name's address never stands in it; so entries are compared by `ids_` alone.
+void Clients::grow() {
+  std::vector<int32_t> before(index_.empty() ? 16 : 2 * index_.size(), kNone);
+  before.swap(index_);
+  for (const int32_t place : before)
+    if (place != kNone) index_[entry_of(ids_[static_cast<size_t>(place)])] = place;
+}
+
+int64_t Clients::add(const ClientId& id, int64_t place) {
+  const bool is_new = place < 0;
+  if (is_new && ids_.size() >= INT32_MAX) throw std::length_error("more than 2^31 - 1 clients");
+  if (id.kind == ClientId::kNumber && 8 * (numbers_ + 1) > 7 * index_.size()) grow();
+  if (is_new) {
+    if (named_.capacity() == named_.size()) named_.reserve(2 * named_.size() + 64);
+    ids_.push_back(0);
+    named_.push_back(false);
+    place = static_cast<int64_t>(ids_.size()) - 1;
+  }
+  int64_t& own = ids_[static_cast<size_t>(place)];
+  if (id.kind == ClientId::kNumber) {
+    const size_t entry = entry_of(id.number);
+    index_[entry] = static_cast<int32_t>(place);
+    ++numbers_;
+    own = id.number;
+  } else {
+    try {
+      own = reinterpret_cast<int64_t>(&names_.emplace(key_of(id), static_cast<int32_t>(place)).first->first);
+    } catch (...) {
+      if (is_new) ids_.pop_back(), named_.pop_back();
+      throw;
+    }
+  }
+  named_[static_cast<size_t>(place)] = id.kind != ClientId::kNumber;
+  return place;
+}
+
+void Clients::remove(int64_t place) noexcept {
+  const int64_t id = ids_[static_cast<size_t>(place)];
+  if (named_[static_cast<size_t>(place)]) {
+    names_.erase(names_.find(*reinterpret_cast<const std::string*>(id)));
+    return;
+  }
+  // Entries behind it that would not be found over the gap move up.
+  const size_t mask = index_.size() - 1;
+  size_t gap = entry_of(id);
+  for (size_t next = (gap + 1) & mask; index_[next] != kNone; next = (next + 1) & mask) {
+    const size_t from = home(ids_[static_cast<size_t>(index_[next])]);
+    if (((next - from) & mask) < ((next - gap) & mask)) continue;
+    index_[gap] = index_[next];
+    gap = next;
+  }
+  index_[gap] = kNone;
+  --numbers_;
+}
+
+int64_t Clients::nbytes() const {
+  // A map takes two words besides its pair for each entry, and a word for each bucket.
+  const size_t entry = sizeof(std::string) + sizeof(int64_t) + 2 * sizeof(void*);
+  return static_cast<int64_t>(ids_.size() * sizeof(int64_t) + named_.size() / 8 + index_.size() * sizeof(int32_t) +
+                              names_.size() * entry + names_.bucket_count() * sizeof(void*));
+}
+
+}  // namespace fastagg::engine

@@ -1,0 +1,39 @@
+// Which client has which place in the ledger. A client whose id is a number takes 8 bytes, and its share of an index
+// with 4 bytes an entry that is between 7/16 and 7/8 full; one with a name takes an entry of a map.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "../client_id.h"
+
+namespace fastagg::engine {
+
+class Clients {
+ public:
+  int64_t find(const ClientId& id) const;  // its place; -1: it has none
+  ClientId at(int64_t place) const;
+  // Tells clients apart that have had the same place.
+  int64_t token(int64_t place) const { return ids_[static_cast<size_t>(place)]; }
+  size_t places() const { return ids_.size(); }
+
+  // Gives a client a place, a new one if `place` is negative. If it throws, nothing has changed.
+  int64_t add(const ClientId& id, int64_t place);
+  void remove(int64_t place) noexcept;  // its place is free
+  int64_t nbytes() const;
+
+ private:
+  size_t home(int64_t number) const;
+  size_t entry_of(int64_t number) const;  // where the index has it, or would
+  void grow();
+
+  std::vector<int64_t> ids_;  // by place: the number, or where the name lies
+  std::vector<bool> named_;
+  std::vector<int32_t> index_;  // places of numbers, by open addressing; -1: none. Its size is a power of two
+  size_t numbers_ = 0;
+  std::unordered_map<std::string, int32_t> names_;
+};
+
+}  // namespace fastagg::engine
