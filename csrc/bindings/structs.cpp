@@ -239,7 +239,7 @@ void bind_structs(py::module_& m) {
       .def(py::init(&exchange_of), by_name, arg("key"), arg("rows") = nullptr, arg("read") = -1, arg("write") = -1,
            arg("write_to") = nullptr);
   py::class_<Buffer>(m, "Buffer")
-      .def(py::init([](Address acc, Address out, float scale) { return Buffer{at(acc), at(out), scale}; }), by_name,
+      .def(py::init([](Address acc, Address out, float scale) { return Buffer{at(acc), at(out), scale, {}}; }), by_name,
            arg("acc") = 0, arg("out") = 0, arg("scale") = 1.0f);
   py::class_<Sum>(m, "Sum").def(py::init(&sum_of), by_name, arg("values"), arg("entering") = 1.0f,
                                 arg("leaving") = 1.0f, arg("scale") = 1.0f, arg("rows") = nullptr,

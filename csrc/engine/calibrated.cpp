@@ -77,7 +77,8 @@ void Calibrated::run(Runner& runner, const Updates& updates, const Optimizer& op
   direction.gain = given_.gain * given_.weight;
   direction.weight = given_.share * sign_;
   direction.row = {rows_.format, rows_.row(read_), rows_.row(write_), key};
-  direction.buffer = {held_.empty() ? nullptr : acc_, acc_, 1.0f};
+  direction.buffer.acc = held_.empty() ? nullptr : acc_;
+  direction.buffer.out = acc_;
   if (outcome_ == Outcome::kKept) {
     runner.step(update, direction, Optimizer{});
   } else {

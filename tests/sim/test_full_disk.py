@@ -99,7 +99,7 @@ def test_the_picture_at_the_end(tiny, tmp_path):
 def test_a_comparison(tiny, tmp_path, jobs):
     (tmp_path / "mine.toml").write_text(to_toml(tiny(EVERY)))
     command = ["compare", "mine.toml", "--seeds", "2", "-j", jobs, "--out", "out"]
-    done = fastagg(tmp_path, *command, limit=20 * KB)
+    done = fastagg(tmp_path, *command, limit=10 * KB)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     *cells, last = done.stderr.splitlines()
     assert sorted(line.partition(":")[0] for line in cells) == ["tiny/seed0", "tiny/seed1"]
