@@ -97,7 +97,7 @@ struct Buffer {
   const float* acc = nullptr;  // null: nothing so far
   float* out = nullptr;
   float scale = 1.0f;  // what makes it a mean: 1/M or 1/sum of weights
-  Upper upper;         // flush on the CPU: acc is of whole numbers, and scale has their unit
+  Upper upper{};       // flush on the CPU: acc is of whole numbers, and scale has their unit
 };
 
 // Which row is replaced, and where the new one goes: another place or the same. The key is that of its rounding; its

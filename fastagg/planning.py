@@ -36,6 +36,7 @@ TRAINING = 600.0  # seconds that a client trains, if nothing is said
 FP32 = 4  # bytes of a parameter that is sent, each way
 _SIZES, _CLIENTS = (1 << 17, 1 << 18), (12, 24)  # of the servers that are asked
 _TINY, _MANY = 256, (4096, 8192)  # and of those for the cost of a client
+_REMEMBERED = 1 << 14  # ended tasks, which are no client's cost
 _LOGGED = (1 << 18, 1 << 20)  # of those with a log
 _FRAMES = 8  # cached updates that they have in memory, if there are more on a disk
 _TIMED = 1 << 22  # parameters that no cache of a processor holds
@@ -253,6 +254,8 @@ def _asked(rule: str, settings: Mapping[str, Any], folder: Path, seconds: tuple[
     row, versions = 0.0, False
     for size, clients in (*product([_TINY], _MANY), *product(_SIZES, _CLIENTS)):
         with closing(make(torch.zeros(size), size, clients, folder / f"{size}-{clients}")) as server:
+            for _ in range(_REMEMBERED if size == _TINY else 0):
+                _answers(server, 1, size)
             _answers(server, clients, size)
             held[size, clients] = server.memory()["total"]
             versions = server._running.extension.keeps_model
