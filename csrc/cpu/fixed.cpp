@@ -21,7 +21,7 @@ void read_block(const float* acc, const Upper& upper, int64_t at, int64_t n, int
   const int32_t* const high = upper.at(at);
   for (int64_t i = 0; i < n; ++i) {
     const int64_t low = static_cast<int32_t>(bits_of(acc[at + i]));
-    out[i] = high == nullptr ? low : (static_cast<int64_t>(high[i]) << kUpperBits) + low;
+    out[i] = high == nullptr ? low : static_cast<int64_t>(high[i]) * (int64_t{1} << kUpperBits) + low;
   }
 }
 
@@ -35,7 +35,8 @@ void add_fixed(const int64_t* terms, int64_t sign, float* acc, bool fresh, const
       sum[i] += sign * terms[at + i];
       const int64_t high = (sum[i] + (1 << (kUpperBits - 1))) >> kUpperBits;
       upper.values[at + i] = static_cast<int32_t>(high);
-      acc[at + i] = float_from_bits(static_cast<uint32_t>(static_cast<int32_t>(sum[i] - (high << kUpperBits))));
+      acc[at + i] =
+          float_from_bits(static_cast<uint32_t>(static_cast<int32_t>(sum[i] - high * (int64_t{1} << kUpperBits))));
     }
     upper.marks[at / kBlock] = kHasUpper;
   });
