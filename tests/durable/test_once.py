@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from test_open import again, opened
 
 import fastagg
 from fastagg import AlreadyCounted, StaleIncarnation
-from test_open import again, opened
 
 D = 8
 

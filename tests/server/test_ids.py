@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from models import same
 
 import fastagg
 from fastagg import AlreadyCounted, ConfigError, StaleIncarnation, UnknownVersion
-from models import same
 
 D = 8
 Server = fastagg.Server
