@@ -102,7 +102,7 @@ int64_t Clients::nbytes() const {
   // A map takes two words besides its pair for each entry, and a word for each bucket.
   const size_t entry = sizeof(std::string) + sizeof(int64_t) + 2 * sizeof(void*);
   return static_cast<int64_t>(ids_.size() * sizeof(int64_t) + named_.size() / 8 + index_.size() * sizeof(int32_t) +
-                              names_.size() * entry + names_.bucket_count() * sizeof(void*));
+                              names_.size() * entry + (names_.empty() ? 0 : names_.bucket_count() * sizeof(void*)));
 }
 
 }  // namespace fastagg::engine

@@ -197,9 +197,9 @@ def test_memory_is_what_it_says() -> None:
     server = fastagg.ACE(torch.zeros(1000), lr=0.1, num_clients=5, cache="int8", optimizer=fastagg.AMSGrad())
     rows = 5 * (1024 + 4 * 4)
     assert server.memory() == {
-        "model": 4000, "moments": 12000, "direction": rows + 4000 + 8 * 5, "versions": 0, "clients": 5 * 16,
+        "model": 4000, "moments": 12000, "direction": rows + 4000 + 8 * 5, "versions": 0, "clients": 5 * 8,
         "buffers": 0,
-        "total": 16000 + rows + 4000 + 40 + 80,
+        "total": 16000 + rows + 4000 + 40 + 40,
     }  # fmt: skip
 
 
