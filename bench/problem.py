@@ -46,8 +46,8 @@ class Built:
 class Candidate:
     """One way to do an operation.
 
-    name: the name in the report. Names that begin with `fastagg` are ours. The first one is compared with the others.
-        build: allocates the state and compiles. Raises :class:`Skip` if it cannot run.
+    Attributes:
+        name: the name in the report. Names that begin with `fastagg` are ours. The first one is compared with others.
         build: allocates the state and compiles; raises :class:`Skip` where it cannot run.
         vectors: the number of vectors of length d that it holds at its peak, temporaries included.
         corrected: whether it applies Adam's bias correction, as torch.optim always does.
