@@ -48,6 +48,7 @@ from fastagg.sim.delays import (
 )
 from fastagg.sim.devices import Speeds, Trace, read_trace
 from fastagg.sim.fused import FusedTrainer
+from fastagg.sim.own import Own, OwnTrainer
 from fastagg.sim.participation import AllClients, Concurrency, Participation
 from fastagg.sim.schedule import RoundSchedule, Schedule, TimedSchedule, VersionSchedule
 from fastagg.sim.seeds import generator
@@ -133,7 +134,7 @@ def own_model(function: Callable[..., object], data: FederatedData, seed: int, k
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"model.name: the network cannot read inputs of shape {data.shape}: {reason}") from error
-    expected = (*data.test.y[:2].shape, data.classes)
+    expected = (2, data.classes) if data.test.y.is_floating_point() else (*data.test.y[:2].shape, data.classes)
     if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ConfigError(f"model.name: the network returns {found} for two inputs, expected {expected}")
@@ -160,16 +161,24 @@ def build_work(config: c.Config) -> LocalWork:
 
 
 def build_trainer(
-    config: c.Config, module: nn.Module, data: FederatedData
+    config: c.Config, module: nn.Module, data: FederatedData, own: Own
 ) -> tuple[LocalTrainer | FusedTrainer, str | None]:
     """Return what trains the clients, and why that is torch; None if it is not."""
     work = build_work(config)
+    if data.test.y.is_floating_point() and own.loss is None:
+        raise ConfigError(
+            "the labels are fp32 numbers: own.loss must name their loss, a function of outputs and labels"
+        )
+    if own.train is not None:
+        return OwnTrainer(module, work, config.seed, own), "own.train trains them"
     try:
+        if own.loss is not None:
+            raise Untranslated("own.loss is a function of your own")
         if not config.run.fused:
             raise Untranslated("run.fused is off")
         return FusedTrainer(module, work, config.seed, data.clients), None
     except Untranslated as reason:
-        return LocalTrainer(module, work, config.seed), str(reason)
+        return LocalTrainer(module, work, config.seed, own.loss), str(reason)
 
 
 def split_unlabelled(config: c.Config, data: FederatedData) -> tuple[FederatedData, Tensor | None]:
@@ -214,19 +223,25 @@ def build_distillation(config: c.Config, module: nn.Module, unlabelled: Tensor |
 
 def distils(algorithm: c.Algorithm) -> bool:
     """Return whether the preset takes a Distillation."""
-    preset = registry.presets().get(algorithm.name)
-    return preset is not None and "distill" in _keywords.of(preset).settings
+    return "distill" in _keywords.of(find_preset(algorithm)).settings
+
+
+def find_preset(algorithm: c.Algorithm) -> Callable[..., Server]:
+    """Return a preset by its name, or a function "module:function" that makes a server as presets do. ConfigError."""
+    name, known = algorithm.name, registry.presets()
+    if ":" in name:
+        return functions.find(name, "algorithm.name")  # type: ignore[return-value]  # checked when it is called
+    if name not in known:
+        names = ", ".join(sorted(known))
+        raise ConfigError(f"algorithm.name: {name!r} is unknown (known: {names}){_checks.meant(name, known)}")
+    return known[name]
 
 
 def build_server(
     algorithm: c.Algorithm, module: nn.Module, clients: int, seed: int, distill: Distillation | None = None
 ) -> Server:
     """Call the preset. ConfigError if it or one of its keywords is unknown; the message lists the known ones."""
-    name, known = algorithm.name, registry.presets()
-    if name not in known:
-        names = ", ".join(sorted(known))
-        raise ConfigError(f"algorithm.name: {name!r} is unknown (known: {names}){_checks.meant(name, known)}")
-    preset = known[name]
+    name, preset = algorithm.name, find_preset(algorithm)
     accepted, required, *_ = _keywords.of(preset)
     for key in algorithm.keywords:
         if key not in accepted:
@@ -240,12 +255,15 @@ def build_server(
     if missing := sorted(required - set(keywords)):
         lines = ", ".join(f"algorithm.{key}" for key in missing)
         raise ConfigError(f"algorithm {name} needs the keyword {', '.join(map(repr, missing))}; add {lines}")
-    return preset(module, **keywords)
+    server = preset(module, **keywords)
+    if not hasattr(server, "receive"):
+        raise ConfigError(f"algorithm.name: {name} returned a {type(server).__name__}, expected a fastagg.Server")
+    return server
 
 
 def is_synchronous(algorithm: c.Algorithm) -> bool:
     """Return whether the preset works in rounds, which every client of the round must finish."""
-    return "clients_per_round" in _keywords.of(registry.presets()[algorithm.name]).settings
+    return "clients_per_round" in _keywords.of(find_preset(algorithm)).settings
 
 
 def check_clients(config: c.Config, server: Server) -> None:

@@ -44,7 +44,7 @@ class Checkpoints:
 
     def write(self, simulation: Resumable) -> None:
         try:
-            output.write_text(self._out / "metrics.csv", output.metrics_csv(simulation.rows))
+            output.write_text(self._out / "metrics.csv", output.rows_csv(Row, simulation.rows))
         except OSError as error:
             raise DataError(f"cannot write results to {self._out}: {error}") from error
         checkpoint.write(simulation.state_dict(), self._out / FILE)

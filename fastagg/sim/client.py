@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,10 @@ from fastagg.sim.translate import QUIET
 
 # What a client sends: arrays by name, parameters' changes and new buffers; one vector if the model has no buffers.
 Update = dict[str, torch.Tensor] | torch.Tensor
+# Takes a batch's outputs and labels and returns the mean loss, with a gradient.
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+# Takes the outputs and labels of a whole set; a larger number is better.
+Metric = Callable[[torch.Tensor, torch.Tensor], float]
 
 
 class Task(Protocol):
@@ -33,6 +37,12 @@ class Task(Protocol):
 
     @property
     def local_steps(self) -> int | None: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def control(self) -> torch.Tensor | None: ...
 
     def state_dict(self) -> State: ...
 
@@ -84,6 +94,77 @@ class LocalWork:
         return torch.optim.SGD(module.parameters(), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
 
+class Turn:
+    """One dispatch of a client, for those that train it.
+
+    Attributes:
+        client, number: who, and how often it was sent a model before.
+        version: the server's when it sent this one.
+        lr: the recipe's local learning rate, after its decay.
+        sent: the weights that were sent, by name. Do not write to them.
+        control: the server's control variate (FedAC), else None.
+    """
+
+    def __init__(
+        self, task: Task, client: int, number: int, work: LocalWork, seed: int, loss: Loss | None = None
+    ) -> None:
+        self.client, self.number = client, number
+        self.lr = work.lr * work.lr_decay**number
+        self._task, self._work, self._seed, self._passes = task, work, seed, 0
+        self._loss: Loss = cross_entropy if loss is None else loss
+
+    @property
+    def version(self) -> int:
+        return self._task.version
+
+    @property
+    def sent(self) -> Mapping[str, torch.Tensor]:
+        return self._task.views
+
+    @property
+    def control(self) -> torch.Tensor | None:
+        return self._task.control
+
+    def batches(self, data: Samples, steps: int | None = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the mini-batches of the recipe's epochs or steps, or of ``steps``. Another call draws others."""
+        key = (self.client, self.number, self._passes) if self._passes else (self.client, self.number)
+        self._passes += 1
+        rng = generator(self._seed, "batches", *key)
+        steps = self._task.local_steps if steps is None else steps
+        indices = map(torch.from_numpy, self._work.batches(len(data), steps, rng))
+        return batches(data, indices, self._seed, self.client, self.number)
+
+    def loss(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss of a batch, with its graph."""
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self._work.autocast):
+            return self._loss(model(x), y)
+
+    def descend(
+        self,
+        model: nn.Module,
+        data: Samples,
+        extra: Callable[[nn.Module], object] | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        """Take the recipe's local steps. ``extra(model)`` is called before each, and may change ``.grad``."""
+        optimizer = self._work.build_optimizer(model) if optimizer is None else optimizer
+        for group in optimizer.param_groups:
+            group["lr"] = self.lr
+        anchors = [self.sent[name] for name, _ in model.named_parameters()] if self._work.mu else []
+        for x, y in self.batches(data):
+            optimizer.zero_grad(set_to_none=True)
+            self.loss(model, x, y).backward()
+            if self._work.mu:
+                add_proximal_gradient_(model, anchors, self._work.mu)
+            if extra is not None:
+                extra(model)
+            optimizer.step()
+
+    def delta(self, model: nn.Module) -> dict[str, torch.Tensor]:
+        """Return the update of a model with new weights: parameters minus those that were sent, and its buffers."""
+        return self._task.delta(model)
+
+
 class LocalTrainer:
     """Trains every client of a run on one shared module.
 
@@ -91,14 +172,17 @@ class LocalTrainer:
     in which clients are trained does not change any result.
     """
 
-    def __init__(self, module: nn.Module, work: LocalWork, seed: int) -> None:
+    def __init__(self, module: nn.Module, work: LocalWork, seed: int, loss: Loss | None = None) -> None:
         self._module = module
         self._work = work
         self._seed = seed
         self._optimizer = work.build_optimizer(module)
-        self._loss = nn.CrossEntropyLoss()
+        self._loss = loss
         # Of a layer that is not known to draw nothing it cannot be known.
         self._draws = any(type(layer) not in QUIET for layer in module.modules())
+
+    def turn(self, task: Task, client: int, number: int) -> Turn:
+        return Turn(task, client, number, self._work, self._seed, self._loss)
 
     def train(self, task: Task, samples: Samples, client: int, number: int) -> Update:
         """Train from ``task.views`` on ``samples`` and return the update in the form ``Server.receive`` takes."""
@@ -107,21 +191,11 @@ class LocalTrainer:
         module.train()
         # Momentum belongs to one dispatch: the next client starts without the last one's.
         self._optimizer.state.clear()
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._work.lr * self._work.lr_decay**number
-        anchors = [p.detach().clone() for p in module.parameters()] if self._work.mu else []
-        rng = generator(self._seed, "batches", client, number)
-        indices = map(torch.from_numpy, self._work.batches(len(samples), task.local_steps, rng))
         with self._own_draws(client, number):
-            for x, y in batches(samples, indices, self._seed, client, number):
-                self._optimizer.zero_grad(set_to_none=True)
-                self._batch_loss(x, y).backward()
-                if self._work.mu:
-                    add_proximal_gradient_(module, anchors, self._work.mu)
-                self._optimizer.step()
+            self.turn(task, client, number).descend(module, samples, optimizer=self._optimizer)
         return task.delta(module)
 
-    def gradient(self, task: Task, samples: Samples, client: int, number: int) -> dict[str, torch.Tensor]:
+    def gradient(self, task: Task, samples: Samples, client: int, number: int) -> Update:
         """Return the mini-batch gradient at ``task.views`` (weight decay included), and the buffers of that pass.
 
         It is what one step of ``train`` from there divides by ``-lr``, without the rounding of the two models.
@@ -129,12 +203,11 @@ class LocalTrainer:
         module = self._module
         module.load_state_dict(task.views)
         module.train()
-        rng = generator(self._seed, "batches", client, number)
-        indices = map(torch.from_numpy, self._work.batches(len(samples), 1, rng))
-        x, y = next(batches(samples, indices, self._seed, client, number))
+        turn = self.turn(task, client, number)
+        x, y = next(turn.batches(samples, 1))
         module.zero_grad(set_to_none=True)
         with self._own_draws(client, number):
-            self._batch_loss(x, y).backward()
+            turn.loss(module, x, y).backward()
         update = dict(task.delta(module))
         for name, parameter in module.named_parameters():
             start = parameter.detach()
@@ -142,22 +215,17 @@ class LocalTrainer:
             update[name] = gradient.add(start, alpha=self._work.weight_decay)
         return update
 
-    def _batch_loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        # [batch, classes], or [batch, length, classes] where every token has a label.
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self._work.autocast):
-            loss: torch.Tensor = self._loss(self._module(x).flatten(0, -2), y.flatten())
-        return loss
+    def _own_draws(self, client: int, number: int) -> AbstractContextManager[None]:
+        return seeded(self._module, self._seed, "layers", client, number) if self._draws else nullcontext()
 
-    @contextmanager
-    def _own_draws(self, client: int, number: int) -> Iterator[None]:
-        """Give torch's one generator a state that belongs to this dispatch, and its old one back afterwards."""
-        if not self._draws:
-            yield
-            return
-        devices = {p.device for p in self._module.parameters() if p.device.type != "cpu"}
-        with torch.random.fork_rng(devices=list(devices)):
-            torch.manual_seed(integer(self._seed, "layers", client, number))
-            yield
+
+@contextmanager
+def seeded(module: nn.Module, seed: int, stream: str, client: int, number: int) -> Iterator[None]:
+    """Give torch's one generator a state that belongs to this dispatch, and its old one back afterwards."""
+    devices = {p.device for p in module.parameters() if p.device.type != "cpu"}
+    with torch.random.fork_rng(devices=list(devices)):
+        torch.manual_seed(integer(seed, stream, client, number))
+        yield
 
 
 class DifferenceSender:
@@ -186,21 +254,45 @@ class DifferenceSender:
             self._clients[client].load_state_dict(sent)
 
 
+def cross_entropy(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The mean over labels. Outputs are [batch, classes], or [batch, length, classes] if every token has a label."""
+    return nn.functional.cross_entropy(outputs.flatten(0, -2), y.flatten())
+
+
 def evaluate(
-    module: nn.Module, params: Mapping[str, torch.Tensor], test: Samples, score: Score | None = None
+    module: nn.Module,
+    params: Mapping[str, torch.Tensor],
+    test: Samples,
+    score: Score | None = None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
 ) -> tuple[float, float]:
     """Return accuracy (0..1) and mean cross-entropy of ``params`` loaded into ``module``, over ``test``.
 
-    ``score`` says them instead, where the data has one.
+    ``score`` says them instead, where the data has one. ``metric`` replaces the accuracy, ``loss`` the cross-entropy.
     """
     module.load_state_dict(params)
+    return tested(module, test, score, loss, metric)
+
+
+def tested(
+    module: nn.Module, test: Samples, score: Score | None, loss: Loss | None, metric: Metric | None
+) -> tuple[float, float]:
+    """As :func:`evaluate`, of the weights that ``module`` has."""
     module.eval()
-    correct, loss = 0, 0.0
+    correct, total, outputs = 0, 0.0, []
     with torch.inference_mode():
-        if score is not None:
+        if score is not None and metric is None and loss is None:
             return score(module, test)
         for x, y in zip(test.x.split(2048), test.y.split(2048), strict=True):
             logits = module(x)
-            correct += int((logits.argmax(dim=1) == y).sum())
-            loss += float(nn.functional.cross_entropy(logits, y, reduction="sum"))
-    return correct / len(test), loss / len(test)
+            if metric is not None:
+                outputs.append(logits)
+            elif not y.is_floating_point():
+                correct += int((logits.argmax(dim=1) == y).sum())
+            if loss is None:
+                total += float(nn.functional.cross_entropy(logits, y, reduction="sum"))
+            else:
+                total += float(loss(logits, y)) * len(y)
+        found = correct / len(test) if metric is None else float(metric(torch.cat(outputs), test.y))
+    return found, total / len(test)

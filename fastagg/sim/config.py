@@ -103,7 +103,7 @@ class Client(Section):
     def _one_amount_of_work(cls, values: object) -> object:
         if not isinstance(values, dict):
             return values
-        given = [key for key in ("epochs", "steps") if values.get(key) is not None]
+        given = [key for key in ("epochs", "steps") if values.get(key) not in (None, "none")]
         if len(given) == 2:
             raise ValueError("give epochs or steps, not both")
         return values if given else {**values, "epochs": 1}
@@ -232,6 +232,28 @@ class VersionDelay(Section):
         return self
 
 
+class Own(Section):
+    """Your own functions, each named "module:function"; see sim.own.Own. "given" stands for one passed to run().
+
+    ``keywords`` are further arguments of ``train``.
+    """
+
+    train: str | None = None
+    loss: str | None = None
+    metric: str | None = None
+    change: str | None = None
+    personal: str | None = None
+    keywords: Plain = Field(default={})
+
+    @model_validator(mode="after")
+    def _names(self) -> Own:
+        for key in ("train", "loss", "metric", "change", "personal"):
+            name = getattr(self, key)
+            if name is not None and name != "given" and ":" not in name:
+                raise ValueError(f'{key}: expected "module:function", got {name!r}')
+        return self
+
+
 class Dropout(Section):
     """After the part ``after`` of the run, ``share`` of the clients never answer again (ACE Figure 3)."""
 
@@ -261,7 +283,9 @@ class Run(Section):
     Evaluates every ``evaluate_every`` versions, at the start and at the end. ``target`` is a test accuracy.
     The time when it is first reached is reported. ``torch_threads`` is for local training and
     evaluation: small models are fastest with one. ``device`` ("cpu", "cuda", "cuda:1") is for data, training
-    and server. ``checkpoint_every`` is in wall-clock seconds; 0 means after every client update. ``fused``: clients
+    and server. With ``evaluate_time`` the first version after each multiple of this virtual time is evaluated, too.
+    ``client_test`` is the share of each client's samples that it does not train on, but is tested on by itself.
+    ``checkpoint_every`` is in wall-clock seconds; 0 means after every client update. ``fused``: clients
     train without torch if the model allows it. Otherwise summary.json says why. Results are the same, up to rounding.
     ``autocast`` trains in bf16 with torch.autocast. ``channels_last`` uses the layout of images
     that convolutions on a GPU prefer. Both are for the sizes in the papers.
@@ -271,6 +295,8 @@ class Run(Section):
     uploads: PositiveInt | None = None
     time: PositiveFloat | None = None
     evaluate_every: PositiveInt = 10
+    evaluate_time: PositiveFloat | None = None
+    client_test: float = Field(0.0, ge=0, lt=1)
     target: float = Field(0.9, gt=0, le=1)
     torch_threads: PositiveInt = 1
     device: str = "cpu"
@@ -302,6 +328,7 @@ class Config(Section):
     participation: Participation = Participation()
     unlabelled: Unlabelled = Unlabelled()
     distill: Distill = Distill()
+    own: Own = Own()
     run: Run
 
     @model_validator(mode="before")

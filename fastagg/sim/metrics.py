@@ -45,7 +45,10 @@ class Row:
 
     version: global updates so far. time: virtual time in the delay model's unit. uploads: client updates received so
     far. accuracy: 0..1 on the test set. loss: its mean cross-entropy. delay_mean and delay_max: the staleness, in
-    versions, of the updates since the row before (0 if there were none).
+    versions, of the updates since the row before (0 if there were none). bytes_up: of all updates so far, in the form
+    in which they were sent. bytes_down: of the models that they were trained from. client_mean, client_worst and
+    client_spread: the accuracies of the clients on samples of their own: mean, mean of the worst tenth, deviation; None
+    if clients are not tested.
     """
 
     version: int
@@ -55,6 +58,28 @@ class Row:
     loss: float
     delay_mean: float
     delay_max: int
+    bytes_up: int = 0
+    bytes_down: int = 0
+    client_mean: float | None = None
+    client_worst: float | None = None
+    client_spread: float | None = None
+
+
+def spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the mean, the mean of the worst tenth (at least one) and the population deviation."""
+    worst = sorted(values)[: max(1, len(values) // 10)]
+    return statistics.fmean(values), statistics.fmean(worst), statistics.pstdev(values)
+
+
+@dataclass(frozen=True)
+class ClientRow:
+    """A line of clients.csv: its samples for training, the updates received from it, its last accuracy on its own test;
+    None without one."""
+
+    client: int
+    samples: int
+    uploads: int
+    accuracy: float | None
 
 
 class DelayStatistics:
@@ -158,6 +183,11 @@ def summarise(rows: Sequence[Row], target: float) -> Plain:
         "versions": end.version,
         "uploads": end.uploads,
         "virtual_time": end.time,
+        "bytes_up": end.bytes_up,
+        "bytes_down": end.bytes_down,
+        "client_mean": end.client_mean,
+        "client_worst": end.client_worst,
+        "client_spread": end.client_spread,
         "final_accuracy": end.accuracy,
         "final_loss": end.loss,
         "best_accuracy": max(row.accuracy for row in rows),

@@ -1,4 +1,4 @@
-"""The folder of a run: config.toml, metrics.csv, delays.csv, summary.json, accuracy.png, checkpoint.pt.
+"""The folder of a run: config.toml, metrics.csv, clients.csv, delays.csv, summary.json, accuracy.png, checkpoint.pt.
 
 During a run, metrics.csv and checkpoint.pt have the state of the last checkpoint. summary.json is written at the end.
 
@@ -15,13 +15,15 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fastagg._types import Plain
 from fastagg.errors import DataError
-from fastagg.sim.metrics import Row
+from fastagg.sim.metrics import ClientRow, Row
+
+T = TypeVar("T", Row, ClientRow)
 
 
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:
@@ -64,27 +66,42 @@ def write_text(path: Path, text: str) -> None:
     replace_file(path, write)
 
 
-def metrics_csv(rows: Sequence[Row]) -> str:
-    """Return the rows as CSV with a header. Floats are written so that they read back to the same bits."""
+def rows_csv(kind: type[Row] | type[ClientRow], rows: Sequence[Row] | Sequence[ClientRow]) -> str:
+    """Return the rows as CSV with a header. Floats read back to the same bits; None is an empty cell."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([f.name for f in fields(Row)])
+    writer.writerow([f.name for f in fields(kind)])
     for row in rows:
         writer.writerow(asdict(row).values())
     return buffer.getvalue()
 
 
-def read_metrics(path: Path) -> list[Row]:
-    """Read what ``metrics_csv`` wrote, to the same bits. DataError if it is missing or damaged."""
-    types: list[Any] = [int if f.type == "int" else float for f in fields(Row)]
+def read_rows(kind: type[T], path: Path) -> list[T]:
+    """Read what ``rows_csv`` wrote, to the same bits. DataError if it is missing or damaged.
+
+    Columns at the end may be missing, because an older version did not write them.
+    """
+    known = fields(kind)
     try:
         with path.open(encoding="utf-8", newline="") as file:
             lines = list(csv.reader(file))
-        if not lines or lines[0] != [f.name for f in fields(Row)]:
+        if not lines or lines[0] != [f.name for f in known[: len(lines[0])]]:
             raise ValueError("the columns are not those of a run")
-        return [Row(*(kind(cell) for kind, cell in zip(types, line, strict=True))) for line in lines[1:]]
+        needed = [f for f in known if f.default is MISSING]
+        if len(lines[0]) < len(needed):
+            raise ValueError("columns are missing")
+        return [
+            kind(*(_value(cell, str(f.type)) for cell, f in zip(line, known[: len(lines[0])], strict=True)))
+            for line in lines[1:]
+        ]
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read {path}: {error}") from None
+
+
+def _value(cell: str, kind: str) -> Any:
+    if not cell and kind.endswith("None"):
+        return None
+    return int(cell) if kind == "int" else float(cell)
 
 
 def delays_csv(delays: dict[int, int]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, astuple
 from pathlib import Path
@@ -21,16 +21,18 @@ from fastagg.integrations.trackers import Given
 from fastagg.rules.directions import ActiveSet, AllClients, Differences
 from fastagg.server.checkpoint import on_device
 from fastagg.sim import build, checkpoints, engines, output
-from fastagg.sim.client import DifferenceSender, evaluate
+from fastagg.sim.client import DifferenceSender, evaluate, tested
 from fastagg.sim.config import Config, changed, from_dict, to_toml
-from fastagg.sim.data import own
 from fastagg.sim.data.federated import FederatedData
+from fastagg.sim.data.own import check as check_data
 from fastagg.sim.engines.ahead import Ahead
 from fastagg.sim.engines.here import Here, Threads
 from fastagg.sim.engines.remote import Remote
 from fastagg.sim.engines.training import Plan, begin, pickled, work_of
 from fastagg.sim.interrupt import on_ctrl_c
-from fastagg.sim.metrics import LAST, DelayStatistics, Row, Stopwatch, participation, summarise
+from fastagg.sim.metrics import LAST, ClientRow, DelayStatistics, Row, Stopwatch, participation, spread, summarise
+from fastagg.sim.own import NAMES as FUNCTIONS
+from fastagg.sim.own import Own, OwnTrainer, Way, chosen
 from fastagg.sim.progress import NoProgress, Progress, Tracking
 from fastagg.sim.result import Result, read
 
@@ -52,17 +54,25 @@ class Simulation:
         model: Factory | None = None,
         engine: engines.Name = "here",
         workers: int | None = None,
+        own: Own | None = None,
     ) -> None:
-        """``data`` and ``model`` replace those of ``config``: see :func:`given`. :meth:`close` ends the workers."""
+        """``data``, ``model`` and ``own`` replace those of ``config``: see :func:`given`. :meth:`close` ends the
+        workers."""
         self.config = config
+        self.own = chosen(config.own, own)
+        if self.own.train is not None and (engine != "here" or workers not in (None, 1)):
+            raise ConfigError(
+                'own.train needs engine "here" with one worker: what clients keep is in the run\'s own process'
+            )
         self.stopwatch = Stopwatch()
         with self.stopwatch.timing("setup"):
             device = build.build_device(config.run.device)
             engines.check_device(engine, device)
-            sent = [] if engine == "here" else pickled(data, model, engines.dumps(engine))
+            sent = [] if engine == "here" else pickled(data, model, own, engines.dumps(engine))
             if data is None:
                 data = build.build_data(config.data, config.seed)
             data, unlabelled = build.split_unlabelled(config, data)
+            data = data.held_out(config.run.client_test, config.seed)
             self.data = data.to(device)
             self.module = build.build_module(config, data, model, device)
             distill = None
@@ -72,13 +82,15 @@ class Simulation:
             self.server = build.build_server(
                 config.algorithm, self.module, len(self.data.clients), config.seed, distill
             )
-            self.trainer, self.by_torch = build.build_trainer(config, self.module, self.data)
+            self.trainer, self.by_torch = build.build_trainer(config, self.module, self.data, self.own)
             if self.by_torch is not None:
                 _log.info("clients are trained by torch: %s", self.by_torch)
             build.check_clients(config, self.server)
             self.differences: DifferenceSender | None = None
             if isinstance(self.server.direction, Differences):
                 self.differences = DifferenceSender(name for name, _ in self.module.named_parameters())
+            self._way = Way(self.module, self.server.layout, build.build_work(config), config.seed, self.own)
+            self._model_bytes = sum(array.nbytes for array in self.server.parameters().values())
             self.schedule = build.build_schedule(config, self.server, [len(samples) for samples in self.data.clients])
             self._lost = build.lost_clients(config)
             classes = build.delay_classes(config, [len(samples) for samples in self.data.clients])
@@ -86,7 +98,8 @@ class Simulation:
             self.slow = [] if classes is None else np.flatnonzero(classes == 2).tolist()
             self.ahead = self._ahead(engine, workers, sent)
         self.rows: list[Row] = []
-        self.uploads = 0
+        self.uploads = self.bytes_up = self.bytes_down = 0
+        self.client_accuracy: list[float] = []  # at the last evaluation, if clients are tested
         self.delays = DelayStatistics()
         self._recent = DelayStatistics()
         self.rounds = DelayStatistics()  # the largest delay among the updates of each server version
@@ -133,12 +146,15 @@ class Simulation:
             update = self.ahead.take(job, self.schedule.in_flight)
             if self.differences is not None:
                 update = self.differences.difference(job.client, update)
+            update, size = self._way(update, job.task, job.client, job.number)
         with self.stopwatch.timing("server"):
             receipt = self.server.receive(job.client, update, version=job.task.version, num_samples=len(samples))
             self.schedule.arrived(job)
         with self.stopwatch.timing("training"):
             self.ahead.look(self.schedule.in_flight)
         self.uploads += 1
+        self.bytes_up += size
+        self.bytes_down += self._model_bytes + (0 if job.task.control is None else job.task.control.nbytes)
         self.client_uploads[job.client] += 1
         self.largest = max(self.largest, receipt.delay)
         self.warm_up += receipt.version == 0
@@ -152,7 +168,10 @@ class Simulation:
     def evaluate(self) -> Row:
         """Test the server's model and record a row."""
         with self.stopwatch.timing("evaluation"):
-            accuracy, loss = evaluate(self.module, self.server.parameters(), self.data.test, self.data.score)
+            accuracy, loss = evaluate(
+                self.module, self.server.parameters(), self.data.test, self.data.score, self.own.loss, self.own.metric
+            )
+            self.client_accuracy = self._by_client()
         row = Row(
             self.server.version,
             self.schedule.now,
@@ -161,10 +180,44 @@ class Simulation:
             loss,
             self._recent.mean,
             self._recent.maximum,
+            self.bytes_up,
+            self.bytes_down,
+            *(spread(self.client_accuracy) if self.client_accuracy else ()),
         )
         self.rows.append(row)
         self._recent.clear()
         return row
+
+    def _by_client(self) -> list[float]:
+        """Test every client on its own samples, if there are any, each with its personal model if it has one."""
+        found = []
+        own, states = self.own, self.trainer.states if isinstance(self.trainer, OwnTrainer) else {}
+        for client, samples in enumerate(self.data.tests or ()):
+            if own.personal is not None and (state := states.get(client)) is not None:
+                self.module.load_state_dict(self.server.parameters())
+                with torch.no_grad():
+                    own.personal(self.module, state)
+                found.append(tested(self.module, samples, None, own.loss, own.metric)[0])
+                self.module.load_state_dict(self.server.parameters())
+            else:
+                found.append(tested(self.module, samples, None, own.loss, own.metric)[0])
+        return found
+
+    def clients(self) -> list[ClientRow]:
+        """Return the lines of clients.csv."""
+        accuracies: Sequence[float | None] = self.client_accuracy or [None] * len(self.data.clients)
+        return [
+            ClientRow(client, len(samples), self.client_uploads[client], accuracy)
+            for client, (samples, accuracy) in enumerate(zip(self.data.clients, accuracies, strict=True))
+        ]
+
+    def due(self) -> bool:
+        """Return whether the version that was just made is to be tested."""
+        run = self.config.run
+        if self.server.version % run.evaluate_every == 0 or self.last_versions():
+            return True
+        every = run.evaluate_time
+        return every is not None and self.schedule.now // every > self.rows[-1].time // every
 
     def done(self) -> float:
         """Return the finished share of the run: 1.0 when a limit is reached."""
@@ -223,6 +276,9 @@ class Simulation:
             "rows": [astuple(row) for row in self.rows],
             "uploads": self.uploads,
             "client_uploads": dict(self.client_uploads),
+            "client_accuracy": list(self.client_accuracy),
+            "states": dict(self.trainer.states) if isinstance(self.trainer, OwnTrainer) else {},
+            "bytes": [self.bytes_up, self.bytes_down],
             "largest": self.largest,
             "warm_up": self.warm_up,
             "dropped": self.dropped,
@@ -238,6 +294,10 @@ class Simulation:
         self.uploads, self.largest, self.dropped = run["uploads"], run["largest"], run["dropped"]
         self.warm_up = run["warm_up"]
         self.client_uploads = Counter(run["client_uploads"])
+        self.client_accuracy = list(run["client_accuracy"])
+        self.bytes_up, self.bytes_down = run["bytes"]
+        if isinstance(self.trainer, OwnTrainer):
+            self.trainer.states = dict(run["states"])
         for name, part in self.statistics.items():
             part.load_state_dict(run["delays"][name])
         if self.differences is not None:
@@ -310,6 +370,7 @@ def run(
     *,
     data: FederatedData | None = None,
     model: Factory | None = None,
+    own: Own | None = None,
     trackers: Given = None,
     resume: Resume = "never",
     stop: Callable[[], bool] = lambda: False,
@@ -323,19 +384,20 @@ def run(
     with a run that is in ``out``. "never" replaces it. "go on" continues from its last checkpoint, with the same
     result as an uninterrupted run, or only reads the run if it is finished. "replace" does the same if the config is
     equal, and otherwise replaces the run. ``stop`` is called before every update, and stops the run like ctrl-C.
-    ``picture`` is the format of the plot. ``data`` and ``model`` replace ``config``'s. Pass them again to resume.
+    ``picture`` is the format of the plot. ``data``, ``model`` and the functions in ``own`` (see
+    :class:`fastagg.sim.own.Own`) replace ``config``'s. Pass them again to resume.
     ``trackers`` (see :mod:`fastagg.integrations.trackers`) get every new row, and are closed at the end.
 
     ``engine`` is where clients train: "here", in a "pool" of processes or on "ray", with so many ``workers``, which are
     threads for "here" (None: one thread; one process for each core). The files are the same to the bit. Any engine goes
-    on with a run of another. What ``data`` and ``model`` hold must be possible to pickle for "pool" and "ray".
+    on with a run of another. What ``data``, ``model`` and ``own`` hold must be possible to pickle for "pool" and "ray".
 
     DataError if ``out`` cannot be written, before any training. ConfigError if "go on" finds a run of another config.
     CheckpointError if a checkpoint is damaged. RunFailed if training fails in a worker, or workers keep dying.
     MissingDependency without the extra ``ray``.
     """
     engines.check(engine, workers)
-    config = given(config, data, model)
+    config = given(config, data, model, own)
     begun = out is not None and resume != "never" and checkpoints.same_run(out, config, strict=resume == "go on")
     if begun and out is not None and (result := read(out, config)) is not None and not result.summary["interrupted"]:
         return result
@@ -343,16 +405,19 @@ def run(
         on_ctrl_c() as asked,
         torch_threads(config.run.torch_threads),
         Tracking(progress or NoProgress(), trackers) as told,
-        closing(Simulation(config, data, model, engine, workers)) as simulation,
+        closing(Simulation(config, data, model, engine, workers, own)) as simulation,
     ):
         if out is not None and not (begun and checkpoints.restore(simulation, out)):
             _prepare(out, config)
         keeper = None if out is None else checkpoints.Checkpoints(out, config.run.checkpoint_every)
         stopped = _loop(simulation, lambda: asked.is_set() or stop(), told, keeper)
         unit, delays = simulation.schedule.unit, simulation.delays.state_dict()
-        result = Result(config, simulation.rows, simulation.summary(stopped), unit, delays)
-        if out is not None:
-            _write(out, result, simulation, picture)
+        summary, clients = simulation.summary(stopped), simulation.clients()
+        if out is None:
+            weights = {name: array.clone() for name, array in simulation.server.parameters().items()}
+            return Result(config, simulation.rows, summary, unit, delays, clients, weights=weights)
+        result = Result(config, simulation.rows, summary, unit, delays, clients, out)
+        _write(out, result, simulation, picture)
     return result
 
 
@@ -366,17 +431,20 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def given(config: Config, data: FederatedData | None, model: Factory | None) -> Config:
-    """Return ``config`` for a run whose data or model are passed by a program. They have the name "given" in it.
+def given(config: Config, data: FederatedData | None, model: Factory | None, own: Own | None = None) -> Config:
+    """Return ``config`` for a run whose data, model or functions a program passes. They have the name "given" in it.
 
     DataError if the data cannot be used for training.
     """
     changes: Plain = {}
     if data is not None:
-        own.check(data, "data")
+        check_data(data, "data")
         changes["data"] = {"name": "given", "clients": len(data.clients)}
     if model is not None:
         changes["model"] = {"name": "given"}
+    if own is not None and not isinstance(own, Own):
+        raise ConfigError(f"own: expected fastagg.sim.own.Own(...), got a {type(own).__name__}")
+    changes.update({f"own.{name}": "given" for name in FUNCTIONS if getattr(own, name, None) is not None})
     return from_dict(changed(config.model_dump(), changes), "the config") if changes else config
 
 
@@ -384,7 +452,6 @@ def _loop(
     simulation: Simulation, stop: Callable[[], bool], progress: Progress, keeper: checkpoints.Checkpoints | None
 ) -> str:
     """Return why the run stopped: "finished", "interrupted" or "diverged"."""
-    every = simulation.config.run.evaluate_every
     if not simulation.rows:
         progress.evaluated(simulation.evaluate())
     stopped = "finished"
@@ -400,7 +467,7 @@ def _loop(
         except NonFiniteUpdate:
             stopped = "diverged"
             break
-        if stepped and (simulation.server.version % every == 0 or simulation.last_versions()):
+        if stepped and simulation.due():
             progress.evaluated(simulation.evaluate())
         if keeper is not None and keeper.due():
             keeper.write(simulation)
@@ -417,7 +484,7 @@ def _prepare(out: Path, config: Config) -> None:
         out.mkdir(parents=True, exist_ok=True)
         output.tidy(out)
         # Remove an earlier run's files, the summary first, so that it is not taken for this run's.
-        for name in ("summary.json", checkpoints.FILE, "metrics.csv", "delays.csv", "report.html"):
+        for name in ("summary.json", checkpoints.FILE, "metrics.csv", "clients.csv", "delays.csv", "report.html"):
             (out / name).unlink(missing_ok=True)
         for plot in out.glob("accuracy.*"):
             plot.unlink()
@@ -432,7 +499,8 @@ def _write(out: Path, result: Result, simulation: Simulation, picture: str) -> N
     from fastagg.sim.sweep import Cell
 
     try:
-        output.write_text(out / "metrics.csv", output.metrics_csv(result.rows))
+        output.write_text(out / "metrics.csv", output.rows_csv(Row, result.rows))
+        output.write_text(out / "clients.csv", output.rows_csv(ClientRow, result.clients))
         output.write_text(out / "delays.csv", output.delays_csv(result.delays))
         plots.save(plots.accuracy_figure(result), out / f"accuracy.{picture}")
         groups = grouped([(Cell(result.config), result)])

@@ -75,6 +75,7 @@ def test_run_writes_the_folder_and_prints_where_it_is(recipe, tmp_path):
     assert {p.name for p in (tmp_path / "out").iterdir()} == {
         "accuracy.png",
         "checkpoint.pt",
+        "clients.csv",
         "config.toml",
         "delays.csv",
         "metrics.csv",

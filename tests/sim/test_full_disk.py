@@ -89,7 +89,7 @@ def test_the_picture_at_the_end(tiny, tmp_path):
     size = (tmp_path / "whole" / "accuracy.png").stat().st_size
     (tmp_path / "mine.toml").write_text(to_toml(config))
     check_refusal(fastagg(tmp_path, "run", "mine.toml", "--out", "cut", limit=size - 1), "cannot write results to cut")
-    assert names(tmp_path / "cut") == ["checkpoint.pt", "config.toml", "delays.csv", "metrics.csv"]
+    assert names(tmp_path / "cut") == ["checkpoint.pt", "clients.csv", "config.toml", "delays.csv", "metrics.csv"]
     run(config, tmp_path / "cut", resume="go on")
     same(tmp_path / "whole", tmp_path / "cut")
 

@@ -1,22 +1,33 @@
-import csv
-import io
 import json
 import math
 
 import pytest
 
-from fastagg.sim.metrics import Row
-from fastagg.sim.output import metrics_csv, replace_file, summary_json, write_text
+from fastagg.errors import DataError
+from fastagg.sim.metrics import ClientRow, Row
+from fastagg.sim.output import read_rows, replace_file, rows_csv, summary_json, write_text
 
 
-def test_metrics_read_back_to_the_same_bits():
-    rows = [Row(0, 0.0, 0, 0.1, 1 / 3, 0.0, 0), Row(10, 1e-17 + 2 / 3, 50, 0.9, math.pi, 2.5, 7)]
-    lines = list(csv.DictReader(io.StringIO(metrics_csv(rows))))
-    assert list(lines[0]) == ["version", "time", "uploads", "accuracy", "loss", "delay_mean", "delay_max"]
-    assert [
-        Row(*(type(v)(t) for v, t in zip(vars(r).values(), line.values(), strict=True)))
-        for r, line in zip(rows, lines, strict=True)
-    ] == rows
+def test_rows_read_back_to_the_same_bits(tmp_path):
+    rows = [
+        Row(0, 0.0, 0, 0.1, 1 / 3, 0.0, 0),
+        Row(10, 1e-17 + 2 / 3, 50, 0.9, math.pi, 2.5, 7, 2**40, 3, 0.1 + 0.2, 0.0, 1 / 7),
+    ]
+    clients = [ClientRow(0, 5, 2, None), ClientRow(1, 7, 0, 2 / 3)]
+    for kind, written in ((Row, rows), (ClientRow, clients)):
+        write_text(tmp_path / "rows.csv", rows_csv(kind, written))
+        assert read_rows(kind, tmp_path / "rows.csv") == written
+
+
+def test_rows_of_an_older_version_lack_columns_at_the_end_only(tmp_path):
+    path = tmp_path / "metrics.csv"
+    older = "version,time,uploads,accuracy,loss,delay_mean,delay_max"
+    path.write_text(f"{older}\n3,1.5,9,0.5,0.25,2.0,4\n")
+    assert read_rows(Row, path) == [Row(3, 1.5, 9, 0.5, 0.25, 2.0, 4)]
+    for wrong in (older.removesuffix(",delay_max"), older.replace("loss", "cost"), ""):
+        path.write_text(f"{wrong}\n")
+        with pytest.raises(DataError, match="column"):
+            read_rows(Row, path)
 
 
 def test_a_loss_that_is_not_a_number_becomes_null():

@@ -10,7 +10,7 @@ import fastagg
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim.config import load
 from fastagg.sim.metrics import Row
-from fastagg.sim.output import metrics_csv
+from fastagg.sim.output import rows_csv
 from fastagg.sim.progress import NoProgress
 from fastagg.sim.simulation import Simulation, run
 
@@ -39,7 +39,16 @@ def test_the_folder_holds_everything(tiny, tmp_path):
     config = tiny({"run.uploads": 60, "client.epochs": 5})
     result = run(config, tmp_path / "new" / "folder")
     folder = tmp_path / "new" / "folder"
-    names = ["accuracy.png", "checkpoint.pt", "config.toml", "delays.csv", "metrics.csv", "report.html", "summary.json"]
+    names = [
+        "accuracy.png",
+        "checkpoint.pt",
+        "clients.csv",
+        "config.toml",
+        "delays.csv",
+        "metrics.csv",
+        "report.html",
+        "summary.json",
+    ]
     assert sorted(p.name for p in folder.iterdir()) == names
     assert load(folder / "config.toml") == config
     lines = list(csv.DictReader((folder / "metrics.csv").open()))
@@ -159,7 +168,7 @@ def test_ctrl_c_still_writes_the_results(tiny, tmp_path):
     assert result.summary["interrupted"] is True
     assert result.rows == whole.rows[:2]
     assert json.loads((tmp_path / "summary.json").read_text())["stopped"] == "interrupted"
-    assert (tmp_path / "metrics.csv").read_text() == metrics_csv(whole.rows[:2])
+    assert (tmp_path / "metrics.csv").read_text() == rows_csv(Row, whole.rows[:2])
     assert fastagg.load(tmp_path / "checkpoint.pt").version == 4
 
 
@@ -291,7 +300,16 @@ def test_trackers_are_told_every_row_once(tiny, tmp_path):
     result = run(tiny(), trackers=[one, other])
     assert one.logged == other.logged and [step for step, _ in one.logged] == [row.version for row in result.rows]
     assert one.logged[-1][1]["accuracy"] == result.rows[-1].accuracy and one.closed == other.closed == 1
-    assert set(one.logged[0][1]) == {"time", "uploads", "accuracy", "loss", "delay_mean", "delay_max"}
+    assert set(one.logged[0][1]) == {
+        "time",
+        "uploads",
+        "accuracy",
+        "loss",
+        "delay_mean",
+        "delay_max",
+        "bytes_up",
+        "bytes_down",
+    }
 
 
 def test_trackers_from_plain_data(tiny, tmp_path):

@@ -74,7 +74,7 @@ class FederatedData:
     """Training samples per client, one test set, and the number of label classes.
 
     ``unlabelled``: inputs that the data set does not use for training, for distillation. ``score`` tests a model if
-    counting right labels is not the right measure.
+    counting right labels is not the right measure. ``tests``: samples that each client is tested on by itself.
 
     DataError if there is no client, a client has no sample, or the test set is empty.
     """
@@ -85,6 +85,7 @@ class FederatedData:
     text: Text | None = None
     unlabelled: torch.Tensor | None = None
     score: Score | None = None
+    tests: Sequence[Samples] | None = None
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -94,6 +95,11 @@ class FederatedData:
                 raise DataError(f"client {number} has no training samples")
         if len(self.test) == 0:
             raise DataError("the test set is empty")
+        if self.tests is not None and len(self.tests) != len(self.clients):
+            raise DataError(f"there are {len(self.clients)} clients and {len(self.tests)} tests")
+        for number, samples in enumerate(self.tests or ()):
+            if len(samples) == 0:
+                raise DataError(f"the test of client {number} is empty")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -102,7 +108,23 @@ class FederatedData:
 
     def to(self, device: torch.device) -> FederatedData:
         """Return the same data on ``device``."""
-        return replace(self, clients=[samples.to(device) for samples in self.clients], test=self.test.to(device))
+        clients = [samples.to(device) for samples in self.clients]
+        tests = None if self.tests is None else [samples.to(device) for samples in self.tests]
+        return replace(self, clients=clients, test=self.test.to(device), tests=tests)
+
+    def held_out(self, share: float, seed: int) -> FederatedData:
+        """Return the data with ``share`` of each client's samples, drawn, as its own test. DataError if it has one."""
+        if not share:
+            return self
+        clients, tests = [], []
+        for number, samples in enumerate(self.clients):
+            if len(samples) < 2:
+                raise DataError(f"run.client_test: client {number} has one sample, there is none to test it on")
+            order = torch.from_numpy(generator(seed, "client-test", number).permutation(len(samples)))
+            count = min(max(1, round(share * len(samples))), len(samples) - 1)
+            tests.append(replace(samples, x=samples.x[order[:count]], y=samples.y[order[:count]]))
+            clients.append(replace(samples, x=samples.x[order[count:]], y=samples.y[order[count:]]))
+        return replace(self, clients=clients, tests=tests)
 
 
 def split_by_label(

@@ -46,13 +46,14 @@ def check(data: object, where: str) -> FederatedData:
     """Return ``data``. DataError, beginning with ``where``, unless it is a federation that can be trained on.
 
     All inputs must have one shape and type, fp32 or tokens, and be finite. There must be as many labels as inputs, and
-    labels must be int64 from 0 to classes - 1.
+    labels must be int64 from 0 to classes - 1, or fp32 for a loss of one's own (:class:`fastagg.sim.own.Own`).
     """
     if not isinstance(data, FederatedData):
         raise DataError(f"{where}: expected a FederatedData, got a {type(data).__name__}")
     if data.classes < 1:
         raise DataError(f"{where}: classes must be at least 1, got {data.classes}")
     parts = [(f"client {number}", samples) for number, samples in enumerate(data.clients)]
+    parts += [(f"the test of client {number}", samples) for number, samples in enumerate(data.tests or ())]
     for name, samples in [("the test set", data.test), *parts]:
         if problem := _problem(samples, data):
             raise DataError(f"{where}: {name} has {problem}")
@@ -67,12 +68,14 @@ def _problem(samples: Samples, data: FederatedData) -> str | None:
         return f"inputs {tuple(x.shape)} and labels {tuple(y.shape)}, expected [N, ...] and [N]"
     if tuple(x.shape[1:]) != data.shape or x.dtype != data.test.x.dtype:
         return f"inputs {x.dtype} {tuple(x.shape[1:])}, the test set has {data.test.x.dtype} {data.shape}"
-    if y.dtype != torch.int64:
-        return f"labels {y.dtype}, expected int64"
+    if y.dtype != data.test.y.dtype or y.dtype not in (torch.int64, torch.float32):
+        return f"labels {y.dtype}, expected int64, or fp32 for a loss of your own"
     if x.is_floating_point() and (x.dtype != torch.float32 or not bool(torch.isfinite(x).all())):
         return f"inputs {x.dtype} that are not all finite fp32 numbers"
     if samples.augment is not None and not callable(samples.augment):
         return f"augment {samples.augment!r}, expected a function"
+    if y.is_floating_point():
+        return None if bool(torch.isfinite(y).all()) else "labels that are not all finite"
     if data.text is None:
         if y.ndim != 1:
             return f"labels {tuple(y.shape)}, expected [N]"

@@ -25,6 +25,7 @@ from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.engines.packing import Packing
 from fastagg.sim.engines.workers import Line
 from fastagg.sim.fused import FusedTrainer
+from fastagg.sim.own import chosen
 from fastagg.sim.schedule import Job
 
 Work = Callable[[Job], Update]
@@ -43,7 +44,7 @@ class Plan:
     Attributes:
         config: of the run.
         gradients: whether clients send one gradient instead of a delta.
-        given: data and model that a program passed, each pickled (see :func:`pickled`).
+        given: data, model and functions that a program passed, each pickled (see :func:`pickled`).
     """
 
     config: Config
@@ -51,10 +52,10 @@ class Plan:
     given: Sequence[bytes]
 
 
-def pickled(data: object, model: object, dumps: Callable[[object], bytes]) -> list[bytes]:
+def pickled(data: object, model: object, own: object, dumps: Callable[[object], bytes]) -> list[bytes]:
     """Return what a program passed to ``run``, for other processes. ConfigError naming what cannot be sent."""
     found = []
-    for name, what in (("data", data), ("model", model)):
+    for name, what in (("data", data), ("model", model), ("own", own)):
         try:
             found.append(dumps(what))
         except Exception as error:  # whatever an object raises that does not want to be pickled
@@ -79,12 +80,13 @@ def begin(plan: Plan) -> Callable[[Errand, Sequence[Tensor], Line], np.ndarray]:
     """Build data and module, in a process of its own, and return what trains an errand: its update, as NumPy."""
     config = plan.config
     torch.set_num_threads(config.run.torch_threads)
-    data, model = map(pickle.loads, plan.given)
+    data, model, given = map(pickle.loads, plan.given)
     if data is None:
         data = build.build_data(config.data, config.seed)
+    data = data.held_out(config.run.client_test, config.seed)
     module = build.build_module(config, data, model, torch.device("cpu"))
     layout = Layout.of(module)
-    trainer, _ = build.build_trainer(config, module, data)
+    trainer, _ = build.build_trainer(config, module, data, chosen(config.own, given))
     work = work_of(trainer, data, gradients=plan.gradients)
     packing = Packing(layout)
 

@@ -1,0 +1,120 @@
+"""Functions of one's own in a run, and the twelve algorithms in examples/simulator_algorithms."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastagg.errors import ConfigError
+from fastagg.sim.config import load
+from fastagg.sim.own import Own
+from fastagg.sim.progress import NoProgress
+from fastagg.sim.result import read
+from fastagg.sim.simulation import Simulation, run
+
+FOLDER = Path(__file__).parents[2] / "examples" / "simulator_algorithms"
+PERSONAL = ("fedper", "fedrep", "ditto", "pfedme", "apfl")
+PLAIN = ("fedprox", "scaffold", "feddyn", "fednova", "fedsam", "ef_topk")
+SMALL = {"run.versions": 3, "run.evaluate_every": 1, "client.epochs": 1, "run.checkpoint_every": 0.0}
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch):
+    monkeypatch.chdir(FOLDER)
+    yield
+    for name in [*PERSONAL, *PLAIN, "dp_fedavg"]:
+        sys.modules.pop(name, None)
+
+
+def config(name, **more):
+    keys = {"own.change": f"{name}:change"} if name == "dp_fedavg" else {"own.train": f"{name}:train"}
+    if name in PERSONAL:
+        keys["own.personal"] = f"{name}:personal"
+    if name in ("scaffold", "feddyn"):
+        keys["model"] = {"name": f"{name}:model"}
+    return load(FOLDER / "recipe.toml", {**SMALL, **keys, **more})
+
+
+class Killed(BaseException):
+    pass
+
+
+class KilledAt(NoProgress):
+    calls = 0
+
+    def advanced(self, share):
+        self.calls += 1
+        if self.calls > 17:
+            raise Killed
+
+
+@pytest.mark.parametrize("name", [*PERSONAL, *PLAIN, "dp_fedavg"])
+def test_an_algorithm_is_resumed_to_the_bit(name, tmp_path):
+    whole = run(config(name), tmp_path / "whole")
+    with pytest.raises(Killed):
+        run(config(name), tmp_path / "cut", KilledAt())
+    cut = run(config(name), tmp_path / "cut", resume="go on")
+    assert cut.rows == whole.rows and cut.clients == whole.clients
+    assert all(torch.equal(cut.model[key], array) for key, array in whole.model.items())
+    assert read(tmp_path / "cut", cut.config).clients == cut.clients
+    assert whole.rows[-1].loss < whole.rows[0].loss
+
+
+@pytest.mark.parametrize("name", [*PERSONAL, *PLAIN, "dp_fedavg"])
+def test_an_algorithm_has_at_most_30_lines(name):
+    code = (FOLDER / f"{name}.py").read_text().split('"""', 2)[2]
+    assert sum(bool(line.strip()) for line in code.splitlines()) <= 30
+
+
+def test_scaffold_s_control_variate_is_the_mean_of_the_clients():
+    simulation = Simulation(config("scaffold"))
+    for _ in range(30):
+        simulation.step()
+    params, states = simulation.server.parameters(), simulation.trainer.states
+    for number in range(4):
+        total = sum(state[number] for state in states.values())
+        assert float(total.abs().max()) > 0
+        torch.testing.assert_close(params[f"c_{number}"], total / 20, rtol=1e-4, atol=1e-6)
+
+
+def test_fedper_s_heads_are_never_averaged_nor_sent():
+    simulation = Simulation(config("fedper"))
+    first = {name: array.clone() for name, array in simulation.server.parameters().items()}
+    head = list(first)[-2:]
+    for _ in range(20):
+        simulation.step()
+    last = simulation.server.parameters()
+    assert all(torch.equal(first[name], last[name]) == (name in head) for name in first)
+    assert simulation.bytes_up == 20 * sum(array.nbytes for name, array in first.items() if name not in head)
+    assert simulation.bytes_down == 20 * sum(array.nbytes for array in first.values())
+
+
+def test_fedprox_s_term_is_the_recipe_s_own():
+    mine = run(config("fedprox", **{"own.keywords.mu": 0.3}))
+    theirs = run(load(FOLDER / "recipe.toml", {**SMALL, "client.mu": 0.3, "run.fused": False}))
+    for name, array in theirs.model.items():
+        torch.testing.assert_close(mine.model[name], array, rtol=1e-4, atol=1e-6)
+
+
+def test_a_training_that_does_nothing_of_its_own_is_the_recipe_s():
+    def train(model, data, task, state):
+        task.descend(model, data)
+        return task.delta(model), state
+
+    plain = load(FOLDER / "recipe.toml", {**SMALL, "run.fused": False})
+    assert run(plain, own=Own(train=train)).rows == run(plain).rows
+
+
+def test_what_cannot_be_saved_and_other_workers_are_refused():
+    plain = load(FOLDER / "recipe.toml", SMALL)
+    with pytest.raises(ConfigError, match="cannot be saved"):
+        run(plain, own=Own(train=lambda model, data, task, state: (task.delta(model), object())))
+    with pytest.raises(ConfigError, match="one worker"):
+        run(config("ditto"), workers=2)
+
+
+def test_a_key_is_unset():
+    assert load(FOLDER / "recipe.toml", {"run.versions": "none", "run.uploads": 7}).run.versions is None
