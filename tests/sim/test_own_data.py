@@ -63,7 +63,7 @@ BAD = {
     "labels out of range": (lambda d: replace(d, classes=1), "labels from 0 to 1, expected 0..0"),
     "labels of another type": (
         lambda d: replace(d, test=Samples(d.test.x, d.test.y.float())),
-        "float32, expected int64",
+        "int64, the test set has torch.float32",
     ),
     "other shapes": (lambda d: replace(d, clients=[Samples(torch.zeros(3, 4), torch.zeros(3).long())]), "client 0"),
     "lengths differ": (lambda d: replace(d, test=Samples(d.test.x[:-1], d.test.y)), "the test set has inputs"),

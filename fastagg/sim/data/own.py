@@ -68,8 +68,10 @@ def _problem(samples: Samples, data: FederatedData) -> str | None:
         return f"inputs {tuple(x.shape)} and labels {tuple(y.shape)}, expected [N, ...] and [N]"
     if tuple(x.shape[1:]) != data.shape or x.dtype != data.test.x.dtype:
         return f"inputs {x.dtype} {tuple(x.shape[1:])}, the test set has {data.test.x.dtype} {data.shape}"
-    if y.dtype != data.test.y.dtype or y.dtype not in (torch.int64, torch.float32):
+    if y.dtype not in (torch.int64, torch.float32):
         return f"labels {y.dtype}, expected int64, or fp32 for a loss of your own"
+    if y.dtype != data.test.y.dtype:
+        return f"labels {y.dtype}, the test set has {data.test.y.dtype}"
     if x.is_floating_point() and (x.dtype != torch.float32 or not bool(torch.isfinite(x).all())):
         return f"inputs {x.dtype} that are not all finite fp32 numbers"
     if samples.augment is not None and not callable(samples.augment):
