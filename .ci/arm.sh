@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Checks the CPU kernels on ARM without an ARM machine. The trace program (tests/native) is built for this machine, and
-# cross-compiled for 64-bit ARM and emulated. Both must give the bits of tests/native/trace.txt.
+# cross-compiled for 64-bit ARM and emulated. Both must give the bits of tests/native/trace.txt. Logs that servers wrote
+# on this machine are executed again there, and must lead to the same digests and models.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$1
@@ -16,6 +17,8 @@ trace() { # NAME CMAKE_OPTIONS...
 trace native
 printf '%s: ' "$(uname -m)"
 "$build-native/fastagg_trace" tests/native/trace.txt
+mkdir "$build-logs"
+"$build-native/fastagg_audit" write "$build-logs" | tee "$build-roots"
 
 compiler=aarch64-linux-gnu-g++
 if ! { command -v $compiler && command -v qemu-aarch64; } >/dev/null && test "$(id -u)" = 0; then
@@ -29,3 +32,5 @@ trace arm -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX
   -DCMAKE_EXE_LINKER_FLAGS=-static
 printf 'aarch64, emulated: '
 qemu-aarch64 "$build-arm/fastagg_trace" tests/native/trace.txt
+qemu-aarch64 "$build-arm/fastagg_audit" audit "$build-logs" | cmp "$build-roots" -
+echo "aarch64, emulated: audits give the same roots"

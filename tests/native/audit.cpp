@@ -1,0 +1,133 @@
+// Audits servers' logs on another processor, without Python: fastagg_audit write|audit FOLDER.
+//
+// `write` makes a server of each rule, sends it random answers, and leaves its log in a new folder below FOLDER.
+// `audit` executes each log again; every decision must be the recorded one. Both print the digest of the records and
+// the SHA-256 of the model that the log leads to. All audits of one folder must print the same (.ci/arm.sh).
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "../../csrc/cpu/cpu.h"
+#include "../../csrc/cpu/sha256.h"
+#include "engine/check.h"
+#include "engine/server.h"
+
+using namespace fastagg;
+using namespace fastagg::engine;
+
+namespace {
+
+constexpr uint64_t kFolder = 11;
+constexpr int64_t kSize = 20'000, kAnswers = 200;
+
+std::string hex(const Digest& digest) {
+  std::string text;
+  for (const uint8_t one : digest) text += "0123456789abcdef"[one >> 4], text += "0123456789abcdef"[one & 15];
+  return text;
+}
+
+// In the order of their numbers.
+std::vector<log::Reader::Segment> segments(const std::string& folder, std::vector<std::vector<uint8_t>>& bytes) {
+  DIR* const opened = opendir(folder.c_str());
+  CHECK(opened != nullptr);
+  while (const dirent* const entry = readdir(opened)) {
+    if (entry->d_name[0] == '.') continue;
+    std::ifstream file(folder + "/" + entry->d_name, std::ios::binary);
+    bytes.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+  }
+  closedir(opened);
+  std::vector<log::Reader::Segment> found;
+  for (const auto& one : bytes)
+    if (const auto head = log::head_at(one.data(), one.size(), 0))
+      found.push_back({one.data(), one.size(), "segment", *head});
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.head.number < b.head.number; });
+  return found;
+}
+
+void execute(Engine& engine, const log::Operation& operation) {
+  Arrival arrival;
+  if (operation.kind == log::kAnswer || operation.kind == log::kRow) {
+    const log::Part* const part = operation.part(operation.kind == log::kRow ? log::kRowRole : log::kParameters);
+    CHECK(part != nullptr && (operation.kind == log::kRow || part->dtype == kFloat32));
+    arrival.client = operation.client, arrival.version = operation.version, arrival.task = operation.task;
+    arrival.incarnation = operation.incarnation;
+    arrival.decided = &operation.decided, arrival.norm = operation.decided.norm;
+    if (operation.kind == log::kRow) {
+      arrival.kind = Arrival::kRow;
+      arrival.format = part->dtype, arrival.row = part->data, arrival.row_nbytes = part->nbytes();
+    } else {
+      arrival.update.add(part->data, static_cast<int64_t>(part->count), kFloat32);
+    }
+  }
+  engine.execute(operation, &arrival);
+}
+
+struct Found {
+  std::vector<float> model;
+  std::string text;
+};
+
+Found audit(const std::string& folder, Rule rule) {
+  std::vector<std::vector<uint8_t>> bytes;
+  log::Reader reader(segments(folder, bytes), 0, kFolder);
+  Server server(rule, kSize);
+  while (const auto record = reader.next())
+    execute(*server.engine, log::read(record->head.kind, record->body, record->head.length));
+  CHECK(reader.last() == 2 * kAnswers && !reader.is_torn() && !reader.skip_lost());
+  const std::vector<float> model = server.model();
+  return {model, "rule " + std::to_string(static_cast<int>(rule)) + ": " + hex(reader.tree().root()) + " " +
+                     hex(cpu::Sha256().add(model.data(), model.size() * sizeof(float)).digest())};
+}
+
+// The model of the server that wrote the log.
+std::vector<float> write(const std::string& folder, Rule rule) {
+  CHECK(mkdir(folder.c_str(), 0777) == 0);
+  const int opened = open(folder.c_str(), O_RDONLY | O_DIRECTORY);
+  CHECK(opened >= 0);
+  log::Journal::Start start;
+  start.folder = folder, start.folder_id = kFolder, start.number = 1, start.segment_bytes = 1 << 22;
+  start.tree = log::Tree::from(0);
+  const auto journal = log::Journal::begin(std::make_unique<log::SystemDisk>(opened), start);
+  Server server(rule, kSize);
+  Engine& engine = *server.engine;
+  engine.attach(journal);
+  std::mt19937_64 random(static_cast<uint64_t>(rule));
+  for (int64_t turn = 0; turn < kAnswers; ++turn) {
+    const auto client = static_cast<int64_t>(random() % kClients);
+    const Task task = engine.dispatch(ClientId::of(client));
+    const std::vector<float> values = numbers(kSize, random);
+    Arrival given = answer(client, task.version, values);
+    const auto sent = engine.receive(&given, 1);
+    CHECK(sent.done == 1 && !sent.refused && !sent.failed);
+  }
+  CHECK(journal->close(-1.0) && journal->durable == journal->last());
+  close(opened);
+  return server.model();
+}
+
+}  // namespace
+
+int main(int count, char** given) {
+  CHECK(count == 3);
+  const std::string how = given[1], folder = given[2];
+  CHECK(how == "write" || how == "audit");
+  for (const Rule rule : kRules) {
+    const std::string own = folder + "/" + std::to_string(static_cast<int>(rule));
+    const std::vector<float> written = how == "write" ? write(own, rule) : std::vector<float>();
+    const Found first = audit(own, rule);
+    CHECK(how == "audit" || written == first.model);
+    for (const auto& [isa, supported] : cpu::isas()) {
+      if (!supported) continue;
+      cpu::select(isa);
+      CHECK(audit(own, rule).text == first.text);
+    }
+    std::printf("%s\n", first.text.c_str());
+  }
+}
