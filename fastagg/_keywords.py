@@ -31,8 +31,13 @@ def of(function: Callable[..., object]) -> Keywords:
     own = [p for p in found if p.kind is p.KEYWORD_ONLY]
     settings = {p.name for p in own}
     for passed_on in (p.name for p in found if p.kind is p.VAR_KEYWORD):
-        (typed,) = get_args(get_type_hints(function)[passed_on])  # Unpack[a TypedDict]
-        settings |= typed.__annotations__.keys()
+        typed = get_args(get_type_hints(function).get(passed_on))  # Unpack[a TypedDict]
+        if len(typed) != 1:
+            raise WrongArguments(
+                f"{function.__qualname__}: its **{passed_on} do not say which arguments they are: name them, or type "
+                "them as Unpack[a TypedDict]"
+            )
+        settings |= typed[0].__annotations__.keys()
     return Keywords(
         frozenset(settings),
         frozenset(p.name for p in own if p.default is p.empty),

@@ -118,3 +118,64 @@ def test_what_cannot_be_saved_and_other_workers_are_refused():
 
 def test_a_key_is_unset():
     assert load(FOLDER / "recipe.toml", {"run.versions": "none", "run.uploads": 7}).run.versions is None
+
+
+def asynchronous(name="rule", **more):
+    keys = {
+        "algorithm": {"name": f"own_rules:{name}"}, "participation": {"rule": "concurrency", "concurrency": 5},
+        "run.uploads": 30, "run.versions": None,
+    }  # fmt: skip
+    return load(FOLDER / "recipe.toml", {**SMALL, **keys, **more})
+
+
+RULES = """
+import fastagg
+
+
+def rule(model, *, num_clients, seed, lr=1.0):
+    return fastagg.FedBuff(model, lr=lr, buffer_size=2, num_clients=num_clients, seed=seed)
+
+
+def untyped(model, **keywords):
+    return fastagg.FedBuff(model, lr=1.0, buffer_size=2)
+"""
+
+
+@pytest.fixture
+def rules(tmp_path, monkeypatch):
+    (tmp_path / "own_rules.py").write_text(RULES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("own_rules", None)
+
+
+def test_a_rule_of_one_s_own_is_the_preset_that_it_makes(rules):
+    preset = {"name": "FedBuff", "lr": 1.0, "buffer_size": 2}
+    assert run(asynchronous()).rows == run(asynchronous(algorithm=preset)).rows
+
+
+def test_arguments_of_a_rule_of_one_s_own_are_checked(rules):
+    with pytest.raises(ConfigError, match="own_rules:rule has no such keyword"):
+        run(asynchronous(algorithm={"name": "own_rules:rule", "beta": 1.0}))
+    with pytest.raises(ConfigError, match=r"untyped: its \*\*keywords do not say"):
+        run(asynchronous("untyped"))
+
+
+def test_own_loss_and_metric_say_what_the_rows_say():
+    loss, settings = torch.nn.functional.cross_entropy, asynchronous(algorithm=FEDBUFF, **{"run.fused": False})
+    own = Own(loss=loss, metric=lambda outputs, labels: (outputs.argmax(1) == labels).float().mean().item())
+    for mine, theirs in zip(run(settings, own=own).rows, run(settings).rows, strict=True):
+        assert (mine.version, mine.time) == (theirs.version, theirs.time)
+        assert (mine.accuracy, mine.loss) == pytest.approx((theirs.accuracy, theirs.loss), rel=1e-5)
+    least = Own(loss=loss, metric=lambda outputs, labels: -1.0)
+    assert {row.accuracy for row in run(settings, own=least).rows} == {-1.0}
+
+
+def test_times_are_evaluated_beside_versions():
+    rows = run(asynchronous(algorithm=FEDBUFF, **{"run.evaluate_every": 1000, "run.evaluate_time": 1.0})).rows
+    assert len(rows) > 4
+    times = [int(row.time) for row in rows[1:-1]]
+    assert times == sorted(set(times)), "one row for each unit of time"
+
+
+FEDBUFF = {"name": "FedBuff", "lr": 1.0, "buffer_size": 2}
