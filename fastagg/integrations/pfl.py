@@ -8,6 +8,7 @@ import torch
 
 import fastagg
 from fastagg._types import State
+from fastagg.errors import ConfigError
 from fastagg.integrations import require
 
 require("pfl", "0.6.0", "pfl")
@@ -22,19 +23,27 @@ class CentralOptimizer(torch.optim.Optimizer):
     Args:
         module: the model. Parameters that are not trained do not change.
         optimizer: fastagg.SGD, Momentum, Adam, AMSGrad, Yogi or Adagrad, with its settings.
+        direction: how cohorts' means become a direction, if not each by itself: ``fastagg.Buffer`` or a
+            :class:`fastagg.Direction` of your own, with ``kind="gradient"``. With cohorts of one user each mean is a
+            user's own change. While the direction waits for more, the model stays the same.
 
     Raises:
         FastaggError: the model or a setting is refused, or the mean in ``step`` has NaN. Nothing has changed.
     """
 
-    def __init__(self, module: torch.nn.Module, optimizer: fastagg.Optimizer) -> None:
+    def __init__(
+        self, module: torch.nn.Module, optimizer: fastagg.Optimizer, direction: fastagg.Direction | None = None
+    ) -> None:
+        direction = direction or fastagg.Cohort(1, kind="gradient")
+        if direction.kind != "gradient":
+            raise ConfigError(f'direction: expected kind="gradient", pfl\'s sign, got {direction!r}')
         self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self.server = fastagg.Server(self._trained, fastagg.Cohort(1, kind="gradient"), optimizer)
+        self.server = fastagg.Server(self._trained, direction, optimizer)
         super().__init__(self._trained.values(), {"lr": optimizer.lr})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], object] | None = None) -> None:  # type: ignore[override]
-        """One server step along the mean difference."""
+        """Take a cohort's mean difference; a server step along it, if the direction does not wait for more."""
         self.server.lr = self.param_groups[0]["lr"]
         task = self.server.dispatch("cohort")
         mean = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self._trained.items()}

@@ -1,0 +1,48 @@
+"""examples/processes and examples/pfl learn, and so do they without the difference that their pages show."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sklearn")
+
+ROOT = Path(__file__).parents[2]
+PAGES = {"processes": "own.md", "pfl": "pfl.md"}
+
+
+def original(name: str, program: str) -> str:
+    """``program`` as it was before the difference on its page, which has ten lines at most on each side."""
+    page = (ROOT / "docs" / "integrations" / PAGES[name]).read_text()
+    found = re.search(r"^```diff\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert found, "the page shows a difference"
+    lines = found[1].splitlines()
+    assert max(sum(line.startswith(sign) for line in lines) for sign in "+-") <= 10
+    for part in "\n".join(lines).split("\n@@\n"):  # parts of the file
+        new, old = ("\n".join(line[1:] for line in part.splitlines() if line[:1] in (" ", sign)) for sign in "+-")
+        assert program.count(new) == 1, new
+        program = program.replace(new, old)
+    return program
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [False, True], ids=["fastagg", "before"])
+@pytest.mark.parametrize("name", PAGES)
+def test_an_example_learns_with_and_without_fastagg(name: str, before: bool, tmp_path: Path) -> None:
+    if name == "pfl" and importlib.util.find_spec("pfl") is None:
+        pytest.skip("pfl is not installed")
+    program = (ROOT / "examples" / name / "train.py").read_text()
+    if before:
+        program = original(name, program)
+        assert "fastagg." not in program
+    (tmp_path / "train.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    found = re.search(r"^accuracy (\d+)%$", done.stdout, re.MULTILINE)
+    assert found and int(found[1]) > 80, (done.stdout + done.stderr)[-3000:]
