@@ -6,12 +6,17 @@ its own (test_bring_your_own.py).
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import fastagg
 
 FOLDER = Path(__file__).parents[2] / "docs" / "integrations"
 PAGES = {path.name: path.read_text() for path in sorted(FOLDER.glob("*.md"))}
@@ -69,6 +74,17 @@ trainer = SimpleNamespace(add_callback=added.append)
 """
 PFL = MODEL + "net.loss = net.metrics = lambda *_: None  # as pfl asks of a module\n"
 
+POISONED = """
+import torch
+from fastagg.integrations import preset
+
+server = preset("{name}")(torch.zeros(8), size=5)
+for client in range(5):
+    task = server.dispatch(client)
+    server.receive_model(task, torch.full((8,), -1e6 if client == 2 else 1.0))
+assert server.version == 1 and torch.equal(server.flat, torch.ones(8)), server.flat
+"""
+
 # What a block is known by: the framework it needs, what comes before it, and what shows that it worked.
 KNOWN: dict[str, tuple[str, str, str]] = {
     "@app.main()": ("flwr", FLOWER, "main(FakeGrid(trained, [1, 2, 3]), None); assert max(seen) == 200"),
@@ -93,6 +109,19 @@ def test_a_framework_s_page_is_short() -> None:
 def test_every_block_is_known() -> None:
     assert [sum(words in block for words in KNOWN) for block in BLOCKS] == [1] * len(BLOCKS)
     assert len(BLOCKS) == len(KNOWN)
+
+
+def test_the_recipe_against_a_poisoner(tmp_path: Path) -> None:
+    """`rules.py` of the two pages, named as in APPFL's YAML and in FLARE's controller, in a process of its own."""
+    rules = (FOLDER.parent / "rules.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", rules, re.DOTALL | re.MULTILINE)
+    imports = blocks[0].split("@fastagg.register")[0]
+    rule = next(block for block in blocks if "class Median" in block).split("\n\n\nserver =")[0]
+    made, name = (re.findall(words, PAGES["index.md"])[0] for words in (r"`(def median.*?)`", r'"(rules:median)"'))
+    (tmp_path / "rules.py").write_text(f"{imports}{rule}\n\n\n{made}\n")
+    (tmp_path / "run.py").write_text(POISONED.format(name=name))
+    where = {**os.environ, "PYTHONPATH": str(Path(fastagg.__file__).parents[1])}
+    subprocess.run([sys.executable, "run.py"], cwd=tmp_path, env=where, check=True)
 
 
 @pytest.mark.parametrize("words", KNOWN)

@@ -138,7 +138,8 @@ class AsyncStrategy(FedAvg):
 
         Returns:
             Flower's history, by version: metrics of the clients that trained for it, of the clients that evaluated it,
-            and of ``evaluate_fn``.
+            and of ``evaluate_fn``. ``result.arrays`` is the model of the last version, not the best one: ``best=``
+            keeps that in a file.
 
         Raises:
             CheckpointError: ``checkpoint`` belongs to another model or algorithm, is damaged, or cannot be written.
