@@ -32,18 +32,26 @@ size_t Clients::entry_of(int64_t number) const {
 int64_t Clients::find(const ClientId& id) const {
   if (id.kind == ClientId::kNumber) return index_.empty() ? kNone : index_[entry_of(id.number)];
   const auto found = names_.find(key_of(id));
-  return found == names_.end() ? kNone : found->second;
+  return found == names_.end() ? kNone : found->second.place;
+}
+
+const Clients::Names::value_type& Clients::name_at(int64_t place) const {
+  return *reinterpret_cast<const Names::value_type*>(ids_[static_cast<size_t>(place)]);
+}
+
+int64_t Clients::token(int64_t place) const {
+  return named_[static_cast<size_t>(place)] ? INT64_MIN + name_at(place).second.life : ids_[static_cast<size_t>(place)];
 }
 
 ClientId Clients::at(int64_t place) const {
-  const int64_t id = ids_[static_cast<size_t>(place)];
-  if (!named_[static_cast<size_t>(place)]) return ClientId::of(id);
-  const std::string& name = *reinterpret_cast<const std::string*>(id);
+  if (!named_[static_cast<size_t>(place)]) return ClientId::of(ids_[static_cast<size_t>(place)]);
+  const std::string& name = name_at(place).first;
   if (name.empty() || name.front() != kLargeNumber) return {ClientId::kName, 0, name};
   return {ClientId::kLarge, static_cast<int64_t>(std::stoull(name.substr(1))), {}};
 }
 
-// The index has only numbers, and a name's address never stands in it; so entries are compared by `ids_` alone.
+// The index has only numbers, and the address of a name's entry never stands in it; so entries are compared by `ids_`
+// alone.
 void Clients::grow() {
   std::vector<int32_t> before(index_.empty() ? 16 : 2 * index_.size(), kNone);
   before.swap(index_);
@@ -69,7 +77,8 @@ int64_t Clients::add(const ClientId& id, int64_t place) {
     own = id.number;
   } else {
     try {
-      own = reinterpret_cast<int64_t>(&names_.emplace(key_of(id), static_cast<int32_t>(place)).first->first);
+      own = reinterpret_cast<int64_t>(&*names_.emplace(key_of(id), Name{static_cast<int32_t>(place), lives_}).first);
+      ++lives_;
     } catch (...) {
       if (is_new) ids_.pop_back(), named_.pop_back();
       throw;
@@ -80,11 +89,11 @@ int64_t Clients::add(const ClientId& id, int64_t place) {
 }
 
 void Clients::remove(int64_t place) noexcept {
-  const int64_t id = ids_[static_cast<size_t>(place)];
   if (named_[static_cast<size_t>(place)]) {
-    names_.erase(names_.find(*reinterpret_cast<const std::string*>(id)));
+    names_.erase(names_.find(name_at(place).first));
     return;
   }
+  const int64_t id = ids_[static_cast<size_t>(place)];
   // Entries behind it that would not be found over the gap move up.
   const size_t mask = index_.size() - 1;
   size_t gap = entry_of(id);

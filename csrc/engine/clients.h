@@ -15,8 +15,9 @@ class Clients {
  public:
   int64_t find(const ClientId& id) const;  // its place; -1: it has none
   ClientId at(int64_t place) const;
-  // Tells clients apart that have had the same place.
-  int64_t token(int64_t place) const { return ids_[static_cast<size_t>(place)]; }
+  // Tells clients apart that have had the same place. It depends on the order of calls alone, so all ranks have the
+  // same.
+  int64_t token(int64_t place) const;
   size_t places() const { return ids_.size(); }
 
   // Gives a client a place, a new one if `place` is negative. If it throws, nothing has changed.
@@ -29,11 +30,19 @@ class Clients {
   size_t entry_of(int64_t number) const;  // where the index has it, or would
   void grow();
 
-  std::vector<int64_t> ids_;  // by place: the number, or where the name lies
+  struct Name {
+    int32_t place;
+    uint32_t life;  // the same name, forgotten and added again, is another client
+  };
+  using Names = std::unordered_map<std::string, Name>;
+  const Names::value_type& name_at(int64_t place) const;
+
+  std::vector<int64_t> ids_;  // by place: the number, or where the name's entry lies
   std::vector<bool> named_;
   std::vector<int32_t> index_;  // places of numbers, by open addressing; -1: none. Its size is a power of two
   size_t numbers_ = 0;
-  std::unordered_map<std::string, int32_t> names_;
+  Names names_;
+  uint32_t lives_ = 0;
 };
 
 }  // namespace fastagg::engine
