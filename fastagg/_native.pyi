@@ -288,6 +288,8 @@ class Receipt:
     version: int
     delay: int
     @property
+    def task(self) -> int | None: ...
+    @property
     def durable(self) -> bool: ...
     def _fill(
         self,

@@ -60,6 +60,11 @@ PyObject* norm_of(const ReceiptObject& one) { return PyFloat_FromDouble(one.valu
 PyObject* weight_of(const ReceiptObject& one) { return PyFloat_FromDouble(one.value.weight); }
 PyObject* kept_of(const ReceiptObject& one) { return PyBool_FromLong(one.kept); }
 
+PyObject* task_named(PyObject* self, void*) {
+  const int64_t id = receipt_of(self)->value.task;
+  return id == 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(id);
+}
+
 PyObject* durable_of(PyObject* self, void*) {
   const ReceiptObject* const one = receipt_of(self);
   return PyBool_FromLong(one->log != nullptr && one->value.sequence > 0 &&
@@ -113,6 +118,7 @@ PyGetSetDef receipt_properties[] = {{"applied", settled<applied_of>, nullptr, nu
                                     {"update_norm", settled<norm_of>, nullptr, nullptr, nullptr},
                                     {"weight", settled<weight_of>, nullptr, nullptr, nullptr},
                                     {"kept", settled<kept_of>, nullptr, nullptr, nullptr},
+                                    {"task", task_named, nullptr, nullptr, nullptr},
                                     {"durable", durable_of, nullptr, nullptr, nullptr},
                                     {"digest", digest_of, nullptr, nullptr, nullptr},
                                     {nullptr, nullptr, nullptr, nullptr, nullptr}};

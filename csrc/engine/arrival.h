@@ -25,6 +25,7 @@ struct Measured {
 struct Receipt {
   bool applied = false;
   int64_t version = 0, delay = 0;
+  int64_t task = 0;                                             // the id of the task that was answered; 0: none
   double step_size = std::numeric_limits<double>::quiet_NaN();  // NaN: no step
   double norm = 0.0, weight = 0.0;
   uint64_t sequence = 0;  // of its record in the log; 0: none

@@ -673,6 +673,7 @@ void Engine::write_receipts(const Step& step, bool applied, bool folding) {
     receipt.applied = makes && applied;
     receipt.version = ledger_.now + makes;
     receipt.delay = arrival.kind == Arrival::kClose ? 0 : ledger_.now - one.task.version;
+    receipt.task = arrival.kind == Arrival::kClose ? 0 : one.task.id;
     receipt.step_size = std::nan("");
     if (makes && step.outcome == Outcome::kStep)
       receipt.step_size = direction_->immediate() ? step.lr * weight : step.lr;

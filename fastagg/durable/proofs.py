@@ -16,7 +16,7 @@ from fastagg.durable.folder import contents, read_checkpoint, read_log
 from fastagg.errors import CheckpointError, ConfigError, ProofError
 from fastagg.server.dispatch import Client, Receipt
 
-_SIGNED = "client", "record", "version", "digest"
+_SIGNED = "client", "task", "record", "version", "digest"
 
 
 def sign(receipt: Receipt, key: Foreign) -> Plain:
@@ -27,8 +27,8 @@ def sign(receipt: Receipt, key: Foreign) -> Plain:
         key: an ``Ed25519PrivateKey`` of the package ``cryptography``.
 
     Returns:
-        The ``client``, the number of the ``record`` in the log, the model's ``version`` afterwards, the ``digest`` of
-        the history up to it, and the ``signature`` of these.
+        The ``client``, the ``task`` that it answered (:attr:`fastagg.Dispatch.id`), the number of the ``record`` in the
+        log, the model's ``version`` afterwards, the ``digest`` of the history up to it, and the ``signature`` of these.
 
     Raises:
         ConfigError: the receipt has no digest, or ``key`` is something else. MissingDependency: ``cryptography`` is not
@@ -46,7 +46,8 @@ def sign(receipt: Receipt, key: Foreign) -> Plain:
     if not hasattr(key, "sign"):
         raise ConfigError(_checks.wrong("key", "an Ed25519PrivateKey of the package cryptography", key))
     said = {
-        "client": receipt.client, "record": receipt.sequence, "version": receipt.version, "digest": receipt.digest
+        "client": receipt.client, "task": receipt.task, "record": receipt.sequence, "version": receipt.version,
+        "digest": receipt.digest,
     }  # fmt: skip
     return {**said, "signature": key.sign(_message(said)).hex()}
 

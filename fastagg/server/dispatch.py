@@ -189,6 +189,8 @@ class Receipt(native.Receipt):
         kept: whether the update was used. It is False only with ``validate="deferred"``, if an element was not finite
             (or, with :class:`fastagg.Euclidean`, the norm was zero or the update too stale). The update then counted as
             zero, the client's cached update did not change, and the version increased.
+        task: the id of the task that was answered (:attr:`Dispatch.id`). None if there was none, as at the end of a
+            round, and in copies made by ``pickle``. It is not compared.
         durable: whether the update is on disk yet. Only receipts of servers of :func:`fastagg.open` have it.
         digest: the digest of the server's history up to this answer, as hexadecimal digits (``docs/audit.md``). None:
             the answer is not on disk yet, or more than 65,000 came later.
@@ -213,6 +215,7 @@ class Receipt(native.Receipt):
         update_norm: float
         weight: float
         kept: bool
+        task: int | None
         durable: bool
         digest: str | None
         sequence: int

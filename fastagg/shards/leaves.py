@@ -7,7 +7,7 @@ from functools import cached_property
 from torch import Tensor
 
 from fastagg import _checks, ops
-from fastagg.errors import ConfigError, UpdateTooLarge
+from fastagg.errors import AlreadyCounted, ConfigError, UpdateTooLarge
 from fastagg.model import Layout
 from fastagg.rules.directions.buffer import check_exact
 from fastagg.rules.names import Weighting, words
@@ -16,6 +16,7 @@ from fastagg.server.dispatch import Partial
 from fastagg.storage import memory
 
 _LARGEST = 2.0**120  # the limit of a sum's elements, as in csrc/engine/direction.h
+_REMEMBERED = 16_384  # as many ids as a server remembers, csrc/engine/ids.h
 
 
 class Leaf:
@@ -57,28 +58,54 @@ class Leaf:
             _checks.number("clip_norm", clip_norm, above=0)
         _checks.one_of("weighting", weighting, words(Weighting))
         self.layout, self.clip_norm, self.weighting = Layout.of(params), clip_norm, weighting
+        self._counted: dict[int | str, None] = {}  # the oldest first
         self._begin()
 
     def _begin(self) -> None:
         self.count, self._weight, self._bound = 0, 0.0, 0.0
         self._total: Tensor | ops.ExactSum | None = None
 
-    def fold(self, update: object, num_samples: float | None = None) -> None:
+    def fold(self, update: object, num_samples: float | None = None, *, task: int | str | None = None) -> None:
         """Add a client's update, in one pass over memory.
 
-        Raises:
-            ShapeMismatch, DTypeMismatch, NonFiniteUpdate, UpdateTooLarge, ConfigError: the update is refused, as by a
-                server. The sum is unchanged.
-        """
-        self._add(update, 1, admission.share(num_samples, self.weighting))
+        Args:
+            task: the id of this client's task. An answer that is delivered twice then counts once, in whichever sum it
+                was. Clients that share a root's task need ids of their own, such as ``f"{task.id}/{client}"``. The last
+                16,384 are remembered, by this object only: a leaf writes nothing to a disk, and a new one knows none of
+                them, nor the updates of the sum that was lost. After a restart the root decides: it counts the task of
+                a leaf once (``receive_partial(..., task=)``).
 
-    def fold_partial(self, partial: Partial) -> None:
+        Raises:
+            AlreadyCounted: an answer to this task was added. The sum is unchanged.
+            ShapeMismatch, DTypeMismatch, NonFiniteUpdate, UpdateTooLarge, ConfigError: the update is refused, as by a
+                server. The sum is unchanged, and the task may be answered again.
+
+        Example:
+            >>> leaf = fastagg.Leaf(torch.zeros(2))
+            >>> for delivered in (1, 2):
+            ...     try:
+            ...         leaf.fold(torch.ones(2), task="7/ann")
+            ...     except fastagg.AlreadyCounted:
+            ...         print("acknowledged again")
+            acknowledged again
+            >>> leaf.count
+            1
+        """
+        self._refuse_counted(task)
+        self._add(update, 1, admission.share(num_samples, self.weighting))
+        self._remember(task)
+
+    def fold_partial(self, partial: Partial, *, task: int | str | None = None) -> None:
         """Add another leaf's sum: this leaf is then one of a second or further level.
 
         All updates of all sums come from the version that the root sent. The sum was checked and clipped update by
         update where it was made, and is not clipped again.
 
+        Args:
+            task: the id of the other leaf's task, as in :meth:`fold`.
+
         Raises:
+            AlreadyCounted: an answer to this task was added. This leaf's sum is unchanged.
             ShapeMismatch, DTypeMismatch, NonFiniteUpdate, UpdateTooLarge, ConfigError: the sum is refused, as by
                 :meth:`fastagg.Server.receive_partial`. This leaf's sum is unchanged.
 
@@ -89,10 +116,28 @@ class Leaf:
             >>> north.take().total
             tensor([1., 1.])
         """
+        self._refuse_counted(task)
         admission.check_partial(partial, self.weighting, self.exact)
         if self.exact is None:
             self._add(partial.total, partial.updates, partial.weight, is_sum=True)
+        else:
+            self._add_exact(partial)
+        self._remember(task)
+
+    def _refuse_counted(self, task: int | str | None) -> None:
+        if task is not None and (isinstance(task, bool) or not isinstance(task, int | str)):
+            raise ConfigError(_checks.wrong("task", "a whole number or a string", task))
+        if task in self._counted:
+            raise AlreadyCounted(f"task {task!r}: its answer was added to a sum of this leaf already; drop this one")
+
+    def _remember(self, task: int | str | None) -> None:
+        if task is None:
             return
+        self._counted[task] = None
+        if len(self._counted) > _REMEMBERED:
+            del self._counted[next(iter(self._counted))]
+
+    def _add_exact(self, partial: Partial) -> None:
         whole = ops.whole_numbers("total", partial.total, self.layout.size)
         most = partial.updates * (2**30 + 128)
         if ops.exact_norm(whole)[1] > most:

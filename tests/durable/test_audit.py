@@ -294,14 +294,15 @@ def test_a_signed_receipt_holds_for_its_key_alone(tmp_path: Path) -> None:
     ed25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519")
     key, other = (ed25519.Ed25519PrivateKey.from_private_bytes(bytes([k]) * 32) for k in (1, 2))
     with fastagg.open(tmp_path / "a", fed_buff) as server:
-        server.dispatch("ann")
+        task = server.dispatch("ann")
         note = json.loads(json.dumps(fastagg.sign(server.receive("ann", update(1, SIZE)), key)))
+    assert note["task"] == task.id
     fastagg.verify(note, key.public_key())
     assert fastagg.audit(tmp_path / "a", receipts=[note])["same"]
     fastagg.prove(tmp_path / "a", note["record"]).check(note["digest"])
     for public, changed in [
         (other.public_key(), note), *((key.public_key(), {**note, name: value}) for name, value in
-        {"client": "bob", "record": 9, "version": 9, "digest": "00" * 32, "signature": "00" * 64}.items()),
+        {"client": "bob", "task": 9, "record": 9, "version": 9, "digest": "00" * 32, "signature": "00" * 64}.items()),
         (key.public_key(), {"client": "ann"}),
     ]:  # fmt: skip
         with pytest.raises(fastagg.ProofError, match="has not signed"):

@@ -318,3 +318,54 @@ def test_a_leaf_folds_leaves_sums(weighting: Any) -> None:
     assert torch.equal(got.total, expected.total) and got[1:] == expected[1:]
     assert got.updates == 7 and got.weight == (7.0 if weighting == "uniform" else 26.0)
     assert float(got.total.norm()) > 20.0  # a sum is not clipped
+
+
+def test_a_leaf_counts_an_answer_to_a_task_once() -> None:
+    leaf, once = fastagg.Leaf(torch.zeros(SIZE)), fastagg.Leaf(torch.zeros(SIZE))
+    first, second = updates(2)
+    for update, task in ((first, 1), (second, "1")):
+        once.fold(update)
+        with pytest.raises(fastagg.NonFiniteUpdate):
+            leaf.fold(torch.full((SIZE,), torch.nan), task=task)
+        leaf.fold(update, task=task)  # a refused one was no answer
+        with pytest.raises(fastagg.AlreadyCounted):
+            leaf.fold(update, task=task)
+    found = leaf.take()
+    assert found.updates == 2 and torch.equal(found.total, once.take().total)
+    with pytest.raises(fastagg.AlreadyCounted):  # it was in the last sum
+        leaf.fold(first, task=1)
+    with pytest.raises(fastagg.ConfigError, match="task"):
+        leaf.fold(first, task=1.5)  # type: ignore[arg-type]
+    assert leaf.count == 0
+
+
+@pytest.mark.parametrize("exact", [None, 64.0])
+def test_a_leaf_counts_the_sum_of_another_leaf_once(exact: float | None) -> None:
+    low, high = (fastagg.Leaf(torch.zeros(SIZE), exact=exact) for _ in range(2))
+    low.fold(updates(1)[0])
+    partial = low.take()
+    high.fold_partial(partial, task=1)
+    with pytest.raises(fastagg.AlreadyCounted):
+        high.fold_partial(partial, task=1)
+    assert high.count == 1 and torch.equal(high.take().total, partial.total)
+
+
+def test_a_leaf_remembers_the_last_tasks_in_bounded_memory() -> None:
+    leaf = fastagg.Leaf(torch.zeros(1))
+    for task in range(16_384 + 1):
+        leaf.fold(torch.ones(1), task=task)
+    with pytest.raises(fastagg.AlreadyCounted):
+        leaf.fold(torch.ones(1), task=1)
+    leaf.fold(torch.ones(1), task=0)  # the one that is forgotten
+    assert leaf.count == 16_384 + 2
+
+
+def test_receipts_name_the_task_that_was_answered() -> None:
+    server = fastagg.FedBuff(torch.zeros(SIZE), buffer_size=2)
+    old, new = server.dispatch("ann"), server.dispatch("bob")
+    first, second = updates(2)
+    assert server.receive("bob", first).task == new.id
+    assert server.receive_model(old, old.flat + second).task == old.id
+    again = [server.dispatch(client) for client in ("ann", "bob")]
+    receipts = server.receive_many([(task.client, first, task.version, None, task.id) for task in again])
+    assert [one.task for one in receipts] == [task.id for task in again]
