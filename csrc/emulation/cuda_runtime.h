@@ -185,9 +185,30 @@ inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemc
 }
 inline cudaError_t cudaHostRegister(void*, size_t, unsigned) { return cudaSuccess; }
 inline cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
+#if defined(FASTAGG_PTX)
+namespace emulation::ptx {  // ptx/launch.cpp: runs the PTX of `kernel` on the parameters' bytes
+void launch(const void* kernel, unsigned blocks, unsigned threads, const char* parameters, size_t bytes);
+}  // namespace emulation::ptx
+
+template <typename... Expected, typename... Given>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Expected...), Given&&... arguments) {
+  alignas(64) char parameters[32764];  // the most that CUDA takes
+  memset(parameters, 0xa5, sizeof parameters);
+  size_t end = 0;
+  const auto add = [&](const auto& argument) {
+    end = (end + alignof(decltype(argument)) - 1) / alignof(decltype(argument)) * alignof(decltype(argument));
+    memcpy(parameters + end, &argument, sizeof argument);
+    end += sizeof argument;
+  };
+  (add(static_cast<Expected>(arguments)), ...);
+  emulation::ptx::launch(reinterpret_cast<const void*>(kernel), config->gridDim.x, config->blockDim.x, parameters, end);
+  return cudaSuccess;
+}
+#else
 template <typename... Expected, typename... Given>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Expected...), Given&&... arguments) {
   const auto call = [&] { kernel(arguments...); };
   emulation::run(config->gridDim.x, config->blockDim.x, call);
   return cudaSuccess;
 }
+#endif

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -86,20 +86,36 @@ def offset(tensor: Tensor, by: int) -> Tensor:
     return room[by:].copy_(tensor)
 
 
-def cut(rng: np.random.Generator, update: Tensor, pieces: int) -> list[Tensor]:
+WIDE = (torch.float32, torch.bfloat16)  # types that hold large numbers
+
+
+def cut(
+    rng: np.random.Generator, update: Tensor, pieces: int, dtypes: Sequence[torch.dtype] = (*WIDE, torch.float16)
+) -> list[Tensor]:
     """An update in pieces of several types."""
     ends = sorted(rng.integers(0, update.numel() + 1, pieces - 1).tolist())
-    dtypes = (torch.float32, torch.float16, torch.bfloat16)
     parts = zip([0, *ends], [*ends, update.numel()], strict=True)
-    return [update[a:b].to(dtypes[int(rng.integers(3))]) for a, b in parts]
+    return [update[a:b].to(dtypes[int(rng.integers(len(dtypes)))]) for a, b in parts]
 
 
-@given(SIZES, st.sampled_from(list(ops.OPTIMIZERS)), st.sampled_from(["single", "acc", "base"]), st.integers(0, 2**31))
-def test_step(sides: tuple[Side, Side], size: int, optimizer: str, kind: str, seed: int) -> None:
+# Parameters of tests, not of properties, choose what is a kernel of its own. So each runs however few examples there are.
+KINDS = pytest.mark.parametrize("kind", ["single", "acc", "base"])
+READERS = pytest.mark.parametrize("pieced", [False, True], ids=["whole", "in pieces"])
+FEW = settings(max_examples=20)
+
+
+@pytest.mark.parametrize("optimizer", list(ops.OPTIMIZERS))
+@KINDS
+@READERS
+@FEW
+@example(5123, 0)  # at even addresses, and at odd ones
+@example(5123, 1)
+@given(SIZES, st.integers(0, 2**31))
+def test_step(sides: tuple[Side, Side], optimizer: str, kind: str, pieced: bool, size: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     state = {name: numbers(rng, size).abs() for name in ("x", "acc", "base", "m", "v", "vhat")}
-    update, shift = numbers(rng, size), int(rng.integers(0, 3))
-    pieces = cut(rng, update, int(rng.integers(1, 7))) if rng.random() < 0.6 else [update]
+    update, shift = numbers(rng, size), seed % 3
+    pieces = cut(rng, update, int(rng.integers(2, 7))) if pieced else [update]
     gain, weight, scale = (float(v) for v in rng.uniform(0.1, 2.0, 3))
     results = []
     for side in sides:
@@ -120,15 +136,20 @@ def test_step(sides: tuple[Side, Side], size: int, optimizer: str, kind: str, se
 ADAPTIVE = [name for name in ops.OPTIMIZERS if name != "sgd"]
 
 
-@given(SIZES, st.sampled_from(ADAPTIVE), st.sampled_from(["single", "acc", "base"]), ORIGINS, st.integers(0, 2**31))
+@KINDS
+@READERS
+@FEW
+@example(5123, "amsgrad", 0, 0)
+@given(SIZES, st.sampled_from(ADAPTIVE), ORIGINS, st.integers(0, 2**31))
 def test_step_with_moments_in_8_bits(
-    sides: tuple[Side, Side], size: int, optimizer: str, kind: str, origin: int, seed: int
+    sides: tuple[Side, Side], kind: str, pieced: bool, size: int, optimizer: str, origin: int, seed: int
 ) -> None:
     """Several steps, since units change; one of them a jump by many powers of two, some of zero, one that overflows."""
     rng = np.random.default_rng(seed)
     start = {name: numbers(rng, size) for name in ("x", "acc", "base")}
     updates = [numbers(rng, size) * float(factor) for factor in (1.0, 1e-3, 0.0, 1e12, 1.0, 1e19)]
-    shift, by_bytes = int(rng.integers(0, 3)), int(rng.integers(0, 3))
+    all_pieces = [cut(rng, update, 3, WIDE) if pieced else [update] for update in updates]
+    shift, by_bytes = seed % 3, int(rng.integers(0, 3))
     results = []
     for side in sides:
         with side.on():
@@ -136,8 +157,8 @@ def test_step_with_moments_in_8_bits(
             held = moments.zeros(optimizer, "8bit", size, side.device)
             held = {name: tensor if name == "units" else offset(tensor, by_bytes) for name, tensor in held.items()}
             extra = {} if kind == "single" else {kind: here[kind]}
-            for step, update in enumerate(updates):
-                given_pieces = offset(side.put(update), shift)
+            for step, pieces in enumerate(all_pieces):
+                given_pieces = [offset(side.put(piece), shift) for piece in pieces]
                 ops.step_(
                     here["x"], given_pieces, optimizer=optimizer, lr=0.1, gain=0.9, weight=0.7, scale=0.3,
                     origin=origin, rounding=(seed, step), **held, **extra,
@@ -167,21 +188,27 @@ def test_reading(sides: tuple[Side, Side], size: int, seed: int) -> None:
     same(*results)
 
 
-@given(
-    SIZES,
-    st.sampled_from(list(FORMATS)),
-    st.booleans(),
-    st.sampled_from(["sgd", "amsgrad", "amsgrad in 8 bits", "yogi in 8 bits", None]),
-    ORIGINS,
-    st.integers(0, 2**31),
-)
+@pytest.mark.parametrize("format", list(FORMATS))
+@pytest.mark.parametrize("optimizer", ["sgd", "amsgrad", "amsgrad in 8 bits", "yogi in 8 bits", None])
+@READERS
+@FEW
+@example(5123, False, 0, 1)
+@example(5123, True, 0, 2)
+@given(SIZES, st.booleans(), ORIGINS, st.integers(0, 2**31))
 def test_cached_step(
-    sides: tuple[Side, Side], size: int, format: str, calibrated: bool, optimizer: str | None, origin: int, seed: int
+    sides: tuple[Side, Side],
+    format: str,
+    optimizer: str | None,
+    pieced: bool,
+    size: int,
+    calibrated: bool,
+    origin: int,
+    seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
     slots, steps = 5, 6
     start = {name: numbers(rng, size) for name in ("x", "acc", "m", "v", "vhat")}
-    updates = [numbers(rng, size) for _ in range(steps)]
+    updates = [cut(rng, numbers(rng, size), 3) if pieced else [numbers(rng, size)] for _ in range(steps)]
     plan = [[int(v) for v in rng.integers(-1, slots, 3)] for _ in range(steps)]
     many = 300 if seed % 7 == 0 else 3
     term_lists = [[(int(s), float(w)) for s, w in zip(rng.integers(0, slots, n), rng.normal(size=n), strict=True)]
@@ -213,7 +240,7 @@ def test_cached_step(
                     else {"entering": entering, "leaving": leaving if read >= 0 else 0.0}
                 )
                 ops.cached_step_(
-                    here["x"] if optimizer else None, side.put(update), cache=cache, write=write, read=read,
+                    here["x"] if optimizer else None, [side.put(piece) for piece in update], cache=cache, write=write, read=read,
                     client=max(client, 0), arrival=i, gain=gain, sum=total, sum_scale=scale, origin=origin,
                     write_cache=caches[1] if apart[i] else None,
                     terms=term_lists[i] if optimizer or not calibrated else (), **other, **steps_with,
@@ -224,8 +251,10 @@ def test_cached_step(
     same(*results)
 
 
-@given(st.integers(1, 9000), st.sampled_from(list(FORMATS)), st.integers(0, 2**31))
-def test_recomputed_sums(sides: tuple[Side, Side], size: int, format: str, seed: int) -> None:
+@pytest.mark.parametrize("format", list(FORMATS))
+@FEW
+@given(st.integers(1, 9000), st.integers(0, 2**31))
+def test_recomputed_sums(sides: tuple[Side, Side], format: str, size: int, seed: int) -> None:
     """All blocks, and any of them in strides; the others stay what they were."""
     rng = np.random.default_rng(seed)
     slots, blocks = 4, -(-size // 1024)
@@ -245,8 +274,10 @@ def test_recomputed_sums(sides: tuple[Side, Side], size: int, format: str, seed:
     same(*results)
 
 
-@given(st.integers(1, 9000), st.sampled_from(list(FORMATS)), st.integers(1, 12), st.integers(0, 2**31))
-def test_sums_made_little_by_little(sides: tuple[Side, Side], size: int, format: str, slots: int, seed: int) -> None:
+@pytest.mark.parametrize("format", list(FORMATS))
+@FEW
+@given(st.integers(1, 9000), st.integers(1, 12), st.integers(0, 2**31))
+def test_sums_made_little_by_little(sides: tuple[Side, Side], format: str, size: int, slots: int, seed: int) -> None:
     """Any slots of any blocks, with weights that are zero and without weights."""
     rng = np.random.default_rng(seed)
     blocks = -(-size // 1024)
