@@ -98,7 +98,7 @@ def cut(
     return [update[a:b].to(dtypes[int(rng.integers(len(dtypes)))]) for a, b in parts]
 
 
-# Parameters of tests, not of properties, choose what is a kernel of its own. So each runs however few examples there are.
+# Parameters of tests, not of properties, choose what is a kernel of its own. So each runs, however few the examples.
 KINDS = pytest.mark.parametrize("kind", ["single", "acc", "base"])
 READERS = pytest.mark.parametrize("pieced", [False, True], ids=["whole", "in pieces"])
 FEW = settings(max_examples=20)
@@ -240,8 +240,9 @@ def test_cached_step(
                     else {"entering": entering, "leaving": leaving if read >= 0 else 0.0}
                 )
                 ops.cached_step_(
-                    here["x"] if optimizer else None, [side.put(piece) for piece in update], cache=cache, write=write, read=read,
-                    client=max(client, 0), arrival=i, gain=gain, sum=total, sum_scale=scale, origin=origin,
+                    here["x"] if optimizer else None, [side.put(piece) for piece in update],
+                    cache=cache, write=write, read=read, client=max(client, 0),
+                    arrival=i, gain=gain, sum=total, sum_scale=scale, origin=origin,
                     write_cache=caches[1] if apart[i] else None,
                     terms=term_lists[i] if optimizer or not calibrated else (), **other, **steps_with,
                 )  # fmt: skip

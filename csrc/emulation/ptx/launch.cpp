@@ -1,5 +1,5 @@
-// Launches PTX: the kernel that C++ names by its address is looked up by its name in nvcc's PTX. With FASTAGG_PTX_COUNTS=FILE
-// in the environment, a process writes there at its end how often it has launched each kernel.
+// Launches PTX: the kernel that C++ names by its address is looked up by its name in nvcc's PTX. With
+// FASTAGG_PTX_COUNTS=FILE in the environment, a process writes there at its end how often it has launched each kernel.
 #include <cxxabi.h>
 #include <dlfcn.h>
 #include <elf.h>
@@ -86,7 +86,8 @@ class Kernels {
       for (size_t s = 0; s < sections[i].sh_size / sizeof *symbols; ++s) {
         if (ELF64_ST_TYPE(symbols[s].st_info) != STT_FUNC || symbols[s].st_value == 0) continue;
         const auto one = named_.find(plain(names + symbols[s].st_name));
-        if (one != named_.end()) addressed_[reinterpret_cast<uintptr_t>(info.dli_fbase) + symbols[s].st_value] = &one->second;
+        if (one != named_.end())
+          addressed_[reinterpret_cast<uintptr_t>(info.dli_fbase) + symbols[s].st_value] = &one->second;
       }
     }
   }

@@ -22,8 +22,8 @@ struct Kernel {
   size_t bytes;  // of its parameters
 };
 
-// The kernels of a file, and which of its planted errors is to run: a million times its kind's place in `kinds`, and its
-// number; -1 for none.
+// The kernels of a file, and which of its planted errors is to run: a million times its kind's place in `kinds`, and
+// its number; -1 for none.
 struct File {
   const Kernel* kernels;
   int count;
@@ -114,7 +114,8 @@ inline uint32_t permuted(uint32_t a, uint32_t b, uint32_t selectors) {
 inline uint32_t by_table(uint32_t a, uint32_t b, uint32_t c, uint32_t table) {
   uint32_t out = 0;
   for (uint32_t row = 0; row < 8; ++row)
-    if ((table >> row & 1) != 0) out |= ((row & 4) != 0 ? a : ~a) & ((row & 2) != 0 ? b : ~b) & ((row & 1) != 0 ? c : ~c);
+    if ((table >> row & 1) != 0)
+      out |= ((row & 4) != 0 ? a : ~a) & ((row & 2) != 0 ? b : ~b) & ((row & 1) != 0 ? c : ~c);
   return out;
 }
 inline uint32_t reversed(uint32_t bits) {

@@ -59,7 +59,9 @@ class Kernel:
     def __init__(self, number: int, name: str, parameters: str, shared: dict[str, tuple[int, int]]) -> None:
         self.number, self.name, self.parameters, self.bytes = number, name, {}, 0
         for each in split(parameters):
-            found = re.fullmatch(r"\.param (?:\.align (\d+) )?\.(\w+) (?:\.ptr \.align \d+ )?([\w$]+)(?:\[(\d+)\])?", each)
+            found = re.fullmatch(
+                r"\.param (?:\.align (\d+) )?\.(\w+) (?:\.ptr \.align \d+ )?([\w$]+)(?:\[(\d+)\])?", each
+            )
             assert found, each
             align, wide = int(found[1] or size(found[2])), size(found[2]) * int(found[4] or 1)
             self.bytes = -(-self.bytes // align) * align
@@ -211,7 +213,9 @@ class Kernel:
 
     def do_abs(self, how: list[str], given: list[str]) -> str | None:
         kind = how[-1]
-        return self.set(given[0], kind, f"std::fabs({self.value(given[1], kind)})") if how in (["f32"], ["f64"]) else None
+        return (
+            self.set(given[0], kind, f"std::fabs({self.value(given[1], kind)})") if how in (["f32"], ["f64"]) else None
+        )
 
     def do_neg(self, how: list[str], given: list[str]) -> str | None:
         kind, value = how[-1], self.value(given[1], how[-1])
@@ -232,8 +236,10 @@ class Kernel:
         right = self.set(given[0], kind, f"{TYPES[kind]}({a} {ARITHMETIC[name]} {b})")
         if name == "and" and re.fullmatch(r"-?\d+", given[2]):
             constant = int(given[2])
-            return "mask", right, self.set(
-                given[0], kind, f"{TYPES[kind]}({a} & {self.value(str(constant & (constant - 1)), kind)})"
+            return (
+                "mask",
+                right,
+                self.set(given[0], kind, f"{TYPES[kind]}({a} & {self.value(str(constant & (constant - 1)), kind)})"),
             )
         return right
 
@@ -379,7 +385,8 @@ class Kernel:
         value, lane, clamp, mask = (self.value(text, "u32") for text in given[1:5])
         inside = f" {register(to[1])} = inside;" if len(to) == 2 else ""
         forms = [
-            f"{{ bool inside; {register(to[0])} = shuffle_{how[1]}({value}, {which}, {clamp}, {mask}, inside);{inside} }}"
+            f"{{ bool inside; {register(to[0])} = shuffle_{how[1]}({value}, {which}, {clamp}, {mask}, inside);"
+            f"{inside} }}"
             for which in (lane, "0" if how[1] != "idx" else f"{lane} + 1")
         ]
         return "lane", forms[0], forms[1]
@@ -437,7 +444,9 @@ class Kernel:
                 planted[kind] += 1
         lines = [chosen.get(i, each if isinstance(each, str) else each[1]) for i, each in enumerate(self.statements)]
         head = f"constexpr unsigned SHARED_{self.number} = {self.shared_bytes};\n"
-        return f"{head}void kernel_{self.number}(const char* parameters) {{  // {self.name}\n" + "\n".join(lines) + "\n}\n"
+        return (
+            f"{head}void kernel_{self.number}(const char* parameters) {{  // {self.name}\n" + "\n".join(lines) + "\n}\n"
+        )
 
 
 def register(name: str) -> str:
@@ -452,13 +461,17 @@ def main(source: Path, out: Path) -> None:
     shared = {name: (int(align), int(bits) // 8 * int(count or 1)) for align, bits, name, count in variables}
     entries = re.findall(r"\.entry ([\w$]+)\(\s*(.*?)\)\s*((?:\.\w+[^\n{]*\s*)*)\{\n(.*?)\n\}", text, re.S)
     assert len(entries) == text.count(".entry"), source
-    kernels, planted = [Kernel(i, entry[0], entry[1], shared) for i, entry in enumerate(entries)], dict.fromkeys(KINDS, 0)
+    kernels, planted = (
+        [Kernel(i, entry[0], entry[1], shared) for i, entry in enumerate(entries)],
+        dict.fromkeys(KINDS, 0),
+    )
     bodies = [kernel.translate(entry[3], planted) for kernel, entry in zip(kernels, entries, strict=True)]
     most = max((kernel.shared_bytes for kernel in kernels), default=0)
     table = "\n".join(f'    {{"{k.name}", kernel_{k.number}, {k.bytes}}},' for k in kernels)
     kinds = ", ".join(f'"{kind}"' for kind in KINDS)
     out.write_text(
-        f'#include "machine.h"\n\nnamespace emulation::ptx {{\nnamespace {{\n\nconstexpr char SOURCE[] = "{source.name}";\n'
+        '#include "machine.h"\n\nnamespace emulation::ptx {\nnamespace {\n\n'
+        f'constexpr char SOURCE[] = "{source.name}";\n'
         f"int plant = -1;\nalignas(16) __shared__ char SHARED[{max(most, 16)}];\n"
         "char* in_shared(uint32_t at, unsigned wide, unsigned size) { return inside(SHARED, at, wide, size); }\n\n"
         + "\n".join(bodies)
