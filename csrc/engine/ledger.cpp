@@ -221,7 +221,7 @@ std::optional<Ledger::Overdue> Ledger::overdue() const {
   const double time = clock();
   if (one.ends > time && one.version >= now - limits.max_delay) return std::nullopt;
   Overdue found{{}, one.version, false, false};
-  if (one.place < 0 || !is_known(one.place) || token_of(one.place) != one.token) return found;  // it was forgotten
+  if (!is_there(one)) return found;  // it was forgotten
   const int32_t first = first_task(one.place);
   const Task* task = task_of(one.place, one.version);
   found.ends = task != nullptr && over(*task, time);
@@ -305,8 +305,7 @@ void Ledger::shrink() noexcept {
     }
     free.reserve(records.size() + 1);
     for (Due& one : due_) {
-      const bool is_its = one.place >= 0 && token_of(one.place) == one.token;
-      one.place = is_its ? moved[static_cast<size_t>(one.place)] : -1;
+      one.place = is_there(one) ? moved[static_cast<size_t>(one.place)] : -1;
       if (one.place >= 0) one.token = clients.token(one.place);
     }
     records_.swap(records);
