@@ -56,6 +56,12 @@ class Reader {
   Reader(const Update& update, const Kernels& table, int64_t position)
       : table_(table), piece_(piece_at(update, position)) {}
 
+  // How many elements from `position` on are read in place.
+  int64_t plain(int64_t position) {
+    while (position >= piece_->begin + piece_->size) ++piece_;
+    return piece_->dtype == kFloat32 ? piece_->begin + piece_->size - position : 0;
+  }
+
   const float* block(int64_t position, int64_t n) {
     while (position >= piece_->begin + piece_->size) ++piece_;
     const int64_t offset = position - piece_->begin;

@@ -2,6 +2,22 @@
 #include "cpu.h"
 
 namespace fastagg::cpu {
+namespace {
+
+// How many models from `first` on one loop adds: 1, 2 or 4 with the same base.
+size_t together(const std::vector<Trained>& trained, size_t first) {
+  size_t same = 1;
+  while (same < kFolds && first + same < trained.size() && trained[first + same].base == trained[first].base) ++same;
+  return same == 3 ? 2 : same;
+}
+
+void raise(std::atomic<int32_t>& largest, int32_t most) {
+  int32_t held = largest.load(std::memory_order_relaxed);
+  while (held < most && !largest.compare_exchange_weak(held, most, std::memory_order_relaxed)) {
+  }
+}
+
+}  // namespace
 
 void fold(const std::vector<Trained>& trained, const float* acc, float* acc_out,
           std::vector<std::atomic<int32_t>>& largest) {
@@ -9,33 +25,42 @@ void fold(const std::vector<Trained>& trained, const float* acc, float* acc_out,
   const Kernels& table = kernels();
   const int64_t size = trained.front().model.size;
   const bool past = streams(size) && acc_out != acc && aligned(acc_out);
+  const bool at_once = acc_out != nullptr && together(trained, 0) == trained.size();
   const int64_t vectors = static_cast<int64_t>(2 * trained.size());  // each model has a base or a sum
   for_each_part(size, 4 * vectors, [&](int64_t begin, int64_t end) {
     std::vector<Reader> readers;
     readers.reserve(trained.size());
     for (const Trained& one : trained) readers.emplace_back(one.model, table, begin);
-    for (int64_t at = begin; at < end; at += kBlock) {
-      const int64_t n = std::min(kBlock, end - at);
-      Scratch scratch;  // all differences but the last are added here, in the L1 cache
+    for (int64_t at = begin, n = 0; at < end; at += n) {
+      n = std::min(kBlock, end - at);
+      if (at_once) {  // as many whole blocks as all models have in one place
+        int64_t plain = end - at;
+        for (Reader& reader : readers) plain = std::min(plain, reader.plain(at));
+        n = std::max(n, plain / kBlock * kBlock);
+      }
+      Scratch scratch;  // all groups but the last are added here, in the L1 cache
       const float* before = shifted(acc, at);
-      for (size_t k = 0; k < trained.size(); ++k) {
+      for (size_t first = 0, count = 0; first < trained.size(); first += count) {
+        count = together(trained, first);
         Fold run{};
-        run.in = readers[k].block(at, n);
-        run.base = shifted(trained[k].base, at);
+        run.count = static_cast<int>(count);
+        for (size_t k = 0; k < count; ++k) {
+          run.in[k] = readers[first + k].block(at, n);
+          run.weight[k] = trained[first + k].weight;
+        }
+        run.base = shifted(trained[first].base, at);
         run.acc = before;
         run.out = scratch.values;
-        run.weight = trained[k].weight;
         run.n = n;
         run.ahead = tuning().prefetch;
-        if (acc_out != nullptr && k + 1 == trained.size()) {
+        if (acc_out != nullptr && first + count == trained.size()) {
           run.out = acc_out + at;
           run.stream_out = past;
         }
         before = run.out;
-        const int32_t most = table.fold(run);
-        int32_t held = largest[k].load(std::memory_order_relaxed);
-        while (held < most && !largest[k].compare_exchange_weak(held, most, std::memory_order_relaxed)) {
-        }
+        int32_t most[kFolds];
+        table.fold(run, most);
+        for (size_t k = 0; k < count; ++k) raise(largest[first + k], most[k]);
       }
     }
   });

@@ -74,12 +74,15 @@ struct RowChange {
   const float* ask;  // the next stage will read a block here; it is prefetched
 };
 
-// out = acc + weight*(in - base). If acc is null, it counts as zero; if base is null, so does base. `out` may be acc
-// unless the stores bypass the caches.
+// out = acc + weight[0]*(in[0] - base) + ..., in this order. If acc is null, it counts as zero; if base is null, so
+// does base. `out` may be acc unless the stores bypass the caches.
+constexpr int kFolds = 4;  // models that one loop reads at once. Every one is a stream of memory, and caches follow few
 struct Fold {
-  const float *in, *base, *acc;
+  int count;  // 1, 2 or 4
+  const float* in[kFolds];
+  float weight[kFolds];
+  const float *base, *acc;
   float* out;
-  float weight;
   int64_t n, ahead;
   bool stream_out;  // stores that bypass the caches; `out` is aligned to 64 bytes
 };
@@ -111,7 +114,7 @@ struct Kernels {
   void (*coded[Optimizers::kCount])(const CodedBlock& block, const Hyper& hyper, const RandomKey& key, int64_t first);
   void (*widen_f16)(const uint16_t* in, float* out, int64_t n);
   void (*widen_bf16)(const uint16_t* in, float* out, int64_t n);
-  int32_t (*fold)(const Fold& run);         // returns the bits of the largest magnitude of in - base
+  void (*fold)(const Fold& run, int32_t* most);  // most[k]: the bits of the largest magnitude of in[k] - base
   uint32_t (*add_fixed)(const Fixed& run);  // returns at least the largest magnitude in `out`, and less than twice that
   void (*carry_fixed)(float* low, int32_t* high, int64_t n);
   // out = high*2^24 + low, rounded; no high: 0

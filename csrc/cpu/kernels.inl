@@ -102,7 +102,7 @@ constexpr Kernels made() {
   fill_rows(to, RowFormats{});
   to.widen_f16 = widen_f16_block;
   to.widen_bf16 = widen_bf16_block;
-  to.fold = fold_block;
+  to.fold = fold_run;
   to.add_fixed = add_fixed_block;
   to.carry_fixed = carry_fixed_block;
   to.settle_fixed = settle_fixed_block;

@@ -193,12 +193,14 @@ FASTAGG_FN W widening_product(W x, W y) {
 #endif
 }
 
-// Half a vector's floats, converted to double. It exists because GCC splits __builtin_convertvector of eight floats in
-// two.
+// Half a vector's floats, converted to double. It exists because GCC splits __builtin_convertvector of four or eight
+// floats in two, and takes the upper half through memory.
 typedef float HalfF __attribute__((vector_size(2 * kFloats)));
 FASTAGG_FN D widened(HalfF values) {
 #if defined(FASTAGG_512)
   return (D)_mm512_maskz_cvtps_pd(0xff, (__m256)values);
+#elif defined(FASTAGG_256VL) || defined(FASTAGG_256)
+  return (D)_mm256_cvtps_pd((__m128)values);
 #else
   return __builtin_convertvector(values, D);
 #endif

@@ -188,3 +188,34 @@ def test_two_vectors_set_aside_serve_every_round() -> None:
         server.receive_model(server.dispatch(turn % 4), torch.full((size,), float(turn)))
         seen.add(server.flat.data_ptr())
     assert server.version == 6 and len(seen) <= 4  # new memory would be at other places
+
+
+@pytest.mark.parametrize("differences", [False, True])
+@pytest.mark.parametrize("stream_from", [0, 1])
+def test_groups_of_models_in_one_loop(stream_from: int, differences: bool, tuning, isa) -> None:
+    """Up to four models with one base are read at once, over runs that end with the shortest array of any."""
+    tuning(stream_from=stream_from)
+    sizes = (5000, 1, 1024, 9000, 37)
+    model = {str(i): torch.linspace(-1.0, 1.0, n) for i, n in enumerate(sizes)}
+    for count in range(2, 8):
+        for bad in (None, count - 1):
+            ours, plain = servers = [fastagg.FedBuff(model, buffer_size=50) for _ in range(2)]
+            tasks = [[server.dispatch(client) for server in servers] for client in range(count - 4)]
+            for server in servers:  # a step: the others begin with another base
+                server.receive_model(server.dispatch("z"), {name: value + 0.5 for name, value in model.items()})
+                server.close_round()
+            tasks += [[server.dispatch(client) for server in servers] for client in range(len(tasks), count)]
+            answers = []
+            for client, (task, other) in enumerate(tasks):
+                trained = moved(task.params, client, torch.float32)
+                if client == bad:
+                    trained["3"][8999] = torch.inf
+                update = task.delta(trained)
+                answers.append((task, update if differences else trained, None))
+                if client != bad:
+                    plain.receive(client, update, other.version)
+            outcomes = ours.receive_models(answers, differences=differences)
+            assert [isinstance(one, fastagg.FastaggError) for one in outcomes] == [i == bad for i in range(count)]
+            for server in servers:
+                server.close_round()
+            assert ours.version == plain.version == 2 and torch.equal(ours.flat, plain.flat)

@@ -168,6 +168,8 @@ class AsyncController(ModelController):
         client, code = client_task.client.name, client_task.result.get_return_code()
         with self._taking:
             super()._process_result(client_task, fl_ctx)
+            if self._ended:  # FLARE hands back what was still out; `Traffic.end` says so of each
+                return
             self._traffic.forget(client)  # nothing, unless it failed or was refused
             try:
                 if self._busy.pop(client, None) is not None and code not in (None, ReturnCode.OK):

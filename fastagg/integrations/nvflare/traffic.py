@@ -75,6 +75,7 @@ class Traffic:
         self.session: Session
         self.numpy = False  # whether models travel as NumPy arrays
         self._open: dict[tuple[str, int], Dispatch] = {}  # by client and round: what it has not answered yet
+        self._shown: Dispatch | None = None  # an open task, whose views all tasks with the same model have
         self._window = Window()
         self._seen: set[str] = set()
         self._told: set[tuple[str, str]] = set()  # client, and what the log says of it once
@@ -116,6 +117,7 @@ class Traffic:
                     self.server.forget(self._id(client))
             task = self.server.dispatch(self._id(client))
             number = task.version if number is None else number
+            self._show(task)
             self._open[client, number] = task
         rounds = {"current_round": number}
         if self.versions is not None:
@@ -146,7 +148,7 @@ class Traffic:
             if isinstance(outcome, FastaggError):
                 self.log(f"fastagg: client {client}: refused: {outcome}")
                 raise outcome
-            del self._open[client, number]
+            self._ended((client, number))
             self._window.add(task, reply.metrics)
             if outcome.applied:
                 self.session.stepped()
@@ -210,7 +212,7 @@ class Traffic:
         with self._lock:
             for name, number in list(self._open):
                 if client in (None, name):
-                    task = self._open.pop((name, number))
+                    task = self._ended((name, number))
                     with suppress(FastaggError):
                         self.server.forget(task.client, task.version)
                     self.log(f"fastagg: client {name}: task {number} {why}")
@@ -226,6 +228,22 @@ class Traffic:
                 state = {**self.server.state_dict(copy=False), "session": self.session.state_dict()}
                 checkpoint.write(state, self.checkpoint)
                 self._saved = self.server.version
+
+    def _show(self, task: Dispatch) -> None:
+        """Give ``task`` the views of an open task with the same model: making them costs 3 calls for each array."""
+        shown = self._shown
+        if shown is not None and shown.incarnation == task.incarnation and shown.flat is task.flat:
+            task._views = shown.views
+        else:
+            self._shown = task
+
+    def _ended(self, key: tuple[str, int]) -> Dispatch:
+        """Remove a task that is no longer open. Views that no open task has are let go: they hold a whole model."""
+        task = self._open.pop(key)
+        if task is self._shown:
+            same = (other for other in self._open.values() if other.flat is task.flat)
+            self._shown = next(same, None)
+        return task
 
     def _id(self, client: str) -> str | int:
         if self.server.num_clients is None:
