@@ -26,7 +26,6 @@ from fastagg.sim.data import (
     digits,
     glue,
     leaf,
-    mathinstruct,
     mnist,
     newsgroups,
     npz,
@@ -71,7 +70,6 @@ LOADERS: dict[str, Callable[..., FederatedData]] = {
     "shakespeare": shakespeare.load,
     "glue": glue.load,
     "newsgroups": newsgroups.load,
-    "mathinstruct": mathinstruct.load,
     "npz": npz.load,
     "imagefolder": own.load_images,
 }

@@ -49,20 +49,19 @@ WIDTHS: dict[str, list[int]] = {
     "resnet18": [64, 128, 256, 512],
     "lstm": [8, 256],
     "transformer": [],
-    "causal-lm": [],
 }
 
 
 class Model(Section):
     """``widths``: hidden layers of the mlp, channels of the CNNs, embedding and hidden size of the lstm.
 
-    ``norm`` is for the cnn. With ``lora_rank`` (transformer, causal-lm) clients train and send only low-rank adapters
+    ``norm`` is for the cnn. With ``lora_rank`` (transformer) clients train and send only low-rank adapters
     and the classifier. For your own network use the name "module:function". The function is called with shape, classes
     and ``keywords``. It is stored as name "function" and ``call``. "given" stands for a model passed to run().
     """
 
     name: Literal[
-        "logistic", "mlp", "cnn", "femnist-cnn", "cifar-cnn", "resnet18", "lstm", "transformer", "causal-lm",
+        "logistic", "mlp", "cnn", "femnist-cnn", "cifar-cnn", "resnet18", "lstm", "transformer",
         "function", "given",
     ] = "mlp"  # fmt: skip
     widths: list[PositiveInt] = Field(default=[64])

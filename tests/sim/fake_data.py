@@ -174,11 +174,9 @@ def write_everything(folder):
     write_mrpc(folder)
     write_sst2(folder)
     write_newsgroups(folder)
-    write_math(folder)
 
 
 def write_models(folder):
     """Write tiny models under the names the recipes ask for."""
     save_pretrained(folder / "bert-base-uncased")
     save_pretrained(folder / "distilbert-base-uncased", "distilbert")
-    save_writer(folder / "Qwen2.5-1.5B-Instruct")

@@ -7,7 +7,7 @@ from fastagg.sim.client import LocalTrainer, LocalWork, evaluate
 from fastagg.sim.config import WIDTHS, Model
 from fastagg.sim.data.federated import Samples, Text
 from fastagg.sim.data.shakespeare import Alphabet
-from fastagg.sim.models import PLAIN, PRETRAINED, build
+from fastagg.sim.models import PLAIN, build
 
 
 @pytest.mark.parametrize(
@@ -104,5 +104,5 @@ def test_unfitting_models_are_refused():
 
 
 def test_every_model_of_a_recipe_is_built_somewhere():
-    assert set(WIDTHS) == {*PLAIN, "lstm", *PRETRAINED}
+    assert set(WIDTHS) == {*PLAIN, "lstm", "transformer"}
     assert all(Model(name=name).widths == widths for name, widths in WIDTHS.items())

@@ -9,7 +9,7 @@ from fastagg.sim.config import from_dict
 
 from .fake_data import write_everything, write_models
 
-TEXT = ("glue", "newsgroups", "mathinstruct")
+TEXT = ("glue", "newsgroups")
 
 
 @pytest.fixture(scope="module")

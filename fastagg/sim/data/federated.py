@@ -45,14 +45,12 @@ Score = Callable[[torch.nn.Module, Samples], tuple[float, float]]
 class Text:
     """Facts for a text model: inputs are tokens 0..vocabulary-1; ``padding`` fills short inputs.
 
-    ``pretrained`` is the folder of the model that the tokens belong to, or None. ``writes``: whether the model writes
-    text, so that every token has a label.
+    ``pretrained`` is the folder of the model that the tokens belong to, or None.
     """
 
     vocabulary: int
     padding: int | None = None
     pretrained: Path | None = None
-    writes: bool = False
 
 
 def batches(

@@ -178,26 +178,6 @@ class Newsgroups(Text):
     clients: PositiveInt = 20
 
 
-class MathInstruct(FromFolder):
-    """MathInstruct, split by the collections of its questions, tested on GSM8K; mathinstruct.load explains the keys."""
-
-    needs: ClassVar[str] = (
-        "MathInstruct/MathInstruct.json and gsm8k/test.jsonl (or saved by datasets, or parquet, in the same folders), "
-        "and the folder of the pretrained model"
-    )
-    name: Literal["mathinstruct"]
-    clients: PositiveInt = 10
-    alpha: PositiveFloat = 0.6
-    min_samples: PositiveInt = 2
-    pretrained: str = "Qwen2.5-1.5B-Instruct"
-    max_length: PositiveInt = 512
-    samples: PositiveInt | None = None
-    queries: PositiveInt = 100
-    query_length: PositiveInt = 64
-    test_samples: PositiveInt | None = None
-    new_tokens: PositiveInt = 256
-
-
 SECTIONS: dict[str, type[DataSection]] = {
     "digits": Digits,
     "synthetic": Synthetic,
@@ -209,7 +189,6 @@ SECTIONS: dict[str, type[DataSection]] = {
     "shakespeare": Shakespeare,
     "glue": Glue,
     "newsgroups": Newsgroups,
-    "mathinstruct": MathInstruct,
     "npz": Npz,
     "imagefolder": ImageFolder,
     "function": Function,
@@ -218,7 +197,7 @@ SECTIONS: dict[str, type[DataSection]] = {
 # The same classes written out, for pydantic and mypy.
 AnyData = (
     Digits | Synthetic | SyntheticLeaf | Mnist | Cifar10 | Cifar100
-    | Femnist | Shakespeare | Glue | Newsgroups | MathInstruct | Npz | ImageFolder | Function | Given
+    | Femnist | Shakespeare | Glue | Newsgroups | Npz | ImageFolder | Function | Given
 )  # fmt: skip
 
 

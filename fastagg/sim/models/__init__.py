@@ -25,7 +25,6 @@ PLAIN: dict[str, Callable[[Sequence[int], int, Sequence[int]], nn.Module]] = {
     "cifar-cnn": cifar_cnn,
     "resnet18": resnet18,
 }
-PRETRAINED = ("transformer", "causal-lm")
 
 
 @contextmanager
@@ -51,30 +50,26 @@ def build(
     """Return model ``name`` with weights from ``seed``. Torch's global generator does not change.
 
     widths: hidden layers of the MLP, channels of the CNNs, embedding and hidden size of the LSTM. ``text`` describes
-    the data's tokens, for "lstm", "transformer" and "causal-lm". lora_rank and lora_alpha are for the last two.
+    the data's tokens, for "lstm" and "transformer". lora_rank and lora_alpha are for the transformer.
     ConfigError if the name is unknown, or the model cannot be used with the data.
     """
     if norm != "batch" and name != "cnn":
         raise ConfigError(f"model.norm is for the model cnn, got {name!r}")
-    if lora_rank is not None and name not in PRETRAINED:
-        raise ConfigError(f"lora_rank is for the models {' and '.join(PRETRAINED)}, got {name!r}")
+    if lora_rank is not None and name != "transformer":
+        raise ConfigError(f"lora_rank is for the model transformer, got {name!r}")
     with seeded(seed):
         if name in PLAIN:
             if text is not None:
                 raise ConfigError(f'model {name!r} cannot read text, expected "lstm" or "transformer"')
             return cnn(shape, classes, widths, norm) if name == "cnn" else PLAIN[name](shape, classes, widths)
-        if name not in ("lstm", *PRETRAINED):
-            raise ConfigError(f"model {name!r} is unknown, expected {', '.join((*PLAIN, 'lstm', *PRETRAINED))}")
+        if name not in ("lstm", "transformer"):
+            raise ConfigError(f"model {name!r} is unknown, expected {', '.join((*PLAIN, 'lstm', 'transformer'))}")
         if text is None:
             raise ConfigError(f"model {name!r} needs text, the data's inputs are {tuple(shape)}")
-        if text.writes != (name == "causal-lm"):
-            raise ConfigError(f"model {name!r} does not fit this data: causal-lm and mathinstruct need each other")
         if name == "lstm":
             from fastagg.sim.models.lstm import NextCharacter
 
             return NextCharacter(text.vocabulary, classes, widths)
         from fastagg.sim.models import transformer
 
-        if name == "causal-lm":
-            return transformer.writer(text, lora_rank, lora_alpha)
         return transformer.classifier(text, classes, lora_rank, lora_alpha)

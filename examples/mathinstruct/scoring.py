@@ -44,7 +44,7 @@ class FinalNumbers:
         for row, (tokens, start) in enumerate(zip(x, starts.tolist(), strict=True)):
             prompts[row, longest - start :] = tokens[:start]
             mask[row, longest - start :] = 1
-        out = module.generate(prompts, mask, self.new_tokens)
+        out = module.generate(prompts, mask, self.new_tokens, self.tokenizer.pad_token_id)
         texts: list[str] = self.tokenizer.batch_decode(out[:, longest:], skip_special_tokens=True)
         return texts
 

@@ -1,21 +1,37 @@
-"""Models that write solutions: what is trained on, what is distilled on, and how an answer is scored."""
+"""examples/mathinstruct: what is trained on, what is distilled on, and how an answer is scored."""
+
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from fastagg.errors import ConfigError, DataError
-from fastagg.sim.build import build_data, build_model, split_unlabelled
-from fastagg.sim.config import Model, from_dict
+from fastagg.errors import DataError
+from fastagg.sim import tables
+from fastagg.sim.build import build_data, split_unlabelled
+from fastagg.sim.config import from_dict
 from fastagg.sim.data.federated import Samples
-from fastagg.sim.data.sections import SECTIONS
-from fastagg.sim.generation import IGNORED, FinalNumbers, same_number
+from fastagg.sim.data.sections import Function
 from fastagg.sim.simulation import run
 
-from .fake_data import save_writer, write_math, write_rte
+from .fake_data import save_writer, write_math
 from .test_resume import Killed, KilledAt, same
 
-KEYS = {"name": "mathinstruct", "clients": 4, "pretrained": "tiny", "max_length": 96, "queries": 8, "query_length": 30}
-KEYS |= {"new_tokens": 4}
+HERE = Path(__file__).parents[2] / "examples" / "mathinstruct"
+KEYS = {"pretrained": "tiny", "max_length": 96, "queries": 8, "query_length": 30, "new_tokens": 4}
+IGNORED = -100
+
+
+@pytest.fixture(autouse=True)
+def scoring(monkeypatch):
+    """The example is run in its folder."""
+    monkeypatch.chdir(HERE)
+    monkeypatch.syspath_prepend(str(HERE))
+    import scoring
+
+    yield scoring
+    for name in ("scoring", "solutions"):
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize(
@@ -29,8 +45,8 @@ KEYS |= {"new_tokens": 4}
         ("", "", False),
     ],
 )
-def test_the_last_number_counts(written, wanted, equal):
-    assert same_number(written, wanted) is equal
+def test_the_last_number_counts(scoring, written, wanted, equal):
+    assert scoring.same_number(written, wanted) is equal
 
 
 class Digits:
@@ -48,15 +64,15 @@ class Doubling(torch.nn.Module):
     def forward(self, tokens):
         return torch.zeros(*tokens.shape, 10)
 
-    def generate(self, tokens, mask, most):
+    def generate(self, tokens, mask, most, padding):
         assert mask[:, -1].all() and (tokens[mask == 0] == 0).all()  # padding lies on the left
         return torch.cat([tokens, 2 * tokens[:, -1:]], dim=1)
 
 
-def test_accuracy_is_the_share_of_right_numbers_and_loss_that_of_the_solutions():
+def test_accuracy_is_the_share_of_right_numbers_and_loss_that_of_the_solutions(scoring):
     x = torch.tensor([[5, 3, 6, 0], [4, 8, 0, 0], [1, 1, 2, 4]])
     y = torch.tensor([[IGNORED, 6, IGNORED, IGNORED], [8, IGNORED, IGNORED, IGNORED], [IGNORED, IGNORED, 4, 5]])
-    accuracy, loss = FinalNumbers(Digits(), 1, batch_size=2)(Doubling(), Samples(x, y))
+    accuracy, loss = scoring.FinalNumbers(Digits(), 1, batch_size=2)(Doubling(), Samples(x, y))
     assert accuracy == pytest.approx(2 / 3)  # 3 -> 6 and 4 -> 8 are right, 2 -> 4 is not 5
     assert loss == pytest.approx(torch.log(torch.tensor(10.0)).item())
 
@@ -69,7 +85,8 @@ def folder(tmp_path):
 
 
 def maths(folder, **changes):
-    return SECTIONS["mathinstruct"].model_validate({**KEYS, "dir": str(folder), **changes})
+    keywords = {**KEYS, **changes}
+    return Function(name="function", call="solutions:load", clients=4, dir=str(folder), keywords=keywords)
 
 
 def test_only_solutions_have_labels_and_they_are_the_next_tokens(folder):
@@ -98,12 +115,12 @@ def test_queries_are_kept_out_of_training_and_distilled_on(folder):
     assert not torch.equal(build_data(maths(folder), seed=1).unlabelled, queries)
 
 
-def values_of(folder, algorithm, **model):
+def values_of(folder, algorithm):
     return {
         "name": "writer",
         "algorithm": algorithm,
         "data": maths(folder, test_samples=4, samples=24).model_dump(),
-        "model": {"name": "causal-lm", **model},
+        "model": {"name": "solutions:writer", "keywords": {"pretrained": str(folder / "tiny")}},
         "client": {"lr": 1e-2, "batch_size": 4, "optimizer": "adamw"},
         "delay": {"name": "size-tied"},
         "participation": {"rule": "concurrency", "concurrency": 2},
@@ -112,12 +129,9 @@ def values_of(folder, algorithm, **model):
     }
 
 
-@pytest.mark.parametrize("lora_rank", [None, 1])
-def test_a_run_learns_distils_and_resumes(folder, tmp_path, lora_rank):
-    if lora_rank is not None:
-        pytest.importorskip("peft")
+def test_a_run_learns_distils_and_resumes(folder, tmp_path):
     algorithm = {"name": "FedEcho", "buffer_size": 2, "cache": "int8"}
-    config = from_dict(values_of(folder, algorithm, lora_rank=lora_rank), "test")
+    config = from_dict(values_of(folder, algorithm), "test")
     result = run(config, tmp_path / "whole")
     assert result.summary["distillation"]["flushes"] == 3
     assert result.rows[-1].loss < result.rows[0].loss
@@ -127,15 +141,11 @@ def test_a_run_learns_distils_and_resumes(folder, tmp_path, lora_rank):
     same(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_data_and_models_that_do_not_go_together_are_refused(folder):
-    data = build_data(maths(folder), seed=0)
-    for name in ("transformer", "lstm"):
-        with pytest.raises(ConfigError, match="need each other"):
-            build_model(Model(name=name), data, seed=0)
-    write_rte(folder)
-    glue = SECTIONS["glue"](name="glue", task="rte", dir=str(folder), clients=2, pretrained="tiny", max_length=8)
-    with pytest.raises(ConfigError, match="need each other"):
-        build_model(Model(name="causal-lm"), build_data(glue, seed=0), seed=0)
+def test_the_papers_table_names_what_the_example_has():
+    found = tables.load("fedecho-table5.toml")
+    assert [cell.method for cell in found.cells] == ["FedBuff", "CA2FL", "FedAC", "FADAS", "FedEcho"]
+    with pytest.raises(DataError, match="no MathInstruct in "):
+        build_data(from_dict(found.cells[0].values, "test").data, seed=0)
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from scoring import IGNORED, FinalNumbers
+from torch import Tensor, nn
 
 from fastagg._types import Foreign
-from fastagg.errors import DataError
+from fastagg.errors import ConfigError, DataError
 from fastagg.sim.data.federated import FederatedData, Samples, Text
 from fastagg.sim.data.files import places, read_table
 from fastagg.sim.data.tokens import find_pretrained, load_tokenizer
-from fastagg.sim.generation import IGNORED, FinalNumbers
 from fastagg.sim.partition import dirichlet_split
 from fastagg.sim.seeds import generator
 
@@ -36,8 +37,9 @@ class Solutions:
 
 
 def load(
-    folder: Path, clients: int, alpha: float, seed: int, min_samples: int, pretrained: str, max_length: int,
-    samples: int | None, queries: int, query_length: int, test_samples: int | None, new_tokens: int,
+    clients: int, seed: int, pretrained: str, dir: str = ".", alpha: float = 0.6, min_samples: int = 2,
+    max_length: int = 512, samples: int | None = None, queries: int = 100, query_length: int = 64,
+    test_samples: int | None = None, new_tokens: int = 256,
 ) -> FederatedData:  # fmt: skip
     """Return ``samples`` of MathInstruct, split by Dirichlet(alpha) on the collections they are from.
 
@@ -47,6 +49,7 @@ def load(
 
     DataError if files are missing or damaged. ConfigError if transformers is not installed.
     """
+    folder = Path(dir).expanduser()
     train, test = _mathinstruct(folder), _gsm8k(folder)
     model = find_pretrained(folder, pretrained)
     tokenizer = load_tokenizer(model)
@@ -63,10 +66,42 @@ def load(
         [Samples(encoded.x[part], encoded.y[part]) for part in parts],
         _encoded(test, tested, tokenizer, max_length, test_samples)[1],
         len(tokenizer),
-        Text(len(tokenizer), tokenizer.pad_token_id, model, writes=True),
+        Text(len(tokenizer), tokenizer.pad_token_id, model),
         unlabelled=asked,
         score=FinalNumbers(tokenizer, new_tokens),
     )
+
+
+class Writer(nn.Module):
+    """A transformers model that takes tokens [batch, length] and returns logits [batch, length, vocabulary]."""
+
+    def __init__(self, model: Foreign) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        # No mask is needed: causal attention ignores later tokens, and padding comes last.
+        logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits
+        return logits
+
+    def generate(self, tokens: Tensor, mask: Tensor, most: int, padding: int) -> Tensor:
+        """Return ``tokens`` [batch, length], padded on the left, and up to ``most`` more, each the likeliest."""
+        settings = {"max_new_tokens": most, "do_sample": False, "pad_token_id": padding}
+        written: Tensor = self.model.generate(input_ids=tokens, attention_mask=mask, **settings)
+        return written
+
+
+def writer(shape: tuple[int, ...], classes: int, pretrained: str) -> nn.Module:
+    """Load the model in the folder ``pretrained``. ConfigError without transformers, DataError if it is unreadable."""
+    try:
+        from transformers import AutoModelForCausalLM
+    except ImportError:
+        raise ConfigError('the model needs transformers: pip install "fastagg[nlp]"') from None
+    try:
+        folder = Path(pretrained).expanduser()
+        return Writer(AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32))
+    except Exception as error:  # torch, safetensors and transformers raise different errors
+        raise DataError(f"no readable model in {pretrained}: {error}") from error
 
 
 def _mathinstruct(folder: Path) -> Solutions:
