@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import multiprocessing
 import random
 import shutil
@@ -45,15 +46,25 @@ class Processes:
         process.start()
         return process
 
-    def check(self) -> None:
-        for name, process in self.running.items():
-            if process.exitcode is not None:
-                raise SystemExit(f"{name} ended by itself")
+    def check(self, name: tuple[str, int]) -> None:
+        if self.running[name].exitcode is not None:
+            raise SystemExit(f"{name} ended by itself")
 
     def kill(self, name: tuple[str, int]) -> None:
-        self.check()
+        self.check(name)
         self.running[name].kill()
         self.running[name].join()
+
+    def again(self, name: tuple[str, int]) -> None:
+        self.kill(name)
+        self.running[name] = self.begun(name)
+
+    async def sums(self, place: roles.Place, many: int) -> None:
+        """Wait for so many sums, while nobody is killed."""
+        while await counted(place) < many:
+            for name in self.running:
+                self.check(name)
+            await asyncio.sleep(0.1)
 
 
 async def sums(place: roles.Place, until: int | None) -> list[dict[str, Any]]:
@@ -100,24 +111,28 @@ async def counted(place: roles.Place) -> int:
 async def drive(url: str, folder: Path, kills: int, every: float, seed: int) -> None:
     place = await roles.Place(url, folder).enter()
     await place.prepare()
-    processes, chosen, began = Processes(url, folder), random.Random(seed), time.monotonic()
-    for number in range(kills):
-        await asyncio.sleep(chosen.expovariate(1 / every))
-        name = chosen.choice(list(processes.running))
+    processes, chosen = Processes(url, folder), random.Random(seed)
+    await processes.sums(place, roles.LEAVES)
+    began, left, done = time.monotonic(), iter(range(kills)), itertools.count(1)
+
+    async def disturb(name: tuple[str, int]) -> None:
+        """Kill one of the processes again and again. It does not care what the others do, or whether they live."""
+        while True:
+            await asyncio.sleep(chosen.expovariate(1 / (every * len(processes.given))))
+            if next(left, None) is None:
+                return
+            await asyncio.to_thread(processes.again, name)  # others are killed at the same time
+            if chosen.random() < 0.2 and (old := await place.last("SUMS", "SUMS.*")):  # a sum comes twice
+                await place.say(f"SUMS.{old['leaf']}", **old)
+            if (number := next(done)) % 100 == 0:
+                print(f"{number} kills, {await counted(place)} sums, {time.monotonic() - began:.0f} s", flush=True)
+
+    await asyncio.gather(*map(disturb, processes.given))
+    took = time.monotonic() - began
+    await processes.sums(place, await counted(place) + 10 * roles.LEAVES)  # it goes on by itself
+    for name in processes.given:
         processes.kill(name)
-        processes.running[name] = processes.begun(name)
-        if chosen.random() < 0.2 and (old := await place.last("SUMS", "SUMS.*")):  # a sum comes twice
-            await place.say(f"SUMS.{old['leaf']}", **old)
-        if number % 100 == 99:
-            print(f"{number + 1} kills, {await counted(place)} sums, {time.monotonic() - began:.0f} s", flush=True)
-    enough = await counted(place) + 10 * roles.LEAVES  # it goes on by itself
-    while await counted(place) < enough:
-        processes.check()
-        await asyncio.sleep(0.1)
-    for name in processes.running:
-        processes.running[name].kill()
-        processes.running[name].join()
-    print(f"{kills} kills in {time.monotonic() - began:.0f} s")
+    print(f"{kills} kills in {took:.0f} s")
     await compare(place)
 
 
