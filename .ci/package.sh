@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Tests what a user installs: the wheel built from the source distribution, in new environments. Takes WORKDIR for its
-# files and that wheel. With the core only, a step works. Without the command line's packages, the command names them.
-# With the oldest versions that pyproject.toml allows, the command line and a run work.
+# Tests what a user installs: the wheel, in new environments. Takes WORKDIR for its files and that wheel. With the core
+# only, a step works. Without the command line's packages, the command names them. With the oldest versions that pyproject.toml allows, the command line and a run work.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 here=$(pwd) work=$1 wheel=$2

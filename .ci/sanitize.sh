@@ -23,10 +23,8 @@ done
 test "$(uname -m)" != x86_64 || test "$(wc -w <<<"$tables")" = 4
 
 # The engine without Python: its operations, failed allocations, and damaged bytes of a log.
-cmake -S . -B "$build/engine" -G Ninja -DFASTAGG_MODULE=OFF -DFASTAGG_CUDA=OFF \
-  -DFASTAGG_ENGINE_TESTS_SANITIZE=address,undefined >"$build.log" || { cat "$build.log"; exit 1; }
-cmake --build "$build/engine" --target fastagg_engine_tests >>"$build.log" || { cat "$build.log"; exit 1; }
-ASAN_OPTIONS=alloc_dealloc_mismatch=0 "$build/engine/fastagg_engine_tests"
+cmake --build "$build" --target fastagg_engine_tests >>"$build.log" || { cat "$build.log"; exit 1; }
+ASAN_OPTIONS=alloc_dealloc_mismatch=0 "$build/fastagg_engine_tests"
 
 rm -rf "$build/package"
 mkdir -p "$build/package"

@@ -172,7 +172,9 @@ class Ledger {
   }
   bool is_known(int64_t place) const { return last_sent(place) >= 0; }
   // Whether the client of that lease still has its place. A place without a client has no token, so it is asked first.
-  bool is_there(const Due& one) const { return one.place >= 0 && is_known(one.place) && token_of(one.place) == one.token; }
+  bool is_there(const Due& one) const {
+    return one.place >= 0 && is_known(one.place) && token_of(one.place) == one.token;
+  }
   int64_t place_of(const ClientId& id) const;  // -1: unknown
   int64_t place_for(const ClientId& id);       // creates the place for a new client
   int64_t known_place(const ClientId& id) const;
