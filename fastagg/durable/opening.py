@@ -19,7 +19,7 @@ from fastagg.durable.disk import Disk
 from fastagg.durable.folder import LOCK, PARTIAL, Checkpoint, Contents, checkpoint_name, contents
 from fastagg.durable.keeper import EVERY, Keeper
 from fastagg.durable.log import Durability, Log, begin_journal
-from fastagg.durable.recovery import Recovered, check_made, made_of, no_server, recover
+from fastagg.durable.recovery import End, Recovered, check_made, made_of, no_server, recover
 from fastagg.durable.uploads import Uploads
 from fastagg.errors import Busy, CheckpointError, ConfigError
 from fastagg.rules.names import words
@@ -129,14 +129,14 @@ def locked(disk: Disk) -> int:
 def open_on(
     disk: Disk, make: Callable[[], Server], durability: Durability, *, keep: int = 2, checkpoint_every: int = EVERY,
     segment: int = SEGMENT, check: bool = False, keep_history: bool = False, hash_payloads: bool = False,
-    lock: int | None = None, until: int | None = None, log_of: Callable[..., Log] = Log,
+    lock: int | None = None, until: End | None = None, log_of: Callable[..., Log] = Log,
 ) -> Server:  # fmt: skip
     """:func:`open` for a folder on ``disk``.
 
     Args:
         segment: the bytes of the largest segment of the log.
         lock: the folder's, if the caller has locked it. It is given back with the server, or if the opening fails.
-        until: go on after this record, and remove all later ones: the logs of other slices do not have them.
+        until: go on from there, and remove all later records: the logs of other slices do not have them.
         log_of: makes the server's log.
     """
     _checks.whole("keep", keep, least=1)
@@ -179,7 +179,7 @@ class _Opened(NamedTuple):
 
 
 def _opened(
-    disk: Disk, make: Callable[[], Server], keep: int, every: int, check: bool, until: int | None
+    disk: Disk, make: Callable[[], Server], keep: int, every: int, check: bool, until: End | None
 ) -> _Opened:  # fmt: skip
     found = contents(disk)
     if not found.checkpoints:

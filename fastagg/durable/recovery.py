@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from fastagg import _checks
@@ -47,6 +47,16 @@ class Lost(NamedTuple):
         return f"{which}: lost: {self.why}"
 
 
+class End(NamedTuple):
+    """What the logs of all slices have (fastagg/shards/logs.py): records up to ``last``, but for the ``lost`` ones."""
+
+    last: int
+    lost: Sequence[tuple[int, int]] = ()  # the first one's number, and how many
+
+    def has_lost(self, record: int) -> bool:
+        return any(first <= record < first + count for first, count in self.lost)
+
+
 class Recovered(NamedTuple):
     """The result of a recovery."""
 
@@ -60,13 +70,13 @@ class Recovered(NamedTuple):
 
 
 def recover(
-    disk: Disk, found: Contents, make: Callable[[Checkpoint], Server], *, check: bool = False, until: int | None = None
+    disk: Disk, found: Contents, make: Callable[[Checkpoint], Server], *, check: bool = False, until: End | None = None
 ) -> Recovered:  # fmt: skip
     """Restore the server that ``make`` makes for a checkpoint, without limits of tasks. ``check``: look at all rows on
     a disk, not at a sample.
 
     Args:
-        until: the last record that is executed; None: all are. A slice's server executes all of them, or is refused.
+        until: what is executed; None: all that can be. A slice's server executes what all slices have, or is refused.
 
     Raises:
         CheckpointError: the folder is damaged. ConfigError: ``make`` makes a server that differs from the folder's.
@@ -85,8 +95,9 @@ def recover(
         raise CheckpointError(f"{path}: the checkpoint is damaged: {type(error).__name__}: {error!s:.200}") from error
     replay = Replay(server, disk, found)
     replay.all(reader, until)
-    if until is not None and (replay.lost or reader.last != until):
-        why = "; ".join(map(str, replay.lost)) or f"its log ends with record {reader.last}, expected {until}"
+    own = [lost for lost in replay.lost if until is not None and not until.has_lost(lost.first)]
+    if until is not None and (own or reader.last != until.last):
+        why = "; ".join(map(str, own)) or f"its log ends with record {reader.last}, expected {until.last}"
         raise CheckpointError(f"{disk.path}: {why}")
     return Recovered(
         server, reader, checkpoint, replay.counts, {**checkpoint.uploads, **replay.uploads},
@@ -111,11 +122,11 @@ def newest(disk: Disk, found: Contents) -> tuple[Checkpoint, list[int]]:
     raise CheckpointError("; ".join(wrong) or f"{disk.path}: no checkpoint is in it")
 
 
-def last_record(disk: Disk) -> int:
-    """Return the number of the last record that a folder's log has.
+def end_of(disk: Disk) -> End:
+    """Return the last record of a folder's log, and which behind its newest whole checkpoint are damaged.
 
     Raises:
-        CheckpointError: the folder is damaged.
+        CheckpointError: no checkpoint is whole.
     """
     found = contents(disk)
     manifest = None
@@ -126,11 +137,12 @@ def last_record(disk: Disk) -> int:
     if manifest is None:
         raise CheckpointError(f"{disk.path}: no whole checkpoint is in it")
     reader = read_log(disk, found, Checkpoint(sequence, manifest, {}))
-    while reader.next() is not None:
-        pass
-    if (lost := reader.skip_lost()) is not None:
-        raise CheckpointError(f"{disk.path}: record {lost[0]} of its log is damaged, and it was on the disk")
-    return int(reader.last)
+    lost: list[tuple[int, int]] = []
+    while True:
+        if reader.next() is None:
+            if (skipped := reader.skip_lost()) is None:
+                return End(int(reader.last), lost)
+            lost.append((int(skipped[0]), int(skipped[1])))
 
 
 def load_into(server: Server, state: State) -> None:
@@ -197,14 +209,17 @@ class Replay:
         self.uploads: dict[int, int] = {}
         self.lost: list[Lost] = []
 
-    def all(self, reader: Native, until: int | None = None) -> None:
-        """Execute all operations that a reader gives, up to record ``until``.
+    def all(self, reader: Native, until: End | None = None) -> None:
+        """Execute all operations that a reader gives, or what all slices have.
 
         Raises:
             CheckpointError: an operation would have another outcome than it had: the server's rule is another one.
         """
-        while until is None or reader.last < until:
+        while until is None or reader.last < until.last:
             record = reader.next()
+            if record is not None and until is not None and until.has_lost(record.sequence):
+                self._pass_over(record.sequence, 1, "damaged in another slice", None, is_whole=False)
+                continue
             if record is not None:
                 self.one(record)
                 continue
@@ -212,7 +227,8 @@ class Replay:
             if skipped is None:
                 return
             first, count, claimed = skipped
-            said = None if claimed is None else claimed.operation
+            # All slices pass over it alike, so what one of them could still read of it does not count.
+            said = None if claimed is None or until is not None else claimed.operation
             self._pass_over(first, count, "damaged, and it was on the disk", said, is_whole=False)
 
     def one(self, record: Native) -> None:

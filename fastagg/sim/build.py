@@ -319,11 +319,11 @@ def build_delays(config: c.Config, sizes: Sequence[int], parameters: int) -> Del
         delays = Exponential(seed, delay.mean, clients, delay.spread)
     if delay.steps is not None:
         delays = PerStep(delays, delay.steps)
+    if delay.suspension:  # before the transmission: a hang is at most as long as the longest training
+        delays = Suspension(delays, seed, delay.suspension)
     if delay.speed is not None or delay.up is not None:
         down, up = (0.0 if speed is None else size / speed for speed in (delay.speed, delay.up))
         delays = Transmission(delays, seed, down, delay.jitter, up, clients=clients, spread=delay.bandwidth_spread)
-    if delay.suspension:
-        delays = Suspension(delays, seed, delay.suspension)
     return delays
 
 

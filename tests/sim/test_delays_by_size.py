@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastagg.errors import ConfigError
+from fastagg.sim.build import build_delays
 from fastagg.sim.delays import SIZE_TIED_TABLES, Exponential, SizeTied, Suspension, Transmission
 from fastagg.sim.simulation import Simulation, run
 
@@ -79,6 +80,16 @@ def test_transmission_time_follows_the_model_and_the_speed(tiny):
     parameters = (64 + 1) * 8 + (8 + 1) * 10
     assert delays(speed=100.0) - delays() == pytest.approx(4 * parameters / 100.0)
     assert delays(speed=100.0) - delays(speed=200.0) == pytest.approx(4 * parameters / 200.0)
+
+
+def test_a_hang_is_as_long_as_a_training_at_most_however_slow_the_network(tiny):
+    def times(**changes):
+        config = tiny({"delay": {"name": "exponential", "suspension": 0.5, **changes}})
+        delays = build_delays(config, [1] * 3, parameters=1000)
+        return np.array([delays.duration(client, number) for number in range(20) for client in range(3)])
+
+    alone, sent = times(), times(speed=10.0, jitter=0.0)
+    assert sent - alone == pytest.approx(sent[0] - alone[0]) and sent[0] - alone[0] > 10 * alone.max()
 
 
 @pytest.mark.parametrize("build", [lambda: SizeTied([1, 2], 0, "huge"), lambda: SizeTied([1], 0, gamma=-1.0),
