@@ -89,9 +89,7 @@ class Answers:
             except FastaggError:  # of a type that no update has; or the other way says what is wrong
                 pass
         update = trained if is_difference else task.delta(trained)
-        answer = self.of(layout.parse(update), said, num_samples)
-        answer.is_difference = self.parts.on_host
-        return answer
+        return self.of(layout.parse(update), said, num_samples)
 
     def of_sum(self, partial: Partial, said: Said) -> Native:
         """Return a leaf's sum as an answer."""
