@@ -15,7 +15,7 @@ END
 chmod +x "$build/compiler"
 cmake -S . -B "$build" -G Ninja -DCMAKE_SYSTEM_NAME=Darwin -DCMAKE_SYSTEM_PROCESSOR=arm64 \
   -DCMAKE_CXX_COMPILER="$build/compiler" -DCMAKE_INSTALL_NAME_TOOL="$(command -v true)" -DCMAKE_AR="$(command -v true)" \
-  -DCMAKE_CXX_FLAGS_RELEASE=-O0 -DFASTAGG_DEVELOPER=ON -DFASTAGG_TRACE=ON -DPython_EXECUTABLE="$(command -v python)" \
+  -DCMAKE_CXX_FLAGS_RELEASE=-O1 -DFASTAGG_DEVELOPER=ON -DFASTAGG_TRACE=ON -DPython_EXECUTABLE="$(command -v python)" \
   -Dpybind11_DIR="$(python -m pybind11 --cmakedir)" >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
 cmake --build "$build" >>"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
 python - "$build"/_native*.so "$build/fastagg_trace" <<'PY'
