@@ -96,7 +96,7 @@ def recover(
     replay = Replay(server, disk, found)
     replay.all(reader, until)
     own = [lost for lost in replay.lost if until is not None and not until.has_lost(lost.first)]
-    if until is not None and (own or reader.last != until.last):
+    if until is not None and (own or reader.last < until.last):  # it is beyond only where it passed over lost records
         why = "; ".join(map(str, own)) or f"its log ends with record {reader.last}, expected {until.last}"
         raise CheckpointError(f"{disk.path}: {why}")
     return Recovered(
