@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from stderr import said
 from typer.testing import CliRunner
 
 from fastagg import _extras, cli, quick
@@ -63,7 +64,7 @@ def refused(*arguments: object) -> str:
     result = invoke(*arguments)
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
-    lines = result.stderr.splitlines()
+    lines = said(result.stderr)
     assert len(lines) == 1
     assert lines[0].startswith("error: ")
     return lines[0]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from stderr import said
 
 from fastagg.server import checkpoint
 from fastagg.sim.config import to_toml
@@ -43,9 +44,10 @@ def fastagg(folder, *arguments, limit=None):
 def check_refusal(done, *parts):
     """One line that says what could not be written and why, and nothing else."""
     assert done.returncode == 2, done.stderr
-    assert done.stderr.count("\n") == 1 and done.stderr.startswith("error: "), done.stderr
+    lines = said(done.stderr)
+    assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
     for part in (*parts, "File too large"):
-        assert part in done.stderr
+        assert part in lines[0]
 
 
 def names(folder):
@@ -101,7 +103,7 @@ def test_a_comparison(tiny, tmp_path, jobs):
     command = ["compare", "mine.toml", "--seeds", "2", "-j", jobs, "--out", "out"]
     done = fastagg(tmp_path, *command, limit=10 * KB)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    *cells, last = done.stderr.splitlines()
+    *cells, last = said(done.stderr)
     assert sorted(line.partition(":")[0] for line in cells) == ["tiny/seed0", "tiny/seed1"]
     assert all(line.endswith("checkpoint could not be written: [Errno 27] File too large") for line in cells)
     assert last.startswith("error: 2 of 2 runs failed")
@@ -117,5 +119,5 @@ def test_where_not_even_a_temporary_file_fits(tiny, tmp_path, monkeypatch):
     (tmp_path / "mine.toml").write_text(to_toml(tiny()))
     done = fastagg(tmp_path, "run", "mine.toml", "--out", "out", limit=0)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: ")  # joblib warns before it
+    assert said(done.stderr)[-1].startswith("error: ")  # joblib warns before it
     assert not (tmp_path / "out").exists() or names(tmp_path / "out") == []

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from stderr import said
 
 from fastagg.sim import progress
 from fastagg.sim.metrics import Row
@@ -64,6 +65,7 @@ def test_without_a_terminal_it_is_a_line_every_thirty_seconds(tiny, clock):
     assert [line for line in lines if "left" in line or "%" in line][:3] == lines[:3]
     assert [re.match(r"0 of 2 runs, 1 running: (\d+)% after", line)[1] for line in lines[:3]] == ["15", "30", "45"]
     assert lines[3] == f"{first.name}: 50.0%, 60.0 s" and len(lines) == 4
+    assert said(console.file.getvalue()) == lines[3:]
     assert re.search(r", [23] min left$", lines[2])  # 110 s more at this pace
 
 
@@ -76,6 +78,7 @@ def test_a_run_says_its_version_and_accuracy(clock):
             bar.evaluated(Row(version, 1.0, 1, 0.5, 1.0, 0.0, 0))
     lines = console.file.getvalue().splitlines()
     assert len(lines) == 3 and lines[-1].startswith("FADAS: one: version 1, accuracy 50.0%: 30% after")
+    assert said(console.file.getvalue()) == []
 
 
 def test_a_failed_run_is_said_in_one_line(tiny):
