@@ -323,6 +323,7 @@ struct Parsed {
   double total = -1.0;
   std::shared_ptr<log::Blob> blob;
   bool is_private = false;
+  bool is_difference = false;  // of a trained model from its base: it is added as a model is, and not measured
 };
 
 Arrival arrival_of(const Server& server, const Parsed& parsed) {
@@ -351,6 +352,8 @@ Arrival arrival_of(const Server& server, const Parsed& parsed) {
     py::object flat = parsed.base.attr("flat");
     arrival.base = vector_of(flat).data;
     arrival.base_owner = owner_of(std::move(flat));
+  } else if (parsed.is_difference) {
+    arrival.kind = Arrival::kModel;
   }
   return arrival;
 }
@@ -709,7 +712,8 @@ void bind_engine(py::module_& m) {
       .def_readwrite("count", &Parsed::count)
       .def_readwrite("total", &Parsed::total)
       .def_readwrite("blob", &Parsed::blob)
-      .def_readwrite("is_private", &Parsed::is_private);
+      .def_readwrite("is_private", &Parsed::is_private)
+      .def_readwrite("is_difference", &Parsed::is_difference);
   // a function, because of memory that runs out (extension.cpp)
   m.def(
       "answer",

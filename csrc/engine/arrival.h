@@ -34,7 +34,7 @@ struct Receipt {
 struct Arrival {
   enum Kind {
     kUpdate,  // a delta or a gradient
-    kModel,   // a trained model, which is taken less `base`
+    kModel,   // a trained model, which is taken less `base`; or the difference itself, without one
     kSum,     // of several clients' updates, each of them weighed already
     kRow,     // an update as the encoded row that it became, from a log
     kClose,   // the end of a round: a step along what has come

@@ -9,11 +9,11 @@ from typing import Any, cast
 from torch import Tensor
 
 from fastagg import _checks, lora
-from fastagg._types import Arrays
+from fastagg._types import Arrays, Native
 from fastagg.errors import ConfigError, FastaggError, UnknownVersion
 from fastagg.rules.names import Kind
 from fastagg.server.dispatch import Dispatch
-from fastagg.server.server import Answer, Outcome, Server
+from fastagg.server.server import Outcome, Server
 
 KINDS = ("model", "difference", "delta", "gradient", "lora")
 
@@ -63,38 +63,65 @@ class Reply:
         return cls(arrays, **more)
 
 
-def take(server: Server, answers: Sequence[tuple[Dispatch, Reply]]) -> list[Outcome]:
-    """Pass answers to the server. Models take one pass over memory for each step.
+@dataclass(frozen=True)
+class Ready:
+    """A reply of which all is checked but the numbers of its parameters. ``model`` is what the server adds; None: the
+    reply is no trained model, and is received by itself."""
+
+    task: Dispatch
+    reply: Reply
+    model: tuple[Native, Arrays] | None
+
+
+def ready(server: Server, task: Dispatch, reply: Reply) -> Ready:
+    """Check a reply before it is added.
+
+    Raises:
+        FastaggError: it is refused.
+    """
+    if reply.version not in (None, task.version):
+        raise UnknownVersion(f"it is from version {reply.version}, its task was version {task.version}")
+    if (reply.kind == "gradient") != (server.update_kind == "gradient"):
+        raise ConfigError(f"this server takes updates of kind {server.update_kind!r}, got one of kind {reply.kind!r}")
+    differs = reply.kind == "difference"
+    if not differs and (reply.kind != "model" or reply.control is not None):
+        return Ready(task, reply, None)
+    arrays = task.from_difference(reply.arrays) if differs else reply.arrays
+    return Ready(task, reply, server._read_model(task, arrays, reply.samples, difference=differs))
+
+
+def add(server: Server, given: Sequence[Ready]) -> list[Outcome]:
+    """Pass replies to the server. Models take one pass over memory for each step.
 
     Returns:
-        For each answer its receipt, or the error that refused it. A refused answer changes nothing.
+        For each its receipt, or the error that refused it. A refused reply changes nothing.
     """
+    found: dict[int, Outcome] = {}
+    for i, one in enumerate(given):
+        if one.model is None:
+            try:
+                found[i] = _received(server, one.task, one.reply)
+            except FastaggError as error:
+                found[i] = error
+    models = {i: one.model for i, one in enumerate(given) if one.model is not None}
+    if models:
+        found.update(zip(models, server._add_models(list(models.values())), strict=True))
+    outcomes = [found[i] for i in range(len(given))]
+    return [bare(outcome) if isinstance(outcome, FastaggError) else outcome for outcome in outcomes]
+
+
+def take(server: Server, answers: Sequence[tuple[Dispatch, Reply]]) -> list[Outcome]:
+    """Check answers, and add them as :func:`add` does."""
     outcomes: list[Outcome | None] = [None] * len(answers)
-    folded: dict[bool, dict[int, Answer]] = {False: {}, True: {}}  # models; differences
+    given = {}
     for i, (task, reply) in enumerate(answers):
         try:
-            if reply.version not in (None, task.version):
-                raise UnknownVersion(f"it is from version {reply.version}, its task was version {task.version}")
-            if reply.kind in ("model", "difference") and server.update_kind != "delta":
-                raise ConfigError(
-                    f"this server takes updates of kind {server.update_kind!r}, got one of kind {reply.kind!r}"
-                )
-            if reply.kind == "difference":
-                folded[True][i] = (task, task.from_difference(reply.arrays), reply.samples)
-            elif reply.kind == "model" and reply.control is None:
-                folded[False][i] = (task, reply.arrays, reply.samples)
-            else:
-                outcomes[i] = _received(server, task, reply)
+            given[i] = ready(server, task, reply)
         except FastaggError as error:
-            outcomes[i] = error
-    for differences, rows in folded.items():
-        if rows:
-            found = server.receive_models(list(rows.values()), differences=differences)
-            for i, outcome in zip(rows, found, strict=True):
-                outcomes[i] = outcome
-    return [
-        bare(outcome) if isinstance(outcome, FastaggError) else outcome for outcome in outcomes if outcome is not None
-    ]
+            outcomes[i] = bare(error)
+    for i, outcome in zip(given, add(server, list(given.values())), strict=True):
+        outcomes[i] = outcome
+    return [outcome for outcome in outcomes if outcome is not None]
 
 
 def bare(error: FastaggError) -> FastaggError:

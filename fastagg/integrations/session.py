@@ -158,13 +158,21 @@ class Session:
             RunFailed: too many replies were refused.
         """
         outcomes = take(self.server, [(task, reply) for _, task, reply in answers])
-        for (client, _, _), outcome in zip(answers, outcomes, strict=True):
+        self.note([client for client, _, _ in answers], outcomes)
+        return outcomes
+
+    def note(self, clients: Sequence[Hashable], outcomes: Sequence[Outcome]) -> None:
+        """Note what became of the clients' replies.
+
+        Raises:
+            RunFailed: too many replies were refused.
+        """
+        for client, outcome in zip(clients, outcomes, strict=True):
             if isinstance(outcome, Receipt):
                 self.taken(client, outcome)
-        for (client, _, _), outcome in zip(answers, outcomes, strict=True):
+        for client, outcome in zip(clients, outcomes, strict=True):
             if isinstance(outcome, FastaggError):
                 self.refused(client, outcome)
-        return outcomes
 
     def taken(self, client: Hashable, receipt: Receipt) -> None:
         """Note that an update was taken."""

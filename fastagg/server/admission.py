@@ -69,9 +69,13 @@ class Answers:
 
     def of_model(
         self, task: Dispatch, trained: object, num_samples: float | None, offset: int | None, is_difference: bool,
-        check_kind: Callable[[str], None],
+        check_kind: Callable[[str], None], measures: bool,
     ) -> Native:  # fmt: skip
-        """Return a trained model as an answer; ``is_difference``: it is a delta already.
+        """Return a trained model as an answer.
+
+        Args:
+            is_difference: it is a delta already.
+            measures: whether such a delta's receipt says its norm. If not, it is added as fast as a model.
 
         Raises:
             FastaggError: it is refused.
@@ -89,7 +93,9 @@ class Answers:
             except FastaggError:  # of a type that no update has; or the other way says what is wrong
                 pass
         update = trained if is_difference else task.delta(trained)
-        return self.of(layout.parse(update), said, num_samples)
+        answer = self.of(layout.parse(update), said, num_samples)
+        answer.is_difference = self.parts.on_host and not measures
+        return answer
 
     def of_sum(self, partial: Partial, said: Said) -> Native:
         """Return a leaf's sum as an answer."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fastagg import _checks, _keywords, registry
+from fastagg._types import Native
 from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, NotSharded, ShapeMismatch
 from fastagg.model import Layout, Parsed, Piece, Taken
 from fastagg.model.nearness import nearer_to_model
@@ -548,19 +549,30 @@ class Server:
         if self._group is not None:
             raise self._group.lacks("receive_models")
         outcomes: list[Outcome | None] = [None] * len(answers)
-        given, places = [], []
-        for i, (task, trained, num_samples, *offset) in enumerate(answers):
-            place = offset[0] if offset else None
+        given = {}
+        for i, (task, trained, *rest) in enumerate(answers):
             try:
-                given.append(
-                    self._answers.of_model(task, trained, num_samples, place, differences, self._refuse_other_kind)
-                )
-                places.append(i)
+                given[i] = self._read_model(task, trained, *rest, difference=differences, measures=True)
             except FastaggError as error:
                 outcomes[i] = error
-        for i, outcome in zip(places, self._answers.receive(given), strict=True):
+        for i, outcome in zip(given, self._add_models(list(given.values())), strict=True):
             outcomes[i] = outcome
-        return self._named(outcomes, [answer[1] for answer in answers])
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    def _read_model(
+        self, task: Dispatch, trained: Any, num_samples: float | None, offset: int | None = None, *, difference: bool,
+        measures: bool = False,
+    ) -> tuple[Native, Any]:  # fmt: skip
+        """Check all of a trained model but the numbers of its parameters. Return it for :meth:`_add_models`."""
+        try:
+            check = self._refuse_other_kind
+            return self._answers.of_model(task, trained, num_samples, offset, difference, check, measures), trained
+        except FastaggError as error:
+            self._refused(error)
+            raise
+
+    def _add_models(self, given: Sequence[tuple[Native, Any]]) -> list[Outcome]:
+        return self._named(self._answers.receive([answer for answer, _ in given]), [trained for _, trained in given])
 
     def receive_partial(
         self, client: Client, partial: Partial, version: int | None = None, *, incarnation: int | None = None,
@@ -630,12 +642,11 @@ class Server:
             raise outcome
         return outcome
 
-    def _named(self, outcomes: Sequence[Outcome | None], updates: Sequence[Any]) -> list[Outcome]:
+    def _named(self, outcomes: Sequence[Outcome], updates: Sequence[Any]) -> list[Outcome]:
         """Return the outcomes; a refused update's error names the array that is not finite."""
         self._follow()
         found: list[Outcome] = []
         for outcome, update in zip(outcomes, updates, strict=True):
-            assert outcome is not None
             if isinstance(outcome, FastaggError):
                 self._refused(outcome)
                 if isinstance(outcome, NonFiniteUpdate):

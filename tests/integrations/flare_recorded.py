@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
+from replay import Event, listen
 
 import fastagg
 from fastagg.integrations.nvflare import Aggregator, AsyncController, Traffic
@@ -15,21 +16,15 @@ from fastagg.integrations.nvflare import Aggregator, AsyncController, Traffic
 
 def record(traffic: Traffic, path: str) -> None:
     """Append every update that ``traffic``'s server takes to a file, with the first and the last model."""
-    server, receive_models = traffic.server, traffic.server.receive_models
-    kept: dict[str, Any] = {"first": server.state_dict(), "updates": []}
+    kept: dict[str, Any] = {"first": traffic.server.state_dict(), "updates": []}
 
-    def recording(answers: Any, differences: bool = False) -> Any:
-        outcomes = receive_models(answers, differences=differences)
-        for (task, trained, weight), outcome in zip(answers, outcomes, strict=True):
-            if isinstance(outcome, fastagg.Receipt):
-                update = trained if differences else task.delta(trained)
-                update = {name: torch.as_tensor(value).clone() for name, value in update.items()}
-                kept["updates"].append((task.client, task.version, update, weight))
-        kept["last"] = server.state_dict()
-        torch.save(kept, path)
-        return outcomes
+    def heard(server: fastagg.Server, event: Event) -> None:
+        client, version, update, weight = event
+        update = {name: torch.as_tensor(value).clone() for name, value in update.items()}
+        kept["updates"].append((client, version, update, weight))
+        torch.save({**kept, "last": server.state_dict()}, path)
 
-    server.receive_models = recording  # type: ignore[method-assign]
+    listen(heard)
 
 
 class RecordedAggregator(Aggregator):

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
+
 import fastagg
+from fastagg.integrations import replies
+from fastagg.server.server import Outcome
+
+Event = tuple[Any, int, Any, Any]  # client, version it trained from, update, weight
 
 
-def play(server: fastagg.Server, events: Sequence[tuple[Any, int, Any, Any]], rounds: bool = False) -> None:
+def listen(heard: Callable[[fastagg.Server, Event], object], patch: pytest.MonkeyPatch | None = None) -> None:
+    """Call ``heard`` with every trained model that a server takes in an integration, and with its server."""
+    plain = replies.add
+
+    def add(server: fastagg.Server, given: Sequence[replies.Ready]) -> list[Outcome]:
+        outcomes = plain(server, given)
+        for one, outcome in zip(given, outcomes, strict=True):
+            if isinstance(outcome, fastagg.Receipt) and one.model is not None:
+                update = one.model[1] if one.reply.kind == "difference" else one.task.delta(one.reply.arrays)
+                heard(server, (one.task.client, one.task.version, update, one.reply.samples))
+        return outcomes
+
+    (patch or pytest.MonkeyPatch()).setattr(replies, "add", add)
+
+
+def play(server: fastagg.Server, events: Sequence[Event], rounds: bool = False) -> None:
     """Send every task from its version, and receive every update in its order.
 
     Args:

@@ -22,7 +22,7 @@ from appfl.algorithm.aggregator import FedAsyncAggregator, FedAvgAggregator, Fed
 from appfl.algorithm.scheduler import AsyncScheduler, SyncScheduler
 from appfl.misc.utils import create_instance_from_file
 from omegaconf import OmegaConf
-from replay import play
+from replay import listen, play
 
 import fastagg
 from fastagg.integrations.appfl import Aggregator, SyncAggregator
@@ -446,15 +446,8 @@ def test_fadas_in_the_virtual_time_simulator(tmp_path: Path, monkeypatch: pytest
     settings = {"lr": 0.01, "buffer_size": 2, "delay_threshold": 4}
     server, clients, test = federation(tmp_path, algorithm="FADAS", settings=settings)
     ours, events = server.aggregator.server, []
-    start, receive_models = ours.state_dict(), ours.receive_models
-
-    def recording(answers: Any, differences: bool) -> Any:
-        assert not differences
-        outcomes = receive_models(answers, differences=differences)
-        events.extend((task.client, task.version, task.delta(trained), weight) for task, trained, weight in answers)
-        return outcomes
-
-    monkeypatch.setattr(ours, "receive_models", recording)
+    start = ours.state_dict()
+    listen(lambda _, event: events.append(event), monkeypatch)
     profiles = {
         client.get_id(): ClientProfile(compute_factor=10.0 if n == 0 else 1.0) for n, client in enumerate(clients)
     }

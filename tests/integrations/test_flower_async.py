@@ -16,6 +16,7 @@ pytest.importorskip("flwr")
 
 from flower_apps import FakeGrid, model, reply, trained
 from flwr.app import ConfigRecord, Error, MetricRecord, RecordDict
+from replay import listen
 
 from fastagg.integrations import flower
 
@@ -60,28 +61,18 @@ class Journal:
         self.events: list[tuple] = []
         for name in ("dispatch", "receive", "forget"):
             monkeypatch.setattr(fastagg.Server, name, self._recorded(name, getattr(fastagg.Server, name)))
-        monkeypatch.setattr(fastagg.Server, "receive_models", self._models(fastagg.Server.receive_models))
+        # Trained models are written down as the differences that they stand for.
+        listen(self._taken, monkeypatch)
+
+    def _taken(self, server, event):
+        client, version, update, samples = event
+        self.events.append(("receive", (client, update, version, samples), {}))
 
     def _recorded(self, name, method):
         def call(server, *args, **more):
             result = method(server, *args, **more)
             self.events.append((name, args, more))
             return result
-
-        return call
-
-    def _models(self, method):
-        """Trained models are written down as the differences that they stand for."""
-
-        def call(server, answers, *, differences=False):
-            assert not differences, "clients send models here"
-            before = len(self.events)
-            outcomes = method(server, answers)
-            del self.events[before:]  # calls of the server's own
-            for (task, arrays, samples), outcome in zip(answers, outcomes, strict=True):
-                if isinstance(outcome, fastagg.Receipt):
-                    self.events.append(("receive", (task.client, task.delta(arrays), task.version, samples), {}))
-            return outcomes
 
         return call
 
@@ -205,7 +196,7 @@ WORDS = {
     "shape": "node 1: ShapeMismatch", "names": "node 1: ShapeMismatch", "nan": "node 1: NonFiniteUpdate",
     "old": "node 1: UnknownVersion: it is from version", "error": "node 1 failed: error 5: the node left",
     "nothing": "node 1: ShapeMismatch: expected one ArrayRecord", "samples": "node 1: ConfigError: num_samples",
-    "gradient": "node 1: ConfigError: kind: this server takes updates of kind 'delta'",
+    "gradient": "node 1: ConfigError: this server takes updates of kind 'delta'",
     "silent": "at node 1: no answer in 1.5 s",
 }  # fmt: skip
 

@@ -28,23 +28,24 @@ import os
 import torch
 
 import fastagg
+from fastagg.integrations import replies
 
-receive_models, count = fastagg.Server.receive_models, itertools.count()
+add, count = replies.add, itertools.count()
 
 
-def recorded(self, answers, **more):
-    outcomes = receive_models(self, answers, **more)
-    for (task, trained, samples), outcome in zip(answers, outcomes):
+def recorded(server, given):
+    outcomes = add(server, given)
+    for one, outcome in zip(given, outcomes):
         if isinstance(outcome, fastagg.Receipt):
-            update = task.delta(trained)
-            event = {"client": task.client, "version": task.version, "update": update, "samples": samples}
+            task, update = one.task, one.task.delta(one.reply.arrays)
+            event = {"client": task.client, "version": task.version, "update": update, "samples": one.reply.samples}
             path = FOLDER + f"/{next(count):04d}.pt"
             torch.save(event, path + ".partial")
             os.replace(path + ".partial", path)
     return outcomes
 
 
-fastagg.Server.receive_models = recorded
+replies.add = recorded
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -57,11 +59,11 @@ def reply(
     return FLModel(kind, {**arrays, **params}, current_round=number, meta=meta)
 
 
-def begun(number: int = 0, **settings: Any) -> Aggregator:
-    aggregator = Aggregator("FedAvg", settings)
+def begun(number: int = 0, clients: str = "abc", **arguments: Any) -> Aggregator:
+    aggregator = Aggregator("FedAvg", **arguments)
     aggregator.said = []  # type: ignore[attr-defined]
     aggregator._traffic.log = aggregator.said.append  # type: ignore[attr-defined]
-    for client in ("a", "b", "c"):
+    for client in clients:
         aggregator.sent(client, FLModel(ParamsType.FULL, MODEL, current_round=number))
     return aggregator
 
@@ -113,6 +115,37 @@ def test_a_bad_reply_changes_nothing_and_is_logged(what: str) -> None:
     assert re.search(f"client {bad.meta['client_name']}: refused: .*{words}", aggregator.said[-1])
     aggregator.accept_model(reply("c", 0, 2.0))
     assert np.allclose(aggregator.aggregate_model().params["w"], 1.5)
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_reply_that_is_not_finite_leaves_those_beside_it(full: bool) -> None:
+    """Wherever it is among those that are added in one pass. Replies are freed when they have been added."""
+    for bad in range(6):
+        found = []
+        for at_once in (1, 3, 4):
+            aggregator, alive = begun(clients="abcdef", at_once=at_once), list[weakref.ref[np.ndarray]]()
+            for i, client in enumerate("abcdef"):
+                answer = reply(client, 0, 0.1 * i, full=full)
+                answer.metrics = {"accuracy": float(i)}
+                if i == bad:
+                    answer.params["w"][2, 1] = np.nan
+                alive.append(weakref.ref(answer.params["w"]))
+                if i == bad and (i + 1) % at_once == 0:  # it is added now
+                    with pytest.raises(fastagg.NonFiniteUpdate, match="'w'"):
+                        aggregator.accept_model(answer)
+                    gc.collect()  # the error's frames
+                else:
+                    aggregator.accept_model(answer)
+                del answer
+                assert sum(array() is not None for array in alive) == (i + 1) % at_once
+            result = aggregator.aggregate_model()
+            refused = f"client {'abcdef'[bad]}: refused: update: NaN or infinity in 'w'"
+            assert [refused in line for line in aggregator.said if "refused" in line] == [True]
+            counted = [i for i in range(6) if i != bad]
+            assert np.allclose(result.params["w"], 0.1 * np.mean(counted)) and not any(array() for array in alive)
+            assert result.metrics == {"accuracy": pytest.approx(np.mean(counted))}
+            found.append(result.params["w"])
+        assert all(np.array_equal(found[0], other) for other in found)
 
 
 def test_metrics_and_torch_tensors_come_back() -> None:
@@ -201,9 +234,8 @@ def test_rounds_in_which_nothing_counts_end_the_job() -> None:
     for number in range(5):
         for client in "ab":
             aggregator.sent(client, FLModel(ParamsType.FULL, model, current_round=number))
-        for client in "ab":
-            with pytest.raises(fastagg.NonFiniteUpdate):
-                aggregator.accept_model(reply(client, number, np.nan))
+        for client in "ab":  # refused when they are added, at the end of the round
+            aggregator.accept_model(reply(client, number, **{"w": np.full((3, 2), np.nan, np.float32)}))
         if number < 4:
             assert np.array_equal(aggregator.aggregate_model().params["w"], MODEL["w"])
     with pytest.raises(fastagg.RunFailed, match=r"each of the 2 clients .* failed 5 times in a row.*NaN"):

@@ -186,6 +186,7 @@ def test_replies_without_steps_weigh_one_as_in_flare() -> None:
 )
 def test_what_no_filter_makes_is_refused(params: Any, error: type[Exception]) -> None:
     ours = Ours(start())
+    ours.aggregator.at_once = 1  # numbers are looked at when a reply is added
     ours.aggregator.sent("a", FLModel(ParamsType.FULL, ours.params, current_round=0))
     before = ours.aggregator._traffic.server.state_dict()
     answer = FLModel(ParamsType.DIFF, {"w": np.zeros((7, 5), np.float32)}, current_round=0, meta={"client_name": "a"})

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
@@ -14,20 +15,31 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 import fastagg
 from fastagg._types import Arrays, Plain
 from fastagg.errors import FastaggError, UnknownClient, UnknownVersion
-from fastagg.integrations import preset
+from fastagg.integrations import preset, replies
 from fastagg.integrations.evaluation import Found
 from fastagg.integrations.goals import of_clients
 from fastagg.integrations.named import resolved
 from fastagg.integrations.nvflare.arrays import as_sent, completed, is_numpy
-from fastagg.integrations.replies import Reply
+from fastagg.integrations.replies import Ready, Reply
 from fastagg.integrations.session import Session, Settings
 from fastagg.integrations.windows import Window
 from fastagg.server import checkpoint
 from fastagg.server.dispatch import Dispatch, Receipt
+from fastagg.server.server import Outcome
 from fastagg.storage import memory
 
 PREFIX = "fastagg_"  # of what a reply's meta says: fastagg_kind is "gradient" where the rule takes those (ACE, ASGD)
 LOCAL_STEPS = "fastagg_local_steps"  # meta of a task, where the rule decides that (AsyncFedED)
+
+
+class Held(NamedTuple):
+    """A reply that waits for :meth:`Traffic.add`."""
+
+    client: str
+    number: int
+    ready: Ready
+    metrics: dict[str, Any] | None
+    weight: float
 
 
 class Traffic:
@@ -76,6 +88,7 @@ class Traffic:
         self.numpy = False  # whether models travel as NumPy arrays
         self._open: dict[tuple[str, int], Dispatch] = {}  # by client and round: what it has not answered yet
         self._shown: Dispatch | None = None  # an open task, whose views all tasks with the same model have
+        self._held: list[Held] = []
         self._window = Window()
         self._seen: set[str] = set()
         self._told: set[tuple[str, str]] = set()  # client, and what the log says of it once
@@ -132,6 +145,23 @@ class Traffic:
             RunFailed: too many replies were refused.
             FastaggError: the reply is refused.
         """
+        with self._lock:
+            self.hold(client, reply)
+            _, outcome = self.add()[-1]
+        if isinstance(outcome, FastaggError):
+            raise outcome
+        return outcome
+
+    def hold(self, client: str, reply: FLModel) -> int:
+        """Check all of a reply but the numbers of its parameters, and keep it for :meth:`add`.
+
+        Returns:
+            The number of replies that are kept.
+
+        Raises:
+            RunFailed: too many replies were refused.
+            FastaggError: the reply is refused.
+        """
         number = -1 if reply.current_round is None else reply.current_round
         with self._lock:
             try:
@@ -139,22 +169,38 @@ class Traffic:
                 if task is None:
                     owed = sorted(n for c, n in self._open if c == client)
                     raise UnknownVersion(f"a reply to task {reply.current_round} came, but it owes {owed or 'none'}")
-                read = self._read(client, task, reply)
+                read = replies.ready(self.server, task, self._read(client, task, reply))
             except FastaggError as error:
                 self.log(f"fastagg: client {client}: refused: {error}")
                 self.session.refused(client, error)
                 raise
-            outcome = self.session.take([(client, task, read)])[0]
-            if isinstance(outcome, FastaggError):
-                self.log(f"fastagg: client {client}: refused: {outcome}")
-                raise outcome
+            self._held.append(Held(client, number, read, reply.metrics, reply.meta.get(self.weight_key, 1.0)))
             self._ended((client, number))
-            self._window.add(task, reply.metrics)
-            if outcome.applied:
+            return len(self._held)
+
+    def add(self) -> list[tuple[Held, Outcome]]:
+        """Add the replies that are kept, in one pass. One that is refused changes nothing, and the log says why.
+
+        Raises:
+            RunFailed: too many replies were refused.
+        """
+        with self._lock:
+            held, self._held = self._held, []
+            outcomes = replies.add(self.server, [one.ready for one in held])
+            for one, outcome in zip(held, outcomes, strict=True):
+                task = one.ready.task
+                if isinstance(outcome, FastaggError):
+                    self._open[one.client, one.number] = task
+                    self.log(f"fastagg: client {one.client}: refused: {outcome}")
+                    continue
+                self._window.add(task, one.metrics)
+                step = f"version {outcome.version}" if outcome.applied else "kept for the next step"
+                what = f"update from version {task.version} taken, delay {outcome.delay}"
+                self.log(f"fastagg: client {one.client}: {what}: {step}")
+            self.session.note([one.client for one in held], outcomes)
+            if any(isinstance(outcome, Receipt) and outcome.applied for outcome in outcomes):
                 self.session.stepped()
-        step = f"version {outcome.version}" if outcome.applied else "kept for the next step"
-        self.log(f"fastagg: client {client}: update from version {task.version} taken, delay {outcome.delay}: {step}")
-        return outcome
+            return list(zip(held, outcomes, strict=True))
 
     def end_window(self, clients: int) -> Dispatch | None:
         """After as many replies as ``clients``, pass their metrics to the session.
