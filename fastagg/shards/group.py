@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import operator
 import os
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -42,6 +44,7 @@ Make = Callable[[Any], Server]
 Tell = Callable[[Dispatch], None]
 Collected = Callable[[Any], Any]
 Order = dict[str, Any]
+_LOOK = 0.01  # seconds between two looks at whether all ranks have written a checkpoint
 
 
 class Slice(NamedTuple):
@@ -146,6 +149,8 @@ class Group:
         self.norms: Norms = server._parts.norms  # type: ignore[assignment]
         self.log: SliceLog | None = None
         self.make = make
+        self._checkpoints: dict[int, Any] = {}  # this rank's part of those that are being written, by number
+        self._numbers = itertools.count()
         self._updates = Updates(link.rank, self.layout, self._parts.layout, bounds[link.rank], one_host)
 
     @property
@@ -299,12 +304,44 @@ class Group:
             self._sync({"op": "sync"})
 
     def checkpoint(self) -> int:
-        """Let all ranks write a checkpoint, and wait for this rank's. Return its number."""
+        """Let all ranks write a checkpoint, and wait for them. Return the number of this rank's. The caller holds
+        nothing between two looks, so others go on.
+
+        Raises:
+            CheckpointError, NotDurable: a rank could not write it. RankLost: a rank is gone.
+        """
         assert self.log is not None
         self.log.keeper.refuse_inside("checkpoint()")
+        number = next(self._numbers)
         with self._leading("checkpoint"):
-            self.link.order({"op": "checkpoint"})
-        return self.log.keeper.checkpoint()
+            self.link.order({"op": "checkpoint", "number": number})
+            self._checkpoints[number] = mine = self.log.keeper.request()
+        self.flush()  # a checkpoint waits until all logs have what is in it
+        while not self._looked(number):
+            time.sleep(_LOOK)
+        assert mine.written is not None
+        return int(mine.written)
+
+    def _looked(self, number: int) -> bool:
+        with self._leading("checkpoint"):
+            return self._written({"op": "written", "number": number})
+
+    def _written(self, order: Order) -> bool:
+        """Return whether all ranks have written this checkpoint."""
+        try:
+            with self.link.together(order):
+                request = self._checkpoints[order["number"]]
+                ready = request.done.is_set()
+                if ready and request.error is not None:
+                    raise request.error
+                done = self.link.settle(str(int(ready)).encode(), min) == b"1"
+                self.link.agree()
+        except BaseException:
+            self._checkpoints.pop(order["number"], None)
+            raise
+        if done:
+            del self._checkpoints[order["number"]]
+        return done
 
     def parameters(self) -> Any:
         """Return a copy of the model, collected from all ranks."""
@@ -375,7 +412,7 @@ class Group:
     def _obey(self, order: Order, sent: Tell | None, collected: Collected | None) -> None:
         together = {
             "receive": self._receive, "save": self._save, "load": self._load, "close_round": self._close_round,
-            "sync": self._sync,
+            "sync": self._sync, "written": self._written,
         }  # fmt: skip
         try:
             if (settled := together.get(order["op"])) is not None:
@@ -386,7 +423,7 @@ class Group:
                 self._release()
             elif order["op"] == "checkpoint":
                 if self.log is not None:
-                    self.log.keeper.request()
+                    self._checkpoints[order["number"]] = self.log.keeper.request()
             elif order["op"] == "collect":
                 model = self._placing.given_back(self._flat(), self.bounds)
                 if collected is not None and model is not None:

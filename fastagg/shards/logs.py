@@ -84,7 +84,7 @@ class SliceLog(Log):
         self._group.flush()
 
     def checkpoint(self) -> Any:
-        """Let all ranks write a checkpoint, and wait for this rank's."""
+        """Let all ranks write a checkpoint, and wait for them."""
         return self.folder / checkpoint_name(self._group.checkpoint())
 
 
