@@ -15,7 +15,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -72,11 +72,11 @@ def nothing() -> Callable[..., Any]:
     """What a worker begins with whose tasks cost nothing: they give back as many zeros as there are weights."""
     made: dict[int, Any] = {}
 
-    def do(task: Any, weights: Sequence[torch.Tensor], line: Any) -> list[Any]:
-        size = len(weights[0])
+    def do(task: Any, weights: Any) -> Any:
+        size = len(weights)
         if size not in made:
             made[size] = torch.zeros(size).numpy()
-        return [made[size]]
+        return made[size]
 
     return do
 
@@ -84,33 +84,27 @@ def nothing() -> Callable[..., Any]:
 def overhead(engine: Engine, size: int, tasks: int) -> tuple[float, float]:
     """Seconds of one task after the other, and of a task among many that are submitted at once."""
     with contextlib.closing(engines.start(engine[0], engine[1], nothing)) as crew:
-        model = torch.zeros(size)
+        model, weights = torch.zeros(size).numpy(), None
 
-        def wait(count: int) -> None:
-            while count:
-                events = crew.wait()
-                assert all(event.kind == "done" for event in events), events
-                count -= len(events)
-
-        def ask(number: int) -> None:
+        def ask(count: int) -> list[Any]:
             nonlocal weights
-            if number % PER_VERSION == 0:
-                weights = crew.put(model)
-            crew.submit(None, [weights])
+            asked = []
+            for number in range(count):
+                if number % PER_VERSION == 0:
+                    weights = crew.put(model)
+                asked.append(crew.submit(None, weights))
+            return asked
 
-        weights = crew.put(model)
-        for number in range(2 * crew.count + 3):
-            ask(number)
-        wait(2 * crew.count + 3)
+        def answers(asked: list[Any]) -> None:
+            assert all(len(future.result()) == size for future in asked)
+
+        answers(ask(2 * crew.count + 3))
         begun = time.perf_counter()
-        for number in range(tasks):
-            ask(number)
-            wait(1)
+        for _ in range(tasks):
+            answers(ask(1))
         alone = (time.perf_counter() - begun) / tasks
         begun = time.perf_counter()
-        for number in range(tasks):
-            ask(number)
-        wait(tasks)
+        answers(ask(tasks))
         return alone, (time.perf_counter() - begun) / tasks
 
 

@@ -9,18 +9,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Protocol
-
-from torch import Tensor
+from typing import Any, Protocol
 
 from fastagg.errors import ConfigError, FastaggError
 from fastagg.sim import engines
 from fastagg.sim.config import Config
-from fastagg.sim.engines.crew import Crew
-from fastagg.sim.engines.workers import Do, Line
+from fastagg.sim.engines.workers import Do, Failure, Workers
 from fastagg.sim.interrupt import on_ctrl_c
 from fastagg.sim.metrics import Row
 from fastagg.sim.progress import Progress
@@ -58,7 +56,7 @@ def run_cells(
     if engine == "here":
         with on_ctrl_c() as asked:
             return _one_by_one(cells, out, watcher, replace, asked.is_set)
-    with closing(engines.start(engine, jobs, _begin, fresh=True)) as workers:
+    with closing(engines.start(engine, jobs, _begin, tasks=len(cells))) as workers:
         return _side_by_side(cells, out.absolute(), workers, watcher, replace)
 
 
@@ -95,55 +93,59 @@ class _Telling:
 
 
 def _side_by_side(
-    cells: Sequence[Cell], out: Path, workers: Crew, watcher: Watcher, replace: bool
+    cells: Sequence[Cell], out: Path, workers: Workers, watcher: Watcher, replace: bool
 ) -> dict[str, Outcome]:
-    waiting = deque(cells)
-    at_work: dict[int, Cell] = {}
+    waiting = deque(enumerate(cells))
+    at_work: dict[Future[Any], tuple[int, Cell]] = {}
     outcomes: dict[str, Outcome] = {}
+    board = workers.board
+    assert board is not None
     with on_ctrl_c() as asked:
         while waiting or at_work:
             if asked.is_set():
-                workers.stop()
+                board.stop()
                 waiting.clear()
             while waiting and len(at_work) < workers.count:
-                cell = waiting.popleft()
-                at_work[workers.submit((cell.config, out / cell.name, replace))] = cell
+                number, cell = waiting.popleft()
+                at_work[workers.submit((number, cell.config, out / cell.name, replace))] = number, cell
                 watcher.started(cell)
-            for event in workers.wait(0.2):
-                cell = at_work[event.ticket]
-                if event.kind == "said":
-                    watcher.advanced(cell, event.value)
-                    continue
-                del at_work[event.ticket]
-                error = event.value.message if event.kind == "failed" else event.value
-                outcomes[cell.name] = _outcome(cell, out, error)
+            over, _ = wait(at_work, 0.2, FIRST_COMPLETED)
+            shares = board.told()
+            for future in over:
+                _, cell = at_work.pop(future)
+                outcomes[cell.name] = _outcome(cell, out, future)
                 watcher.ended(cell, outcomes[cell.name])
+            for number, cell in at_work.values():
+                watcher.advanced(cell, shares[number])
     return outcomes
 
 
-def _outcome(cell: Cell, out: Path, error: str | None) -> Outcome:
-    if error is not None:
-        return error
+def _outcome(cell: Cell, out: Path, future: Future[Any]) -> Outcome:
     try:
-        return read(out / cell.name, cell.config) or "it left no summary.json"
+        found = future.result()
+        if found is None:
+            return read(out / cell.name, cell.config) or "it left no summary.json"
+        return found.message if isinstance(found, Failure) else str(found)
     except FastaggError as damaged:
         return str(damaged)
+    except Exception as died:
+        return str(died)
 
 
-def _begin() -> Do:
-    return _work
+def _begin(board: engines.Board) -> Do:
+    return partial(_work, board)
 
 
-def _work(task: tuple[Config, Path, bool], arrays: Sequence[Tensor], line: Line) -> str | None:
-    """A cell in a process of its own; what went wrong. When the other side is gone the line breaks, and it ends."""
-    config, folder, replace = task
+def _work(board: engines.Board, task: tuple[int, Config, Path, bool], _: object) -> str | None:
+    """A cell in a process of its own; what went wrong."""
+    number, config, folder, replace = task
     sent = 0.0
 
     def say(share: float) -> None:
         nonlocal sent
         if time.monotonic() - sent > 0.5:
             sent = time.monotonic()
-            line.say(float(share))
+            board.tell(number, float(share))
 
-    outcome = _attempt(config, folder, _Telling(say), replace, line.stopped)
+    outcome = _attempt(config, folder, _Telling(say), replace, board.stopped)
     return outcome if isinstance(outcome, str) else None

@@ -25,9 +25,7 @@ from fastagg.sim.client import DifferenceSender, evaluate, tested
 from fastagg.sim.config import Config, changed, from_dict, to_toml
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.data.own import check as check_data
-from fastagg.sim.engines.ahead import Ahead
-from fastagg.sim.engines.here import Here, Threads
-from fastagg.sim.engines.remote import Remote
+from fastagg.sim.engines.ahead import Ahead, Here, Remote, Threads
 from fastagg.sim.engines.training import Plan, begin, pickled, work_of
 from fastagg.sim.interrupt import on_ctrl_c
 from fastagg.sim.metrics import LAST, ClientRow, DelayStatistics, Row, Stopwatch, participation, spread, summarise
@@ -111,21 +109,21 @@ class Simulation:
         with self.stopwatch.timing("server"):
             self.schedule.start()
 
-    def _ahead(self, engine: engines.Name, workers: int | None, sent: list[bytes]) -> Ahead:
+    def _ahead(self, engine: engines.Name, workers: int | None, sent: list[bytes]) -> Ahead | Here:
         gradients = self.server.update_kind == "gradient"
         most = AHEAD // max(1, self.server.layout.size)
         if engine == "here":
             work = work_of(self.trainer, self.data, gradients=gradients)
             if workers in (None, 1):
-                return Ahead(Here(work))
+                return Here(work)
             if self.by_torch is not None:
                 raise ConfigError(
                     f"workers is {workers}, but torch trains this run's clients one at a time ({self.by_torch}): "
                     'choose engine "pool" or "ray"'
                 )
             return Ahead(Threads(work, workers), max(4 * workers, most))
-        remote = Remote(engines.start(engine, workers, begin, Plan(self.config, gradients, sent)), self.server.layout)
-        return Ahead(remote, max(4 * remote.parts, most))
+        crew = engines.start(engine, workers, begin, Plan(self.config, gradients, sent))
+        return Ahead(Remote(crew), max(4 * crew.count, most))
 
     def close(self) -> None:
         """End the workers, if there are any."""

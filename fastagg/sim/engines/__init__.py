@@ -4,8 +4,7 @@
     pool        processes of this machine (pool.py)
     ray         Ray's workers, on this machine or a cluster (the extra ``ray``)
 
-The simulation asks ``ahead`` for updates, and that an ``Engine``: ``here``, or ``remote`` with any ``Crew`` of workers.
-A comparison gives its runs to a crew.
+The simulation asks ``ahead`` for updates. A comparison gives its runs to workers, too.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ import torch
 from fastagg import _checks, _extras
 from fastagg._build import usable_cores
 from fastagg.errors import ConfigError
-from fastagg.sim.engines.crew import Crew
-from fastagg.sim.engines.workers import Begin
+from fastagg.sim.engines.workers import Begin, Board, Workers
 
 Name = Literal["here", "pool", "ray"]
 NAMES: tuple[str, ...] = get_args(Name)
@@ -51,15 +49,18 @@ def dumps(name: str) -> Callable[[object], bytes]:
     return pickle.dumps
 
 
-def start(name: str, count: int | None, begin: Begin, *given: object, fresh: bool = False) -> Crew:
+def start(name: str, count: int | None, begin: Begin, *given: object, tasks: int = 0) -> Workers:
     """Start workers of the engine "pool" or "ray". ``count``: how many; None: as many as there are cores.
 
-    With ``fresh`` each task gets a new one.
+    With ``tasks`` each of so many tasks gets a worker of its own, and ``begin`` a :class:`Board` before ``given``.
     """
     if name == "ray":
         from fastagg.sim.engines.ray import Cluster
 
-        return Cluster(count, begin, *given, fresh=fresh)
+        return Cluster(count, begin, *given, tasks=tasks)
     from fastagg.sim.engines.pool import Pool
 
-    return Pool(count or usable_cores(), begin, *given, fresh=fresh)
+    return Pool(count or usable_cores(), begin, *given, tasks=tasks)
+
+
+__all__ = ["Board", "Name", "Workers", "check", "check_device", "dumps", "start"]

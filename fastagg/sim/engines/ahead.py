@@ -8,33 +8,46 @@ An update does not depend on when it is trained.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Protocol
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
 
+import numpy as np
+import torch
+
+from fastagg.errors import RunFailed
 from fastagg.sim.client import Update
+from fastagg.sim.engines.training import Errand, Work
+from fastagg.sim.engines.workers import Failure, Workers
 from fastagg.sim.schedule import Job
 
 Key = tuple[int, int]  # a client and the number of its dispatch
+InFlight = Callable[[], list[Job]]  # the jobs that are due later, the next first
+TRIES = 3  # how many workers may die of the same job
+
+
+class Here:
+    """Trains an update when it is due."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def take(self, job: Job, in_flight: InFlight) -> Update:
+        return self._work(job)
+
+    def look(self, in_flight: InFlight) -> None: ...
+
+    def forget(self, clients: Collection[int]) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Engine(Protocol):
-    """Trains jobs.
+    """Trains jobs meanwhile."""
 
-    Attributes:
-        parts: how many it trains at once.
-        eager: whether it trains meanwhile, so that it should know jobs early.
-    """
+    def submit(self, job: Job) -> Future[Any]: ...
 
-    parts: int
-    eager: bool
-
-    def submit(self, job: Job) -> int:
-        """Have a job trained; return its ticket."""
-
-    def collect(self, wait: bool) -> list[tuple[int, Update]]:
-        """Return the tickets and updates of jobs that are trained; with ``wait`` one or more.
-
-        RunFailed if training failed.
-        """
+    def result(self, job: Job, future: Future[Any]) -> Update:
+        """Return the update of a job that was submitted. RunFailed if training failed."""
 
     def keep(self, versions: Collection[int]) -> None:
         """Forget the weights of all versions but these."""
@@ -50,60 +63,98 @@ class Ahead:
         most: how many jobs may be trained before they are due.
     """
 
-    def __init__(self, engine: Engine, most: int = 0) -> None:
+    def __init__(self, engine: Engine, most: int) -> None:
         self._engine, self._most = engine, most
-        self.ready: dict[Key, Update] = {}
-        self._out: dict[Key, int] = {}  # the ticket of each
-        self._keys: dict[int, Key] = {}
+        self.out: dict[Key, Future[Any]] = {}
 
-    def take(self, job: Job, in_flight: Callable[[], list[Job]]) -> Update:
-        """Return the update of ``job``, which is due. ``in_flight``: the jobs that are due later, the next first."""
-        key = _key(job)
-        if not self._known(key):
-            self._submit(job)
-            self._fill(in_flight)
-        while key not in self.ready:
-            self._collect(wait=True)
-        return self.ready.pop(key)
+    def take(self, job: Job, in_flight: InFlight) -> Update:
+        """Return the update of ``job``, which is due."""
+        future = self.out.pop((job.client, job.number), None)
+        if future is None:
+            future = self._engine.submit(job)
+            self.look(in_flight)
+        return self._engine.result(job, future)
 
-    def look(self, in_flight: Callable[[], list[Job]]) -> None:
-        """Hand jobs that have been sent out to an engine that trains meanwhile."""
-        if self._engine.eager:
-            self._fill(in_flight)
-            self._collect(wait=False)
+    def look(self, in_flight: InFlight) -> None:
+        """Hand jobs that have been sent out to the engine."""
+        jobs = in_flight()
+        self._engine.keep({job.task.version for job in jobs})
+        for job in jobs[: self._most]:
+            if (job.client, job.number) not in self.out and len(self.out) < 2 * self._most:
+                self.out[job.client, job.number] = self._engine.submit(job)
 
     def forget(self, clients: Collection[int]) -> None:
         """These clients' updates will not be received."""
-        self.ready = {key: update for key, update in self.ready.items() if key[0] not in clients}
-        self._out = {key: ticket for key, ticket in self._out.items() if key[0] not in clients}
+        self.out = {key: future for key, future in self.out.items() if key[0] not in clients}
 
     def close(self) -> None:
         self._engine.close()
 
-    def _known(self, key: Key) -> bool:
-        return key in self.ready or key in self._out
 
-    def _fill(self, in_flight: Callable[[], list[Job]]) -> None:
-        if not self._engine.eager:
-            return
-        jobs = in_flight()
-        self._engine.keep({job.task.version for job in jobs})
-        for job in jobs[: self._most]:
-            if not self._known(_key(job)) and len(self.ready) + len(self._out) < 2 * self._most:
-                self._submit(job)
+class Threads:
+    """Trains as many clients at once as it has threads. Their work must be safe to do so."""
 
-    def _submit(self, job: Job) -> None:
-        ticket = self._engine.submit(job)
-        self._keys[ticket] = _key(job)
-        self._out[_key(job)] = ticket
+    def __init__(self, work: Work, count: int) -> None:
+        self._work = work
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="fastagg-client")
 
-    def _collect(self, wait: bool) -> None:
-        for ticket, update in self._engine.collect(wait):
-            key = self._keys.pop(ticket)
-            if self._out.get(key) == ticket:  # nobody has forgotten it meanwhile
-                del self._out[key]
-                self.ready[key] = update
+    def submit(self, job: Job) -> Future[Any]:
+        return self._pool.submit(self._work, job)
+
+    def result(self, job: Job, future: Future[Any]) -> Update:
+        return future.result()
+
+    def keep(self, versions: Collection[int]) -> None:
+        """Nothing: weights are the server's own."""
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
 
 
-def _key(job: Job) -> Key:
-    return job.client, job.number
+class Remote:
+    """Trains in other processes. Weights go to them once per version, updates come back as NumPy.
+
+    A job whose worker dies is trained again by another one. Training is a pure function, so nobody can tell.
+    """
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+        self._weights: dict[int, object] = {}  # by version, as the workers know them
+
+    def submit(self, job: Job) -> Future[Any]:
+        if (version := job.task.version) not in self._weights:
+            flat, buffers, counters = job.task.state_dict()["model"]
+            self._weights[version] = self._workers.put(
+                (flat.numpy(), buffers.numpy(), [counter.numpy() for counter in counters])
+            )
+        errand = Errand(job.client, job.number, version, job.task.local_steps)
+        return self._workers.submit(errand, self._weights[version])
+
+    def result(self, job: Job, future: Future[Any]) -> Update:
+        client, deaths = f"client {job.client} (dispatch {job.number})", 0
+        while True:
+            try:
+                found = future.result()
+            except Exception as error:  # a worker's own exceptions come as a Failure
+                deaths += self._workers.guilty(future)
+                if deaths == TRIES:
+                    how = " ".join(str(error).split())[:300]
+                    raise RunFailed(f"{TRIES} workers died while they trained {client}, the last one: {how}") from None
+                future = self.submit(job)
+                continue
+            if isinstance(found, Failure):
+                raise found.error(f"training of {client}")
+            if isinstance(found, dict):
+                return {name: _tensor(array) for name, array in found.items()}
+            return _tensor(found)
+
+    def keep(self, versions: Collection[int]) -> None:
+        self._weights = {version: held for version, held in self._weights.items() if version in versions}
+
+    def close(self) -> None:
+        self._workers.close()
+        self._weights.clear()
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.require(array, requirements="W"))  # Ray's are not to be written to

@@ -1,34 +1,33 @@
 """Workers that are processes of this machine.
 
-A server that has imported torch once forks them, each with its own crash and its own memory. Arrays lie in shared
-memory. When this process is gone a worker ends, and removes what lies there.
+Each is an executor of its own, so that its death is only its own. A server that has imported torch once forks them.
+Weights and results go through files in memory. When this process is gone a worker ends, and removes them.
 """
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
+import pickle
 import shutil
 import signal
 import tempfile
+import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import lru_cache, partial
 from multiprocessing import connection, forkserver
-from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from multiprocessing.synchronize import Event
 from pathlib import Path
-
-from torch import Tensor
 
 from fastagg._build import set_num_threads, usable_cores
 from fastagg._types import Foreign
-from fastagg.sim.engines.crew import DEPTH, Crew, News, Order, Worker
-from fastagg.sim.engines.slots import Slots, read
-from fastagg.sim.engines.workers import Begin, Failure, Sent
+from fastagg.sim.engines.workers import Begin, Board, Do, Failure, Sent, attempt, work
 from fastagg.sim.interrupt import without_ctrl_c
-from fastagg.storage.shared import Mapped, SharedVector
 
 # What every run imports sooner or later; torch's first optimizer imports torch._dynamo.
 PRELOAD = [
@@ -37,92 +36,148 @@ PRELOAD = [
 _MEMORY = Path("/dev/shm")
 
 
-class _Process(Worker):
-    def __init__(self, process: BaseProcess, pipe: Connection) -> None:
-        super().__init__()
-        self.process, self.pipe = process, pipe
+class _Board:
+    """In memory that processes share."""
 
+    def __init__(self, context: Foreign, tasks: int) -> None:
+        self._shares, self._stop = context.RawArray("d", tasks), context.Event()
 
-class Lent:
-    """A vector in shared memory, for as long as somebody holds this."""
+    def tell(self, task: int, share: float) -> None:
+        self._shares[task] = share
 
-    def __init__(self, vector: SharedVector, free: list[SharedVector]) -> None:
-        self.vector = vector
-        weakref.finalize(self, free.append, vector)
-
-
-class Pool(Crew[_Process]):
-    """``count`` processes."""
-
-    def __init__(self, count: int, begin: Begin, *given: Sent, fresh: bool = False) -> None:
-        super().__init__(count, fresh=fresh)
-        self._begin, self._given = begin, given
-        self._context = _context()
-        self._stop = self._context.Event()
-        self._folder: str | None = None
-        self._remove: Callable[[], object] | None = None
-        self._free: list[SharedVector] = []
-        self._mapped = Mapped()
-        try:
-            for _ in range(0 if fresh else count):
-                self._workers.append(self._start())
-        except BaseException:
-            self.close()
-            raise
-
-    def put(self, array: Tensor) -> Lent:
-        if self._folder is None:
-            self._folder = tempfile.mkdtemp(prefix="fastagg-pool-", dir=_MEMORY if _MEMORY.is_dir() else None)
-            self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        # Workers have mapped what was used before, and its memory is there.
-        fitting = [vector for vector in self._free if vector.size == array.numel()]
-        vector = fitting[0] if fitting else SharedVector(array.numel(), folder=self._folder)
-        if fitting:
-            self._free.remove(vector)
-        vector.tensor.copy_(array)
-        return Lent(vector, self._free)
+    def told(self) -> list[float]:
+        return list(self._shares)
 
     def stop(self) -> None:
         self._stop.set()
 
-    def close(self) -> None:
-        super().close()
-        self._free.clear()
-        if self._remove is not None:
-            self._remove()
+    def stopped(self) -> bool:
+        return bool(self._stop.is_set())
 
-    def _start(self) -> _Process:
-        mine, theirs = self._context.Pipe()
-        threads = max(1, usable_cores() // self.count)
-        arguments = (theirs, self._stop, threads, self._begin, self._given)
-        process = self._context.Process(target=_work, args=arguments, daemon=True)
-        process.start()
-        theirs.close()  # so that the end of the process is the end of the pipe
-        return _Process(process, mine)
 
-    def _give(self, worker: _Process, order: Order) -> None:
-        places = [(lent.vector.path, lent.vector.size, lent.vector.dtype) for lent in order.arrays]
-        with suppress(OSError):
-            worker.pipe.send((order.task, places))
+class Laid:
+    """Weights in a file, for as long as somebody holds this."""
 
-    def _listen(self, timeout: float | None) -> Iterator[News[_Process]]:
-        by_pipe = {worker.pipe: worker for worker in self._workers}
-        for pipe in connection.wait(list(by_pipe), timeout):
-            assert isinstance(pipe, Connection)
-            worker = by_pipe[pipe]
+    def __init__(self, path: str) -> None:
+        self.path = path
+        weakref.finalize(self, Path(path).unlink, missing_ok=True)
+
+
+class _Seat:
+    """One process, and what it has to do. ``guilty``: what it died of."""
+
+    def __init__(self, executor: ProcessPoolExecutor) -> None:
+        self.executor = executor
+        self.out: list[Future[str]] = []
+        self.guilty: Future[str] | None = None
+        self.processes: list[BaseProcess] = []
+
+    def submit(self, task: Sent, path: str | None) -> Future[str]:
+        future = self.executor.submit(_work, task, path)
+        self.processes = self.processes or list(self.executor._processes.values())  # it starts with its first task
+        self.out.append(future)
+        future.add_done_callback(self.heard)
+        return future
+
+    def heard(self, future: Future[str]) -> None:
+        """An executor ends what it has in order, so that the first one was at work."""
+        if self.guilty is None and not future.cancelled() and isinstance(future.exception(), BrokenProcessPool):
+            self.guilty = future
+
+    def end(self, _: object = None, *, wait: bool = False) -> None:
+        for process in self.processes:
+            process.kill()
+        self.executor.shutdown(wait, cancel_futures=True)
+
+
+class Pool:
+    """``count`` processes. With ``tasks`` each task gets a new one."""
+
+    def __init__(self, count: int, begin: Begin, *given: Sent, tasks: int = 0) -> None:
+        self.count, self._fresh = count, bool(tasks)
+        self._context = _context()
+        self.board: Board | None = _Board(self._context, tasks) if tasks else None
+        self._folder = tempfile.mkdtemp(
+            prefix=f"fastagg-pool-{os.getpid()}-", dir=_MEMORY if _MEMORY.is_dir() else None
+        )
+        self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._numbers = itertools.count()
+        threads = max(1, usable_cores() // count)
+        self._given = threads, self._folder, begin, given if self.board is None else (self.board, *given)
+        self._seats: list[_Seat] = []
+        self._guilty: list[Future[Sent]] = []
+
+    def put(self, weights: Sent) -> Laid:
+        return Laid(lay(weights, f"{self._folder}/weights{next(self._numbers)}"))
+
+    def submit(self, task: Sent, weights: object = None) -> Future[Sent]:
+        path = weights.path if isinstance(weights, Laid) else None
+        for seat in self._seats:
+            seat.out = [future for future in seat.out if not future.done()]
+        if self._fresh:
+            self._seats = [seat for seat in self._seats if seat.out]
+        while True:
+            seat = self._seat()
             try:
-                kind, value = pipe.recv()
-            except (EOFError, OSError):
-                worker.process.join()
-                kind, value = "died", f"its process ended with code {worker.process.exitcode}"
-            yield News(worker, kind, read(value, self._mapped))
+                laid = seat.submit(task, path)
+                break
+            except BrokenProcessPool:
+                self._seats.remove(seat)
+        if self._fresh:
+            laid.add_done_callback(seat.end)
+        found: Future[Sent] = Future()
+        found.set_running_or_notify_cancel()
+        laid.add_done_callback(partial(self._read, seat, found, weights))
+        return found
 
-    def _end(self, workers: Sequence[_Process]) -> None:
-        for worker in workers:
-            worker.process.kill()
-        for worker in workers:
-            worker.process.join()
-            worker.pipe.close()
+    def guilty(self, future: Future[Sent]) -> bool:
+        return future in self._guilty
+
+    def close(self) -> None:
+        for seat in self._seats:
+            seat.end(wait=True)
+        self._seats.clear()
+        self._remove()
+
+    def _seat(self) -> _Seat:
+        """Return who has the least to do; a new one while there are too few."""
+        idle = not self._fresh and min((len(seat.out) for seat in self._seats), default=1) == 0
+        if self._fresh or (len(self._seats) < self.count and not idle):
+            executor = ProcessPoolExecutor(1, self._context, _begin, self._given)
+            self._seats.append(_Seat(executor))
+            return self._seats[-1]
+        return min(self._seats, key=lambda seat: len(seat.out))
+
+    def _read(self, seat: _Seat, found: Future[Sent], held: object, laid: Future[str]) -> None:
+        """``held``: the weights, which stay until now."""
+        if laid.cancelled():
+            found.set_exception(BrokenProcessPool("the pool was closed"))
+        elif laid.exception() is not None:
+            if seat.guilty is laid:
+                self._guilty.append(found)
+            codes = [process.exitcode for process in seat.processes]
+            found.set_exception(BrokenProcessPool(f"its process ended with code {', '.join(map(str, codes))}"))
+        else:
+            found.set_result(take(laid.result()))
+
+
+def lay(value: Sent, path: str) -> str:
+    """Write ``value`` to a file; return ``path``. A pipe would break in the middle when its process dies."""
+    with open(path, "wb") as file:
+        pickle.dump(value, file, protocol=5)
+    return path
+
+
+def take(path: str) -> Sent:
+    """Return what was laid, and remove the file."""
+    value = _held(path)
+    os.unlink(path)
+    return value
+
+
+def _held(path: str) -> Sent:
+    with open(path, "rb") as file:
+        return pickle.load(file)
 
 
 def _context() -> Foreign:
@@ -152,40 +207,34 @@ def _safe_path() -> Iterator[None]:
             os.environ[name] = before
 
 
-class _Line:
-    """When the other side is gone, the pipe breaks and the task ends."""
+class _Here:
+    """What this process, a worker, has begun with."""
 
-    def __init__(self, pipe: Connection, stop: Event) -> None:
-        self._pipe, self._stop = pipe, stop
-
-    def say(self, value: Sent) -> None:
-        self._pipe.send(("said", value))
-
-    def stopped(self) -> bool:
-        return bool(self._stop.is_set())
+    do: Do | Failure
+    folder: str
+    numbers = itertools.count()
 
 
-def _work(pipe: Connection, stop: Event, threads: int, begin: Begin, given: Sequence[Sent]) -> None:
-    """A worker's process: it says "ready" or "broken", then for every task "done" or "failed"."""
+def _begin(threads: int, folder: str, begin: Begin, given: Sequence[Sent]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other side says when to stop
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     set_num_threads(threads)
-    mapped, line, slots, folder = Mapped(), _Line(pipe, stop), Slots(DEPTH), ""
-    try:
-        try:
-            do = begin(*given)
-        except Exception as error:
-            pipe.send(("broken", Failure.of(error)))
-            return
-        pipe.send(("ready", None))
-        while True:
-            task, places = pipe.recv()
-            folder = os.path.dirname(places[0][0]) if places else folder
-            try:
-                value = do(task, [mapped.get(*place) for place in places], line)
-                answer: tuple[str, Sent] = "done", slots.lay(value, folder) if folder else value
-            except Exception as error:
-                answer = "failed", Failure.of(error)
-            pipe.send(answer)
-    except (EOFError, OSError):  # nobody is there any more
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
+    _Here.folder, _Here.do = folder, attempt(begin, *given, early=True)
+
+
+def _end_with_parent(folder: str) -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+@lru_cache(maxsize=1)
+def _weights(path: str) -> Sent:
+    return _held(path)
+
+
+def _work(task: Sent, path: str | None) -> str:
+    found = work(_Here.do, task, None if path is None else _weights(path))
+    return lay(found, f"{_Here.folder}/result{os.getpid()}-{next(_Here.numbers)}")

@@ -9,21 +9,19 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fastagg.errors import ConfigError
-from fastagg.model import Layout
+from fastagg.model import Layout, ModelState
 from fastagg.server.dispatch import Dispatch
 from fastagg.sim import build
 from fastagg.sim.client import LocalTrainer, Update
 from fastagg.sim.config import Config
 from fastagg.sim.data.federated import FederatedData
-from fastagg.sim.engines.packing import Packing
-from fastagg.sim.engines.workers import Line
 from fastagg.sim.fused import FusedTrainer
 from fastagg.sim.own import chosen
 from fastagg.sim.schedule import Job
@@ -76,7 +74,7 @@ class Errand(NamedTuple):
     local_steps: int | None
 
 
-def begin(plan: Plan) -> Callable[[Errand, Sequence[Tensor], Line], np.ndarray]:
+def begin(plan: Plan) -> Callable[[Errand, Any], Any]:
     """Build data and module, in a process of its own, and return what trains an errand: its update, as NumPy."""
     config = plan.config
     torch.set_num_threads(config.run.torch_threads)
@@ -88,10 +86,16 @@ def begin(plan: Plan) -> Callable[[Errand, Sequence[Tensor], Line], np.ndarray]:
     layout = Layout.of(module)
     trainer, _ = build.build_trainer(config, module, data, chosen(config.own, given))
     work = work_of(trainer, data, gradients=plan.gradients)
-    packing = Packing(layout)
 
-    def do(errand: Errand, weights: Sequence[Tensor], line: Line) -> np.ndarray:
-        task = Dispatch(errand.client, errand.version, errand.local_steps, None, layout, packing.unpack(weights[0]))
-        return packing.pack_update(work(Job(errand.client, errand.number, task))).numpy()
+    def do(errand: Errand, weights: tuple[np.ndarray, np.ndarray, list[np.ndarray]]) -> Any:
+        # copies: where Ray keeps arrays nobody may write
+        flat, buffers, *counters = (torch.tensor(array) for array in (*weights[:2], *weights[2]))
+        task = Dispatch(
+            errand.client, errand.version, errand.local_steps, None, layout, ModelState(flat, buffers, counters)
+        )
+        update = work(Job(errand.client, errand.number, task))
+        if isinstance(update, Tensor):
+            return update.numpy()
+        return {name: (a.float() if a.dtype is torch.bfloat16 else a).numpy() for name, a in update.items()}
 
     return do

@@ -1,59 +1,77 @@
 """What a worker is given and what it tells, whatever process it is.
 
 A worker begins once: ``begin(*given)`` builds what it needs and returns what does a task. ``begin`` is a function of a
-module, and ``given`` and tasks can be pickled.
+module, and ``given``, tasks and results can be pickled.
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
-
-from torch import Tensor
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, NamedTuple, Protocol
 
 from fastagg.errors import FastaggError, RunFailed
 
-Sent = Any  # what goes from process to process: a task, a result. It can be pickled
-
-
-class Line(Protocol):
-    """A worker's line to who asked for the task."""
-
-    def say(self, value: Sent) -> None:
-        """Tell how far the task is."""
-
-    def stopped(self) -> bool:
-        """Whether the task is asked to stop."""
-
-
-# Does a task, with the arrays that go with it (to be read only).
-Do = Callable[[Sent, Sequence[Tensor], Line], Sent]
+Sent = Any  # what goes from process to process: a task, weights, a result
+Do = Callable[[Sent, Sent], Sent]  # takes a task and the weights that go with it
 Begin = Callable[..., Do]
 
 
+class Board(Protocol):
+    """Where workers write how far their tasks are, and read whether to stop. Tasks are numbered from 0."""
+
+    def tell(self, task: int, share: float) -> None: ...
+
+    def told(self) -> list[float]: ...
+
+    def stop(self) -> None: ...
+
+    def stopped(self) -> bool: ...
+
+
+class Workers(Protocol):
+    """``count`` processes that each do one task after the other."""
+
+    count: int
+    board: Board | None
+
+    def put(self, weights: Sent) -> object:
+        """Lay weights where every worker can read them. They stay as long as somebody holds what is returned."""
+
+    def submit(self, task: Sent, weights: object = None) -> Future[Sent]:
+        """Have a task done. Its result may be a :class:`Failure`. An exception: a worker died, or never was there."""
+
+    def guilty(self, future: Future[Sent]) -> bool:
+        """Whether a worker died of this task, and not of the one before it."""
+
+    def close(self) -> None:
+        """End all workers at once."""
+
+
 class Failure(NamedTuple):
-    """An exception of a worker: its message, and where it happened."""
+    """An exception of a worker: its message, where it happened, and whether it kept the worker from beginning."""
 
     message: str
     trace: str
-
-    @classmethod
-    def of(cls, error: Exception) -> Failure:
-        message = str(error) if isinstance(error, FastaggError) else f"{type(error).__name__}: {error}"
-        return cls(message, "".join(traceback.format_exception(error)))
+    early: bool = False
 
     def error(self, what: str) -> RunFailed:
         """As an exception whose message begins with ``what``."""
-        error = RunFailed(f"{what}: {self.message[:400]}")
+        error = RunFailed(f"{'a worker cannot begin' if self.early else what}: {self.message[:400]}")
         error.add_note(f"The worker's own traceback:\n{self.trace}")
         return error
 
 
-class Event(NamedTuple):
-    """What became of a task. The value: of "said" what the worker said, of "done" the result, of "failed" a
-    :class:`Failure`, of "lost" how the worker ended."""
+def attempt(do: Callable[..., Sent], *arguments: object, early: bool = False) -> Sent:
+    """Return what ``do`` returns, or a Failure: an exception of any class need not be possible to pickle."""
+    try:
+        return do(*arguments)
+    except Exception as error:
+        message = str(error) if isinstance(error, FastaggError) else f"{type(error).__name__}: {error}"
+        return Failure(message, "".join(traceback.format_exception(error)), early)
 
-    ticket: int
-    kind: Literal["said", "done", "failed", "lost"]
-    value: Sent
+
+def work(do: Do | Failure, task: Sent, weights: Sent) -> Sent:
+    """Do a task with what ``attempt(begin)`` returned."""
+    return do if isinstance(do, Failure) else attempt(do, task, weights)
