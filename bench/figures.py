@@ -13,7 +13,7 @@ from measure import is_peer
 from problem import OURS
 from results import Row
 
-from fastagg.sim import plots
+from fastagg.sim import style as plots
 
 UPDATES = ("arrival FedBuff, M = 10", "arrival FADAS, M = 1", "arrival ACE int8")
 MOST = 5  # lines per panel

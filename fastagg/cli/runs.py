@@ -91,10 +91,10 @@ def run(
     from fastagg.integrations.trackers import parse
     from fastagg.sim import engines
     from fastagg.sim.output import begun, check_folder
-    from fastagg.sim.plots import check_format
     from fastagg.sim.progress import ProgressBar
     from fastagg.sim.recipes import load
     from fastagg.sim.simulation import run as simulate
+    from fastagg.sim.style import check_format
 
     if resume and replace:
         fail("--resume goes on with the run in the folder, and --replace deletes it: give one of them")
@@ -225,8 +225,8 @@ def _changes(seed: int | None, data_dir: Path | None, changes: Sequence[str] | N
 
 def _compare(cells: Sequence[Cell], out: Path, **settings: Foreign) -> None:
     from fastagg.sim.compare import compare as run_all
-    from fastagg.sim.plots import check_format
     from fastagg.sim.progress import CellsBar
+    from fastagg.sim.style import check_format
 
     check_format(settings["picture"])
     with CellsBar(len(cells)) as bar:

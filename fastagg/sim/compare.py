@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim import claims, claims_plot, engines, findings, output, pages, plots, report, sweep_plots, sweep_tables
+from fastagg.sim import claims, engines, findings, output, pages, plots, report, series, style, sweep_tables
 from fastagg.sim.build import find_folder
 from fastagg.sim.cells import Watcher, run_cells
 from fastagg.sim.groups import Group, grouped
@@ -88,7 +88,7 @@ def compare(
             if judged:
                 output.write_text(out / "claims.md", report.claims_table(judged).markdown())
                 pictures.append(out / f"claims.{picture}")
-                plots.save(claims_plot.figure(judged, title), pictures[-1])
+                style.save(plots.claims(judged, title), pictures[-1])
         except OSError as error:
             raise DataError(f"cannot write results to {out}: {error}") from error
     return Comparison(groups, failed, pictures, shown)
@@ -97,20 +97,18 @@ def compare(
 def _draw(
     groups: list[Group], out: Path, title: str, target: float | None, baseline: str | None, picture: str
 ) -> list[Path]:
-    labels = sweep_plots.line_labels(groups)
+    labels = series.line_labels(groups)
     figures: dict[str, Figure | None] = {"target": None}
     if baseline is not None:
-        figures["target"] = sweep_plots.to_target(groups, labels, title, target, baseline)
-    for part, members in sweep_plots.few_lines(groups).items():
+        figures["target"] = plots.to_target(groups, labels, title, target, baseline)
+    for part, members in series.few_lines(groups).items():
         heading = ": ".join(filter(None, (title, part)))
-        labels = sweep_plots.line_labels(members)
-        figures[f"accuracy{f',{file_name(part)}' if part else ''}"] = sweep_plots.curves(
-            members, labels, heading, target
-        )
-    figures["delays"] = sweep_plots.delay_tails(groups)
-    figures["lines"] = sweep_plots.lines_over_key(groups)
-    figures["heatmap"] = sweep_plots.heat_map(groups)
+        labels = series.line_labels(members)
+        figures[f"accuracy{f',{file_name(part)}' if part else ''}"] = plots.curves(members, labels, heading, target)
+    figures["delays"] = plots.delay_tails(groups)
+    figures["lines"] = plots.lines_over_key(groups)
+    figures["heatmap"] = plots.heat_map(groups)
     drawn = {out / f"{name}.{picture}": figure for name, figure in figures.items() if figure is not None}
     for path, figure in drawn.items():
-        plots.save(figure, path)
+        style.save(figure, path)
     return list(drawn)

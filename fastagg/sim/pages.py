@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fastagg import page
 from fastagg.facts import facts
-from fastagg.sim import sweep_plots
+from fastagg.sim import series as curves
 from fastagg.sim.config import to_toml
 from fastagg.sim.findings import Findings
 from fastagg.sim.groups import Group
@@ -18,7 +18,7 @@ def comparison_page(groups: Sequence[Group], found: Findings, title: str = "", t
     blocks = [page.heading(verdict)] if verdict else []
     blocks += [page.paragraph(sentence) for sentence in others]
     blocks += [page.table(sheet) for sheet in found.sheets]
-    for part, members in sweep_plots.few_lines(groups).items():
+    for part, members in curves.few_lines(groups).items():
         blocks += _curves(members, part, target)
     blocks.append(_delays(groups))
     blocks += [page.paragraph(note) for note in found.notes]
@@ -41,20 +41,20 @@ def _note(groups: Sequence[Group]) -> str:
 def _curves(groups: Sequence[Group], part: str, target: float | None) -> list[str]:
     xs = {"version": "server versions", "uploads": "client updates received"}
     factors = dict.fromkeys(xs, 1.0)
-    if (scale := sweep_plots.time_axis(groups)) is not None:
+    if (scale := curves.time_axis(groups)) is not None:
         xs, factors = {"time": scale[1], **xs}, {"time": scale[0], **factors}
     targets = {r.config.run.target if target is None else target for g in groups for r in g.results}
     goal = 100 * targets.pop() if len(targets) == 1 else None
     points = [{key: _points(group, key, factors[key]) for key in xs} for group in groups]
-    labels = sweep_plots.line_labels(groups)
+    labels = curves.line_labels(groups)
     series = [{"name": label, "points": own} for label, own in zip(labels, points, strict=True)]
     title = ": ".join(filter(None, ("Test accuracy", part)))
-    far = [key for key in xs if sweep_plots.far_apart([own[key]["x"] for own in points])]
+    far = [key for key in xs if curves.far_apart([own[key]["x"] for own in points])]
     return [page.lines(title, "test accuracy (%)", xs, series, target=goal, log_x=far)]
 
 
 def _points(group: Group, key: str, factor: float) -> dict[str, list[float]]:
-    x, mean, deviation = sweep_plots.mean_curve([result.rows for result in group.results], key)
+    x, mean, deviation = curves.mean_curve([result.rows for result in group.results], key)
     points = {"x": (factor * x).tolist(), "y": (100 * mean).tolist()}
     if deviation is not None:
         points |= {"low": (100 * (mean - deviation)).tolist(), "high": (100 * (mean + deviation)).tolist()}
@@ -64,7 +64,7 @@ def _points(group: Group, key: str, factor: float) -> dict[str, list[float]]:
 def _delays(groups: Sequence[Group]) -> str:
     series = []
     for group in groups:
-        delays, shares = sweep_plots.tail(sweep_plots.total_delays(group.results))
+        delays, shares = curves.tail(curves.total_delays(group.results))
         series.append({"name": group.label, "points": {"delay": {"x": delays.tolist(), "y": shares.tolist()}}})
     axis = {"delay": "delay of an update (server versions)"}
     title = "Delays: share of updates at least as late"

@@ -492,7 +492,7 @@ def _prepare(out: Path, config: Config) -> None:
 
 
 def _write(out: Path, result: Result, simulation: Simulation, picture: str) -> None:
-    from fastagg.sim import findings, pages, plots
+    from fastagg.sim import findings, pages, plots, style
     from fastagg.sim.groups import grouped
     from fastagg.sim.sweep import Cell
 
@@ -500,7 +500,7 @@ def _write(out: Path, result: Result, simulation: Simulation, picture: str) -> N
         output.write_text(out / "metrics.csv", output.rows_csv(Row, result.rows))
         output.write_text(out / "clients.csv", output.rows_csv(ClientRow, result.clients))
         output.write_text(out / "delays.csv", output.delays_csv(result.delays))
-        plots.save(plots.accuracy_figure(result), out / f"accuracy.{picture}")
+        style.save(plots.accuracy_figure(result), out / f"accuracy.{picture}")
         groups = grouped([(Cell(result.config), result)])
         output.write_text(
             out / "report.html", pages.comparison_page(groups, findings.find(groups), result.config.about)

@@ -11,8 +11,8 @@ import pytest
 from fastagg.errors import ConfigError
 from fastagg.sim import tables
 from fastagg.sim.claims import STUDENT, Judged, judged, paired
-from fastagg.sim.claims_plot import figure
 from fastagg.sim.groups import grouped
+from fastagg.sim.plots import claims as figure
 from fastagg.sim.report import claims_table
 from fastagg.sim.result import Result
 from fastagg.sim.sweep import cells

@@ -4,8 +4,10 @@ import pytest
 
 from fastagg.errors import ConfigError
 from fastagg.sim.metrics import Row
-from fastagg.sim.plots import accuracy_figure, check_format, look, marks, save, time_scale
+from fastagg.sim.plots import accuracy_figure
 from fastagg.sim.result import Result
+from fastagg.sim.series import time_scale
+from fastagg.sim.style import check_format, look, marks, save
 
 
 @pytest.fixture

@@ -5,19 +5,9 @@ import pytest
 
 from fastagg.sim.groups import Group
 from fastagg.sim.metrics import Row
+from fastagg.sim.plots import curves, delay_tails, heat_map, lines_over_key, to_target
 from fastagg.sim.result import Result
-from fastagg.sim.sweep_plots import (
-    MOST_LINES,
-    curves,
-    delay_tails,
-    few_lines,
-    heat_map,
-    line_labels,
-    lines_over_key,
-    mean_curve,
-    tail,
-    to_target,
-)
+from fastagg.sim.series import MOST_LINES, few_lines, line_labels, mean_curve, tail
 
 
 def rows(*points):
