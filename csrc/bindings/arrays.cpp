@@ -69,7 +69,7 @@ constexpr uint32_t kMajor = 1;
 // -------------------------------------------------------------------------------------------------------------------
 
 struct Torch {
-  PyTypeObject *tensor = nullptr, *ndarray = nullptr;
+  PyTypeObject *tensor = nullptr, *parameter = nullptr, *ndarray = nullptr;
   const Exchange* exchange = nullptr;
   PyObject *from_dlpack = nullptr, *tensors = nullptr;
   PyObject *is_neg = nullptr, *storage = nullptr, *nbytes = nullptr, *offset = nullptr, *element_size = nullptr;
@@ -141,35 +141,33 @@ bool in_order(const int64_t* shape, const int64_t* strides, int32_t dims) {
   return true;
 }
 
-const void* tensor_data(py::handle given, const Type& wanted, const int64_t* shape, int32_t dims) {
-  if (torch.exchange == nullptr || torch.exchange->look == nullptr) return nullptr;
-  Tensor found{};
-  if (torch.exchange->look(given.ptr(), &found) != 0) {
-    PyErr_Clear();  // the tensor has no memory of its own: it is sparse, or inside a torch.func transform
-    return nullptr;
+int64_t width_of(Element element) { return type_of(element).bits / 8; }
+
+Element element_of(const Type& type) {
+  for (const Element one : {Element::kFloat32, Element::kFloat16, Element::kBFloat16, Element::kInt64,
+                            Element::kFloat64, Element::kBytes}) {
+    const Type known = type_of(one);
+    if (type.code == known.code && type.bits == known.bits && type.lanes == 1) return one;
   }
-  const Type& type = found.type;
-  const bool fits = found.device.type == kHost && found.dims == dims && type.code == wanted.code &&
-                    type.bits == wanted.bits && type.lanes == 1 && std::equal(shape, shape + dims, found.shape) &&
-                    found.byte_offset == 0;
-  if (!fits || found.data == nullptr) return nullptr;
-  if (found.strides != nullptr && !in_order(shape, found.strides, dims)) return nullptr;
-  int64_t size = 1;
-  for (int32_t i = 0; i < dims; ++i) size *= shape[i];
-  // Not readable as plain memory: a tensor with the negative bit (the imaginary part of a conjugate), or one whose
-  // storage was freed or made smaller (resize_).
-  if (size == 0 || ask(given.ptr(), torch.is_neg) != 0) return nullptr;
-  const auto storage = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(given.ptr(), torch.storage));
-  if (!storage) {
-    PyErr_Clear();
-    return nullptr;
-  }
-  const int64_t held = ask(storage.ptr(), torch.nbytes), begin = ask(given.ptr(), torch.offset);
-  return begin < 0 || held < wanted.bits / 8 * (begin + size) ? nullptr : found.data;
+  return Element::kOther;
 }
 
-const void* array_data(py::handle given, const Type& wanted, const int64_t* shape, int32_t dims,
+py::object storage_of(py::handle given) {
+  auto storage = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(given.ptr(), torch.storage));
+  if (!storage) PyErr_Clear();
+  return storage;
+}
+
+const void* tensor_data(py::handle given, Element wanted, const int64_t* shape, int32_t dims) {
+  Memory found;
+  const bool fits = look(given, found) && found.on_host && found.element == wanted && found.dims == dims &&
+                    std::equal(shape, shape + dims, found.shape) && found.in_order && found.data != nullptr;
+  return fits && found.size > 0 && is_plain(given, found) ? found.data : nullptr;
+}
+
+const void* array_data(py::handle given, Element element, const int64_t* shape, int32_t dims,
                        std::vector<Py_buffer>& views) {
+  const Type wanted = type_of(element);
   Py_buffer view;
   if (PyObject_GetBuffer(given.ptr(), &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
     PyErr_Clear();
@@ -196,6 +194,8 @@ void use_torch(py::type tensor, py::object exchange, py::function from_dlpack, p
   torch.nbytes = interned("nbytes");
   torch.offset = interned("storage_offset");
   torch.element_size = interned("element_size");
+  torch.parameter = reinterpret_cast<PyTypeObject*>(
+      py::object(py::module_::import("torch.nn.parameter").attr("Parameter")).release().ptr());
   torch.tensor = reinterpret_cast<PyTypeObject*>(tensor.release().ptr());
   torch.ndarray = reinterpret_cast<PyTypeObject*>(ndarray.release().ptr());
   torch.from_dlpack = from_dlpack.release().ptr();
@@ -232,18 +232,52 @@ store::Vector vector_of(const py::object& tensor) {
   return {owner_of(tensor), data};
 }
 
+bool can_look() { return torch.exchange != nullptr && torch.exchange->look != nullptr; }
+
+bool look(py::handle given, Memory& found) {
+  const PyTypeObject* const kind = Py_TYPE(given.ptr());
+  if ((kind != torch.tensor && kind != torch.parameter) || !can_look()) return false;
+  Tensor tensor{};
+  if (torch.exchange->look(given.ptr(), &tensor) != 0) {
+    PyErr_Clear();  // the tensor has no memory of its own: it is sparse, or inside a torch.func transform
+    return false;
+  }
+  found = {tensor.data, tensor.shape, tensor.dims, 1, element_of(tensor.type), tensor.device.type == kHost, false};
+  for (int32_t i = 0; i < tensor.dims; ++i) found.size *= tensor.shape[i];
+  found.in_order = found.size == 0 || tensor.strides == nullptr || in_order(tensor.shape, tensor.strides, tensor.dims);
+  return tensor.byte_offset == 0;
+}
+
+bool is_plain(py::handle given, const Memory& found) {
+  if (ask(given.ptr(), torch.is_neg) != 0) return false;  // the imaginary part of a conjugate
+  if (found.size == 0) return true;
+  const py::object storage = storage_of(given);
+  if (!storage) return false;
+  const int64_t held = ask(storage.ptr(), torch.nbytes), begin = ask(given.ptr(), torch.offset);
+  return begin >= 0 && held >= width_of(found.element) * (begin + found.size);  // less after resize_
+}
+
+Memo::Memo(py::handle tensor, const Memory& found)
+    : tensor_(py::reinterpret_borrow<py::object>(tensor)),
+      storage_(storage_of(tensor)),
+      data_(found.data),
+      size_(found.size),
+      end_(width_of(found.element) * (ask(tensor.ptr(), torch.offset) + found.size)) {}
+
+// A storage whose size changes moves. Its size is asked, too, because it may have moved back since.
+bool Memo::holds() const {
+  Memory now;
+  if (!look(tensor_, now) || now.data != data_ || now.size != size_) return false;
+  return size_ == 0 || ask(storage_.ptr(), torch.nbytes) >= end_;
+}
+
 Arrays::~Arrays() {
   for (Py_buffer& view : views_) PyBuffer_Release(&view);
 }
 
 const void* Arrays::add(py::handle given, Element element, const int64_t* shape, int32_t dims) {
-  const Type wanted = element == Element::kFloat32 ? Type{kFloat, 32, 1} : Type{kSigned, 64, 1};
-  const void* data = nullptr;
-  if (Py_TYPE(given.ptr()) == torch.tensor) {
-    data = tensor_data(given, wanted, shape, dims);
-  } else if (Py_TYPE(given.ptr()) == torch.ndarray) {
-    data = array_data(given, wanted, shape, dims, views_);
-  }
+  const void* const data = Py_TYPE(given.ptr()) == torch.ndarray ? array_data(given, element, shape, dims, views_)
+                                                                 : tensor_data(given, element, shape, dims);
   if (data != nullptr) held_.push_back(py::reinterpret_borrow<py::object>(given));
   return data;
 }

@@ -17,7 +17,7 @@ namespace py = pybind11;
 // torch.utils.dlpack.from_dlpack. Also sets NumPy's array class, and a dict of weak references to tensors.
 void use_torch(py::type tensor, py::object exchange, py::function from_dlpack, py::type ndarray, py::object tensors);
 
-enum class Element { kFloat32, kFloat16, kBFloat16, kInt64, kFloat64, kBytes };  // the first ones as in Dtype
+enum class Element { kFloat32, kFloat16, kBFloat16, kInt64, kFloat64, kBytes, kOther };  // the first ones as in Dtype
 
 // The 1-D host tensor of `count` elements in memory of this owner, which the tensor holds. As long as somebody holds
 // the tensor, this is the same object. For memory that Python owns it is the owner.
@@ -27,6 +27,33 @@ inline py::object tensor_of(const store::Vector& vector, int64_t count) {
 }
 // A tensor of torch's as a vector of the engine's. None: no vector.
 store::Vector vector_of(const py::object& tensor);
+
+// A torch tensor's memory, as torch describes it.
+struct Memory {
+  void* data;
+  const int64_t* shape;
+  int32_t dims;
+  int64_t size;  // elements
+  Element element;
+  bool on_host, in_order;
+};
+// False: Python has to look. It is not of torch's own classes, has no memory of its own, or torch has no table.
+bool look(py::handle given, Memory& found);
+bool can_look();
+// Whether the elements can be read as they lie: the storage was not freed or made smaller, and no bit negates them.
+bool is_plain(py::handle given, const Memory& found);
+
+// What a tensor's memory was when it was checked, to find out later whether it is the same.
+class Memo {
+ public:
+  Memo(py::handle tensor, const Memory& found);
+  bool holds() const;
+
+ private:
+  py::object tensor_, storage_;
+  const void* data_;
+  int64_t size_, end_;  // in its storage, bytes
+};
 
 // Holds Python arrays for as long as their elements are read.
 class Arrays {

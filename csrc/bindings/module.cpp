@@ -259,6 +259,7 @@ PYBIND11_MODULE(_native, m) {
   py::module_ log = m.def_submodule("log", "What happened to a server, on a disk.");
   bindings::bind_log(log);
   bindings::bind_train(m);
+  bindings::bind_ops(m);
 
   m.def("step", &step, arg("update"), arg("direction"), arg("optimizer"));
   m.def("accumulate", &accumulate, arg("update"), by_name, arg("acc"), arg("weight"), arg("out"));

@@ -7,8 +7,6 @@ namespace py = pybind11;
 namespace fastagg {
 namespace {
 
-using Pieces = std::vector<std::tuple<Address, int64_t, int>>;  // address, elements, dtype code
-
 void require(bool holds, const char* otherwise) {
   if (!holds) throw Refused(otherwise);
 }
@@ -25,13 +23,6 @@ Update make_update(int64_t origin) {
     throw Refused("origin: expected a multiple of " + std::to_string(kGroup) + ", got " + std::to_string(origin));
   Update update;
   update.origin = origin;
-  return update;
-}
-
-Update update_of(const Pieces& pieces, int64_t origin) {
-  Update update = make_update(origin);
-  update.pieces.reserve(pieces.size());
-  for (const auto& [address, size, dtype] : pieces) add_piece(update, address, size, dtype);
   return update;
 }
 
@@ -72,12 +63,6 @@ Sum sum_of(Address values, float entering, float leaving, float scale, const Row
     sum.terms.push_back({rows->row(slot), weight});
   }
   return sum;
-}
-
-Hyper hyper_of(double lr, double beta1, double beta2, double eps, double root_scale) {
-  return {static_cast<float>(lr),        static_cast<float>(beta1),       static_cast<float>(1.0 - beta1),
-          static_cast<float>(beta2),     static_cast<float>(1.0 - beta2), static_cast<float>(eps),
-          static_cast<float>(root_scale)};
 }
 
 Moments moments_of(Address m, Address v, Address vhat) {
@@ -179,6 +164,19 @@ py::dict facts_of_formats(List<Each...>) {
 }
 
 }  // namespace
+
+Update update_of(const Pieces& pieces, int64_t origin) {
+  Update update = make_update(origin);
+  update.pieces.reserve(pieces.size());
+  for (const auto& [address, size, dtype] : pieces) add_piece(update, address, size, dtype);
+  return update;
+}
+
+Hyper hyper_of(double lr, double beta1, double beta2, double eps, double root_scale) {
+  return {static_cast<float>(lr),        static_cast<float>(beta1),       static_cast<float>(1.0 - beta1),
+          static_cast<float>(beta2),     static_cast<float>(1.0 - beta2), static_cast<float>(eps),
+          static_cast<float>(root_scale)};
+}
 
 int optimizer_named(const std::string& name) { return named(name, Optimizers{}, "optimizer"); }
 

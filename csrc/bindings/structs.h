@@ -38,7 +38,10 @@ int named(const std::string& name, List<Each...>, const char* what) {
   throw Refused(std::string(what) + ": unknown '" + name + "'; known: " + known);
 }
 
-int optimizer_named(const std::string& name);  // its place in Optimizers
+int optimizer_named(const std::string& name);                   // its place in Optimizers
+using Pieces = std::vector<std::tuple<Address, int64_t, int>>;  // address, elements, dtype code
+Update update_of(const Pieces& pieces, int64_t origin);
+Hyper hyper_of(double lr, double beta1, double beta2, double eps, double root_scale);
 
 // Logits [rows, classes], and the address of the result.
 struct Batch {
@@ -69,6 +72,7 @@ void bind_directions(pybind11::module_& m);
 void bind_log(pybind11::module_& m);
 void bind_train(pybind11::module_& m);
 void bind_engine(pybind11::module_& m);
+void bind_ops(pybind11::module_& m);
 
 }  // namespace bindings
 

@@ -12,9 +12,8 @@ from torch import Tensor
 from fastagg import _checks, reference
 from fastagg._build import native
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
-from fastagg.ops.checks import Update, address, apart, apart_from, optimizer_call, update_of, vector
-from fastagg.ops.place import CPU, on_device, place, where
-from fastagg.ops.verdict import check_verdict
+from fastagg.ops.checks import Update, address, apart, vector
+from fastagg.ops.place import CPU, place, where
 from fastagg.storage.pieces import as_pieces
 from fastagg.storage.staging import send
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:  # avoids an import cycle: a cache uses this module
 
 _BLOCK = native.block  # elements that are recomputed together
 _SHADOW_BYTES = 8 * _BLOCK  # a block's sum in float64
-_NO_STEP = native.Optimizer()
 
 
 def cached_step_(
@@ -88,64 +86,17 @@ def cached_step_(
     Raises:
         ShapeMismatch, DTypeMismatch, ConfigError: an argument is refused. Nothing was written.
     """
-    pieces = as_pieces(update)
-    size, device = pieces.size, pieces.device
-    target = x if out is None else out
-    call = _NO_STEP
-    if x is not None and target is not None:
-        call = optimizer_call(size, device, x, target, **optimizer)
-    if acc is not None:
-        vector("acc", acc, size, device)
-    if sum is None and (acc is None or x is not None):
-        raise ConfigError("sum: needed here, got None")
-    if sum is not None:
-        vector("sum", sum, size, device)
-        apart_from("sum", sum, pieces, same=False)
-    if cache is None and (write >= 0 or read >= 0 or terms):
-        raise ConfigError("cache: needed to write, read or add rows, got None")
-    into = cache if write_cache is None else write_cache
-    if cache is not None and into is not None:
-        if cache.size != size:
-            raise ShapeMismatch(f"update: expected {cache.size} elements, as the cache's rows have, got {size}")
-        if into.size != size or into.format != cache.format:
-            raise ConfigError(
-                f"write_cache: expected {cache.format} rows of {size}, got {into.format} rows of {into.size}"
-            )
-        slots = [read, *(slot for slot, _ in terms)]
-        if not (all(-1 <= slot < cache.slots for slot in slots) and -1 <= write < into.slots):
-            raise ConfigError(f"slots: expected -1..{cache.slots - 1}, got {[write, *slots]}")
-    check_verdict(verdict, device)
-    if size == 0:
-        return target
-    on = place(device)
-    if on is None:
-        return reference.cached_step_(
-            x, pieces, cache=cache, write=write, read=read, client=client, arrival=arrival, gain=gain, sum=sum,
-            entering=entering, leaving=leaving, sum_scale=sum_scale, terms=terms, acc=acc, fresh=fresh, weight=weight,
-            acc_scale=acc_scale, out=out, origin=origin, write_cache=write_cache, **optimizer,
-        )  # fmt: skip
-    rows = None if cache is None else cache.native
-    row = native.Exchange(
-        key=native.RandomKey(seed=0 if cache is None else cache.seed, step=arrival, client=client),
-        rows=rows, read=read, write=write, write_to=None if write_cache is None else write_cache.native,
+    done: Tensor | None = native.ops.cached_step(
+        x, update, cache, write, read, client, arrival, gain, sum, entering, leaving, sum_scale, terms, acc, fresh,
+        weight, acc_scale, out, verdict, origin, write_cache, optimizer,
     )  # fmt: skip
-    total = None
-    if sum is not None:
-        total = native.Sum(
-            values=sum.data_ptr(), entering=entering, leaving=leaving, scale=sum_scale, rows=rows, terms=list(terms)
-        )
-    if acc is None:
-        assert total is not None
-        direction = native.Direction.mean(row=row, sum=total, gain=gain)
-    else:
-        buffer = native.Buffer(acc=0 if fresh else acc.data_ptr(), out=acc.data_ptr(), scale=acc_scale)
-        direction = native.Direction.calibrated(row=row, buffer=buffer, sum=total, gain=gain, weight=weight)
-    if on is CPU:
-        native.step(update_of(pieces, origin), direction, call)
-    else:
-        there = on_device(pieces)
-        native.cuda.step(update_of(there, origin), direction, call, where(on, verdict))
-    return target
+    if done is not NotImplemented:
+        return done
+    return reference.cached_step_(
+        x, as_pieces(update), cache=cache, write=write, read=read, client=client, arrival=arrival, gain=gain, sum=sum,
+        entering=entering, leaving=leaving, sum_scale=sum_scale, terms=terms, acc=acc, fresh=fresh, weight=weight,
+        acc_scale=acc_scale, out=out, origin=origin, write_cache=write_cache, **optimizer,
+    )  # fmt: skip
 
 
 def recompute_sum_(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -18,9 +16,6 @@ from fastagg.storage.pieces import Pieces
 OPTIMIZERS: dict[str, tuple[str, ...]] = native.optimizers  # name -> its moments; csrc/math/optimizers.h
 GROUP = native.group  # elements: the unit of slices of a model and of reductions
 MOMENT_BLOCK = native.scale_block  # elements that share a unit; csrc/math/moments.h
-_SERVER = 2**32 - 1  # a key that separates the rounding of moments from that of clients' rows
-_NO_MOMENTS = native.Moments()
-_NAMES = ("m", "v", "vhat")
 
 Update = Tensor | np.ndarray | Sequence[Arrays] | Pieces
 
@@ -49,81 +44,6 @@ def vector(name: str, tensor: Tensor, size: int, device: torch.device, dtype: to
 def moment_blocks(size: int) -> int:
     """Number of blocks of 8-bit moments for ``size`` parameters. The last block is padded."""
     return -(-size // MOMENT_BLOCK)
-
-
-def optimizer_call(
-    size: int,
-    device: torch.device,
-    x: Tensor,
-    out: Tensor,
-    *,
-    optimizer: str,
-    lr: float,
-    m: Tensor | None = None,
-    v: Tensor | None = None,
-    vhat: Tensor | None = None,
-    betas: tuple[float, float] = (0.9, 0.99),
-    eps: float = 1e-8,
-    correction: int | None = None,
-    units: Tensor | None = None,
-    rounding: tuple[int, int] = (0, 0),
-) -> native.Optimizer:
-    """Check an optimizer's arguments and build the struct for the kernels (csrc/plan.h).
-
-    Raises:
-        ConfigError, ShapeMismatch, DTypeMismatch: an argument is refused.
-    """
-    moments = OPTIMIZERS.get(optimizer)
-    if moments is None:
-        raise ConfigError(f"unknown optimizer {optimizer!r}; known: {', '.join(OPTIMIZERS)}")
-    vector("x", x, size, device)
-    if out is not x:
-        vector("out", out, size, device)
-        apart("out", out, "x", x)
-    blocks, moment_size, moment_dtype = 0, size, torch.float32
-    if units is not None:
-        blocks = moment_blocks(size)
-        moment_size, moment_dtype = blocks * MOMENT_BLOCK, torch.uint8
-        _coded(optimizer, units, blocks, device)
-    for name, tensor in zip(_NAMES, (m, v, vhat), strict=True):
-        if (tensor is not None) != (name in moments):
-            raise ConfigError(f"{optimizer} {'needs' if tensor is None else 'has no'} {name}")
-        if tensor is not None:
-            vector(name, tensor, moment_size, device, moment_dtype)
-    if size == 0:  # vectors without elements have no address either
-        return native.Optimizer()
-    root_scale = 1.0
-    if correction is not None:
-        lr = lr / (1.0 - betas[0] ** correction)
-        root_scale = 1.0 / math.sqrt(1.0 - betas[1] ** correction)
-    hyper = _hyper(lr, betas[0], betas[1], eps, root_scale)
-    held = _NO_MOMENTS
-    if units is not None:
-        seed, step = rounding
-        held = native.Moments.coded(
-            m=address(m), v=address(v), vhat=address(vhat), units=units.data_ptr(), blocks=blocks,
-            key=native.RandomKey(seed=seed, step=step, client=_SERVER),
-        )  # fmt: skip
-    elif moments:
-        held = _moments(address(m), address(v), address(vhat))
-    return _optimizer(optimizer, hyper, held, x.data_ptr(), out.data_ptr())
-
-
-# A server uses the same settings and addresses at every step, so its structs are cached. They hold plain values, so a
-# struct that outlives its memory does no harm.
-@lru_cache(64)
-def _hyper(lr: float, beta1: float, beta2: float, eps: float, root_scale: float) -> native.Hyper:
-    return native.Hyper(lr=lr, beta1=beta1, beta2=beta2, eps=eps, root_scale=root_scale)
-
-
-@lru_cache(64)
-def _moments(m: int, v: int, vhat: int) -> native.Moments:
-    return native.Moments(m=m, v=v, vhat=vhat)
-
-
-@lru_cache(64)
-def _optimizer(kind: str, hyper: native.Hyper, moments: native.Moments, x: int, out: int) -> native.Optimizer:
-    return native.Optimizer(kind=kind, hyper=hyper, moments=moments, x=x, x_out=out)
 
 
 def apart(name: str, a: Tensor, other: str, b: Tensor) -> None:
@@ -164,7 +84,7 @@ def update_of(pieces: Pieces, origin: int = 0) -> native.Update:
     return native.Update(pieces.native, origin=origin)
 
 
-def _coded(optimizer: str, units: Tensor, blocks: int, device: torch.device) -> None:
+def coded(optimizer: str, units: Tensor, blocks: int, device: torch.device) -> None:
     """Check the arguments of 8-bit moments.
 
     Raises:

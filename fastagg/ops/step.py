@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from torch import Tensor
 
 from fastagg import reference
 from fastagg._build import native
-from fastagg.errors import ConfigError
-from fastagg.ops.checks import Update, optimizer_call, update_of, vector
-from fastagg.ops.place import CPU, on_device, place, where
-from fastagg.ops.verdict import check_verdict
+from fastagg.ops.checks import Update
 from fastagg.storage.pieces import as_pieces
+
+_step = native.ops.step
 
 
 def step_(
@@ -73,47 +70,17 @@ def step_(
     Raises:
         ShapeMismatch, DTypeMismatch, ConfigError: an argument is refused. Nothing was written.
     """
-    pieces = as_pieces(update)
-    target = x if out is None else out
-    size, device = pieces.size, pieces.device
-    call = optimizer_call(
-        size, device, x, target, optimizer=optimizer, lr=lr, m=m, v=v, vhat=vhat, betas=betas, eps=eps,
-        correction=correction, units=units, rounding=rounding,
+    done = _step(
+        x, update, optimizer, lr, m, v, vhat, betas, eps, correction, units, rounding, gain, weight, acc, scale, base,
+        out, verdict, origin,
     )  # fmt: skip
-    if acc is not None:
-        vector("acc", acc, size, device)
-    if base is not None:
-        vector("base", base, size, device)
-    if acc is not None and base is not None:
-        raise ConfigError("acc and base are two different directions; give one of them")
-    check_verdict(verdict, device)
-    if size == 0:
-        return target
-    if base is not None:
-        direction = native.Direction.blend(base=base.data_ptr(), gain=gain, weight=weight)
-    elif acc is not None:
-        buffer = native.Buffer(acc=acc.data_ptr(), scale=scale)
-        direction = native.Direction.flush(buffer=buffer, gain=gain, weight=weight)
-    else:
-        direction = _single(gain, weight)
-    on = place(device)
-    if on is CPU:
-        native.step(update_of(pieces, origin), direction, call)
-    elif on is not None:
-        there = on_device(pieces)
-        native.cuda.step(update_of(there, origin), direction, call, where(on, verdict))
-    else:
-        reference.step_(
-            x, pieces, optimizer=optimizer, lr=lr, m=m, v=v, vhat=vhat, betas=betas, eps=eps,
-            correction=correction, units=units, rounding=rounding, gain=gain, weight=weight, acc=acc, scale=scale,
-            base=base, out=out, origin=origin,
-        )  # fmt: skip
-    return target
-
-
-@lru_cache(64)
-def _single(gain: float, weight: float) -> native.Direction:
-    return native.Direction.single(gain=gain, weight=weight)
+    if done is not NotImplemented:
+        return done
+    return reference.step_(
+        x, as_pieces(update), optimizer=optimizer, lr=lr, m=m, v=v, vhat=vhat, betas=betas, eps=eps,
+        correction=correction, units=units, rounding=rounding, gain=gain, weight=weight, acc=acc, scale=scale,
+        base=base, out=out, origin=origin,
+    )  # fmt: skip
 
 
 def sgd_(x: Tensor, direction: Update, *, lr: float) -> Tensor:

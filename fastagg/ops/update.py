@@ -12,10 +12,10 @@ from torch import Tensor
 from fastagg import reference
 from fastagg._build import native
 from fastagg.errors import ConfigError, ShapeMismatch
-from fastagg.ops.checks import Update, address, apart, apart_from, update_of, vector
-from fastagg.ops.place import CPU, Cuda, on_device, place, where
-from fastagg.ops.verdict import check_verdict, judge
-from fastagg.storage.pieces import Pieces, as_pieces
+from fastagg.ops.checks import Update, address, apart, update_of, vector
+from fastagg.ops.place import CPU, on_cuda, on_device, place, where
+from fastagg.ops.verdict import judge
+from fastagg.storage.pieces import as_pieces
 
 
 class Inspection(NamedTuple):
@@ -30,14 +30,11 @@ def inspect(update: Update) -> Inspection:
 
     The norm is summed in float64 in a fixed order. So it has the same bits on any number of threads.
     """
+    found: Inspection = native.ops.inspect(update, Inspection)
+    if found is not NotImplemented:
+        return found
     pieces = as_pieces(update)
-    on = place(pieces.device)
-    if on is CPU:
-        total = native.sum_squares(update_of(pieces))
-    elif on is not None:
-        total = judge(pieces).tolist()[0]
-    else:
-        total = reference.sum_squares(pieces)
+    total = judge(pieces).tolist()[0] if on_cuda(pieces.device) else reference.sum_squares(pieces)
     return Inspection(math.isfinite(total), math.sqrt(total) if total >= 0 else total)
 
 
@@ -61,17 +58,13 @@ def distances(update: Update, x: Tensor, base: Tensor, *, inner: bool = False) -
         base: the version the update was trained from, [d].
         inner: whether to compute the inner product, for a third more arithmetic. Otherwise it is 0.
     """
+    found: Distances = native.ops.distances(update, x, base, inner, Distances)
+    if found is not NotImplemented:
+        return found
     pieces = as_pieces(update)
-    vector("x", x, pieces.size, pieces.device)
-    vector("base", base, pieces.size, pieces.device)
-    on = place(pieces.device)
-    if on is CPU:
-        found = native.distances(update_of(pieces), x=x.data_ptr(), base=base.data_ptr(), inner=inner)
-        return distances_from(found)
-    if on is not None:
-        norm, moved, product, *_ = judge(pieces, x=x, base=base, inner=inner).tolist()
-    else:
-        moved, norm, product = reference.distances(pieces, x, base)
+    if not on_cuda(pieces.device):
+        return distances_from(reference.distances(pieces, x, base))
+    norm, moved, product, *_ = judge(pieces, x=x, base=base, inner=inner).tolist()
     return distances_from((moved, norm, product))
 
 
@@ -125,22 +118,9 @@ def gather(update: Update, out: Tensor) -> Tensor:
     Raises:
         ShapeMismatch, DTypeMismatch, ConfigError: ``out`` is refused, or overlaps the update; nothing was written.
     """
-    pieces = as_pieces(update)
-    vector("out", out, pieces.size, pieces.device)
-    apart_from("out", out, pieces, same=False)
-    on = place(pieces.device)
-    if on is None:
-        return reference.gather(pieces, out)
-    _accumulate(on, pieces, 0, 1.0, out)
-    return out
-
-
-def _accumulate(on: Cuda, pieces: Pieces, acc: int, weight: float, out: Tensor, verdict: Tensor | None = None) -> None:
-    if on is CPU:
-        native.accumulate(update_of(pieces), acc=acc, weight=weight, out=out.data_ptr())
-    else:
-        there = on_device(pieces)
-        native.cuda.accumulate(update_of(there), acc=acc, weight=weight, out=out.data_ptr(), where=where(on, verdict))
+    if (done := native.ops.gather(update, out)) is not NotImplemented:
+        return done
+    return reference.gather(as_pieces(update), out)
 
 
 def accumulate_(
@@ -154,15 +134,9 @@ def accumulate_(
         ShapeMismatch, DTypeMismatch, ConfigError: ``acc`` is refused, or overlaps the update partly. Nothing was
             written.
     """
-    pieces = as_pieces(update)
-    vector("acc", acc, pieces.size, pieces.device)
-    check_verdict(verdict, pieces.device)
-    apart_from("acc", acc, pieces)
-    on = place(pieces.device)
-    if on is None:
-        return reference.accumulate_(acc, pieces, weight, fresh=fresh)
-    _accumulate(on, pieces, 0 if fresh else acc.data_ptr(), weight, acc, verdict)
-    return acc
+    if (done := native.ops.accumulate(acc, update, weight, fresh, verdict)) is not NotImplemented:
+        return done
+    return reference.accumulate_(acc, as_pieces(update), weight, fresh=fresh)
 
 
 def fold(
@@ -213,15 +187,9 @@ def fold(
 
 def difference(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     """``out = a - b`` (1-D, the same length), each element rounded once; 12 bytes per parameter."""
-    for name, given in (("a", a), ("b", b), ("out", out)):
-        vector(name, given, out.numel(), out.device)
-    apart("out", out, "a", a)
-    apart("out", out, "b", b)
-    on = place(out.device)
-    if on is None:
-        return torch.sub(a, b, out=out)
-    _accumulate(on, as_pieces(b), a.data_ptr(), -1.0, out)
-    return out
+    if (done := native.ops.difference(a, b, out)) is not NotImplemented:
+        return done
+    return torch.sub(a, b, out=out)
 
 
 def crc32c(update: Update, before: int = 0, *, in_software: bool = False) -> int:
