@@ -53,7 +53,7 @@ FORMS: dict[str, tuple[Callable[[Arrays], Any], bool]] = {  # made of an update;
     "strided": (lambda u: {k: strided(v) for k, v in u.items()}, False),
     "strided NumPy": (lambda u: {k: strided(v).numpy() for k, v in u.items()}, False),
     "requires grad": (lambda u: {k: v.clone().requires_grad_() for k, v in u.items()}, True),
-    "parameters": (lambda u: {k: torch.nn.Parameter(v) for k, v in u.items()}, False),
+    "parameters": (lambda u: {k: torch.nn.Parameter(v) for k, v in u.items()}, True),
 }  # fmt: skip
 
 
