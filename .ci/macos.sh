@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Compiles and links the extension and the trace program (tests/native) for macOS on Apple silicon, without a Mac. The
 # package `ziglang` is a Clang with Apple's headers and a linker. What the extension leaves open for Python to fill in
-# must be Python's, because at that point a linker accepts everything. Takes BUILD. The hosted workflow runs the tests.
+# must be Python's, because at that point a linker accepts everything. Takes BUILD; needs the packages ziglang and lief.
+# The hosted workflow runs the tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$1
-pip install -q ziglang lief
 mkdir -p "$build"
 # Zig's linker makes no bundles (what macOS calls a module). A shared library has the same symbols.
 cat >"$build/compiler" <<'END'

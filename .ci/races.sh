@@ -10,11 +10,6 @@ cmake -S . -B "$build" -G Ninja -DFASTAGG_MODULE=OFF -DFASTAGG_CUDA=OFF -DFASTAG
   { cat "$build.log"; exit 1; }
 cmake --build "$build" --target fastagg_races fastagg_planted >>"$build.log" || { cat "$build.log"; exit 1; }
 printf 'built in %ss\n' "$SECONDS"
-# Threads of a server, on the engine without Python.
-cmake -S . -B "$build/engine" -G Ninja -DFASTAGG_MODULE=OFF -DFASTAGG_CUDA=OFF -DFASTAGG_ENGINE_TESTS_SANITIZE=thread \
-  >"$build.log" || { cat "$build.log"; exit 1; }
-cmake --build "$build/engine" --target fastagg_engine_tests >>"$build.log" || { cat "$build.log"; exit 1; }
-TSAN_OPTIONS=halt_on_error=1 "$build/engine/fastagg_engine_tests" threads
 cd "$build"
 
 for error in mask barrier shuffle; do

@@ -12,7 +12,7 @@ README = (Path(__file__).parents[1] / "README.md").read_text()
 
 def test_it_is_short_and_says_what_ci_runs() -> None:
     assert len(README.splitlines()) < 120
-    for words in ("fastagg demo", "pytest"):  # .ci/run takes the lines from here
+    for words in ("fastagg demo", "pytest"):  # noxfile.py takes the lines from here
         assert len(re.findall(rf"^pip install .*{words}", README, re.MULTILINE)) == 1
 
 

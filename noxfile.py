@@ -1,0 +1,282 @@
+"""All checks of the project, each as a target: ``nox --list`` shows them, ``nox -s NAME`` runs one.
+
+``.ci/run`` runs those of every commit (tag ``commit``). The others (tag ``nightly``) take longer; a job runs them at
+night. Targets that test the package use one wheel, which ``wheel`` compiles in a copy of the checkout. In
+that copy ``readme`` runs README's two lines, unchanged; they find compiled what they would compile.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import nox
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; tests of Ctrl-C would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+HERE = Path(__file__).parent
+FOLDER = Path(os.environ.get("FASTAGG_CI_FOLDER", HERE / "build/ci")).resolve()
+FOLDER.mkdir(parents=True, exist_ok=True)
+COPY = FOLDER / "checkout"
+COMPILING = ("cmake", "ninja", "pybind11")  # with a compiler, all that a build without pip needs
+PYTEST = ("pytest", "-q", "-ra", "-p", "no:cacheprovider")
+ENVIRONMENT = {
+    "MPLBACKEND": "Agg",
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    # 0 means --no-compile (pip takes the variable for the option that it negates): no bytecode of what is never
+    # imported. With torch that is two thirds of the processor's time of an installation.
+    "PIP_NO_COMPILE": "0",
+}
+
+nox.options.tags = ["commit"]
+nox.options.default_venv_backend = "venv"
+
+
+def target(tag: str, *requires: str) -> Callable:
+    """Declare a target: an environment of its own, beside others if those that it requires have passed."""
+    return nox.session(tags=[tag], requires=list(requires), allow_parallel=True)
+
+
+def install(session: nox.Session, *packages: str, wheel: str | None = None) -> None:
+    """Install ``packages`` in their tested versions, and the wheel with the extras that ``wheel`` names."""
+    session.env.update(ENVIRONMENT)
+    if wheel is not None:
+        packages = (f"{built()}[{wheel}]" if wheel else str(built()), *packages)
+    session.install("-q", "-c", "constraints.txt", *packages)
+
+
+def needed(extra: str | None = None) -> list[str]:
+    """Return what the package and an extra of it need, without the package."""
+    project = nox.project.load_toml("pyproject.toml")["project"]
+    names = project["optional-dependencies"][extra] if extra else project["dependencies"]
+    own = [re.fullmatch(r"fastagg\[(.*)\]", name) for name in names]
+    inner = [name for found in own if found for part in found[1].split(",") for name in needed(part)]
+    return [*needed(), *inner, *(name for name, found in zip(names, own, strict=True) if not found)] if extra else names
+
+
+def built() -> Path:
+    """Return the wheel that the target ``wheel`` has made."""
+    (path,) = (FOLDER / "wheel").glob("*.whl")
+    return path
+
+
+def debian(session: nox.Session, command: str, *packages: str) -> None:
+    """Install Debian's ``packages`` unless ``command`` is here. Without root, the target says what it leaves out."""
+    if shutil.which(command) or not shutil.which("apt-get"):
+        return
+    sudo = [] if os.geteuid() == 0 else ["sudo", "-n"] if "CI" in os.environ else None
+    if sudo is None:
+        return
+    with open(FOLDER / "apt.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for line in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
+            session.run(*sudo, "apt-get", *line, external=True, silent=True, success_codes=range(256))
+
+
+def script(session: nox.Session, name: str, *arguments: object) -> None:
+    """Run a script of ``.ci`` with a new folder as its first argument."""
+    folder = FOLDER / session.name
+    shutil.rmtree(folder, ignore_errors=True)
+    session.run("bash", f".ci/{name}.sh", str(folder), *map(str, arguments), external=True)
+
+
+def compiled_since(begun: float) -> list[str]:
+    """Return the objects in the copy that were compiled since then, without the one that holds the sources' digest."""
+    objects = (COPY / "build").rglob("*.cpp.o")
+    return [path.name for path in objects if path.stat().st_mtime > begun and "digest" not in path.name]
+
+
+@target("commit")
+def wheel(session: nox.Session) -> None:
+    """Compile the wheel that other targets test, in a copy of the checkout, as anybody's pip would."""
+    session.env.update(ENVIRONMENT)
+    for folder in (COPY, FOLDER / "wheel"):
+        shutil.rmtree(folder, ignore_errors=True)
+    listed = subprocess.check_output(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], text=True)
+    for name in filter(os.path.exists, listed.rstrip("\0").split("\0")):
+        (COPY / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(name, COPY / name)
+    session.run("pip", "wheel", "-q", "--no-deps", "-w", str(FOLDER / "wheel"), str(COPY))
+
+
+@target("commit", "wheel")
+def readme(session: nox.Session) -> None:
+    """Run README's two lines in a new environment. They are read from it, so README and the check cannot differ."""
+    session.env.update(ENVIRONMENT)
+    text = (COPY / "README.md").read_text()
+    for last in ("fastagg demo", "pytest -n auto"):
+        (line,) = (found for found in re.findall(r"(?m)^pip install .*$", text) if found.endswith(f"&& {last}"))
+        begun = time.time()
+        with session.chdir(COPY):
+            session.run("bash", "-euc", line, external=True)
+        session.log(f"{line}: {time.time() - begun:.0f} s")
+        if again := compiled_since(begun):
+            session.error(f"compiled again: {again}")
+
+
+@target("commit")
+def linters(session: nox.Session) -> None:
+    """Check style, types and the format of C++."""
+    install(session, *needed("sim"), "ruff", "mypy", "clang-format")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+    sources = "git ls-files 'csrc/*' 'tests/native/*.cpp' | grep -v '[.]py$' | xargs clang-format --dry-run --Werror"
+    session.run("bash", "-euo", "pipefail", "-c", sources, external=True)
+
+
+@target("commit", "wheel")
+def package(session: nox.Session) -> None:
+    """Check what a user installs: the source distribution, the wheel alone, and with the oldest versions."""
+    install(session, "build")
+    session.run("python", "-m", "build", "-s", "-o", str(FOLDER / "sdist"), str(COPY), silent=True)
+    session.run("python", ".ci/sources.py", *map(str, (FOLDER / "sdist").glob("*.tar.gz")))
+    script(session, "package", built())
+
+
+@target("commit", "wheel")
+def docs(session: nox.Session) -> None:
+    """Build the documentation with warnings as errors, and check that figures name their commands."""
+    install(session, wheel="docs,sim")
+    script(session, "docs")
+    session.run("python", ".ci/figures.py")
+
+
+@target("commit", "wheel")
+def flower(session: nox.Session) -> None:
+    """Test with real Flower: its processes on loopback, and its simulation engine."""
+    install(session, "flwr[simulation]==1.41.0", "peft", wheel="flower,test,tensorboard,mlflow,wandb")
+    names = ["test_require.py", "test_docs.py", "test_trackers.py", *integrations("test_flower*.py")]
+    session.run(*PYTEST, "-m", "", "--durations=8", *(f"tests/integrations/{name}" for name in names))
+
+
+@target("commit", "wheel")
+def nvflare(session: nox.Session) -> None:
+    """Test with real NVIDIA FLARE, jobs in its simulator included."""
+    install(session, "torch")  # FLARE requires no version, and this line installs the tested one
+    install(session, wheel="nvflare,test")
+    names = ["test_docs.py", *integrations("test_nvflare*.py")]
+    session.run(*PYTEST, "-m", "", "--durations=8", *(f"tests/integrations/{name}" for name in names))
+
+
+def integrations(pattern: str) -> list[str]:
+    """Return the names of the integrations' tests that match."""
+    return sorted(path.name for path in (HERE / "tests/integrations").glob(pattern))
+
+
+@target("commit")
+def engine(session: nox.Session) -> None:
+    """Test the engine without Python under ASan, UBSan and ThreadSanitizer, the kernels' bits under the first two."""
+    install(session, *COMPILING)
+    script(session, "engine")
+
+
+@target("commit")
+def arm(session: nox.Session) -> None:
+    """Compare the kernels' bits and the audits of logs with those of a build for ARM, emulated."""
+    install(session, *COMPILING)
+    debian(session, "qemu-aarch64", "g++-aarch64-linux-gnu", "qemu-user")
+    script(session, "arm")
+
+
+@target("commit")
+def cuda(session: nox.Session) -> None:
+    """Compile the CUDA kernels for every architecture, and read the assembler's reports. It needs nvcc."""
+    if shutil.which("nvcc") is None:
+        session.skip("no nvcc: the CUDA kernels were not compiled")
+    install(session, "numpy", *COMPILING)
+    script(session, "cuda")
+
+
+@target("commit", "wheel")
+def extras(session: nox.Session) -> None:
+    """Test what needs extras that README's lines do not install: HTTP, the queue, callbacks, trackers, Ray."""
+    debian(session, "nats-server", "nats-server")
+    install(session, "httpx", "transformers", "accelerate", wheel="test,http,queue,lightning,tensorboard,ray")
+    servers = [f"tests/server/test_{name}.py" for name in ("http_example", "queue_example", "watching")]
+    session.run(*PYTEST, *servers, "tests/clients")
+    session.run(*PYTEST, "tests/sim/test_run.py", "tests/cli/test_cli.py", "-k", "tracker")
+    session.run(*PYTEST, "tests/sim/test_engines.py", "tests/sharded/test_leaves_example.py")
+
+
+@target("nightly", "wheel")
+def slow(session: nox.Session) -> None:
+    """Run the tests that repeat much, and properties with all their examples."""
+    install(session, wheel="test")
+    session.run("pytest", "-n", "auto", "-m", "slow", "--hypothesis-profile", "thorough", "--durations", "10")
+
+
+@target("nightly", "wheel")
+def threads(session: nox.Session) -> None:
+    """Run the tests with threads, for a Python without a global lock: they need few packages."""
+    install(session, "pytest", "hypothesis", wheel="")
+    names = ("dispatch", "exit", "ids", "leases", "reads_once", "reentry")
+    session.run(*PYTEST, *(f"tests/server/test_{name}.py" for name in names))
+
+
+@target("nightly")
+def sanitizers(session: nox.Session) -> None:
+    """Run the tests of kernels, CUDA's emulated, on a build with AddressSanitizer and UBSan."""
+    install(session, *needed("test"), *COMPILING)
+    script(session, "sanitize")
+
+
+@target("nightly")
+def ptx(session: nox.Session) -> None:
+    """Run nvcc's PTX on the CPU, and find the planted errors; ``-- 80 120`` names architectures. It needs nvcc."""
+    if shutil.which("nvcc") is None:
+        session.skip("no nvcc: no PTX")
+    install(session, *needed("test"), *COMPILING)
+    script(session, "ptx", *session.posargs)
+
+
+@target("nightly")
+def races(session: nox.Session) -> None:
+    """Look for races in the CUDA kernels, emulated, and in the engine, with ThreadSanitizer."""
+    install(session, *COMPILING)
+    script(session, "races")
+
+
+@target("nightly")
+def clang(session: nox.Session) -> None:
+    """Compile with Clang's warnings, and compare the bits."""
+    install(session, *COMPILING)
+    debian(session, "clang", "clang")
+    script(session, "clang")
+
+
+@target("nightly")
+def macos(session: nox.Session) -> None:
+    """Compile and link for macOS on Apple silicon, without a Mac."""
+    install(session, *COMPILING, "ziglang", "lief")
+    script(session, "macos")
+
+
+@target("nightly")
+def incremental(session: nox.Session) -> None:
+    """Count what a contributor's changed line compiles, and the files that an addition takes."""
+    session.env.update(ENVIRONMENT)
+    script(session, "incremental")
+
+
+@target("nightly", "wheel")
+def browser(session: nox.Session) -> None:
+    """Look at the reports in Chromium."""
+    debian(session, "chromium", "chromium")
+    install(session, wheel="test")
+    session.run(*PYTEST, "tests/page")
+
+
+@target("nightly", "wheel")
+def speed(session: nox.Session) -> None:
+    """Compare three kernels with the machine's own streams and with torch."""
+    install(session, wheel="test,bench")
+    session.run("python", "bench/speed.py")
