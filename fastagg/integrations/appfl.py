@@ -270,8 +270,9 @@ class SyncAggregator(Aggregator):
                 self._say("the first upload is the model to start from")
                 return dict(self.server.snapshot())
             self._last.clear()  # a client is in a round once
-            for client, upload in local_models.items():
+            for client in local_models:  # all are from this version, even if a rule steps in the middle of the round
                 self._send(client)
+            for client, upload in local_models.items():
                 self._take(client, upload, {})
             if self.server.close_round() is not None:
                 self.session.stepped()

@@ -91,7 +91,7 @@ def echo(workspace: str) -> None:
 def restarted(workspace: str) -> None:
     """FLARE's own rounds continue from a checkpoint, although the job starts from another model."""
     recipe = FedAvgRecipe(
-        name="digits", model=Digits(), min_clients=job.CLIENTS, num_rounds=1, train_script=str(EXAMPLE / "client.py"),
+        name="digits", model=Digits(), min_clients=job.CLIENTS, num_rounds=2, train_script=str(EXAMPLE / "client.py"),
         aggregator=Aggregator("FedAMS", {"lr": 0.03}, checkpoint=f"{workspace}/server.pt"),
     )  # fmt: skip
     recipe.execute(SimEnv(num_clients=job.CLIENTS, workspace_root=workspace))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -70,28 +69,14 @@ def test_rounds_are_the_servers(make) -> None:
     assert result.train_metrics_clientapp[3]["loss"] == pytest.approx((1 + 4 + 9) / 6)
 
 
-@dataclass(frozen=True)
-class Median(fastagg.Direction):
-    """As in docs/rules.md."""
-
-    size: int = 3
-
-    def combine(self, update, facts, state):
-        held = {**state, str(len(state)): update.clone()}
-        return (None, held) if len(held) < self.size else (torch.stack(list(held.values())).median(0).values, {})
-
-
 class Forgotten(fastagg.Direction):  # without @dataclass
     size: int
 
     def combine(self, update, facts, state): ...
 
 
-def test_a_rule_of_the_users_own_in_rounds() -> None:
-    grid = FakeGrid(lambda m: trained(m, {1: 0.5, 2: 100.0, 3: 1.0}[m.metadata.dst_node_id]), [1, 2, 3])
-    strategy = sync(lambda model, **settings: fastagg.Server(model, Median(3)))
-    result = strategy.start(grid, flower.write({"w": torch.zeros(5)}), num_rounds=2)
-    assert torch.equal(flower.read(result.arrays)["w"], torch.full((5,), 2.0)) and strategy.server.version == 2
+def test_a_rule_without_dataclass_is_an_error() -> None:
+    grid = FakeGrid(trained, [1, 2, 3])
     with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
         sync(lambda model, **settings: fastagg.Server(model, Forgotten(3))).start(grid, flower.write({}), num_rounds=1)
 

@@ -59,13 +59,14 @@ class Grid(FakeGrid):
         moved = [0.7 * a + 0.3 * np.cos(node + np.arange(a.size)).reshape(a.shape) for a in arrays]
         moved = [a.astype(np.float32) for a in moved]
         metrics = {"dpfedavg_norm_bit": node % 2 == 0}
-        result = FitRes(Status(Code.OK, "done"), ndarrays_to_parameters(moved), 10 * node, metrics)
+        result = FitRes(DONE, ndarrays_to_parameters(moved), 10 * node, metrics)
         return Message(compat.fitres_to_recorddict(result, True), reply_to=message)
 
     def send_and_receive(self, messages, *, timeout=None):
         return self.pull_messages(self.push_messages(messages))
 
 
+DONE = Status(Code.OK, "done")
 SETTINGS = {"fraction_evaluate": 0.0, "min_fit_clients": 3, "min_available_clients": 3}
 
 
@@ -81,10 +82,10 @@ def flowers(kind=theirs.FedAvg, **settings):
     return kind(initial_parameters=parameters(), **SETTINGS, **settings)
 
 
-def run(strategy, chain=(), workflow=None) -> tuple[Grid, list[np.ndarray]]:
+def run(strategy, chain=(), workflow=None, grid=None) -> tuple[Grid, list[np.ndarray]]:
     random.seed(5)
     np.random.seed(13)
-    grid = Grid(*chain)
+    grid = grid or Grid(*chain)
     context = LegacyContext(
         Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config={}),
         ServerConfig(num_rounds=ROUNDS), strategy,
@@ -308,6 +309,28 @@ def test_a_subclass_gives_flowers_numbers(mixin: type) -> None:
     mine, other = (type("Strategy", (mixin, base), {}) for base in (flower.ClassicStrategy, theirs.FedAvg))
     found = run(mine(fastagg.FedAvg, initial_parameters=parameters(), **SETTINGS))
     same(found, run(other(initial_parameters=parameters(), **SETTINGS)))
+
+
+class BatchNorm(Grid):
+    """Nodes whose models have running statistics and a counter."""
+
+    def fit(self, message: Message, context) -> Message:
+        node, instruction = message.metadata.dst_node_id, compat.recorddict_to_fitins(message.content, True)
+        *arrays, count = parameters_to_ndarrays(instruction.parameters)
+        moved = [0.7 * a + 0.3 * np.abs(np.cos(node + np.arange(a.size))).reshape(a.shape) for a in arrays]
+        sent = ndarrays_to_parameters([*(a.astype(np.float32) for a in moved), count + 1])
+        return Message(compat.fitres_to_recorddict(FitRes(DONE, sent, 10 * node, {}), True), reply_to=message)
+
+
+def test_batchnorm_statistics_are_flowers() -> None:
+    """In this API arrays have no names. A counter goes on; Flower's mean in place makes it 0."""
+    begin = ndarrays_to_parameters([START[0], np.zeros(3, np.float32), np.ones(3, np.float32), np.array(7)])
+    makes = (flower.ClassicStrategy(fastagg.FedAvg, initial_parameters=begin, **SETTINGS),
+             theirs.FedAvg(initial_parameters=begin, **SETTINGS))  # fmt: skip
+    mine, other = (run(strategy, grid=BatchNorm())[1] for strategy in makes)
+    for a, b in zip(mine[:3], other[:3], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+    assert other[3] == 0 and mine[3].dtype == np.int64 and mine[3] == 7 + ROUNDS
 
 
 def test_a_subclass_that_no_reply_fits_is_refused() -> None:

@@ -203,6 +203,34 @@ def test_a_restarted_job_is_given_the_checkpoints_model(tmp_path: Path) -> None:
             assert np.array_equal(other[name], value) and other[name].dtype == value.dtype
 
 
+def test_a_restarted_job_trains_on_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    """Killed in the middle of the third round. FLARE starts again from round 0, and with another model."""
+
+    def rounds(name: str, model: dict[str, Any], count: int, until: int | None = None) -> Aggregator:
+        aggregator = Aggregator("FedAMS", {"lr": 0.1}, checkpoint=str(tmp_path / name))
+        loaded(aggregator, model)
+        for number in range(count):
+            for client in "abc":
+                aggregator.sent(client, FLModel(ParamsType.FULL, model, current_round=number))
+            for i, client in enumerate("abc"[:until] if number == count - 1 else "abc"):
+                trained = {key: np.asarray(0.9 * value + i, value.dtype) for key, value in model.items()}
+                meta = {"client_name": client, "NUM_STEPS_CURRENT_ROUND": 1 + i}
+                aggregator.accept_model(FLModel(ParamsType.FULL, trained, current_round=number, meta=meta))
+            if number < count - 1 or until is None:
+                model = aggregator.aggregate_model().params
+        return aggregator
+
+    straight = rounds("straight", dict(MODEL), 5)
+    assert rounds("killed", dict(MODEL), 3, until=2)._traffic.server.version == 2
+    other = {name: np.asarray(value + 7, value.dtype) for name, value in MODEL.items()}
+    again = rounds("killed", other, 3)
+    before, after = (one._traffic.server.state_dict() for one in (straight, again))
+    assert before["version"] == after["version"] == 5 and torch.equal(before["flat"], after["flat"])
+    assert all(torch.equal(value, after["moments"][name]) for name, value in before["moments"].items())
+    for name, value in straight._traffic.model().items():
+        assert np.array_equal(value, again._traffic.model()[name])
+
+
 def test_a_model_that_flare_changed_between_rounds_is_the_model() -> None:
     """A controller that decays or prunes what the aggregator returned, as FLARE's own aggregators allow."""
     aggregator = begun()
@@ -599,7 +627,7 @@ def test_fedecho_with_real_unlabelled_data(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_flares_rounds_go_on_from_a_checkpoint(tmp_path: Path) -> None:
-    """One more round, with a new random model from FLARE. If it were used, one round could not repair it."""
+    """Two more rounds, with a new random model from FLARE. If it were used, they could not repair it."""
     data, model = digits.load(4, alpha=10.0, seed=0), digits_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for part in [*data.clients] * 10:
@@ -609,9 +637,9 @@ def test_flares_rounds_go_on_from_a_checkpoint(tmp_path: Path) -> None:
     before = fastagg.FedAMS(model.state_dict(), clients_per_round=None, lr=0.03)
     before.save(tmp_path / "server.pt")
     log = simulate("restarted", tmp_path)
-    sent = [float(value) for value in re.findall("task 0 of 1, accuracy before training ([0-9.]+)", log)]
+    sent = [float(value) for value in re.findall("task 0 of 2, accuracy before training ([0-9.]+)", log)]
     assert len(sent) == 4 and min(sent) > 0.6, "what clients were sent"
-    assert fastagg.load(tmp_path / "server.pt").version == 1
+    assert fastagg.load(tmp_path / "server.pt").version == 2
     assert accuracy(weights(tmp_path)) > 0.7
 
 

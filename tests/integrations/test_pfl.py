@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -100,27 +99,3 @@ def test_a_bad_mean_changes_nothing_and_schedulers_work() -> None:
     optimizer.param_groups[0]["lr"] = 0.5
     optimizer.step()
     assert torch.equal(net.weight, before - 0.5)
-
-
-@dataclass(frozen=True)
-class Median(fastagg.Direction):
-    """As in docs/rules.md."""
-
-    size: int = 3
-
-    def combine(self, update: Any, facts: Any, state: Any) -> Any:
-        held = {**state, str(len(state)): update.clone()}
-        return (None, held) if len(held) < self.size else (torch.stack(list(held.values())).median(0).values, {})
-
-
-def test_a_rule_of_the_users_own() -> None:
-    net = torch.nn.Linear(2, 2)
-    optimizer = CentralOptimizer(net, fastagg.SGD(1.0), Median(3, kind="gradient"))
-    before = net.weight.detach().clone()
-    for value in (0.5, 100.0, 1.0):
-        assert torch.equal(net.weight, before)
-        net.weight.grad = torch.full((2, 2), value)
-        optimizer.step()
-    assert torch.equal(net.weight, before - 1.0) and optimizer.server.version == 1
-    with pytest.raises(fastagg.ConfigError, match='direction: expected kind="gradient"'):
-        CentralOptimizer(net, fastagg.SGD(1.0), Median(3))

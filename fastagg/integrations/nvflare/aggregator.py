@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -46,7 +47,8 @@ class Aggregator(ModelAggregator):
             restart FLARE gets this model, whatever model the job starts from.
         weight_key: the key of a reply's weight in its ``meta``, for ``weighting="samples"``.
         at_once: replies that are added in one pass. All but the last of them wait in memory. With 1, each is added as
-            it arrives: that takes the least memory, and about twice the time.
+            it arrives: that takes the least memory, and about twice the time. With a rule that makes its own steps
+            (not one of the synchronous presets) all wait until the round ends.
 
     Raises:
         ConfigError: the preset is unknown, or not synchronous.
@@ -138,7 +140,9 @@ class Aggregator(ModelAggregator):
         """
         client = model.meta.get("client_name") or model.meta.get(FLMetaKey.SITE_NAME)
         with self._ending_the_job():
-            if self._traffic.hold(client, model) >= self.at_once:
+            # A rule that makes its own steps makes none before all clients of the round have been sent their task.
+            enough = self.at_once if self._traffic.server.direction.synchronous else math.inf
+            if self._traffic.hold(client, model) >= enough:
                 outcome = self._add()[-1]
                 if isinstance(outcome, FastaggError):
                     raise outcome
