@@ -154,7 +154,7 @@ def docs(session: nox.Session) -> None:
 def flower(session: nox.Session) -> None:
     """Test with real Flower: its processes on loopback, and its simulation engine."""
     install(session, "flwr[simulation]==1.41.0", "peft", wheel="flower,test,tensorboard,mlflow,wandb")
-    names = ["test_require.py", "test_docs.py", "test_trackers.py", "test_own_rules.py", *integrations("test_flower*.py")]
+    names = ["test_require.py", "test_docs.py", "test_trackers.py", *integrations("test_flower*.py")]
     session.run(*PYTEST, "-m", "", "--durations=8", *(f"tests/integrations/{name}" for name in names))
 
 
@@ -163,13 +163,13 @@ def nvflare(session: nox.Session) -> None:
     """Test with real NVIDIA FLARE, jobs in its simulator included."""
     install(session, "torch")  # FLARE requires no version, and this line installs the tested one
     install(session, wheel="nvflare,test")
-    names = ["test_docs.py", "test_own_rules.py", *integrations("test_nvflare*.py")]
+    names = ["test_docs.py", *integrations("test_nvflare*.py")]
     session.run(*PYTEST, "-m", "", "--durations=8", *(f"tests/integrations/{name}" for name in names))
 
 
 def integrations(pattern: str) -> list[str]:
-    """Return the names of the integrations' tests that match."""
-    return sorted(path.name for path in (HERE / "tests/integrations").glob(pattern))
+    """Return the names of the integrations' tests that match, and of those of a rule of one's own in each of them."""
+    return ["test_own_rules.py", *sorted(path.name for path in (HERE / "tests/integrations").glob(pattern))]
 
 
 @target("commit")
