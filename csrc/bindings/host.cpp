@@ -148,6 +148,8 @@ void set_error_of_current_exception() noexcept {
     throw;
   } catch (py::error_already_set& error) {
     error.restore();
+  } catch (const py::builtin_exception& error) {
+    error.set_error();
   } catch (const Refusal& refused) {
     set_error(refused);
   } catch (const store::SlotsFailed& error) {

@@ -113,6 +113,7 @@ class Given {
  public:
   explicit Given(PyObject* from, int64_t origin = 0) {
     update.origin = origin;
+    if (from == nullptr) from = Py_None;
     if (read(from)) return;
     update.pieces.clear();
     update.size = 0;
@@ -136,6 +137,7 @@ class Given {
   }
 
   void* memory(const char* name, PyObject* tensor, int64_t size, Element element) {
+    if (tensor == nullptr) tensor = Py_None;
     Memory found;
     if (on_host_ && look(tensor, found) && found.on_host && found.element == element && found.dims == 1 &&
         found.size == size && found.in_order && (found.data != nullptr || size == 0)) {

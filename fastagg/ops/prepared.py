@@ -39,7 +39,7 @@ def prepare(op: Callable[_Given, _Result], *args: _Given.args, **kwargs: _Given.
         ConfigError: another op, tensors on a device, arrays of another kind or not contiguous, or torch before 2.10.
         ShapeMismatch, DTypeMismatch: as the op does. Nothing was written.
     """
-    if op not in _OPS:
+    if not any(op is each for each in _OPS):
         known = ", ".join(each.__name__ for each in _OPS)
         raise ConfigError(f"prepare: expected one of {known}, got {getattr(op, '__name__', op)!r}")
     made: Callable[[], _Result] = native.ops.prepare(op, args, kwargs)

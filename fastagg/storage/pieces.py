@@ -21,7 +21,6 @@ _FLOAT32 = torch.float32
 _CPU = torch.device("cpu")  # making one takes as long as comparing three
 # By type, with native byte order only: asking a type for its name takes longer than reading a small layer.
 _NUMPY_CODES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1}
-_new = object.__new__
 
 
 class Pieces:
@@ -128,15 +127,7 @@ def _address(array: np.ndarray) -> int:
 
 def as_pieces(update: Tensor | np.ndarray | Sequence[Arrays] | Pieces) -> Pieces:
     """Return ``update`` as pieces. It may be one array, a sequence of arrays, or pieces."""
-    if type(update) is Tensor:
-        if (native := _plain(update)) is not None:
-            found = _new(Pieces)
-            found.owners = [update]
-            found.native = [native]
-            found.size = native[1]
-            found.device = _CPU
-            return found
-    elif isinstance(update, Pieces):
+    if isinstance(update, Pieces):
         return update
     return Pieces(update if isinstance(update, (list, tuple)) else [update])
 

@@ -241,6 +241,35 @@ def test_a_cache_to_write_to_that_is_unlike_the_one_read() -> None:
         )
 
 
+def test_none_where_a_vector_belongs() -> None:
+    """As of any object that is no array: an error, and nothing else."""
+    x, u, lost = vector(D, 1), vector(D, 2), (AttributeError, DTypeMismatch, TypeError)
+    for call in (
+        lambda: ops.sgd_(None, u, lr=0.1),
+        lambda: ops.sgd_(x, None, lr=0.1),
+        lambda: ops.sgd_(x, [u[:5], None], lr=0.1),
+        lambda: ops.sgd_(x, u, lr=None),
+        lambda: ops.accumulate_(None, u),
+        lambda: ops.gather(u, None),
+        lambda: ops.difference(x, u, None),
+        lambda: ops.difference(None, u, x),
+        lambda: ops.inspect(None),
+        lambda: ops.distances(u, None, x),
+        lambda: ops.distances(u, x, "x"),
+        lambda: ops.step_(x, u, optimizer="adam", lr=0.1, m=x, v=3.0),
+        lambda: ops.step_(x, u, optimizer="sgd", lr=0.1, gain="1"),
+        lambda: ops.step_(x, u, optimizer="sgd", lr=0.1, betas=0.9),
+        lambda: ops.cached_step_(x, u, cache=3, write=0, sum=x.clone(), optimizer="sgd", lr=0.1),
+        lambda: ops.cached_step_(x, u, cache=rows(), write=0, sum=x.clone(), optimizer="sgd", lr=0.1, momentum=0.9),
+        lambda: ops.cached_step_(None, u, cache=rows(), write=0.5, sum=x),
+        lambda: ops.cached_step_(None, u, cache=rows(), write=0, sum=x, terms=[0]),
+    ):
+        refused(call, "None|expected|argument|number|attribute|needed|integer", x, u, error=lost)
+    refused(lambda: ops.step_(x, u, optimizer=3, lr=0.1), "unknown optimizer 3", x)
+    for key in ({"client": -1}, {"client": 2**32}, {"arrival": 2**64}, {"write": 2**64}):
+        refused(lambda key=key: ops.cached_step_(None, u, cache=rows(), sum=x, **{"write": 0, **key}), "expected", x)
+
+
 @pytest.mark.parametrize(
     "slots",
     [{"write": 2}, {"write": -2}, {"read": 2}, {"read": -2}, {"terms": [(2, 1.0)]}, {"terms": [(0, 1.0), (-1, 1.0)]}],
