@@ -167,6 +167,15 @@ def nvflare(session: nox.Session) -> None:
     session.run(*PYTEST, "-m", "", "--durations=8", *(f"tests/integrations/{name}" for name in names))
 
 
+@target("nightly", "wheel")
+def appfl(session: nox.Session) -> None:
+    """Test with real APPFL and pfl, and the small examples with and without fastagg."""
+    install(session, "torch")
+    install(session, wheel="appfl,pfl,test")
+    names = ["test_docs.py", "test_small_examples.py", *integrations("test_appfl.py"), "test_pfl.py"]
+    session.run(*PYTEST, "-m", "", "--durations=8", *(f"tests/integrations/{name}" for name in names))
+
+
 def integrations(pattern: str) -> list[str]:
     """Return the names of the integrations' tests that match, and of those of a rule of one's own in each of them."""
     return ["test_own_rules.py", *sorted(path.name for path in (HERE / "tests/integrations").glob(pattern))]

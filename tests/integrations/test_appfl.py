@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
-import importlib.machinery
 import logging
 import re
-import sys
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -21,6 +18,7 @@ pytest.importorskip("sklearn")
 from appfl.algorithm.aggregator import FedAsyncAggregator, FedAvgAggregator, FedBuffAggregator
 from appfl.algorithm.scheduler import AsyncScheduler, SyncScheduler
 from appfl.misc.utils import create_instance_from_file
+from appfl_agents import agents
 from omegaconf import OmegaConf
 from replay import listen, play
 
@@ -29,21 +27,6 @@ from fastagg.integrations.appfl import Aggregator, SyncAggregator
 from fastagg.sim.data import digits
 
 BY_PATH = Path(fastagg.__file__).parent / "integrations" / "appfl.py"
-
-
-def agents() -> Any:
-    """APPFL's agents. They import torchvision, whose wheel asks for CUDA's torch, without using any of it here."""
-    try:
-        import torchvision  # noqa: F401
-    except (ImportError, RuntimeError):
-        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        for name in ("", ".models", ".transforms", ".datasets", ".datasets.utils"):
-            sys.modules[f"torchvision{name}"] = stub = MagicMock()
-            stub.__spec__, stub.__path__ = importlib.machinery.ModuleSpec(f"torchvision{name}", None), []
-    import appfl.agent
-
-    return appfl.agent
 
 
 def made(algorithm: str = "FedBuff", kind: type[Aggregator] = Aggregator, **settings: Any) -> Aggregator:

@@ -1,9 +1,10 @@
-"""examples/processes and examples/pfl learn, and so do they without the difference that their pages show."""
+"""examples/processes, pfl and appfl learn, and so do they without the difference that their pages show."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +14,18 @@ import pytest
 pytest.importorskip("sklearn")
 
 ROOT = Path(__file__).parents[2]
-PAGES = {"processes": "own.md", "pfl": "pfl.md"}
+# By example: its page, the file that differs, and what runs it.
+RUN = Path(__file__).with_name("appfl_agents.py")
+EXAMPLES = {
+    "processes": ("own.md", "train.py", ["train.py"]),
+    "pfl": ("pfl.md", "train.py", ["train.py"]),
+    "appfl": ("appfl.md", "config.yaml", [str(RUN), "run.py"]),
+}
 
 
 def original(name: str, program: str) -> str:
     """``program`` as it was before the difference on its page, which has ten lines at most on each side."""
-    page = (ROOT / "docs" / "integrations" / PAGES[name]).read_text()
+    page = (ROOT / "docs" / "integrations" / EXAMPLES[name][0]).read_text()
     found = re.search(r"^```diff\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     assert found, "the page shows a difference"
     lines = found[1].splitlines()
@@ -32,17 +39,18 @@ def original(name: str, program: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("before", [False, True], ids=["fastagg", "before"])
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_learns_with_and_without_fastagg(name: str, before: bool, tmp_path: Path) -> None:
-    if name == "pfl" and importlib.util.find_spec("pfl") is None:
-        pytest.skip("pfl is not installed")
-    program = (ROOT / "examples" / name / "train.py").read_text()
+    if name != "processes" and importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    folder = shutil.copytree(ROOT / "examples" / name, tmp_path / name)
+    _, file, command = EXAMPLES[name]
     if before:
-        program = original(name, program)
-        assert "fastagg." not in program
-    (tmp_path / "train.py").write_text(program)
+        program = original(name, (folder / file).read_text())
+        assert "fastagg." not in program and "aggregator_path" not in program
+        (folder / file).write_text(program)
     done = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )
     found = re.search(r"^accuracy (\d+)%$", done.stdout, re.MULTILINE)
     assert found and int(found[1]) > 80, (done.stdout + done.stderr)[-3000:]

@@ -1,0 +1,3 @@
+from fastagg.integrations.appfl import Aggregator, SyncAggregator
+
+__all__ = ["Aggregator", "SyncAggregator"]
