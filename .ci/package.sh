@@ -33,8 +33,9 @@ floors/bin/fastagg info --json >/dev/null
 floors/bin/fastagg demo --out demo
 test -s demo/report.html
 
-# The time of --help, and the time that `import fastagg` adds to `import torch`.
-core/bin/pip install -q -c "$here/constraints.txt" "$wheel[cli]"
+# The benchmarks of an installed package; and the time of --help, and the time that `import fastagg` adds to `import torch`.
+core/bin/pip install -q -c "$here/constraints.txt" "$wheel[cli,bench]"
+core/bin/fastagg bench -q --case accumulate --sizes 1e4 --rounds 3 --impatient
 core/bin/python - <<'PY'
 import subprocess
 import sys

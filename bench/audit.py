@@ -11,7 +11,6 @@ import argparse
 import hashlib
 import shutil
 import statistics
-import time
 from pathlib import Path
 
 import torch
@@ -19,6 +18,7 @@ import torch
 import fastagg
 from fastagg.durable.disk import Disk
 from fastagg.durable.folder import contents, read_checkpoint, read_log
+from fastagg.timing import HostClock, Stopwatch
 
 ARRIVALS = 30
 
@@ -28,9 +28,9 @@ def seconds_of_an_arrival(folder: Path, size: int) -> float:
     with fastagg.open(folder, lambda: fastagg.FedBuff(torch.zeros(size), buffer_size=5), durability="none") as server:
         for turn in range(ARRIVALS):
             server.dispatch(turn % 7)
-            begun = time.perf_counter()
+            watch = Stopwatch()
             server.receive(turn % 7, update)
-            taken.append(time.perf_counter() - begun)
+            taken.append(watch.total)
             server.flush()
     return statistics.median(taken)
 
@@ -45,10 +45,7 @@ def seconds_of_a_leaf(folder: Path) -> float:
         while (record := log.next()) is not None:
             if record.operation.kind != "answer":
                 continue
-            begun = time.perf_counter()
-            for _ in range(100):
-                _ = record.leaf
-            best = min(best, (time.perf_counter() - begun) / 100)
+            best = min(best, HostClock().sample("", lambda record=record: record.leaf, 100))
     finally:
         disk.leave()
     return best
@@ -56,10 +53,7 @@ def seconds_of_a_leaf(folder: Path) -> float:
 
 def seconds_of_a_node() -> float:
     pair = bytes(65)
-    begun = time.perf_counter()
-    for _ in range(10_000):
-        hashlib.sha256(pair).digest()
-    return (time.perf_counter() - begun) / 10_000
+    return HostClock().sample("", lambda: hashlib.sha256(pair).digest(), 10_000)
 
 
 def main() -> None:

@@ -1,103 +1,86 @@
-"""Finds fastagg's own figures that became worse: python bench/compare.py OLD NEW
+"""Whether fastagg became slower: python bench/compare.py OLD NEW, two files of pytest-benchmark's JSON or two commits.
 
-OLD and NEW are files of rows, JSON of pytest-benchmark, or commits, whose bench/results/ is read. From a million
-parameters on, times are compared relative to the streams of the same run, so that a slower machine does not look like
-slower code. Shorter times are compared directly. A change counts if the two spreads (p20 to p80) do not overlap and the
-medians differ by more than 3%.
+A row of fastagg's is slower if the spreads (p20 to p80) are apart and the median grew by more than 3%. Where a share of
+the memory's speed was measured, the change of that speed is divided out first: a slower machine is no regression.
 """
 
 from __future__ import annotations
 
-import argparse
+import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import results
-from results import Row
+import checkout  # noqa: F401
+from measure import is_peer
+from results import Row, parse, rows
 
-LEAST = 0.03
-STREAMING = 1_000_000  # with fewer parameters the streams measure the cost of a call, not of memory
-OURS = "fastagg"
-
-
-@dataclass(frozen=True)
-class Change:
-    """One row in both: new time over old at the medians, and whether the change is larger than noise."""
-
-    old: Row
-    new: Row
-    ratio: float
-    verdict: str  # slower | faster | ""
+NOISE = 0.03
+Place = tuple[str, str, int, int]  # case, candidate, parameters, threads
 
 
-def changes(old: Sequence[Row], new: Sequence[Row]) -> list[Change]:
-    """Return every row of fastagg's that is in both and was measured again."""
-    before = {row.key: row for row in old if row.candidate.startswith(OURS) and row.unit == "s"}
-    return [_change(before[row.key], row) for row in new if row.key in before and before[row.key] != row]
+def read(name: str) -> list[Row]:
+    """Return the rows of a file, or of ``bench/results/`` at a commit.
+
+    Raises:
+        ValueError: it is neither, or the file has another form.
+    """
+    if Path(name).is_file():
+        return rows(parse(Path(name).read_text(), name, committed=False))
+    listed = _git("ls-tree", "--full-tree", "-r", "--name-only", name, "bench/results")
+    if listed is None:
+        raise ValueError(f"{name}: neither a file nor a commit")
+    texts = [_git("show", f"{name}:{path}") or "" for path in listed.split() if path.endswith(".json")]
+    return [row for text in texts for row in rows(parse(text, name))]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Print a table. Return 1 if something became slower, 2 if nothing can be compared."""
-    parser = argparse.ArgumentParser(prog="fastagg bench --compare", description=__doc__)
-    parser.add_argument("old", help="a file or a commit")
-    parser.add_argument("new", help="a file or a commit")
-    given = parser.parse_args(arguments)
+def _git(*arguments: str) -> str | None:
+    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    return done.stdout if done.returncode == 0 else None
+
+
+def verdict(old: Row, new: Row) -> tuple[str, float]:
+    """Return ``slower``, ``faster`` or ``within noise``, and the new time over the old one."""
+    pace = 1.0
+    if "streams" in old.info and "streams" in new.info:  # of the memory: how much slower it has become
+        kinds = old.info["streams"].keys() & new.info["streams"].keys()
+        pace = max((old.info["streams"][kind] / new.info["streams"][kind] for kind in kinds), default=1.0)
+    ratio = new.median / old.median / pace
+    if ratio > 1 + NOISE and new.info["p20"] / pace > old.info["p80"]:
+        return "slower", ratio
+    if ratio < 1 - NOISE and new.info["p80"] / pace < old.info["p20"]:
+        return "faster", ratio
+    return "within noise", ratio
+
+
+def main(names: list[str]) -> int:
+    """Print every change. Return 1 if something became slower, 2 if nothing can be compared."""
     try:
-        old, new = _rows(given.old), _rows(given.new)
+        old, new = (_ours(read(name)) for name in names)
     except ValueError as error:
-        return _fail(str(error))
-    found = changes(old, new)
-    if not found:
-        common = {row.key for row in old if row.candidate.startswith(OURS)} & {row.key for row in new}
-        if common:
-            print(f"The same {len(common)} rows of fastagg's in both: nothing was measured in between.")
-            return 0
-        processors = " and ".join(", ".join(sorted({row.processor for row in rows})) for rows in (old, new))
-        return _fail(f"no case, size, thread count and processor of fastagg's is in both (processors: {processors})")
-    _print(found)
-    return 1 if any(change.verdict == "slower" for change in found) else 0
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    both = [key for key in old if key in new]
+    if not both:
+        on = [" and ".join(sorted({key[0] for key in side})) or "nothing" for side in (old, new)]
+        print(f"error: no row of fastagg's is in both: {on[0]} in the old one, {on[1]} in the new one", file=sys.stderr)
+        return 2
+    counts = {"slower": 0, "faster": 0, "within noise": 0}
+    for key in both:
+        said, ratio = verdict(old[key], new[key])
+        counts[said] += 1
+        if said != "within noise":
+            case, candidate, size, threads = key[1]
+            print(
+                f"{said}: {case}, {candidate}, {size:,} parameters, {threads} threads: {ratio:.2f} times the old time"
+            )
+    print(", ".join(f"{count} {said}" for said, count in counts.items()))
+    return int(counts["slower"] > 0)
 
 
-def _rows(given: str) -> list[Row]:
-    return results.load(Path(given)) if Path(given).is_file() else results.load_commit(given)
-
-
-def _change(old: Row, new: Row) -> Change:
-    raw = new.median / old.median
-    machine = 1.0  # how much slower the streams were in the new run
-    if new.size >= STREAMING and old.share and new.share:
-        machine = raw * new.share / old.share
-    ratio = raw / machine
-    verdict = ""
-    if ratio > 1 + LEAST and new.p20 / machine > old.p80:
-        verdict = "slower"
-    elif ratio < 1 - LEAST and new.p80 / machine < old.p20:
-        verdict = "faster"
-    return Change(old, new, ratio, verdict)
-
-
-def _print(found: list[Change]) -> None:
-    for name, rows in (("old", [change.old for change in found]), ("new", [change.new for change in found])):
-        commits = ", ".join(sorted({f"{row.commit} ({row.date[:10]})" for row in rows}))
-        print(f"{name}: {commits}, on {', '.join(sorted({row.processor for row in rows}))}")
-    print("\n| case | candidate | d | threads | old, ms | new, ms | new / old | |")
-    print("|---|---|---|---|---|---|---|---|")
-    for change in sorted(found, key=lambda change: -change.ratio):
-        row = change.new
-        print(
-            f"| {row.case} | {row.candidate} | {row.size:,} | {row.threads} | {1e3 * change.old.median:.4g} | "
-            f"{1e3 * row.median:.4g} | {change.ratio:.2f} | {change.verdict} |"
-        )
-    counts = {verdict: sum(c.verdict == verdict for c in found) for verdict in ("slower", "faster", "")}
-    print(f"\n{counts['slower']} slower, {counts['faster']} faster, {counts['']} within noise.")
-
-
-def _fail(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return 2
+def _ours(found: list[Row]) -> dict[tuple[str, Place], Row]:
+    """Return fastagg's rows, by processor and place."""
+    return {(row.processor, row[:4]): row for row in found if not is_peer(row.candidate)}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-
+import checkout  # noqa: F401
 import numpy as np
 import torch
 
 import fastagg
+from fastagg.timing import Stopwatch
 
 SLICE = 4096  # coordinates for which the plain running mean is computed, too
 
@@ -45,13 +43,12 @@ def row(size: int, clients: int, arrivals: int, format: str) -> str:
     pool = [torch.randn(size, generator=generator).mul_(0.1).add_(1.0) for _ in range(7)]
     state = server._running.extension.state
     plain, held = torch.zeros(SLICE), [torch.zeros(SLICE) for _ in range(clients)]
-    seconds = 0.0
+    watch = Stopwatch(["receive"])
     for turn in range(arrivals):
         client = turn * 7919 % clients
         server.dispatch(client)
-        start = time.perf_counter()
-        server.receive(client, pool[turn % 7])
-        seconds += time.perf_counter() - start
+        with watch.timing("receive"):
+            server.receive(client, pool[turn % 7])
         stored = state.cache.data[client, : SLICE * 4].view(torch.float32) if format == "fp32" else None
         fresh = stored if stored is not None else _decoded(state.cache, client)
         plain += (fresh - held[client]) / clients
@@ -66,9 +63,8 @@ def row(size: int, clients: int, arrivals: int, format: str) -> str:
     ulp = float(np.spacing(np.float32(largest)))
     error = float((mean - exact).abs().max()) / ulp
     lost = float((plain.double() - exact[:SLICE]).abs().max()) / ulp
-    return (
-        f"| {format} | {error:.2f} | {lost:.1f} | {1e3 * seconds / arrivals:.1f} | {state.cache.nbytes() / 1e9:.2f} |"
-    )
+    took, kept = 1e3 * watch.seconds["receive"] / arrivals, state.cache.nbytes() / 1e9
+    return f"| {format} | {error:.2f} | {lost:.1f} | {took:.1f} | {kept:.2f} |"
 
 
 def _decoded(cache: fastagg.ClientCache, client: int) -> torch.Tensor:

@@ -14,7 +14,6 @@ import shutil
 import statistics
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ import fastagg
 from fastagg._build import native
 from fastagg.durable.disk import Disk
 from fastagg.durable.opening import open_on
+from fastagg.timing import Stopwatch, seconds
 
 _waited = native.log.Journal.waited  # seconds that the calling thread has waited for a disk
 CLIENTS = 10  # answer in turn
@@ -39,13 +39,6 @@ RULES: dict[str, Callable[[int], fastagg.Server]] = {
 }
 
 
-def clock(call: Callable[[], Any]) -> float:
-    """Return the seconds of one call."""
-    begun = time.perf_counter()
-    call()
-    return time.perf_counter() - begun
-
-
 def one_sync(folder: Path, nbytes: int, times: int = 100) -> float:
     """Return the median seconds of a write of ``nbytes`` to an allocated file with its fdatasync."""
     path, data = folder / "sync", os.urandom(nbytes)
@@ -55,7 +48,7 @@ def one_sync(folder: Path, nbytes: int, times: int = 100) -> float:
     for k in range(times):  # written once before, as reused segments are
         os.pwrite(file, data, k * room)
     os.fsync(file)
-    found = [clock(lambda k=k: (os.pwrite(file, data, k * room), os.fdatasync(file))) for k in range(times)]
+    found = [seconds(lambda k=k: (os.pwrite(file, data, k * room), os.fdatasync(file))) for k in range(times)]
     os.close(file)
     path.unlink()
     return statistics.median(found)
@@ -87,7 +80,7 @@ def _acknowledged(folder: Path, rule: str, make: Callable[[], fastagg.Server], s
                 server = own if name == "durable" else servers[name]
                 server.dispatch(client)
                 waited = _waited()
-                took = clock(lambda server=server, client=client: server.receive(client, update))
+                took = seconds(lambda server=server, client=client: server.receive(client, update))
                 if turn < 0:  # every client's first answer finds no row
                     continue
                 found[name].append(took)
@@ -120,7 +113,7 @@ def threads(folder: Path, small: bool) -> None:
                     server.receive(number, update)
 
             workers = [threading.Thread(target=client, args=(number,)) for number in range(count)]
-            took = clock(lambda workers=workers: ([one.start() for one in workers], [one.join() for one in workers]))
+            took = seconds(lambda workers=workers: ([one.start() for one in workers], [one.join() for one in workers]))
             groups = server._log.journal.groups
         rate, sync = rounds * count / took, one_sync(folder, 4 * size + 200)
         print(
@@ -145,7 +138,7 @@ def bandwidth(folder: Path, small: bool) -> None:
                     server.receive(number, update)
 
             alive = [threading.Thread(target=client, args=(number,)) for number in range(workers)]
-            took = clock(lambda alive=alive: ([one.start() for one in alive], [one.join() for one in alive]))
+            took = seconds(lambda alive=alive: ([one.start() for one in alive], [one.join() for one in alive]))
             written = server._log.journal.written
         payload = 4 * size * (count // workers) * workers
         raw = one_sync(folder, 32 << 20, 10 if small else 30)
@@ -170,7 +163,7 @@ def stall(folder: Path, small: bool) -> None:
 
         def one(k: int) -> float:
             server.dispatch(k % clients)
-            return clock(lambda: server.receive(k % clients, update))
+            return seconds(lambda: server.receive(k % clients, update))
 
         usual = [one(k) for k in range(clients)]
         server.flush()
@@ -201,7 +194,7 @@ def recovery(folder: Path, small: bool) -> None:
             server.receive(k % 10, update)
     nbytes = 4 * size * count
     found: list[Any] = []
-    took = clock(lambda: found.append(open_on(Disk(folder / "back", create=True), make, "none")))
+    took = seconds(lambda: found.append(open_on(Disk(folder / "back", create=True), make, "none")))
     found[0].close()
     print(f"recovery: {nbytes / 1e9:.2f} GB of journal in {took:.2f} s: {took / nbytes * 1e9:.2f} s per GB")
     shutil.rmtree(folder / "back")
@@ -218,14 +211,14 @@ def upload(folder: Path, small: bool) -> None:
     with fastagg.open(folder / "up", lambda: fastagg.FedBuff(torch.zeros(size), buffer_size=1)) as server:
         server.dispatch(0)
         before = most = anonymous()
-        begun = time.perf_counter()
+        watch = Stopwatch()
         with server.receiving(0) as one:
             left = 4 * size
             while left:
                 one.write(chunk[: min(left, len(chunk))])
                 left -= min(left, len(chunk))
                 most = max(most, anonymous())
-            during, got = most, time.perf_counter() - begun
+            during, got = most, watch.total
         after = anonymous()
     print(
         f"upload: {4 * size / 1e9:.2f} GB in {got:.1f} s; memory beyond the server's own "

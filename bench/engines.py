@@ -13,20 +13,17 @@ import argparse
 import contextlib
 import random
 import statistics
-import sys
-import time
 from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout that was not installed: its own package
-
+import checkout  # noqa: F401
 import torch
 
 from fastagg.sim import config, engines
 from fastagg.sim.config import Config
 from fastagg.sim.simulation import Simulation
+from fastagg.timing import HostClock, Stopwatch
 
 Engine = tuple[str, int | None]  # its name and how many workers
 
@@ -62,10 +59,7 @@ def updates(given: Config, engine: Engine, uploads: int) -> float:
     with contextlib.closing(Simulation(given, engine=engine[0], workers=engine[1])) as simulation:  # type: ignore[arg-type]
         for _ in range(max(1, int(WARM * uploads))):
             simulation.step()
-        begun = time.perf_counter()
-        for _ in range(uploads):
-            simulation.step()
-        return uploads / (time.perf_counter() - begun)
+        return 1 / HostClock().sample("", simulation.step, uploads)
 
 
 def nothing() -> Callable[..., Any]:
@@ -99,13 +93,13 @@ def overhead(engine: Engine, size: int, tasks: int) -> tuple[float, float]:
             assert all(len(future.result()) == size for future in asked)
 
         answers(ask(2 * crew.count + 3))
-        begun = time.perf_counter()
-        for _ in range(tasks):
-            answers(ask(1))
-        alone = (time.perf_counter() - begun) / tasks
-        begun = time.perf_counter()
-        answers(ask(tasks))
-        return alone, (time.perf_counter() - begun) / tasks
+        watch = Stopwatch(["alone", "among"])
+        with watch.timing("alone"):
+            for _ in range(tasks):
+                answers(ask(1))
+        with watch.timing("among"):
+            answers(ask(tasks))
+        return watch.seconds["alone"] / tasks, watch.seconds["among"] / tasks
 
 
 def _name(engine: Engine) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 import fastagg
+from fastagg import timing
 
 FOLDS, LARGEST = 10, 8.0
 
@@ -35,12 +35,6 @@ def server(update: torch.Tensor, exact: float | None) -> Callable[[], None]:
     return folds
 
 
-def seconds(act: Callable[[], None]) -> float:
-    begun = time.perf_counter()
-    act()
-    return (time.perf_counter() - begun) / FOLDS
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", type=float, nargs="+", default=[1e6, 1e7, 1e8])
@@ -55,8 +49,8 @@ def main() -> None:
             acts: list[Any] = [make(update, exact) for exact in (None, LARGEST)]
             for act in acts:
                 act()  # its memory is there
-            times = [[seconds(act) for act in acts] for _ in range(given.rounds)]
-            floats, whole = map(min, zip(*times, strict=True))
+            found = timing.interleave(dict(zip(("fp32", "exact"), acts, strict=True)), rounds=given.rounds, least=0.0)
+            floats, whole = (min(found.samples(name)) / FOLDS for name in ("fp32", "exact"))
             print(
                 f"{make.__name__}, {size:,} parameters: fp32 {1e3 * floats:.3f} ms a fold, exact {1e3 * whole:.3f} ms, "
                 f"ratio {whole / floats:.2f}"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# All that takes a GPU, in one command: builds the extension, runs the CUDA tests and the benchmarks, and leaves rows, a
-# table and logs in $OUT (build-gpu/out if that is not set). The sanitizers are a second run: they take longer.
+# All that takes a GPU, in one command: builds the extension, runs the CUDA tests and the benchmarks, and leaves JSON and
+# logs in $OUT (build-gpu/out if that is not set). The sanitizers are a second run: they take longer.
 #   bench/gpu.sh [build] [test] [bench]       all three by default
 #   bench/gpu.sh sanitize                     memcheck, initcheck, racecheck and synccheck, once it is built
 # Needs nvcc, cmake, ninja, pybind11, torch with CUDA, numpy, pytest and hypothesis; installs nothing.
@@ -34,11 +34,11 @@ test_cuda() { # a test that was left out has shown nothing: the log says which
   python3 -m pytest -q -rs -p no:cacheprovider -m cuda "$@" && ! grep -q "no tests ran" "$out/test.log"
 }
 
-# Rows go to a file of their own: copied into bench/results/ they stand in the report, if the tree was as committed.
-sizes=(11200000 110000000 1500000000)
+# `python bench/report.py --add card.json` puts them into the report, if the tree was as committed.
+sizes=11200000,110000000,1500000000
 bench() {
-  python3 bench/run.py kernel arrival upload --device cuda --rounds 20 --sizes "$@" --out "$out/card.jsonl" |
-    tee "$out/card.md"
+  python3 -m pytest bench/ -q -p no:cacheprovider --case kernel --case arrival --case "upload*" --device cuda --rounds 20 \
+    --sizes "$1" "--benchmark-json=$out/card.json"
 }
 
 # torch's own allocator hands out parts of large blocks, in which memcheck sees no overrun. initcheck: what nobody wrote.
@@ -51,7 +51,7 @@ sanitize() { # TOOL OPTION...
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 stage build build
 stage test test_cuda "${tests[@]}"
-stage bench bench "${sizes[@]}"
+stage bench bench "$sizes"
 stage sanitize-memcheck sanitize memcheck
 stage sanitize-initcheck sanitize initcheck
 stage sanitize-racecheck sanitize racecheck

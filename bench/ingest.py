@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout that was not installed: its own package
-
+import checkout  # noqa: F401
 import torch
 
 import fastagg
+from fastagg.timing import Stopwatch, seconds
 
 THREADS = 32
 
@@ -66,7 +64,7 @@ def serve(server: fastagg.Server, update: torch.Tensor, came: Sequence[float]) -
     done, numbers, lock = [0.0] * len(came), iter(range(len(came))), threading.Lock()
     for client in range(len(came)):
         server.dispatch(client)
-    begin = time.perf_counter() + 0.1
+    watch, begin = Stopwatch(), 0.1
 
     def client() -> None:
         while True:
@@ -74,9 +72,9 @@ def serve(server: fastagg.Server, update: torch.Tensor, came: Sequence[float]) -
                 number = next(numbers, None)
             if number is None:
                 return
-            time.sleep(max(0.0, begin + came[number] - time.perf_counter()))
+            time.sleep(max(0.0, begin + came[number] - watch.total))
             server.receive(number, update)
-            done[number] = time.perf_counter() - begin
+            done[number] = watch.total - begin
 
     threads = [threading.Thread(target=client) for _ in range(THREADS)]
     for one in threads:
@@ -92,9 +90,7 @@ def alone(server: fastagg.Server, update: torch.Tensor, count: int) -> list[floa
     for _ in range(count):
         time.sleep(0.005)
         server.dispatch("alone")
-        begin = time.perf_counter()
-        server.receive("alone", update)
-        found.append(time.perf_counter() - begin)
+        found.append(seconds(lambda: server.receive("alone", update)))
     return found
 
 

@@ -1,44 +1,53 @@
 """Measures one case at one size. Every candidate is built, compared with fastagg's result, and timed in turns with the
-others and with the streams that measure memory."""
+others and, beyond the caches, with the streams that measure memory."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import machine
-import timing
+import peak
 import torch
 from problem import CPU, OURS, ROUNDING, Built, Candidate, Case, Problem, Skip, batches
-from results import Row
-from roofline import Stream, best, streams
+from roofline import speeds, streams
 
 import fastagg
+from fastagg import timing
 
 # they do less work than ours by intent, so they are not peers
 FLOORS = ("the native call alone", "the copy alone, pinned already")
 # A sample of milliseconds depends on the current state of the core's clock and of the neighbours. So short steps need
 # more samples.
 ROUNDS, SHORT_ROUNDS, SHORT = 15, 31, 1_000_000
+BEYOND = 50_000_000  # parameters: no cache holds a vector of them, so a share of the memory's speed means something
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A candidate's seconds per call or arrival, a sample a round; and what is known of it besides.
+
+    Attributes:
+        info: ``case``, ``candidate``, ``size``, ``threads`` (0 on a device), ``p20`` and ``p80`` of the seconds; of all
+            but the first candidate ``ratio``, its time over the first one's in the same round (p20, median, p80).
+            Where they are measured: ``share`` of the memory's speed and ``streams`` (bytes a second), ``kept`` (bytes
+            per parameter and client), ``memory`` (the peak in models), ``host`` (a card's host's seconds).
+    """
+
+    samples: list[float]
+    info: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Found:
-    """The result of a measurement.
+    """The result of a measurement: candidates, those without figures with the reason, and as in fastagg.timing."""
 
-    Attributes:
-        rows: a row per candidate, and one for each kind of stream.
-        samples: seconds of each candidate, for pytest-benchmark.
-        skipped: candidates without figures, with the reason.
-        others, discarded: as in timing.py.
-    """
-
-    rows: list[Row]
-    samples: dict[str, list[float]]
-    skipped: dict[str, str]
-    others: float
-    discarded: int
+    timed: dict[str, Timed] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    others: float = 0.0
+    discarded: int = 0
 
 
 def is_peer(candidate: str) -> bool:
@@ -51,11 +60,11 @@ def measure(
     size: int,
     *,
     rounds: int | None = None,
-    only: Sequence[str] = ("",),
-    without: Sequence[str] = (),
+    wanted: Sequence[str] | None = None,
     device: torch.device = CPU,
     clock: timing.Clock | None = None,
     within: float = math.inf,
+    care: timing.Care = timing.QUIET,
 ) -> Found:
     """Measure a case.
 
@@ -64,10 +73,10 @@ def measure(
 
     Args:
         rounds: samples of each candidate; by default 31 below a million parameters, otherwise 15.
-        only, without: keep only the peers whose names contain one of the words in ``only``; drop those with one in
-            ``without``.
+        wanted: the names of the candidates that are measured beside the first one. None: all.
         clock: the clock of a sample; by default the device's own (``timing.clock_of``).
         within: after so many seconds no further round begins, if there are at least five.
+        care: how quiet the machine must be.
 
     Raises:
         AssertionError: a candidate's result differs from fastagg's.
@@ -75,67 +84,58 @@ def measure(
     rounds = rounds or (SHORT_ROUNDS if size < SHORT else ROUNDS)
     problem = replace(Problem(size, device=device), lr=case.lr)
     leader, *rest = (one for one in case.candidates() if device.type in one.devices)
-    others = [
-        one for one in rest
-        if any(word in one.name for word in only) and not any(word in one.name for word in without)
-    ]  # fmt: skip
+    others = [one for one in rest if wanted is None or one.name in wanted]
     # For all: the streams' three vectors, the update and its negative, the leader's state, two vectors for comparisons.
     shared = (3 if case.bytes else 0) + 2 + leader.vectors + (3 + 4 if case.corrected else 3)
     free = machine.available_bytes(device)
     if 4 * size * shared > 0.9 * free:
         reason = f"needs {4 * size * shared / 2**30:.0f} GiB, {free / 2**30:.0f} are free"
-        return Found([], {}, {leader.name: reason}, 0.0, 0)
-    found = Found([], {}, {}, 0.0, 0)
+        return Found(skipped={leader.name: reason})
+    found = Found()
     for group in list(batches(others, problem, shared)) or [[]]:
-        timer = clock or timing.clock_of(CPU if case.host else device)
-        one = _group(case, problem, [leader, *group], rounds, within, timer)
-        known = {row.key for row in found.rows}
+        timer = clock or (timing.ToldClock() if case.told else timing.clock_of(CPU if case.host else device))
+        one = _group(case, problem, [leader, *group], rounds, within, timer, care)
         found = Found(
-            found.rows + [row for row in one.rows if row.key not in known], one.samples | found.samples,
-            found.skipped | one.skipped, max(found.others, one.others), found.discarded + one.discarded,
+            one.timed | found.timed, found.skipped | one.skipped, max(found.others, one.others),
+            found.discarded + one.discarded,
         )  # fmt: skip
-    stamp = machine.stamp(device)
-    return replace(found, rows=[replace(row, **stamp) for row in found.rows])
+    return found
 
 
 def _group(
-    case: Case, problem: Problem, group: Sequence[Candidate], rounds: int, within: float, clock: timing.Clock
-) -> Found:
+    case: Case, problem: Problem, group: Sequence[Candidate], rounds: int, within: float, clock: timing.Clock,
+    care: timing.Care,
+) -> Found:  # fmt: skip
     built, skipped = build(case, problem, group)
-    beside = streams(problem) if case.bytes and not case.host else {}
+    leader, size = group[0].name, problem.size
+    if leader not in built:
+        return Found(skipped=skipped)
+    beside = streams(problem) if case.bytes and not case.host and size >= BEYOND else {}
     runs = {name: ready.run for name, ready in built.items()} | {name: one.run for name, one in beside.items()}
     before = {name: ready.before for name, ready in built.items() if ready.before is not None}
-    leader = group[0].name
-    if leader not in built:
-        return Found([], {}, skipped, 0.0, 0)
     timings = timing.interleave(
-        runs, rounds=rounds, before=before, least=case.least, clock=clock, within=within, needed=leader
+        runs, rounds=rounds, before=before, least=case.least, clock=clock, within=within, needed=leader, care=care
     )
-    skipped |= timings.lost
     threads = fastagg.get_num_threads() if problem.device.type == "cpu" else 0
-    rows, samples = [], {}
-    for name in built:
-        if name in timings.lost:
-            continue
-        samples[name] = [seconds / case.period for seconds in timings.samples(name)]
+    fastest, timed = speeds(timings, beside, size), {}
+    for name in (one for one in built if one not in timings.lost):
         p20, p50, p80 = (seconds / case.period for seconds in timings.seconds(name))
-        share = None
-        if beside and is_counted(name):
-            kinds = ("read",) if case.reads else ("copy", "triad")
-            share = case.bytes * problem.size / p50 / best(timings, beside, problem.size, kinds)[1]
-        ratio = None if name == leader else tuple(timings.ratio(name, leader))
-        row = Row(case.name, name, problem.size, threads, p50, p20, p80, ratio=ratio, share=share)
-        rows.append(row)
+        info: dict[str, Any] = {
+            "case": case.name, "candidate": name, "size": size, "threads": threads, "p20": p20, "p80": p80
+        }  # fmt: skip
+        if name != leader:
+            info["ratio"] = list(timings.ratio(name, leader))
+        if fastest and is_counted(name):
+            limit = fastest["read"] if case.reads else max(fastest[one] for one in ("copy", "triad", "in place"))
+            info |= {"share": case.bytes * size / p50 / limit, "streams": fastest}
         if kept := built[name].kept:
-            rows.append(replace(row, median=kept, p20=kept, p80=kept, unit="B/parameter", ratio=None, share=None))
+            info["kept"] = kept
         if host := clock.host.get(name):
-            p20, p50, p80 = timing.Quantiles.of(host)
-            rows.append(Row(case.name, f"{name}, on the host", problem.size, threads, p50, p20, p80))
-    for kind in ("copy", "triad", "read", "in place") if beside else ():
-        name, _ = best(timings, beside, problem.size, (kind,))
-        p20, p50, p80 = timings.seconds(name)
-        rows.append(Row("streams", kind, problem.size, threads, p50, p20, p80))
-    return Found(rows, samples, skipped, timings.others or 0.0, timings.discarded)
+            info["host"] = timing.Quantiles.of(host).p50
+        if case.peaks and (most := peak.alone(case.name, name)) is not None:
+            info["memory"] = most
+        timed[name] = Timed([seconds / case.period for seconds in timings.samples(name)], info)
+    return Found(timed, skipped | timings.lost, timings.others or 0.0, timings.discarded)
 
 
 def is_counted(candidate: str) -> bool:
@@ -194,6 +194,3 @@ def _equal(name: str, got: torch.Tensor, want: torch.Tensor, problem: Problem, r
             f"{name}: its result differs from fastagg's by {worst:.3g}, more than {bound:.3g}, in {beyond} elements: "
             f"at {at} it is {float(got[at])!r}, fastagg's {float(want[at])!r}"
         )
-
-
-__all__ = ["Found", "Stream", "build", "is_peer", "measure"]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -22,6 +21,7 @@ from fastagg.errors import ConfigError, DataError
 from fastagg.sim import config, tables
 from fastagg.sim.data.sections import SECTIONS
 from fastagg.sim.simulation import Simulation
+from fastagg.timing import Stopwatch
 
 TABLES = (
     "fadas-table2", "fadas-table3", "fadas-table4", "fadas-table5", "ace-figure2", "fedecho-table2",
@@ -48,7 +48,7 @@ def hours(cell: tables.Cell, device: str, folder: str) -> float:
     simulation = Simulation(config.from_dict(values, cell.label))
     for _ in range(WARM):
         simulation.step()
-    share, start = simulation.done(), time.perf_counter()
+    share, watch = simulation.done(), Stopwatch()
     done = 0
     while done < UPDATES or (simulation.done() == share and done < 20 * UPDATES):  # until the run has advanced
         simulation.step()
@@ -56,7 +56,7 @@ def hours(cell: tables.Cell, device: str, folder: str) -> float:
     if device != "cpu":
         torch.cuda.synchronize()
     moved = simulation.done() - share
-    return (time.perf_counter() - start) / max(moved, 1e-9) / 3600
+    return watch.total / max(moved, 1e-9) / 3600
 
 
 def main() -> int:

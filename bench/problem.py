@@ -71,7 +71,8 @@ class Case:
         bytes: the bytes read and written per parameter, each once, that the rule needs, whatever a kernel really moves.
             0 if the work is not counted in bytes. Only this attribute defines it.
         candidates: ours first. The others' results must equal the first one's.
-        group: ``arrival`` (a whole one, dispatch to receipt), ``kernel`` (one pass) or ``path`` (anything else).
+        group: ``arrival`` (a whole one, dispatch to receipt), ``kernel`` (one pass), ``server`` (another framework's),
+            or ``path`` (anything else).
         sizes: the numbers of parameters that are measured; one element if the case has its own size.
         corrected: our result with Adam's bias correction, for peers that always apply it.
         exact: the result in float64. Ours must equal it within rounding, peers within ``rounding``.
@@ -83,6 +84,8 @@ class Case:
         least: the least seconds of a sample.
         devices: the devices of its own candidate.
         host: whether the host's clock times it on every device.
+        told: whether a run returns its seconds itself, because it is in processes of its own.
+        peaks: whether each candidate's peak of memory is measured, too.
     """
 
     name: str
@@ -100,6 +103,8 @@ class Case:
     least: float = 2e-3
     devices: tuple[str, ...] = ("cpu", "cuda")
     host: bool = False
+    told: bool = False
+    peaks: bool = False
 
 
 def plain(size: int, device: torch.device = CPU) -> Tensor:

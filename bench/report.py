@@ -1,248 +1,257 @@
-"""Makes docs/performance.md, its pictures and its full tables from the rows in results/: python bench/report.py
+"""Makes docs/performance.md, its picture and docs/performance/tables.md from results/: python bench/report.py
 
-`--check` writes nothing. It fails if the pages do not match the results. The page has ratios only, in columns that a
-phone can show; the tables have every candidate. Both mark a loss in its cell.
+python bench/report.py --measure              # measures what the page has, on a quiet machine, in five minutes
+python bench/report.py --add RUN.json         # the JSON of another run (pytest bench/ --benchmark-json=RUN.json)
+python bench/report.py --check                # writes nothing, and fails if the pages are not what the results say
 """
 
 from __future__ import annotations
 
 import argparse
-import math
-import re
+import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout that was not installed: its own package
-
-import figures
 import results
-import tables
-from cases import CASES
+from checkout import ROOT
 from measure import is_peer
-from problem import OURS, SIZES, Case
-from results import Row
+from problem import OURS
+from results import BENCH, Row
 
-TEXT = Path(__file__).with_name("page.md")  # the text of the page, with {} where figures are inserted
-DOCS = results.ROOT / "docs"
-NEAR = 1.25  # a column also takes sizes up to this factor away
-At = tuple[str, int, int]  # case, size, threads
+TEXT = BENCH / "page.md"  # the text of the page, with {} where figures are inserted
+PICTURE = "performance/arrivals.png"
+LARGE, NEAR = 10_000_000, 1.25  # the table's size; sizes up to this factor away count, too
+ARRIVALS = ("FedBuff, M = 10", "ASGD", "FADAS, M = 1", "FedAsync", "ACE fp32", "ACE int8")
+KERNELS = ("accumulate", "fedbuff flush", "amsgrad", "ace int8", "distances", "inspect")
+ROWS = (*(f"arrival {name}" for name in ARRIVALS), *KERNELS)
+# What --measure runs, five minutes in all.
+RUNS = (
+    ["--sizes", "1e3,1e4,1e5,1e6,1e7", "--within", "3", *(f"--case={name}" for name in ROWS[: len(ARRIVALS)])],
+    ["--sizes", "1e7", "--within", "5", *(f"--case={name}" for name in KERNELS)],
+)
+KEPT = ", a version kept"  # how peers are called that write a new version, as a server must
+REASONS = {  # why a row loses, if neither a kept version nor memory is the reason
+    "arrival ACE int8": "encoding int8; its rows take a quarter",
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the pages and the pictures; with --check compare the pages. Return 1 if one is stale, 2 for bad results."""
-    parser = argparse.ArgumentParser(prog="bench/report.py", description=__doc__)
-    parser.add_argument("--results", type=Path, default=results.RESULTS, help="folder of JSONL files")
-    parser.add_argument("--out", type=Path, default=DOCS, help="folder of performance.md and performance/")
+    """The command line. Return 1 if a page is stale, 2 for bad results."""
+    parser = argparse.ArgumentParser(prog="bench/report.py", description=__doc__.split("\n", 1)[0])  # type: ignore[union-attr]
+    parser.add_argument("--results", type=Path, default=BENCH / "results", help="folder of JSON files")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs", help="folder of performance.md and performance/")
+    parser.add_argument(
+        "--add", type=Path, nargs="+", default=[], metavar="RUN.json", help="runs to add to the results"
+    )
+    parser.add_argument("--measure", action="store_true", help="measure what the page has, and add it")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page is stale")
     given = parser.parse_args(arguments)
     try:
-        rows = results.load_all(given.results)
+        with tempfile.TemporaryDirectory() as folder:
+            for path in [*given.add, *(_measured(Path(folder)) if given.measure else [])]:
+                results.add(path, given.results)
+        rows = results.load(given.results)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     pages = {"performance.md": page(rows), "performance/tables.md": full(rows)}
     if given.check:
-        stale = [n for n, text in pages.items() if not (given.out / n).is_file() or (given.out / n).read_text() != text]
-        stale += [n for n, _ in figures.captions(rows) if not (given.out / "performance" / n).is_file()]
-        if stale:
-            print(f"{', '.join(stale)}: not what the results say: run python bench/report.py", file=sys.stderr)
-        return int(bool(stale))
+        stale = [name for name, text in pages.items() if not _same(given.out / name, text)]
+        if stale or not (given.out / PICTURE).is_file():
+            print(
+                f"{', '.join(stale) or PICTURE}: not what the results say: run python bench/report.py", file=sys.stderr
+            )
+            return 1
+        return 0
+    (given.out / "performance").mkdir(parents=True, exist_ok=True)
     for name, text in pages.items():
-        (given.out / name).parent.mkdir(parents=True, exist_ok=True)
         (given.out / name).write_text(text)
-    figures.draw(rows, given.out / "performance")
+    draw(rows, given.out / PICTURE)
     return 0
 
 
+def _measured(folder: Path) -> Iterator[Path]:
+    for number, options in enumerate(RUNS):
+        path = folder / f"{number}.json"
+        command = [sys.executable, "-m", "pytest", str(BENCH), "-q", *options, f"--benchmark-json={path}"]
+        if subprocess.run(command, cwd=ROOT, check=False).returncode:
+            raise ValueError("the measurement failed: its messages stand above")
+        yield path
+
+
+def _same(path: Path, text: str) -> bool:
+    """Whether a page is the text. A commit after it may have made rows older, which is no reason to measure."""
+    return path.is_file() and path.read_text().replace("†", "") == text.replace("†", "")
+
+
 def page(rows: Sequence[Row]) -> str:
-    """Return the page of one screen."""
-    names = sorted({row.processor for row in rows})
-    parts = [TEXT.read_text()]
-    found = {
-        "updates": _screen(rows, names, "arrival"),
-        "kernels": _screen(rows, names, "kernel"),
-        "losses": _losses(rows, names),
-        "pictures": "\n\n".join(f"![{words}](performance/{name})\n\n{words}" for name, words in figures.captions(rows)),
-        "simulator": _runs(rows, names),
-        "machines": "\n".join(f"- {name}: {_software(rows, name)}" for name in names),
-    }
-    text = parts[0]
-    for key, value in found.items():
+    """Return the page that is read in a minute."""
+    names = sorted({row.processor for row in rows if row.case in ROWS})
+    parts = {
+        "servers": _servers(rows), "simulators": _simulators(rows), "table": _table(rows, names),
+        "sources": "\n".join(f"- {_source(rows, name)}" for name in sorted({row.processor for row in rows})),
+    }  # fmt: skip
+    text = TEXT.read_text()
+    for key, value in parts.items():
         text = text.replace(f"{{{key}}}", value)
     return text
 
 
-def _screen(rows: Sequence[Row], names: Sequence[str], group: str) -> str:
-    """Return a table of ratios for each processor: a line for each case that has a peer, a column for each size."""
-    parts = []
-    for name in names:
-        sizes = [tables.size(size).replace(" ", "") for size in SIZES]  # narrow, for a phone
-        lines = [f"**{name}**", "", f"| | {' | '.join(sizes)} |", "|---|" + "---:|" * len(SIZES)]
-        for case in (one for one in CASES.values() if one.group == group):
-            cells = [_cell(_near(rows, name, case, size)) for size in SIZES]
-            if any(cells):
-                lines.append(f"| {name_of(case)} | {' | '.join(cells)} |")
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts)
-
-
-def _near(rows: Iterable[Row], processor: str, case: Case, size: int) -> list[Row]:
-    """Return a case's rows at the measured size nearest to ``size``, with the most threads."""
-    near = [
-        row for row in rows
-        if (row.processor, row.case, row.unit) == (processor, case.name, "s") and size / NEAR <= row.size <= size * NEAR
-    ]  # fmt: skip
-    if not near:
-        return []
-    places = [(row.size, row.threads) for row in near]
-
-    # all cores first, then with the most peers, then nearest to the column's size
-    def order(place: tuple[int, int]) -> tuple[int, int, float]:
-        return -place[1], -places.count(place), abs(math.log(place[0] / size))
-
-    at = min(set(places), key=order)
-    return [row for row in near if (row.size, row.threads) == at]
-
-
-def _cell(rows: Sequence[Row]) -> str:
-    """Return a cell: the best peer's time over fastagg's."""
-    best = tables.best_peer(rows)
-    return tables.ratio(best) if best else ""
-
-
-def name_of(case: Case) -> str:
-    """Return a case's name for readers. An arrival is an update there."""
-    return _plain(case.name.removeprefix("arrival ").replace("flush", "full buffer"))
-
-
-def _plain(words: str) -> str:
-    """Return a name of the benchmarks in a reader's words."""
-    return words.replace("rows", "cache").replace("arrival", "update")
-
-
-def _losses(rows: Sequence[Row], names: Sequence[str]) -> str:
-    said = []
-    for name in names:
-        groups = _by_case([row for row in rows if row.processor == name and row.unit == "s" and row.case in CASES])
-        best = [peer for group in groups.values() if (peer := tables.best_peer(group)) is not None]
-        lost = [peer for peer in best if tables.loses(peer)]
-        said.append(f"{len(lost)} of {len(best)} on {name}")
-    return ", ".join(said)
-
-
-def _by_case(rows: Iterable[Row]) -> dict[At, list[Row]]:
-    found: dict[At, list[Row]] = {}
-    for row in rows:
-        found.setdefault((row.case, row.size, row.threads), []).append(row)
-    return found
-
-
-def _software(rows: Sequence[Row], name: str) -> str:
-    own = [row for row in rows if row.processor == name]
-    last = sorted({(row.date[:10], row.versions) for row in own})[-1][1]
-    versions = re.sub(r"^fastagg [^,]*\((\w+)\), ", r"\1, ", last)  # the commits say which fastagg
-    commits = sorted({row.commit for row in own}, key=lambda c: max(row.date for row in own if row.commit == c))
-    return (
-        f"{versions}; commits {', '.join(commits)}; {min(r.date for r in own)[:10]} to {max(r.date for r in own)[:10]}"
-    )
-
-
-def _runs(rows: Sequence[Row], names: Sequence[str]) -> str:
-    """Return a table for each processor of whole runs of the simulator: the time of a client update, and the ratio."""
-    parts = []
-    for name in names:
-        kept = [row for row in rows if row.case.startswith("simulator, ") and row.processor == name]
-        lines = [f"**{name}**", "", "| | fastagg | plain loop | ratio |", "|---|---:|---:|---:|"]
-        for case in dict.fromkeys(row.case for row in kept):
-            own = next((row for row in kept if (row.case, row.candidate) == (case, OURS)), None)
-            peer = next((row for row in kept if row.case == case and row.ratio), None)
-            if own is not None and peer is not None:
-                words = case.removeprefix("simulator, ").replace("Comparison, ", "`compare` of 12 runs, ")
-                lines.append(
-                    f"| {words} | {tables.time(own.median)} | {tables.time(peer.median)} | {tables.ratio(peer)} |"
-                )
-        parts += ["\n".join(lines)] if len(lines) > 4 else []
-    return "\n\n".join(parts) or "Not measured yet."
-
-
-def _servers(rows: Sequence[Row], names: Sequence[str]) -> str:
-    """Return the table of whole servers and whole runs: a line for each measurement, also of other servers."""
-    kept = [row for row in rows if row.case.startswith(("server, ", "simulator, ", "simulators, "))]
-    lines = ["| | | " + " | ".join(names) + " |", "|---|---|" + "---|" * len(names)] if kept else []
-    for case, candidate in dict.fromkeys((row.case, row.candidate) for row in kept):
-        cells = []
-        for name in names:
-            own = {r.unit: r for r in kept if (r.processor, r.case, r.candidate) == (name, case, candidate)}
-            cells.append(", ".join(f"{tables.value(row)}{_over(row)}" for row in own.values()) or "—")
-        lines.append(f"| {case} | {candidate} | {' | '.join(cells)} |")
+def _servers(rows: Sequence[Row]) -> str:
+    """Return the table of whole servers: updates a second, and memory at the peak, in models."""
+    lines = ["| | theirs: updates a second | fastagg | theirs: memory, models | fastagg |", "|---|---:|---:|---:|---:|"]
+    for case in dict.fromkeys(row.case for row in rows if row.case.startswith("server, ")):
+        ours = next(row for row in rows if (row.case, row.candidate) == (case, OURS))
+        for peer in (row for row in rows if row.case == case and is_peer(row.candidate)):
+            rate = f"{1 / peer.median:.0f}"
+            cells = [f"**{rate}**" if peer.lost else rate, f"{1 / ours.median:.0f}"]
+            cells += [f"{row.info['memory']:.1f}" if "memory" in row.info else "" for row in (peer, ours)]
+            lines.append(f"| {case.removeprefix('server, ')}{_old(ours)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _over(row: Row) -> str:
-    return f", {tables.ratio(row)}" if row.ratio else ""
+def _simulators(rows: Sequence[Row]) -> str:
+    found = sorted((row for row in rows if row.case == "simulators, MLP"), key=lambda row: row.median)
+    cells = [f"| {row.candidate}{_old(row)} | {float(f'{1 / row.median:.3g}'):,.0f} |" for row in found]
+    return "\n".join(["| | client updates a second |", "|---|---:|", *cells])
+
+
+def _table(rows: Sequence[Row], names: Sequence[str]) -> str:
+    """Return a line for each rule: the best peer's time over fastagg's at 10 M, and why a loss is one."""
+    lines = [f"| | {' | '.join(names)} | a loss is because |", f"|---|{'---:|' * len(names)}---|"]
+    for case in ROWS:
+        cells, reasons = [], []
+        for name in names:
+            near = _near([row for row in rows if row.processor == name], case)
+            best = best_peer(near)
+            cells.append(f"{ratio(best)}{_old(best)}" if best else "")
+            if best is not None and best.lost and (why := reason(best, near)) not in reasons:
+                reasons.append(why)
+        lines.append(f"| {name_of(case)} | {' | '.join(cells)} | {'; '.join(reasons)} |")
+    return "\n".join(lines)
+
+
+def reason(best: Row, near: Iterable[Row]) -> str:
+    """Say in a few words why a peer is faster."""
+    kept = next((row for row in near if row.candidate == best.candidate + KEPT and row.ratio), None)
+    if kept is not None and kept.ratio and kept.ratio[1] >= 1:
+        return f"keeps the version; torch in place. A torch that keeps it: {kept.ratio[1]:.2f}"
+    if best.ratio and best.ratio[1] >= 0.9:
+        return "memory limits both"
+    return REASONS.get(best.case, "unexplained")
+
+
+def _near(rows: Iterable[Row], case: str) -> list[Row]:
+    """Return a case's rows near the table's size, with the most threads."""
+    near = [row for row in rows if row.case == case and LARGE / NEAR <= row.size <= LARGE * NEAR]
+    at = max(((row.threads, -abs(row.size - LARGE)) for row in near), default=None)
+    return [row for row in near if (row.threads, -abs(row.size - LARGE)) == at]
+
+
+def best_peer(rows: Iterable[Row]) -> Row | None:
+    """Return the fastest of the peers."""
+    peers = [row for row in rows if is_peer(row.candidate) and row.ratio]
+    return min(peers, key=lambda row: row.ratio[1] if row.ratio else 0.0, default=None)
+
+
+def ratio(row: Row) -> str:
+    """Return the candidate's time over fastagg's. It is bold if a peer's is less."""
+    text = f"{row.ratio[1]:.2f}" if row.ratio else ""
+    return f"**{text}**" if row.lost else text
+
+
+def _old(row: Row) -> str:
+    """Return a mark for a row that is older than the code it measures."""
+    return "†" if row.old else ""
+
+
+def _source(rows: Sequence[Row], name: str) -> str:
+    """Name what a processor's rows were measured with."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for row in rows:
+        if row.processor == name:
+            found.setdefault((row.info["date"], row.info["versions"]), set()).add(row.info["commit"])
+    words = [f"{date}, {versions}, {' '.join(sorted(found[date, versions]))}" for date, versions in sorted(found)]
+    return f"{name}: {'; '.join(words)}"
+
+
+def name_of(case: str) -> str:
+    """Return a case's name for readers: an arrival is an update there."""
+    words = case.replace("flush", "full buffer").replace("rows", "cache")
+    return f"{words.removeprefix('arrival ')}, whole update" if words.startswith("arrival ") else words
 
 
 def full(rows: Sequence[Row]) -> str:
     """Return the page with every case, size and number of threads, and every candidate."""
     names = sorted({row.processor for row in rows})
-    parts = [
-        "# All figures",
-        "Generated by `python bench/report.py` from `bench/results/`, which has the spreads too. A cell has the median "
-        "time and its share of streaming; then the time of each other candidate divided by it, medians of ratios taken "
-        "within a round: above 1 fastagg is faster. **Bold**: the other one is. The native call alone is a floor and "
-        "no peer. An update is `dispatch` and `receive`; a full buffer is the step that empties it. "
-        "[Back](../performance.md)",
+    lines = [
+        "# All figures\n",
+        "Generated by `python bench/report.py` from `bench/results/`, which has the spreads too. A cell has fastagg's "
+        "median time; then the time of each other candidate divided by it, medians of ratios taken within a round: "
+        "above 1 fastagg is faster. **Bold**: the other one is. A percentage is the share of the memory's speed, "
+        "where no cache holds the vectors. †: the code has changed since. [Back](../performance.md)\n",
+        f"| | parameters | threads | {' | '.join(names)} |",
+        f"|---|---:|---:|{'---|' * len(names)}",
     ]
-    titles = {"arrival": "Whole updates", "kernel": "Kernels", "path": "Other paths"}
-    for group, title in titles.items():
-        lines = [
-            f"| | bytes | parameters | threads | {' | '.join(names)} |",
-            "|---|---:|---:|---|" + "---|" * len(names),
-        ]
-        for case in (one for one in CASES.values() if one.group == group):
-            own = _by_case(row for row in rows if row.case == case.name and row.unit == "s")
-            for (_, size, threads), found in sorted(own.items()):
-                cells = [_candidates([row for row in found if row.processor == name]) for name in names]
-                words = "card" if threads == 0 else threads
-                lines.append(f"| {name_of(case)} | {case.bytes:.4g} | {size:,} | {words} | {' | '.join(cells)} |")
-        parts += [f"## {title}", "\n".join(lines) if len(lines) > 2 else "Not measured yet."]
-    parts += ["## What memory gave", "In the last run at that size, in GB/s of counted bytes.", _streams(rows, names)]
-    kept = {row.key[5]: row for row in rows if row.unit == "B/parameter"}
-    if kept:
-        words = ", ".join(f"{row.median:.3g} ({_plain(name)})" for name, row in kept.items())
-        parts += ["## What a server keeps", f"Bytes per parameter for each client: {words}."]
-    if servers := _servers(rows, names):
-        parts += ["## Whole servers and whole runs", servers]
-    return "\n\n".join(parts) + "\n"
+    places: dict[tuple[str, int, int], list[Row]] = {}
+    for row in rows:
+        places.setdefault((row.case, row.size, row.threads), []).append(row)
+    for (case, size, threads), found in sorted(places.items()):
+        cells = [_cell([row for row in found if row.processor == name]) for name in names]
+        lines.append(f"| {name_of(case)} | {size:,} | {threads or 'card'} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
-def _candidates(rows: Sequence[Row]) -> str:
+def _cell(rows: Sequence[Row]) -> str:
     own = next((row for row in rows if row.ratio is None), None)
     if own is None:
-        return "—"
-    share = "" if own.share is None else f", {own.share:.0%}"
-    others = sorted((row for row in rows if row.ratio), key=lambda row: (not is_peer(row.candidate), row.ratio[1]))  # type: ignore[index]
-    named = [f"{tables.ratio(row)} {_plain(row.candidate)}" for row in others]
-    return "; ".join([f"{tables.time(own.median)}{share}", *named])
+        return ""
+    share = f", {own.info['share']:.0%}" if "share" in own.info else ""
+    others = sorted((row for row in rows if row.ratio), key=lambda row: (not is_peer(row.candidate), row.ratio))
+    return "; ".join([f"{seconds(own.median)}{share}{_old(own)}", *(f"{ratio(row)} {row.candidate}" for row in others)])
 
 
-BYTES = {"copy": 8, "triad": 12, "read": 4}
+def seconds(value: float) -> str:
+    """Return a time with three digits."""
+    units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
+    name, scale = next((unit for unit in units if value >= unit[1]), units[-1])
+    return f"{value / scale:.3g} {name}"
 
 
-def _streams(rows: Sequence[Row], names: Sequence[str]) -> str:
-    lines = [f"| parameters | threads | {' | '.join(names)} |", "|---:|---|" + "---|" * len(names)]
-    found = _by_case(row for row in rows if row.case == "streams" and row.candidate in BYTES)
-    for (_, size, threads), own in sorted(found.items()):
-        cells = []
-        for name in names:
-            speeds = [
-                f"{row.candidate} {BYTES[row.candidate] * size / row.median / 1e9:.0f}"
-                for row in own if row.processor == name
-            ]  # fmt: skip
-            cells.append(", ".join(speeds) or "—")
-        lines.append(f"| {size:,} | {threads or 'card'} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Draw whole updates by the model's size: the best peer's time over fastagg's, a panel for each processor."""
+    from matplotlib.figure import Figure
+
+    from fastagg.sim import style
+
+    names = sorted({row.processor for row in rows if row.case in ROWS})
+    figure = Figure(figsize=(4.2 * max(1, len(names)), 3.4), layout="constrained")
+    grid = figure.subplots(1, max(1, len(names)), squeeze=False, sharey=True)[0]
+    for axes, name in zip(grid, names, strict=False):
+        for number, rule in enumerate(ARRIVALS):
+            points = []
+            for size in sorted({row.size for row in rows}):
+                here = [row for row in rows if (row.processor, row.case, row.size) == (name, f"arrival {rule}", size)]
+                most = max((row.threads for row in here), default=0)
+                if best := best_peer(row for row in here if row.threads == most):
+                    points.append((size, best.ratio[1] if best.ratio else 1.0))
+            axes.plot(*zip(*points, strict=True) if points else ([], []), label=rule, **style.look(number))
+        axes.axhspan(0.3, 1, color="0.93", zorder=0)
+        style.logarithmic(axes, "x")
+        style.logarithmic(axes, "y")
+        axes.set_ylim(0.5, 4)
+        axes.set_yticks([0.5, 1, 2, 4], ["0.5", "1", "2", "4"])
+        axes.minorticks_off()
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g} M" if value >= 1e6 else f"{value / 1e3:g} k")
+        axes.set_xlabel("parameters")
+        axes.set_title(name, fontsize=style.TEXT)
+        style.tidy(axes)
+    grid[0].set_ylabel("the best torch loop's time / fastagg's")
+    if names:
+        grid[-1].legend(fontsize=style.TEXT - 2, frameon=False)
+    style.save(figure, path)
 
 
 if __name__ == "__main__":

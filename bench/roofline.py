@@ -1,9 +1,9 @@
-"""Measures this machine's memory with the simplest passes, each in its best known form: the 100% of a report.
+"""Measures this machine's memory with the simplest passes, each in its best known form: the 100% of a share.
 
-The roofline is the better of copy and triad, counted as in STREAM: the bytes that the program names, 8 and 12 per
-element. A store to a line outside the caches first reads the line, unless the store bypasses the caches. So 12 and 16
-bytes may really move. An optimizer step rewrites what it has read, so it moves exactly the counted bytes. It can be
-faster than a copy that reads its destination. The in-place passes are the stricter comparison, and are measured, too.
+A case that writes is compared with the best of copy, triad and in-place passes, counted as the bytes that the program
+names. A store to a line outside the caches first reads the line, unless the store bypasses the caches; an optimizer
+step rewrites what it has read, as an in-place pass does. So the in-place pass is the right limit of most rules, and no
+rule can be faster. A case that only reads is compared with reading. There is no share of vectors that fit in a cache.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from itertools import pairwise
 
 import torch
 from problem import Problem, huge
-from timing import Timings
 
 from fastagg import get_num_threads, ops
+from fastagg.timing import Timings
 
 Run = Callable[[], object]
 
@@ -61,15 +61,14 @@ def streams(problem: Problem) -> dict[str, Stream]:
     return found
 
 
-def best(timings: Timings, found: dict[str, Stream], size: int, kinds: tuple[str, ...]) -> tuple[str, float]:
-    """Return the fastest stream of these kinds, and its counted bytes per second (at its median)."""
-    speeds = {
-        name: stream.counted * size / timings.seconds(name).p50
-        for name, stream in found.items()
-        if stream.kind in kinds and name in timings.rounds
-    }
-    name = max(speeds, key=speeds.__getitem__)
-    return name, speeds[name]
+def speeds(timings: Timings, found: dict[str, Stream], size: int) -> dict[str, float]:
+    """Return the counted bytes per second of the fastest stream of each kind, at its median."""
+    best: dict[str, float] = {}
+    for name, stream in found.items():
+        if name in timings.rounds:
+            speed = stream.counted * size / timings.seconds(name).p50
+            best[stream.kind] = max(speed, best.get(stream.kind, 0.0))
+    return best
 
 
 def _memcpy(target: torch.Tensor, source: torch.Tensor, pool: ThreadPoolExecutor, threads: int) -> Run:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import checkout  # noqa: F401
 import results
 from results import Row
 
@@ -51,14 +52,14 @@ def fit(measured: Iterable[tuple[float, float]]) -> Time:
     pairs = sorted(measured)
     large = [seconds / size for size, seconds in pairs if size >= BEYOND_CACHES]
     if len(large) == len(pairs) or not large:
-        raise SystemExit("scaling: this needs rows of small and large arrivals: python bench/run.py arrival")
+        raise SystemExit("scaling: this needs rows of small and large arrivals: pytest bench/ --case arrival")
     part, (size, seconds) = statistics.mean(large), pairs[0]
     return Time(max(0.0, seconds - part * size), part)
 
 
 def times(rows: Sequence[Row], processor: str) -> dict[str, list[tuple[float, float]]]:
     """Return measured sizes and seconds of every case, with the most threads."""
-    ours = [row for row in rows if row.processor == processor and row.candidate == "fastagg" and row.unit == "s"]
+    ours = [row for row in rows if row.processor == processor and row.candidate == "fastagg"]
     most = max((row.threads for row in ours), default=0)
     found: dict[str, list[tuple[float, float]]] = {}
     for row in ours:
@@ -84,7 +85,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", default=default, help=f"as for fastagg.plan ({default})")
     given = vars(parser.parse_args())
     processor = given.pop("processor")
-    measured = times(results.load_all(), processor)
+    measured = times(results.load(), processor)
     fitted = {name: fit(measured.get(case, [])) for name, (case, _, _) in RULES.items()}
     print(f"Fitted to {processor}:\n")
     print("| rule | seconds of an arrival | measured over fitted, by size |\n|---|---|---|")

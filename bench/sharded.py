@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 
 import fastagg
+from fastagg.timing import Stopwatch, seconds
 
 CLIENTS = 2
 UNTIMED = 3  # the first arrivals allocate memory
@@ -59,12 +60,13 @@ class Others:
 
     def __init__(self, pids: list[int]) -> None:
         self._clocks = [(~pid << 3) | 2 for pid in pids]  # Linux's number of another process's clock
+        self._watch = Stopwatch()
         self._last = self._now()
 
     def _now(self) -> tuple[float, float, float]:
         user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
         all = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
-        return all, sum(map(time.clock_gettime, self._clocks)), time.perf_counter()
+        return all, sum(map(time.clock_gettime, self._clocks)), self._watch.total
 
     def share(self) -> float:
         """Return the share since the last call."""
@@ -83,35 +85,31 @@ class Parts:
 
     def __init__(self, server: Any) -> None:
         self.whole, self.looks, self.waits = list[float](), list[float](), list[float]()
-        self._waited = self._looked = 0.0
+        self._watch = Stopwatch(["waits", "looks", "whole"])
         group = server._group
         norms, link = server._parts.norms, group.link
         receive, settle = group._receive, link.settle
 
         def settled(*given: Any) -> Any:
-            begun = time.perf_counter()
-            try:
+            with self._watch.timing("waits"):
                 return settle(*given)
-            finally:
-                self._waited += time.perf_counter() - begun
 
         def looked(look: Callable[..., Any]) -> Callable[..., Any]:
             def timed(*given: Any, **more: Any) -> Any:
-                waited, begun = self._waited, time.perf_counter()
-                try:
-                    return look(*given, **more)
-                finally:
-                    self._looked += time.perf_counter() - begun - (self._waited - waited)
+                waited = self._watch.seconds["waits"]
+                with self._watch.timing("looks"):
+                    found = look(*given, **more)
+                self._watch.seconds["looks"] -= self._watch.seconds["waits"] - waited
+                return found
 
             return timed
 
         def received(order: Any) -> Any:
-            self._waited = self._looked = 0.0
-            begun = time.perf_counter()
-            found = receive(order)
-            self.whole.append(time.perf_counter() - begun)
-            self.looks.append(self._looked)
-            self.waits.append(self._waited)
+            self._watch = Stopwatch(self._watch.seconds)
+            with self._watch.timing("whole"):
+                found = receive(order)
+            for name, took in self._watch.seconds.items():
+                getattr(self, name).append(took)
             return found
 
         group._receive, link.settle = received, settled
@@ -121,12 +119,6 @@ class Parts:
         rest = [a - b - c for a, b, c in zip(self.whole, self.looks, self.waits, strict=True)]
         looks, waits, others = (middle(values) * 1e3 for values in (self.looks, self.waits, rest))
         return f"looks {looks:.1f}, waits {waits:.1f}, rest {others:.1f} ms"
-
-
-def seconds(call: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
-    call()
-    return time.perf_counter() - begun
 
 
 class Arrivals:

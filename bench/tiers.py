@@ -29,6 +29,7 @@ import torch
 import fastagg
 from fastagg._build import native
 from fastagg.facts import facts
+from fastagg.timing import Stopwatch, seconds
 
 AHEAD = 8  # clients that train at a time
 IN_MEMORY = 500  # clients of the server in memory
@@ -47,9 +48,8 @@ class Times:
         self.interrupted: list[bool] = []
 
     def receive(self, server: fastagg.Server, client: int, update: torch.Tensor) -> None:
-        before, begun = interruptions(), time.perf_counter()
-        server.receive(client, update)
-        self.seconds.append(time.perf_counter() - begun)
+        before = interruptions()
+        self.seconds.append(seconds(lambda: server.receive(client, update)))
         self.interrupted.append(interruptions() > before)
 
     def tail(self) -> float:
@@ -69,12 +69,11 @@ def disk_speed(path: Path, chunk: int) -> float:
         buffer = mmap.mmap(-1, chunk)
         places = list(range(os.fstat(file).st_size // chunk))
         random.Random(1).shuffle(places)
-        begun = time.perf_counter()
-        count = 0
-        while time.perf_counter() - begun < 2.0:
+        watch, count = Stopwatch(), 0
+        while watch.total < 2.0:
             os.preadv(file, [buffer], places[count % len(places)] * chunk)
             count += 1
-        return count * chunk / (time.perf_counter() - begun)
+        return count * chunk / watch.total
     finally:
         os.close(file)
 
@@ -84,11 +83,11 @@ def quantile(values: list[float], share: float) -> float:
 
 
 def warmed_up(server: fastagg.Server, clients: int, updates: list[torch.Tensor]) -> float:
-    begun = time.perf_counter()
+    watch = Stopwatch()
     for client in range(clients):
         server.dispatch(client)
         server.receive(client, updates[client % len(updates)])
-    return time.perf_counter() - begun
+    return watch.total
 
 
 def measure(folder: Path, clients: int, given: argparse.Namespace) -> None:

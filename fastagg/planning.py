@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -31,6 +30,7 @@ from fastagg.server.server import Server
 from fastagg.shards.group import _bounds, sharded
 from fastagg.shards.leaves import Leaf
 from fastagg.storage.tiered import Tiered, bytes_of
+from fastagg.timing import Stopwatch
 
 TRAINING = 600.0  # seconds that a client trains, if nothing is said
 FP32 = 4  # bytes of a parameter that is sent, each way
@@ -308,8 +308,8 @@ def _timed(make: Make, folder: Path) -> tuple[float, float]:
         with closing(make(torch.zeros(size), size, 2, folder / f"time-{size}")) as server:
             for turn in range(12):
                 version = server.dispatch(turn % 2).version
-                begun = time.perf_counter()
+                watch = Stopwatch()
                 server.receive(turn % 2, update, version, num_samples=1)
-                times.append(time.perf_counter() - begun)
+                times.append(watch.total)
         took[size] = median(times[4:])
     return took[1000], max(0.0, took[_TIMED] - took[1000]) / _TIMED

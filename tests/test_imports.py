@@ -21,7 +21,7 @@ Graph = dict[str, set[str]]
 # From the bottom up. What a line names may import what stands on lines before it and on its own; the longest name that
 # fits a module is its place.
 ORDER = (
-    ("errors", "_native", "_checkout", "_types"),
+    ("errors", "_native", "_checkout", "_types", "timing"),
     ("sheet",),
     ("page",),
     ("_build", "_checks", "_extras", "_keywords", "tuning", "rules.names"),

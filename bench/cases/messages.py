@@ -14,7 +14,6 @@ import torch
 from problem import Built, Candidate, Case, Problem, Skip, resnet18_shapes
 
 import fastagg
-from cases.arrival import LOOK
 
 M = Problem(0).buffer_size
 Arrays = list[np.ndarray]
@@ -115,7 +114,7 @@ def _candidates() -> list[Candidate]:
 
 
 # Counted like FedBuff's whole arrivals. The messages' own bytes are not included.
-BYTES = LOOK + (8 + 12 * (M - 2) + 16) / M
+BYTES = (8 + 12 * (M - 2) + 16) / M
 CASES = [
     Case(
         "message to model", BYTES, _candidates, "path", (10_000_000,), apart=2e-3, period=M, devices=("cpu",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -45,36 +44,33 @@ def tune() -> None:
 def bench(
     context: typer.Context,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Compare this machine with torch in a minute; needs no checkout.")
+        bool, typer.Option("--quick", help="Compare whole updates with torch in a minute; needs no further package.")
     ] = False,
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            "--compare", metavar="OLD NEW", help="Two files or commits: exit code 1 if anything became slower."
+            "--compare", metavar="OLD NEW", help="Two JSON files or commits: exit code 1 if anything became slower."
         ),
     ] = None,
 ) -> None:
-    """Compare with torch here, or run a checkout's benchmarks.
+    """Compare this machine with torch.
 
-    The latter are bench/ of the repository. Further arguments go to pytest.
+    Further arguments go to pytest: --case NAME, --sizes, --threads, --benchmark-json FILE; --collect-only lists cases.
     """
     import subprocess
     from importlib.util import find_spec
 
+    from fastagg.quick import folder
+
     if quick:
         _quick()
         return
-    folder = _bench_folder()
-    if folder is None:
-        fail(
-            "there is no bench/ folder here: `fastagg bench --quick` needs none, "
-            "the others run in a checkout of the repository"
-        )
     if compare is not None:
-        raise typer.Exit(subprocess.run([sys.executable, str(folder / "compare.py"), *compare], check=False).returncode)
+        command = [sys.executable, str(folder() / "compare.py"), *compare]
+        raise typer.Exit(subprocess.run(command, check=False).returncode)
     if find_spec("pytest") is None or find_spec("pytest_benchmark") is None:
         fail('the benchmarks need pytest-benchmark: pip install "fastagg[bench]"')
-    command = [sys.executable, "-m", "pytest", str(folder), "--benchmark-only", *context.args]
+    command = [sys.executable, "-P", "-m", "pytest", str(folder()), "-p", "no:cacheprovider", *context.args]
     raise typer.Exit(1 if subprocess.run(command, check=False).returncode else 0)
 
 
@@ -82,14 +78,6 @@ def _quick() -> None:
     from fastagg import quick
     from fastagg.cli.tables import quick_table
 
-    with typer.progressbar(length=quick.ROUNDS, label="Measuring", file=sys.stderr) as bar:
+    with typer.progressbar(length=len(quick.RULES) * len(quick.SIZES), label="Measuring", file=sys.stderr) as bar:
         measured, busy = quick.measure(told=lambda: bar.update(1))
     show(quick_table(measured, busy))
-
-
-def _bench_folder() -> Path | None:
-    # Also beside the package, because an editable install can be run from anywhere.
-    for root in (Path.cwd(), Path(__file__).resolve().parents[2]):
-        if (root / "bench").is_dir() and (root / "pyproject.toml").is_file():
-            return root / "bench"
-    return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -28,10 +27,10 @@ def quick_table(measured: Sequence[Measured], busy: float) -> Sheet:
     """Return the results of `fastagg bench --quick`: a line for each rule and size. It names losses in words."""
     rows = []
     for line in measured:
-        low, high = line.spread
-        times = [f"{1e3 * statistics.median(samples):.3f}" for samples in (line.ours, line.torch)]
+        low, middle, high = line.ratio
+        times = [f"{1e3 * seconds:.3f}" for seconds in (line.ours, line.torch)]
         rows.append(
-            [line.case, _size(line.size), *times, _times(line.ratio), f"{_times(low)} to {_times(high)}", verdict(line)]
+            [line.rule, _size(line.size), *times, _times(middle), f"{_times(low)} to {_times(high)}", verdict(line)]
         )
     return Sheet("Whole updates, compared with eager torch", HEADINGS, rows, _caption(busy))
 
@@ -46,7 +45,7 @@ def _times(ratio: float) -> str:
 
 def verdict(line: Measured) -> str:
     """Return which side was faster; neither, if the middle of the rounds contains 1."""
-    low, high = line.spread
+    low, _, high = line.ratio
     return "faster" if low > 1 else "SLOWER" if high < 1 else "even"
 
 

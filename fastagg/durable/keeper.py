@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections import deque
 from typing import Any
 
@@ -16,6 +15,7 @@ from fastagg.durable.snapshot import Snapshot
 from fastagg.durable.uploads import Uploads
 from fastagg.errors import CheckpointError, FastaggError, Reentered
 from fastagg.server.engine import Parts, Running
+from fastagg.timing import Stopwatch
 
 EVERY = 1 << 30  # bytes of the log after which a checkpoint is written
 _log = logging.getLogger("fastagg")
@@ -168,9 +168,8 @@ class Keeper:
         Raises:
             CheckpointError: it could not be written. NotDurable: the log could not be.
         """
-        begun = time.perf_counter()
-        engine = self.running.engine
-        with engine.inside:
+        watch, engine = Stopwatch(["held"]), self.running.engine
+        with watch.timing("held"), engine.inside:
             sequence = 0 if self.journal is None else self.journal.last
             written = 0 if self.journal is None else self.journal.written
             if sequence in self.kept:
@@ -180,7 +179,6 @@ class Keeper:
             if self.journal is not None:
                 self.journal.mark()
             uploads = self.uploads.recorded()
-        held = time.perf_counter() - begun
         name = checkpoint_name(sequence)
         more = {"sequence": sequence, "made": self.made, "folder": self.folder_id, "uploads": uploads}
 
@@ -208,13 +206,12 @@ class Keeper:
         self._due = written + self.every
         self.kept.append(sequence)
         self._clear()
-        took = time.perf_counter() - begun
         _log.info(
             "checkpoint of version %d: %d bytes in %.2f s, calls held up %.4f s",
             cut.state["version"],
             nbytes,
-            took,
-            held,
+            watch.total,
+            watch.seconds["held"],
         )
         return int(sequence)
 

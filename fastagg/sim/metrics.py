@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fastagg._types import Plain
 
@@ -122,32 +120,6 @@ class DelayStatistics:
             if rank < 0:
                 return delay
         raise IndexError(rank)
-
-
-@dataclass
-class Stopwatch:
-    """Wall seconds by activity: ACTIVITIES, and "other" for the rest."""
-
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ACTIVITIES, 0.0))
-    _started: float = field(default_factory=time.perf_counter)
-
-    @contextmanager
-    def timing(self, activity: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[activity] += time.perf_counter() - start
-
-    def restore(self, split: dict[str, float]) -> None:
-        """Continue from what ``split`` returned in an earlier process."""
-        self.seconds = {activity: split[activity] for activity in ACTIVITIES}
-        self._started = time.perf_counter() - split["total"]
-
-    def split(self) -> dict[str, float]:
-        """Return the seconds of each activity and of the rest ("other"), and their total."""
-        total = time.perf_counter() - self._started
-        return {**self.seconds, "other": total - sum(self.seconds.values()), "total": total}
 
 
 def participation(uploads: Counter[int], clients: int) -> dict[str, float]:

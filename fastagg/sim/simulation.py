@@ -28,11 +28,12 @@ from fastagg.sim.data.own import check as check_data
 from fastagg.sim.engines.ahead import Ahead, Here, Remote, Threads
 from fastagg.sim.engines.training import Plan, begin, pickled, work_of
 from fastagg.sim.interrupt import on_ctrl_c
-from fastagg.sim.metrics import LAST, ClientRow, DelayStatistics, Row, Stopwatch, participation, spread, summarise
+from fastagg.sim.metrics import ACTIVITIES, LAST, ClientRow, DelayStatistics, Row, participation, spread, summarise
 from fastagg.sim.own import NAMES as FUNCTIONS
 from fastagg.sim.own import Own, OwnTrainer, Way, chosen
 from fastagg.sim.progress import NoProgress, Progress, Tracking
 from fastagg.sim.result import Result, read
+from fastagg.timing import Stopwatch
 
 _log = logging.getLogger("fastagg")
 
@@ -62,7 +63,7 @@ class Simulation:
             raise ConfigError(
                 'own.train needs engine "here" with one worker: what clients keep is in the run\'s own process'
             )
-        self.stopwatch = Stopwatch()
+        self.stopwatch = Stopwatch(ACTIVITIES)
         with self.stopwatch.timing("setup"):
             device = build.build_device(config.run.device)
             engines.check_device(engine, device)

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from fastagg import timing
+
 ALGORITHMS = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
-SLOW = ("ACE of 1000", "of a million", "distillation loss [512", "simulator, C")
+SLOW = ("ACE of 1000", "of a million", "distillation loss [512", "simulator, C", "simulators, ", "server, ", "HTTP, ")
 
 
 def cases():
@@ -58,10 +60,10 @@ def test_what_computes_something_else_is_not_timed():
 
     broken = replace(case, candidates=lambda: [leader, Candidate("wrong", wrong, 1)])
     with pytest.raises(AssertionError, match="wrong: its result differs from fastagg's"):
-        measure.measure(broken, 1000, rounds=1)
+        measure.measure(broken, 1000, rounds=1, care=timing.AT_ONCE)
     near = replace(broken, apart=1e-4)
     with pytest.raises(AssertionError, match="of its norm"):
-        measure.measure(near, 1000, rounds=1)
+        measure.measure(near, 1000, rounds=1, care=timing.AT_ONCE)
 
 
 def test_bytes_follow_from_each_other():
@@ -76,7 +78,7 @@ def test_bytes_follow_from_each_other():
     assert bytes_("aced int8") == bytes_("ace int8") + 1  # the row that expires is read
     for rule, kernel in (("ASGD", "apply"), ("FADAS, M = 1", "amsgrad"), ("FedAsync", "mixing"),
                          ("ACE fp32", "ace fp32"), ("ACE int8", "ace int8")):  # fmt: skip
-        assert bytes_(f"arrival {rule}") == bytes_(kernel) + bytes_("inspect")
+        assert bytes_(f"arrival {rule}") == bytes_(kernel)  # NaN is looked for in the same pass
     assert bytes_("amsgrad 8bit") == pytest.approx(12 + 6 * (1 + 4 / 256) - 8 / 256)
 
 
@@ -89,28 +91,46 @@ def test_the_documents_have_the_same_bytes():
     }
 
 
-def test_a_measurement_has_a_row_for_each_candidate():
+def test_a_measurement_has_all_candidates_and_a_share_only_beyond_the_caches(monkeypatch):
     import measure
 
     case = CASES["arrival ACE int8"]
-    found = measure.measure(case, 1000, rounds=3)
-    rows = {row.candidate: row for row in found.rows if row.case == case.name}
-    assert set(rows) == {one.name for one in case.candidates()} - found.skipped.keys()
-    for name, row in rows.items():
-        assert 0 < row.p20 <= row.median <= row.p80
-        assert (row.ratio is None) == (name == "fastagg")
-        assert (row.share is None) == measure.is_peer(name)
-        assert row.commit and row.processor and "torch" in row.versions
-    assert {row.candidate for row in found.rows if row.case == "streams"} == {"copy", "triad", "read", "in place"}
+    found = measure.measure(case, 1000, rounds=3, care=timing.AT_ONCE)
+    assert set(found.timed) == {one.name for one in case.candidates()} - found.skipped.keys()
+    for name, one in found.timed.items():
+        assert len(one.samples) == 3 and 0 < one.info["p20"] <= one.info["p80"]
+        assert ("ratio" in one.info) == (name != "fastagg")
+        assert "share" not in one.info
+    monkeypatch.setattr(measure, "BEYOND", 1000)
+    info = {name: one.info for name, one in measure.measure(case, 1000, rounds=1, care=timing.AT_ONCE).timed.items()}
+    assert {name for name in info if "share" in info[name]} == {"fastagg"}
+    assert set(info["fastagg"]["streams"]) == {"copy", "triad", "read", "in place"}
+
+
+def test_a_run_in_processes_of_its_own_says_its_seconds():
+    import measure
+    from problem import Built, Candidate, Case
+
+    made = [
+        Candidate(name, lambda _, t=t: Built(lambda: t, None, warm=0), 0) for name, t in (("fastagg", 4.0), ("b", 8.0))
+    ]
+    found = measure.measure(Case("told", 0, lambda: made, sizes=(1,), told=True, period=2), 1, rounds=2).timed
+    assert found["fastagg"].samples == [2.0, 2.0] and found["b"].info["ratio"] == [2.0, 2.0, 2.0]
 
 
 def test_a_case_that_keeps_something_for_each_client_says_how_much():
     import measure
 
-    found = measure.measure(CASES["ACE of 10 clients"], 102_400, rounds=1)
-    kept = {row.candidate: row.median for row in found.rows if row.unit == "B/parameter"}
-    assert kept["fastagg, fp32 rows"] == pytest.approx(4, rel=0.02)
-    assert kept["fastagg, int4 rows"] == pytest.approx(0.5 + 4 / 256, rel=0.02)
+    found = measure.measure(CASES["ACE of 10 clients"], 102_400, rounds=1, care=timing.AT_ONCE).timed
+    assert found["fastagg, fp32 rows"].info["kept"] == pytest.approx(4, rel=0.02)
+    assert found["fastagg, int4 rows"].info["kept"] == pytest.approx(0.5 + 4 / 256, rel=0.02)
+
+
+def test_memory_at_the_peak_is_measured_alone():
+    import peak
+
+    most = peak.alone("message to model", "fastagg, dict of tensors")
+    assert most is None or 0 < most < 20  # models
 
 
 def test_what_needs_more_memory_than_there_is_is_skipped(monkeypatch):
@@ -119,7 +139,7 @@ def test_what_needs_more_memory_than_there_is_is_skipped(monkeypatch):
 
     monkeypatch.setattr(machine, "available_bytes", lambda device=None: 1 << 20)
     found = measure.measure(CASES["amsgrad"], 100_000)
-    assert found.rows == []
+    assert found.timed == {}
     assert "GiB" in found.skipped["fastagg"]
 
 

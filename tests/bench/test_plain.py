@@ -17,6 +17,7 @@ import sys
 from dataclasses import replace
 
 sys.path.insert(0, sys.argv[1])
+import checkout
 import measure
 from cases import CASES
 from peers.plain import NAME

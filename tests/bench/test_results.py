@@ -1,102 +1,157 @@
-"""Rows are kept by processor, the newest of each, from unchanged commits only; and other files are refused."""
+"""Results are kept by processor, the newest of each row, from commits only; and `fastagg bench --compare`."""
 
 from __future__ import annotations
 
 import subprocess
 
 import pytest
-from bench_rows import row, text
+from bench_runs import benchmark, run
+from typer.testing import CliRunner
+
+from fastagg.cli.app import app
 
 
 @pytest.fixture
-def results():
+def add(tmp_path):
     import results
 
-    return results
+    def one(text):
+        path = tmp_path / "run"
+        path.write_text(text)
+        results.add(path, tmp_path)
+        return {(row.processor, row.candidate, row.size): row.median for row in results.load(tmp_path)}
+
+    return one
 
 
-def test_a_row_comes_back_as_it_was(results, tmp_path):
-    path = tmp_path / "rows.jsonl"
-    rows = results.parse(text(row(), row("torch eager", 1.5)))
-    assert results.save(rows, path) == [path]
-    assert [one.key for one in results.load(path)] == [one.key for one in rows]
-    assert [one.line() for one in results.load(path)] == [one.line() for one in rows]  # four digits
-    assert rows[1].ratio == (0.99 * 1.5, 1.5, 1.01 * 1.5)
+def test_a_newer_row_replaces_the_one_of_the_same_place_and_processor(add, tmp_path):
+    assert add(run(benchmark(), benchmark("torch", 1.5))) == {
+        ("A Processor", "fastagg", 10_000_000): 1e-2, ("A Processor", "torch", 10_000_000): 1e-2,
+    }  # fmt: skip
+    add(run(benchmark(median=3e-2), processor="AMD EPYC (Zen 4)"))
+    found = add(run(benchmark(median=2e-2), benchmark(size=1000)))
+    assert found == {
+        ("A Processor", "fastagg", 10_000_000): 2e-2, ("A Processor", "torch", 10_000_000): 1e-2,
+        ("A Processor", "fastagg", 1000): 1e-2, ("AMD EPYC (Zen 4)", "fastagg", 10_000_000): 3e-2,
+    }  # fmt: skip
+    kept = [path.read_text() for path in tmp_path.glob("*.json")]
+    assert {path.name for path in tmp_path.glob("*.json")} == {"a-processor.json", "amd-epyc-zen-4.json"}
+    assert not any("a host's name" in text or '"data"' in text for text in kept)
 
 
-def test_a_newer_row_replaces_the_one_of_the_same_place(results):
-    old = results.parse(text(row(), row(size=1000)))
-    new = results.parse(text(row(median=2e-2, date="2026-01-02T00:00:00+00:00")))
-    for merged in (results.merged(old, new), results.merged(new, old)):
-        assert {one.size: one.median for one in merged} == {1000: 1e-2, 11_200_000: 2e-2}
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"benchmarks": [1]}', run(benchmark(), dirty=True), run(benchmark(), commit="unversioned")],
+)
+def test_other_files_and_changed_trees_leave_nothing(add, tmp_path, text):
+    with pytest.raises(ValueError, match=r"run: no results that can be kept"):
+        add(text)
+    assert list(tmp_path.glob("*.json")) == []
 
 
-def test_each_processor_has_a_file(results, monkeypatch, tmp_path):
-    monkeypatch.setattr(results, "RESULTS", tmp_path)
-    results.save(results.parse(text(row(), row(processor="AMD EPYC (Zen 4)"))))
-    assert {path.name for path in tmp_path.iterdir()} == {"a-processor.jsonl", "amd-epyc-zen-4.jsonl"}
-    assert len(results.load_all(tmp_path)) == 2
+def test_a_row_is_old_when_its_code_has_changed_since_or_nobody_knows(bench, monkeypatch):
+    import results
+
+    def row(commit, case="amsgrad"):
+        (found,) = results.rows(results.parse(run(benchmark(case=case), commit=commit), "a"))
+        return found
+
+    assert row("0000000").old
+    paths = [f":/{path}" for path in results.CODE[""]]
+    command = ["git", "-C", str(bench), "log", "-2", "--format=%H", "--", *paths]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0 and len(commits := done.stdout.split()) == 2:  # no archive and no shallow clone
+        assert not row(commits[0]).old
+        assert row(commits[1]).old
+    monkeypatch.setenv("PATH", "")
+    results._changed.cache_clear()
+    assert row("abc1234").old
+    results._changed.cache_clear()
 
 
-@pytest.mark.parametrize("commit", ["abc1234-dirty", "unknown"])
-def test_a_changed_tree_leaves_nothing(results, monkeypatch, tmp_path, commit):
-    monkeypatch.setattr(results, "RESULTS", tmp_path)
-    rows = results.parse(text(row(), row(size=10, commit=commit)))
-    with pytest.raises(ValueError, match=f"results of {commit} are not kept"):
-        results.save(rows)
-    assert list(tmp_path.iterdir()) == []
-    results.save(rows, tmp_path / "elsewhere.jsonl")
-    with pytest.raises(ValueError, match="which is no commit"):
-        results.load_all(tmp_path)
+def test_what_is_committed_is_of_known_cases_and_no_share_is_more_than_all():
+    import results
+    from cases import CASES
+
+    rows = results.load()
+    assert len({(*row[:4], row.processor) for row in rows}) == len(rows) > 200
+    assert {row.case for row in rows} <= set(CASES)
+    for row in rows:
+        assert 0 < row.info["p20"] <= row.median <= row.info["p80"]
+        assert row.info.get("share", 0) <= 1, row
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"case": 3}', '{"benchmarks": [1]}', '{"case": "a"}\nno'])
-def test_other_files_are_refused(results, tmp_path, content):
-    path = tmp_path / "old.jsonl"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=r"old\.jsonl: no results of this suite"):
-        results.load(path)
-    with pytest.raises(ValueError, match=r"none\.jsonl: No such file"):
-        results.load(tmp_path / "none.jsonl")
+@pytest.fixture
+def compare(tmp_path, capsys):
+    """``compare(old, new)``: exit code and output for the text of two files."""
+    import compare as script
+
+    def both(old, new):
+        paths = [tmp_path / "old.json", tmp_path / "new.json"]
+        for path, text in zip(paths, (old, new), strict=True):
+            path.write_text(text)
+        status, said = script.main(list(map(str, paths))), capsys.readouterr()
+        return status, said.out + said.err
+
+    return both
 
 
-def test_a_tree_is_changed_when_a_tracked_file_is_and_results_do_not_count(results, monkeypatch, tmp_path):
+def one(p20, median, p80, streams=None, **more):
+    more |= {"streams": {"copy": streams, "read": 2 * streams}} if streams else {}
+    return run(benchmark(median=median, p20=p20, p80=p80, **more), dirty=True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "verdict"),
+    [
+        ([1.0, 1.1, 1.2], [1.3, 1.4, 1.5], 1, "1 slower"),
+        ([1.0, 1.1, 1.2], [1.15, 1.4, 1.5], 0, "1 within noise"),  # the spreads overlap
+        ([1.0, 1.001, 1.002], [1.01, 1.02, 1.03], 0, "1 within noise"),  # apart, but by 2%
+        ([1.3, 1.4, 1.5], [1.0, 1.1, 1.2], 0, "1 faster"),
+        ([1.0, 1.01, 1.02, 1e9], [2.0, 2.02, 2.04, 0.5e9], 0, "1 within noise"),  # a slower machine
+        ([1.0, 1.01, 1.02, 1e9], [2.0, 2.02, 2.04, 1e9], 1, "1 slower"),
+        ([1.0, 1.01, 1.02, 1e9], [1.0, 1.01, 1.02, 2e9], 1, "1 slower"),  # a faster one hides nothing
+        ([1.0, 1.1, 1.2], [1.0, 1.1, 1.2], 0, "0 slower"),
+    ],
+)
+def test_a_change_counts_beyond_the_spread_and_the_machines_own(compare, old, new, code, verdict):
+    status, output = compare(one(*old), one(*new))
+    assert (status, verdict in output) == (code, True), output
+
+
+def test_only_fastaggs_rows_are_compared_and_only_on_one_processor(compare):
+    status, output = compare(run(benchmark("torch")), run(benchmark("torch", median=1)))
+    assert status == 2 and "no row of fastagg's is in both" in output
+    status, output = compare(run(benchmark()), run(benchmark(), processor="Another"))
+    assert status == 2 and "A Processor in the old one, Another in the new one" in output
+    status, output = compare("[]", run(benchmark()))
+    assert status == 2 and "old.json" in output
+
+
+def test_commits_are_compared(tmp_path, monkeypatch, capsys):
+    import compare as script
+
     def git(*arguments):
         command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
         subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
 
-    monkeypatch.setattr(results, "ROOT", tmp_path)
-    assert results.commit() == "unknown"
-    for folder in ("bench/results", "docs/performance", "csrc"):
-        (tmp_path / folder).mkdir(parents=True)
-    kept, source = tmp_path / "bench" / "results" / "a.jsonl", tmp_path / "csrc" / "a.cpp"
-    kept.write_text(text(row()))
-    source.write_text("int a;")
+    monkeypatch.chdir(tmp_path)
+    kept = tmp_path / "bench" / "results" / "a.json"
+    kept.parent.mkdir(parents=True)
     git("init", "-q")
-    git("add", ".")
-    git("commit", "-qm", "first")
-    clean = results.commit()
-    assert clean.isalnum()
-    kept.write_text(text(row(median=2e-2)))
-    (tmp_path / "untracked").write_text("")
-    assert results.commit() == clean
-    assert results.load_commit("HEAD")[0].median == 1e-2
-    source.write_text("int b;")
-    assert results.commit() == f"{clean}-dirty"
-    with pytest.raises(ValueError, match="neither a file nor a commit"):
-        results.load_commit("nowhere")
-    git("rm", "-qf", "bench/results/a.jsonl")
-    git("commit", "-qam", "second")
-    with pytest.raises(ValueError, match="a commit without results"):
-        results.load_commit("HEAD")
+    for median in (1.0, 2.0):
+        kept.write_text(run(benchmark(median=median)))
+        git("add", ".")
+        git("commit", "-qm", "results")
+    assert script.main(["HEAD~1", "HEAD"]) == 1
+    assert script.main(["HEAD", "HEAD"]) == 0
+    assert script.main(["HEAD", "nowhere"]) == 2
+    assert "nowhere: neither a file nor a commit" in capsys.readouterr().err
 
 
-def test_what_is_committed_is_of_commits_and_of_known_cases(results):
-    from cases import CASES
-
-    rows = results.load_all()
-    assert len({one.key for one in rows}) == len(rows) > 500
-    known = {*CASES, "streams"}
-    assert {one.case for one in rows if not one.case.startswith(("server, ", "simulators, "))} <= known
-    for one in rows:
-        assert 0 < one.p20 <= one.median <= one.p80, one
+def test_the_command_line_hands_on_the_exit_code(tmp_path):
+    for name, median in (("old", 1.0), ("new", 2.0)):
+        (tmp_path / name).write_text(run(benchmark(median=median)))
+    old, new = str(tmp_path / "old"), str(tmp_path / "new")
+    for pair, code in (((old, new), 1), ((new, old), 0), ((old, "nowhere"), 2)):
+        assert CliRunner().invoke(app, ["bench", "--compare", *pair]).exit_code == code

@@ -34,8 +34,7 @@ def test_a_slower_kernel_has_a_smaller_share(monkeypatch, name):
     import speed
     from problem import Built
 
-    monkeypatch.setattr(speed, "ROUNDS", 9)
-    alone, build = speed.measured(name, 300_000), speed.build
+    alone, build = speed.measured(name, 300_000, 9), speed.build
 
     def eightfold(case, problem, wanted):
         built, skipped = build(case, problem, wanted)
@@ -43,5 +42,5 @@ def test_a_slower_kernel_has_a_smaller_share(monkeypatch, name):
         return built | {"fastagg": Built(lambda: [run() for _ in range(8)], None)}, skipped
 
     monkeypatch.setattr(speed, "build", eightfold)
-    slower = speed.measured(name, 300_000)
+    slower = speed.measured(name, 300_000, 9)
     assert slower[0] < alone[0] / 2 and slower[1] < alone[1] / 2

@@ -9,7 +9,7 @@ from stderr import said
 from typer.testing import CliRunner
 
 from fastagg import _extras, cli, quick
-from fastagg.cli import machine, screen
+from fastagg.cli import screen
 from fastagg.cli.app import app
 from fastagg.sheet import Sheet
 from fastagg.sim import demo as demo_module
@@ -296,36 +296,25 @@ def test_ctrl_c_ends_with_130_after_writing(recipe, tmp_path):
     assert (tmp_path / "out" / "accuracy.png").is_file()
 
 
-def test_bench_outside_a_checkout_says_what_to_do(monkeypatch):
-    monkeypatch.setattr(machine, "_bench_folder", lambda: None)
-    assert "in a checkout of the repository" in refused("bench")
-
-
-def test_bench_without_its_tools_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setattr(machine, "_bench_folder", lambda: tmp_path)
+def test_bench_without_its_tools_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert 'pip install "fastagg[bench]"' in refused("bench")
 
 
 @pytest.mark.parametrize(("body", "code"), [("pass", 0), ("assert False", 1)])
-def test_bench_runs_the_checkouts_benchmarks(monkeypatch, tmp_path, body, code):
+def test_bench_hands_on_what_became_of_the_benchmarks(monkeypatch, tmp_path, body, code):
     pytest.importorskip("pytest_benchmark")
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # beside other processes it refuses to measure
-    (tmp_path / "bench").mkdir()
-    (tmp_path / "pyproject.toml").write_text("")
-    (tmp_path / "bench" / "test_it.py").write_text(
-        f"def test_it(benchmark):\n    benchmark(lambda: None)\n    {body}\n"
-    )
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "test_it.py").write_text(f"def test_it(benchmark):\n    benchmark(lambda: None)\n    {body}\n")
+    monkeypatch.setattr(quick, "folder", lambda: tmp_path)
     assert invoke("bench", "-q").exit_code == code
 
 
-def test_quick_measures_every_case_without_a_checkout(monkeypatch):
-    monkeypatch.setattr(machine, "_bench_folder", lambda: None)
+def test_quick_measures_every_rule(monkeypatch):
     monkeypatch.setattr(quick.measure, "__defaults__", ((1000,), 2, *quick.measure.__defaults__[2:]))
     result = invoke("bench", "--quick")
     assert result.exit_code == 0, result.output
-    assert all(case.name in result.stdout for case in quick.CASES)
+    assert all(rule in result.stdout for rule in quick.RULES)
 
 
 def test_without_its_extra_the_command_line_names_what_is_missing(monkeypatch, capsys):

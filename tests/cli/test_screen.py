@@ -93,7 +93,7 @@ CLAIM = Claim(
 )
 JUDGED = [Judged(CLAIM, "t", Difference(9.8, 5.6, 14.0, {0: 9.8, 1: 9.8}))]
 FOUND = findings.find(GROUPS, JUDGED, None, "FedAvg")
-MEASURED = [Measured("ACE int8", "torch.compile with an int8 cache", 4_000_000, [0.001234] * 5, [0.0123] * 5)]
+MEASURED = [Measured("ACE int8", "torch.compile with an int8 cache", 4_000_000, 0.001234, 0.0123, (9.9, 9.97, 10.1))]
 REAL = {
     **{sheet.title: sheet for sheet in (*FOUND.sheets, FOUND.times)},
     "info": tables.pairs_table("fastagg", facts()),

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastagg.sim.metrics import DelayStatistics, Row, Stopwatch, last_evaluations, reaching, summarise
+from fastagg.sim.metrics import DelayStatistics, Row, last_evaluations, reaching, summarise
 
 
 def rows(*accuracies: float) -> list[Row]:
@@ -45,16 +45,3 @@ def test_the_summary_takes_best_and_final_from_different_rows():
     assert summary["final_accuracy"] == 0.7
     assert summary["time_to_target"] == 10.0
     assert (summary["versions"], summary["uploads"], summary["virtual_time"]) == (2, 10, 20.0)
-
-
-def test_the_stopwatch_splits_all_of_the_time():
-    watch = Stopwatch()
-    with watch.timing("training"):
-        pass
-    with pytest.raises(KeyError), watch.timing("sleeping"):
-        pass
-    split = watch.split()
-    assert set(split) == {"training", "server", "evaluation", "setup", "other", "total"}
-    assert split["training"] > 0 == split["server"]
-    parts = (split[key] for key in ("training", "server", "evaluation", "setup", "other"))
-    assert sum(parts) == pytest.approx(split["total"])

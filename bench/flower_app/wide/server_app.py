@@ -7,14 +7,16 @@ import time
 from functools import partial
 from typing import Any
 
+from cases import servers
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from integrations_flower import STRATEGIES, at_rest, forget_peak, resident, size, start
+from peak import at_rest, forget_peak, resident
 
 import fastagg
 from fastagg.integrations import flower
+from fastagg.timing import Stopwatch
 
-app = ServerApp()
+app, watch = ServerApp(), Stopwatch()
 
 
 def measured(strategy: Any) -> Any:
@@ -24,28 +26,28 @@ def measured(strategy: Any) -> Any:
     state: dict[str, float] = {}
 
     def configure_train(*given: Any) -> Any:
-        state.update(rest=at_rest(), busy=0.0, round=time.perf_counter())
+        state.update(rest=at_rest(), busy=0.0, round=watch.total)
         forget_peak()
         return configure(*given)
 
     def timed_fold(*given: Any) -> Any:  # fastagg's folds while replies come: in between it waits for them
-        began = time.perf_counter()
+        began = watch.total
         try:
             return fold(*given)
         finally:
-            state["end"] = time.perf_counter()
+            state["end"] = watch.total
             state["busy"] += state["end"] - began
 
     def aggregate_train(*given: Any) -> Any:
-        state["end"] = time.perf_counter()
+        state["end"] = watch.total
         result = aggregate(*given)
-        now = time.perf_counter()
+        now = watch.total
         row = {
             "round": now - state["round"],
             "aggregation": state["busy"] + now - state["end"],
             "after the last reply": now - state["end"] + (state["busy"] if fold is None else 0.0),
-            "held": state["rest"] / (4 * size()),
-            "peak": (resident("VmHWM") - state["rest"]) / (4 * size()),
+            "held": state["rest"] / (4 * servers.SIZE),
+            "peak": (resident("VmHWM") - state["rest"]) / (4 * servers.SIZE),
         }
         print("BENCH " + json.dumps(row), flush=True)
         return result
@@ -59,18 +61,19 @@ def measured(strategy: Any) -> Any:
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     name, rounds, nodes = (context.run_config[key] for key in ("strategy", "rounds", "nodes"))
-    initial = flower.write(start())
-    if name in STRATEGIES:
-        strategy = STRATEGIES[str(name)]()
+    initial = flower.write(servers.model(0))
+    whose, _, rule = str(name).partition(" ")
+    if rule:
+        strategy = servers.flower(rule, whose)
         strategy.min_available_nodes, strategy.fraction_evaluate = int(nodes), 0.0
         strategy.min_train_nodes = int(nodes)
         measured(strategy).start(grid, initial, num_rounds=int(rounds), timeout=600)
     else:
         while len(list(grid.get_node_ids())) < int(nodes):
             time.sleep(0.5)
-        rule = partial(getattr(fastagg, str(name)), buffer_size=int(nodes))
-        began = time.perf_counter()
-        flower.AsyncStrategy(rule).start(grid, initial, num_rounds=None, num_updates=int(rounds) * int(nodes))
-        rate = int(rounds) * int(nodes) / (time.perf_counter() - began)
+        made = partial(getattr(fastagg, str(name)), buffer_size=int(nodes))
+        began = watch.total
+        flower.AsyncStrategy(made).start(grid, initial, num_rounds=None, num_updates=int(rounds) * int(nodes))
+        rate = int(rounds) * int(nodes) / (watch.total - began)
         print("BENCH " + json.dumps({"updates per second": rate}), flush=True)
     print("BENCH done", flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
@@ -23,6 +22,7 @@ from fastagg.rules.directions.base import Arrival, DirectionState, Findings, Mat
 from fastagg.rules.directions.buffer import Buffer, BufferState
 from fastagg.rules.names import Cache, words
 from fastagg.storage import memory
+from fastagg.timing import Stopwatch
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class EchoState(BufferState):
     def before(self, arrival: Arrival, found: Findings) -> None:
         assert isinstance(arrival.client, int) and arrival.base is not None and arrival.statistics is not None
         own, after = arrival.statistics()
-        started = time.perf_counter()
+        watch = Stopwatch()
         # The logits are of the client's trained model, so the update is not clipped here.
         model = memory.empty(self.size, self.device)
         ops.step_(arrival.base, arrival.update, optimizer="sgd", lr=1.0, gain=self.setting.sign, out=model)
@@ -122,15 +122,14 @@ class EchoState(BufferState):
         logits = memory.empty(self.teachers.cache.size, self.teachers.cache.device)
         self.student.infer(logits)
         put = self.teachers.put(arrival.client, logits)
-        spent = time.perf_counter() - started
-        moves = [*put.moves, (self.record, "inference_seconds", self.record.inference_seconds + spent)]
+        moves = [*put.moves, (self.record, "inference_seconds", self.record.inference_seconds + watch.total)]
         found.moves = moves
         if self.native.room == 1:
             found.finish = partial(self._distil, put, after, arrival.now + 1, moves)
 
     def _distil(self, put: Put, buffers: Tensor, version: int, moves: list[Move], flat: Tensor) -> None:
         """Do Q steps on the new model in place. No one else has it yet."""
-        started, setting, student = time.perf_counter(), self.distill, self.student
+        watch, setting, student = Stopwatch(), self.distill, self.student
         width = student.rows_per_sample
         out = memory.empty(student.rows * student.classes, self.teachers.cache.device)
         targets = self.teachers.mean(put, out.view(student.rows, student.classes))
@@ -167,7 +166,7 @@ class EchoState(BufferState):
             self.record.flushes + 1, self.record.inference_seconds, self.record.distillation_seconds,
             float(torch.stack(losses).mean()), norm,
         )  # fmt: skip
-        record.distillation_seconds += time.perf_counter() - started
+        record.distillation_seconds += watch.total
         moves += [
             (self, "moments", adam if setting.keep_moments else None), (self, "steps", steps),
             *((self.record, name, value) for name, value in vars(record).items() if name != "inference_seconds"),

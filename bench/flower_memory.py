@@ -3,7 +3,7 @@
 Each figure comes from a process of its own: the growth of its resident memory, in models, from where the application
 has the first model to the highest peak of three rounds. Ours runs without Python's garbage collector.
 
-python bench/integrations_memory.py [--parameters 100000000] [--clients 4 16 64] [--picture memory.svg]
+python bench/flower_memory.py [--parameters 100000000] [--clients 4 16 64]
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-sys.path += [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "tests/integrations")]
+import checkout
+
+sys.path.append(str(checkout.ROOT / "tests" / "integrations"))
 
 import numpy as np
 import torch
 from flower_apps import FakeGrid, read, reply
 from flwr.app import Array, ArrayRecord, Message
 from flwr.serverapp import strategy as theirs
-from integrations_flower import at_rest, forget_peak, resident
+from peak import at_rest, forget_peak, resident
 
 import fastagg
 from fastagg.integrations.flower import AsyncStrategy, SyncStrategy, write
@@ -89,43 +90,22 @@ def measured(name: str, parameters: int, clients: int) -> float:
     return float(json.loads(done.stdout.splitlines()[-1]))
 
 
-def picture(found: dict[str, list[float]], clients: list[int], parameters: int, path: Path) -> None:
-    """Draw the curves."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 4))
-    for name, values in found.items():
-        axes.plot(clients, values, "--" if name.startswith("Flower") else "-", marker="o", label=name)
-    axes.set(xscale="log", yscale="log", xlabel="clients in a round", ylabel="peak memory in models")
-    axes.set_xticks(clients, [str(count) for count in clients])
-    axes.set_title(f"{parameters:,} parameters")
-    axes.legend()
-    figure.savefig(path, bbox_inches="tight")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--parameters", type=int, default=100_000_000)
     parser.add_argument("--clients", type=int, nargs="+", default=[4, 16, 64])
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
-    parser.add_argument("--picture", type=Path, help="a file for the curves")
     parser.add_argument("--one", choices=STRATEGIES, help="measure one in this process")
     given = parser.parse_args()
     if given.one:
         torch.set_num_threads(2)
         print(json.dumps(peak(given.one, given.parameters, given.clients[0])))
         return
-    found: dict[str, list[float]] = {}
     print("| strategy |", " | ".join(f"{count} clients" for count in given.clients), "|")
     print("|---|" + "---:|" * len(given.clients))
     for name in given.strategies:
-        found[name] = [measured(name, given.parameters, count) for count in given.clients]
-        print(f"| {name} | {' | '.join(f'{value:.1f}' for value in found[name])} |", flush=True)
-    if given.picture:
-        picture(found, given.clients, given.parameters, given.picture)
+        found = [measured(name, given.parameters, count) for count in given.clients]
+        print(f"| {name} | {' | '.join(f'{value:.1f}' for value in found)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Times several callables against each other: interleaved, in one process, round by round.
+"""The one timer: seconds by activity, and several callables against each other, interleaved round by round.
 
 A machine changes over time (neighbours, clocks, memory). Two loops run one after the other would compare two moments,
 not two programs. So each round runs every candidate once, in a new random order, and ratios are computed within a
@@ -12,7 +12,8 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -21,6 +22,46 @@ import torch
 
 Run = Callable[[], object]
 BUSY = 3_000_000  # clocks of the device, about 2 ms: longer than the host needs for any candidate's launches
+
+
+class Stopwatch:
+    """Wall seconds since it was made, and those of each activity.
+
+    Args:
+        activities: their names; :meth:`timing` takes no others.
+    """
+
+    def __init__(self, activities: Iterable[str] = ()) -> None:
+        self.seconds = dict.fromkeys(activities, 0.0)
+        self._started = time.perf_counter()
+
+    @property
+    def total(self) -> float:
+        """Seconds since it was made."""
+        return time.perf_counter() - self._started
+
+    @contextmanager
+    def timing(self, activity: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[activity] += time.perf_counter() - start
+
+    def restore(self, split: dict[str, float]) -> None:
+        """Continue from what ``split`` returned in an earlier process."""
+        self.seconds = {activity: split[activity] for activity in self.seconds}
+        self._started = time.perf_counter() - split["total"]
+
+    def split(self) -> dict[str, float]:
+        """Return the seconds of each activity and of the rest ("other"), and their total."""
+        total = self.total
+        return {**self.seconds, "other": total - sum(self.seconds.values()), "total": total}
+
+
+def seconds(run: Run) -> float:
+    """Return the wall seconds of one call."""
+    return HostClock().sample("", run, 1)
 
 
 class Clock(Protocol):
@@ -86,20 +127,46 @@ class CudaClock:
         torch.cuda.synchronize()
 
 
+class ToldClock:
+    """Takes the seconds that a call returns: of work in other processes, whose start and end only they know."""
+
+    settles = False
+
+    def __init__(self) -> None:
+        self.host: dict[str, list[float]] = {}
+
+    def sample(self, name: str, run: Run, calls: int) -> float:
+        return float(run())  # type: ignore[arg-type]
+
+    def wait(self) -> None:
+        pass
+
+
 def clock_of(device: torch.device) -> Clock:
     """Return the clock for candidates on ``device``."""
     return HostClock() if device.type == "cpu" else CudaClock(device)
 
 
-# torch's OpenMP threads spin for some milliseconds after an operation before they sleep. They use cores that the next
-# candidate needs. This pause lets them stop; a separate candidate measures the effect without it. This thread stays
-# awake meanwhile, because on a shared machine a core that has slept can take ten milliseconds to reach full speed.
-SETTLE = 0.02
+@dataclass(frozen=True)
+class Care:
+    """What is done so that nothing else is measured.
 
-# If other processes took more than this share of all cores during a round, the whole round is discarded and repeated,
-# at most as often as there are rounds. It is unknown which candidates such a round favours, so no part of it is kept.
-DISTURBED = 0.05
-PATIENCE = 20.0  # seconds to wait for a quiet moment before a round
+    Attributes:
+        settle: seconds before each sample. torch's OpenMP threads spin for some milliseconds after an operation, on
+            cores that the next candidate needs. This thread stays awake meanwhile, because on a shared machine a core
+            that has slept can take ten milliseconds to reach full speed.
+        disturbed: if other processes took more than this share of all cores, the whole round is discarded and
+            repeated, at most as often as there are rounds. It is unknown which candidates such a round favours.
+        patience: seconds to wait for a quiet moment, at first and after a disturbed round.
+    """
+
+    settle: float = 0.02
+    disturbed: float = 0.05
+    patience: float = 20.0
+
+
+QUIET = Care()
+AT_ONCE = Care(0.0, math.inf, 0.0)  # also on a busy machine: to try something, or because nobody would wait
 FEWEST = 5  # at least so many rounds are measured, however long they take
 
 
@@ -124,7 +191,7 @@ class Timings:
         rounds: candidate -> round -> seconds per call. Slow candidates skip some rounds.
         calls: candidate -> calls per sample.
         others: the largest share of all cores' time that other processes took in a round; None if it is unknown.
-        discarded: how many rounds were discarded because others took more than ``DISTURBED``.
+        discarded: how many rounds were discarded because others took more than ``Care.disturbed``.
         lost: candidates that ran out of memory, with the reason. ``rounds`` does not contain them.
     """
 
@@ -158,6 +225,8 @@ def interleave(
     clock: Clock | None = None,
     within: float = math.inf,
     needed: str = "fastagg",
+    care: Care = QUIET,
+    told: Run = lambda: None,
 ) -> Timings:
     """Time every candidate ``rounds`` times, in a new random order each round.
 
@@ -175,6 +244,8 @@ def interleave(
             device's own time, and overwrites the caches before each call.
         within: after so many seconds no further round begins, if there are at least five.
         needed: it is an error if this candidate runs out of memory. Any other candidate is then dropped alone.
+        care: how quiet the machine must be.
+        told: is called after every round.
     """
     clock = clock or HostClock()
     order, shuffle = list(candidates), random.Random(0).shuffle
@@ -190,7 +261,7 @@ def interleave(
         if name in lost or (name in slow and turn % 3):
             return None
         if clock.settles:
-            _stay_awake(SETTLE)
+            _stay_awake(care.settle)
         try:
             if name in prepare:
                 prepare[name]()
@@ -211,18 +282,21 @@ def interleave(
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()
+    disturbed = True
     try:
         while len(kept) < rounds and (len(kept) < FEWEST or time.perf_counter() < until):
             shuffle(order)
-            if clock.settles:
-                _wait_for_quiet()
-            began, current = _busy(), {}
+            if clock.settles and disturbed:
+                _wait_for_quiet(care)
+            began, current = busy(), {}
             for name in order:
                 seconds = sample(name, len(kept))
                 if seconds is not None:
                     current[name] = seconds
-            share = _others(began, _busy())
-            if clock.settles and share is not None and share > DISTURBED and retries > 0:
+            share = others(began, busy())
+            told()
+            disturbed = clock.settles and share is not None and share > care.disturbed
+            if disturbed and retries > 0:
                 retries -= 1
                 continue
             kept.append(current)
@@ -236,19 +310,13 @@ def interleave(
     return Timings(measured, calls, max(shares, default=None), rounds - retries, lost)
 
 
-def do_not_wait() -> None:
-    """Measure also on a busy machine, to try a benchmark."""
-    global DISTURBED, PATIENCE, SETTLE
-    DISTURBED, PATIENCE, SETTLE = math.inf, 0.0, 0.0
-
-
-def _wait_for_quiet() -> None:
-    until = time.perf_counter() + PATIENCE
+def _wait_for_quiet(care: Care) -> None:
+    until = time.perf_counter() + care.patience
     while time.perf_counter() < until:
-        began = _busy()
+        began = busy()
         time.sleep(0.2)
-        share = _others(began, _busy())
-        if share is None or share <= DISTURBED:
+        share = others(began, busy())
+        if share is None or share <= care.disturbed:
             return
 
 
@@ -275,8 +343,8 @@ def _quantile(ordered: list[float], q: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
-def _busy() -> tuple[float, float, float] | None:
-    """Return the core-seconds of all processes since boot, the core-seconds of this process, and the wall clock."""
+def busy() -> tuple[float, float, float] | None:
+    """Return the core-seconds of all processes since boot and of this process, and the wall clock; None if unknown."""
     try:
         fields = [int(f) for f in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     except (OSError, ValueError):
@@ -286,7 +354,8 @@ def _busy() -> tuple[float, float, float] | None:
     return total, time.process_time(), time.perf_counter()
 
 
-def _others(start: tuple[float, float, float] | None, end: tuple[float, float, float] | None) -> float | None:
+def others(start: tuple[float, float, float] | None, end: tuple[float, float, float] | None) -> float | None:
+    """Return the share (0 to 1) of all cores that other processes took between two values of :func:`busy`."""
     if start is None or end is None:
         return None
     total, own, wall = (b - a for a, b in zip(start, end, strict=True))

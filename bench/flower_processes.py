@@ -1,8 +1,12 @@
-"""Flower's own processes on loopback: a SuperLink, SuperNodes, and a ServerApp with Flower's or fastagg's
-strategies."""
+"""Flower's own processes on loopback: a SuperLink, SuperNodes, and a ServerApp with Flower's or fastagg's strategies.
+
+python bench/flower_processes.py rounds [--rounds 3]      # ten nodes that move ResNet-18 and do not train
+python bench/flower_processes.py straggler [--rounds 3]   # four nodes that train; one is slow
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -12,8 +16,10 @@ import tempfile
 import time
 from pathlib import Path
 
+import checkout
+
 HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parent / "tests" / "integrations"))
+sys.path.append(str(checkout.ROOT / "tests" / "integrations"))
 
 from federation import Federation  # noqa: E402
 
@@ -46,7 +52,7 @@ def rounds_of(strategy: str, rounds: int) -> list[dict[str, float]]:
 def report(rounds: int) -> str:
     """Measure ResNet-18's arrays with ten clients that do not train. Return a Markdown table."""
     lines = [
-        f"{CLIENTS} SuperNodes that move 11,181,642 parameters and do not train; medians of {rounds} rounds. "
+        f"{CLIENTS} SuperNodes that move 11,173,962 parameters and do not train; medians of {rounds} rounds. "
         "Memory is in models.",
         "",
         "| strategy | s per round | s of aggregation per update | its share of the round | s after the last reply "
@@ -127,3 +133,11 @@ def accuracy(*given):  # of the model that every version is
     print(f"BENCH {time.time():.2f} {found:.4f}", flush=True)
     return found
 """
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["rounds", "straggler"])
+    parser.add_argument("--rounds", type=int, default=3, help="or runs of the straggler")
+    given = parser.parse_args()
+    print({"rounds": report, "straggler": straggling}[given.what](given.rounds))

@@ -4,11 +4,7 @@ they do the same number of client updates."""
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import torch
 from cases import simulator

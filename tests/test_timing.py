@@ -1,4 +1,4 @@
-"""Rounds, clocks and candidates that run out of memory, with a clock that only counts."""
+"""Rounds, clocks and candidates that run out of memory, with a clock that only counts; and the stopwatch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
+from fastagg import timing
+from fastagg.sim.metrics import ACTIVITIES
 
 
 class Ticks:
@@ -26,8 +29,6 @@ class Ticks:
 
 
 def test_every_round_has_all_and_ratios_are_taken_within_it():
-    import timing
-
     clock = Ticks(fastagg=1.0, peer=2.0)
     found = timing.interleave({"fastagg": int, "peer": int}, rounds=6, clock=clock)
     rounds = [set(clock.order[i : i + 2]) for i in range(0, 12, 2)]
@@ -38,8 +39,6 @@ def test_every_round_has_all_and_ratios_are_taken_within_it():
 
 
 def test_a_peer_without_memory_is_dropped_alone():
-    import timing
-
     def full():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
 
@@ -53,9 +52,21 @@ def test_a_peer_without_memory_is_dropped_alone():
         timing.interleave({"fastagg": full}, rounds=1, clock=Ticks(fastagg=1.0))
 
 
-def test_no_round_begins_when_its_time_is_over():
-    import timing
+def test_a_disturbed_round_is_repeated_whole(monkeypatch):
+    """Others take all cores in the second round. None of it is kept, and the timer looks for a quiet moment again."""
+    at, waited = iter(range(100)), []
+    monkeypatch.setattr(timing, "busy", lambda: next(at))
+    monkeypatch.setattr(timing, "others", lambda start, end: 1.0 if start == 2 else 0.0)
+    monkeypatch.setattr(timing, "_wait_for_quiet", waited.append)
+    told = []
+    found = timing.interleave(
+        {"fastagg": int, "peer": int}, rounds=3, care=timing.Care(settle=0.0), least=0.0, told=lambda: told.append(1)
+    )
+    assert (found.discarded, len(found.samples("fastagg")), len(told), len(waited)) == (1, 3, 4, 2)
+    assert found.others == 0.0
 
+
+def test_no_round_begins_when_its_time_is_over():
     def rounds(within):
         clock = Ticks(fastagg=1.0)
         timing.interleave({"fastagg": int}, rounds=50, clock=clock, within=within)
@@ -66,12 +77,10 @@ def test_no_round_begins_when_its_time_is_over():
 
 
 def test_a_short_call_is_repeated_and_a_prepared_one_is_not():
-    import timing
-
     done = []
     found = timing.interleave(
         {"fastagg": lambda: None, "prepared": lambda: done.append("run")}, rounds=2, least=1e-3,
-        before={"prepared": lambda: done.append("before")},
+        before={"prepared": lambda: done.append("before")}, care=timing.AT_ONCE,
     )  # fmt: skip
     assert found.calls["fastagg"] > 1
     assert found.calls["prepared"] == 1
@@ -80,8 +89,6 @@ def test_a_short_call_is_repeated_and_a_prepared_one_is_not():
 
 def test_a_devices_clock_measures_between_its_events_and_keeps_the_hosts_time_apart(monkeypatch):
     """The device is replaced by a fake. This checks the order of the calls to it."""
-    import timing
-
     asked = []
 
     class Event:
@@ -107,21 +114,14 @@ def test_a_devices_clock_measures_between_its_events_and_keeps_the_hosts_time_ap
     assert not clock.settles
 
 
-def test_a_device_gets_rows_of_its_own_and_no_peer_of_the_processors(monkeypatch):
-    """A case with a device's clock: one call a sample, and the host's time as rows beside."""
-    import machine
-    import measure
-    from cases import CASES
-
-    class Card(Ticks):
-        def sample(self, name, run, calls):
-            self.host.setdefault(name, []).append(1e-6)
-            run()
-            return 1e-3
-
-    monkeypatch.setattr(machine, "stamp", lambda device: {"processor": "A Card", "commit": "abc1234"})
-    found = measure.measure(CASES["accumulate"], 1000, rounds=2, clock=Card())
-    rows = {row.candidate: row for row in found.rows if row.case == "accumulate"}
-    assert rows["fastagg"].median == 1e-3
-    assert rows["fastagg, on the host"].median == pytest.approx(1e-6)
-    assert {row.processor for row in found.rows} == {"A Card"}
+def test_the_stopwatch_splits_all_of_the_time():
+    watch = timing.Stopwatch(ACTIVITIES)
+    with watch.timing("training"):
+        pass
+    with pytest.raises(KeyError), watch.timing("sleeping"):
+        pass
+    split = watch.split()
+    assert set(split) == {"training", "server", "evaluation", "setup", "other", "total"}
+    assert split["training"] > 0 == split["server"]
+    parts = (split[key] for key in ("training", "server", "evaluation", "setup", "other"))
+    assert sum(parts) == pytest.approx(split["total"])

@@ -1,8 +1,7 @@
-"""One run of pfl-research's simulated backend with its federated averaging: python bench/simulators_pfl.py"""
+"""One run of pfl-research's simulated backend with its federated averaging."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,9 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Weighted
 from pfl.model.pytorch import PyTorchModel
-from simulators_task import BATCH, COHORT, EPOCHS, EVERY, LR, ROUNDS, UPDATES, WARM, data, done, model, tested
+from simulated import BATCH, COHORT, EPOCHS, EVERY, LR, ROUNDS, UPDATES, WARM, data, done, model, tested
+
+from fastagg.timing import Stopwatch
 
 
 class Net(torch.nn.Module):
@@ -58,6 +59,6 @@ if __name__ == "__main__":
         )
 
     rounds(WARM // COHORT)
-    begun = time.perf_counter()
+    watch = Stopwatch()
     rounds(ROUNDS)
-    done(time.perf_counter() - begun, UPDATES, tested(net, digits.test))
+    done(watch.total, UPDATES, tested(net, digits.test))

@@ -1,4 +1,4 @@
-"""One run of APPFL's virtual-time simulator with its FedBuff: python bench/simulators_appfl.py
+"""One run of APPFL's virtual-time simulator with its FedBuff.
 
 APPFL runs with ``optimize_memory=False``: its default collects garbage at every call.
 """
@@ -10,7 +10,6 @@ import importlib.machinery
 import logging
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -18,7 +17,9 @@ from unittest.mock import MagicMock
 import torch
 from appfl.vsim import AsyncSimDriver, ClientProfile
 from omegaconf import OmegaConf
-from simulators_task import BATCH, COHORT, EPOCHS, LR, UPDATES, data, done, tested
+from simulated import BATCH, COHORT, EPOCHS, LR, UPDATES, data, done, tested
+
+from fastagg.timing import Stopwatch
 
 SETTINGS = {"staleness_fn": "constant", "alpha": 1.0, "K": 5, "optimize_memory": False}
 
@@ -41,7 +42,7 @@ def agents() -> Any:
 
 def federation(folder: Path, digits: Any) -> tuple[Any, list[Any]]:
     """Return APPFL's server and its clients."""
-    (folder / "net.py").write_text("from simulators_task import model\n\n\ndef Net():\n    return model()\n")
+    (folder / "net.py").write_text("from simulated import model\n\n\ndef Net():\n    return model()\n")
     (folder / "metric.py").write_text("def accuracy(y_true, y_pred):\n    return (y_pred.argmax(1) == y_true).mean()\n")
     trainer = {
         "mode": "epoch", "num_local_epochs": EPOCHS, "optim": "SGD", "optim_args": {"lr": LR},
@@ -78,6 +79,6 @@ if __name__ == "__main__":
         profiles = {client.get_id(): ClientProfile(compute_factor=1.0 + n % 3) for n, client in enumerate(clients)}
         gc.freeze()  # APPFL collects garbage when a client gets a model, too: now only over what the run itself makes
         driver = AsyncSimDriver(server, clients, profiles, COHORT, logging.getLogger("vsim"), base_step_time=0.01)
-        begun = time.perf_counter()
+        watch = Stopwatch()
         driver.run()
-        done(time.perf_counter() - begun, UPDATES, tested(server.model, digits.test))
+        done(watch.total, UPDATES, tested(server.model, digits.test))

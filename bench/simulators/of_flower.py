@@ -1,11 +1,10 @@
-"""One run of Flower's simulation engine with its FedAvg, an actor on each core: python bench/simulators_flower.py
+"""One run of Flower's simulation engine with its FedAvg, an actor on each core.
 
 The clock begins when a tenth of the rounds is over, because Ray's actors start and load the data in the first ones.
 """
 
 from __future__ import annotations
 
-import time
 from functools import cache
 from typing import Any
 
@@ -15,7 +14,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from simulators_task import COHORT, EVERY, ROUNDS, data, done, model, tested, train
+from simulated import COHORT, EVERY, ROUNDS, data, done, model, tested, train
+
+from fastagg.timing import Stopwatch
 
 CLIENTS = len(data().clients)
 WARM = ROUNDS // 10
@@ -42,14 +43,14 @@ def fit(message: Message, context: Context) -> Message:
 @server.main()
 def serve(grid: Grid, context: Context) -> None:
     digits, net = loaded()
-    ended: dict[int, float] = {}
+    watch, ended = Stopwatch(), dict[int, float]()
     losses: list[float] = []
 
     def test(number: int, arrays: ArrayRecord) -> MetricRecord:
         if number % EVERY == 0:
             net.load_state_dict(arrays.to_torch_state_dict())
             losses.append(tested(net, digits.test))
-        ended[number] = time.perf_counter()
+        ended[number] = watch.total
         return MetricRecord({"loss": losses[-1]})
 
     strategy = FedAvg(fraction_train=COHORT / CLIENTS, fraction_evaluate=0.0, min_available_nodes=CLIENTS)
@@ -58,7 +59,7 @@ def serve(grid: Grid, context: Context) -> None:
 
 
 if __name__ == "__main__":
-    import simulators_flower  # under the name by which Ray's workers find its functions
+    import of_flower  # under the name by which Ray's workers find its functions
 
-    apps = simulators_flower.server, simulators_flower.client
+    apps = of_flower.server, of_flower.client
     run_simulation(*apps, CLIENTS, backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}})

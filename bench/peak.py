@@ -1,0 +1,61 @@
+"""How much a candidate's memory grows while it runs, in models, alone in a process: python bench/peak.py CASE CANDIDATE
+
+Memory that others freed could be used again unnoticed, so each is measured in a process of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import subprocess
+import sys
+from pathlib import Path
+
+
+def alone(case: str, candidate: str) -> float | None:
+    """Return the growth at the peak; None where the system does not tell it."""
+    if not Path("/proc/self/clear_refs").exists():
+        return None
+    done = subprocess.run([sys.executable, __file__, case, candidate], check=True, stdout=subprocess.PIPE, text=True)
+    return float(done.stdout.splitlines()[-1])
+
+
+def main(case: str, candidate: str) -> None:
+    """Print the growth from before a call to its peak, in models: the most of three calls."""
+    import checkout  # noqa: F401
+    from cases import CASES
+    from problem import Problem
+
+    size = CASES[case].sizes[0]
+    built = next(one for one in CASES[case].candidates() if one.name == candidate).build(Problem(size))
+    most = 0
+    for _ in range(3):
+        if built.before is not None:
+            built.before()
+        before = at_rest()
+        forget_peak()
+        built.run()
+        most = max(most, resident("VmHWM") - before)
+    print(most / (4 * size))
+
+
+def at_rest() -> int:
+    """Return the resident bytes after all freed memory was given back."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return resident("VmRSS")
+
+
+def resident(field: str) -> int:
+    """Return this process's resident bytes: ``VmRSS`` is the current value, ``VmHWM`` the peak since forget_peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def forget_peak() -> None:
+    """Reset the peak."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
