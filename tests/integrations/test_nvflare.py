@@ -12,6 +12,7 @@ import sys
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -146,6 +147,33 @@ def test_a_reply_that_is_not_finite_leaves_those_beside_it(full: bool) -> None:
             assert result.metrics == {"accuracy": pytest.approx(np.mean(counted))}
             found.append(result.params["w"])
         assert all(np.array_equal(found[0], other) for other in found)
+
+
+def test_replies_from_many_threads_and_from_the_disk(tmp_path: Path) -> None:
+    """As FLARE's ``enable_tensor_disk_offload`` has them: references to files."""
+    from nvflare.app_opt.pt.lazy_tensor_dict import LazyTensorDict
+    from safetensors.torch import save_file
+
+    names, aggregator = [f"site-{n}" for n in range(24)], Aggregator("FedAvg")
+    model = {"w": torch.zeros(5000), "b": torch.zeros(3)}
+    for name in names:
+        aggregator.sent(name, FLModel(ParamsType.FULL, model, current_round=0))
+
+    def arrive(number: int) -> None:
+        file = str(tmp_path / f"{number}.safetensors")
+        save_file({name: value + number for name, value in model.items()}, file)
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        kept = LazyTensorDict({name: (file, name) for name in model}, str(folder))
+        params = {name: kept.make_lazy_ref(name) for name in model}
+        meta = {"client_name": names[number]}
+        aggregator.accept_model(FLModel(ParamsType.FULL, params, current_round=0, meta=meta))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(arrive, range(24)))
+    result = aggregator.aggregate_model().params
+    assert all(torch.allclose(result[name], torch.tensor(11.5)) for name in model)
+    assert len(aggregator._traffic.session.tally.by_client) == 24 and not list(tmp_path.glob("[0-9]/"))
 
 
 def test_metrics_and_torch_tensors_come_back() -> None:

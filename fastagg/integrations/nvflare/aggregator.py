@@ -143,16 +143,17 @@ class Aggregator(ModelAggregator):
             # A rule that makes its own steps makes none before all clients of the round have been sent their task.
             enough = self.at_once if self._traffic.server.direction.synchronous else math.inf
             if self._traffic.hold(client, model) >= enough:
-                outcome = self._add()[-1]
+                outcome = self._add().get(client)
                 if isinstance(outcome, FastaggError):
                     raise outcome
 
-    def _add(self) -> list[Outcome]:
+    def _add(self) -> dict[str, Outcome]:
+        """Add the replies that wait. Return what became of each, by client."""
         added = self._traffic.add()
         for one, outcome in added:
             if one.metrics and not isinstance(outcome, FastaggError):
                 self._metrics.add(filter_aggregatable_metrics(one.metrics), one.weight, one.client, one.number)
-        return [outcome for _, outcome in added]
+        return {one.client: outcome for one, outcome in added}
 
     def aggregate_model(self) -> FLModel:
         """End the round and return the whole new global model.

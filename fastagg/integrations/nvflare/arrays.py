@@ -36,9 +36,15 @@ def completed(arrays: object, sent: Mapping[str, Tensor], whole: bool) -> tuple[
         found = sorted(arrays)[:4] if isinstance(arrays, Mapping) else type(arrays).__name__
         raise ShapeMismatch(f"a reply without any of the model's arrays: {found}")
     missing = [name for name in sent if name not in arrays]
-    given = {name: _typed(name, value, sent.get(name)) for name, value in arrays.items()}
+    given = {name: _typed(name, _loaded(value), sent.get(name)) for name, value in arrays.items()}
     given.update({name: sent[name] if whole else torch.zeros_like(sent[name]) for name in missing})
     return given, missing
+
+
+def _loaded(value: Arrays) -> Arrays:
+    """An array that FLARE has put on the disk (``enable_tensor_disk_offload``), or the array itself."""
+    load = getattr(value, "materialize", None)
+    return load() if callable(load) else value
 
 
 def _typed(name: str, value: Arrays, sent: Tensor | None) -> Arrays:
