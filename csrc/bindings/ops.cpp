@@ -424,7 +424,16 @@ PyObject* step(const Arguments& given) {
   return perform_step(all, road, std::move(direction), optimizer, target);
 }
 
-const Rows& rows_of(PyObject* cache) { return *py::cast<const Rows*>(py::handle(cache).attr("native")); }
+py::object attribute(PyObject* of, PyObject* name) {
+  PyObject* const found = PyObject_GetAttr(of, name);
+  if (found == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(found);
+}
+
+Rows rows_of(PyObject* cache) {
+  static PyObject* const name = PyUnicode_InternFromString("native");
+  return *py::cast<const Rows*>(attribute(cache, name));
+}
 
 std::vector<std::pair<int64_t, float>> terms_of(PyObject* given) {
   std::vector<std::pair<int64_t, float>> found;
@@ -462,8 +471,8 @@ PyObject* cached_step(const Arguments& given) {
   direction.row.key = {0, key("arrival", given[6], any),
                        static_cast<uint32_t>(key("client", given[5], std::numeric_limits<uint32_t>::max()))};
   if (cache != nullptr) {
-    const Rows& rows = rows_of(cache);
-    const Rows& into = other == nullptr ? rows : rows_of(other);
+    const Rows rows = rows_of(cache);
+    const Rows into = other == nullptr ? rows : rows_of(other);
     all.keep(cache);
     if (other != nullptr) all.keep(other);
     if (rows.size != size)
@@ -485,7 +494,8 @@ PyObject* cached_step(const Arguments& given) {
     direction.row.format = rows.format;
     direction.row.read = rows.row(read);
     direction.row.write = into.row(write);
-    direction.row.key.seed = key("seed", py::object(py::handle(cache).attr("seed")).ptr(), any);
+    static PyObject* const seed = PyUnicode_InternFromString("seed");
+    direction.row.key.seed = key("seed", attribute(cache, seed).ptr(), any);
     for (const auto& [slot, weight] : terms) sum.terms.push_back({rows.row(slot), weight});
   }
   direction.kind = acc == nullptr ? kMean : kCalibrated;
