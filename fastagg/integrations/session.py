@@ -16,10 +16,9 @@ from fastagg.errors import FastaggError
 from fastagg.integrations.evaluation import Ended, Evaluation, Found
 from fastagg.integrations.failures import Failures
 from fastagg.integrations.goals import Best, Stop, Watch
-from fastagg.integrations.replies import Reply, take
 from fastagg.integrations.trackers import Given, Trackers, numeric
 from fastagg.server import checkpoint
-from fastagg.server.dispatch import Dispatch, Receipt
+from fastagg.server.dispatch import Receipt
 from fastagg.server.server import Outcome, Server
 
 OnVersion = Callable[[int, dict[str, float], Arrays], object]
@@ -112,7 +111,7 @@ class Row:
 class Session:
     """The state of a run.
 
-    The framework's adapter calls :meth:`take` or :meth:`failed` for every reply, :meth:`stepped` for every version and
+    The framework's adapter calls :meth:`note` or :meth:`failed` for every reply, :meth:`stepped` for every version and
     sometimes :meth:`settle`, which returns the versions whose metrics are complete. When :attr:`over` is set, it says
     why the run ends. A permanent problem raises :class:`fastagg.RunFailed`.
 
@@ -147,19 +146,6 @@ class Session:
         self._rows: dict[int, dict[str, float]] = {}  # by version, without the metrics of its evaluation
 
     # -- replies -------------------------------------------------------------------------------------------------
-
-    def take(self, answers: Sequence[tuple[Hashable, Dispatch, Reply]]) -> list[Outcome]:
-        """Take replies. Return for each its receipt, or the error that refused it, which counts as a failure.
-
-        Args:
-            answers: for each the sender (as the framework names it), its task, and the reply.
-
-        Raises:
-            RunFailed: too many replies were refused.
-        """
-        outcomes = take(self.server, [(task, reply) for _, task, reply in answers])
-        self.note([client for client, _, _ in answers], outcomes)
-        return outcomes
 
     def note(self, clients: Sequence[Hashable], outcomes: Sequence[Outcome]) -> None:
         """Note what became of the clients' replies.

@@ -9,6 +9,8 @@ import pytest
 
 import fastagg
 from fastagg.integrations import replies
+from fastagg.integrations.session import Session
+from fastagg.server.dispatch import Dispatch
 from fastagg.server.server import Outcome
 
 Event = tuple[Any, int, Any, Any]  # client, version it trained from, update, weight
@@ -27,6 +29,11 @@ def listen(heard: Callable[[fastagg.Server, Event], object], patch: pytest.Monke
         return outcomes
 
     (patch or pytest.MonkeyPatch()).setattr(replies, "add", add)
+
+
+def answered(session: Session, answers: Sequence[tuple[Any, Dispatch, replies.Reply]]) -> None:
+    """What an adapter does with clients' replies to their tasks."""
+    session.note([client for client, _, _ in answers], replies.take(session.server, [one[1:] for one in answers]))
 
 
 def play(server: fastagg.Server, events: Sequence[Event], rounds: bool = False) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from replay import answered
 
 import fastagg
 from fastagg.integrations.evaluation import Evaluation
@@ -191,7 +192,7 @@ def run(settings: Settings, values: list[float], clock: Clock | None = None) -> 
     rows = session.settle(wait=True)
     while session.over is None and server.version + 1 < len(values):
         task = server.dispatch("a")
-        session.take([("a", task, Reply({n: t + 0.1 for n, t in task.params.items()}))])
+        answered(session, [("a", task, Reply({n: t + 0.1 for n, t in task.params.items()}))])
         session.stepped({"loss": 1.0})
         rows += session.settle(wait=True)
         if clock is not None:
@@ -268,7 +269,7 @@ def test_receiving_goes_on_while_a_version_is_evaluated() -> None:
     assert began.wait(30)
     for _ in range(2):
         task = server.dispatch("a")
-        session.take([("a", task, Reply({n: t + 1 for n, t in task.params.items()}))])
+        answered(session, [("a", task, Reply({n: t + 1 for n, t in task.params.items()}))])
         session.stepped()
         assert session.settle() == [], "version 0 is not done, and rows keep their order"
     assert server.version == 2
@@ -337,8 +338,8 @@ def test_counts_and_a_resumption() -> None:
     session = make()
     tasks = {name: server.dispatch(name) for name in "abc"}
     good = {n: t + 1 for n, t in MODEL.items()}
-    session.take([("a", tasks["a"], Reply(good)), ("b", tasks["b"], Reply({**good, "w": torch.ones(2)}))])
-    session.take([("c", tasks["c"], Reply(good))])
+    answered(session, [("a", tasks["a"], Reply(good)), ("b", tasks["b"], Reply({**good, "w": torch.ones(2)}))])
+    answered(session, [("c", tasks["c"], Reply(good))])
     session.failed("b", "it left")
     session.stepped()
     session.settle(wait=True)
@@ -365,6 +366,6 @@ def test_a_permanent_refusal_ends_a_run_and_changes_nothing() -> None:
     with pytest.raises(fastagg.RunFailed, match=r"6 failures in a row.*this server takes updates of kind 'gradient'"):
         for _ in range(10):
             tasks = [server.dispatch(client) for client in (0, 1)]
-            session.take([(task.client, task, Reply(MODEL)) for task in tasks])
+            answered(session, [(task.client, task, Reply(MODEL)) for task in tasks])
     assert server.version == 0 and session.tally.refused == {"ConfigError": 6}
     session.close()

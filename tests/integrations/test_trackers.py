@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from replay import answered
 
 import fastagg
 from fastagg.integrations import trackers
@@ -84,7 +85,7 @@ def test_a_session_tells_its_trackers_by_version() -> None:
     session = Session(server, Settings(trackers=kept), lambda version, model: {"accuracy": version / 10})
     session.stepped()
     task = server.dispatch("a")
-    session.take([("a", task, Reply({"w": torch.ones(3)}))])
+    answered(session, [("a", task, Reply({"w": torch.ones(3)}))])
     session.stepped({"loss": 2.0})
     session.settle(wait=True)
     session.clients_found(1, {"accuracy": 0.3})
