@@ -7,7 +7,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-needed = ["CMakeLists.txt", "cmake", "csrc", "fastagg", "pyproject.toml", "setup.py", "README.md", "LICENSE"]
+needed = ["CMakeLists.txt", "cmake", "csrc", "fastagg", "pyproject.toml", "setup.py", "README.md", "LICENSE", "bench"]
 listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *needed]
 names = subprocess.check_output(listed, text=True).split()
 with tarfile.open(sys.argv[1]) as archive:
