@@ -9,13 +9,13 @@ from typing import Any
 
 import atheris
 
-with atheris.instrument_imports(include=["fastagg.ops", "fastagg.storage", "fastagg.sim.config"]):
+with atheris.instrument_imports(include=["fastagg.ops", "fastagg.storage", "fastagg.sim.recipes.config"]):
     import numpy as np
     import torch
 
     import fastagg
     from fastagg import ops
-    from fastagg.sim import config
+    from fastagg.sim.recipes import config
 
 RECIPES = Path(fastagg.__file__).parent / "sim" / "recipes"
 SIZES = (0, 1, 7, 255, 256, 1024, 1025, 2500)

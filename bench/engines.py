@@ -20,9 +20,10 @@ from typing import Any
 import checkout  # noqa: F401
 import torch
 
-from fastagg.sim import config, engines
-from fastagg.sim.config import Config
-from fastagg.sim.simulation import Simulation
+from fastagg.sim import engines
+from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.recipes import config
+from fastagg.sim.recipes.config import Config
 from fastagg.timing import HostClock, Stopwatch
 
 Engine = tuple[str, int | None]  # its name and how many workers

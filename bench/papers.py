@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim import config, tables
 from fastagg.sim.data.sections import SECTIONS
-from fastagg.sim.simulation import Simulation
+from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.recipes import config, tables
 from fastagg.timing import Stopwatch
 
 TABLES = (
@@ -42,7 +42,7 @@ def changes(values: dict[str, object], device: str, folder: str) -> dict[str, ob
     return {**wanted, **({"data.dir": folder} if SECTIONS[data["name"]].needs else {})}
 
 
-def hours(cell: tables.Cell, device: str, folder: str) -> float:
+def hours(cell: tables.Place, device: str, folder: str) -> float:
     """Return the wall hours of one run, estimated from its first few client updates."""
     values = config.changed(cell.values, changes(cell.values, device, folder))
     simulation = Simulation(config.from_dict(values, cell.label))

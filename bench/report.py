@@ -224,7 +224,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     """Draw whole updates by the model's size: the best peer's time over fastagg's, a panel for each processor."""
     from matplotlib.figure import Figure
 
-    from fastagg.sim import style
+    from fastagg.sim.show import style
 
     names = sorted({row.processor for row in rows if row.case in ROWS})
     figure = Figure(figsize=(4.2 * max(1, len(names)), 3.4), layout="constrained")

@@ -42,6 +42,7 @@ ORDER = (
     ("fastagg",),  # all public names, when the first is asked for
     # Frameworks and the command line know the package as its users do. Nothing below imports them.
     ("quick", "facts"),
+    ("sim.seeds", "sim.section", "sim.functions"),
     ("sim", "integrations"),
     ("cli",),
     ("__main__",),
@@ -125,7 +126,7 @@ def graph() -> Graph:
     for module, other in (
         ("storage.cache", "ops.cached"),
         ("_build", "tuning"),
-        ("cli.runs", "sim.progress"),
+        ("cli.runs", "sim.show.progress"),
         ("tuning", "_native"),
     ):
         assert f"fastagg.{other}" in found[f"fastagg.{module}"]

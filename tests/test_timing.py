@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fastagg import timing
-from fastagg.sim.metrics import ACTIVITIES
+from fastagg.sim.one.metrics import ACTIVITIES
 
 
 class Ticks:

@@ -38,9 +38,9 @@ LARGE = MODELS[3][1]  # of images with four times the side
 
 def large(clients: int, seed: int) -> Any:
     """The digits at 32x32: every pixel 16 times."""
-    from fastagg.sim import build
     from fastagg.sim.data.federated import Samples
     from fastagg.sim.data.sections import SECTIONS
+    from fastagg.sim.one import build
 
     data = build.build_data(SECTIONS["digits"].model_validate({"name": "digits", "clients": clients}), seed)
 
@@ -52,7 +52,7 @@ def large(clients: int, seed: int) -> Any:
 
 def recipe(model: dict[str, object], uploads: int = UPLOADS, seed: int = 0, rate: float = 1.0) -> Any:
     """Return the recipe: 25 of 50 clients in flight, two epochs of batches of 50 on digits, a buffer of 5."""
-    from fastagg.sim import config
+    from fastagg.sim.recipes import config
 
     values = {
         "name": "whole",
@@ -70,7 +70,7 @@ def recipe(model: dict[str, object], uploads: int = UPLOADS, seed: int = 0, rate
 
 def plain(given: Any) -> float:
     """Do the same run with a plain loop. Return the final test loss."""
-    from fastagg.sim import build
+    from fastagg.sim.one import build
 
     data = build.build_data(given.data, given.seed)
     module = build.build_model(given.model, data, given.seed)
@@ -129,14 +129,14 @@ def plain(given: Any) -> float:
 
 
 def _simulated(given: Any) -> float:
-    from fastagg.sim.simulation import run
+    from fastagg.sim.one.run import run
 
     return float(run(given).rows[-1].loss)
 
 
 def _compared(recipes: list[Any]) -> float:
-    from fastagg.sim.compare import compare
-    from fastagg.sim.sweep import Cell
+    from fastagg.sim.many.compare import compare
+    from fastagg.sim.many.sweep import Cell
 
     rates = [one.algorithm.keywords["lr"] for one in recipes]
     cells = [Cell(one, folder=f"whole,algorithm.lr={rate}") for one, rate in zip(recipes, rates, strict=True)]

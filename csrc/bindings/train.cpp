@@ -1,4 +1,4 @@
-// Binds local training for fastagg/sim/fused.py.
+// Binds local training for fastagg/sim/clients/fused.py.
 #include <pybind11/stl.h>
 
 #include <array>

@@ -13,7 +13,7 @@ from fastagg.cli.base import command
 from fastagg.cli.screen import show
 
 if TYPE_CHECKING:
-    from fastagg.sim.advice import Advice
+    from fastagg.sim.many.advice import Advice
 
 RUNS = 130  # that a recommendation takes, about: how many rates are tried depends on what is found
 
@@ -39,12 +39,12 @@ def advise(
     Every rule that fits into the memory is tried. Takes about a minute.
     """
     from fastagg._build import usable_cores
-    from fastagg.sim.advice import advise as simulate
-    from fastagg.sim.progress import CountBar
+    from fastagg.sim.many.advice import advise as simulate
+    from fastagg.sim.show.progress import CellsBar
 
     alpha = float(skew) if skew.replace(".", "", 1).isdecimal() else skew
     try:
-        with CountBar(RUNS) as bar:
+        with CellsBar(RUNS, about=True) as bar:
             found = simulate(
                 clients, slow=slow, slow_share=slow_share, delays=delays, skew=alpha, data=data, parameters=parameters,
                 memory=memory, in_flight=in_flight, seed=seed, jobs=jobs or usable_cores(), watcher=bar,
@@ -122,7 +122,7 @@ def _print(found: Advice) -> None:
     from rich.filesize import decimal
 
     from fastagg.sheet import Sheet
-    from fastagg.sim import advice as facts
+    from fastagg.sim.many import advice as facts
 
     first, *others = found.ranked[:3]
     print("\n  ".join(["Use", first.line]), "\n  ".join(["Runners-up", *(one.line for one in others)]), sep="\n")

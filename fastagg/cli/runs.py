@@ -14,10 +14,10 @@ from fastagg.cli.base import command
 from fastagg.cli.screen import fail, listing, say, show
 
 if TYPE_CHECKING:
-    from fastagg.sim.findings import Findings
-    from fastagg.sim.result import Result
-    from fastagg.sim.sweep import Cell
-    from fastagg.sim.tables import Entry
+    from fastagg.sim.many.sweep import Cell
+    from fastagg.sim.one.result import Result
+    from fastagg.sim.recipes.tables import Entry
+    from fastagg.sim.show.findings import Findings
 
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of everything random; replaces the recipe's.")]
@@ -43,8 +43,8 @@ def demo(
     print("50 clients learn to read digits, synchronously and asynchronously:", file=sys.stderr)
     print("4 methods with 3 seeds each, about 15 seconds on two cores.", file=sys.stderr)
     from fastagg._build import usable_cores
-    from fastagg.sim.demo import SYNCHRONOUS, TITLE, configs
-    from fastagg.sim.sweep import Cell
+    from fastagg.sim.many.sweep import Cell
+    from fastagg.sim.recipes.demo import SYNCHRONOUS, TITLE, configs
 
     cells = [Cell(config) for config in configs(seed)]
     _compare(
@@ -90,11 +90,11 @@ def run(
     """
     from fastagg.integrations.trackers import parse
     from fastagg.sim import engines
-    from fastagg.sim.output import begun, check_folder
-    from fastagg.sim.progress import ProgressBar
+    from fastagg.sim.one.output import begun, check_folder
+    from fastagg.sim.one.run import run as simulate
     from fastagg.sim.recipes import load
-    from fastagg.sim.simulation import run as simulate
-    from fastagg.sim.style import check_format
+    from fastagg.sim.show.progress import ProgressBar
+    from fastagg.sim.show.style import check_format
 
     if resume and replace:
         fail("--resume goes on with the run in the folder, and --replace deletes it: give one of them")
@@ -153,8 +153,8 @@ def compare(
     Each run has a folder; tables and plots show all of them. Stopped at any moment, the same command
     goes on where it was.
     """
-    from fastagg.sim.config import parse_choices
-    from fastagg.sim.sweep import cells
+    from fastagg.sim.many.sweep import cells
+    from fastagg.sim.recipes.config import parse_choices
 
     given = dict(parse_choices(text) for text in changes or ())
     grid = {key: values for key, values in given.items() if len(values) > 1}
@@ -179,7 +179,7 @@ def recipes(
     With their runs, their data, their purpose.
     """
     from fastagg import _checks
-    from fastagg.sim.tables import catalogue
+    from fastagg.sim.recipes.tables import catalogue
 
     known = catalogue()
     if algorithm is not None:
@@ -213,7 +213,7 @@ def _like(
 
 
 def _changes(seed: int | None, data_dir: Path | None, changes: Sequence[str] | None) -> Plain:
-    from fastagg.sim.config import parse_change
+    from fastagg.sim.recipes.config import parse_change
 
     values = dict(parse_change(text) for text in changes or ())
     if seed is not None:
@@ -224,9 +224,9 @@ def _changes(seed: int | None, data_dir: Path | None, changes: Sequence[str] | N
 
 
 def _compare(cells: Sequence[Cell], out: Path, **settings: Foreign) -> None:
-    from fastagg.sim.compare import compare as run_all
-    from fastagg.sim.progress import CellsBar
-    from fastagg.sim.style import check_format
+    from fastagg.sim.many.compare import compare as run_all
+    from fastagg.sim.show.progress import CellsBar
+    from fastagg.sim.show.style import check_format
 
     check_format(settings["picture"])
     with CellsBar(len(cells)) as bar:
@@ -241,9 +241,9 @@ def _compare(cells: Sequence[Cell], out: Path, **settings: Foreign) -> None:
 
 
 def _show(result: Result, out: Path, picture: str) -> None:
-    from fastagg.sim import findings
-    from fastagg.sim.groups import grouped
-    from fastagg.sim.sweep import Cell
+    from fastagg.sim.many.groups import grouped
+    from fastagg.sim.many.sweep import Cell
+    from fastagg.sim.show import findings
 
     _tell(findings.find(grouped([(Cell(result.config), result)])))
     _say_where(out, [out / f"accuracy.{picture}"])

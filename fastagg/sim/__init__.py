@@ -3,18 +3,13 @@
     result = fastagg.sim.run("fadas-digits-large", {"algorithm.lr": 0.01}, out="runs/mine")
     result = fastagg.sim.run(config, data=FederatedData(...), model=lambda shape, classes: MyNet(classes))
 
-Modules, each with one job:
+Rooms:
 
-    config         a run as TOML           recipes/      the runs that come with the package
-    data/          who holds which samples  partition     Dirichlet label split
-    models         small networks           client        local training
-    clock          virtual time             delays        how long a client takes
-    version_delay  delays given in versions participation who trains next
-    schedule       which update arrives     simulation    the loop
-    engines/       where clients train      cells         the runs of a comparison
-    metrics        what is recorded         output        the run's folder
-    plots, report  pictures and tables      demo          ``fastagg demo``
-    advice         which rule to take
+    recipes/   a run, or a table of runs, as TOML      data/      who holds which samples
+    clock/     who trains when, in virtual time        models/    small networks
+    clients/   local training, functions of your own   engines/   where clients train
+    one/       one run: its parts, its loop, its folder
+    many/      comparisons, claims, advice             show/      progress, tables, pictures, pages
 
 Nothing below ``fastagg.sim`` (server, ops) imports it. Importing this package imports neither torch nor
 scikit-learn.
@@ -31,10 +26,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fastagg._types import Plain
-    from fastagg.sim.advice import advise as advise
-    from fastagg.sim.config import Config
     from fastagg.sim.data.federated import FederatedData
-    from fastagg.sim.result import Result
+    from fastagg.sim.many.advice import advise as advise
+    from fastagg.sim.one.result import Result
+    from fastagg.sim.recipes.config import Config
 
 from fastagg import _checks, _extras
 
@@ -46,7 +41,7 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         if name == "advise":
-            from fastagg.sim.advice import advise
+            from fastagg.sim.many.advice import advise
 
             return advise
         raise _checks.no_attribute(sys.modules[__name__], name)
@@ -69,7 +64,7 @@ def run(
         data: the federation. It replaces the config's ``data``.
         model: called with (shape, classes) of the data, returns the network. It replaces the config's ``model``.
         out: the run's folder. None writes nothing.
-        **settings: see :func:`fastagg.sim.simulation.run`.
+        **settings: see :func:`fastagg.sim.one.run.run`.
 
     Raises:
         ConfigError, DataError: an input is not as documented. Nothing has been written.
@@ -82,16 +77,16 @@ def run(
     """
     from fastagg import _checks
     from fastagg.errors import WrongArguments
-    from fastagg.sim import simulation
-    from fastagg.sim.config import full_keys
+    from fastagg.sim.one import run as runs
     from fastagg.sim.recipes import configured
+    from fastagg.sim.recipes.explain import full_keys
 
     for key, value in settings.items():
         if keys := full_keys(key):
             line = f"fastagg.sim.run(config, {{{keys[0]!r}: {value!r}}})"
             raise WrongArguments(f"run: unknown setting {key!r}; a recipe's keys are changed so: {line}")
 
-    return simulation.run(
+    return runs.run(
         configured(config, {} if changes is None else changes),
         None if out is None else _checks.path("out", out),
         data=data,

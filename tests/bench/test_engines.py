@@ -8,7 +8,7 @@ import pytest
 def test_every_model_trains_as_its_label_says() -> None:
     import engines
 
-    from fastagg.sim.simulation import Simulation
+    from fastagg.sim.one.simulation import Simulation
 
     for label, (model, fused, _) in engines.MODELS.items():
         simulation = Simulation(engines.recipe(model, fused))

@@ -12,9 +12,8 @@ from fastagg import _extras, cli, quick
 from fastagg.cli import screen
 from fastagg.cli.app import app
 from fastagg.sheet import Sheet
-from fastagg.sim import demo as demo_module
-from fastagg.sim import tables
-from fastagg.sim.recipes import names
+from fastagg.sim.recipes import demo as demo_module
+from fastagg.sim.recipes import names, tables
 
 RECIPE = """
 name = "mine"
@@ -277,7 +276,7 @@ def test_a_long_message_stays_on_one_line(recipe):
 
 def test_ctrl_c_ends_with_130_after_writing(recipe, tmp_path):
     program = (
-        "import signal, sys; from fastagg.sim import simulation as r; step = r.Simulation.step\n"
+        "import signal, sys; from fastagg.sim.one import simulation as r; step = r.Simulation.step\n"
         "def interrupted(self):\n"
         "    if self.uploads == 6: signal.raise_signal(signal.SIGINT)\n"
         "    return step(self)\n"

@@ -14,14 +14,14 @@ from fastagg.cli.screen import draw
 from fastagg.facts import facts
 from fastagg.quick import Measured
 from fastagg.sheet import Sheet
-from fastagg.sim import findings, sweep_tables
-from fastagg.sim.claims import Difference, Judged
-from fastagg.sim.groups import Group
-from fastagg.sim.metrics import ACTIVITIES, Row, summarise
+from fastagg.sim.many.claims import Difference, Judged
+from fastagg.sim.many.groups import Group
+from fastagg.sim.many.sweep import Paper
+from fastagg.sim.one.metrics import ACTIVITIES, Row, summarise
+from fastagg.sim.one.result import Result
 from fastagg.sim.recipes import load
-from fastagg.sim.result import Result
-from fastagg.sim.sweep import Paper
-from fastagg.sim.tables import Claim, catalogue
+from fastagg.sim.recipes.tables import Claim, catalogue
+from fastagg.sim.show import findings, sweep_tables
 
 
 def drawn(sheet: Sheet, width: int) -> str:

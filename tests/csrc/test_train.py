@@ -14,8 +14,8 @@ from torch.nn import functional
 from fastagg import build_info
 from fastagg._build import native, set_isa
 from fastagg.errors import ConfigError
+from fastagg.sim.clients.translate import Table, Untranslated
 from fastagg.sim.models import build
-from fastagg.sim.translate import Table, Untranslated
 
 pytestmark = pytest.mark.kernel
 

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("pydantic")  # the tables of the simulator
 
-from fastagg.sim import tables
+from fastagg.sim.recipes import tables
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "bench"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fastagg.sim.config import Config, from_toml
+from fastagg.sim.recipes.config import Config, from_toml
 
 TINY = """
 name = "tiny"

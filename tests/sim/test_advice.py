@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 import fastagg
 from fastagg import registry
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim import advice
-from fastagg.sim.cells import run_cells
-from fastagg.sim.claims import STUDENT
+from fastagg.sim.many import advice, rules
+from fastagg.sim.many.cells import run_cells
+from fastagg.sim.many.claims import STUDENT
 
 CLIENTS, FLIGHT = 20, 10
 
@@ -29,7 +29,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     few = {name: advice.RULES[name] for name in ("FedAvg", "FedBuff", "ACE")}
     middles = {name: rule.rates[len(rule.rates) // 2] for name, rule in few.items()}
     few = {name: replace(rule, rates=range(middles[name] - 1, middles[name] + 2)) for name, rule in few.items()}
-    monkeypatch.setattr(advice, "RULES", few)
+    for module in (advice, rules):
+        monkeypatch.setattr(module, "RULES", few)
     for name, value in {"UPLOADS": 100, "SEARCHERS": 1, "JUDGES": 3, "FINALISTS": 2}.items():
         monkeypatch.setattr(advice, name, value)
 
@@ -37,7 +38,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def tiny(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """One rule of them, and two seeds."""
-    monkeypatch.setattr(advice, "RULES", {"FedBuff": advice.RULES["FedBuff"]})
+    for module in (advice, rules):
+        monkeypatch.setattr(module, "RULES", {"FedBuff": advice.RULES["FedBuff"]})
     monkeypatch.setattr(advice, "JUDGES", 2)
 
 
@@ -160,7 +162,7 @@ def test_settings_are_scaled_to_all_clients(tiny: None, monkeypatch: pytest.Monk
 def test_what_does_not_fit_is_left_out(memory: str | None, cache: str | None, without: list[str], small: None) -> None:
     size, clients = 10_000_000, 500
     limit = math.inf if memory is None else advice.bytes_of("memory", memory)
-    fitting, left_out = advice._fitting(size, clients, 250, limit)
+    fitting, left_out = rules.fitting(size, clients, 250, limit)
     assert fitting.get("ACE") == cache and [name for name in left_out if name.startswith("ACE")] == without
     for name, needs in left_out.items():
         assert needs > limit, name

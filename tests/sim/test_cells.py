@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from fastagg.errors import ConfigError
-from fastagg.sim.cells import run_cells
-from fastagg.sim.simulation import Simulation, run
-from fastagg.sim.sweep import Cell
+from fastagg.sim.many.cells import run_cells
+from fastagg.sim.many.sweep import Cell
+from fastagg.sim.one.run import run
+from fastagg.sim.one.simulation import Simulation
 
 from .test_resume import Killed, same
 

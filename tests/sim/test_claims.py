@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from fastagg.errors import ConfigError
-from fastagg.sim import tables
-from fastagg.sim.claims import STUDENT, Judged, judged, paired
-from fastagg.sim.groups import grouped
-from fastagg.sim.plots import claims as figure
-from fastagg.sim.report import claims_table
-from fastagg.sim.result import Result
-from fastagg.sim.sweep import cells
+from fastagg.sim.many.claims import STUDENT, Judged, judged, paired
+from fastagg.sim.many.groups import grouped
+from fastagg.sim.many.sweep import cells
+from fastagg.sim.one.result import Result
+from fastagg.sim.recipes import tables
+from fastagg.sim.show.plots import claims as figure
+from fastagg.sim.show.report import claims_table
 
 TABLE = """
 title = "A small table"

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fastagg.sim.client import LocalTrainer, LocalWork, evaluate
+from fastagg.sim.clients.client import LocalTrainer, LocalWork, evaluate
 from fastagg.sim.data.federated import Samples
 from fastagg.sim.models import build
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastagg.sim.clock import VirtualClock
+from fastagg.sim.clock.clock import VirtualClock
 
 
 def drain(clock: VirtualClock) -> list:

@@ -3,7 +3,7 @@ import tomllib
 import pytest
 
 from fastagg.errors import ConfigError
-from fastagg.sim.config import from_toml, load, parse_change, to_toml
+from fastagg.sim.recipes.config import from_toml, load, parse_change, to_toml
 
 SYNTHETIC = {"data": {"name": "synthetic", "clients": 12}}
 

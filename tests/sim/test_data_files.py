@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from fastagg.errors import DataError
-from fastagg.sim.build import LOADERS, build_data
 from fastagg.sim.data import cifar, leaf, mnist, shakespeare
 from fastagg.sim.data.sections import SECTIONS
+from fastagg.sim.one.build import LOADERS, build_data
 
 from .fake_data import (
     IMAGES,

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim.build import build_data, build_model
-from fastagg.sim.config import Model, from_dict
 from fastagg.sim.data.sections import SECTIONS
-from fastagg.sim.simulation import run
+from fastagg.sim.one.build import build_data, build_model
+from fastagg.sim.one.run import run
+from fastagg.sim.recipes.config import from_dict
+from fastagg.sim.recipes.sections import Model
 
 from .fake_data import PAIRS, WORDS, save_pretrained, write_mrpc, write_newsgroups, write_rte, write_sst2
 

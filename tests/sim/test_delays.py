@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fastagg.errors import ConfigError
-from fastagg.sim.delays import (
+from fastagg.sim.clock.delays import (
     THREE_CLASS_TABLES,
     Exponential,
     Measured,

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastagg.errors import ConfigError
-from fastagg.sim.build import build_delays
-from fastagg.sim.delays import SIZE_TIED_TABLES, Exponential, SizeTied, Suspension, Transmission
-from fastagg.sim.simulation import Simulation, run
+from fastagg.sim.clock.delays import SIZE_TIED_TABLES, Exponential, SizeTied, Suspension, Transmission
+from fastagg.sim.one.build_clock import build_delays
+from fastagg.sim.one.run import run
+from fastagg.sim.one.simulation import Simulation
 
 
 class Nothing:

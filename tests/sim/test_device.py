@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from fastagg.errors import ConfigError
-from fastagg.sim.build import build_device
 from fastagg.sim.data.cifar import crop_and_flip
 from fastagg.sim.data.federated import FederatedData, Samples
+from fastagg.sim.one.build import build_device
+from fastagg.sim.one.run import run
 from fastagg.sim.seeds import generator
-from fastagg.sim.simulation import run
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim.devices import Speeds, Trace, read_trace
-from fastagg.sim.simulation import Simulation, run
+from fastagg.sim.clock.devices import Speeds, Trace, read_trace
+from fastagg.sim.one.run import run
+from fastagg.sim.one.simulation import Simulation
 
 
 def test_speeds_have_the_mean_that_is_asked_for_and_the_law_s_shape():

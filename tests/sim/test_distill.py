@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim import build
-from fastagg.sim.config import Config, from_dict
-from fastagg.sim.simulation import Simulation, run
+from fastagg.sim.one import build
+from fastagg.sim.one.run import run
+from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.recipes.config import Config, from_dict
 
 
 def config(**changes: Any) -> Config:
@@ -80,7 +81,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_resumes_bit_for_bit(tmp_path: Path) -> None:
-    from fastagg.sim import checkpoints
+    from fastagg.sim.one import checkpoints
 
     whole = Simulation(config())
     first = Simulation(config())

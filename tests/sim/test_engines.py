@@ -26,14 +26,15 @@ from fastagg.errors import ConfigError, MissingDependency, RunFailed
 from fastagg.model import Layout, ModelState
 from fastagg.server.dispatch import Dispatch
 from fastagg.sim import engines
-from fastagg.sim.cells import run_cells
-from fastagg.sim.config import to_toml
+from fastagg.sim.clock.schedule import Job
 from fastagg.sim.engines.ahead import Ahead, Remote
 from fastagg.sim.engines.pool import Pool
-from fastagg.sim.progress import NoProgress
-from fastagg.sim.schedule import Job
-from fastagg.sim.simulation import Simulation, run, torch_threads
-from fastagg.sim.sweep import Cell
+from fastagg.sim.many.cells import run_cells
+from fastagg.sim.many.sweep import Cell
+from fastagg.sim.one.run import run, torch_threads
+from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.recipes.config import to_toml
+from fastagg.sim.show.progress import NoProgress
 
 from .engine_models import deadly, failing
 from .test_resume import ALL, EVERY, GRADIENTS, Killed, KilledAt, same
@@ -211,6 +212,19 @@ def test_workers_that_cannot_begin_say_why(engine):
     ):
         with closing(Remote(engines.start(engine, 1, begin))) as remote, pytest.raises(RunFailed, match=message):
             remote.result(job, remote.submit(job))
+
+
+def unread():
+    return lambda task, weights: lambda: None
+
+
+def test_a_result_that_cannot_come_back_ends_the_run_by_name():
+    model = ModelState(torch.zeros(2), torch.zeros(0), [])
+    job = Job(7, 0, Dispatch(7, 0, None, None, Layout.of(torch.zeros(2)), model))
+    with closing(Remote(engines.start("pool", 1, unread))) as remote:
+        future = remote.submit(job)
+        with pytest.raises(RunFailed, match=r"3 workers died while they trained client 7 .* pickle"):
+            remote.result(job, future)
 
 
 def test_what_cannot_be_done_is_said_before_anything_runs(tiny, monkeypatch):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fastagg.sim import findings, sweep_tables
-from fastagg.sim.findings import factor, find, verdict
-from fastagg.sim.groups import Group, speedups
-from fastagg.sim.metrics import ACTIVITIES, Row, duration, seconds, summarise
-from fastagg.sim.result import Result
+from fastagg.sim.many.groups import Group, speedups
+from fastagg.sim.one.metrics import ACTIVITIES, Row, duration, seconds, summarise
+from fastagg.sim.one.result import Result
+from fastagg.sim.show import findings, sweep_tables
+from fastagg.sim.show.findings import factor, find, verdict
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 from stderr import said
 
 from fastagg.server import checkpoint
-from fastagg.sim.config import to_toml
-from fastagg.sim.simulation import run
+from fastagg.sim.one.run import run
+from fastagg.sim.recipes.config import to_toml
 
 from .test_resume import EVERY, Killed, KilledAt, same
 

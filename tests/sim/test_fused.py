@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from fastagg.sim.build import build_data
-from fastagg.sim.client import LocalTrainer
-from fastagg.sim.config import Config, from_dict
-from fastagg.sim.fused import FusedTrainer
-from fastagg.sim.simulation import Simulation, run
+from fastagg.sim.clients.client import LocalTrainer
+from fastagg.sim.clients.fused import FusedTrainer
+from fastagg.sim.one.build import build_data
+from fastagg.sim.one.run import run
+from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.recipes.config import Config, from_dict
 
 FEDBUFF = {"name": "FedBuff", "buffer_size": 3}
 

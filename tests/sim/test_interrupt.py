@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from fastagg.sim.interrupt import on_ctrl_c
+from fastagg.sim.one.interrupt import on_ctrl_c
 
 
 @pytest.fixture(autouse=True)

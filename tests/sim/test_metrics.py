@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastagg.sim.metrics import DelayStatistics, Row, last_evaluations, reaching, summarise
+from fastagg.sim.one.metrics import DelayStatistics, Row, last_evaluations, reaching, summarise
 
 
 def rows(*accuracies: float) -> list[Row]:

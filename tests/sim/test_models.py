@@ -3,11 +3,11 @@ import torch
 
 from fastagg import FedBuff
 from fastagg.errors import ConfigError
-from fastagg.sim.client import LocalTrainer, LocalWork, evaluate
-from fastagg.sim.config import WIDTHS, Model
+from fastagg.sim.clients.client import LocalTrainer, LocalWork, evaluate
 from fastagg.sim.data.federated import Samples, Text
 from fastagg.sim.data.shakespeare import Alphabet
 from fastagg.sim.models import PLAIN, build
+from fastagg.sim.recipes.sections import WIDTHS, Model
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import math
 import pytest
 
 from fastagg.errors import DataError
-from fastagg.sim.metrics import ClientRow, Row
-from fastagg.sim.output import read_rows, replace_file, rows_csv, summary_json, write_text
+from fastagg.sim.one.metrics import ClientRow, Row
+from fastagg.sim.one.output import read_rows, replace_file, rows_csv, summary_json, write_text
 
 
 def test_rows_read_back_to_the_same_bits(tmp_path):

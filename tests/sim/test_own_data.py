@@ -12,10 +12,10 @@ from torch import nn
 
 import fastagg.sim
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim.config import from_toml, to_toml
 from fastagg.sim.data import npz
 from fastagg.sim.data.federated import FederatedData, Samples
-from fastagg.sim.simulation import Simulation
+from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.recipes.config import from_toml, to_toml
 
 
 def federation(clients: int = 12, seed: int = 0) -> FederatedData:

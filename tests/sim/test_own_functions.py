@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from fastagg.errors import ConfigError
-from fastagg.sim.config import load
-from fastagg.sim.own import Own
-from fastagg.sim.progress import NoProgress
-from fastagg.sim.result import read
-from fastagg.sim.simulation import Simulation, run
+from fastagg.sim.clients.own import Own
+from fastagg.sim.one.result import read
+from fastagg.sim.one.run import run
+from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.recipes.config import load
+from fastagg.sim.show.progress import NoProgress
 
 FOLDER = Path(__file__).parents[2] / "examples" / "simulator_algorithms"
 PERSONAL = ("fedper", "fedrep", "ditto", "pfedme", "apfl")

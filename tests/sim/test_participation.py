@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fastagg.errors import ConfigError
-from fastagg.sim.participation import AllClients, Concurrency
+from fastagg.sim.clock.participation import AllClients, Concurrency
 
 
 def test_concurrency_keeps_exactly_m_c_distinct_clients_training():

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim.partition import dirichlet_split
+from fastagg.sim.data.partition import dirichlet_split
 
 
 @settings(max_examples=60, deadline=None)

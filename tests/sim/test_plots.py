@@ -3,11 +3,11 @@ import struct
 import pytest
 
 from fastagg.errors import ConfigError
-from fastagg.sim.metrics import Row
-from fastagg.sim.plots import accuracy_figure
-from fastagg.sim.result import Result
-from fastagg.sim.series import time_scale
-from fastagg.sim.style import check_format, look, marks, save
+from fastagg.sim.one.metrics import Row
+from fastagg.sim.one.result import Result
+from fastagg.sim.show.plots import accuracy_figure
+from fastagg.sim.show.series import time_scale
+from fastagg.sim.show.style import check_format, look, marks, save
 
 
 @pytest.fixture

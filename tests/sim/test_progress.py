@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 from stderr import said
 
-from fastagg.sim import progress
-from fastagg.sim.metrics import Row
-from fastagg.sim.progress import CellsBar, CountBar, ProgressBar
-from fastagg.sim.result import Result
-from fastagg.sim.sweep import Cell
+from fastagg.sim.many.sweep import Cell
+from fastagg.sim.one.metrics import Row
+from fastagg.sim.one.result import Result
+from fastagg.sim.show import progress
+from fastagg.sim.show.progress import CellsBar, ProgressBar
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_failed_run_is_said_in_one_line(tiny):
 def test_a_count_of_runs_that_is_only_about_known_never_claims_to_be_done(tiny, clock):
     console = Console(width=80, file=io.StringIO(), soft_wrap=True)
     done = Result(tiny(), [], {"final_accuracy": 0.5, "wall_seconds": {"total": 60.0}}, "10 s")
-    with CountBar(2, console) as bar:
+    with CellsBar(2, console, about=True) as bar:
         bar._bar._bar.get_time = lambda: clock[0]
         for cell in cells(tiny, 3):
             clock[0] += 31

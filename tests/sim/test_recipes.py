@@ -1,9 +1,8 @@
 import pytest
 
 from fastagg.errors import ConfigError
-from fastagg.sim import demo
-from fastagg.sim.config import to_toml
-from fastagg.sim.recipes import load, names
+from fastagg.sim.recipes import demo, load, names
+from fastagg.sim.recipes.config import to_toml
 
 
 def test_recipes_are_found_in_the_package():

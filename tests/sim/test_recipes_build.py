@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from fastagg.sim import recipes, tables
-from fastagg.sim.build import build_data, build_model
-from fastagg.sim.config import from_dict
+from fastagg.sim import recipes
+from fastagg.sim.one.build import build_data, build_model
+from fastagg.sim.recipes import tables
+from fastagg.sim.recipes.config import from_dict
 
 from .fake_data import write_everything, write_models
 
@@ -42,7 +43,7 @@ def worlds():
 
 @pytest.mark.parametrize(("data", "model"), worlds())
 def test_data_and_model_go_together(folder, data, model):
-    from fastagg.sim.config import Model
+    from fastagg.sim.recipes.sections import Model
 
     if data.name in TEXT:
         pytest.importorskip("transformers")

@@ -3,9 +3,9 @@ import io
 
 import pytest
 
-from fastagg.sim.report import COMPARISON_COLUMNS, comparison_csv, time_table
-from fastagg.sim.result import Result
-from fastagg.sim.sweep import Cell
+from fastagg.sim.many.sweep import Cell
+from fastagg.sim.one.result import Result
+from fastagg.sim.show.report import COMPARISON_COLUMNS, comparison_csv, time_table
 
 
 @pytest.fixture

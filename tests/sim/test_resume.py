@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from fastagg.errors import CheckpointError, ConfigError, DataError
 from fastagg.server import checkpoint
-from fastagg.sim import output
-from fastagg.sim.checkpoints import Checkpoints
-from fastagg.sim.config import to_toml
-from fastagg.sim.progress import NoProgress
-from fastagg.sim.simulation import Simulation, run
+from fastagg.sim.one import output
+from fastagg.sim.one.checkpoints import Checkpoints
+from fastagg.sim.one.run import run
+from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.recipes.config import to_toml
+from fastagg.sim.show.progress import NoProgress
 
 EVERY = {"run.checkpoint_every": 0.0}
 ALL = {"participation": {"rule": "all"}}

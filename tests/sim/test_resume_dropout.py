@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fastagg.sim import models
-from fastagg.sim.config import to_toml
-from fastagg.sim.simulation import run
+from fastagg.sim.one.run import run
+from fastagg.sim.recipes.config import to_toml
 
 from .fake_data import save_pretrained, write_rte
 from .test_resume import EVERY, GRADIENTS, Killed, KilledAt, same

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from fastagg.sim.delays import ThreeClass
-from fastagg.sim.simulation import Simulation, run
+from fastagg.sim.clock.delays import ThreeClass
+from fastagg.sim.one.run import run
+from fastagg.sim.one.simulation import Simulation
 
 ALL = {"participation": {"rule": "all"}}
 # Nobody is slow: with a full warm-up ACE would wait for them, longer than these runs last.

@@ -8,11 +8,13 @@ import torch
 
 import fastagg
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim.config import load
-from fastagg.sim.metrics import Row
-from fastagg.sim.output import rows_csv
-from fastagg.sim.progress import NoProgress
-from fastagg.sim.simulation import Simulation, run
+from fastagg.sim.one.metrics import Row
+from fastagg.sim.one.output import rows_csv
+from fastagg.sim.one.run import run
+from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.one.summary import summary
+from fastagg.sim.recipes.config import load
+from fastagg.sim.show.progress import NoProgress
 
 FADAS = {"algorithm": {"name": "FADAS", "lr": 0.01, "buffer_size": 3}}
 FEDASYNC = {"algorithm": {"name": "FedAsync", "alpha": 0.5, "policy": "polynomial", "a": 0.5}}
@@ -98,7 +100,7 @@ def test_rows_carry_the_delays_since_the_row_before(tiny):
             assert row.delay_max == max(recent)
             seen = row.uploads
     assert max(delays) > 0
-    assert simulation.summary("finished")["delay_max"] == max(delays)
+    assert summary(simulation, "finished")["delay_max"] == max(delays)
 
 
 def test_no_more_than_m_c_clients_train_at_once_and_time_never_goes_back(tiny):

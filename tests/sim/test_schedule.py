@@ -4,9 +4,10 @@ import torch
 
 from fastagg import FedAsync, FedBuff
 from fastagg.errors import ConfigError
-from fastagg.sim.schedule import VersionSchedule
-from fastagg.sim.simulation import Simulation, run
-from fastagg.sim.version_delay import ReplayedVersions, UniformVersions
+from fastagg.sim.clock.by_version import VersionSchedule
+from fastagg.sim.clock.version_delay import ReplayedVersions, UniformVersions
+from fastagg.sim.one.run import run
+from fastagg.sim.one.simulation import Simulation
 
 VERSION = {"participation": {"rule": "all"}, "run": {"uploads": 40}}
 

@@ -10,12 +10,12 @@ import time
 import pytest
 
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim import cells as cells_module
-from fastagg.sim.cells import run_cells
-from fastagg.sim.compare import compare
-from fastagg.sim.config import parse_choices
-from fastagg.sim.simulation import Simulation
-from fastagg.sim.sweep import Cell, cells
+from fastagg.sim.many import cells as cells_module
+from fastagg.sim.many.cells import run_cells
+from fastagg.sim.many.compare import compare
+from fastagg.sim.many.sweep import Cell, cells
+from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.recipes.config import parse_choices
 
 
 class Silent:
@@ -206,7 +206,7 @@ def test_tables_that_cannot_be_written_are_said(recipe, tmp_path, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fastagg.sim.sweep_tables.groups_csv", full)
+    monkeypatch.setattr("fastagg.sim.show.sweep_tables.groups_csv", full)
     with pytest.raises(DataError, match=r"cannot write results to .*No space left"):
         compare(cells([recipe], {}, {}, 1), tmp_path / "out", Silent())
     assert not list((tmp_path / "out").glob("*.partial"))

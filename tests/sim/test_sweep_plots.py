@@ -3,11 +3,11 @@ import itertools
 import numpy as np
 import pytest
 
-from fastagg.sim.groups import Group
-from fastagg.sim.metrics import Row
-from fastagg.sim.plots import curves, delay_tails, heat_map, lines_over_key, to_target
-from fastagg.sim.result import Result
-from fastagg.sim.series import MOST_LINES, few_lines, line_labels, mean_curve, tail
+from fastagg.sim.many.groups import Group
+from fastagg.sim.one.metrics import Row
+from fastagg.sim.one.result import Result
+from fastagg.sim.show.plots import curves, delay_tails, heat_map, lines_over_key, to_target
+from fastagg.sim.show.series import MOST_LINES, few_lines, line_labels, mean_curve, tail
 
 
 def rows(*points):

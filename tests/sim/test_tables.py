@@ -4,11 +4,11 @@ import pytest
 
 from fastagg.errors import ConfigError, DataError
 from fastagg.registry import presets
-from fastagg.sim import tables
-from fastagg.sim.build import build_distillation, build_server, check_clients, distils
-from fastagg.sim.config import from_dict
+from fastagg.sim.one.build import build_distillation, build_server, check_clients, distils
 from fastagg.sim.recipes import names as recipe_names
-from fastagg.sim.tables import Table, load, merge
+from fastagg.sim.recipes import tables
+from fastagg.sim.recipes.config import from_dict
+from fastagg.sim.recipes.tables import Table, load, merge
 
 BASE = """
 title = "A table"
@@ -198,7 +198,7 @@ def test_small_twins_need_no_files(name):
 
 
 def test_a_table_whose_data_is_absent_says_what_goes_where():
-    from fastagg.sim.simulation import run
+    from fastagg.sim.one.run import run
 
     cell = load("fadas-table2").cells[0]
     with pytest.raises(DataError, match=r"--data-dir.*train-.*parquet"):

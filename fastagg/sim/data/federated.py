@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fastagg.errors import DataError
-from fastagg.sim.partition import dirichlet_split
+from fastagg.sim.data.partition import dirichlet_split
 from fastagg.sim.seeds import generator
 
 # Takes a batch of inputs [B, *shape] and returns a changed batch. Random draws come from the generator.

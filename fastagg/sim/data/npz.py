@@ -64,13 +64,7 @@ def samples(
 def split(train: Samples, test: Samples, clients: int, alpha: float, seed: int, min_samples: int) -> FederatedData:
     """Split the training set by label. It determines the number of classes."""
     return split_by_label(
-        train,
-        test,
-        classes=int(train.y.max()) + 1,
-        clients=clients,
-        alpha=alpha,
-        min_samples=min_samples,
-        seed=seed,
+        train, test, classes=int(train.y.max()) + 1, clients=clients, alpha=alpha, min_samples=min_samples, seed=seed
     )
 
 

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from fastagg.errors import RunFailed
-from fastagg.sim.client import Update
+from fastagg.sim.clients.client import Update
+from fastagg.sim.clock.schedule import Job
 from fastagg.sim.engines.training import Errand, Work
 from fastagg.sim.engines.workers import Failure, Workers
-from fastagg.sim.schedule import Job
 
 Key = tuple[int, int]  # a client and the number of its dispatch
 InFlight = Callable[[], list[Job]]  # the jobs that are due later, the next first

@@ -26,12 +26,14 @@ from pathlib import Path
 
 from fastagg._build import set_num_threads, usable_cores
 from fastagg._types import Foreign
+from fastagg.errors import RunFailed
 from fastagg.sim.engines.workers import Begin, Board, Do, Failure, Sent, attempt, work
-from fastagg.sim.interrupt import without_ctrl_c
+from fastagg.sim.one.interrupt import without_ctrl_c
 
 # What every run imports sooner or later; torch's first optimizer imports torch._dynamo.
 PRELOAD = [
-    "fastagg.sim.simulation", "fastagg.sim.engines.training", "fastagg.sim.plots", "sklearn.datasets", "torch._dynamo",
+    "fastagg.sim.one.run", "fastagg.sim.engines.training", "fastagg.sim.show.plots", "sklearn.datasets",
+    "torch._dynamo",
 ]  # fmt: skip
 _MEMORY = Path("/dev/shm")
 
@@ -108,7 +110,10 @@ class Pool:
         self._guilty: list[Future[Sent]] = []
 
     def put(self, weights: Sent) -> Laid:
-        return Laid(lay(weights, f"{self._folder}/weights{next(self._numbers)}"))
+        try:
+            return Laid(lay(weights, f"{self._folder}/weights{next(self._numbers)}"))
+        except OSError as error:
+            raise RunFailed(f"weights for other processes cannot be written: {error}") from error
 
     def submit(self, task: Sent, weights: object = None) -> Future[Sent]:
         path = weights.path if isinstance(weights, Laid) else None
@@ -150,15 +155,19 @@ class Pool:
 
     def _read(self, seat: _Seat, found: Future[Sent], held: object, laid: Future[str]) -> None:
         """``held``: the weights, which stay until now."""
-        if laid.cancelled():
-            found.set_exception(BrokenProcessPool("the pool was closed"))
-        elif laid.exception() is not None:
-            if seat.guilty is laid:
-                self._guilty.append(found)
-            codes = [process.exitcode for process in seat.processes]
-            found.set_exception(BrokenProcessPool(f"its process ended with code {', '.join(map(str, codes))}"))
-        else:
-            found.set_result(take(laid.result()))
+        error = BrokenProcessPool("the pool was closed") if laid.cancelled() else laid.exception()
+        if isinstance(error, BrokenProcessPool) and not laid.cancelled():
+            codes = ", ".join(str(process.exitcode) for process in seat.processes)
+            error = BrokenProcessPool(f"its process ended with code {codes}")
+        if error is None:
+            try:
+                found.set_result(take(laid.result()))
+                return
+            except OSError as unread:
+                error = unread
+        if seat.guilty in (laid, None):  # nobody else: its process ended, or memory for its result did
+            self._guilty.append(found)
+        found.set_exception(error)
 
 
 def lay(value: Sent, path: str) -> str:

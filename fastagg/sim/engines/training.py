@@ -18,13 +18,13 @@ from torch import Tensor
 from fastagg.errors import ConfigError
 from fastagg.model import Layout, ModelState
 from fastagg.server.dispatch import Dispatch
-from fastagg.sim import build
-from fastagg.sim.client import LocalTrainer, Update
-from fastagg.sim.config import Config
+from fastagg.sim.clients.client import LocalTrainer, Update
+from fastagg.sim.clients.fused import FusedTrainer
+from fastagg.sim.clients.own import chosen
+from fastagg.sim.clock.schedule import Job
 from fastagg.sim.data.federated import FederatedData
-from fastagg.sim.fused import FusedTrainer
-from fastagg.sim.own import chosen
-from fastagg.sim.schedule import Job
+from fastagg.sim.one import build
+from fastagg.sim.recipes.config import Config
 
 Work = Callable[[Job], Update]
 

@@ -29,11 +29,7 @@ def cnn(shape: Sequence[int], classes: int, channels: Sequence[int] = (16, 32), 
     layers: list[nn.Module] = []
     for number, after in enumerate(channels):
         stride = 1 if number == 0 else 2
-        layers += [
-            nn.Conv2d(depth, after, 3, stride, padding=1, bias=norm == "none"),
-            *_norm(norm, after),
-            nn.ReLU(),
-        ]
+        layers += [nn.Conv2d(depth, after, 3, stride, padding=1, bias=norm == "none"), *_norm(norm, after), nn.ReLU()]
         height, width = -(-height // stride), -(-width // stride)
         depth = after
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(depth * height * width, classes))

@@ -8,7 +8,7 @@ from pathlib import Path
 from fastagg import _checks
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
-from fastagg.sim import config
+from fastagg.sim.recipes import config
 
 
 def names() -> list[str]:

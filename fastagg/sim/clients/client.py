@@ -1,0 +1,298 @@
+"""Local training: what a client does with the model it was sent, in real SGD steps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from fastagg._types import State
+from fastagg.clients import GradientDifference, add_proximal_gradient_
+from fastagg.sim.clients.translate import QUIET
+from fastagg.sim.data.federated import Samples, Score, batches
+from fastagg.sim.seeds import generator, integer
+
+# What a client sends: arrays by name, parameters' changes and new buffers; one vector if the model has no buffers.
+Update = dict[str, torch.Tensor] | torch.Tensor
+# Takes a batch's outputs and labels and returns the mean loss, with a gradient.
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+# Takes the outputs and labels of a whole set; a larger number is better.
+Metric = Callable[[torch.Tensor, torch.Tensor], float]
+
+
+class Task(Protocol):
+    """What ``fastagg.Server.dispatch`` returns, as far as a client needs it."""
+
+    @property
+    def views(self) -> Mapping[str, torch.Tensor]: ...
+
+    @property
+    def flat(self) -> torch.Tensor: ...
+
+    @property
+    def local_steps(self) -> int | None: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def control(self) -> torch.Tensor | None: ...
+
+    def state_dict(self) -> State: ...
+
+    def delta(self, trained: nn.Module) -> dict[str, torch.Tensor]: ...
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """SGD on a client: either ``epochs`` passes over its samples or ``steps`` mini-batches, the other None.
+
+    lr is the papers' eta_l. A task with ``local_steps`` (AsyncFedED's adaptive K) overrides both. ``mu`` > 0 adds
+    FedProx's proximal term, ``(mu/2)*|x - x_s|^2``, to the local loss. A client's ``number``-th dispatch trains with
+    ``lr * lr_decay**number``. ``optimizer`` "adamw" has torch's defaults beyond lr and weight decay.
+    """
+
+    lr: float
+    batch_size: int
+    epochs: int | None = None
+    steps: int | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    mu: float = 0.0
+    lr_decay: float = 1.0
+    optimizer: str = "sgd"
+    autocast: bool = False  # the forward pass in bf16, where torch.autocast does so
+
+    def steps_of(self, size: int, local_steps: int | None) -> int:
+        """How many mini-batches a client with ``size`` samples takes, told to take ``local_steps`` or nothing."""
+        if local_steps is not None:
+            return local_steps
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return self.epochs * -(-size // min(self.batch_size, size))
+
+    def batches(self, size: int, local_steps: int | None, rng: np.random.Generator) -> Iterator[np.ndarray]:
+        """Yield the indices of each mini-batch among a client's ``size`` samples. Every epoch has its own order."""
+        batch_size = min(self.batch_size, size)
+        per_epoch = -(-size // batch_size)
+        for step in range(self.steps_of(size, local_steps)):
+            start = (step % per_epoch) * batch_size
+            if start == 0:
+                order = rng.permutation(size)
+            yield order[start : start + batch_size]
+
+    def build_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        if self.optimizer == "adamw":
+            return torch.optim.AdamW(module.parameters(), lr=self.lr, weight_decay=self.weight_decay)
+        return torch.optim.SGD(module.parameters(), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+
+
+class Turn:
+    """One dispatch of a client, for those that train it.
+
+    Attributes:
+        client, number: who, and how often it was sent a model before.
+        version: the server's when it sent this one.
+        lr: the recipe's local learning rate, after its decay.
+        sent: the weights that were sent, by name. Do not write to them.
+        control: the server's control variate (FedAC), else None.
+    """
+
+    def __init__(
+        self, task: Task, client: int, number: int, work: LocalWork, seed: int, loss: Loss | None = None
+    ) -> None:
+        self.client, self.number = client, number
+        self.lr = work.lr * work.lr_decay**number
+        self._task, self._work, self._seed, self._passes = task, work, seed, 0
+        self._loss: Loss = cross_entropy if loss is None else loss
+
+    @property
+    def version(self) -> int:
+        return self._task.version
+
+    @property
+    def sent(self) -> Mapping[str, torch.Tensor]:
+        return self._task.views
+
+    @property
+    def control(self) -> torch.Tensor | None:
+        return self._task.control
+
+    def batches(self, data: Samples, steps: int | None = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the mini-batches of the recipe's epochs or steps, or of ``steps``. Another call draws others."""
+        key = (self.client, self.number, self._passes) if self._passes else (self.client, self.number)
+        self._passes += 1
+        rng = generator(self._seed, "batches", *key)
+        steps = self._task.local_steps if steps is None else steps
+        indices = map(torch.from_numpy, self._work.batches(len(data), steps, rng))
+        return batches(data, indices, self._seed, self.client, self.number)
+
+    def loss(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss of a batch, with its graph."""
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self._work.autocast):
+            return self._loss(model(x), y)
+
+    def descend(
+        self,
+        model: nn.Module,
+        data: Samples,
+        extra: Callable[[nn.Module], object] | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        """Take the recipe's local steps. ``extra(model)`` is called before each, and may change ``.grad``."""
+        optimizer = self._work.build_optimizer(model) if optimizer is None else optimizer
+        for group in optimizer.param_groups:
+            group["lr"] = self.lr
+        anchors = [self.sent[name] for name, _ in model.named_parameters()] if self._work.mu else []
+        for x, y in self.batches(data):
+            optimizer.zero_grad(set_to_none=True)
+            self.loss(model, x, y).backward()
+            if self._work.mu:
+                add_proximal_gradient_(model, anchors, self._work.mu)
+            if extra is not None:
+                extra(model)
+            optimizer.step()
+
+    def delta(self, model: nn.Module) -> dict[str, torch.Tensor]:
+        """Return the update of a model with new weights: parameters minus those that were sent, and its buffers."""
+        return self._task.delta(model)
+
+
+class LocalTrainer:
+    """Trains every client of a run on one shared module.
+
+    The batches of a dispatch, and what its layers draw (dropout), come from (seed, client, number) alone, so the order
+    in which clients are trained does not change any result.
+    """
+
+    def __init__(self, module: nn.Module, work: LocalWork, seed: int, loss: Loss | None = None) -> None:
+        self._module = module
+        self._work = work
+        self._seed = seed
+        self._optimizer = work.build_optimizer(module)
+        self._loss = loss
+        # Of a layer that is not known to draw nothing it cannot be known.
+        self._draws = any(type(layer) not in QUIET for layer in module.modules())
+
+    def turn(self, task: Task, client: int, number: int) -> Turn:
+        return Turn(task, client, number, self._work, self._seed, self._loss)
+
+    def train(self, task: Task, samples: Samples, client: int, number: int) -> Update:
+        """Train from ``task.views`` on ``samples`` and return the update in the form ``Server.receive`` takes."""
+        module = self._module
+        module.load_state_dict(task.views)
+        module.train()
+        # Momentum belongs to one dispatch: the next client starts without the last one's.
+        self._optimizer.state.clear()
+        with self._own_draws(client, number):
+            self.turn(task, client, number).descend(module, samples, optimizer=self._optimizer)
+        return task.delta(module)
+
+    def gradient(self, task: Task, samples: Samples, client: int, number: int) -> Update:
+        """Return the mini-batch gradient at ``task.views`` (weight decay included), and the buffers of that pass.
+
+        It is what one step of ``train`` from there divides by ``-lr``, without the rounding of the two models.
+        """
+        module = self._module
+        module.load_state_dict(task.views)
+        module.train()
+        turn = self.turn(task, client, number)
+        x, y = next(turn.batches(samples, 1))
+        module.zero_grad(set_to_none=True)
+        with self._own_draws(client, number):
+            turn.loss(module, x, y).backward()
+        update = dict(task.delta(module))
+        for name, parameter in module.named_parameters():
+            start = parameter.detach()
+            gradient = torch.zeros_like(start) if parameter.grad is None else parameter.grad.detach()
+            update[name] = gradient.add(start, alpha=self._work.weight_decay)
+        return update
+
+    def _own_draws(self, client: int, number: int) -> AbstractContextManager[None]:
+        return seeded(self._module, self._seed, "layers", client, number) if self._draws else nullcontext()
+
+
+@contextmanager
+def seeded(module: nn.Module, seed: int, stream: str, client: int, number: int) -> Iterator[None]:
+    """Give torch's one generator a state that belongs to this dispatch, and its old one back afterwards."""
+    devices = {p.device for p in module.parameters() if p.device.type != "cpu"}
+    with torch.random.fork_rng(devices=list(devices)):
+        torch.manual_seed(integer(seed, stream, client, number))
+        yield
+
+
+class DifferenceSender:
+    """What the clients of ACE with client caches send: their gradient's change since the last one they sent."""
+
+    def __init__(self, parameters: Iterable[str]) -> None:
+        self._names = list(parameters)
+        self._clients: defaultdict[int, GradientDifference] = defaultdict(GradientDifference)
+
+    def difference(self, client: int, update: Update) -> Update:
+        """Return ``update``, a dict or a vector, with gradients replaced by their change; buffers stay as they are."""
+        if isinstance(update, torch.Tensor):
+            return self._clients[client].difference(update)
+        gradients = [update[name] for name in self._names]
+        change = self._clients[client].difference(torch.cat([g.reshape(-1) for g in gradients]))
+        pieces = change.split([g.numel() for g in gradients])
+        changes = {n: p.view_as(g) for n, p, g in zip(self._names, pieces, gradients, strict=True)}
+        return {**update, **changes}
+
+    def state_dict(self) -> dict[int, State]:
+        return {client: sender.state_dict() for client, sender in self._clients.items()}
+
+    def load_state_dict(self, state: dict[int, State]) -> None:
+        self._clients.clear()
+        for client, sent in state.items():
+            self._clients[client].load_state_dict(sent)
+
+
+def cross_entropy(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The mean over labels. Outputs are [batch, classes], or [batch, length, classes] if every token has a label."""
+    return nn.functional.cross_entropy(outputs.flatten(0, -2), y.flatten())
+
+
+def evaluate(
+    module: nn.Module,
+    params: Mapping[str, torch.Tensor],
+    test: Samples,
+    score: Score | None = None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
+) -> tuple[float, float]:
+    """Return accuracy (0..1) and mean cross-entropy of ``params`` loaded into ``module``, over ``test``.
+
+    ``score`` says them instead, where the data has one. ``metric`` replaces the accuracy, ``loss`` the cross-entropy.
+    """
+    module.load_state_dict(params)
+    return tested(module, test, score, loss, metric)
+
+
+def tested(
+    module: nn.Module, test: Samples, score: Score | None, loss: Loss | None, metric: Metric | None
+) -> tuple[float, float]:
+    """As :func:`evaluate`, of the weights that ``module`` has."""
+    module.eval()
+    correct, total, outputs = 0, 0.0, []
+    with torch.inference_mode():
+        if score is not None and metric is None and loss is None:
+            return score(module, test)
+        for x, y in zip(test.x.split(2048), test.y.split(2048), strict=True):
+            logits = module(x)
+            if metric is not None:
+                outputs.append(logits)
+            elif not y.is_floating_point():
+                correct += int((logits.argmax(dim=1) == y).sum())
+            if loss is None:
+                total += float(nn.functional.cross_entropy(logits, y, reduction="sum"))
+            else:
+                total += float(loss(logits, y)) * len(y)
+        found = correct / len(test) if metric is None else float(metric(torch.cat(outputs), test.y))
+    return found, total / len(test)

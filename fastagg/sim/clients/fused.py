@@ -1,0 +1,94 @@
+"""Local training without torch: all steps of a client are one call of the compiled extension (csrc/train).
+
+Any number of threads may train clients at once. The bits of an update depend neither on them nor on the processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fastagg._build import native
+from fastagg.sim.clients.client import LocalWork, Task, Update
+from fastagg.sim.clients.translate import Table, Untranslated
+from fastagg.sim.data.federated import Samples, batches
+from fastagg.sim.seeds import generator
+
+
+class FusedTrainer:
+    """Does what :class:`fastagg.sim.clients.client.LocalTrainer` does, up to rounding.
+
+    Raises:
+        Untranslated: torch must train these clients; the message says why.
+    """
+
+    def __init__(self, module: nn.Module, work: LocalWork, seed: int, clients: Sequence[Samples]) -> None:
+        if work.optimizer != "sgd":
+            raise Untranslated(f"the local optimizer is {work.optimizer}")
+        if work.autocast:
+            raise Untranslated("run.autocast is on")
+        for samples in clients:
+            if samples.x.device.type != "cpu":
+                raise Untranslated(f"clients train on {samples.x.device}")
+            if samples.x.dtype is not torch.float32 or samples.y.dtype is not torch.int64 or samples.y.dim() != 1:
+                raise Untranslated("samples are not fp32 with one label each")
+        self._work, self._seed = work, seed
+        self._layers = Table(module, clients[0].x.shape[1:])
+        parameters = dict(module.named_parameters())
+        buffers = dict(module.named_buffers())
+        self._sent = [(name, p.shape) for name, p in parameters.items()]
+        self._lengths = [p.numel() for p in parameters.values()]
+        statistics = {name: b for name, b in buffers.items() if b.is_floating_point()}
+        self._statistics = [(name, b.shape) for name, b in statistics.items()]
+        self._statistics_lengths = [b.numel() for b in statistics.values()]
+        self._counters = [name for name in buffers if name not in statistics]
+        self._table = native.Table(
+            shape=self._layers.shape, layers=self._layers.layers, squares=False, parameters=sum(self._lengths),
+            batch=min(work.batch_size, max(map(len, clients))), buffers=sum(self._statistics_lengths),
+        )  # fmt: skip
+
+    def train(self, task: Task, samples: Samples, client: int, number: int) -> Update:
+        """Train from ``task``'s model on ``samples`` and return the update in the form ``Server.receive`` takes."""
+        return self._run(task, samples, client, number, task.local_steps, gradient=False)
+
+    def gradient(self, task: Task, samples: Samples, client: int, number: int) -> Update:
+        """Return the mini-batch gradient at ``task``'s model (weight decay included), and the buffers of that pass."""
+        return self._run(task, samples, client, number, 1, gradient=True)
+
+    def _run(
+        self, task: Task, samples: Samples, client: int, number: int, steps: int | None, *, gradient: bool
+    ) -> Update:
+        work, rng = self._work, generator(self._seed, "batches", client, number)
+        plan = list(work.batches(len(samples), steps, rng))
+        index = np.concatenate(plan)
+        x, y = samples.x, samples.y
+        if samples.augment is not None:
+            drawn = list(batches(samples, map(torch.from_numpy, plan), self._seed, client, number))
+            x, y = (torch.cat(part) for part in zip(*drawn, strict=True))
+            index = np.arange(len(index))
+        x, y = x.contiguous(), y.contiguous()
+        flat, out = task.flat, torch.empty(sum(self._lengths))
+        statistics, counters = torch.empty(0), []
+        if self._statistics:
+            _, statistics, counters = task.state_dict()["model"]
+            statistics = statistics.clone()
+        self._table.train(
+            start=flat.data_ptr(), buffers=statistics.data_ptr(), x=x.data_ptr(), y=y.data_ptr(), samples=len(y),
+            squares=False, index=index.ctypes.data, lengths=[len(batch) for batch in plan],
+            lr=work.lr * work.lr_decay**number, momentum=work.momentum, weight_decay=work.weight_decay,
+            mu=0.0 if gradient else work.mu, correction=0, gradient=gradient, out=out.data_ptr(),
+        )  # fmt: skip
+        if not self._statistics:  # the server takes one vector as it is, and looks names up one by one
+            return out
+        sent = dict(_views(out, self._sent, self._lengths))
+        sent.update(_views(statistics, self._statistics, self._statistics_lengths))
+        sent.update((name, counter + len(plan)) for name, counter in zip(self._counters, counters, strict=True))
+        return sent
+
+
+def _views(flat: Tensor, names: Sequence[tuple[str, torch.Size]], lengths: list[int]) -> Iterator[tuple[str, Tensor]]:
+    for (name, shape), piece in zip(names, flat.split(lengths), strict=True):
+        yield name, piece.view(shape)

@@ -1,0 +1,164 @@
+"""Functions of your own in a run: training, loss, metric, what happens to updates on their way, personal models.
+
+A program passes them as ``run(config, own=Own(train=...))``; a recipe names them in ``[own]`` as "module:function".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastagg.errors import ConfigError
+from fastagg.model import Layout
+from fastagg.sim import functions
+from fastagg.sim.clients.client import LocalTrainer, LocalWork, Loss, Metric, Task, Turn, Update, seeded
+from fastagg.sim.data.federated import Samples
+from fastagg.sim.recipes import config as c
+
+
+@dataclass(frozen=True)
+class Own:
+    """Functions of your own. None: what the recipe says.
+
+    Attributes:
+        train: ``train(model, data, task, state) -> (update, state)``. ``model`` has the weights sent, ``data``
+            is the client's :class:`~fastagg.sim.data.federated.Samples`, ``task`` a
+            :class:`~fastagg.sim.clients.client.Turn`. ``state`` is what this client returned last, None at first:
+            numbers, text, tensors, and lists, tuples and dicts of them. It is copied, and saved with the run.
+            ``update`` is like ``task.delta(model)``. Parameters that it leaves out do not change, and cost no bytes.
+            Torch's random numbers are seeded. Clients train one after the other in the run's own process.
+        loss: ``loss(outputs, labels)``, the mean over a batch. Labels may then be fp32, too.
+        metric: ``metric(outputs, labels) -> float`` of a whole test set; more is better. It is recorded as accuracy.
+        change: ``change(update, task) -> update`` of every update on its way, a dict of arrays by name: for attacks,
+            noise and compression. It returns the update, or ``(update, bytes)``. Without bytes its size is that of its
+            arrays, which may be fp32, fp16, bf16 or sparse.
+        personal: ``personal(model, state)`` makes a client's own model of the server's, in place, before the client is
+            tested on its own samples. It is called for clients that have a state.
+    """
+
+    train: Callable[..., tuple[Any, Any]] | None = None
+    loss: Loss | None = None
+    metric: Metric | None = None
+    change: Callable[[dict[str, Tensor], Turn], Any] | None = None
+    personal: Callable[[nn.Module, Any], object] | None = None
+
+
+NAMES = tuple(field.name for field in fields(Own))
+
+
+def chosen(section: c.Own, given: Own | None) -> Own:
+    """Return the functions of a run: those of a program, and those that the recipe names. ConfigError without one."""
+    found: dict[str, Any] = {name: getattr(given, name) for name in NAMES} if given is not None else {}
+    for name in NAMES:
+        named = getattr(section, name)
+        if found.get(name) is None and named is not None:
+            if named == "given":
+                raise ConfigError(
+                    f"own.{name}: it is passed by a program: fastagg.sim.run(config, own=Own({name}=...))"
+                )
+            found[name] = functions.find(named, f"own.{name}")
+    if section.keywords:
+        if found.get("train") is None:
+            raise ConfigError("own.keywords are arguments of own.train, which is not given")
+        found["train"] = partial(found["train"], **section.keywords)
+    return Own(**found)
+
+
+class OwnTrainer(LocalTrainer):
+    """Has clients trained by ``own.train``.
+
+    Attributes:
+        states: what each client returned last.
+    """
+
+    def __init__(self, module: nn.Module, work: LocalWork, seed: int, own: Own) -> None:
+        super().__init__(module, work, seed, own.loss)
+        assert own.train is not None
+        self._train = own.train
+        self._trains = [parameter.requires_grad for parameter in module.parameters()]
+        self.states: dict[int, Any] = {}
+
+    def train(self, task: Task, samples: Samples, client: int, number: int) -> Update:
+        module = self._module
+        module.load_state_dict(task.views)
+        module.train()
+        turn = self.turn(task, client, number)
+        with seeded(module, self._seed, "layers", client, number):
+            found = self._train(module, samples, turn, self.states.get(client))
+        for parameter, trains in zip(module.parameters(), self._trains, strict=True):  # it may have frozen some
+            parameter.requires_grad_(trains)
+            parameter.grad = None
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise ConfigError(f"own.train: expected a pair (update, state), got a {type(found).__name__}")
+        update, state = found
+        self.states[client] = _kept(state)
+        return arrays(update, "own.train")
+
+    gradient = train
+
+
+def arrays(update: object, where: str) -> Update:
+    """Return an update without its graph. ConfigError unless it is a vector, or arrays by name."""
+    if isinstance(update, Tensor):
+        return update.detach()
+    if isinstance(update, Mapping) and all(isinstance(array, Tensor) for array in update.values()):
+        return {name: array.detach() for name, array in update.items()}
+    raise ConfigError(f"{where}: expected an update, a dict of tensors by name, got a {type(update).__name__}")
+
+
+def _kept(state: object) -> Any:
+    """A copy, so that nothing that is trained next changes it. ConfigError if it cannot be saved."""
+    if isinstance(state, Tensor):
+        return state.detach().clone()
+    if isinstance(state, Mapping):
+        return {_kept(key): _kept(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(map(_kept, state)) if type(state) in (list, tuple) else list(map(_kept, state))
+    if state is None or type(state) in (bool, int, float, str):
+        return state
+    raise ConfigError(
+        f"own.train: a state of {type(state).__name__} cannot be saved: use numbers, text, tensors, and lists, tuples "
+        "and dicts of them"
+    )
+
+
+class Way:
+    """The way of an update to the server: it is changed, measured, and made whole."""
+
+    def __init__(self, module: nn.Module, layout: Layout, work: LocalWork, seed: int, own: Own) -> None:
+        self._module, self._layout, self._work, self._seed, self._own = module, layout, work, seed, own
+        self._shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
+
+    def __call__(self, update: Update, task: Task, client: int, number: int) -> tuple[Update, int]:
+        """Return the update as the server takes it, and the bytes that it had on its way."""
+        size = None
+        if self._own.change is not None:
+            if isinstance(update, Tensor):
+                update = dict(self._layout.views(update, torch.empty(0), ()))
+            turn = Turn(task, client, number, self._work, self._seed, self._own.loss)
+            with seeded(self._module, self._seed, "change", client, number):
+                found = self._own.change(update, turn)
+            if isinstance(found, tuple):
+                found, size = found
+            update = arrays(found, "own.change")
+        if isinstance(update, Tensor):
+            return update, update.nbytes if size is None else int(size)
+        if size is None:
+            size = sum(map(_bytes, update.values()))
+        if any(array.is_sparse for array in update.values()) or not self._shapes.keys() <= update.keys():
+            dense = {name: array.to_dense() if array.is_sparse else array for name, array in update.items()}
+            blank = {name: torch.zeros(shape) for name, shape in self._shapes.items() if name not in dense}
+            update = {**dense, **blank}
+        return update, int(size)
+
+
+def _bytes(array: Tensor) -> int:
+    if not array.is_sparse:
+        return array.nbytes
+    array = array.coalesce()
+    return array.values().nbytes + array.indices().nbytes

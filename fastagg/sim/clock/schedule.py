@@ -1,0 +1,233 @@
+"""Decides which update arrives next, and what the server sends afterwards.
+
+A schedule gives the loop one ``Job`` at a time:
+
+    schedule.start()          the first dispatches
+    schedule.next_time()      when the next update arrives (changes nothing)
+    schedule.in_flight()      the jobs whose updates will arrive later, as far as they are known
+    job = schedule.next()     the update that arrives now; ``schedule.now`` is the virtual time
+    schedule.arrived(job)     after server.receive: the dispatches that follow from it
+
+    schedule.drop(clients)    these clients never answer again, not even the tasks that they are training
+
+``state_dict`` returns the schedule as plain data and tensors. A new schedule for the same config and the loaded server
+continues from it instead of calling ``start``.
+
+A Job holds the immutable snapshot that the client was sent. So it can be trained at any moment between its dispatch and
+its arrival (engines/ahead.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from fastagg._types import State
+from fastagg.server.dispatch import Dispatch
+from fastagg.sim.clock.clock import VirtualClock
+from fastagg.sim.clock.delays import DelayModel
+from fastagg.sim.clock.participation import Participation
+from fastagg.sim.seeds import generator
+
+if TYPE_CHECKING:
+    from fastagg.server.server import Server
+
+
+# How many local steps a client takes for its task.
+Steps = Callable[[int, Dispatch], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One dispatch: ``number`` counts the dispatches of ``client`` from 0 (it keys the client's random draws)."""
+
+    client: int
+    number: int
+    task: Dispatch
+
+    def state_dict(self) -> State:
+        return {"client": self.client, "number": self.number, "task": self.task.state_dict()}
+
+
+class Schedule(Protocol):
+    unit: str
+
+    @property
+    def now(self) -> float: ...
+
+    def start(self) -> None: ...
+
+    def in_flight(self) -> list[Job]: ...
+
+    def next_time(self) -> float: ...
+
+    def next(self) -> Job: ...
+
+    def arrived(self, job: Job) -> None: ...
+
+    def drop(self, clients: Collection[int]) -> None: ...
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> None: ...
+
+
+class TimedSchedule:
+    """Clients take virtual time. The delay model tells how long, and the participation rule tells who is next.
+
+    With ``at_flush`` the model is sent only when its version changes, to as many clients as have arrived since the last
+    change. Without it, a client that gets the model at once works on a version that is older by one, unless its arrival
+    flushed the buffer. So delays are larger by one without ``at_flush``.
+    """
+
+    def __init__(
+        self, server: Server, delays: DelayModel, participation: Participation, steps: Steps, *, at_flush: bool = False
+    ) -> None:
+        self.unit = delays.unit
+        self._steps = steps
+        self._at_flush = at_flush
+        self._owed: list[int] = []  # with ``at_flush``: the clients that have arrived since the version changed
+        self._sent = server.version
+        self._server = server
+        self._delays = delays
+        self._participation = participation
+        self._clock: VirtualClock[Job] = VirtualClock()
+        self._dispatches: Counter[int] = Counter()
+
+    @property
+    def now(self) -> float:
+        return self._clock.now
+
+    def in_flight(self) -> list[Job]:
+        """Return the jobs in training, in the order in which they will arrive."""
+        return self._clock.pending()
+
+    def start(self) -> None:
+        for client in self._participation.initial():
+            self._dispatch(client)
+
+    def next_time(self) -> float:
+        return self._clock.next_time()
+
+    def next(self) -> Job:
+        return self._clock.advance()
+
+    def arrived(self, job: Job) -> None:
+        self._owed.append(job.client)
+        if self._at_flush and self._server.version == self._sent and len(self._clock):
+            return
+        self._sent = self._server.version
+        for client in self._owed:
+            self._dispatch(self._participation.next(client))
+        self._owed.clear()
+
+    def drop(self, clients: Collection[int]) -> None:
+        lost = self._clock.remove(lambda job: job.client in clients)
+        for job in lost:
+            self._server.forget(job.client, job.task.version)  # nobody will answer it, so the server need not keep it
+        for client in self._participation.drop(clients, len(lost)):
+            self._dispatch(client)
+
+    def state_dict(self) -> State:
+        return {
+            "clock": self._clock.state_dict(Job.state_dict),
+            "owed": list(self._owed),
+            "sent": self._sent,
+            "dispatches": dict(self._dispatches),
+            "delays": self._delays.state_dict(),
+            "participation": self._participation.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self._clock.load_state_dict(state["clock"], lambda job: _job(job, self._server))
+        self._owed, self._sent = list(state["owed"]), state["sent"]
+        self._dispatches = Counter(state["dispatches"])
+        self._delays.load_state_dict(state["delays"])
+        self._participation.load_state_dict(state["participation"])
+
+    def _dispatch(self, client: int) -> None:
+        number = self._dispatches[client]
+        self._dispatches[client] += 1
+        task = self._server.dispatch(client)
+        duration = self._delays.duration(client, number, self._steps(client, task), self.now)
+        self._clock.schedule(duration, Job(client, number, task))
+
+
+class RoundSchedule:
+    """Synchronous rounds of ``per_round`` uniformly drawn clients. All are received when the slowest is done.
+
+    The next round starts at that moment. Clients are drawn from (seed, round), and durations as elsewhere from (seed,
+    client, number). So virtual times can be compared with those of an asynchronous run.
+    """
+
+    def __init__(
+        self, server: Server, delays: DelayModel, clients: int, per_round: int, seed: int, steps: Steps
+    ) -> None:
+        self.unit = delays.unit
+        self._steps = steps
+        self.now = 0.0
+        self._server = server
+        self._delays = delays
+        self._clients = clients
+        self._per_round = per_round
+        self._seed = seed
+        self._rounds = 0
+        self._gone: set[int] = set()
+        self._end = 0.0
+        self._waiting: deque[Job] = deque()
+        self._dispatches: Counter[int] = Counter()
+
+    def in_flight(self) -> list[Job]:
+        """Return the jobs of this round that were not received yet, in the order in which they will be."""
+        return list(self._waiting)
+
+    def start(self) -> None:
+        order = generator(self._seed, "round", self._rounds).permutation(self._clients)
+        drawn = [client for client in map(int, order) if client not in self._gone][: self._per_round]
+        self._rounds += 1
+        self._end = self.now
+        for client in drawn:
+            number = self._dispatches[client]
+            self._dispatches[client] += 1
+            task = self._server.dispatch(client)
+            duration = self._delays.duration(client, number, self._steps(client, task), self.now)
+            self._end = max(self._end, self.now + duration)
+            self._waiting.append(Job(client, number, task))
+
+    def next_time(self) -> float:
+        return self._end
+
+    def next(self) -> Job:
+        self.now = self._end
+        return self._waiting.popleft()
+
+    def arrived(self, job: Job) -> None:
+        if not self._waiting:
+            self.start()
+
+    def drop(self, clients: Collection[int]) -> None:
+        self._gone = set(clients)  # a round that has begun is finished, because the server would otherwise wait forever
+
+    def state_dict(self) -> State:
+        return {
+            "now": self.now,
+            "rounds": self._rounds,
+            "end": self._end,
+            "waiting": [job.state_dict() for job in self._waiting],
+            "dispatches": dict(self._dispatches),
+            "delays": self._delays.state_dict(),
+            "gone": sorted(self._gone),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self.now, self._rounds, self._end = state["now"], state["rounds"], state["end"]
+        self._waiting = deque(_job(job, self._server) for job in state["waiting"])
+        self._dispatches = Counter(state["dispatches"])
+        self._delays.load_state_dict(state["delays"])
+        self._gone = set(state["gone"])
+
+
+def _job(state: State, server: Server) -> Job:
+    return Job(state["client"], state["number"], Dispatch.from_state(state["task"], server.layout))

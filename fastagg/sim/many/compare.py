@@ -1,0 +1,117 @@
+"""Compares several runs: a folder for each, and tables and pictures of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from fastagg.errors import ConfigError, DataError
+from fastagg.sim import engines
+from fastagg.sim.many import claims
+from fastagg.sim.many.cells import Watcher, run_cells
+from fastagg.sim.many.groups import Group, grouped
+from fastagg.sim.many.sweep import Cell, check_folders, file_name
+from fastagg.sim.one import output
+from fastagg.sim.one.build import find_folder
+from fastagg.sim.one.result import Result
+from fastagg.sim.show import findings, pages, plots, report, series, style, sweep_tables
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The outcome of a comparison: ``groups`` of cells that ran, error messages of ``failed`` cells by name, and what
+    the runs showed (None if none ran)."""
+
+    groups: list[Group]
+    failed: dict[str, str]
+    pictures: list[Path]
+    findings: findings.Findings | None
+
+    @property
+    def results(self) -> list[Result]:
+        return [result for group in self.groups for result in group.results]
+
+
+def compare(
+    cells: Sequence[Cell],
+    out: Path,
+    watcher: Watcher,
+    *,
+    title: str = "",
+    jobs: int | None = None,
+    engine: engines.Name | None = None,
+    target: float | None = None,
+    baseline: str | None = None,
+    replace: bool = False,
+    picture: str = "png",
+    names: Sequence[str] = (),
+) -> Comparison:
+    """Run ``cells`` into ``out``, in ``jobs`` processes, then write tables and pictures of the cells that ran.
+
+    ``engine`` says where: "here", in this process; in a "pool" of processes; on "ray". None: "here" for one job (or
+    None), "pool" for more. With "pool" or "ray" and ``jobs`` None there are as many processes as cores.
+
+    ``names``: the recipes and tables that the cells come from. Tables may state claims (claims.md and a picture).
+
+    ``out`` gets comparison.csv (a line per run), table.csv and table.md (a line per group of seeds), report.html, and
+    pictures in the format ``picture``: target (who reaches the target when, beside a baseline), accuracy, delays, lines
+    for a grid over one key, heatmap for a grid over two.
+    A finished run of the same config in ``out`` is not repeated. A run of another config is replaced with ``replace``,
+    and otherwise is an error.
+
+    Errors before any run: ConfigError if two cells share a folder or ``baseline`` does not exist, DataError if an
+    unfinished cell has no data folder. DataError if ``out`` cannot be written.
+    """
+    check_folders(cells)
+    if baseline is not None and baseline not in {t for c in cells for t in (c.method, c.config.name, c.config.label)}:
+        known = ", ".join(dict.fromkeys(cell.method or cell.config.name for cell in cells))
+        raise ConfigError(f"no baseline {baseline!r} is compared here, known: {known}")
+    output.check_folder(out)
+    for cell in cells:
+        if not (out / cell.name / "summary.json").exists():
+            find_folder(cell.config.data)  # once here, instead of once for every cell
+    outcomes = run_cells(cells, out, jobs, watcher, replace, engine)
+    failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, str)}
+    ran = [(cell, result) for cell in cells if isinstance(result := outcomes.get(cell.name), Result)]
+    groups = grouped(ran)
+    pictures: list[Path] = []
+    shown = None
+    if groups:
+        judged = claims.judged(names, groups)
+        shown = findings.find(groups, judged, target, baseline)
+        try:
+            output.write_text(out / "comparison.csv", report.comparison_csv(ran))
+            output.write_text(out / "table.csv", sweep_tables.groups_csv(groups, target, baseline))
+            output.write_text(out / "table.md", sweep_tables.markdown(groups, target, baseline))
+            output.write_text(out / "report.html", pages.comparison_page(groups, shown, title, target))
+            pictures = _draw(groups, out, title, target, baseline, picture)
+            if judged:
+                output.write_text(out / "claims.md", report.claims_table(judged).markdown())
+                pictures.append(out / f"claims.{picture}")
+                style.save(plots.claims(judged, title), pictures[-1])
+        except OSError as error:
+            raise DataError(f"cannot write results to {out}: {error}") from error
+    return Comparison(groups, failed, pictures, shown)
+
+
+def _draw(
+    groups: list[Group], out: Path, title: str, target: float | None, baseline: str | None, picture: str
+) -> list[Path]:
+    labels = series.line_labels(groups)
+    figures: dict[str, Figure | None] = {"target": None}
+    if baseline is not None:
+        figures["target"] = plots.to_target(groups, labels, title, target, baseline)
+    for part, members in series.few_lines(groups).items():
+        heading = ": ".join(filter(None, (title, part)))
+        labels = series.line_labels(members)
+        figures[f"accuracy{f',{file_name(part)}' if part else ''}"] = plots.curves(members, labels, heading, target)
+    figures["delays"] = plots.delay_tails(groups)
+    figures["lines"] = plots.lines_over_key(groups)
+    figures["heatmap"] = plots.heat_map(groups)
+    drawn = {out / f"{name}.{picture}": figure for name, figure in figures.items() if figure is not None}
+    for path, figure in drawn.items():
+        style.save(figure, path)
+    return list(drawn)

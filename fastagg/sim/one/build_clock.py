@@ -1,0 +1,123 @@
+"""Makes what decides who trains when from a Config: delays, participation, schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fastagg.errors import ConfigError
+from fastagg.sim.clock.by_version import VersionSchedule
+from fastagg.sim.clock.delays import (
+    DelayModel,
+    Exponential,
+    Measured,
+    PerStep,
+    SizeTied,
+    Suspension,
+    ThreeClass,
+    Transmission,
+)
+from fastagg.sim.clock.devices import Speeds, Trace, read_trace
+from fastagg.sim.clock.participation import AllClients, Concurrency, Participation
+from fastagg.sim.clock.schedule import RoundSchedule, Schedule, TimedSchedule
+from fastagg.sim.clock.version_delay import (
+    ExponentialVersions,
+    ReplayedVersions,
+    UniformVersions,
+    VersionDelay,
+    read_delays,
+)
+from fastagg.sim.one.build import build_work, is_synchronous
+from fastagg.sim.recipes import delays as sections
+from fastagg.sim.recipes.config import Config
+from fastagg.sim.seeds import generator
+
+if TYPE_CHECKING:
+    from fastagg.server.dispatch import Dispatch
+    from fastagg.server.server import Server
+
+
+def build_schedule(config: Config, server: Server, sizes: Sequence[int]) -> Schedule:
+    """Return the schedule. ``sizes``: the number of samples of each client."""
+    delay, clients, seed = config.delay, config.data.clients, config.seed
+    if isinstance(delay, sections.VersionDelay):
+        return VersionSchedule(server, build_version_delay(delay, config), clients, seed)
+    delays = build_delays(config, sizes, server.layout.size)
+    work = build_work(config)
+
+    def steps(client: int, task: Dispatch) -> int:
+        return work.steps_of(sizes[client], task.local_steps)
+
+    if config.participation.rule == "round":
+        return RoundSchedule(server, delays, clients, config.algorithm.keywords["clients_per_round"], seed, steps)
+    participation: Participation = AllClients(clients)
+    if config.participation.concurrency is not None:
+        participation = Concurrency(clients, config.participation.concurrency, seed)
+    return TimedSchedule(server, delays, participation, steps, at_flush=delay.counting == "authors")
+
+
+def build_delays(config: Config, sizes: Sequence[int], parameters: int) -> DelayModel:
+    """Return the delay model. ``sizes``: the number of samples of each client."""
+    delay, seed, clients, size = config.delay, config.seed, len(sizes), 4 * parameters  # bytes, fp32
+    assert isinstance(delay, sections.TimedDelay)
+    if isinstance(delay, sections.ThreeClassDelay):
+        delays: DelayModel = ThreeClass(clients, seed, delay.table, delay.gamma, delay.counts)
+    elif isinstance(delay, sections.SizeTiedDelay):
+        delays = SizeTied(sizes, seed, delay.table, delay.gamma)
+    elif isinstance(delay, sections.DeviceDelay):
+        delays = Speeds(clients, seed, delay.mean, delay.law, delay.spread, delay.day, delay.night)
+    elif isinstance(delay, sections.MeasuredDelay):
+        delays = Measured(delay.times, clients, seed)
+    elif isinstance(delay, sections.TraceDelay):
+        delays = Trace(read_trace(find_file(delay.file, config), clients), size)
+    else:
+        assert isinstance(delay, sections.ExponentialDelay)
+        delays = Exponential(seed, delay.mean, clients, delay.spread)
+    if delay.steps is not None:
+        delays = PerStep(delays, delay.steps)
+    if delay.suspension:  # before the transmission: a hang is at most as long as the longest training
+        delays = Suspension(delays, seed, delay.suspension)
+    if delay.speed is not None or delay.up is not None:
+        down, up = (0.0 if speed is None else size / speed for speed in (delay.speed, delay.up))
+        delays = Transmission(delays, seed, down, delay.jitter, up, clients=clients, spread=delay.bandwidth_spread)
+    return delays
+
+
+def find_file(name: str, config: Config) -> Path:
+    """Return a file of delays: the path ``name``, or a file in the data's folder."""
+    path, folder = Path(name).expanduser(), getattr(config.data, "dir", None)
+    inside = path if folder is None else Path(folder).expanduser() / name
+    return inside if inside.is_file() and not path.is_file() else path
+
+
+def delay_classes(config: Config, sizes: Sequence[int]) -> np.ndarray | None:
+    """Return each client's class: 0 small, 1 medium, 2 large. None if the delays have no classes."""
+    delay = config.delay
+    if isinstance(delay, sections.ThreeClassDelay):
+        return ThreeClass(len(sizes), config.seed, delay.table, delay.gamma, delay.counts).classes
+    if isinstance(delay, sections.SizeTiedDelay):
+        return SizeTied(sizes, config.seed, delay.table, delay.gamma).classes
+    return None
+
+
+def lost_clients(config: Config) -> frozenset[int]:
+    """Return the clients that ``config.dropout`` removes. They are the same for every method with this seed."""
+    clients = config.data.clients
+    lost = round(config.dropout.share * clients)
+    left = config.algorithm.keywords["clients_per_round"] if is_synchronous(config.algorithm) else 1
+    if clients - lost < left:
+        raise ConfigError(f"dropout.share is {config.dropout.share}: of {clients} clients {left} must stay")
+    return frozenset(map(int, generator(config.seed, "dropout").permutation(clients)[:lost]))
+
+
+def build_version_delay(delay: sections.VersionDelay, config: Config) -> VersionDelay:
+    seed = config.seed
+    if delay.file is not None:
+        return ReplayedVersions(read_delays(find_file(delay.file, config), config.data.clients))
+    if delay.mean is not None:
+        return ExponentialVersions(seed, delay.mean)
+    assert delay.tau_max is not None
+    return UniformVersions(seed, delay.tau_max)

@@ -1,0 +1,292 @@
+"""One run, step by step: take the next arrival, train it, pass it to the server, evaluate."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, astuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from fastagg._types import State
+from fastagg.errors import CheckpointError, ConfigError
+from fastagg.rules.directions import Differences
+from fastagg.server.checkpoint import on_device
+from fastagg.sim import engines
+from fastagg.sim.clients.client import DifferenceSender, evaluate, tested
+from fastagg.sim.clients.own import Own, OwnTrainer, Way, chosen
+from fastagg.sim.data.federated import FederatedData
+from fastagg.sim.engines.ahead import Ahead, Here, Remote, Threads
+from fastagg.sim.engines.training import Plan, begin, pickled, work_of
+from fastagg.sim.one import build, build_clock
+from fastagg.sim.one.metrics import ACTIVITIES, LAST, ClientRow, DelayStatistics, Row, spread
+from fastagg.sim.recipes.config import Config, to_toml
+from fastagg.timing import Stopwatch
+
+_log = logging.getLogger("fastagg")
+
+AHEAD = 2**24  # parameters of updates that are trained before they are due
+
+Factory = Callable[..., nn.Module]  # called with the shape of an input and the number of classes
+
+
+class Simulation:
+    """All parts of one run, advanced one client update at a time."""
+
+    def __init__(
+        self,
+        config: Config,
+        data: FederatedData | None = None,
+        model: Factory | None = None,
+        engine: engines.Name = "here",
+        workers: int | None = None,
+        own: Own | None = None,
+    ) -> None:
+        """``data``, ``model`` and ``own`` replace those of ``config``: see :func:`given`. :meth:`close` ends the
+        workers."""
+        self.config = config
+        self.own = chosen(config.own, own)
+        if self.own.train is not None and (engine != "here" or workers not in (None, 1)):
+            why = "what clients keep is in the run's own process"
+            raise ConfigError(f'own.train needs engine "here" with one worker: {why}')
+        self.stopwatch = Stopwatch(ACTIVITIES)
+        with self.stopwatch.timing("setup"):
+            device = build.build_device(config.run.device)
+            engines.check_device(engine, device)
+            sent = [] if engine == "here" else pickled(data, model, own, engines.dumps(engine))
+            if data is None:
+                data = build.build_data(config.data, config.seed)
+            data, unlabelled = build.split_unlabelled(config, data)
+            data = data.held_out(config.run.client_test, config.seed)
+            self.data = data.to(device)
+            self.module = build.build_module(config, data, model, device)
+            distils = build.distils(config.algorithm)
+            distill = build.build_distillation(config, self.module, unlabelled) if distils else None
+            # The server copies the model it starts from, so the module is free for training.
+            count = len(self.data.clients)
+            self.server = build.build_server(config.algorithm, self.module, count, config.seed, distill)
+            self.trainer, self.by_torch = build.build_trainer(config, self.module, self.data, self.own)
+            if self.by_torch is not None:
+                _log.info("clients are trained by torch: %s", self.by_torch)
+            build.check_clients(config, self.server)
+            caches, names = isinstance(self.server.direction, Differences), dict(self.module.named_parameters())
+            self.differences = DifferenceSender(names) if caches else None
+            self._way = Way(self.module, self.server.layout, build.build_work(config), config.seed, self.own)
+            self._model_bytes = sum(array.nbytes for array in self.server.parameters().values())
+            sizes = [len(samples) for samples in self.data.clients]
+            self.schedule = build_clock.build_schedule(config, self.server, sizes)
+            self._lost = build_clock.lost_clients(config)
+            classes = build_clock.delay_classes(config, sizes)
+            self.classes = None if classes is None else np.bincount(classes, minlength=3).tolist()
+            self.slow = [] if classes is None else np.flatnonzero(classes == 2).tolist()
+            self.ahead = self._ahead(engine, workers, sent)
+        self.rows: list[Row] = []
+        self.uploads = self.bytes_up = self.bytes_down = 0
+        self.client_accuracy: list[float] = []  # at the last evaluation, if clients are tested
+        self.delays = DelayStatistics()
+        self._recent = DelayStatistics()
+        self.rounds = DelayStatistics()  # the largest delay among the updates of each server version
+        self.statistics = {"all": self.delays, "recent": self._recent, "rounds": self.rounds}
+        self.largest = 0  # largest delay since the version changed
+        self.dropped = False
+        self.client_uploads: Counter[int] = Counter()
+        self.warm_up = 0  # updates that were received before the first step and are not part of it
+        with self.stopwatch.timing("server"):
+            self.schedule.start()
+
+    def _ahead(self, engine: engines.Name, workers: int | None, sent: list[bytes]) -> Ahead | Here:
+        gradients = self.server.update_kind == "gradient"
+        most = AHEAD // max(1, self.server.layout.size)
+        if engine == "here":
+            work = work_of(self.trainer, self.data, gradients=gradients)
+            if workers in (None, 1):
+                return Here(work)
+            if self.by_torch is not None:
+                raise ConfigError(
+                    f"workers is {workers}, but torch trains this run's clients one at a time ({self.by_torch}): "
+                    'choose engine "pool" or "ray"'
+                )
+            return Ahead(Threads(work, workers), max(4 * workers, most))
+        crew = engines.start(engine, workers, begin, Plan(self.config, gradients, sent))
+        return Ahead(Remote(crew), max(4 * crew.count, most))
+
+    def close(self) -> None:
+        """End the workers, if there are any."""
+        self.ahead.close()
+
+    def _drop(self) -> None:
+        if self._lost and not self.dropped and self.done() >= self.config.dropout.after:
+            self.schedule.drop(self._lost)
+            self.ahead.forget(self._lost)
+            self.dropped = True
+
+    def step(self) -> bool:
+        """Receive the next update. Return whether the model changed. NonFiniteUpdate if training diverges."""
+        self._drop()
+        job, before = self.schedule.next(), self.server.version
+        samples = self.data.clients[job.client]
+        with self.stopwatch.timing("training"):
+            update = self.ahead.take(job, self.schedule.in_flight)
+            if self.differences is not None:
+                update = self.differences.difference(job.client, update)
+            update, size = self._way(update, job.task, job.client, job.number)
+        with self.stopwatch.timing("server"):
+            receipt = self.server.receive(job.client, update, version=job.task.version, num_samples=len(samples))
+            self.schedule.arrived(job)
+        with self.stopwatch.timing("training"):
+            self.ahead.look(self.schedule.in_flight)
+        self.uploads += 1
+        self.bytes_up += size
+        self.bytes_down += self._model_bytes + (0 if job.task.control is None else job.task.control.nbytes)
+        self.client_uploads[job.client] += 1
+        self.largest = max(self.largest, receipt.delay)
+        self.warm_up += receipt.version == 0
+        if receipt.version != before:
+            self.rounds.add(self.largest)
+            self.largest = 0
+        self.delays.add(receipt.delay)
+        self._recent.add(receipt.delay)
+        return receipt.applied
+
+    def evaluate(self) -> Row:
+        """Test the server's model and record a row."""
+        with self.stopwatch.timing("evaluation"):
+            accuracy, loss = evaluate(
+                self.module, self.server.parameters(), self.data.test, self.data.score, self.own.loss, self.own.metric
+            )
+            self.client_accuracy = self._by_client()
+        row = Row(
+            self.server.version,
+            self.schedule.now,
+            self.uploads,
+            accuracy,
+            loss,
+            self._recent.mean,
+            self._recent.maximum,
+            self.bytes_up,
+            self.bytes_down,
+            *(spread(self.client_accuracy) if self.client_accuracy else ()),
+        )
+        self.rows.append(row)
+        self._recent.clear()
+        return row
+
+    def _by_client(self) -> list[float]:
+        """Test every client on its own samples, if there are any, each with its personal model if it has one."""
+        found, own, states = [], self.own, getattr(self.trainer, "states", {})
+        for client, samples in enumerate(self.data.tests or ()):
+            personal = own.personal if (state := states.get(client)) is not None else None
+            if personal is not None:
+                with torch.no_grad():
+                    personal(self.module, state)
+            found.append(tested(self.module, samples, None, own.loss, own.metric)[0])
+            if personal is not None:
+                self.module.load_state_dict(self.server.parameters())
+        return found
+
+    def clients(self) -> list[ClientRow]:
+        """Return the lines of clients.csv."""
+        accuracies: Sequence[float | None] = self.client_accuracy or [None] * len(self.data.clients)
+        return [
+            ClientRow(client, len(samples), self.client_uploads[client], accuracy)
+            for client, (samples, accuracy) in enumerate(zip(self.data.clients, accuracies, strict=True))
+        ]
+
+    def due(self) -> bool:
+        """Return whether the version that was just made is to be tested."""
+        run = self.config.run
+        if self.server.version % run.evaluate_every == 0 or self.last_versions():
+            return True
+        every = run.evaluate_time
+        return every is not None and self.schedule.now // every > self.rows[-1].time // every
+
+    def done(self) -> float:
+        """Return the finished share of the run: 1.0 when a limit is reached."""
+        limits = self.config.run
+        shares = [0.0]
+        if limits.versions is not None:
+            shares.append(self.server.version / limits.versions)
+        if limits.uploads is not None:
+            shares.append(self.uploads / limits.uploads)
+        if limits.time is not None:
+            # Updates that would arrive after the end are not received.
+            shares.append(1.0 if self.schedule.next_time() > limits.time else self.schedule.now / limits.time)
+        return min(max(shares), 1.0)
+
+    def last_versions(self) -> bool:
+        """Return whether the run probably ends within the next ``LAST`` versions.
+
+        With a limit of uploads or time this is estimated from the versions so far. Time passes unevenly, so a
+        limit of time counts twice as many versions. Testing too many versions is better than testing too few.
+        """
+        limits, share, version = self.config.run, self.done(), self.server.version
+        if limits.versions is not None and limits.versions - version < LAST:
+            return True
+        if version == 0 or not 0 < share < 1 or (limits.uploads is None and limits.time is None):
+            return False
+        return version * (1 - share) / share < (LAST if limits.time is None else 2 * LAST)
+
+    def state_dict(self) -> State:
+        """Return the state needed to continue, as plain data and tensors.
+
+        It is the server's state, which ``fastagg.load`` reads, with the simulator's state under "run". Nothing is
+        copied, so write it to a file before the next step.
+        """
+        return {**self.server.state_dict(copy=False), "run": self._remembered()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Inverse of :meth:`state_dict`, for a simulation of the same config that has not begun.
+
+        CheckpointError if the state is damaged or belongs to another config. If it is damaged, do not use the
+        simulation any more.
+        """
+        server = dict(state)
+        run = server.pop("run")
+        if run["config"] != to_toml(self.config):
+            raise CheckpointError("the checkpoint is of another run than this config's")
+        self.server.load_state_dict(server)
+        try:
+            self._remember(on_device(run, self.server.device))
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
+
+    def _remembered(self) -> State:
+        distillation = self.server.distillation
+        return {
+            "config": to_toml(self.config),
+            "rows": [astuple(row) for row in self.rows],
+            "uploads": self.uploads,
+            "client_uploads": dict(self.client_uploads),
+            "client_accuracy": list(self.client_accuracy),
+            "states": dict(self.trainer.states) if isinstance(self.trainer, OwnTrainer) else {},
+            "bytes": [self.bytes_up, self.bytes_down],
+            "largest": self.largest,
+            "warm_up": self.warm_up,
+            "dropped": self.dropped,
+            "delays": {name: part.state_dict() for name, part in self.statistics.items()},
+            "differences": None if self.differences is None else self.differences.state_dict(),
+            "distillation": None if distillation is None else asdict(distillation),
+            "schedule": self.schedule.state_dict(),
+            "wall_seconds": self.stopwatch.split(),
+        }
+
+    def _remember(self, run: State) -> None:
+        self.rows[:] = [Row(*row) for row in run["rows"]]
+        self.uploads, self.largest, self.dropped = run["uploads"], run["largest"], run["dropped"]
+        self.warm_up = run["warm_up"]
+        self.client_uploads = Counter(run["client_uploads"])
+        self.client_accuracy = list(run["client_accuracy"])
+        self.bytes_up, self.bytes_down = run["bytes"]
+        if isinstance(self.trainer, OwnTrainer):
+            self.trainer.states = dict(run["states"])
+        for name, part in self.statistics.items():
+            part.load_state_dict(run["delays"][name])
+        if self.differences is not None:
+            self.differences.load_state_dict(run["differences"])
+        for name, value in (run["distillation"] or {}).items():
+            setattr(self.server.distillation, name, value)
+        self.schedule.load_state_dict(run["schedule"])
+        self.stopwatch.restore(run["wall_seconds"])

@@ -1,0 +1,205 @@
+"""The sections of a recipe: their keys, types and defaults. Data and delays have modules of their own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+
+from fastagg._types import Plain
+from fastagg.sim.data.sections import named_function
+from fastagg.sim.section import Section
+
+
+class Algorithm(Section):
+    """A preset of fastagg by name. Every other key is one of its keywords ("none" stands for Python's None)."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @property
+    def keywords(self) -> Plain:
+        extra = self.model_extra or {}
+        # TOML has no null, and presets use None for "off" (FADAS' delay_threshold).
+        return {key: None if value == "none" else value for key, value in extra.items()}
+
+
+# The default widths of the models. The keys are the models' names: see fastagg.sim.models.
+WIDTHS: dict[str, list[int]] = {
+    "logistic": [],
+    "mlp": [64],
+    "cnn": [16, 32],
+    "femnist-cnn": [32, 64],
+    "cifar-cnn": [64, 64, 384, 192],
+    "resnet18": [64, 128, 256, 512],
+    "lstm": [8, 256],
+    "transformer": [],
+}
+
+
+class Model(Section):
+    """``widths``: hidden layers of the mlp, channels of the CNNs, embedding and hidden size of the lstm.
+
+    ``norm`` is for the cnn. With ``lora_rank`` (transformer) clients train and send only low-rank adapters
+    and the classifier. For your own network use the name "module:function". The function is called with shape, classes
+    and ``keywords``. It is stored as name "function" and ``call``. "given" stands for a model passed to run().
+    """
+
+    name: Literal[
+        "logistic", "mlp", "cnn", "femnist-cnn", "cifar-cnn", "resnet18", "lstm", "transformer",
+        "function", "given",
+    ] = "mlp"  # fmt: skip
+    widths: list[PositiveInt] = Field(default=[64])
+    norm: Literal["batch", "group", "none"] = "batch"
+    call: str = ""
+    keywords: Plain = Field(default={})
+    lora_rank: PositiveInt | None = None
+    lora_alpha: PositiveFloat = 8.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_widths(cls, values: object) -> object:
+        values = named_function(values)
+        if not isinstance(values, dict) or "widths" in values:
+            return values
+        return {**values, "widths": WIDTHS.get(values.get("name", "mlp"), [])}
+
+
+class Client(Section):
+    """Local SGD: lr is eta_l. It runs ``epochs`` passes or ``steps`` mini-batches; the default is 1 epoch.
+
+    ``mu`` is the weight of FedProx's proximal term; 0 turns it off. A client's n-th dispatch (from 0) trains with
+    ``lr * lr_decay**n``.
+    """
+
+    lr: PositiveFloat
+    batch_size: PositiveInt = 50
+    epochs: PositiveInt | None = None
+    steps: PositiveInt | None = None
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    mu: float = Field(0.0, ge=0)
+    lr_decay: float = Field(1.0, gt=0, le=1)
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_amount_of_work(cls, values: object) -> object:
+        if not isinstance(values, dict):
+            return values
+        given = [key for key in ("epochs", "steps") if values.get(key) not in (None, "none")]
+        if len(given) == 2:
+            raise ValueError("give epochs or steps, not both")
+        return values if given else {**values, "epochs": 1}
+
+
+class Unlabelled(Section):
+    """Unlabelled data for FedEcho, from one source. At most ``samples`` of it are used.
+
+    ``share``: a part of the test set, which is then not used for testing. ``data``: the test images of another data set
+    in the folder ``dir`` (by default the data's own folder). ``path``: a folder of images, or an .npz, .npy, .pt file.
+    Images are resized to this task's size and standardised.
+    """
+
+    share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    data: Literal["mnist", "cifar10", "cifar100"] | None = None
+    dir: str | None = None
+    path: str | None = None
+    samples: PositiveInt = 2000
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Unlabelled:
+        if (self.share > 0) + (self.data is not None) + (self.path is not None) > 1:
+            raise ValueError("give one of share, data and path")
+        return self
+
+
+class Distill(Section):
+    """FedEcho's distillation, see fastagg.Distillation. ``alpha``: [least, most], or one number; ``clip_norm``: nu."""
+
+    alpha: float | list[float] = Field(default=[0.2, 0.8])
+    clip_norm: PositiveFloat | Literal["none"] = 5.0
+    lr: PositiveFloat = 3e-6
+    steps: PositiveInt | None = None
+    batch_size: PositiveInt = 128
+    keep_moments: bool = False
+
+
+class Own(Section):
+    """Your own functions, each named "module:function"; see sim.own.Own. "given" stands for one passed to run().
+
+    ``keywords`` are further arguments of ``train``.
+    """
+
+    train: str | None = None
+    loss: str | None = None
+    metric: str | None = None
+    change: str | None = None
+    personal: str | None = None
+    keywords: Plain = Field(default={})
+
+    @model_validator(mode="after")
+    def _names(self) -> Own:
+        for key in ("train", "loss", "metric", "change", "personal"):
+            name = getattr(self, key)
+            if name is not None and name != "given" and ":" not in name:
+                raise ValueError(f'{key}: expected "module:function", got {name!r}')
+        return self
+
+
+class Dropout(Section):
+    """After the part ``after`` of the run, ``share`` of the clients never answer again (ACE Figure 3)."""
+
+    share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    after: Annotated[float, Field(ge=0, lt=1)] = 0.5
+
+
+class Participation(Section):
+    """rule "concurrency" with M_c = ``concurrency`` clients training at once, "all", or "round".
+
+    "round" is for synchronous algorithms: a round has algorithm.clients_per_round clients.
+    """
+
+    rule: Literal["concurrency", "all", "round"] = "all"
+    concurrency: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _concurrency_where_it_counts(self) -> Participation:
+        if (self.rule == "concurrency") != (self.concurrency is not None):
+            raise ValueError('rule = "concurrency" needs the key concurrency, the other rules do not take it')
+        return self
+
+
+class Run(Section):
+    """The run stops at the first of ``versions`` (server updates), ``uploads`` (client updates) and ``time`` (virtual).
+
+    Evaluates every ``evaluate_every`` versions, at the start and at the end. ``target`` is a test accuracy.
+    The time when it is first reached is reported. ``torch_threads`` is for local training and
+    evaluation: small models are fastest with one. ``device`` ("cpu", "cuda", "cuda:1") is for data, training
+    and server. With ``evaluate_time`` the first version after each multiple of this virtual time is evaluated, too.
+    ``client_test`` is the share of each client's samples that it does not train on, but is tested on by itself.
+    ``checkpoint_every`` is in wall-clock seconds; 0 means after every client update. ``fused``: clients
+    train without torch if the model allows it. Otherwise summary.json says why. Results are the same, up to rounding.
+    ``autocast`` trains in bf16 with torch.autocast. ``channels_last`` uses the layout of images
+    that convolutions on a GPU prefer. Both are for the sizes in the papers.
+    """
+
+    versions: PositiveInt | None = None
+    uploads: PositiveInt | None = None
+    time: PositiveFloat | None = None
+    evaluate_every: PositiveInt = 10
+    evaluate_time: PositiveFloat | None = None
+    client_test: float = Field(0.0, ge=0, lt=1)
+    target: float = Field(0.9, gt=0, le=1)
+    torch_threads: PositiveInt = 1
+    device: str = "cpu"
+    checkpoint_every: float = Field(60.0, ge=0)
+    fused: bool = True
+    autocast: bool = False
+    channels_last: bool = False
+
+    @model_validator(mode="after")
+    def _some_end(self) -> Run:
+        if self.versions is None and self.uploads is None and self.time is None:
+            raise ValueError("give at least one of versions, uploads, time")
+        return self

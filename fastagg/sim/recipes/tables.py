@@ -1,0 +1,299 @@
+"""Tables and figures of the papers as data: several methods in several settings, with the paper's numbers.
+
+A table is a TOML file: ``NAME.toml`` in recipes/tables, or any other path:
+
+    title = "..."                      one line, for headings
+    source = "Wang et al. 2024, Table 2"
+    extends = "fadas-table2"           begin with that table, see below
+
+    [base]                             the keys that all cells share: a recipe without name, label, about
+    data = { name = "cifar10", clients = 50 }
+    ...
+
+    [methods.FADAS]                    a row: the keys of a recipe that this method changes
+    algorithm = { name = "FADAS", lr = 1e-4 }
+    client = { lr = 0.1 }
+
+    [methods.FADAS.at."Dir(0.3)"]      changes in one setting only
+    client = { lr = 0.03 }
+
+    not_at = ["Dir(0.1)"]              settings in which this method has no run
+
+    [settings."Dir(0.1)"]              a column: the keys of a recipe that this setting changes
+    data = { alpha = 0.1 }
+
+    [grid]                             instead of settings: every combination is a column
+    "data.alpha" = [0.1, 0.3]
+
+    [paper]                            what the paper reports
+    measure = "last5_accuracy_mean"    the entry of summary.json that its numbers are compared with
+    scale = 100                        its numbers are this entry times the scale
+    [paper.values.FADAS]
+    "Dir(0.1)" = [72.0, 0.94]          mean, and deviation if the paper gives it
+
+    [[claims]]                         what the table should show; see claims.py
+    text = "FADAS is above FedBuff"
+    better = ["FADAS", "Dir(0.1)"]     method and setting
+    worse = ["FedBuff", "Dir(0.1)"]
+    measure = "time_to_target"         an entry of summary.json; default: the last versions' accuracy
+    less = true                        smaller is better
+
+A cell combines base, then the method, then the setting, then the method's ``at``. Later ones replace earlier ones key
+by key. But a section with a ``name`` (in participation, a ``rule``) replaces the whole earlier section. A table without
+settings and grid has one column with an empty label.
+
+With ``extends`` the base is merged with the other table's base by the same rule. A method or setting with the same
+label replaces the other one completely, and others are added. ``only`` lists the methods to keep. A grid replaces
+settings and grid.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from pydantic import Field, PositiveFloat, ValidationError
+
+from fastagg._types import Plain
+from fastagg.errors import ConfigError
+from fastagg.sim import recipes
+from fastagg.sim.recipes import config
+from fastagg.sim.recipes.explain import explain
+from fastagg.sim.section import Section
+
+PACKAGE = "fastagg.sim.recipes"
+FOLDER = "tables"
+
+
+class _Paper(Section):
+    """The paper's own numbers: method -> setting -> [mean] or [mean, deviation]."""
+
+    measure: str = "last5_accuracy_mean"
+    scale: PositiveFloat = 100.0
+    values: dict[str, dict[str, list[float]]] = Field(default={})
+
+
+class _Claim(Section):
+    text: str
+    better: list[str] = Field(min_length=1, max_length=2)
+    worse: list[str] = Field(min_length=1, max_length=2)
+    measure: str = "last5_accuracy_mean"
+    scale: PositiveFloat = 100.0
+    less: bool = False
+
+
+class _File(Section):
+    title: str
+    source: str
+    extends: str | None = None
+    only: list[str] = Field(default=[])
+    base: Plain = Field(default={})
+    methods: dict[str, Plain] = Field(default={})
+    settings: dict[str, Plain] = Field(default={})
+    grid: dict[str, list[object]] = Field(default={})
+    paper: _Paper = _Paper()
+    claims: list[_Claim] = Field(default=[])
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The claim that ``better``, a method and a setting, is better than ``worse`` in ``measure`` (an entry of
+    summary.json times ``scale``). Larger is better, unless ``less``."""
+
+    text: str
+    better: tuple[str, str]
+    worse: tuple[str, str]
+    measure: str
+    scale: float
+    less: bool
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a table has a run: row and column, the recipe as a dict for ``config.from_dict``, the paper's numbers."""
+
+    method: str
+    setting: str
+    values: Plain
+    paper: tuple[float, ...]  # (), (mean,) or (mean, deviation)
+
+    @property
+    def label(self) -> str:
+        return f"{self.method}, {self.setting}" if self.setting else self.method
+
+
+@dataclass(frozen=True)
+class Table:
+    """A whole table: its cells, row by row. The module's docstring explains ``measure`` and ``scale``."""
+
+    name: str
+    title: str
+    measure: str
+    scale: float
+    cells: tuple[Place, ...]
+    claims: tuple[Claim, ...] = ()
+
+
+def names() -> list[str]:
+    """Return the names of the tables in the package, sorted."""
+    folder = files(PACKAGE).joinpath(FOLDER)
+    return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def is_table(name_or_path: str) -> bool:
+    """Return whether this is a table: one of the package, or a TOML file with methods. ConfigError if unreadable."""
+    return name_or_path in names() or (name_or_path.endswith(".toml") and "methods" in _parse(name_or_path))
+
+
+def load(name_or_path: str) -> Table:
+    """Return a table, given by its name in the package or by a path.
+
+    ConfigError if there is no such table, or a cell is not a valid recipe.
+    """
+    file, name = _read(name_or_path), Path(name_or_path).stem
+    cells = []
+    for method, own in file.methods.items():
+        for setting, shared in _columns(file).items():
+            if setting in own.get("not_at", []):
+                continue
+            changes = {key: value for key, value in own.items() if key not in ("at", "not_at")}
+            values = merge(merge(merge(file.base, changes), shared), own.get("at", {}).get(setting, {}))
+            label = f"{method}, {setting}" if setting else method
+            values |= {"name": _slug(name, method, setting), "label": label, "about": f"{file.title}."}
+            config.from_dict(values, f"{name}, {label}")
+            cells.append(Place(method, setting, values, tuple(file.paper.values.get(method, {}).get(setting, ()))))
+    sides = {(cell.method, cell.setting) for cell in cells}
+    claims = tuple(_claim(claim, sides, name) for claim in file.claims)
+    return Table(name, file.title, file.paper.measure, file.paper.scale, tuple(cells), claims)
+
+
+def _claim(claim: _Claim, sides: set[tuple[str, str]], where: str) -> Claim:
+    both = [(side[0], side[1] if len(side) > 1 else "") for side in (claim.better, claim.worse)]
+    for side in both:
+        if side not in sides:
+            raise ConfigError(
+                f"{where}: the claim {claim.text!r} is about {', '.join(side)}, which is not in the table"
+            )
+    return Claim(claim.text, both[0], both[1], claim.measure, claim.scale, claim.less)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What `fastagg recipes` prints about a recipe or a table.
+
+    Attributes:
+        name: the argument for `fastagg run` or `fastagg compare`.
+        runs: the number of runs; 1 for a recipe.
+        algorithms, data: the presets and data sets in it.
+        files: whether the data is in files, so that --data-dir is needed.
+        purpose: one line. For a table it names the paper's own table or figure.
+    """
+
+    name: str
+    runs: int
+    algorithms: tuple[str, ...]
+    data: tuple[str, ...]
+    files: bool
+    purpose: str
+
+
+def catalogue() -> list[Entry]:
+    """Return an entry for every recipe and then for every table of the package."""
+    entries = []
+    for name in recipes.names():
+        recipe = recipes.load(name)
+        entries.append(_entry(name, [recipe], recipe.about))
+    for name in names():
+        table = load(name)
+        entries.append(_entry(name, [config.from_dict(cell.values, name) for cell in table.cells], table.title))
+    return entries
+
+
+def _entry(name: str, configs: Sequence[config.Config], purpose: str) -> Entry:
+    algorithms = tuple(dict.fromkeys(c.algorithm.name for c in configs))
+    data = tuple(dict.fromkeys(c.data.name for c in configs))
+    files = any(c.data.needs for c in configs)
+    return Entry(name, len(configs), algorithms, data, files, purpose.replace("\n", " ").rstrip("."))
+
+
+def merge(below: Mapping[str, object], above: Mapping[str, object]) -> Plain:
+    """Merge ``above`` into ``below``, section by section. A section with a name or rule replaces the earlier one."""
+    merged = dict(deepcopy(below))
+    for key, value in above.items():
+        earlier = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(earlier, Mapping) and not value.keys() & {"name", "rule"}:
+            merged[key] = {**earlier, **deepcopy(dict(value))}
+        else:
+            merged[key] = deepcopy(value)
+    return merged
+
+
+def _columns(file: _File) -> dict[str, Plain]:
+    if not file.grid:
+        return file.settings or {"": {}}
+    columns = {}
+    for combination in itertools.product(*file.grid.values()):
+        changes: Plain = {}
+        for dotted, value in zip(file.grid, combination, strict=True):
+            section, _, key = dotted.partition(".")
+            changes.setdefault(section, {})[key] = value
+        label = ", ".join(f"{k.rpartition('.')[2]}={v}" for k, v in zip(file.grid, combination, strict=True))
+        columns[label] = changes
+    return columns
+
+
+def _read(name_or_path: str) -> _File:
+    values = _parse(name_or_path)
+    try:
+        file = _File.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"{name_or_path}: {explain(error, config.Config)}") from None
+    if file.grid and file.settings:
+        raise ConfigError(f"{name_or_path}: give settings or grid, not both")
+    if file.extends is not None:
+        file = _on_top(_read(file.extends), file)
+    if unknown := [method for method in file.only if method not in file.methods]:
+        raise ConfigError(f"{name_or_path}: only names unknown methods: {', '.join(unknown)}")
+    for method, own in file.methods.items():
+        if unknown := [label for label in [*own.get("at", {}), *own.get("not_at", [])] if label not in _columns(file)]:
+            raise ConfigError(f"{name_or_path}: {method} has changes at {', '.join(unknown)}, which is no setting")
+    return file
+
+
+def _on_top(below: _File, above: _File) -> _File:
+    methods = {**below.methods, **above.methods}
+    if above.only:
+        methods = {label: methods[label] for label in above.only if label in methods}
+    return above.model_copy(
+        update={
+            "base": merge(below.base, above.base),
+            "methods": methods,
+            "settings": {} if above.grid else {**below.settings, **above.settings},
+            "grid": above.grid or ({} if above.settings else below.grid),
+            "paper": above.paper if above.paper.model_fields_set else below.paper,
+        }
+    )
+
+
+def _parse(name_or_path: str) -> Plain:
+    try:
+        if name_or_path.endswith(".toml"):
+            return tomllib.loads(Path(name_or_path).expanduser().read_text(encoding="utf-8"))
+        if name_or_path not in names():
+            raise ConfigError(recipes.unknown(name_or_path, recipes.names(), names()))
+        return tomllib.loads(files(PACKAGE).joinpath(FOLDER, f"{name_or_path}.toml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the table {name_or_path}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name_or_path} is not valid TOML: {error}") from None
+
+
+def _slug(*parts: str) -> str:
+    """Return a folder name: letters, digits and single dashes."""
+    return ".".join(re.sub(r"[^A-Za-z0-9.]+", "-", part).strip("-.").lower() for part in parts if part)

@@ -1,0 +1,1 @@
+"""What a reader sees: progress, tables, sentences, pictures, pages."""

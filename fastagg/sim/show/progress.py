@@ -1,0 +1,178 @@
+"""The progress that a run shows: a bar, lines where there is no terminal, or nothing."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+from fastagg.integrations.trackers import Given, Trackers
+from fastagg.sim.one.metrics import Row, duration
+
+if TYPE_CHECKING:
+    from fastagg.sim.many.sweep import Cell
+    from fastagg.sim.one.result import Outcome
+
+
+EVERY = 30.0  # seconds between two lines where there is no terminal
+
+
+class Progress(Protocol):
+    def advanced(self, share: float) -> None: ...
+
+    def evaluated(self, row: Row) -> None: ...
+
+
+class NoProgress:
+    def advanced(self, share: float) -> None:
+        """Called for every client update with the share of the run that is done."""
+
+    def evaluated(self, row: Row) -> None:
+        """Called with every new row."""
+
+
+class Tracking:
+    """Sends every row to the trackers, and everything to ``progress``. As a context it closes the trackers at its
+    end."""
+
+    def __init__(self, progress: Progress, trackers: Given) -> None:
+        self._progress, self._trackers = progress, Trackers(trackers)
+
+    def __enter__(self) -> Tracking:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._trackers.close()
+
+    def advanced(self, share: float) -> None:
+        self._progress.advanced(share)
+
+    def evaluated(self, row: Row) -> None:
+        self._progress.evaluated(row)
+        self._trackers.log({key: value for key, value in asdict(row).items() if key != "version"}, row.version)
+
+
+class _Bar:
+    """A bar on stderr with how many of how many, the share, and the time that is left.
+
+    Without a terminal it is a line every :data:`EVERY` seconds, when there is something new.
+    """
+
+    def __init__(self, total: float, words: str, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self._bar = RichProgress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left:"),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            expand=True,
+            disable=not self.console.is_terminal,
+            speed_estimate_period=600,
+        )
+        self._task = self._bar.add_task(words, total=total)
+        self._drawn = self._told = time.monotonic()
+
+    def start(self) -> None:
+        self._bar.start()
+
+    def stop(self) -> None:
+        self._bar.stop()
+
+    def show(self, completed: float, words: str, *, now: bool = False) -> None:
+        """Draw what is done, ten times a second at most; with ``now`` at once.
+
+        An update of a tiny model takes a millisecond. Drawing each one would slow the run down.
+        """
+        clock = time.monotonic()
+        if not now and clock - self._drawn < 0.1:
+            return
+        self._drawn = clock
+        self._bar.update(self._task, completed=completed, description=words)
+        if not self.console.is_terminal and clock - self._told >= EVERY:
+            self._told = clock
+            task = self._bar.tasks[0]
+            left = "" if task.time_remaining is None else f", {duration(task.time_remaining, '1 s')} left"
+            self.console.print(f"{words}: {task.percentage:.0f}% after {duration(task.elapsed or 0, '1 s')}{left}")
+
+
+class ProgressBar:
+    """The progress of one run, with its latest accuracy."""
+
+    def __init__(self, label: str, console: Console | None = None) -> None:
+        self._bar, self._label, self._share = _Bar(1.0, label, console), label, 0.0
+
+    def __enter__(self) -> ProgressBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def advanced(self, share: float) -> None:
+        self._share = share
+        self._bar.show(share, self._label)
+
+    def evaluated(self, row: Row) -> None:
+        self._label = f"{self._label.partition(': version')[0]}: version {row.version}, accuracy {row.accuracy:.1%}"
+        self._bar.show(self._share, self._label)
+
+
+class CellsBar:
+    """The progress of all runs of a comparison, and a line for each run that ends.
+
+    With ``about`` it is not known how many there will be, and nobody needs to know more than how many are over.
+    """
+
+    def __init__(self, cells: int, console: Console | None = None, *, about: bool = False) -> None:
+        self._cells, self._about, self._over = cells, about, 0
+        self._shares: dict[str, float] = {}
+        self._bar = _Bar(cells, self._words(), console)
+
+    def __enter__(self) -> CellsBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def started(self, cell: Cell) -> None:
+        self._shares[cell.name] = 0.0
+        if not self._about:
+            self._show()
+
+    def advanced(self, cell: Cell, share: float) -> None:
+        self._shares[cell.name] = share
+        self._show(now=False)
+
+    def ended(self, cell: Cell, outcome: Outcome) -> None:
+        del self._shares[cell.name]
+        self._over += 1
+        if not self._about:
+            self._tell(cell, outcome)
+        self._show()
+
+    def _tell(self, cell: Cell, outcome: Outcome) -> None:
+        if isinstance(outcome, str):
+            text, style = f"{cell.name}: failed: {' '.join(outcome.split())}", "red"
+        else:
+            wall = outcome.summary["wall_seconds"]["total"]
+            text, style = f"{cell.name}: {outcome.summary['final_accuracy']:.1%}, {wall:.1f} s", None
+        self._bar.console.print(text, style=style, markup=False)
+
+    def _show(self, now: bool = True) -> None:
+        done = self._over + sum(self._shares.values())
+        self._bar.show(min(done, self._cells - 0.5) if self._about else done, self._words(), now=now)
+
+    def _words(self) -> str:
+        if self._about:
+            return f"{self._over} of about {self._cells} runs"
+        running = f", {len(self._shares)} running" if self._shares else ""
+        return f"{self._over} of {self._cells} runs{running}"

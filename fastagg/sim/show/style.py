@@ -1,0 +1,85 @@
+"""The style of all pictures, and how they are written. ``Figure`` without pyplot: no display and no global state.
+
+They are made for a paper: small type, at the size of print. Lines differ in colour, dashes and marker, so that they can
+be told apart in grey print.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+from PIL import Image  # matplotlib needs it, too
+
+from fastagg import _checks
+from fastagg._types import Plain
+from fastagg.page import COLOURS
+from fastagg.sim.one.output import replace_file
+
+FORMATS = ("png", "pdf", "svg")
+DASHES: tuple[str | tuple[int, tuple[float, ...]], ...] = ("-", (0, (5, 2)), (0, (5, 1.5, 1, 1.5)), (0, (1, 1.2)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DPI = 200  # of PNG
+TEXT = 9  # in points, at the width that the picture has in print
+GREY = "#777777"
+
+
+def check_format(name: str) -> str:
+    """Return ``name`` if it is a format for pictures. ConfigError otherwise."""
+    return _checks.one_of("--format", name, FORMATS)
+
+
+def look(number: int) -> Plain:
+    """Return the style of line ``number`` (from 0) of a picture: its colour, dashes and marker."""
+    dashes = DASHES[(number + 2 * (number // len(MARKERS))) % len(DASHES)]
+    line = {"color": COLOURS[number % len(COLOURS)], "linestyle": dashes, "linewidth": 1.3}
+    return {**line, "marker": MARKERS[number % len(MARKERS)], "markersize": 3.6, "markeredgewidth": 0.6,
+            "markeredgecolor": "white"}  # fmt: skip
+
+
+def marks(number: int, points: int, lines: int = 1) -> tuple[int, int]:
+    """Return which points of a line of ``points`` get a marker: about eight, at other places than on the next line."""
+    every = max(1, points // 8)
+    return (number * every // max(1, lines)) % every, every
+
+
+def tidy(axes: Axes) -> None:
+    """Set what all axes have in common."""
+    axes.grid(color="#e2e2e2", linewidth=0.5)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_linewidth(0.6)
+    axes.tick_params(labelsize=TEXT - 1, width=0.6, length=2.5)
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        label.set_fontsize(TEXT)
+
+
+def logarithmic(axes: Axes, which: str) -> None:
+    """Make the axis "x" or "y" logarithmic, with ordinary numbers such as 10, not powers of ten."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    # Without "mask" a line from zero would be drawn flat up to its second point.
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log", nonpositive="mask")
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write ``figure`` in the format of the path's suffix. The file is written completely or not at all."""
+    kind = path.suffix[1:]
+    if kind == "png":
+        replace_file(path, lambda temporary: _write_png(figure, temporary))
+    else:
+        replace_file(path, lambda temporary: figure.savefig(temporary, format=kind, dpi=DPI))
+
+
+def _write_png(figure: Figure, path: Path) -> None:
+    """Write the pixels of ``savefig``, in less time: savefig lays the text out twice, and compresses a channel of
+    transparency that no picture has."""
+    figure.set_dpi(DPI)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    pixels = np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[..., :3])
+    Image.fromarray(pixels).save(path, format="png", dpi=(DPI, DPI), compress_level=1)

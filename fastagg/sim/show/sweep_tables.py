@@ -1,0 +1,170 @@
+"""The tables of a comparison, and the same numbers as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Sequence
+
+from fastagg._types import Plain
+from fastagg.sheet import Sheet
+from fastagg.sim.many.groups import Group, Spread, choice_keys, name_of, speedups, spread
+from fastagg.sim.one.metrics import duration, seconds
+from fastagg.sim.show.report import units
+
+# The numbers of summary.json in table.csv, in addition to the accuracies and the times to target.
+NUMBERS = (
+    "final_accuracy", "final_loss", "best_accuracy", "virtual_time", "uploads", "versions", "delay_mean",
+    "delay_median", "delay_max", "tau_avg", "tau_median", "tau_max", "client_uploads_min", "client_uploads_max",
+    "client_uploads_cv", "server_share",
+)  # fmt: skip
+
+# Titles of the papers' measures, by (measure, scale). Other measures are called by their names.
+MEASURES = {
+    ("last5_accuracy_mean", 100.0): "Accuracy of a run's last five evaluations, %",
+    ("final_accuracy", 100.0): "Final accuracy, %",
+    ("best_accuracy", 100.0): "Best accuracy, %",
+    ("time_to_target", 1.0): "Virtual time to the target accuracy",
+}
+
+
+def table(groups: Sequence[Group], target: float | None = None, baseline: str | None = None) -> Sheet:
+    """Return the table with a line for each group of seeds."""
+    baseline = name_of(groups, baseline)
+    targets = {r.config.run.target if target is None else target for g in groups for r in g.results}
+    goal = f"{targets.pop():.0%}" if len(targets) == 1 else "target"
+    paper = any(group.paper.numbers for group in groups)
+    headings = ["method", "accuracy", *(["paper"] if paper else []), "best", f"time to {goal}", f"uploads to {goal}"]
+    headings += [f"vs {baseline}"] if baseline else []
+    headings += ["uploads", "versions", "delay mean", "median", "max"]
+    lines = []
+    for group, ratio in zip(groups, speedups(groups, baseline, target), strict=True):
+        reached = group.reached(target)
+        cells = [
+            group.label + _states(group),
+            _number(group.over("last5_accuracy_mean"), 100),
+            *([_number(_printed(group))] if paper else []),
+            _number(group.over("best_accuracy"), 100),
+            _time(spread([None if row is None else row.time for row in reached]), group.results[0].unit),
+            _mean(spread([None if row is None else row.uploads for row in reached]), 0),
+        ]
+        cells += [("–" if ratio is None else f"{ratio:.1f}x")] if baseline else []
+        cells += [_mean(group.over(key), 0) for key in ("uploads", "versions")]
+        cells += [_mean(group.over(key), digits) for key, digits in (("delay_mean", 1), ("delay_median", 1))]
+        cells += [_mean(spread([max(r.summary["delay_max"] for r in group.results)]), 0)]
+        lines.append(cells)
+    return Sheet("Test accuracy", headings, lines, _caption(groups, baseline))
+
+
+def pivot(groups: Sequence[Group]) -> Sheet | None:
+    """Return methods by settings, as in a paper: the number measured here, and the paper's number in brackets.
+
+    None if there is only one setting.
+    """
+    settings = list(dict.fromkeys(group.setting for group in groups))
+    if len(settings) < 2:
+        return None
+    cells = {(group.method, group.setting): group for group in groups}
+    lines = []
+    for method in dict.fromkeys(group.method for group in groups):
+        found = [cells.get((method, setting)) for setting in settings]
+        lines.append([method, *("–" if group is None else _beside(group) for group in found)])
+    return Sheet("Methods by settings", ["method", *settings], lines, _pivot_caption(groups))
+
+
+def _beside(group: Group) -> str:
+    return _number(group.ours()) + (f" ({_number(_printed(group))})" if group.paper.numbers else "")
+
+
+def _caption(groups: Sequence[Group], baseline: str | None) -> str:
+    seeds = {len(group.results) for group in groups}
+    text = f"Mean ± deviation over {' or '.join(map(str, sorted(seeds)))} seeds. " if max(seeds) > 1 else ""
+    text += "accuracy: mean of a run's last five evaluations, %. "
+    runs = [result for group in groups for result in group.results]
+    unit = "" if all(seconds(result.unit) for result in runs) else f", in {units(runs)}"
+    text += f"Time is virtual{unit}; delays are in server versions."
+    if baseline:
+        text += f" vs {baseline}: how many times sooner the target is reached."
+    return text
+
+
+def _pivot_caption(groups: Sequence[Group]) -> str:
+    measures = {(group.paper.measure, group.paper.scale) for group in groups}
+    what = " or ".join(MEASURES.get(pair, f"{pair[0]} times {pair[1]:g}") for pair in sorted(measures))
+    brackets = ", the paper's number in brackets" if any(group.paper.numbers for group in groups) else ""
+    return f"{what}: mean ± deviation over seeds{brackets}."
+
+
+def markdown(groups: Sequence[Group], target: float | None = None, baseline: str | None = None) -> str:
+    """Return both tables in Markdown, the one by settings first."""
+    found = (pivot(groups), table(groups, target, baseline))
+    return "\n".join(sheet.markdown() for sheet in found if sheet is not None)
+
+
+def groups_csv(groups: Sequence[Group], target: float | None = None, baseline: str | None = None) -> str:
+    """Return CSV with a header and one line per group: the mean and the deviation over seeds of every number."""
+    paper = any(group.paper.numbers for group in groups)
+    keys = choice_keys(group.choice for group in groups)
+    lines = []
+    for group, ratio in zip(groups, speedups(groups, baseline, target), strict=True):
+        reached = group.reached(target)
+        line: Plain = {"method": group.method, "name": group.name}
+        line |= {short: dict(group.choice).get(key) for key, short in keys.items()}
+        line |= {"seeds": len(group.results)} | {state: _count(group, state) for state in ("diverged", "interrupted")}
+        line |= _pair("accuracy", group.over("last5_accuracy_mean"))
+        line |= _pair(f"paper_{group.paper.measure}", _printed(group)) if paper else {}
+        line |= {"target": group.results[0].config.run.target if target is None else target}
+        line |= {"reached": sum(row is not None for row in reached)}
+        line |= _pair("time_to_target", spread([None if row is None else row.time for row in reached]))
+        line |= _pair("uploads_to_target", spread([None if row is None else row.uploads for row in reached]))
+        line |= {"speedup": ratio} if baseline else {}
+        for key in NUMBERS:
+            line |= _pair(key, group.over(key))
+        lines.append(line)
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return buffer.getvalue()
+
+
+def _pair(name: str, value: Spread) -> dict[str, float | None]:
+    return {f"{name}_mean": value.mean, f"{name}_std": value.deviation}
+
+
+def _printed(group: Group) -> Spread:
+    mean, deviation = (*group.paper.numbers, None, None)[:2]
+    return Spread(mean, deviation, 0, 0)
+
+
+def _number(value: Spread, scale: float = 1) -> str:
+    if value.mean is None:
+        return "–"
+    deviation = "" if value.deviation is None else f"±{scale * value.deviation:.1f}"
+    return f"{scale * value.mean:.1f}{deviation}"
+
+
+def _mean(value: Spread, digits: int) -> str:
+    if value.mean is None:
+        return "never"
+    never = f" ({value.missing} never)" if value.missing else ""
+    return f"{value.mean:.{digits}f}{never}"
+
+
+def _time(value: Spread, unit: str) -> str:
+    """Return a mean time in words if its unit is known in seconds, and as a number otherwise."""
+    if value.mean is None or not seconds(unit):
+        return _mean(value, 1)
+    never = f" ({value.missing} never)" if value.missing else ""
+    return duration(value.mean, unit) + never
+
+
+def _count(group: Group, state: str) -> int:
+    return sum(result.summary["stopped"] == state for result in group.results)
+
+
+def _states(group: Group) -> str:
+    counts = Counter(r.summary["stopped"] for r in group.results if r.summary["stopped"] != "finished")
+    parts = [state if count == len(group.results) == 1 else f"{count} {state}" for state, count in counts.items()]
+    return f" ({', '.join(parts)})" if parts else ""
