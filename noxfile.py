@@ -289,3 +289,10 @@ def speed(session: nox.Session) -> None:
     """Compare three kernels with the machine's own streams and with torch."""
     install(session, wheel="test,bench")
     session.run("python", "bench/speed.py")
+
+
+@target("nightly")
+def gpu(session: nox.Session) -> None:
+    """Walk the stages of ``bench/gpu.sh`` without a card: CUDA emulated, small sizes, and what such machines lack."""
+    install(session, *needed("test"), *needed("bench"), *COMPILING)
+    session.run("bash", "bench/gpu.sh", external=True, env={"DRY": "1", "OUT": str(FOLDER / "gpu")})

@@ -8,6 +8,7 @@ shows its own samples to pytest-benchmark, whose timer here is a clock that is s
 from __future__ import annotations
 
 import math
+import os
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -166,6 +167,8 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
 def pytest_benchmark_update_commit_info(commit_info: dict[str, Any]) -> None:
     if not checkout.PATHS:  # an installed package: the commit of the folder in which this runs may be another one
         commit_info["id"] = "unversioned"
+    if named := os.environ.get("FASTAGG_COMMIT"):  # of a copy without git (bench/gpu.sh)
+        commit_info.update(id=named, dirty=False)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -1,0 +1,57 @@
+"""The first minute on a card: every kind of rule takes three answers there and has the CPU's bits.
+
+In a build that emulates CUDA, the CPU stands in for the card.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import torch
+
+import fastagg
+from fastagg import _build
+from fastagg.ops import place
+
+SIZE = 10_007  # no multiple of a vector or a warp
+RULES = {
+    "ASGD": lambda x: fastagg.ASGD(x, lr=0.1),
+    "FedBuff": lambda x: fastagg.FedBuff(x, lr=0.5, buffer_size=3),
+    "FADAS": lambda x: fastagg.FADAS(x, lr=0.01, buffer_size=2),
+    "FedAsync": lambda x: fastagg.FedAsync(x, policy="polynomial"),
+    "AsyncFedED": lambda x: fastagg.AsyncFedED(x, lam=1.0, eps=1.0),
+    "ACE, int8": lambda x: fastagg.ACE(x, lr=0.1, num_clients=2, cache="int8"),
+    "ACE, fp32": lambda x: fastagg.ACE(x, lr=0.1, num_clients=2),
+}
+
+
+def played(make: object, device: str) -> tuple[torch.Tensor, float]:
+    """Return the model after three answers, and the seconds of the last."""
+    generator = torch.Generator().manual_seed(1)
+    server = make(torch.randn(SIZE, generator=generator).to(device))  # type: ignore[operator]
+    for turn in range(3):
+        server.dispatch(turn % 2)
+        update = torch.randn(SIZE, generator=generator).to(device)
+        begun = time.perf_counter()
+        server.receive(turn % 2, update)
+        took = time.perf_counter() - begun
+    return server.parameters().cpu(), took
+
+
+def main() -> None:
+    info = fastagg.build_info()
+    emulated = _build.native.cuda_emulated
+    device = "cpu" if emulated else "cuda"
+    name = "emulated" if emulated else torch.cuda.get_device_name()
+    print(f"{name}; CUDA {torch.version.cuda}; compiled for {info['cuda_architectures']}")
+    for rule, make in RULES.items():
+        expected, _ = played(make, "cpu")
+        with place.emulated() if emulated else contextlib.nullcontext():
+            found, took = played(make, device)
+        assert torch.equal(found, expected), f"{rule}: {(found != expected).sum()} of {SIZE} elements differ"
+        print(f"{rule}: the CPU's bits, the third answer in {1e6 * took:.0f} us")
+
+
+if __name__ == "__main__":
+    main()
