@@ -73,7 +73,7 @@ class Nesterov(Momentum):
     ],
 }
 OPTIMIZER_TESTS: Edits = {
-    "tests/oracle/optimizers.py": [
+    "tests/support/oracle/optimizers.py": [
         (
             "class Adam(",
             '''class Nesterov(Momentum):
@@ -139,7 +139,9 @@ def FedNesterov(params: object, *, lr: float = 1.0, buffer_size: int = 10, **ser
     ]
 }
 PRESET_TESTS: Edits = {
-    "tests/presets.py": [('    "ASGD": _of(', '    "FedNesterov": _of("FedNesterov", buffer_size=3, lr=0.1),\n')]
+    "tests/support/presets.py": [
+        ('    "ASGD": _of(', '    "FedNesterov": _of("FedNesterov", buffer_size=3, lr=0.1),\n'),
+    ]
 }
 TOYS = {
     "an optimizer": (OPTIMIZER, OPTIMIZER_TESTS),

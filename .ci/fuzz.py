@@ -27,8 +27,8 @@ sys.path[:0] = [str(TESTS), str(TESTS / "durable"), str(HERE)]
 with atheris.instrument_imports(include=["fastagg.durable", "fastagg.server", "fastagg.storage", "fastagg.model"]):
     import torch
     from fuzz_calls import bindings, recipe
-    from lossy import LossyDisk
-    from presets import PRESETS, calls, model, update
+    from support.lossy import LossyDisk
+    from support.presets import PRESETS, calls, model, update
 
     import fastagg
     from fastagg.durable.folder import contents

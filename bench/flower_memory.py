@@ -21,14 +21,14 @@ from typing import Any
 
 import checkout
 
-sys.path.append(str(checkout.ROOT / "tests" / "integrations"))
+sys.path.append(str(checkout.ROOT / "tests"))
 
 import numpy as np
 import torch
-from flower_apps import FakeGrid, read, reply
 from flwr.app import Array, ArrayRecord, Message
 from flwr.serverapp import strategy as theirs
 from peak import at_rest, forget_peak, resident
+from support.flower_apps import FakeGrid, read, reply
 
 import fastagg
 from fastagg.integrations.flower import AsyncStrategy, SyncStrategy, write

@@ -19,9 +19,9 @@ from pathlib import Path
 import checkout
 
 HERE = Path(__file__).resolve().parent
-sys.path.append(str(checkout.ROOT / "tests" / "integrations"))
+sys.path.append(str(checkout.ROOT / "tests"))
 
-from federation import Federation  # noqa: E402
+from support.federation import Federation  # noqa: E402
 
 CLIENTS = 10
 RULES = ("Flower FedAvg", "fastagg FedAvg", "Flower FedAdam", "fastagg FedAdam")

@@ -18,7 +18,7 @@ from pathlib import Path
 from fastagg import timing
 
 RULES = ("ASGD", "FedBuff, M = 10", "FADAS, M = 1", "ACE fp32", "ACE int8")
-PEERS = ("torch eager", "torch eager, fp32 rows")
+PEERS = ("torch eager", "torch eager, fp32 cache")
 SIZES = (100_000, 4_000_000)
 ROUNDS, SECONDS = 15, 2.0  # of each rule and size: no round begins later, once there are five
 

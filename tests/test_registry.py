@@ -12,7 +12,7 @@ from typing import Any, Unpack, get_args, get_type_hints
 
 import pytest
 import torch
-from models import same
+from support.models import same
 
 import fastagg
 from fastagg import _checks, _keywords, registry

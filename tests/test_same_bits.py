@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from presets import CLIENTS, PRESETS, Call, calls, model, tensors, update
+from support.presets import CLIENTS, PRESETS, Call, calls, model, tensors, update
 
 import fastagg
 

@@ -148,7 +148,7 @@ CASES = [
     _case("arrival ACE fp32", 28, _candidates(ACE["fp32"], {"torch eager": _ace_peer}, True)),
     _case(
         "arrival ACE int8", 22,
-        _candidates(ACE["int8"], {"torch eager, fp32 rows": _ace_peer}, True), apart=0.02,
+        _candidates(ACE["int8"], {"torch eager, fp32 cache": _ace_peer}, True), apart=0.02,
     ),
     *(
         _case(

@@ -17,7 +17,7 @@ from cases.ace import ROW_BYTES
 from cases.arrival import arrival, in_turn
 
 LR = 0.1
-PEER = "torch eager, fp32 rows"
+PEER = "torch eager, fp32 cache"
 
 
 def _room(problem: Problem, clients: int, row: float) -> None:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from stderr import said
+from support.stderr import said
 from typer.testing import CliRunner
 
 from fastagg import _extras, cli, quick

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from disks import damage, full_disk
+from support.disks import damage, full_disk
 from torch import Tensor
 
 import fastagg

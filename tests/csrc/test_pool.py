@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernels import same_bits, vector
+from support.kernels import same_bits, vector
 
 import fastagg
 from fastagg import ops

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import Residual, same
+from support import oracle
+from support.models import Residual, same
+from support.traces import Case, Updates, cases, drive
 from torch import Tensor, nn
-from traces import Case, Updates, cases, drive
 
 import fastagg
 from fastagg.errors import CheckpointError, ConfigError, DataError, NonFiniteUpdate, ShapeMismatch

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from lossy import LossyDisk
-from presets import model, update
+from support.lossy import LossyDisk
+from support.presets import model, update
 from test_open import again, opened
 
 import fastagg

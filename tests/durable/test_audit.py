@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from presets import PRESETS, calls, model, update
+from support.presets import PRESETS, calls, model, update
 from test_open import HEAD
 
 import fastagg

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from killed import ARRIVALS, states
+from support.killed import ARRIVALS, states
 
 import fastagg
 
@@ -26,7 +26,7 @@ def kill(name: str, times: int, folder: Path, seed: int) -> tuple[int, int]:
     paths = os.pathsep.join([str(HERE.parent), str(HERE), str(Path(fastagg.__file__).parents[1])])
     acknowledged = seen = life = 0
     with subprocess.Popen(
-        [sys.executable, "-P", str(HERE / "killed.py"), name, str(marks)],
+        [sys.executable, "-P", str(HERE.parent / "support/killed.py"), name, str(marks)],
         stdout=subprocess.PIPE, stdin=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": paths}, cwd="/",
     ) as breeder:  # fmt: skip

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
-import simulated
 import torch
-from simulated import Life, Machine, Wrong
+from support import simulated
+from support.simulated import Life, Machine, Wrong
 
 import fastagg
 from fastagg.durable import doctor, opening, recovery, snapshot, uploads

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from presets import PRESETS, calls, model, update
+from support.presets import PRESETS, calls, model, update
 from test_open import HEAD, opened
 
 import fastagg

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from presets import CLIENTS, PRESETS, calls, model, update
+from support.presets import CLIENTS, PRESETS, calls, model, update
 
 import fastagg
 from fastagg import Busy, CheckpointError, ConfigError, NotDurable

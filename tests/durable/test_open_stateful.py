@@ -12,7 +12,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from presets import PRESETS, model, update
+from support.presets import PRESETS, model, update
 from test_open import SIZE, equal, opened, without_lives
 
 import fastagg

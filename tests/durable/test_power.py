@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from lossy import LossyDisk
-from presets import PRESETS, calls, model, update
+from support.lossy import LossyDisk
+from support.presets import PRESETS, calls, model, update
 
 import fastagg
 from fastagg import NotDurable

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from presets import numbers, update
+from support.presets import numbers, update
 from test_open import HEAD as RECORD_HEAD
 from test_open import again, equal, opened, without_lives
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lossy import LossyDisk
+from support.lossy import LossyDisk
 
 import fastagg
 from fastagg.durable.opening import open_on

@@ -8,10 +8,9 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples" / "nvflare"
-sys.path[:0] = [str(HERE), str(EXAMPLE)]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(EXAMPLE)]
 
 import job
-from flare_recorded import RecordedAggregator, RecordedController
 from model import Digits
 from nvflare.app_common.filters.exclude_vars import ExcludeVars
 from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
@@ -22,6 +21,7 @@ from nvflare.client.config import ExchangeFormat, TransferType
 from nvflare.job_config.defs import FilterType
 from nvflare.job_config.script_runner import ScriptRunner
 from nvflare.recipe import SimEnv
+from support.flare_recorded import RecordedAggregator, RecordedController
 
 from fastagg.integrations.nvflare import Aggregator, AsyncController
 

@@ -20,7 +20,7 @@ from appfl.algorithm.scheduler import AsyncScheduler, SyncScheduler
 from appfl.misc.utils import create_instance_from_file
 from appfl_agents import agents
 from omegaconf import OmegaConf
-from replay import listen, play
+from support.replay import listen, play
 
 import fastagg
 from fastagg.integrations.appfl import Aggregator, SyncAggregator

@@ -26,7 +26,7 @@ BLOCKS = [
 
 FLOWER = """
 import torch
-from flower_apps import FakeGrid, trained
+from support.flower_apps import FakeGrid, trained
 from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
 
@@ -47,7 +47,7 @@ PRIVATE = (
     GOALS
     + """
 import numpy as np
-from flower_apps import FakeGrid, node
+from support.flower_apps import FakeGrid, node
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 

@@ -15,11 +15,11 @@ import fastagg
 
 pytest.importorskip("flwr")
 
-from flower_apps import FakeGrid, model, reply, trained
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common import FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server.strategy import FedAvg as ClassicFedAvg
 from flwr.serverapp.strategy import FedAvg
+from support.flower_apps import FakeGrid, model, reply, trained
 
 from fastagg.integrations import flower
 

@@ -14,9 +14,9 @@ import fastagg
 
 pytest.importorskip("flwr")
 
-from flower_apps import FakeGrid, model, reply, trained
 from flwr.app import ConfigRecord, Error, MetricRecord, RecordDict
-from replay import listen
+from support.flower_apps import FakeGrid, model, reply, trained
+from support.replay import listen
 
 from fastagg.integrations import flower
 

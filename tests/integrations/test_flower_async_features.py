@@ -13,8 +13,8 @@ import fastagg
 
 pytest.importorskip("flwr")
 
-from flower_apps import FakeGrid, node, reply, trained
 from flwr.app import ConfigRecord, Error, MetricRecord
+from support.flower_apps import FakeGrid, node, reply, trained
 
 from fastagg.integrations import Best, Stop, flower
 

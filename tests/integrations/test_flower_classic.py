@@ -15,7 +15,6 @@ import fastagg
 
 pytest.importorskip("flwr")
 
-from flower_apps import FakeGrid
 from flwr.app import Context, Message, RecordDict
 from flwr.client import mod as mods
 from flwr.client.mod import make_ffn
@@ -24,6 +23,7 @@ from flwr.compat.common import recorddict_compat as compat
 from flwr.server import LegacyContext, ServerConfig
 from flwr.server import strategy as theirs
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow, SecAggWorkflow
+from support.flower_apps import FakeGrid
 
 from fastagg.integrations import flower
 

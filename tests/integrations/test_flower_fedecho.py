@@ -12,9 +12,9 @@ import fastagg
 pytest.importorskip("flwr")
 pytest.importorskip("sklearn")
 
-from federation import APP
-from flower_apps import FakeGrid, model, reply
 from flwr.app import MetricRecord
+from support.federation import APP
+from support.flower_apps import FakeGrid, model, reply
 from test_flower_async import Journal
 
 from fastagg.integrations import flower

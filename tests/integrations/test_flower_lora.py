@@ -15,8 +15,8 @@ pytest.importorskip("flwr")
 pytest.importorskip("sklearn")
 pytest.importorskip("peft")
 
-from flower_apps import FakeGrid
 from flwr.app import ConfigRecord
+from support.flower_apps import FakeGrid
 
 from fastagg.integrations import flower
 

@@ -16,7 +16,7 @@ import fastagg
 pytest.importorskip("flwr")
 pytest.importorskip("sklearn")
 
-from federation import APP, Federation
+from support.federation import APP, Federation
 
 pytestmark = pytest.mark.slow
 

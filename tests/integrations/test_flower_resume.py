@@ -13,10 +13,10 @@ import fastagg
 
 pytest.importorskip("flwr")
 
-from flower_apps import FakeGrid, trained
 from flwr.app import Error, MetricRecord
 from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.serverapp import strategy as theirs
+from support.flower_apps import FakeGrid, trained
 
 from fastagg.integrations import flower
 

@@ -16,9 +16,9 @@ import fastagg
 
 pytest.importorskip("flwr")
 
-from flower_apps import FakeGrid
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
+from support.flower_apps import FakeGrid
 
 from fastagg.integrations import flower
 

@@ -17,11 +17,11 @@ import fastagg
 
 pytest.importorskip("flwr")
 
-from flower_apps import FakeGrid
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.client.mod import make_ffn
 from flwr.clientapp import mod as mods
 from flwr.serverapp import strategy as theirs
+from support.flower_apps import FakeGrid
 
 from fastagg.integrations import flower
 

@@ -36,7 +36,7 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.edge.assessors.buff_model_manager import BuffModelManager
 from nvflare.edge.mud import ModelUpdate
-from replay import play
+from support.replay import play
 
 import fastagg
 from fastagg.integrations.nvflare import Aggregator, AsyncController, EdgeModelManager, Traffic

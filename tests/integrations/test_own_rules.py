@@ -37,7 +37,7 @@ def is_moved_by(found: dict[str, Any], value: float) -> None:
 @pytest.mark.parametrize("kind", ["SyncStrategy", "AsyncStrategy"])
 def test_flower(kind: str, clients: int) -> None:
     needs("flwr")
-    from flower_apps import FakeGrid, trained
+    from support.flower_apps import FakeGrid, trained
 
     from fastagg.integrations import flower
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from replay import answered
+from support.replay import answered
 
 import fastagg
 from fastagg.integrations.evaluation import Evaluation

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from replay import answered
+from support.replay import answered
 
 import fastagg
 from fastagg.integrations import trackers

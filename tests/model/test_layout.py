@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from liars import Lying, LyingArray, fake, freed
-from models import Residual, Tied
+from support.liars import Lying, LyingArray, fake, freed
+from support.models import Residual, Tied
 from torch import Tensor, nn
 
 import fastagg

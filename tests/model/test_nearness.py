@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from models import Residual
+from support.models import Residual
 
 from fastagg.model import Layout
 from fastagg.model.nearness import nearer_to_model

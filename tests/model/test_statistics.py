@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from models import Residual
+from support.models import Residual
 from torch import Tensor
 
 import fastagg

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernels import vector
+from support.kernels import vector
 from torch import Tensor
 
 import fastagg

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kernels import moments, same_bits, vector
+from support.kernels import moments, same_bits, vector
 
 from fastagg import ops
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch

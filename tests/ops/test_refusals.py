@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernels import moments, vector
+from support.kernels import moments, vector
 
 import fastagg
 from fastagg import ops

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from presets import OF_THE_WHOLE, PRESETS, Call, calls, model, numbers, tensors, update
+from support.presets import OF_THE_WHOLE, PRESETS, Call, calls, model, numbers, tensors, update
 
 import fastagg
 from fastagg import ops

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from kernels import BETAS, SIZES, bits, clones, extreme, moments, same_bits, spec_step, vector
+from support.kernels import BETAS, SIZES, bits, clones, extreme, moments, same_bits, spec_step, vector
 
 import fastagg
 from fastagg import ops, reference

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernels import SIZES, same_bits, vector
+from support.kernels import SIZES, same_bits, vector
 
 import fastagg
 from fastagg import ops, reference

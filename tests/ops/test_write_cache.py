@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernels import same_bits, vector
+from support.kernels import same_bits, vector
 
 from fastagg import ops
 from fastagg.storage.cache import FORMATS, ClientCache

@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernels import BETAS, extreme, same_bits, spec_step, vector
-from models import same
-from traces import Case, Return, Updates, cases, drive
+from support.kernels import BETAS, extreme, same_bits, spec_step, vector
+from support.models import same
+from support.traces import Case, Return, Updates, cases, drive
 
 import fastagg
 from fastagg import ops, reference

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models import same
+from support.models import same
 
 import fastagg
 from fastagg import registry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernels import vector
+from support.kernels import vector
 
 import fastagg
 from fastagg import ops, reference

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import oracle
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traces import Case, Updates, cases, drive
+from support import oracle
+from support.traces import Case, Updates, cases, drive
 
 import fastagg
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import oracle
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import oracle
+from support.traces import Case, Updates, cases, drive
 from test_traces import OPTIMIZERS, POLICIES, agree
-from traces import Case, Updates, cases, drive
 
 import fastagg
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import oracle
 import pytest
 import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from support import oracle
+from support.traces import Case, Return, Send, Updates, cases, drive, synchronous_cases
 from test_traces import ADAPTIVE, agree
-from traces import Case, Return, Send, Updates, cases, drive, synchronous_cases
 
 import fastagg
 from fastagg.errors import ConfigError, UnknownVersion

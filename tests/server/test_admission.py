@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models import same
-from presets import PRESETS, SYNCHRONOUS, calls, model, update
+from support.models import same
+from support.presets import PRESETS, SYNCHRONOUS, calls, model, update
 
 import fastagg
 from fastagg.errors import CheckpointError, ConfigError, NonFiniteUpdate, UnknownClient, UnknownVersion, UpdateTooLarge

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from liars import CLAIMED, Impostor, Lying, LyingArray, fake, freed, nested
-from models import Residual
+from support.liars import CLAIMED, Impostor, Lying, LyingArray, fake, freed, nested
+from support.models import Residual
 from torch import Tensor, nn
 
 import fastagg

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import Residual, Tied, same
+from support.models import Residual, Tied, same
 from torch import Tensor, nn
 
 import fastagg

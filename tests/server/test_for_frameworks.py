@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from models import Residual, same
+from support.models import Residual, same
 
 import fastagg
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import same
+from support.models import same
 
 import fastagg
 from fastagg import AlreadyCounted, ConfigError, StaleIncarnation, UnknownVersion

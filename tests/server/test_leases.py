@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from models import same
+from support.models import same
 
 import fastagg
 from fastagg import Busy, ConfigError, StaleIncarnation, UnknownClient, UnknownVersion

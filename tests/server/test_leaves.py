@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle
 import pytest
 import torch
+from support import oracle
 
 import fastagg
 from fastagg.registry import describe

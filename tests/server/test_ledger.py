@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from models import same
-from presets import update
+from support.models import same
+from support.presets import update
 
 import fastagg
 from fastagg import ops

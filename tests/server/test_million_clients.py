@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from presets import update
+from support.presets import update
 
 import fastagg
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models import same
+from support.models import same
 from torch import Tensor
 
 import fastagg

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from models import same
+from support.models import same
 
 import fastagg
 from fastagg.storage import memory

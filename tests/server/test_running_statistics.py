@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import Residual, same
+from support.models import Residual, same
 from torch import Tensor
 
 import fastagg

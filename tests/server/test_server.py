@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models import Residual, same
+from support.models import Residual, same
 
 import fastagg
 from fastagg import errors

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from disks import damage, full_disk
+from support.disks import damage, full_disk
 from torch import Tensor
 
 import fastagg

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 import torch
-from models import same
-from presets import PRESETS, SYNCHRONOUS, Call, calls, model, update
+from support.models import same
+from support.presets import PRESETS, SYNCHRONOUS, Call, calls, model, update
 from torch import nn
 
 import fastagg

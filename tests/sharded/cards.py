@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as in pytest
 import ranks
 import torch
 import torch.distributed as dist
-from presets import CLIENTS, model, update
 from ranks import SIZE, alone, difference, make, play, restarted, run, shared
+from support.presets import CLIENTS, model, update
 
 import fastagg
 from fastagg._build import native

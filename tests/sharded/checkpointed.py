@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as in pytest
 
 import torch.distributed as dist
 from damaged import make, play
-from presets import model
 from ranks import SIZE, start
+from support.presets import model
 
 import fastagg
 

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as in pytest
 
 import torch
 import torch.distributed as dist
-from presets import model, update
 from ranks import SIZE, start
+from support.presets import model, update
 
 import fastagg
 

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as in pytest
 
 import torch
 import torch.distributed as dist
-from presets import update
 from ranks import led, start
+from support.presets import update
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard

@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 import torch.distributed as dist
-from presets import PRESETS, model, update
 from ranks import SIZE, start
+from support.presets import PRESETS, model, update
 
 import fastagg
 from fastagg.shards import folder

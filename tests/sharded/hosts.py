@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as in pytest
 
 import torch
 import torch.distributed as dist
-from presets import PRESETS, model, update
+from support.presets import PRESETS, model, update
 
 import fastagg
 

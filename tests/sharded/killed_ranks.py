@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as in pytest
 
 import torch
 import torch.distributed as dist
-from presets import PRESETS, calls, model, tensors, update
 from ranks import Whole
+from support.presets import PRESETS, calls, model, tensors, update
 
 import fastagg
 

@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as in pytest
 
 import torch
 import torch.distributed as dist
-from presets import model, update
 from ranks import SIZE, led, start
+from support.presets import model, update
 
 import fastagg
 from fastagg.server.engine import as_tensors

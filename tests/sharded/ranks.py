@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as in pytest
 
 import torch
 import torch.distributed as dist
-from presets import PRESETS, Call, calls, model, tensors, update
+from support.presets import PRESETS, Call, calls, model, tensors, update
 
 import fastagg
 from fastagg._build import native

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from presets import PRESETS, calls, model, tensors, update
+from support.presets import PRESETS, calls, model, tensors, update
 
 import fastagg
 from fastagg._build import native

@@ -9,8 +9,8 @@ import damaged
 import pytest
 import torch
 from conftest import play
-from presets import model
 from ranks import SIZE
+from support.presets import model
 
 from fastagg.durable.disk import Disk
 from fastagg.durable.folder import contents, read_checkpoint, read_log

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from stderr import said
+from support.stderr import said
 
 from fastagg.server import checkpoint
 from fastagg.sim.one.run import run

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from stderr import said
+from support.stderr import said
 
 from fastagg.sim.many.sweep import Cell
 from fastagg.sim.one.metrics import Row

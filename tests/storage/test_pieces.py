@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from liars import Impostor, Lying, LyingArray, fake, freed, nested
+from support.liars import Impostor, Lying, LyingArray, fake, freed, nested
 from torch import Tensor, nn
 
 from fastagg import DTypeMismatch, ops

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernels import extreme, same_bits, vector
+from support.kernels import extreme, same_bits, vector
 
 import fastagg
 from fastagg import ops, reference

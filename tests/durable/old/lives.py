@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from presets import numbers, update
+from support.presets import numbers, update
 
 import fastagg
 

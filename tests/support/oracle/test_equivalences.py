@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from traces import Case, Return, Updates, cases, drive
+
+from support.traces import Case, Return, Updates, cases, drive
 
 from . import (
     ACE,

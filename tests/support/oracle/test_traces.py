@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
-from traces import (
+
+from support.traces import (
     SHAPES,
     SIZES,
     Case,

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
-from replay import Event, listen
 
 import fastagg
 from fastagg.integrations.nvflare import Aggregator, AsyncController, Traffic
+from support.replay import Event, listen
 
 
 def record(traffic: Traffic, path: str) -> None:

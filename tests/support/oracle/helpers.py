@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import settings
 from hypothesis import strategies as st
-from traces import Case, Record, Updates, drive
+
+from support.traces import Case, Record, Updates, drive
 
 from .core import Composed
 

@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from lossy import LossyDisk
-from presets import PRESETS, model, update
 from test_open import without_lives
 
 import fastagg
 from fastagg import FastaggError, NotDurable, Reentered
 from fastagg.durable import doctor, opening
+from support.lossy import LossyDisk
+from support.presets import PRESETS, model, update
 
 SIZE, CLIENTS, KEEP = 40, 3, 2
 EVERY, SEGMENT = 40_000, 16_384  # bytes of log for a checkpoint, and of a segment

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from traces import Case, Return, Send, cases, synchronous_cases
+
+from support.traces import Case, Return, Send, cases, synchronous_cases
 
 from . import (
     ACE,

@@ -10,11 +10,10 @@ import time
 import traceback
 from pathlib import Path
 
-from presets import PRESETS, calls, model, update
-
 import fastagg
 from fastagg.durable.disk import Disk
 from fastagg.durable.opening import open_on
+from support.presets import PRESETS, calls, model, update
 
 SIZE = 2000
 ARRIVALS = 240

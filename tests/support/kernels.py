@@ -2,7 +2,7 @@
 
 `spec_step` does the operations of csrc/math/optimizers.h in the same order in IEEE float32, so a kernel must equal it
 bit for bit. It shares the optimizer's formula with `fastagg.reference`, which is float64, so a kernel must be close to
-that. `tests/oracle` has the papers' formulas.
+that. `tests/support/oracle` has the papers' formulas.
 """
 
 from __future__ import annotations
