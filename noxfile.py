@@ -183,7 +183,7 @@ def integrations(pattern: str) -> list[str]:
 
 @target("commit")
 def engine(session: nox.Session) -> None:
-    """Test the engine without Python under ASan, UBSan and ThreadSanitizer, the kernels' bits under the first two."""
+    """Test the engine without Python under AddressSanitizer, UBSan and ThreadSanitizer."""
     install(session, *COMPILING)
     script(session, "engine")
 
