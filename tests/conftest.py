@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 
 import fastagg
 from fastagg.ops.place import emulated
@@ -19,10 +18,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start
     torch.set_num_threads(1)
 
-# A test's `max_examples` is the number for a thorough run. `examples` computes the number for other runs.
-settings.register_profile("quick", deadline=None, print_blob=True)
-settings.register_profile("thorough", settings.get_profile("quick"))
-settings.register_profile("sanitizer", deadline=None, derandomize=True)
+settings.register_profile("quick", deadline=None, print_blob=True, max_examples=25)
+settings.register_profile("thorough", settings.get_profile("quick"), max_examples=100)
+settings.register_profile("sanitizer", deadline=None, derandomize=True, max_examples=5)
 settings.load_profile("quick")
 
 if wanted := os.environ.get("FASTAGG_TEST_EXTENSION"):  # the sanitizer run must not test another build
@@ -38,42 +36,16 @@ ISAS = [name for name, supported in fastagg.build_info()["cpu_isas"].items() if 
 USES_KERNELS = re.compile(r"\bfastagg\.(ops|reference)\b|\bfrom fastagg import .*\b(ops|reference)\b")
 
 
-def examples(wanted: int, profile: str) -> int:
-    """Return how many examples a property gets if it asks for `wanted`."""
-    if profile == "thorough":
-        return wanted
-    return min(wanted, max(5, wanted // 4) if profile == "quick" else 5)
-
-
-def kept_settings(item: pytest.Item) -> tuple[Any, str] | None:
-    """Return the object with a property's settings and their name on it. None if the test is not a property."""
-    if isinstance(getattr(getattr(item, "cls", None), "settings", None), settings):
-        return item.cls, "settings"  # a state machine's
-    test, name = getattr(item, "obj", None), "_hypothesis_internal_use_settings"
-    test = getattr(test, "__func__", test)
-    return (test, name) if hasattr(test, name) else None
-
-
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Check that sanitizers run every module that calls kernels. Give properties their profile's number of examples.
-
-    A property that gets more examples in a thorough run than in a quick one is slow, so that `-m slow` runs it.
-    """
+    """Check that sanitizers run every module that calls kernels. In a thorough run, `-m slow` runs all properties."""
     for path in {item.path for item in items if item.get_closest_marker("kernel") is None}:
         if USES_KERNELS.search(path.read_text()):
             raise pytest.UsageError(f"{path.name} uses fastagg.ops or fastagg.reference: it needs pytest.mark.kernel")
-    profile, seen = settings.get_current_profile_name(), set()
-    for item in items:
-        if (found := kept_settings(item)) is None:
-            continue
-        holder, name = found
-        own = getattr(holder, name)
-        if profile == "thorough" and examples(own.max_examples, "quick") < own.max_examples:
-            item.add_marker(pytest.mark.slow)
-        if id(holder) not in seen:  # parameters of one test share its settings
-            seen.add(id(holder))
-            setattr(holder, name, settings(own, max_examples=examples(own.max_examples, profile)))
+    if settings.get_current_profile_name() == "thorough":
+        for item in items:
+            if is_hypothesis_test(getattr(item, "obj", None)):
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(params=ISAS)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.properties import examples
 
 import fastagg
 from fastagg import lora
@@ -25,7 +26,7 @@ def adapters(rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 @given(st.integers(1, 6), st.integers(0, 4))
-@settings(deadline=None, max_examples=25)
+@examples(25)
 def test_padding_changes_no_product_and_cutting_takes_it_off_again(rank: int, more: int) -> None:
     own = adapters(rank)
     wide = lora.padded(own, rank + more)

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from support.properties import examples
 from torch import Tensor
 
 import fastagg
@@ -101,7 +102,7 @@ def cut(
 # Parameters of tests, not of properties, choose what is a kernel of its own. So each runs, however few the examples.
 KINDS = pytest.mark.parametrize("kind", ["single", "acc", "base"])
 READERS = pytest.mark.parametrize("pieced", [False, True], ids=["whole", "in pieces"])
-FEW = settings(max_examples=20)
+FEW = examples(20)
 
 
 @pytest.mark.parametrize("optimizer", list(ops.OPTIMIZERS))

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import oracle
 from support.models import Residual, same
+from support.properties import examples
 from support.traces import Case, Updates, cases, drive
 from torch import Tensor, nn
 
@@ -58,7 +59,7 @@ def play(server: fastagg.Server, arrivals: int, seed: int = 0, first: int = 0) -
     clip=st.sampled_from([None, 5.0, 0.01]),
     alpha=st.sampled_from([(0.2, 0.8), (0.0, 0.0), (1.0, 1.0)]),
 )
-@settings(max_examples=60)
+@examples(60)
 def test_traces(case: Case, buffer_size: int, steps: int, clip: float | None, alpha: tuple[float, float]) -> None:
     # Where student and teacher agree, Adam steps by lr/eps times a gradient that is rounding alone; ten times it would
     # grow from step to step, in both of the two and differently.

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from support.presets import PRESETS, model, update
+from support.properties import examples
 from test_open import SIZE, equal, opened, without_lives
 
 import fastagg
@@ -107,4 +107,4 @@ class Restarts(RuleBasedStateMachine):
 
 
 TestRestarts = Restarts.TestCase
-TestRestarts.settings = settings(deadline=None, max_examples=40, stateful_step_count=25)
+TestRestarts.settings = examples(40, stateful_step_count=25)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import oracle
+from support.properties import examples
 from torch import Tensor
 
 import fastagg
@@ -38,7 +39,7 @@ def fused(z: Tensor, targets: ops.SoftTargets, **how: object) -> tuple[float, Te
     alpha=st.sampled_from([(0.2, 0.8), (0.0, 0.0), (0.5, 0.5), (1.0, 1.0), (0.0, 1.0)]),
     seed=st.integers(0, 999),
 )
-@settings(max_examples=200)
+@examples(200)
 def test_loss_and_gradient_are_the_papers(
     rows: int, classes: int, scales: tuple[float, float], alpha: tuple[float, float], seed: int
 ) -> None:

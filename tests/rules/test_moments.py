@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.kernels import BETAS, extreme, same_bits, spec_step, vector
 from support.models import same
+from support.properties import examples
 from support.traces import Case, Return, Updates, cases, drive
 
 import fastagg
@@ -285,7 +286,7 @@ SERVERS = {
 
 @pytest.mark.parametrize("name", SERVERS)
 @given(case=cases(max_length=20, size=st.sampled_from([1, 17, 257, 1025])), cut=st.integers(0, 40))
-@settings(max_examples=8)
+@examples(8)
 def test_traces_are_the_same_on_every_instruction_set_and_after_a_restart(name: str, case: Case, cut: int) -> None:
     """Three servers have equal bits: on the best instruction set, on the plainest, and one that is saved and loaded."""
     before = fastagg.build_info()["isa"]

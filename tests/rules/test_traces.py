@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import oracle
+from support.properties import examples
 from support.traces import Case, Updates, cases, drive
 
 import fastagg
@@ -67,7 +68,7 @@ def test_fedbuff(case: Case, common: dict[str, Any], m: int, lr: float) -> None:
         }
     ),
 )
-@settings(max_examples=200)
+@examples(200)
 def test_fadas(case: Case, common: dict[str, Any], settings: dict[str, Any]) -> None:
     agree(fastagg.FADAS(case.x0, **settings, **common), oracle.FADAS(case.x0, **settings, **common), case)
 
@@ -122,7 +123,7 @@ POLICIES: dict[str, tuple[Build, Build]] = {
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("policy", POLICIES)
 @given(case=cases(max_length=15, size=st.sampled_from([1, 17, 1025])))
-@settings(max_examples=15)
+@examples(15)
 def test_any_direction_with_any_optimizer_and_any_policy(
     optimizer: str, direction: str, policy: str, case: Case
 ) -> None:
@@ -209,7 +210,7 @@ WITH_BUFFERS: dict[str, tuple[Build, Build]] = {
 
 @pytest.mark.parametrize("rule", WITH_BUFFERS)
 @given(case=cases(max_length=20, size=st.just(6)), mode=st.sampled_from(["mean", "latest", "keep"]))
-@settings(max_examples=40)
+@examples(40)
 def test_batchnorm_buffers(rule: str, case: Case, mode: str) -> None:
     """Statistics and counters follow the clients' in each step and never enter the parameters' step."""
     names = {"running_mean": np.zeros(2), "running_var": np.ones(2), "num_batches_tracked": np.array(0)}

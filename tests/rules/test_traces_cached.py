@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import oracle
+from support.properties import examples
 from support.traces import Case, Updates, cases, drive
 from test_traces import OPTIMIZERS, POLICIES, agree
 
@@ -56,7 +57,7 @@ def test_ace_with_client_caches_is_ace(case: Case, warmup: str) -> None:
     max_delay=st.integers(0, 6),
     freshness=st.sampled_from(["dispatch", "gradient"]),
 )
-@settings(max_examples=300)
+@examples(300)
 def test_aced(case: Case, common: dict[str, Any], warmup: str, max_delay: int, freshness: str) -> None:
     how = {"lr": LR, "num_clients": case.num_clients, "max_delay": max_delay, "freshness": freshness, "warmup": warmup}
     agree(fastagg.ACED(case.x0, **how, **common), oracle.ACED(case.x0, **how, **common), case, SHAPES)
@@ -71,7 +72,7 @@ def test_aced_with_a_large_bound_is_ace_to_the_bit(case: Case, cache: str, warmu
 
 
 @given(case=cases(max_length=60), common=common, m=st.integers(1, 4), repeat=st.sampled_from(["start", "latest"]))
-@settings(max_examples=200)
+@examples(200)
 def test_ca2fl(case: Case, common: dict[str, Any], m: int, repeat: str) -> None:
     how = {"lr": 0.5, "num_clients": case.num_clients, "buffer_size": m, "repeat": repeat}
     agree(fastagg.CA2FL(case.x0, **how, **common), oracle.CA2FL(case.x0, **how, **common), case, SHAPES)
@@ -108,7 +109,7 @@ DIRECTIONS = {
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("policy", POLICIES)
 @given(case=cases(max_length=20, size=st.sampled_from([1, 17, 1025])))
-@settings(max_examples=15)
+@examples(15)
 def test_any_cached_direction_with_any_optimizer_and_any_policy(
     optimizer: str, direction: str, policy: str, case: Case
 ) -> None:
@@ -133,7 +134,7 @@ BUILDS: dict[str, Any] = {
 @pytest.mark.parametrize("format", ["bf16", "int8", "int4"])
 @pytest.mark.parametrize("rule", BUILDS)
 @given(case=cases(max_length=25, size=st.sampled_from([5, 300])))
-@settings(max_examples=25)
+@examples(25)
 def test_a_small_cache_is_the_fp32_rule_on_what_is_stored(rule: str, format: str, case: Case) -> None:
     """The oracle, given rows rounded exactly as the package stores them, makes the same steps."""
     ours = BUILDS[rule](case, case.x0, cache=format, seed=3)

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from support import oracle
+from support.properties import examples
 from support.traces import Case, Return, Send, Updates, cases, drive, synchronous_cases
 from test_traces import ADAPTIVE, agree
 
@@ -79,7 +80,7 @@ SENT_AGAIN = Case(2, 3, 0, [
         optional={"gamma_max": st.sampled_from([0.5, 2.0]), "max_local_steps": st.just(12)},
     ),
 )
-@settings(max_examples=200)
+@examples(200)
 def test_asyncfeded(case: Case, common: dict[str, Any], how: dict[str, Any]) -> None:
     x0 = case.x0 * 0.1
     case_x = Updates(case.size, SHAPES)
@@ -173,7 +174,7 @@ SYNCHRONOUS = {
 
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 @given(both=synchronous_cases(), common=common)
-@settings(max_examples=40)
+@examples(40)
 def test_synchronous_rules(name: str, both: tuple[Case, int], common: dict[str, Any]) -> None:
     case, clients = both
     how = {"clients_per_round": clients, **SYNCHRONOUS[name], **common}

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from support.models import same
 from support.presets import update
+from support.properties import examples
 
 import fastagg
 from fastagg import ops
@@ -143,7 +144,7 @@ class Clients(RuleBasedStateMachine):
             assert torch.equal(kept_model, self.models[version])
 
 
-Clients.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Clients.TestCase.settings = examples(60, stateful_step_count=40)
 TestClients = Clients.TestCase
 
 
@@ -158,7 +159,7 @@ WEIGHTS = st.one_of(
     arrivals=st.lists(st.tuples(st.integers(0, 3), WEIGHTS, st.integers(0, 9)), min_size=1, max_size=30),
     cut=st.integers(0, 30),
 )
-@settings(max_examples=80)
+@examples(80)
 def test_the_mean_by_weights_of_every_size(arrivals: list[tuple[int, float, int]], cut: int) -> None:
     """Rows with weights between 1e-30 and 1e30 come and go. What was added and removed leaves no error."""
     server = fastagg.ACE(torch.zeros(D), lr=1.0, num_clients=4, mode="direct", warmup="partial", weighting="samples")
@@ -249,7 +250,7 @@ class Active(RuleBasedStateMachine):
         assert same(self.server.state_dict(), before)
 
 
-Active.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+Active.TestCase.settings = examples(120, stateful_step_count=50)
 TestActive = Active.TestCase
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.models import Residual, same
+from support.properties import examples
 from torch import Tensor
 
 import fastagg
@@ -75,7 +76,7 @@ def outcome(server: fastagg.Server, client: int, sent: Any, **more: Any) -> Any:
         return type(error), str(error)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     maker=st.sampled_from(list(MAKERS)),
     buffers=st.sampled_from(["mean", "latest", "keep"]),

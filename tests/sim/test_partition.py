@@ -1,13 +1,14 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.properties import examples
 
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim.data.partition import dirichlet_split
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     samples=st.integers(40, 300),
     classes=st.integers(1, 6),

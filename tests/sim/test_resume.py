@@ -10,8 +10,9 @@ import time
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from support.properties import examples
 
 from fastagg.errors import CheckpointError, ConfigError, DataError
 from fastagg.server import checkpoint
@@ -81,7 +82,7 @@ def same(folder, other):
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(0, 29), min_size=1, max_size=2))
 def test_killed_at_any_update_a_run_ends_bit_identical(tiny, tmp_path_factory, name, cuts):
     folder = tmp_path_factory.mktemp("runs")

@@ -7,8 +7,9 @@ import sys
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from support.properties import examples
 from torch import nn
 
 from fastagg.sim import models
@@ -65,7 +66,7 @@ def drawing_model(monkeypatch):
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(0, 29), min_size=1, max_size=2))
 def test_killed_at_any_update(tiny, drawing_model, tmp_path_factory, name, cuts):
     folder = tmp_path_factory.mktemp("runs")

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from hypothesis import settings
 from hypothesis import strategies as st
 
+from support.properties import examples
 from support.traces import Case, Record, Updates, drive
 
 from .core import Composed
 
 Vector = npt.NDArray[np.float64]
 SMALL = st.sampled_from((1, 2, 3, 7))
-quick = settings(max_examples=60, deadline=None)
+quick = examples(60)
 
 
 def play(server: Any, case: Case, shapes: tuple[str, ...] = ("normal", "sparse", "zero")) -> list[Record]:

@@ -6,15 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from . import (
+from support.oracle import (
     ACE,
     ACED,
     AsyncFedED,
     DelayAdaptiveASGD,
     FedAsync,
 )
-from .helpers import turn
+from support.oracle.helpers import turn
 
 # ── immediate ──────────────────────────────────────────────────────────────────────────────────────────────
 

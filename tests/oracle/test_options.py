@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from . import (
+from support.oracle import (
     ACE,
     SGD,
     Adagrad,
@@ -30,7 +29,7 @@ from . import (
     Yogi,
     fedprox_gradient,
 )
-from .helpers import turn
+from support.oracle.helpers import turn
 
 
 def test_clipping_and_sample_weights() -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
-
+from support.oracle import ASGD, FedAvg, FedBuff
+from support.properties import examples
 from support.traces import (
     SHAPES,
     SIZES,
@@ -23,8 +24,6 @@ from support.traces import (
     traces,
     update_vector,
 )
-
-from . import ASGD, FedAvg, FedBuff
 
 
 class Strict:
@@ -47,7 +46,7 @@ class Strict:
         return {"applied": True, "version": self.t, "delay": 0, "step_size": 1.0}
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(cases(size=st.just(1)), st.integers(1, 3))
 def test_the_driver_sends_only_what_is_owed(case: Case, every: int) -> None:
     records = drive(Strict(every), case.trace, Updates(1))
@@ -55,7 +54,7 @@ def test_the_driver_sends_only_what_is_owed(case: Case, every: int) -> None:
     assert sum(isinstance(r.event, Send) for r in records) == sum(isinstance(e, Send) for e in case.trace)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.data(), st.integers(1, 5))
 def test_all_heard_begins_with_every_client_once(data: Any, n: int) -> None:
     trace = data.draw(traces(n, all_heard=True))
@@ -63,7 +62,7 @@ def test_all_heard_begins_with_every_client_once(data: Any, n: int) -> None:
     assert all(isinstance(e, Return) for e in trace[n : 2 * n])
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(synchronous_cases(size=st.just(2)))
 def test_synchronous_traces_have_no_delay(drawn: tuple[Case, int]) -> None:
     case, m = drawn

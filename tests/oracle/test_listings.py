@@ -8,10 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-
-from support.traces import Case, Return, Send, cases, synchronous_cases
-
-from . import (
+from support.oracle import (
     ACE,
     ACED,
     CA2FL,
@@ -20,7 +17,8 @@ from . import (
     FedAsync,
     FedAvg,
 )
-from .helpers import SMALL, Loop, Vector, quick, same
+from support.oracle.helpers import SMALL, Loop, Vector, quick, same
+from support.traces import Case, Return, Send, cases, synchronous_cases
 
 
 @quick

@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from support.traces import Case, Return, Updates, cases, drive
-
-from . import (
+from support.oracle import (
     ACE,
     ACED,
     ASGD,
@@ -30,7 +27,8 @@ from . import (
     Momentum,
     Single,
 )
-from .helpers import SMALL, Vector, models, play, quick, same
+from support.oracle.helpers import SMALL, Vector, models, play, quick, same
+from support.traces import Case, Return, Updates, cases, drive
 
 
 @quick
