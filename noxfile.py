@@ -23,11 +23,22 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HERE = Path(__file__).parent
+
+
+def integrations(*patterns: str) -> list[str]:
+    """Return the integrations' tests that match, and those of the documentation and of rules in every framework."""
+    folder = HERE / "tests/integrations"
+    found = {path for name in ("docs", "rules_everywhere", *patterns) for path in folder.glob(f"test_{name}.py")}
+    return sorted(str(path.relative_to(HERE)) for path in found)
+
+
 FOLDER = Path(os.environ.get("FASTAGG_CI_FOLDER", HERE / "build/ci")).resolve()
 FOLDER.mkdir(parents=True, exist_ok=True)
 COPY = FOLDER / "checkout"
 COMPILING = ("cmake", "ninja", "pybind11")  # with a compiler, all that a build without pip needs
 PYTEST = ("pytest", "-q", "-ra", "-p", "no:cacheprovider")
+FLOWER = integrations("require", "trackers", "flower*")
+FLARE = integrations("nvflare*")
 ENVIRONMENT = {
     "MPLBACKEND": "Agg",
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
@@ -51,6 +62,15 @@ def install(session: nox.Session, *packages: str, wheel: str | None = None) -> N
     if wheel is not None:
         packages = (f"{built()}[{wheel}]" if wheel else str(built()), *packages)
     session.install("-q", "-c", "constraints.txt", *packages)
+
+
+def install_flower(session: nox.Session) -> None:
+    install(session, "flwr[simulation]==1.41.0", "peft", wheel="flower,test,tensorboard,mlflow,wandb")
+
+
+def install_flare(session: nox.Session) -> None:
+    install(session, "torch")  # FLARE requires no version, and this line installs the tested one
+    install(session, wheel="nvflare,test")
 
 
 def needed(extra: str | None = None) -> list[str]:
@@ -152,19 +172,32 @@ def docs(session: nox.Session) -> None:
 
 @target("commit", "wheel")
 def flower(session: nox.Session) -> None:
-    """Test with real Flower: its processes on loopback, and its simulation engine."""
-    install(session, "flwr[simulation]==1.41.0", "peft", wheel="flower,test,tensorboard,mlflow,wandb")
-    names = ["test_require.py", "test_docs.py", "test_trackers.py", *integrations("test_flower*.py")]
-    session.run(*PYTEST, "-m", "", "--durations=8", *(f"tests/integrations/{name}" for name in names))
+    """Test with real Flower, and with one run of its simulation engine."""
+    install_flower(session)
+    session.run(*PYTEST, *FLOWER)
+    session.run(*PYTEST, "-m", "slow", *FLOWER, "-k", "simulation_engine and FADAS")
+
+
+@target("nightly", "wheel")
+def flower_processes(session: nox.Session) -> None:
+    """Test with Flower's own processes on loopback, with some of them killed, and its simulation engine."""
+    install_flower(session)
+    session.run(*PYTEST, "-m", "slow", "--durations=8", *FLOWER)
 
 
 @target("commit", "wheel")
 def nvflare(session: nox.Session) -> None:
-    """Test with real NVIDIA FLARE, jobs in its simulator included."""
-    install(session, "torch")  # FLARE requires no version, and this line installs the tested one
-    install(session, wheel="nvflare,test")
-    names = ["test_docs.py", *integrations("test_nvflare*.py")]
-    session.run(*PYTEST, "-m", "", "--durations=8", *(f"tests/integrations/{name}" for name in names))
+    """Test with real NVIDIA FLARE, and with one job in its simulator."""
+    install_flare(session)
+    session.run(*PYTEST, *FLARE)
+    session.run(*PYTEST, "-m", "slow", *FLARE, "-k", "fedams_in_flares_rounds")
+
+
+@target("nightly", "wheel")
+def nvflare_jobs(session: nox.Session) -> None:
+    """Test with jobs in NVIDIA FLARE's simulator, with sites and servers that fail."""
+    install_flare(session)
+    session.run(*PYTEST, "-m", "slow", "--durations=8", *FLARE)
 
 
 @target("nightly", "wheel")
@@ -172,13 +205,7 @@ def appfl(session: nox.Session) -> None:
     """Test with real APPFL and pfl, and the small examples with and without fastagg."""
     install(session, "torch")
     install(session, wheel="appfl,pfl,test")
-    names = ["test_docs.py", "test_small_examples.py", *integrations("test_appfl.py"), "test_pfl.py"]
-    session.run(*PYTEST, "-m", "", "--durations=8", *(f"tests/integrations/{name}" for name in names))
-
-
-def integrations(pattern: str) -> list[str]:
-    """Return the names of the integrations' tests that match, and of those of a rule of one's own in each of them."""
-    return ["test_rules_everywhere.py", *sorted(path.name for path in (HERE / "tests/integrations").glob(pattern))]
+    session.run(*PYTEST, "-m", "", "--durations=8", *integrations("small_examples", "appfl", "pfl"))
 
 
 @target("commit")
@@ -249,7 +276,7 @@ def ptx(session: nox.Session) -> None:
 
 @target("nightly")
 def races(session: nox.Session) -> None:
-    """Look for races in the CUDA kernels, emulated, and in the engine, with ThreadSanitizer."""
+    """Look for races in the CUDA kernels, emulated, with ThreadSanitizer."""
     install(session, *COMPILING)
     script(session, "races")
 

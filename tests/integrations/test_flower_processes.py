@@ -91,14 +91,15 @@ def test_a_federation_where_everything_dies_once(start, monkeypatch) -> None:
     federation.wait("first-run", "fastagg: version 4:", 480)
     os.kill(federation.server_app(), signal.SIGKILL)
     federation.kill(run)
-    counted = fastagg.server.checkpoint.read(checkpoint)["flower"]["updates"]
+    state = fastagg.server.checkpoint.read(checkpoint)
+    counted, out = state["flower"]["updates"], len(fastagg.server.checkpoint.open_tasks(state))
 
     second = journal(federation, "second")
     run = federation.run("second-run", **settings)
     log = federation.wait("second-run", "after 8 versions", 480)
     resumed = re.search(r"resumed version (\d+) after (\d+) updates; (\d+) tasks that were out are sent again", log)
     assert resumed and int(resumed[2]) == counted and int(resumed[1]) >= 4
-    assert int(resumed[3]) > 0, "clients were training when the server died"
+    assert int(resumed[3]) == out  # on a busy machine all may have answered
     assert accuracy(log) > 0.9
 
     state = fastagg.server.checkpoint.read(checkpoint)

@@ -59,7 +59,7 @@ class FakeGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        ids = list(message_ids)
+        ids = sorted(message_ids, key=lambda name: int(name[1:]))  # a set's order is not the same in two processes
         self.asked.append(len(ids))
         self.now += 1
         due = [i for i in ids if i in self.replies and self.replies[i][0] < self.now]
