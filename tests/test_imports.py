@@ -50,10 +50,13 @@ ORDER = (
 
 
 def modules(package: Path) -> dict[str, Path]:
-    """The package's modules by their names, that of the package itself being its folder's."""
+    """The package's modules by their names, that of the package itself being its folder's. A wheel's benchmarks are
+    programs of bench/ that use it."""
     found = {}
     for path in sorted([*package.rglob("*.py"), *package.rglob("*.pyi")]):
         parts = path.relative_to(package.parent).with_suffix("").parts
+        if parts[1] == "_bench":
+            continue
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from own_rules import Median, median
+from own_median import Median, median
 
 import fastagg
 
-RULE = "own_rules:median"
+RULE = "own_median:median"
 # What clients add to the model: the mean is no good. The median of the first three is 1, of the others 0.25.
 VALUES = (0.5, 100.0, 1.0, 0.25, -50.0, 0.75)
 POISON = VALUES[:3]
