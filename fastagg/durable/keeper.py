@@ -21,11 +21,37 @@ EVERY = 1 << 30  # bytes of the log after which a checkpoint is written
 _log = logging.getLogger("fastagg")
 
 
+class Latch:
+    """What is set once, and waited for. Unlike ``threading.Event`` it has no lock that a waiting thread holds for a
+    moment: a signal's handler that fell into that moment, and waited for the thread that sets this, would wait for
+    ever."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiting: deque[threading.Lock] = deque()  # each waiter's own
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        with contextlib.suppress(IndexError):
+            while True:
+                self._waiting.pop().release()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Return whether it is set, after ``seconds`` at the latest."""
+        mine = threading.Lock()
+        mine.acquire()
+        self._waiting.append(mine)  # before the look, so that whoever sets it later finds it
+        return self._is_set or mine.acquire(timeout=-1 if seconds is None else seconds)
+
+
 class _Request:
     """Somebody waits for a checkpoint."""
 
     def __init__(self) -> None:
-        self.done = threading.Event()
+        self.done = Latch()
         self.written: int | None = None
         self.error: FastaggError | None = None
 
@@ -52,7 +78,7 @@ class Keeper:
         self._due = every
         self._requests: deque[_Request] = deque()
         self._closing = False
-        self._ended = threading.Event()
+        self._ended = Latch()
 
     def start(self, journal: Any, replayed: int) -> None:
         """Begin to write checkpoints. ``replayed``: bytes of the log behind the last one."""
