@@ -208,6 +208,17 @@ def appfl(session: nox.Session) -> None:
     session.run(*PYTEST, "-m", "", "--durations=8", *integrations("small_examples", "appfl", "pfl"))
 
 
+@target("nightly", "wheel")
+@nox.parametrize("framework", ["flower", "nvflare", "pfl"])
+def theirs(session: nox.Session, framework: str) -> None:
+    """Run a framework's own tests of the parts that fastagg replaces, with fastagg's classes in their place."""
+    install(session, "torch", "parameterized", "pytest-lazy-fixtures")
+    install(session, wheel=f"{framework},test")
+    folder = FOLDER / f"theirs-{framework}"
+    shutil.rmtree(folder, ignore_errors=True)
+    session.run("python", ".ci/theirs.py", framework, str(folder))
+
+
 @target("commit")
 def engine(session: nox.Session) -> None:
     """Test the engine without Python under AddressSanitizer, UBSan and ThreadSanitizer."""

@@ -10,6 +10,7 @@ import fastagg
 from fastagg._types import State
 from fastagg.errors import ConfigError
 from fastagg.integrations import require
+from fastagg.integrations.models import put
 
 require("pfl", "0.6.0", "pfl")
 
@@ -18,7 +19,8 @@ class CentralOptimizer(torch.optim.Optimizer):
     """Any fastagg optimizer as pfl's ``central_optimizer``.
 
     pfl stores the negated mean difference of the cohort as gradients, and steps. This object holds the moments and the
-    fp32 model. Parameters of another type get its rounded values. A learning-rate scheduler works as usual.
+    fp32 model. Parameters of another type get its rounded values. A learning-rate scheduler works as usual. Parameters
+    that other code has changed since the last step are the model then, as with torch's optimizers; the moments stay.
 
     Args:
         module: the model. Parameters that are not trained do not change.
@@ -45,6 +47,9 @@ class CentralOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], object] | None = None) -> None:  # type: ignore[override]
         """Take a cohort's mean difference; a server step along it, if the direction does not wait for more."""
         self.server.lr = self.param_groups[0]["lr"]
+        mine = self.server.parameters()
+        if not all(torch.equal(p, mine[name].to(p.device)) for name, p in self._trained.items()):
+            put(self.server, {name: p.detach() for name, p in self._trained.items()})
         task = self.server.dispatch("cohort")
         mean = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self._trained.items()}
         try:

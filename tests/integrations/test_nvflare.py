@@ -32,8 +32,10 @@ from nvflare.apis.fl_constant import FLContextKey, ReservedKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.abstract.model import make_model_learnable
+from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
+from nvflare.app_common.workflows.fedavg import FedAvg
 from nvflare.edge.assessors.buff_model_manager import BuffModelManager
 from nvflare.edge.mud import ModelUpdate
 from support.replay import play
@@ -187,6 +189,28 @@ def test_metrics_and_torch_tensors_come_back() -> None:
         aggregator.accept_model(answer)
     result = aggregator.aggregate_model()
     assert result.params["w"].dtype == torch.bfloat16 and result.metrics == {"accuracy": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("said", "mean"), [(None, None), ({}, {"loss": 0.6}), ({"loss": 0.2, "tags": ["a"]}, {"loss": 0.4})]
+)
+def test_a_rounds_metrics_are_flares(said: dict[str, Any] | None, mean: dict[str, float] | None) -> None:
+    """A client that measured nothing leaves its round without metrics; what has no mean is left out and named once."""
+    aggregator, warned = begun(clients="ab"), list[str]()
+    aggregator.warning = warned.append
+    for _ in range(2):
+        theirs = FedAvg(num_clients=2)
+        theirs.current_round, theirs._expected_count, theirs._received_count, theirs._params_type = 0, 2, 0, None
+        theirs._aggr_helper, theirs._aggr_metrics_helper = WeightedAggregationHelper(), WeightedAggregationHelper()
+        theirs._all_metrics = True
+        for client, metrics in (("a", said), ("b", {"loss": 0.6})):
+            aggregator.sent(client, FLModel(ParamsType.FULL, MODEL, current_round=0))
+            for taker in (theirs._aggregate_one_result, aggregator.accept_model):
+                answer = reply(client, 0)
+                answer.metrics = metrics
+                taker(answer)
+        assert theirs._get_aggregated_result().metrics == aggregator.aggregate_model().metrics == pytest.approx(mean)
+    assert sum("'tags' is a list" in line for line in warned) == (said is not None and "tags" in said)
 
 
 class Heard(FLComponent):

@@ -87,6 +87,23 @@ def test_sgd_is_torchs() -> None:
         assert torch.equal(mine, other)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parameters_that_were_changed_are_the_model(dtype: torch.dtype) -> None:
+    """As with torch's optimizers: momentum goes on, from what ``set_parameters`` wrote."""
+    ours, theirs = (torch.nn.Linear(3, 2, dtype=dtype) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    steps = CentralOptimizer(ours, fastagg.Momentum(0.25, 0.5)), torch.optim.SGD(theirs.parameters(), 0.25, 0.5)
+    for number in range(4):
+        for net, optimizer in zip((ours, theirs), steps, strict=True):
+            for parameter in net.parameters():
+                parameter.grad = torch.full_like(parameter, 1.0 + number)
+                if number == 2:
+                    parameter.data.fill_(7.0)
+            optimizer.step()
+        for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert torch.allclose(mine, other, atol=1e-6 if dtype == torch.float32 else 0.05)
+
+
 def test_a_bad_mean_changes_nothing_and_schedulers_work() -> None:
     net = torch.nn.Linear(2, 2)
     optimizer = CentralOptimizer(net, fastagg.SGD(1.0))

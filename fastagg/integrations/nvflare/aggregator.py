@@ -71,7 +71,8 @@ class Aggregator(ModelAggregator):
             preset(algorithm)(torch.zeros(1), **open_end)
         except TypeError as error:
             raise ConfigError(f"algorithm: expected a synchronous preset and its settings: {error}") from None
-        self._metrics = WeightedAggregationHelper()
+        self._named: set[str] = set()  # metrics that are no numbers; the log has them
+        self.reset_stats()
         self._round: set[str] = set()  # who was sent its model
         self._number: int | None = None
         self._resumed = False  # from a checkpoint, and FLARE has not been given a model since
@@ -151,8 +152,11 @@ class Aggregator(ModelAggregator):
         """Add the replies that wait. Return what became of each, by client."""
         added = self._traffic.add()
         for one, outcome in added:
-            if one.metrics and not isinstance(outcome, FastaggError):
-                self._metrics.add(filter_aggregatable_metrics(one.metrics), one.weight, one.client, one.number)
+            if isinstance(outcome, FastaggError):
+                continue
+            self._measured = self._measured and one.metrics is not None
+            if metrics := filter_aggregatable_metrics(one.metrics, self._left_out, self._named):
+                self._metrics.add(metrics, one.weight, one.client, one.number)
         return {one.client: outcome for one, outcome in added}
 
     def aggregate_model(self) -> FLModel:
@@ -173,7 +177,8 @@ class Aggregator(ModelAggregator):
         with self._ending_the_job():
             traffic.session.failures.check(self._round)
         self._round.clear()
-        metrics = self._metrics.get_result() or None
+        # As in FLARE: a round in which one client measured nothing has no metrics, rather than those of the others.
+        metrics = self._metrics.get_result() or None if self._measured else None
         self.reset_stats()
         self._given, self._resumed = traffic.model(), False
         return FLModel(ParamsType.FULL, dict(self._given), metrics=metrics)
@@ -181,6 +186,7 @@ class Aggregator(ModelAggregator):
     def reset_stats(self) -> None:
         """Begin a round."""
         self._metrics = WeightedAggregationHelper()
+        self._measured: bool = True  # every client so far
 
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
         """For ScatterAndGather: take a reply, and return whether it was accepted."""
@@ -197,6 +203,9 @@ class Aggregator(ModelAggregator):
             if self.fl_ctx is not None:  # FLARE only logs what an aggregator raises
                 self.system_panic(f"fastagg: {error}", self.fl_ctx)
             raise
+
+    def _left_out(self, metric: str, kind: str) -> None:
+        self.warning(f"fastagg: metric {metric!r} is a {kind}, which has no mean: it is left out")
 
     def _say(self, message: str) -> None:
         self.warning(message) if is_bad(message) else self.info(message)

@@ -174,7 +174,7 @@ class Traffic:
                 self.log(f"fastagg: client {client}: refused: {error}")
                 self.session.refused(client, error)
                 raise
-            self._held.append(Held(client, number, read, reply.metrics, reply.meta.get(self.weight_key, 1.0)))
+            self._held.append(Held(client, number, read, reply.metrics, read.reply.samples or 1.0))
             self._ended((client, number))
             return len(self._held)
 
