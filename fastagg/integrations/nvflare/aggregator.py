@@ -71,8 +71,9 @@ class Aggregator(ModelAggregator):
             preset(algorithm)(torch.zeros(1), **open_end)
         except TypeError as error:
             raise ConfigError(f"algorithm: expected a synchronous preset and its settings: {error}") from None
+        self._metrics = WeightedAggregationHelper()
+        self._measured = True  # whether each reply so far has metrics
         self._named: set[str] = set()  # metrics that are no numbers; the log has them
-        self.reset_stats()
         self._round: set[str] = set()  # who was sent its model
         self._number: int | None = None
         self._resumed = False  # from a checkpoint, and FLARE has not been given a model since
@@ -185,8 +186,7 @@ class Aggregator(ModelAggregator):
 
     def reset_stats(self) -> None:
         """Begin a round."""
-        self._metrics = WeightedAggregationHelper()
-        self._measured: bool = True  # every client so far
+        self._metrics, self._measured = WeightedAggregationHelper(), True
 
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
         """For ScatterAndGather: take a reply, and return whether it was accepted."""
