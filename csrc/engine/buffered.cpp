@@ -157,7 +157,7 @@ void Buffered::commit() noexcept {
 void Buffered::plan_fold() {
   if (!acc_) acc_ = memory_->vector(setting_.size);
   // The old sum is only read, so a model that turns out to be unfit leaves it as it was.
-  if (!held_.empty()) beside_ = memory_->vector(setting_.size);
+  if (!held_.empty() && !adds_in_place()) beside_ = memory_->vector(setting_.size);
 }
 
 std::vector<bool> Buffered::run_fold(const std::vector<Trained>& trained) {
@@ -166,9 +166,11 @@ std::vector<bool> Buffered::run_fold(const std::vector<Trained>& trained) {
     models.push_back(
         {*trained[i].update, trained[i].base, static_cast<float>(given_[i].gain * sign_ * weight_of(given_[i]))});
   std::vector<std::atomic<int32_t>> largest(models.size());
-  cpu::fold(models, held_.empty() ? nullptr : acc_.data, folded().data, largest);
+  cpu::fold(models, held_.empty() ? nullptr : acc_.data, adds_in_place() ? nullptr : folded().data, largest);
   std::vector<bool> fit;
   for (const auto& bits : largest) fit.push_back(bits <= kLargestElementBits);
+  if (adds_in_place() && std::find(fit.begin(), fit.end(), false) == fit.end())
+    cpu::fold(models, acc_.data, acc_.data, largest);
   return fit;
 }
 

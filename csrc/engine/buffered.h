@@ -38,6 +38,9 @@ class Buffered : public DirectionState {
   std::vector<bool> run_fold(const std::vector<Trained>& trained) override;
   store::Vector folded() const override { return beside_ ? beside_ : acc_; }
   void commit_fold(bool gives_up_sum) noexcept override;
+  // Trained models are checked in a pass of their own, and then added where the sum is. That saves the memory of a
+  // second sum, and costs a second read of each model. Nobody may write to them meanwhile.
+  bool in_place = false;
 
   double total() const { return total_; }
   const store::Vector& acc() const { return acc_; }
@@ -53,6 +56,7 @@ class Buffered : public DirectionState {
   void begin_sum();
   void exact_fields(Archive& archive);
   void check_loaded(bool there) const;
+  bool adds_in_place() const { return in_place && !held_.empty() && outcome_ != Outcome::kStep; }  // a step may fail
   bool settles(const Given& given) const { return exact() && (given.empty() || given.back().total >= 0.0); }
 
   Setting setting_;

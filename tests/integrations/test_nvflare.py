@@ -120,13 +120,32 @@ def test_a_bad_reply_changes_nothing_and_is_logged(what: str) -> None:
     assert np.allclose(aggregator.aggregate_model().params["w"], 1.5)
 
 
+def test_with_one_at_a_time_the_sum_stays_where_it_is() -> None:
+    """Also in the next round, and after FLARE has changed the model: there is no second sum."""
+    for at_once, least in ((1, 1), (2, 2)):
+        aggregator = Aggregator("FedAvg", at_once=at_once)
+        for number in range(3):
+            model = {"w": np.full(50_000, float(number), np.float32)}
+            places = set()
+            for client in "abcdefgh":
+                aggregator.sent(client, FLModel(ParamsType.FULL, model, current_round=number))
+            for client in "abcdefgh":
+                answer = FLModel(ParamsType.FULL, {"w": model["w"] + 1}, current_round=number)
+                answer.meta["client_name"] = client
+                aggregator.accept_model(answer)
+                held = aggregator._traffic.server.state_dict(copy=False)["direction"]["acc"]
+                places |= set() if held is None else {held.data_ptr()}
+            assert len(places) == least and np.all(aggregator.aggregate_model().params["w"] == number + 1)
+
+
 @pytest.mark.parametrize("full", [True, False])
 def test_a_reply_that_is_not_finite_leaves_those_beside_it(full: bool) -> None:
     """Wherever it is among those that are added in one pass. Replies are freed when they have been added."""
     for bad in range(6):
         found = []
-        for at_once in (1, 3, 4):
+        for at_once, lean in ((1, True), (1, False), (3, True), (3, False), (4, False)):
             aggregator, alive = begun(clients="abcdef", at_once=at_once), list[weakref.ref[np.ndarray]]()
+            aggregator._traffic.lean = lean
             for i, client in enumerate("abcdef"):
                 answer = reply(client, 0, 0.1 * i, full=full)
                 answer.metrics = {"accuracy": float(i)}

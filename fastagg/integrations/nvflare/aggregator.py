@@ -46,9 +46,10 @@ class Aggregator(ModelAggregator):
         checkpoint: a file on the server for its state (model, moments, version), written after each round. After a
             restart FLARE gets this model, whatever model the job starts from.
         weight_key: the key of a reply's weight in its ``meta``, for ``weighting="samples"``.
-        at_once: replies that are added in one pass. All but the last of them wait in memory. With 1, each is added as
-            it arrives: that takes the least memory, and about twice the time. With a rule that makes its own steps
-            (not one of the synchronous presets) all wait until the round ends.
+        at_once: replies that are added in one pass. All but the last of them wait in memory. With 1, each is checked
+            and then added where the sum is: that takes the least memory, one model beside the model and the reply, and
+            two to three times the time. With a rule that makes its own steps (not one of the synchronous presets) all
+            wait until the round ends.
 
     Raises:
         ConfigError: the preset is unknown, or not synchronous.
@@ -66,7 +67,7 @@ class Aggregator(ModelAggregator):
         self.at_once = _checks.whole("at_once", at_once, least=1)
         self.algorithm, self.settings, self.checkpoint, self.weight_key = algorithm, settings, checkpoint, weight_key
         open_end = {**(settings or {}), "clients_per_round": None}
-        self._traffic = Traffic(algorithm, open_end, checkpoint, None, weight_key, self._say)
+        self._traffic = Traffic(algorithm, open_end, checkpoint, None, weight_key, self._say, lean=at_once == 1)
         try:
             preset(algorithm)(torch.zeros(1), **open_end)
         except TypeError as error:
@@ -173,6 +174,7 @@ class Aggregator(ModelAggregator):
         if traffic.server.close_round() is not None:
             traffic.session.stepped()
         traffic.session.settle()
+        traffic.end_window(1)  # it holds a version
         traffic.forget()
         traffic.save()
         with self._ending_the_job():

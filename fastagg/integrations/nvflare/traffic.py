@@ -56,6 +56,8 @@ class Traffic:
         evaluate: ``evaluate(version, model)`` on the server, for the run's metrics.
         save_every: versions between checkpoints.
         versions: the run ends with this version.
+        lean: add each reply where the sum is, after a pass that checks it. That saves the memory of a second sum, and
+            reads a reply twice.
 
     Raises:
         ConfigError: there is no such preset.
@@ -73,6 +75,7 @@ class Traffic:
         evaluate: Callable[[int, Arrays], Found] | None = None,
         save_every: int = 1,
         versions: int | None = None,
+        lean: bool = False,
     ) -> None:
         self._make = preset(algorithm)
         self.algorithm, self.settings, self.clients = algorithm, dict(settings or {}), clients
@@ -82,7 +85,7 @@ class Traffic:
         self.run, self._evaluate, self.save_every = run, evaluate, save_every
         if run is not None and evaluate is None:
             of_clients(run.best)
-        self.versions = versions
+        self.versions, self.lean = versions, lean
         self.server: fastagg.Server
         self.session: Session
         self.numpy = False  # whether models travel as NumPy arrays
@@ -113,7 +116,7 @@ class Traffic:
                 fresh.load_state_dict(kept)
                 self.log(f"fastagg: going on from {self.checkpoint}, version {fresh.version}")
             # The sum so far and the next one: replies come one by one, and are checked and added in one pass with both.
-            memory.set_aside(fresh.layout.size, 2)
+            memory.set_aside(fresh.layout.size, 1 if self.lean else 2)
             self.session = Session(fresh, self.run, self._evaluate, lambda message: self.log(message))
             self.session.load_state_dict(kept.get("session", {}))
             self.first = self._saved = fresh.version
@@ -186,6 +189,9 @@ class Traffic:
         """
         with self._lock:
             held, self._held = self._held, []
+            direction = self.server._running.extension.state.native
+            if self.lean and hasattr(direction, "in_place"):
+                direction.in_place = True  # nobody else writes to FLARE's replies
             outcomes = replies.add(self.server, [one.ready for one in held])
             for one, outcome in zip(held, outcomes, strict=True):
                 task = one.ready.task
