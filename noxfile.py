@@ -326,7 +326,7 @@ def browser(session: nox.Session) -> None:
 def speed(session: nox.Session) -> None:
     """Compare three kernels with the machine's own streams and with torch."""
     install(session, wheel="test,bench")
-    session.run("python", "bench/speed.py")
+    session.run(*PYTEST, "bench", "--floors")
 
 
 @target("nightly")

@@ -2,10 +2,15 @@
 
     python bench/claims.py run FOLDER [--data-dir DATA] [--seeds N] [--set KEY=VALUE...] [TABLE...]
     python bench/claims.py record FOLDER
+    python bench/claims.py papers FOLDER --data-dir DATA [--plan] [--device cuda] [-j 4] [TABLE...]
 
 ``run`` compares every table in FOLDER/TABLE with `fastagg compare`, and prints the verdicts. Finished runs are only
 read, and unfinished ones are continued. ``--data-dir``, ``--seeds`` and ``--set`` run them on other data and at another
 size. ``record`` writes the verdicts to docs/reproduction/measured.json, and the table of docs/reproduction.md from it.
+
+``papers`` runs the papers' tables at their own sizes, in bf16 and with channels_last for images. First it prints the
+hours of each: for every method in a table's first setting it divides the seconds of a few client updates by their share
+of the run. A table whose data set is not in the folder is left out. ``--plan`` stops then.
 """
 
 from __future__ import annotations
@@ -18,10 +23,25 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import checkout  # noqa: F401
+import torch
+
+from fastagg.errors import ConfigError, DataError
+from fastagg.sim.data.sections import SECTIONS
+from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.recipes import config
+from fastagg.sim.recipes import tables as recipes
+from fastagg.timing import Stopwatch
+
 PAGES = Path(__file__).parents[1] / "docs"
 CLAIMS, MEASURED = PAGES / "reproduction" / "claims.toml", PAGES / "reproduction" / "measured.json"
 BEGIN, END = "<!-- bench/claims.py makes this table -->\n", "<!-- its end -->\n"
 SEEDS = 6  # of a table that claims.toml does not name
+PAPERS = [
+    *(f"fadas-table{number}" for number in (2, 3, 4, 5)), "ace-figure2", "fedecho-table2",
+    *(f"asyncfeded-figure{number}-{data}" for number in (2, 3, 4) for data in ("synthetic", "femnist", "shakespeare")),
+]  # fmt: skip
+WARM, UPDATES = 3, 12  # client updates before the clock starts, and those that are timed
 Measured = dict[str, dict[str, list[str]]]  # table -> claim -> difference with its interval, seeds, verdict
 
 
@@ -59,18 +79,65 @@ def with_table(text: str, measured: Measured) -> str:
     return before + BEGIN + "\n" + page_table(measured) + "\n" + END + rest.split(END)[1]
 
 
-def run(folder: Path, args: argparse.Namespace) -> None:
+def compare(folder: Path, names: list[str], args: argparse.Namespace, own: dict[str, list[str]]) -> None:
+    """Compare tables, each with further options of its ``own``. Unless all end, exit and say which did not."""
     seeds, failed = registry()["seeds"], []
-    for table in args.tables or tables():
+    for table in names:
         command = [sys.executable, "-m", "fastagg", "compare", table, "--out", str(folder / table)]
         command += ["--seeds", str(args.seeds or seeds.get(table, SEEDS))]
         command += ["--data-dir", args.data_dir] if args.data_dir else []
-        command += [part for change in args.set for part in ("--set", change)]
+        command += [part for change in [*args.set, *own.get(table, [])] for part in ("--set", change)]
+        command += ["-j", str(args.jobs)] if args.jobs > 1 else []
         if subprocess.run(command, check=False).returncode != 0:
             failed.append(table)
     print(page_table(verdicts(folder)))
     if failed:
         sys.exit(f"did not end: {', '.join(failed)}")
+
+
+def changes(values: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    """Return what a run on this machine changes in a recipe."""
+    name = values["data"]["name"]
+    images = name in ("cifar10", "cifar100", "femnist", "mnist")
+    wanted = {"run.device": args.device, "run.autocast": images, "run.channels_last": images}
+    return {**wanted, **({"data.dir": args.data_dir} if SECTIONS[name].needs else {})}
+
+
+def hours(cell: recipes.Place, args: argparse.Namespace) -> float:
+    """Return the wall hours of one run, estimated from its first few client updates."""
+    simulation = Simulation(config.from_dict(config.changed(cell.values, changes(cell.values, args)), cell.label))
+    for _ in range(WARM):
+        simulation.step()
+    share, watch, done = simulation.done(), Stopwatch(), 0
+    while done < UPDATES or (simulation.done() == share and done < 20 * UPDATES):  # until the run has advanced
+        simulation.step()
+        done += 1
+    if args.device != "cpu":
+        torch.cuda.synchronize()
+    return watch.total / max(simulation.done() - share, 1e-9) / 3600
+
+
+def papers(folder: Path, args: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    planned: dict[str, list[str]] = {}
+    total, args.seeds = 0.0, args.seeds or 3
+    print("| table | runs | hours |\n|---|---:|---:|")
+    for name in args.tables or PAPERS:
+        table = recipes.load(name)
+        first = {cell.method: cell for cell in reversed(table.cells)}
+        try:
+            each = {method: hours(cell, args) for method, cell in first.items()}
+        except (DataError, ConfigError) as error:
+            print(f"| {name} | left out: {error} | |", flush=True)
+            continue
+        total += (needed := sum(each[cell.method] for cell in table.cells) * args.seeds / args.jobs)
+        print(f"| {name} | {len(table.cells) * args.seeds} | {needed:.2f} |", flush=True)
+        own = changes(table.cells[0].values, args)
+        planned[name] = [f"{key}={str(one).lower() if isinstance(one, bool) else one}" for key, one in own.items()]
+    print(f"| all | | {total:.2f} |", flush=True)
+    args.data_dir = None  # it stands in the changes of those tables that need it
+    if not args.plan:
+        compare(folder, list(planned), args, planned)
 
 
 def record(folder: Path) -> None:
@@ -83,17 +150,24 @@ def record(folder: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "record"])
+    parser.add_argument("what", choices=["run", "record", "papers"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("tables", nargs="*", metavar="TABLE")
     parser.add_argument("--data-dir")
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("-j", "--jobs", type=int, default=1)
+    parser.add_argument("--plan", action="store_true")
     args = parser.parse_args(arguments)
-    if args.what == "run":
-        run(args.folder, args)
-    else:
+    if args.what == "record":
         record(args.folder)
+    elif args.what == "run":
+        compare(args.folder, args.tables or tables(), args, {})
+    elif args.data_dir is None:
+        parser.error("papers: it needs --data-dir")
+    else:
+        papers(args.folder, args)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from fastagg import timing
 
 # Without --case: every case at a small size, in two minutes. torch.compile takes minutes before anything is timed.
 QUICK, QUICK_ROUNDS, QUICK_SECONDS, SLOW = 1_000_000, 5, 3.0, ("torch.compile",)
+SHOWN = ("case", "candidate", "size", "threads", "p20", "p80", "ratio", "share", "streams")
 FOUND = pytest.StashKey[dict[tuple[str, int, int], "Found | AssertionError"]]()
 
 
@@ -47,10 +48,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--rounds", type=int, help="samples of each (default: 31 below a million parameters, 15)")
     group.addoption("--within", type=float, metavar="SECONDS",
                     help="for each case and size: no round begins later, once there are five")  # fmt: skip
+    group.addoption("--floors", action="store_true",
+                    help="fail where a kernel is below its floor; one thread, the best of 40 rounds")  # fmt: skip
     group.addoption("--impatient", action="store_true", help="do not wait for a quiet machine")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if (given := config.option).floors:
+        given.case, given.rounds, given.threads = given.case or ["kernel"], given.rounds or 40, [1]
+        given.sizes, given.only = given.sizes or [8_000_000], [case.floor[1] for case in CASES.values() if case.floor]
     config.stash[FOUND] = {}
     for word in config.option.case or ():
         if not any(_is_meant(case, word) for case in CASES.values()):
@@ -67,12 +73,14 @@ def chosen(config: pytest.Config) -> list[tuple[str, int, int, str]]:
     threads = [0] if device == "cuda" else config.option.threads or [fastagg.get_num_threads()]
     found = []
     for name, case in CASES.items():
+        if config.option.floors and case.floor is None:
+            continue
         own = list(case.sizes) if len(case.sizes) == 1 else config.option.sizes or list(case.sizes)
         if not words:
             small = [QUICK] if case.group == "kernel" else [min(case.sizes)]
             own = own if len(case.sizes) == 1 or config.option.sizes else small
             if (
-                case.group in ("server", "processes")
+                case.group in ("server", "processes", "disk")  # they take minutes
                 or name.startswith("simulator, C")
                 or (len(case.sizes) == 1 and own[0] > QUICK)
             ):
@@ -144,13 +152,15 @@ def _measured(request: pytest.FixtureRequest, case: str, size: int, threads: int
     if not given.case:
         rounds, within = rounds or QUICK_ROUNDS, within or QUICK_SECONDS
     care = timing.Care(0.005, math.inf, 0.0) if given.impatient or not given.case else timing.QUIET
+    if given.floors:  # a neighbour in CI stays for minutes: nobody waits for its end
+        care = timing.Care(settle=0.002, patience=0.0)
     if threads:
         fastagg.set_num_threads(threads)
         torch.set_num_threads(threads)
     try:
         return measure(
             CASES[case], size, rounds=rounds, wanted=wanted, device=torch.device(given.device),
-            within=within or math.inf, care=care,
+            within=within or math.inf, care=care, floors=given.floors,
         )  # fmt: skip
     except AssertionError as error:
         return error
@@ -179,6 +189,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             terminalreporter.write_line(f"{case}, {size:,} parameters, {threads} threads: {quiet}")
             for name, timed in one.timed.items():
                 share = f"; {timed.info['share']:.0%} of streaming" if "share" in timed.info else ""
+                share += "".join(f"; {key}: {value:.4g}" for key, value in timed.info.items() if key not in SHOWN)
                 low, middle, high = timed.info.get("ratio", (1, 1, 1))
                 terminalreporter.write_line(
                     f"  {middle:6.2f} ({low:.2f} to {high:.2f}) times fastagg's time: {name}{share}"

@@ -18,7 +18,13 @@ import fastagg
 from fastagg import timing
 
 # they do less work than ours by intent, so they are not peers
-FLOORS = ("the native call alone", "the copy alone, pinned already")
+FLOORS = (
+    "the native call alone",
+    "the copy alone, pinned already",
+    "one write and fdatasync",
+    "the digest alone",
+    "one read of the disk",
+)
 # A sample of milliseconds depends on the current state of the core's clock and of the neighbours. So short steps need
 # more samples.
 ROUNDS, SHORT_ROUNDS, SHORT = 15, 31, 1_000_000
@@ -65,6 +71,7 @@ def measure(
     clock: timing.Clock | None = None,
     within: float = math.inf,
     care: timing.Care = timing.QUIET,
+    floors: bool = False,
 ) -> Found:
     """Measure a case.
 
@@ -77,9 +84,11 @@ def measure(
         clock: the clock of a sample; by default the device's own (``timing.clock_of``).
         within: after so many seconds no further round begins, if there are at least five.
         care: how quiet the machine must be.
+        floors: measure shares at every size, take the best round of each, and compare with the case's floor.
 
     Raises:
-        AssertionError: a candidate's result differs from fastagg's.
+        AssertionError: a candidate's result differs from fastagg's; or fastagg is below both parts of its floor. If a
+            neighbour slows the cores down, streaming still works; if it uses the memory, computing still works.
     """
     rounds = rounds or (SHORT_ROUNDS if size < SHORT else ROUNDS)
     problem = replace(Problem(size, device=device), lr=case.lr)
@@ -94,7 +103,7 @@ def measure(
     found = Found()
     for group in list(batches(others, problem, shared)) or [[]]:
         timer = clock or (timing.ToldClock() if case.told else timing.clock_of(CPU if case.host else device))
-        one = _group(case, problem, [leader, *group], rounds, within, timer, care)
+        one = _group(case, problem, [leader, *group], rounds, within, timer, care, floors)
         found = Found(
             one.timed | found.timed, found.skipped | one.skipped, max(found.others, one.others),
             found.discarded + one.discarded,
@@ -104,18 +113,30 @@ def measure(
 
 def _group(
     case: Case, problem: Problem, group: Sequence[Candidate], rounds: int, within: float, clock: timing.Clock,
-    care: timing.Care,
+    care: timing.Care, floors: bool,
 ) -> Found:  # fmt: skip
     built, skipped = build(case, problem, group)
-    leader, size = group[0].name, problem.size
+    try:
+        return _timed(case, problem, group[0].name, built, skipped, rounds, within, clock, care, floors)
+    finally:
+        for ready in built.values():
+            ready.close()
+
+
+def _timed(
+    case: Case, problem: Problem, leader: str, built: dict[str, Built], skipped: dict[str, str], rounds: int,
+    within: float, clock: timing.Clock, care: timing.Care, floors: bool,
+) -> Found:  # fmt: skip
+    size = problem.size
     if leader not in built:
         return Found(skipped=skipped)
-    beside = streams(problem) if case.bytes and not case.host and size >= BEYOND else {}
+    beside = streams(problem) if case.bytes and not case.host and (size >= BEYOND or floors) else {}
     runs = {name: ready.run for name, ready in built.items()} | {name: one.run for name, one in beside.items()}
     before = {name: ready.before for name, ready in built.items() if ready.before is not None}
     timings = timing.interleave(
         runs, rounds=rounds, before=before, least=case.least, clock=clock, within=within, needed=leader, care=care
     )
+    timings = timings.best() if floors else timings
     threads = fastagg.get_num_threads() if problem.device.type == "cpu" else 0
     fastest, timed = speeds(timings, beside, size), {}
     for name in (one for one in built if one not in timings.lost):
@@ -128,13 +149,20 @@ def _group(
         if fastest and is_counted(name):
             limit = fastest["read"] if case.reads else max(fastest[one] for one in ("copy", "triad", "in place"))
             info |= {"share": case.bytes * size / p50 / limit, "streams": fastest}
-        if kept := built[name].kept:
-            info["kept"] = kept
+        info |= built[name].told()
         if host := clock.host.get(name):
             info["host"] = timing.Quantiles.of(host).p50
         if case.peaks and (most := peak.alone(case.name, name)) is not None:
             info["memory"] = most
         timed[name] = Timed([seconds / case.period for seconds in timings.samples(name)], info)
+    if floors and case.floor:
+        least, peer, ratio = case.floor
+        share, slower = timed[leader].info["share"], timed[peer].info["ratio"][1]
+        if share < least and slower < ratio:
+            raise AssertionError(
+                f"{case.name}: TOO LITTLE: {share:.0%} of streaming, at least {least:.0%}; {peer} takes "
+                f"{slower:.2f} times as long, at least {ratio:.2f}"
+            )
     return Found(timed, skipped | timings.lost, timings.others or 0.0, timings.discarded)
 
 

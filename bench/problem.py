@@ -32,14 +32,16 @@ class Built:
         result: the vector to compare with the others'. None for a floor, which does less work by intent.
         before: preparation before each run, which is not timed.
         warm: the number of runs before results are compared.
-        kept: the bytes per parameter that it stores for each client, if the case measures that.
+        told: further figures by name, after the last run; such as ``kept``, the bytes per parameter and client.
+        close: ends it: servers, processes, folders.
     """
 
     run: Callable[[], object]
     result: Callable[[], Tensor] | None
     before: Callable[[], object] | None = None
     warm: int = 1
-    kept: float | None = None
+    told: Callable[[], dict[str, float]] = dict
+    close: Callable[[], object] = bool
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Case:
             0 if the work is not counted in bytes. Only this attribute defines it.
         candidates: ours first. The others' results must equal the first one's.
         group: ``arrival`` (a whole one, dispatch to receipt), ``kernel`` (one pass), ``server`` (another framework's),
-            or ``path`` (anything else).
+            ``disk``, ``processes``, or ``path`` (anything else).
         sizes: the numbers of parameters that are measured; one element if the case has its own size.
         corrected: our result with Adam's bias correction, for peers that always apply it.
         exact: the result in float64. Ours must equal it within rounding, peers within ``rounding``.
@@ -84,8 +86,10 @@ class Case:
         least: the least seconds of a sample.
         devices: the devices of its own candidate.
         host: whether the host's clock times it on every device.
-        told: whether a run returns its seconds itself, because it is in processes of its own.
+        told: whether a run returns its seconds itself, because only it knows when they begin and end.
         peaks: whether each candidate's peak of memory is measured, too.
+        floor: what `--floors` checks: the least share of the memory's speed; or a peer, and the least ratio of its time
+            to ours. About two thirds of the values on the report's processors.
     """
 
     name: str
@@ -105,6 +109,7 @@ class Case:
     host: bool = False
     told: bool = False
     peaks: bool = False
+    floor: tuple[float, str, float] | None = None
 
 
 def plain(size: int, device: torch.device = CPU) -> Tensor:

@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -200,6 +200,10 @@ class Timings:
     others: float | None
     discarded: int
     lost: dict[str, str]
+
+    def best(self) -> Timings:
+        """Return only the best round of each candidate: a disturbance only makes a round slower."""
+        return replace(self, rounds={name: {0: min(found.values())} for name, found in self.rounds.items()})
 
     def samples(self, name: str) -> list[float]:
         """Return the seconds per call, in the order of measurement."""

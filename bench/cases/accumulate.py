@@ -47,4 +47,4 @@ def _candidates() -> list[Candidate]:
     ]
 
 
-CASES = [Case("accumulate", 12, _candidates, lr=1.0)]
+CASES = [Case("accumulate", 12, _candidates, lr=1.0, floor=(0.65, "torch add_", 0.7))]

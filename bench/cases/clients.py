@@ -40,7 +40,7 @@ def _ours(problem: Problem, clients: int, format: str) -> Built:
     cache = server._running.extension.state.cache
     return Built(
         in_turn(lambda at: receive(order[at]), clients), lambda: server.flat[: whole(problem.size)], warm=clients,
-        kept=cache.nbytes() / cache.slots / problem.size,
+        told=lambda: {"kept": cache.nbytes() / cache.slots / problem.size},
     )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def _peer(problem: Problem, clients: int) -> Built:
     model, update, order = Model(problem.zeros(), False), grid(problem, "int4"), _order(clients)
     receive = ace(model, LR, torch.zeros(clients, problem.size))
     run = in_turn(lambda at: receive(order[at], update), clients)
-    return Built(run, lambda: model.x[: whole(problem.size)], warm=clients, kept=4.0)
+    return Built(run, lambda: model.x[: whole(problem.size)], warm=clients, told=lambda: {"kept": 4.0})
 
 
 def _candidates(clients: int) -> list[Candidate]:

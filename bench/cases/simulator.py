@@ -50,7 +50,9 @@ def large(clients: int, seed: int) -> Any:
     return replace(data, clients=[enlarged(samples) for samples in data.clients], test=enlarged(data.test))
 
 
-def recipe(model: dict[str, object], uploads: int = UPLOADS, seed: int = 0, rate: float = 1.0) -> Any:
+def recipe(
+    model: dict[str, object], uploads: int = UPLOADS, seed: int = 0, rate: float = 1.0, fused: bool = True
+) -> Any:
     """Return the recipe: 25 of 50 clients in flight, two epochs of batches of 50 on digits, a buffer of 5."""
     from fastagg.sim.recipes import config
 
@@ -63,7 +65,7 @@ def recipe(model: dict[str, object], uploads: int = UPLOADS, seed: int = 0, rate
         "client": {"lr": 0.02, "epochs": 2},
         "delay": {"name": "three-class"},
         "participation": {"rule": "concurrency", "concurrency": 25},
-        "run": {"uploads": uploads, "evaluate_every": 10},
+        "run": {"uploads": uploads, "evaluate_every": 10, "fused": fused},
     }
     return config.from_dict(values, "bench")
 

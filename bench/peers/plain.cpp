@@ -1,5 +1,5 @@
 // The plainest loop of each formula, which the compiler vectorises: what anybody can write in C++ in an afternoon.
-// plain.py compiles this file and calls it. bench/mca.py finds the loops' assembly by their names.
+// plain.py compiles this file and calls it.
 #include <cmath>
 #include <thread>
 #include <vector>

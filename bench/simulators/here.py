@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from cases import simulator
-from support.simulated import GIVEN, UPDATES, WARM, done
+from simulated import GIVEN, UPDATES, WARM, done
 
 from fastagg.sim.one.run import run
 from fastagg.timing import Stopwatch

@@ -17,7 +17,7 @@ from unittest.mock import MagicMock
 import torch
 from appfl.vsim import AsyncSimDriver, ClientProfile
 from omegaconf import OmegaConf
-from support.simulated import BATCH, COHORT, EPOCHS, LR, UPDATES, data, done, tested
+from simulated import BATCH, COHORT, EPOCHS, LR, UPDATES, data, done, tested
 
 from fastagg.timing import Stopwatch
 

@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from support.simulated import COHORT, EVERY, ROUNDS, data, done, model, tested, train
+from simulated import COHORT, EVERY, ROUNDS, data, done, model, tested, train
 
 from fastagg.timing import Stopwatch
 

@@ -15,7 +15,7 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Weighted
 from pfl.model.pytorch import PyTorchModel
-from support.simulated import BATCH, COHORT, EPOCHS, EVERY, LR, ROUNDS, UPDATES, WARM, data, done, model, tested
+from simulated import BATCH, COHORT, EPOCHS, EVERY, LR, ROUNDS, UPDATES, WARM, data, done, model, tested
 
 from fastagg.timing import Stopwatch
 

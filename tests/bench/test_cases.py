@@ -11,7 +11,7 @@ import pytest
 from fastagg import timing
 
 ALGORITHMS = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
-SLOW = ("ACE of 1000", "of a million", "distillation loss [512", "simulator, C", "simulators, ", "server, ", "HTTP, ")
+SLOW = ("ACE of 1000", "of a million", "distillation loss [512", "simulator, C", "server, ")
 
 
 def cases():
@@ -33,9 +33,9 @@ def test_candidates_agree(name):
     import measure
     from problem import Problem, Skip
 
-    if name.startswith(SLOW):
-        pytest.skip("its smaller kin are built")
     case = CASES[name]
+    if name.startswith(SLOW) or case.group in ("disk", "processes"):
+        pytest.skip("its smaller kin are built, or the next test runs it")
     size = case.sizes[0] if len(case.sizes) == 1 and case.sizes[0] < 1_000_000 else 2003
     wanted = [one for one in case.candidates() if one.name != "torch.compile"]
     built, skipped = measure.build(case, replace(Problem(size), lr=case.lr), wanted)
@@ -45,6 +45,63 @@ def test_candidates_agree(name):
         if name not in ("fastagg", measure.FLOORS[0]) and ready.before is None:
             ready.run()  # a second time
     assert all(issubclass(Skip, Exception) and reason for reason in skipped.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "told"),
+    [
+        ("durable FADAS", 1000, "waited"),
+        ("durable ACE int8, 64 threads", 1000, "answers a group"),
+        ("durable, the longest of many", 1000, "median"),
+        ("recovery of 1 GB", 1000, None),
+        ("upload of 1 GB in chunks", 1000, None),
+        ("digest of a record", 1000, "waited"),
+        ("rows on a disk, 1,000 clients, int8", 1000, "slowest of a thousand over the median"),
+        ("waiting, load 60%, 1 together", 1000, "queue"),
+        ("engines, a task of nothing", 1000, "alone"),
+    ],
+)
+def test_what_a_disk_or_processes_do_is_measured_small(name, size, told, tmp_path, monkeypatch):
+    import tempfile
+
+    import measure
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(measure.peak, "alone", lambda case, name: 1.0)
+    case = CASES[name]
+    found = measure.measure(case, size, rounds=2, care=timing.AT_ONCE)
+    for one in case.candidates():
+        assert one.name in found.timed or "not installed" in found.skipped[one.name]
+    for one in found.timed.values():
+        assert all(seconds > 0 for seconds in one.samples)
+    if told:
+        assert next(iter(found.timed.values())).info[told] >= 0
+    assert list(tmp_path.glob("fastagg-*")) == []  # nothing is left on the disk
+
+
+def test_ranks_that_are_processes_take_turns_and_send_messages():
+    import measure
+
+    case = CASES["ranks, ASGD"]
+    wanted = ["fastagg, 2 ranks", "fastagg, messages of 2 ranks"]
+    found = measure.measure(case, 200_000, rounds=2, wanted=wanted, care=timing.AT_ONCE).timed
+    assert found["fastagg"].info["bytes of messages"] == 0
+    assert all(found[name].info["bytes of messages"] > 100 and found[name].info["ratio"][1] > 0 for name in wanted)
+
+
+@pytest.mark.parametrize(("label", "by_torch"), [("MLP", False), ("MLP, by torch", True)])
+def test_a_simulator_trains_as_its_label_says(label, by_torch):
+    from cases import engines
+    from cases.simulator import recipe
+
+    from fastagg.sim.one.simulation import Simulation
+
+    (candidate, *_) = CASES[f"engines, {label}"].candidates()
+    how = candidate.build.keywords
+    assert how["fused"] != by_torch and how["engine"] == "here"
+    assert (Simulation(recipe(how["model"], fused=how["fused"])).by_torch is not None) == by_torch
+    large, parameters, _ = engines.CASE_MODELS["MLP of 4.1 million"]
+    assert Simulation(recipe(large)).server.layout.size == parameters
 
 
 def test_what_computes_something_else_is_not_timed():

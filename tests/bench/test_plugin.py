@@ -62,6 +62,31 @@ def test_a_wrong_result_fails_and_a_candidate_that_cannot_run_is_skipped(bench, 
         assert codes in done.stdout, done.stdout
 
 
+def test_a_kernel_below_its_floor_fails(bench, tmp_path):
+    """Sixteen passes for one have a sixteenth of the share and of the ratio."""
+    (tmp_path / "plant.py").write_text(
+        "import pytest\n"
+        "@pytest.fixture(autouse=True)\n"
+        "def changed(monkeypatch):\n"
+        "    import dataclasses\n"
+        "    import cases.accumulate as one\n"
+        "    build = one._ours\n"
+        "    def slow(problem):\n"
+        "        built = build(problem)\n"
+        "        passes = [built.run]\n"
+        "        def run():\n"
+        "            for _ in passes: built.run()\n"
+        "            passes[:] = 16 * [built.run]\n"
+        "        return dataclasses.replace(built, run=run)\n"
+        "    monkeypatch.setattr(one, '_ours', slow)\n"
+    )
+    own = ["--floors", "--case", "accumulate", "--sizes", "3e5", "--rounds", "9"]
+    done = measured(bench, *own)
+    assert done.returncode == 0 and "of streaming" in done.stdout, done.stdout
+    done = measured(bench, *own, "-p", "plant", "-o", f"pythonpath={tmp_path}")
+    assert done.returncode == 1 and "accumulate: TOO LITTLE" in done.stdout, done.stdout
+
+
 @pytest.mark.parametrize("arguments", [["--sizes", "1.5"], ["--threads", "0"], ["--device", "tpu"]])
 def test_wrong_arguments_are_named(bench, arguments):
     done = measured(bench, *arguments)

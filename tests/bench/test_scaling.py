@@ -1,4 +1,4 @@
-"""bench/scaling.py and bench/ingest.py: what the models say where the answer is known."""
+"""bench/scaling.py and the cases of waiting: what the models say where the answer is known."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ def test_the_fit_finds_a_line():
 @pytest.mark.parametrize("load", [0.3, 0.7])
 def test_the_queue_waits_as_long_as_queueing_theory_says(load):
     """One server, Poisson arrivals, constant service: a mean wait of load/(2*(1 - load)) services (Pollaczek)."""
-    import ingest
+    from cases import waiting
 
-    came = ingest.arrivals(200_000, load, 1, seed=3)
-    done = ingest.model(came, [1.0], seed=4)
+    came = waiting.arrivals(200_000, load, 1, seed=3)
+    done = waiting.model(came, [1.0], seed=4)
     waited = sum(end - begin - 1.0 for begin, end in zip(came, done, strict=True)) / len(came)
     assert waited == pytest.approx(load / (2 * (1 - load)), rel=0.05)
 
 
 def test_bursts_come_together_at_the_same_rate():
-    import ingest
+    from cases import waiting
 
-    came = ingest.arrivals(80_000, 50.0, 8, seed=5)
+    came = waiting.arrivals(80_000, 50.0, 8, seed=5)
     assert len(set(came)) == 10_000 and came[-1] == pytest.approx(80_000 / 50, rel=0.05)
     assert came == sorted(came)
 
 
 def test_waiting_of_a_run():
-    import ingest
+    from cases import waiting
 
     draw = random.Random(0)
     came = sorted(draw.uniform(0, 1) for _ in range(100))
     done = [at + 2.0 for at in came]  # all of them wait at once
-    found = ingest.Waiting.of(came, done)
-    assert found.queue == 100 and math.isclose(found.p50, 2.0) and math.isclose(found.p99, 2.0)
+    middle, late, queue = waiting.waits(came, done)
+    assert queue == 100 and math.isclose(middle, 2.0) and math.isclose(late, 2.0)

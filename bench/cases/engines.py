@@ -1,0 +1,111 @@
+"""Where the simulator's clients train: here, in threads, in a pool of processes, and on Ray, per client update.
+
+Workers have begun and a part of the run is over before the clock starts. The last cases are what an engine costs by
+itself: tasks that do nothing, which take a version's weights and give back as many numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from problem import Built, Candidate, Case, Problem, Skip
+
+from cases.simulator import MODELS, recipe
+from fastagg.timing import seconds
+
+CASE_MODELS: dict[str, tuple[dict[str, Any], int, int]] = {  # the model, its parameters, client updates of a sample
+    **{label: (model, parameters, 300) for label, model, parameters in MODELS[:2]},
+    "MLP of 4.1 million": ({"name": "mlp", "widths": [2000, 2000]}, 4_150_010, 20),
+}
+ENGINES: dict[str, tuple[str, int | None]] = {
+    "fastagg": ("here", None), "fastagg, threads, 2": ("here", 2), "fastagg, pool, 1": ("pool", 1),
+    "fastagg, pool, 2": ("pool", 2), "fastagg, ray, 1": ("ray", 1), "fastagg, ray, 2": ("ray", 2),
+}  # fmt: skip
+SIZES, TASKS, PER_VERSION, WARM = (1_000, 100_000, 10_000_000), 100, 5, 0.3
+
+
+def _available(engine: str) -> None:
+    if engine != "ray":
+        return
+    if not find_spec("ray"):
+        raise Skip("ray is not installed")
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+
+
+def _trained(problem: Problem, model: dict[str, Any], fused: bool, updates: int, engine: str, workers: Any) -> Built:
+    from fastagg.sim.one.simulation import Simulation
+
+    _available(engine)
+    if engine == "here" and workers and not fused:
+        raise Skip("torch trains one client at a time in a process")
+    torch.set_num_threads(1)
+    simulation = Simulation(recipe(model, 1_000_000, fused=fused), engine=engine, workers=workers)  # type: ignore[arg-type]
+
+    def run() -> None:
+        for _ in range(updates):
+            simulation.step()
+
+    for _ in range(max(1, int(WARM * updates))):
+        simulation.step()
+    return Built(run, None, warm=0, close=simulation.close)
+
+
+def nothing() -> Callable[..., Any]:
+    """What a worker begins with whose tasks cost nothing: they give back as many zeros as there are weights."""
+    made: dict[int, Any] = {}
+
+    def do(task: Any, weights: Any) -> Any:
+        return made.setdefault(len(weights), torch.zeros(len(weights)).numpy())
+
+    return do
+
+
+def _idle(problem: Problem, engine: str, workers: int) -> Built:
+    """Seconds of a task among many; ``alone`` is that of one task after the other."""
+    from fastagg.sim import engines
+
+    _available(engine)
+    crew = engines.start(engine, workers, nothing)
+    vector, alone = torch.zeros(problem.size).numpy(), list[float]()
+
+    def ask(count: int) -> None:
+        asked = []
+        for number in range(count):
+            if number % PER_VERSION == 0:
+                weights = crew.put(vector)
+            asked.append(crew.submit(None, weights))
+        assert all(len(future.result()) == problem.size for future in asked)
+
+    ask(2 * crew.count + 3)
+    for _ in range(TASKS):
+        alone.append(seconds(lambda: ask(1)))
+    return Built(lambda: ask(TASKS), None, told=lambda: {"alone": sum(alone) / TASKS}, close=crew.close)
+
+
+def _engines(build: Callable[..., Built], names: list[str], **how: Any) -> list[Candidate]:
+    return [
+        Candidate(name, partial(build, engine=ENGINES[name][0], workers=ENGINES[name][1], **how), 4) for name in names
+    ]
+
+
+CASES = [
+    Case(
+        f"engines, {label}{', by torch' * (not fused)}", 0,
+        partial(_engines, _trained, list(ENGINES), model=model, fused=fused, updates=updates // (1 if fused else 4)),
+        "processes", (parameters,), period=updates // (1 if fused else 4), devices=("cpu",),
+    )
+    for label, (model, parameters, updates) in CASE_MODELS.items()
+    for fused in ((True, False) if updates > 20 else (True,))
+] + [
+    Case(
+        "engines, a task of nothing", 0, partial(_engines, _idle, list(ENGINES)[2:]), "processes", SIZES, period=TASKS,
+        devices=("cpu",),
+    )
+]  # fmt: skip
