@@ -159,7 +159,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("-j", "--jobs", type=int, default=1)
     parser.add_argument("--plan", action="store_true")
-    args = parser.parse_args(arguments)
+    args = parser.parse_intermixed_args(arguments)  # tables may follow options
     if args.what == "record":
         record(args.folder)
     elif args.what == "run":
