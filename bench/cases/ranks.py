@@ -74,7 +74,7 @@ def _built(problem: Problem, rule: str, ranks: int = 1, part: int = 0) -> Built:
     size = ranks * fastagg.ops.GROUP if part < 0 else -(-problem.size // max(1, part))
     folder = tempfile.TemporaryDirectory()
     paths = os.pathsep.join([*checkout.PATHS, str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, __file__, rule, str(size), str(ranks)]
+    command = [sys.executable, "-P", __file__, rule, str(size), str(ranks)]
     others = [
         subprocess.Popen([*command, str(rank), f"{folder.name}/store"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                          text=True, env={**os.environ, "PYTHONPATH": paths})
