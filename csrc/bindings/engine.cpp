@@ -148,11 +148,11 @@ class Watched {
  public:
   Watched(const Server& server, size_t count) : server_(server), on_(server.slow < HUGE_VAL) {
     if (!on_) return;
-    delays_.reserve(count);
+    delays_.reserve(count), tasks_.reserve(count);
     begun_ = std::chrono::steady_clock::now(), waited_ = log::Journal::waited();
   }
-  void add(int64_t delay) {
-    if (on_) delays_.push_back(delay);
+  void add(const engine::Receipt& receipt) {
+    if (on_) delays_.push_back(receipt.delay), tasks_.push_back(receipt.task);
   }
   void end() const {
     if (!on_) return;
@@ -160,7 +160,7 @@ class Watched {
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun_;
     if (took.count() - waited <= server_.slow) return;
     try {
-      server_.tell(took.count() - waited, waited, delays_);
+      server_.tell(took.count() - waited, waited, delays_, tasks_);
     } catch (py::error_already_set& error) {
       if (!error.matches(PyExc_Exception)) throw;  // a signal's, such as KeyboardInterrupt
       error.discard_as_unraisable("the report of a slow update");
@@ -171,7 +171,7 @@ class Watched {
  private:
   const Server& server_;
   const bool on_;
-  std::vector<int64_t> delays_;
+  std::vector<int64_t> delays_, tasks_;  // of each answer; 0: of no task
   std::chrono::steady_clock::time_point begun_;
   double waited_ = 0.0;
 };
@@ -239,7 +239,7 @@ PyObject* take(Server& server, PyObject* const* args) {
   if (result.refused) throw *result.refused;
   fill(server, receipt, arrival);
   wait_for_disk(server, &arrival, 1);
-  watched.add(arrival.receipt.delay);
+  watched.add(arrival.receipt);
   watched.end();
   return receipt.release().ptr();
 }
@@ -258,7 +258,7 @@ py::list receive_all(Server& server, std::vector<Arrival>& arrivals, const std::
     for (const size_t until = done + result.done; done < until; ++done) {
       fill(server, receipts[done], arrivals[done]);
       outcomes[done] = receipts[done];
-      watched.add(arrivals[done].receipt.delay);
+      watched.add(arrivals[done].receipt);
     }
     if (!result.refused && !result.failed) continue;
     try {

@@ -5,25 +5,35 @@ A server reports nothing before :func:`watch` is called.
 
 from __future__ import annotations
 
+import csv
+import io
 import logging
 import math
+import os
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from fastagg import _checks, _extras
 from fastagg._types import Foreign
 from fastagg.errors import ConfigError, FastaggError
 from fastagg.server import engine
+from fastagg.server.dispatch import Client, Dispatch
 from fastagg.server.server import Server
 
 _log = logging.getLogger("fastagg")
 _EVERY = 1.0  # at least so many seconds between two lines with the same reason
 _SECONDS = (1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0)
+_OPEN = 100_000  # tasks without an answer whose time of dispatch is remembered
+TIMES = ("client", "dispatched", "answered")  # the columns of a file of times
 _DELAYS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
-def watch(server: Server, registry: Foreign = None, *, slow: float = 1.0) -> Server:
+def watch(
+    server: Server, registry: Foreign = None, *, slow: float = 1.0, times: str | os.PathLike[str] | None = None
+) -> Server:
     """Let a server report what happens to it. Servers of :func:`fastagg.open` write to the log without this call.
 
     The logger ``fastagg`` gets a line for a refusal and for a slow answer. For each reason there is at most one line a
@@ -37,10 +47,14 @@ def watch(server: Server, registry: Foreign = None, *, slow: float = 1.0) -> Ser
             the oldest one (with ``lease``), bytes by part, the version, the last record that is on the disk, and
             whether the model is finite.
         slow: an answer is slow if it takes at least this many seconds.
+        times: a CSV file with a line for each answer to a task: the client, when its task was sent, and when it was
+            answered, in seconds since 1970. A file of this form goes on. The simulator replays it
+            (``delay.name = "measured"``). Tasks that :meth:`Server.hand_on` gives out have no line.
 
     Raises:
         MissingDependency: ``registry`` is given, but prometheus_client is not installed.
-        ConfigError: ``server`` is not a server, or already has a registry.
+        ConfigError: ``server`` is not a server, or already has a registry or a file of times; or this file cannot be
+            written, or holds something else.
 
     Example:
         >>> server = fastagg.watch(fastagg.FedBuff(torch.zeros(2)), slow=0.5)
@@ -55,8 +69,14 @@ def watch(server: Server, registry: Foreign = None, *, slow: float = 1.0) -> Ser
         _extras.require("a registry", "metrics", _extras.METRICS)
         if not hasattr(registry, "register"):
             raise ConfigError(_checks.wrong("registry", "one of prometheus_client, such as REGISTRY", registry))
+    if times is not None and found is not None and found.times is not None:
+        raise ConfigError("times: this server writes a file already")
+    written = None if times is None else Times(_checks.path("times", times))
     if found is None:
         found = server._watch = Watch()
+    if written is not None:
+        found.times = written
+        server._dispatch = written.sending(server._dispatch)
     found.begin(server, slow, None if registry is None else Numbers(server, registry))
     return server
 
@@ -66,21 +86,29 @@ class Watch:
 
     Attributes:
         numbers: the metrics; None if there is no registry.
+        times: writes when tasks were sent and answered; None if nobody asked for it.
     """
 
     def __init__(self) -> None:
         self.slow = math.inf
         self.numbers: Numbers | None = None
+        self.times: Times | None = None
         self._said: dict[str, tuple[float, int]] = {}  # reason -> time of the last line, refusals since then
 
     def begin(self, server: Server, slow: float, numbers: Numbers | None = None) -> None:
         """Report answers that take so many seconds and, with ``numbers``, count all of them."""
         self.slow = slow
         self.numbers = numbers or self.numbers
-        server._engine.watch(slow if self.numbers is None else -1.0, self._arrived)
+        every = self.numbers is not None or self.times is not None
+        server._engine.watch(-1.0 if every else slow, self._arrived)
 
-    def _arrived(self, seconds: float, waited: float, delays: Sequence[int]) -> None:
-        """The engine took answers in so many ``seconds``, without those that it ``waited`` for the disk."""
+    def _arrived(self, seconds: float, waited: float, delays: Sequence[int], tasks: Sequence[int]) -> None:
+        """The engine took answers in so many ``seconds``, without those that it ``waited`` for the disk.
+
+        ``delays`` are in versions. ``tasks`` are the ids of what was answered, 0 for none.
+        """
+        if self.times is not None:
+            self.times.answered(tasks)
         if seconds > self.slow:
             _log.warning("slow: %d answers took %.3f s", len(delays), seconds)
         if self.numbers is not None:
@@ -98,6 +126,54 @@ class Watch:
         self._said[reason] = now, 0
         more = f" (and {count} more of these since the last line)" if count else ""
         _log.warning("refused: %s: %.400s%s", reason, error, more)
+
+
+class Times:
+    """A CSV file of when tasks were sent and answered. Each line is one write, so threads need no lock.
+
+    Raises:
+        ConfigError: the file cannot be written, or holds something else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._sent: OrderedDict[int, tuple[Client, float]] = OrderedDict()  # by the task's id
+        self._offset = time.time() - time.monotonic()  # a step of the system's clock must be in no duration
+        heading = f"{','.join(TIMES)}\n".encode()
+        try:
+            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115  open as long as the server lives
+            self._file.seek(0)
+            first = self._file.readline(1000)
+            if not first:
+                self._file.write(heading)
+        except OSError as error:
+            raise ConfigError(f"times: cannot write {path}: {error.strerror or error}") from None
+        if first not in (b"", heading):
+            raise ConfigError(f"times: {path} holds something else: its first line is not {heading.decode().strip()}")
+
+    def sending(self, dispatch: Callable[[Client], Dispatch]) -> Callable[[Client], Dispatch]:
+        """Return a dispatch that notes when each task was sent."""
+
+        def noted(client: Client) -> Dispatch:
+            task = dispatch(client)
+            if task.id is not None and task.id not in self._sent:  # a task may be sent again
+                self._sent[task.id] = task.client, self._now()
+                if len(self._sent) > _OPEN:
+                    self._sent.popitem(last=False)
+            return task
+
+        return noted
+
+    def answered(self, tasks: Sequence[int]) -> None:
+        """Write a line for each of these tasks."""
+        now, lines = self._now(), io.StringIO()
+        for task in tasks:
+            if (found := self._sent.pop(task, None)) is not None:
+                csv.writer(lines, lineterminator="\n").writerow((found[0], f"{found[1]:.6f}", f"{now:.6f}"))
+        if text := lines.getvalue():
+            self._file.write(text.encode())
+
+    def _now(self) -> float:
+        return self._offset + time.monotonic()
 
 
 class Numbers:

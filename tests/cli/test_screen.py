@@ -89,7 +89,7 @@ GROUPS = [
     for setting in ("Dir(0.1), large worst-case delays", "Dir(0.3)", "IID")
 ]
 CLAIM = Claim(
-    "FADAS with the delay-adaptive step is above FedBuff with stragglers", ("a", "b"), ("c", "d"), "x", 1, True
+    text="FADAS with the delay-adaptive step is above FedBuff with stragglers", better=("a", "b"), worse=("c", "d")
 )
 JUDGED = [Judged(CLAIM, "t", Difference(9.8, 5.6, 14.0, {0: 9.8, 1: 9.8}))]
 FOUND = findings.find(GROUPS, JUDGED, None, "FedAvg")

@@ -90,8 +90,9 @@ def test_it_recommends_what_a_simulation_of_everything_finds(small: None, tmp_pa
     found = advice.advise(CLIENTS, slow=20.0, seed=3)
 
     # Everything: each rule at each rate of its grid, with the seeds that judge.
-    times = advice._slow(20.0, 0.1)
-    base = {"data": {"name": "digits", "clients": CLIENTS, "alpha": 0.1}, "delay": {"name": "measured", "times": times}}
+    (tmp_path / "slow.csv").write_text(advice._slow(20.0, 0.1))
+    delay = {"name": "measured", "file": str(tmp_path / "slow.csv")}
+    base = {"data": {"name": "digits", "clients": CLIENTS, "alpha": 0.1}, "delay": delay}
     lab = advice._Lab(
         base, {"FedAvg": "", "FedBuff": "", "ACE": "fp32"}, FLIGHT, {"uploads": 100}, tmp_path, 1, advice._Quiet()
     )
@@ -179,12 +180,6 @@ def test_rows_that_do_not_fit_are_not_recommended(small: None) -> None:
 def test_measured_delays(tmp_path: Path, tiny: None) -> None:
     lines = [f"{client},{1 + 9 * (client == 3) + 0.1 * turn}" for turn in range(40) for client in range(5)]
     (tmp_path / "delays.csv").write_text("\n".join(["client,seconds", *lines]))
-    times = advice.read_delays(tmp_path / "delays.csv")
-    assert [len(own) for own in times] == [20] * 5
-    assert times[-1][0] == pytest.approx(10.1) and times[-1][-1] == pytest.approx(13.9)  # client 3 stays slow
-    (tmp_path / "one.csv").write_text("\n".join(str(1 + place) for place in range(1000)))
-    found = [own for (own,) in advice.read_delays(tmp_path / "one.csv")]
-    assert len(found) == 50 and found == sorted(found) and statistics.fmean(found) == pytest.approx(500.5, rel=0.01)
     said = advice.advise(CLIENTS, delays=tmp_path / "delays.csv")
     assert f"--delays {tmp_path / 'delays.csv'}" in said.command and "--slow" not in said.command
 
@@ -240,9 +235,9 @@ def test_bad_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(advice, "run_cells", None)
     path = tmp_path / "file"
     for text, words in (
-        ("", "expected lines of client,seconds or only seconds, got none"),
+        ("", "expected lines of .*client,seconds or only seconds, got none"),
         ("client,seconds\n", "got none"),
-        ("a,1\nb,slow\n", r"line 2: expected client,seconds .*, got 'b,slow'"),
+        ("a,1\nb,slow\n", r"line 2: expected .*client,seconds .*, got 'b,slow'"),
         ("1\n-2\n", "line 2: .* got '-2'"),
         ("1\n0\n", "line 2"),
         ("1\nnan\n", "line 2"),

@@ -46,7 +46,7 @@ def test_written_toml_holds_every_default(tiny):
         "gamma": 1.0,
         "counting": "arrival",
         "jitter": 0.1,
-        "bandwidth_spread": 0.0,
+        "start": "sent",
         "suspension": 0.0,
     }
 

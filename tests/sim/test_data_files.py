@@ -38,10 +38,10 @@ def test_absent_data_says_which_files_go_where(tmp_path, name):
     needs = SECTIONS[name].needs
     for folder in (None, str(tmp_path / "none")):
         with pytest.raises(DataError) as error:
-            build_data(section(name, dir=folder), seed=0)
+            build_data(section("femnist", dir=folder), seed=0)
         assert needs in str(error.value)
     with pytest.raises(DataError, match=str(tmp_path)):  # the folder is there, and empty
-        build_data(section(name, dir=str(tmp_path)), seed=0)
+        build_data(section("femnist", dir=str(tmp_path)), seed=0)
 
 
 # CIFAR -------------------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def test_absent_data_says_which_files_go_where(tmp_path, name):
 def test_cifar_is_read_from_every_form(tmp_path, name, kind, write):
     labels = np.arange(TRAIN + 10) * 7 % kind.classes
     write(tmp_path, kind, labels)
-    data = build_data(section(name, dir=str(tmp_path), clients=4, alpha=1.0), seed=0)
+    data = build_data(section("femnist", dir=str(tmp_path), clients=4, alpha=1.0), seed=0)
     assert (data.shape, data.classes) == ((3, 32, 32), kind.classes)
     assert data.test.y.tolist() == labels[TRAIN:].tolist()
     assert data.test.augment is None
@@ -119,15 +119,13 @@ def test_idx_files_that_are_cut_off_or_missing_are_data_errors(tmp_path, key):
 # LEAF --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "width", "shape"), [("femnist", 784, (1, 28, 28)), ("synthetic-leaf", 60, (60,))])
-def test_leaf_users_are_the_clients_and_a_tenth_is_for_testing(tmp_path, name, width, shape):
-    users = vector_users(width, [20, 30, 40, 10, 2], 10)
+def test_leaf_users_are_the_clients_and_a_tenth_is_for_testing(tmp_path):
+    users = vector_users(784, [20, 30, 40, 10, 2], 10)
     items = list(users.items())
     write_leaf(tmp_path / "a.json", dict(items[:2]))
     write_leaf(tmp_path / "b.json", dict(items[2:]))
-    data = build_data(section(name, dir=str(tmp_path), clients=4), seed=0)
-    assert data.shape == shape
-    assert data.classes == (62 if name == "femnist" else 10)
+    data = build_data(section("femnist", dir=str(tmp_path), clients=4), seed=0)
+    assert data.shape == (1, 28, 28) and data.classes == 62
     assert sorted(len(c) for c in data.clients) == [9, 18, 27, 36]  # who has 2 samples cannot train on 2
     assert len(data.test) == 10
     rows = {tuple(np.float32(row)) for x, _ in users.values() for row in x}
@@ -135,15 +133,15 @@ def test_leaf_users_are_the_clients_and_a_tenth_is_for_testing(tmp_path, name, w
     assert len(set(held)) == len(held) == 100
     assert set(held) < rows
     # Another seed draws other test samples.
-    again = build_data(section(name, dir=str(tmp_path), clients=4), seed=1)
+    again = build_data(section("femnist", dir=str(tmp_path), clients=4), seed=1)
     assert not torch.equal(data.test.x, again.test.x)
 
 
 def test_leaf_folders_train_and_test_are_kept(tmp_path):
-    train, test = vector_users(60, [5, 6, 7], 10), vector_users(60, [1, 2, 0], 10)
+    train, test = vector_users(784, [5, 6, 7], 10), vector_users(784, [1, 2, 0], 10)
     write_leaf(tmp_path / "train" / "all.json", train)
     write_leaf(tmp_path / "test" / "all.json", test)
-    data = build_data(section("synthetic-leaf", dir=str(tmp_path), clients=3), seed=0)
+    data = build_data(section("femnist", dir=str(tmp_path), clients=3), seed=0)
     assert sorted(len(c) for c in data.clients) == [5, 6, 7]
     assert len(data.test) == 3
 
@@ -160,17 +158,17 @@ def test_leaf_folders_train_and_test_are_kept(tmp_path):
 def test_leaf_files_in_another_format_are_data_errors(tmp_path, content, message):
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(DataError, match=message):
-        build_data(section("synthetic-leaf", dir=str(tmp_path), clients=1), seed=0)
+        build_data(section("femnist", dir=str(tmp_path), clients=1), seed=0)
 
 
 def test_leaf_labels_outside_the_classes_and_too_few_users_are_data_errors(tmp_path):
-    users = vector_users(60, [10, 10], 10)
-    users["f_00001"][1][3] = 10.0
+    users = vector_users(784, [10, 10], 10)
+    users["f_00001"][1][3] = 62.0
     write_leaf(tmp_path / "a.json", users)
-    with pytest.raises(DataError, match=r"user f_00001: labels must be 0\.\.9, got 0 to 10"):
-        build_data(section("synthetic-leaf", dir=str(tmp_path), clients=2), seed=0)
+    with pytest.raises(DataError, match=r"user f_00001: labels must be 0\.\.61, got 0 to 62"):
+        build_data(section("femnist", dir=str(tmp_path), clients=2), seed=0)
     with pytest.raises(DataError, match="3 clients are asked for, but only 2 of 2 users"):
-        build_data(section("synthetic-leaf", dir=str(tmp_path), clients=3), seed=0)
+        build_data(section("femnist", dir=str(tmp_path), clients=3), seed=0)
 
 
 # Shakespeare -------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from fastagg.errors import ConfigError
 from fastagg.sim.clock.delays import (
     THREE_CLASS_TABLES,
     Exponential,
-    Measured,
     PerStep,
     Suspension,
     ThreeClass,
@@ -79,7 +78,7 @@ def test_settings_out_of_range_are_refused():
 class Always:
     unit = "s"
 
-    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
+    def duration(self, client: int, number: int, steps: int = 1) -> float:
         return 1.0
 
 
@@ -130,25 +129,6 @@ def test_suspensions_are_repeatable_and_none_at_all_changes_nothing():
         Suspension(Always(), 0, 1.0)
 
 
-def test_bandwidth_may_be_each_client_s_own_up_and_down():
-    def seconds(**settings: float) -> list[float]:
-        model = Transmission(Always(), 0, 3.0, 0.0, 5.0, clients=40, **settings)
-        return [model.duration(client, 0) - 1.0 for client in range(40)]
-
-    assert seconds() == pytest.approx([8.0] * 40)
-    own = seconds(spread=1.0)
-    assert np.mean(own) == pytest.approx(8.0) and max(own) > 4 * min(own)
-
-
-def test_measured_durations_stay_with_their_client():
-    times = [[50.0, 60.0], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]
-    for clients, slow in ((4, 1), (40, 10), (2, 0)):  # the slow ones' share, as far as whole clients allow
-        delays = Measured(times, clients, seed=0)
-        drawn = [{delays.duration(client, number) for number in range(60)} for client in range(clients)]
-        assert all(own in ({50.0, 60.0}, {1.0, 2.0, 3.0}) for own in drawn)
-        assert sum(own == {50.0, 60.0} for own in drawn) == slow
-        assert [delays.duration(1, n) for n in range(9)] == [
-            Measured(times, clients, 0).duration(1, n) for n in range(9)
-        ]
-    places = [[Measured(times, 40, seed).duration(client, 0) > 9 for client in range(40)] for seed in (0, 1)]
-    assert places[0] != places[1]
+def test_a_transmission_takes_its_time_down_and_up():
+    model = Transmission(Always(), 0, 3.0, 0.0, 5.0)
+    assert [model.duration(client, 0) for client in range(9)] == pytest.approx([9.0] * 9)

@@ -260,26 +260,3 @@ def test_what_is_no_npz_or_cannot_be_pooled_is_refused(tmp_path):
     np.savez(tmp_path / "data.npz", **arrays())
     with pytest.raises(DataError, match="cannot be pooled 3 by 3"):
         npz.load(tmp_path, clients=5, alpha=0.5, seed=0, pool=3)
-
-
-def test_pictures_in_folders(tmp_path):
-    pytest.importorskip("datasets")
-    image = pytest.importorskip("PIL.Image")
-    rng = np.random.default_rng(0)
-    for split, count in (("train", 6), ("test", 2)):
-        for name in ("cat", "dog"):
-            (tmp_path / split / name).mkdir(parents=True)
-            for number in range(count):
-                pixels = rng.integers(0, 256, (9, 11, 3), dtype=np.uint8)
-                image.fromarray(pixels).save(tmp_path / split / name / f"{number}.png")
-    from fastagg.sim.data.own import load_images
-
-    data = load_images(tmp_path, clients=3, alpha=1.0, seed=0, min_samples=2, size=8)
-    assert data.shape == (3, 8, 8) and data.classes == 2 and sum(map(len, data.clients)) == 12
-    assert data.test.y.tolist() == [0, 0, 1, 1]
-    (tmp_path / "test" / "bird").mkdir()
-    image.fromarray(pixels).save(tmp_path / "test" / "bird" / "0.png")
-    with pytest.raises(DataError, match="bird"):
-        load_images(tmp_path, clients=3, alpha=1.0, seed=0, min_samples=2, size=8)
-    with pytest.raises(DataError, match="no train/"):
-        load_images(tmp_path / "test", clients=3, alpha=1.0, seed=0, min_samples=2, size=8)

@@ -4,6 +4,7 @@ import torch
 
 from fastagg import FedAsync, FedBuff
 from fastagg.errors import ConfigError
+from fastagg.sim.clients.own import Own
 from fastagg.sim.clock.by_version import VersionSchedule
 from fastagg.sim.clock.version_delay import ReplayedVersions, UniformVersions
 from fastagg.sim.one.run import run
@@ -134,8 +135,39 @@ def test_with_the_authors_counting_nobody_is_sent_a_model_that_is_about_to_chang
     assert {job.task.version for job in theirs.schedule.in_flight()} <= set(range(theirs.server.version + 1))
 
 
-def test_with_the_authors_counting_a_run_resumes(tiny):
-    config = tiny(AUTHORS)
+BEFORE = {**AUTHORS, "delay.start": "before"}
+
+
+def one_each(model, data, task, state):
+    """Move every weight by one, so that what a client sends shows which model it began with."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 1.0
+    return task.delta(model), state
+
+
+def test_all_but_the_last_train_from_the_version_before_and_send_the_difference_to_theirs(tiny):
+    """The models of a run, computed from its versions alone: FedBuff's mean of 3 differences at a rate of 1."""
+    run = Simulation(tiny({**BEFORE, "client.steps": 1}), own=Own(train=one_each))
+    models, sums, early = [run.server.flat.double().clone()], 0.0, 0
+    for _ in range(60):
+        job = run.schedule.in_flight()[0]
+        sent = job.task.version
+        if job.origin is not None:
+            assert job.origin.version == sent - 1
+            early += 1
+        begin = models[sent if job.origin is None else sent - 1]
+        sums = sums + begin + 1.0 - models[sent]
+        if run.step():
+            models.append(models[-1] + sums / 3)
+            sums = 0.0
+            assert torch.allclose(run.server.flat.double(), models[-1], atol=1e-4)
+    assert len(models) == 21 and early > 60 * 2 / 3 - 12  # two of three; the first six clients begin with version 0
+
+
+@pytest.mark.parametrize("changes", [AUTHORS, BEFORE, {**BEFORE, "model.name": "cnn", "model.widths": [4, 4]}])
+def test_with_the_authors_counting_a_run_resumes(changes, tiny):
+    config = tiny(changes)
     whole, first = Simulation(config), Simulation(config)
     for _ in range(25):
         whole.step()
@@ -146,6 +178,20 @@ def test_with_the_authors_counting_a_run_resumes(tiny):
     for _ in range(15):
         rest.step()
     assert torch.equal(rest.server.flat, whole.server.flat) and rest.schedule.now == whole.schedule.now
+    pool = Simulation(config, engine="pool", workers=1)
+    try:
+        for _ in range(25):
+            pool.step()
+    finally:
+        pool.close()
+    assert torch.equal(pool.server.flat, whole.server.flat)
+
+
+def test_a_start_before_needs_the_authors_counting_and_differences(tiny):
+    with pytest.raises(ConfigError, match=r"delay.start .* needs delay.counting"):
+        tiny({"delay.start": "before"})
+    with pytest.raises(ConfigError, match="gradients"):
+        Simulation(tiny({**BEFORE, "algorithm": {"name": "ASGD", "lr": 0.1}, "client.steps": 1}))
 
 
 def test_the_authors_counting_is_for_concurrency(tiny):

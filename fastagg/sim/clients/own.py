@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fastagg.errors import ConfigError
 from fastagg.model import Layout
+from fastagg.server.dispatch import Dispatch
 from fastagg.sim import functions
 from fastagg.sim.clients.client import LocalTrainer, LocalWork, Loss, Metric, Task, Turn, Update, seeded
 from fastagg.sim.data.federated import Samples
@@ -133,6 +134,13 @@ class Way:
     def __init__(self, module: nn.Module, layout: Layout, work: LocalWork, seed: int, own: Own) -> None:
         self._module, self._layout, self._work, self._seed, self._own = module, layout, work, seed, own
         self._shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
+
+    def moved(self, update: Update, origin: Dispatch, task: Dispatch) -> Update:
+        """Make the difference of a trained model to ``origin`` that to ``task``."""
+        if isinstance(update, Tensor):
+            return update + (origin.flat - task.flat)
+        old, new = origin.views, task.views
+        return {n: a + (old[n] - new[n]) if n in self._shapes else a for n, a in update.items()}
 
     def __call__(self, update: Update, task: Task, client: int, number: int) -> tuple[Update, int]:
         """Return the update as the server takes it, and the bytes that it had on its way."""

@@ -1,1 +1,1 @@
-"""Who trains when: virtual time, delays, devices, participation, and the schedules made of them."""
+"""Who trains when: virtual time, delays, participation, and the schedules made of them."""

@@ -2,8 +2,8 @@
 
 A delay model has a ``unit`` (the meaning of 1.0 of virtual time, for labels) and
 
-    duration(client, number, steps, now) -> float    the time of the ``number``-th dispatch (from 0) of ``client``, with
-                                                     ``steps`` local steps, starting at ``now``
+    duration(client, number, steps) -> float    the time of the ``number``-th dispatch (from 0) of ``client``, with
+                                                ``steps`` local steps
 
 Draws are keyed by (seed, client, number), see seeds.py. A model can wrap another one and add to its duration, as
 Suspension does. ``state_dict`` returns what a model remembers of earlier dispatches, for checkpoints.
@@ -18,7 +18,7 @@ import numpy as np
 
 from fastagg._types import State
 from fastagg.errors import ConfigError
-from fastagg.sim.seeds import below, generator, uniform
+from fastagg.sim.seeds import generator, uniform
 
 # FADAS Table 1: uniform ranges (low, high) of the small, medium and large class, in units of 10 s.
 THREE_CLASS_TABLES: dict[str, tuple[tuple[float, float], ...]] = {
@@ -30,7 +30,7 @@ THREE_CLASS_TABLES: dict[str, tuple[tuple[float, float], ...]] = {
 class DelayModel(Protocol):
     unit: str
 
-    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float: ...
+    def duration(self, client: int, number: int, steps: int = 1) -> float: ...
 
     def state_dict(self) -> State: ...
 
@@ -56,7 +56,7 @@ class Classes(Stateless):
     def __init__(self, seed: int, ranges: Sequence[tuple[float, float]]) -> None:
         self._seed, self._ranges = seed, ranges
 
-    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
+    def duration(self, client: int, number: int, steps: int = 1) -> float:
         low, high = self._ranges[self.classes[client]]
         return low + (high - low) * uniform(self._seed, "delay", client, number)
 
@@ -138,29 +138,9 @@ class Exponential(Stateless):
             drawn = np.exp(spread * generator(seed, "delay-mean").standard_normal(clients))
             self.means = mean * drawn / drawn.mean()
 
-    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
+    def duration(self, client: int, number: int, steps: int = 1) -> float:
         mean = self._mean if self.means is None else float(self.means[client])
         return float(generator(self._seed, "delay", client, number).exponential(mean))
-
-
-class Measured(Stateless):
-    """Durations as they were measured: each client draws from one of the lists in ``times``, always the same one.
-
-    The lists are in the order of their means. So if there are more lists than clients, or fewer, slow and fast ones are
-    taken in the same proportion.
-    """
-
-    unit = "time unit"
-
-    def __init__(self, times: Sequence[Sequence[float]], clients: int, seed: int) -> None:
-        order = sorted(times, key=lambda own: sum(own) / len(own))
-        places = generator(seed, "delay-order").permutation(clients)
-        self._seed = seed
-        self._times = [order[int(place) * len(order) // clients] for place in places]
-
-    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
-        own = self._times[client]
-        return own[below(len(own), self._seed, "delay", client, number)]
 
 
 class Around:
@@ -183,8 +163,8 @@ class PerStep(Around):
         super().__init__(delays)
         self._reference = reference
 
-    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
-        return self._delays.duration(client, number, steps, now) * steps / self._reference
+    def duration(self, client: int, number: int, steps: int = 1) -> float:
+        return self._delays.duration(client, number, steps) * steps / self._reference
 
 
 class Transmission(Around):
@@ -192,29 +172,19 @@ class Transmission(Around):
 
     It is added to ``delays``, in the same unit. ``down`` and ``up`` are the times at the mean speed. The paper says
     only that the factor is normal. Here it has mean 1 and standard deviation ``jitter``; values below 0 are 0.
-    With ``spread`` above 0 each of the ``clients`` gets its own speed once, for both directions. Speeds are lognormal
-    with this deviation of the logarithm, scaled so that the mean time stays the same.
     """
 
-    def __init__(
-        self, delays: DelayModel, seed: int, down: float, jitter: float, up: float = 0.0, *, clients: int = 0,
-        spread: float = 0.0,
-    ) -> None:  # fmt: skip
-        if not min(down, up, jitter, spread) >= 0:
-            raise ConfigError(
-                f"transmission times, their jitter and spread must be at least 0, got {down}, {up}, {jitter}, {spread}"
-            )
+    def __init__(self, delays: DelayModel, seed: int, down: float, jitter: float, up: float = 0.0) -> None:
+        if not min(down, up, jitter) >= 0:
+            raise ConfigError(f"transmission times and their jitter must be at least 0, got {down}, {up}, {jitter}")
         super().__init__(delays)
         self._seed = seed
         self._mean = down + up
         self._jitter = jitter
-        drawn = np.exp(spread * generator(seed, "bandwidth").standard_normal(clients)) if spread else np.ones(clients)
-        self._factors = drawn / drawn.mean() if clients else drawn
 
-    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
+    def duration(self, client: int, number: int, steps: int = 1) -> float:
         coefficient = generator(self._seed, "transmission", client, number).normal(1.0, self._jitter)
-        mean = self._mean * (float(self._factors[client]) if len(self._factors) else 1.0)
-        return self._delays.duration(client, number, steps, now) + mean * max(0.0, float(coefficient))
+        return self._delays.duration(client, number, steps) + self._mean * max(0.0, float(coefficient))
 
 
 class Suspension(Around):
@@ -233,10 +203,10 @@ class Suspension(Around):
         self._share = share
         self._longest = 0.0
 
-    def duration(self, client: int, number: int, steps: int = 1, now: float = 0.0) -> float:
+    def duration(self, client: int, number: int, steps: int = 1) -> float:
         rng = generator(self._seed, "suspension", client, number)
         hangs, part = rng.random() < self._share, rng.random()
-        training = self._delays.duration(client, number, steps, now)
+        training = self._delays.duration(client, number, steps)
         # The longest training is read before this one is added. It excludes hangs, because it would otherwise keep
         # growing.
         hang = part * self._longest if hangs else 0.0

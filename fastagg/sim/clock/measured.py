@@ -1,47 +1,121 @@
-"""Durations as they were measured, from a CSV file."""
+"""Durations of a real federation's tasks, from a CSV file, and the delay model that replays them."""
 
 from __future__ import annotations
 
-import statistics
+import csv
+import io
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from fastagg import _checks
+from fastagg._types import Foreign
 from fastagg.errors import DataError
+from fastagg.server.watching import TIMES
+from fastagg.sim.clock.delays import Stateless
 from fastagg.sim.data.files import read_text
+from fastagg.sim.seeds import below, generator
 
-Item = TypeVar("Item")
-
-_CLIENTS, _VALUES = 50, 20  # the most that are taken
+_FORMS = f"{','.join(TIMES)} (with this header), client,seconds or only seconds"
 
 
-def read_delays(path: Path) -> list[list[float]]:
-    """Read measured delays: a list for each client; at most 50 clients with at most 20 values, evenly chosen.
+@dataclass
+class Durations:
+    """One client's durations, in the order of dispatch.
+
+    Attributes:
+        first: that of its first task, for which a real client loads its libraries and its data. Empty if the file
+            does not say when tasks were sent.
+        later: those of its other tasks.
+    """
+
+    first: list[float] = field(default_factory=list)
+    later: list[float] = field(default_factory=list)
+
+    def mean(self) -> float:
+        """Of the tasks that are not the first, if there are any."""
+        own = self.later or self.first
+        return sum(own) / len(own)
+
+
+def read_times(path: Path) -> dict[str, Durations]:
+    """Read the durations of each client from a CSV file.
+
+    With the header client,dispatched,answered, as :func:`fastagg.watch` writes it, times are on one clock, in seconds.
+    Other files have lines of client,seconds in the order of dispatch, or only seconds, a client each, and may have a
+    header.
 
     Raises:
-        DataError: the file cannot be read, or has another form.
+        DataError: the file cannot be read, has another form, or has no duration.
     """
-    found: dict[str, list[float]] = {}
     try:
-        lines = read_text(path).splitlines()
+        lines = csv.reader(io.StringIO(read_text(path), newline=""))
     except DataError as error:
-        raise DataError(f"delays: {error}; expected lines of client,seconds or only seconds") from None
-    for number, line in enumerate(lines, start=1):
-        client, _, seconds = line.rpartition(",")
-        try:
-            if "," in client:  # a third column: a round, or a time, would pass for a part of the client's name
-                raise ValueError(line)
-            found.setdefault(client or str(number), []).append(_checks.number("seconds", float(seconds), above=0))
-        except ValueError:
-            if number > 1 and line.strip():  # the first line may be a header
-                what = f"{path}, line {number}: expected client,seconds or only seconds, above 0"
-                raise DataError(f"delays: {what}, got {line!r:.80}") from None
-    if not (found := {client: own for client, own in found.items() if own}):
-        raise DataError(f"delays: {path}: expected lines of client,seconds or only seconds, got none")
-    return _some(sorted((_some(sorted(own), _VALUES) for own in found.values()), key=statistics.fmean), _CLIENTS)
+        raise DataError(f"delays: {error}; expected lines of {_FORMS}") from None
+    found: dict[str, list[tuple[float, float]]] = {}  # client -> (when its task was sent, its duration)
+    dispatched = False
+    try:
+        for number, line in enumerate(lines, start=1):
+            if number == 1 and tuple(cell.strip() for cell in line) == TIMES:
+                dispatched = True
+                continue
+            try:
+                client, sent, seconds = _task([cell.strip() for cell in line], number, dispatched)
+            except ValueError:
+                if number > 1 and line:  # the first line may be a header
+                    raise DataError(f"{_at(path, lines)}, above 0, got {','.join(line)!r:.80}") from None
+            else:
+                found.setdefault(client, []).append((sent, seconds))
+    except csv.Error as error:
+        raise DataError(f"{_at(path, lines)}: {error}") from None
+    if not found:
+        raise DataError(f"delays: {path}: expected lines of {_FORMS}, got none")
+    ordered = {client: [seconds for _, seconds in sorted(own)] for client, own in found.items()}
+    return {client: Durations(own[:dispatched], own[dispatched:]) for client, own in ordered.items()}
 
 
-def _some(values: list[Item], most: int) -> list[Item]:
-    """Return at most so many of the values, evenly chosen."""
-    count = min(most, len(values))
-    return [values[(2 * place + 1) * len(values) // (2 * count)] for place in range(count)]
+def _at(path: Path, lines: Foreign) -> str:
+    return f"delays: {path}, line {lines.line_num}: expected {_FORMS}"
+
+
+def _task(cells: list[str], number: int, dispatched: bool) -> tuple[str, float, float]:
+    """Return a line's client, when its task was sent, and its duration. ValueError for another form."""
+    if dispatched:
+        client, sent, answered = cells
+        start = _checks.number("dispatched", float(sent))
+        return client, start, _checks.number("seconds", float(answered) - start, above=0)
+    *name, seconds = cells
+    (client,) = name or [""]  # a third column, of rounds or times, is an error
+    return client or str(number), number, _checks.number("seconds", float(seconds), above=0)
+
+
+class Measured(Stateless):
+    """Clients take as long as those of a real federation, in seconds.
+
+    If the file names its clients 0 to n - 1, as many as there are here, client i takes what i took. Otherwise each
+    client takes what one of the file's took, always the same one. These are in the order of their means, so if there
+    are more of them, or fewer, slow and fast ones are taken in the same proportion.
+
+    A client's first task takes what the real one's first task took, where the file says which it was. Later tasks are
+    ``order`` "drawn": one of the later ones each; or "recorded": the same in the same order, and then once more.
+    """
+
+    unit = "1 s"
+
+    def __init__(self, times: dict[str, Durations], clients: int, seed: int, order: str = "drawn") -> None:
+        self._seed, self._drawn = seed, order == "drawn"
+        names = [str(client) for client in range(clients)]
+        if times.keys() == set(names):
+            self._times = [times[name] for name in names]
+        else:
+            by_mean = sorted(times.values(), key=Durations.mean)
+            places = generator(seed, "delay-order").permutation(clients)
+            self._times = [by_mean[int(place) * len(by_mean) // clients] for place in places]
+
+    def duration(self, client: int, number: int, steps: int = 1) -> float:
+        own = self._times[client]
+        if number < len(own.first):
+            return own.first[number]
+        later = own.later or own.first
+        if self._drawn:
+            return later[below(len(later), self._seed, "delay", client, number)]
+        return later[(number - len(own.first)) % len(later)]

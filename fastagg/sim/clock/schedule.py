@@ -41,14 +41,23 @@ Steps = Callable[[int, Dispatch], int]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One dispatch: ``number`` counts the dispatches of ``client`` from 0 (it keys the client's random draws)."""
+    """One dispatch: ``number`` counts the dispatches of ``client`` from 0 (it keys the client's random draws).
+
+    ``origin`` is the model that the client trains from, if it is not that of its ``task``.
+    """
 
     client: int
     number: int
     task: Dispatch
+    origin: Dispatch | None = None
+
+    @property
+    def begin(self) -> Dispatch:
+        return self.origin or self.task
 
     def state_dict(self) -> State:
-        return {"client": self.client, "number": self.number, "task": self.task.state_dict()}
+        origin = None if self.origin is None else self.origin.state_dict()
+        return {"client": self.client, "number": self.number, "task": self.task.state_dict(), "origin": origin}
 
 
 class Schedule(Protocol):
@@ -79,15 +88,18 @@ class TimedSchedule:
 
     With ``at_flush`` the model is sent only when its version changes, to as many clients as have arrived since the last
     change. Without it, a client that gets the model at once works on a version that is older by one, unless its arrival
-    flushed the buffer. So delays are larger by one without ``at_flush``.
+    flushed the buffer. So delays are larger by one without ``at_flush``. With ``before`` all but the last of these
+    clients train from the version before.
     """
 
     def __init__(
-        self, server: Server, delays: DelayModel, participation: Participation, steps: Steps, *, at_flush: bool = False
-    ) -> None:
+        self, server: Server, delays: DelayModel, participation: Participation, steps: Steps, *, at_flush: bool = False,
+        before: bool = False,
+    ) -> None:  # fmt: skip
         self.unit = delays.unit
         self._steps = steps
-        self._at_flush = at_flush
+        self._at_flush, self._before = at_flush, before
+        self._last: Dispatch | None = None  # with ``before``: the task that was sent last
         self._owed: list[int] = []  # with ``at_flush``: the clients that have arrived since the version changed
         self._sent = server.version
         self._server = server
@@ -119,8 +131,11 @@ class TimedSchedule:
         if self._at_flush and self._server.version == self._sent and len(self._clock):
             return
         self._sent = self._server.version
-        for client in self._owed:
-            self._dispatch(self._participation.next(client))
+        *early, last = self._owed
+        before = self._last
+        for client in early:
+            self._dispatch(self._participation.next(client), before)
+        self._dispatch(self._participation.next(last))
         self._owed.clear()
 
     def drop(self, clients: Collection[int]) -> None:
@@ -135,6 +150,7 @@ class TimedSchedule:
             "clock": self._clock.state_dict(Job.state_dict),
             "owed": list(self._owed),
             "sent": self._sent,
+            "last": None if self._last is None else self._last.state_dict(),
             "dispatches": dict(self._dispatches),
             "delays": self._delays.state_dict(),
             "participation": self._participation.state_dict(),
@@ -143,16 +159,20 @@ class TimedSchedule:
     def load_state_dict(self, state: State) -> None:
         self._clock.load_state_dict(state["clock"], lambda job: _job(job, self._server))
         self._owed, self._sent = list(state["owed"]), state["sent"]
+        self._last = _task(state["last"], self._server)
         self._dispatches = Counter(state["dispatches"])
         self._delays.load_state_dict(state["delays"])
         self._participation.load_state_dict(state["participation"])
 
-    def _dispatch(self, client: int) -> None:
+    def _dispatch(self, client: int, before: Dispatch | None = None) -> None:
         number = self._dispatches[client]
         self._dispatches[client] += 1
         task = self._server.dispatch(client)
-        duration = self._delays.duration(client, number, self._steps(client, task), self.now)
-        self._clock.schedule(duration, Job(client, number, task))
+        if self._before:
+            self._last = task
+        duration = self._delays.duration(client, number, self._steps(client, task))
+        origin = None if before is None else before.for_client(client, task.local_steps, task.id)
+        self._clock.schedule(duration, Job(client, number, task, origin))
 
 
 class RoundSchedule:
@@ -192,7 +212,7 @@ class RoundSchedule:
             number = self._dispatches[client]
             self._dispatches[client] += 1
             task = self._server.dispatch(client)
-            duration = self._delays.duration(client, number, self._steps(client, task), self.now)
+            duration = self._delays.duration(client, number, self._steps(client, task))
             self._end = max(self._end, self.now + duration)
             self._waiting.append(Job(client, number, task))
 
@@ -230,4 +250,9 @@ class RoundSchedule:
 
 
 def _job(state: State, server: Server) -> Job:
-    return Job(state["client"], state["number"], Dispatch.from_state(state["task"], server.layout))
+    task = Dispatch.from_state(state["task"], server.layout)
+    return Job(state["client"], state["number"], task, _task(state["origin"], server))
+
+
+def _task(state: State | None, server: Server) -> Dispatch | None:
+    return None if state is None else Dispatch.from_state(state, server.layout)

@@ -104,24 +104,3 @@ def _datasets() -> Foreign:
         raise ConfigError('such files are read by datasets: pip install "fastagg[nlp]"') from None
     datasets.disable_progress_bars()
     return datasets
-
-
-def read_images(folder: Path, split: str, size: int) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Return the pictures in SPLIT/CLASS/ as uint8 [N, 3, size, size], their classes [N], and the classes' names.
-
-    DataError if there are none, or one cannot be read. ConfigError if the library that reads them is not installed.
-    """
-    if not (folder / split).is_dir():
-        raise DataError(f"the data folder {folder} has no {split}/ with a folder of pictures for each class")
-    datasets = _datasets()
-    try:
-        with tempfile.TemporaryDirectory() as cache:
-            found = datasets.load_dataset(
-                "imagefolder", data_dir=str(folder / split), split="train", cache_dir=cache, keep_in_memory=True
-            )
-        names = list(found.features["label"].names)
-        pixels = [np.asarray(picture.convert("RGB").resize((size, size))) for picture in found["image"]]
-        labels = np.array(found["label"], dtype=np.int64)
-    except (OSError, ValueError, KeyError, AttributeError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(f"{folder / split} cannot be read as a folder of pictures: {error}") from error
-    return np.stack(pixels).transpose(0, 3, 1, 2), labels, names

@@ -1,4 +1,4 @@
-"""LEAF's JSON, the usual form of data that belongs to users: Synthetic(alpha, beta), FEMNIST, Shakespeare.
+"""LEAF's JSON, the usual form of data that belongs to users: FEMNIST, Shakespeare.
 
     {"users": ["f_00000", ...], "num_samples": [8, ...], "user_data": {"f_00000": {"x": [...], "y": [...]}}}
 
@@ -23,12 +23,6 @@ from fastagg.sim.seeds import generator
 
 User = tuple[list[Foreign], list[Foreign]]  # x and y
 Convert = Callable[[str, User], Samples]
-
-
-def load_synthetic(folder: Path, clients: int, seed: int, min_samples: int, test_share: float) -> FederatedData:
-    """Return ``clients`` users of Synthetic(alpha, beta), inputs [60], 10 classes."""
-    users = read(places(folder, "synthetic", "synthetic_1_1"))
-    return federate(users, vectors((60,), 10), 10, clients, seed, min_samples, test_share)
 
 
 def load_femnist(folder: Path, clients: int, seed: int, min_samples: int, test_share: float) -> FederatedData:

@@ -1,16 +1,12 @@
-"""Your own data: what a function returns or a program passes, checked; and folders of pictures."""
+"""Your own data: what a function returns or a program passes, checked."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import torch
 
 from fastagg.errors import DataError
 from fastagg.sim import functions
-from fastagg.sim.data import npz
 from fastagg.sim.data.federated import FederatedData, Samples
-from fastagg.sim.data.files import read_images
 from fastagg.sim.data.sections import Function
 
 
@@ -28,18 +24,6 @@ def load(data: Function, seed: int) -> FederatedData:
             f"the data function {data.call} returned {len(federation.clients)} clients, data.clients is {data.clients}"
         )
     return federation
-
-
-def load_images(folder: Path, clients: int, alpha: float, seed: int, min_samples: int, size: int) -> FederatedData:
-    """Return the pictures in train/CLASS/ and test/CLASS/, fp32 [3, size, size], split by Dirichlet(alpha)."""
-    x_train, y_train, names = read_images(folder, "train", size)
-    x_test, y_test, others = read_images(folder, "test", size)
-    if unknown := sorted(set(others) - set(names)):
-        raise DataError(f"{folder / 'test'} has the class {unknown[0]!r}, which {folder / 'train'} has not")
-    renamed = y_test.copy()
-    for number, name in enumerate(others):
-        renamed[y_test == number] = names.index(name)
-    return npz.split(*npz.samples(x_train, x_test, y_train, renamed), clients, alpha, seed, min_samples)
 
 
 def check(data: object, where: str) -> FederatedData:

@@ -61,13 +61,6 @@ class Synthetic(DataSection):
     beta: float = Field(1.0, ge=0)
 
 
-class SyntheticLeaf(ByUser):
-    """Synthetic(alpha, beta) from files that its authors' program wrote."""
-
-    needs: ClassVar[str] = "LEAF JSON: *.json, or train/*.json and test/*.json"
-    name: Literal["synthetic-leaf"]
-
-
 class Mnist(ByLabel):
     """MNIST, Dirichlet(alpha) over labels."""
 
@@ -85,14 +78,6 @@ class Npz(FromFolder):
     alpha: PositiveFloat = 0.3
     min_samples: PositiveInt = 2
     pool: PositiveInt = 1
-
-
-class ImageFolder(ByLabel):
-    """Your own pictures in train/CLASS/ and test/CLASS/, Dirichlet(alpha) over the classes."""
-
-    needs: ClassVar[str] = "train/CLASS/*.png and test/CLASS/*.png (or jpg, ...)"
-    name: Literal["imagefolder"]
-    size: PositiveInt = 32
 
 
 class Function(DataSection):
@@ -181,7 +166,6 @@ class Newsgroups(Text):
 SECTIONS: dict[str, type[DataSection]] = {
     "digits": Digits,
     "synthetic": Synthetic,
-    "synthetic-leaf": SyntheticLeaf,
     "mnist": Mnist,
     "cifar10": Cifar10,
     "cifar100": Cifar100,
@@ -190,14 +174,13 @@ SECTIONS: dict[str, type[DataSection]] = {
     "glue": Glue,
     "newsgroups": Newsgroups,
     "npz": Npz,
-    "imagefolder": ImageFolder,
     "function": Function,
     "given": Given,
 }
 # The same classes written out, for pydantic and mypy.
 AnyData = (
-    Digits | Synthetic | SyntheticLeaf | Mnist | Cifar10 | Cifar100
-    | Femnist | Shakespeare | Glue | Newsgroups | Npz | ImageFolder | Function | Given
+    Digits | Synthetic | Mnist | Cifar10 | Cifar100
+    | Femnist | Shakespeare | Glue | Newsgroups | Npz | Function | Given
 )  # fmt: skip
 
 

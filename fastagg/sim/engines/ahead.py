@@ -78,7 +78,7 @@ class Ahead:
     def look(self, in_flight: InFlight) -> None:
         """Hand jobs that have been sent out to the engine."""
         jobs = in_flight()
-        self._engine.keep({job.task.version for job in jobs})
+        self._engine.keep({job.begin.version for job in jobs})
         for job in jobs[: self._most]:
             if (job.client, job.number) not in self.out and len(self.out) < 2 * self._most:
                 self.out[job.client, job.number] = self._engine.submit(job)
@@ -122,8 +122,8 @@ class Remote:
         self._weights: dict[int, object] = {}  # by version, as the workers know them
 
     def submit(self, job: Job) -> Future[Any]:
-        if (version := job.task.version) not in self._weights:
-            flat, buffers, counters = job.task.state_dict()["model"]
+        if (version := job.begin.version) not in self._weights:
+            flat, buffers, counters = job.begin.state_dict()["model"]
             self._weights[version] = self._workers.put(
                 (flat.numpy(), buffers.numpy(), [counter.numpy() for counter in counters])
             )

@@ -32,7 +32,7 @@ Work = Callable[[Job], Update]
 def work_of(trainer: LocalTrainer | FusedTrainer, data: FederatedData, *, gradients: bool) -> Work:
     """Return what trains a job: its update, in the form ``Server.receive`` takes."""
     train = trainer.gradient if gradients else trainer.train
-    return lambda job: train(job.task, data.clients[job.client], job.client, job.number)
+    return lambda job: train(job.begin, data.clients[job.client], job.client, job.number)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import numpy as np
 from fastagg import _checks
 from fastagg._types import Plain
 from fastagg.errors import ConfigError, DataError, RunFailed
-from fastagg.sim.clock.measured import read_delays
+from fastagg.sim.clock.measured import read_times
 from fastagg.sim.data import npz
 from fastagg.sim.many.cells import Watcher, run_cells
 from fastagg.sim.many.claims import Difference, paired
@@ -90,7 +90,8 @@ def advise(
     Args:
         clients: how many there are. At most 50 are simulated; settings that depend on their number are scaled.
         slow: how many times as long as others the slow clients take. ``slow_share`` is their share.
-        delays: a CSV of measured delays instead: lines of ``client,seconds``, or only seconds, a client each.
+        delays: a CSV of measured delays instead: what :func:`fastagg.watch` writes, or lines of ``client,seconds``, or
+            only seconds, a client each.
         skew: of the clients' labels: ``none``, ``mild``, ``strong``, or the alpha of a Dirichlet split.
         data: an .npz of your own with x_train, y_train, x_test, y_test, and perhaps client_train, the client of each
             sample, instead of ``skew``. By default scikit-learn's digits.
@@ -112,11 +113,17 @@ def advise(
     limit = math.inf if memory is None else bytes_of("memory", memory)
     flight = max(1, clients // 2) if in_flight is None else _checks.whole("in_flight", in_flight, least=1, most=clients)
     _checks.whole("seed", seed, least=0)
-    times = _slow(slow, slow_share) if delays is None else read_delays(_checks.path("delays", delays))
+    times = _slow(slow, slow_share) if delays is None else ""
+    file = None if delays is None else _checks.path("delays", delays).resolve()
+    if file is not None:
+        read_times(file)  # what is wrong with it is said before anything runs
     fitting, left_out = fitting_rules(size, clients, flight, limit)
     with TemporaryDirectory() as scratch:
+        if file is None:
+            file = Path(scratch) / "delays.csv"
+            file.write_text(times, encoding="utf-8")
         section, uploads = _data(data, Path(scratch), min(clients, _CLIENTS), alpha, seed)
-        base = {"data": section, "delay": {"name": "measured", "times": times}}
+        base = {"data": section, "delay": {"name": "measured", "file": str(file)}}
         at_once = max(1, round(flight * section["clients"] / clients))
         lab = _Lab(base, fitting, at_once, {"uploads": uploads}, Path(scratch), jobs, watcher or _Quiet())
         best, searched = _search(lab, seed)
@@ -146,11 +153,13 @@ def advise(
     return Advice(ranked, left_out, _why(ranked, top, searched), command)
 
 
-def _slow(slow: float, share: float) -> list[list[float]]:
+def _slow(slow: float, share: float) -> str:
+    """Return lines of client,seconds."""
     if _checks.number("slow_share", share, least=0) > 1:
         raise ConfigError(_checks.wrong("slow_share", "a share in 0..1", share))
     late, factor = math.ceil(_CLIENTS * share), _checks.number("slow", slow, least=1)
-    return [[factor * time for time in (0.8, 1.0, 1.2)] for factor in [1.0] * (_CLIENTS - late) + [factor] * late]
+    factors = [1.0] * (_CLIENTS - late) + [factor] * late
+    return "".join(f"{c},{own * time!r}\n" for c, own in enumerate(factors) for time in (0.8, 1.0, 1.2))
 
 
 def _data(given: str | Path | None, folder: Path, clients: int, alpha: float, seed: int) -> tuple[Plain, int]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from fastagg.errors import ConfigError
 from fastagg.sim.data.federated import Text
-from fastagg.sim.models.images import cifar_cnn, cnn, femnist_cnn, mlp
+from fastagg.sim.models.images import cnn, femnist_cnn, mlp
 from fastagg.sim.models.resnet import resnet18
 from fastagg.sim.seeds import integer
 
@@ -22,7 +22,6 @@ PLAIN: dict[str, Callable[[Sequence[int], int, Sequence[int]], nn.Module]] = {
     "mlp": mlp,
     "cnn": cnn,
     "femnist-cnn": femnist_cnn,
-    "cifar-cnn": cifar_cnn,
     "resnet18": resnet18,
 }
 

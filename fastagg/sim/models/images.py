@@ -59,21 +59,6 @@ def femnist_cnn(shape: Sequence[int], classes: int, channels: Sequence[int] = (3
     )
 
 
-def cifar_cnn(shape: Sequence[int], classes: int, widths: Sequence[int] = (64, 64, 384, 192)) -> nn.Module:
-    """Two 5x5 convolutions, each with 2x2 max-pooling, then two hidden linear layers (McMahan et al. 2017)."""
-    depth, height, width = image_shape("cifar-cnn", shape)
-    first, second, *hidden = exactly("cifar-cnn", widths, 4)
-    return nn.Sequential(
-        nn.Conv2d(depth, first, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(first, second, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        mlp((second, height // 4, width // 4), classes, hidden),
-    )
-
-
 def image_shape(name: str, shape: Sequence[int]) -> tuple[int, int, int]:
     """Return ``shape`` if it is an image's. Otherwise ConfigError with the model's name."""
     if len(shape) != 3:

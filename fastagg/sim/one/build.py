@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 LOADERS: dict[str, Callable[..., FederatedData]] = {
     "digits": digits.load,
     "synthetic": synthetic.load,
-    "synthetic-leaf": leaf.load_synthetic,
     "mnist": mnist.load,
     "cifar10": partial(cifar.load, cifar.CIFAR10),
     "cifar100": partial(cifar.load, cifar.CIFAR100),
@@ -56,7 +55,6 @@ LOADERS: dict[str, Callable[..., FederatedData]] = {
     "glue": glue.load,
     "newsgroups": newsgroups.load,
     "npz": npz.load,
-    "imagefolder": own.load_images,
 }
 
 
@@ -262,5 +260,7 @@ def check_clients(config: Config, server: Server) -> None:
             )
     elif rule == "round":
         raise ConfigError(f'algorithm {name} is asynchronous: participation.rule "round" is for synchronous ones')
+    if server.update_kind == "gradient" and getattr(config.delay, "start", "sent") == "before":
+        raise ConfigError(f'algorithm {name} takes gradients: delay.start "before" is for differences of models')
     if server.update_kind == "gradient" and config.client.steps != 1:
         raise ConfigError(f"algorithm {name} takes gradients on the model that was sent: client.steps must be 1")

@@ -13,14 +13,13 @@ from fastagg.sim.clock.by_version import VersionSchedule
 from fastagg.sim.clock.delays import (
     DelayModel,
     Exponential,
-    Measured,
     PerStep,
     SizeTied,
     Suspension,
     ThreeClass,
     Transmission,
 )
-from fastagg.sim.clock.devices import Speeds, Trace, read_trace
+from fastagg.sim.clock.measured import Measured, read_times
 from fastagg.sim.clock.participation import AllClients, Concurrency, Participation
 from fastagg.sim.clock.schedule import RoundSchedule, Schedule, TimedSchedule
 from fastagg.sim.clock.version_delay import (
@@ -56,7 +55,8 @@ def build_schedule(config: Config, server: Server, sizes: Sequence[int]) -> Sche
     participation: Participation = AllClients(clients)
     if config.participation.concurrency is not None:
         participation = Concurrency(clients, config.participation.concurrency, seed)
-    return TimedSchedule(server, delays, participation, steps, at_flush=delay.counting == "authors")
+    at_flush, before = delay.counting == "authors", delay.start == "before"
+    return TimedSchedule(server, delays, participation, steps, at_flush=at_flush, before=before)
 
 
 def build_delays(config: Config, sizes: Sequence[int], parameters: int) -> DelayModel:
@@ -67,12 +67,8 @@ def build_delays(config: Config, sizes: Sequence[int], parameters: int) -> Delay
         delays: DelayModel = ThreeClass(clients, seed, delay.table, delay.gamma, delay.counts)
     elif isinstance(delay, sections.SizeTiedDelay):
         delays = SizeTied(sizes, seed, delay.table, delay.gamma)
-    elif isinstance(delay, sections.DeviceDelay):
-        delays = Speeds(clients, seed, delay.mean, delay.law, delay.spread, delay.day, delay.night)
     elif isinstance(delay, sections.MeasuredDelay):
-        delays = Measured(delay.times, clients, seed)
-    elif isinstance(delay, sections.TraceDelay):
-        delays = Trace(read_trace(find_file(delay.file, config), clients), size)
+        delays = Measured(read_times(find_file(delay.file, config)), clients, seed, delay.order)
     else:
         assert isinstance(delay, sections.ExponentialDelay)
         delays = Exponential(seed, delay.mean, clients, delay.spread)
@@ -82,7 +78,7 @@ def build_delays(config: Config, sizes: Sequence[int], parameters: int) -> Delay
         delays = Suspension(delays, seed, delay.suspension)
     if delay.speed is not None or delay.up is not None:
         down, up = (0.0 if speed is None else size / speed for speed in (delay.speed, delay.up))
-        delays = Transmission(delays, seed, down, delay.jitter, up, clients=clients, spread=delay.bandwidth_spread)
+        delays = Transmission(delays, seed, down, delay.jitter, up)
     return delays
 
 

@@ -130,6 +130,8 @@ class Simulation:
         samples = self.data.clients[job.client]
         with self.stopwatch.timing("training"):
             update = self.ahead.take(job, self.schedule.in_flight)
+            if job.origin is not None:
+                update = self._way.moved(update, job.origin, job.task)
             if self.differences is not None:
                 update = self.differences.difference(job.client, update)
             update, size = self._way(update, job.task, job.client, job.number)

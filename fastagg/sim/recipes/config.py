@@ -64,6 +64,8 @@ class Config(Section):
         counting = self.delay.counting if isinstance(self.delay, TimedDelay) else "arrival"
         if counting == "authors" and self.participation.rule != "concurrency":
             raise ValueError('delay.counting "authors" needs participation.rule "concurrency"')
+        if getattr(self.delay, "start", "sent") == "before" and counting != "authors":
+            raise ValueError('delay.start "before" needs delay.counting "authors"')
         if isinstance(self.delay, VersionDelay) and self.participation.rule != "all":
             raise ValueError('delay "version" draws each arriving client from all: participation.rule must be "all"')
         return self

@@ -14,15 +14,16 @@ class TimedDelay(Section):
 
     ``steps``: the number of local steps that the times are for. A dispatch of K steps takes K / steps as long. With
     ``counting`` "authors" the model is sent only when the buffer is flushed, as in the FADAS authors' program, and not
-    at each arrival.
+    at each arrival. With ``start`` "before", as in that program, all clients but the last that then get a version train
+    from the one before it, and what they send is still the difference to the one that they got.
     """
 
     steps: PositiveInt | None = None
     counting: Literal["arrival", "authors"] = "arrival"
+    start: Literal["sent", "before"] = "sent"
     speed: PositiveFloat | None = None  # bytes downloaded per unit of virtual time; None: a download takes no time
     up: PositiveFloat | None = None  # the same for uploads
     jitter: float = Field(0.1, ge=0)  # standard deviation of the transmission factor
-    bandwidth_spread: float = Field(0.0, ge=0)  # deviation of the logarithm of the clients' bandwidths
     suspension: float = Field(0.0, ge=0, lt=1)  # the probability that a client hangs
 
 
@@ -57,32 +58,15 @@ class ExponentialDelay(TimedDelay):
     spread: float = Field(0.0, ge=0)
 
 
-class DeviceDelay(TimedDelay):
-    """Clients with different speeds, ``mean`` per step on average, that may sleep; see devices.Speeds."""
-
-    name: Literal["devices"]
-    mean: PositiveFloat = 1.0
-    law: Literal["lognormal", "zipf", "pareto"] = "lognormal"
-    spread: float = Field(1.0, ge=0)
-    day: PositiveFloat = 24.0
-    night: float = Field(0.0, ge=0, lt=1)
-
-
 class MeasuredDelay(TimedDelay):
-    """``times``: lists of measured durations; each client draws from one of them, see delays.Measured."""
+    """What tasks of a real federation took, from a CSV ``file``; see measured.Measured."""
 
     name: Literal["measured"]
-    times: list[Annotated[list[PositiveFloat], Field(min_length=1)]] = Field(min_length=1)
-
-
-class TraceDelay(TimedDelay):
-    """When clients are available and how fast they compute and send, from a CSV ``file``; see devices.Trace."""
-
-    name: Literal["trace"]
     file: str
+    order: Literal["drawn", "recorded"] = "drawn"
 
 
-AnyDelay = ThreeClassDelay | SizeTiedDelay | ExponentialDelay | DeviceDelay | MeasuredDelay | TraceDelay
+AnyDelay = ThreeClassDelay | SizeTiedDelay | ExponentialDelay | MeasuredDelay
 
 
 class VersionDelay(Section):

@@ -11,12 +11,10 @@ from pydantic_core import ErrorDetails
 from fastagg import _checks, _keywords, registry
 from fastagg.sim.data.sections import SECTIONS
 from fastagg.sim.recipes.delays import (
-    DeviceDelay,
     ExponentialDelay,
     MeasuredDelay,
     SizeTiedDelay,
     ThreeClassDelay,
-    TraceDelay,
     VersionDelay,
 )
 from fastagg.sim.recipes.sections import Algorithm, Client, Distill, Dropout, Model, Own, Participation, Run, Unlabelled
@@ -69,9 +67,7 @@ _TAGGED: dict[str, type[Section]] = {
     "three-class": ThreeClassDelay,
     "size-tied": SizeTiedDelay,
     "exponential": ExponentialDelay,
-    "devices": DeviceDelay,
     "measured": MeasuredDelay,
-    "trace": TraceDelay,
     "version": VersionDelay,
 }
 _TAGS = frozenset(_TAGGED)

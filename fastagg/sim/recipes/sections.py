@@ -30,7 +30,6 @@ WIDTHS: dict[str, list[int]] = {
     "mlp": [64],
     "cnn": [16, 32],
     "femnist-cnn": [32, 64],
-    "cifar-cnn": [64, 64, 384, 192],
     "resnet18": [64, 128, 256, 512],
     "lstm": [8, 256],
     "transformer": [],
@@ -45,10 +44,9 @@ class Model(Section):
     and ``keywords``. It is stored as name "function" and ``call``. "given" stands for a model passed to run().
     """
 
-    name: Literal[
-        "logistic", "mlp", "cnn", "femnist-cnn", "cifar-cnn", "resnet18", "lstm", "transformer",
-        "function", "given",
-    ] = "mlp"  # fmt: skip
+    name: Literal["logistic", "mlp", "cnn", "femnist-cnn", "resnet18", "lstm", "transformer", "function", "given"] = (
+        "mlp"
+    )
     widths: list[PositiveInt] = Field(default=[64])
     norm: Literal["batch", "group", "none"] = "batch"
     call: str = ""

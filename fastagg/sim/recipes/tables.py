@@ -58,7 +58,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from pydantic import Field, PositiveFloat, ValidationError
+from pydantic import Field, PositiveFloat, ValidationError, field_validator
 
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
@@ -79,13 +79,21 @@ class _Paper(Section):
     values: dict[str, dict[str, list[float]]] = Field(default={})
 
 
-class _Claim(Section):
+class Claim(Section):
+    """The claim that ``better``, a method and a setting, is better than ``worse`` in ``measure`` (an entry of
+    summary.json times ``scale``). Larger is better, unless ``less``."""
+
     text: str
-    better: list[str] = Field(min_length=1, max_length=2)
-    worse: list[str] = Field(min_length=1, max_length=2)
+    better: tuple[str, str]
+    worse: tuple[str, str]
     measure: str = "last5_accuracy_mean"
     scale: PositiveFloat = 100.0
     less: bool = False
+
+    @field_validator("better", "worse", mode="before")
+    @classmethod
+    def _in_the_only_setting(cls, side: object) -> object:
+        return (*side, "")[: max(2, len(side))] if isinstance(side, list) else side  # TOML has no tuples
 
 
 class _File(Section):
@@ -98,20 +106,7 @@ class _File(Section):
     settings: dict[str, Plain] = Field(default={})
     grid: dict[str, list[object]] = Field(default={})
     paper: _Paper = _Paper()
-    claims: list[_Claim] = Field(default=[])
-
-
-@dataclass(frozen=True)
-class Claim:
-    """The claim that ``better``, a method and a setting, is better than ``worse`` in ``measure`` (an entry of
-    summary.json times ``scale``). Larger is better, unless ``less``."""
-
-    text: str
-    better: tuple[str, str]
-    worse: tuple[str, str]
-    measure: str
-    scale: float
-    less: bool
+    claims: list[Claim] = Field(default=[])
 
 
 @dataclass(frozen=True)
@@ -169,18 +164,12 @@ def load(name_or_path: str) -> Table:
             config.from_dict(values, f"{name}, {label}")
             cells.append(Place(method, setting, values, tuple(file.paper.values.get(method, {}).get(setting, ()))))
     sides = {(cell.method, cell.setting) for cell in cells}
-    claims = tuple(_claim(claim, sides, name) for claim in file.claims)
-    return Table(name, file.title, file.paper.measure, file.paper.scale, tuple(cells), claims)
-
-
-def _claim(claim: _Claim, sides: set[tuple[str, str]], where: str) -> Claim:
-    both = [(side[0], side[1] if len(side) > 1 else "") for side in (claim.better, claim.worse)]
-    for side in both:
-        if side not in sides:
-            raise ConfigError(
-                f"{where}: the claim {claim.text!r} is about {', '.join(side)}, which is not in the table"
-            )
-    return Claim(claim.text, both[0], both[1], claim.measure, claim.scale, claim.less)
+    for claim in file.claims:
+        for side in (claim.better, claim.worse):
+            if side not in sides:
+                what = f"the claim {claim.text!r} is about {', '.join(side)}, which is not in the table"
+                raise ConfigError(f"{name}: {what}")
+    return Table(name, file.title, file.paper.measure, file.paper.scale, tuple(cells), tuple(file.claims))
 
 
 @dataclass(frozen=True)

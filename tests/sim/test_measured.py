@@ -1,0 +1,155 @@
+"""Durations of a real federation: a server writes them, and runs take as long."""
+
+from __future__ import annotations
+
+import csv
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fastagg
+from fastagg import ConfigError, DataError
+from fastagg.sim import run
+from fastagg.sim.clock.measured import Durations, Measured, read_times
+from fastagg.sim.one.simulation import Simulation
+
+HEADER = "client,dispatched,answered"
+
+
+def test_a_server_writes_when_tasks_were_sent_and_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("fastagg.server.watching.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fastagg.server.watching.time.time", lambda: now[0] + 5000.0)
+    path = tmp_path / "times.csv"
+    server = fastagg.watch(fastagg.FedBuff(torch.zeros(3), buffer_size=2), times=path)
+    ann, comma = server.dispatch("ann"), server.dispatch('a,"b"')
+    now[0] += 2.0
+    assert server.dispatch("ann").id == ann.id  # once more, at the same version: the first time counts
+    server.receive("ann", torch.ones(3))
+    now[0] += 1.5
+    server.receive(comma.client, torch.ones(3), task=comma.id)
+    with pytest.raises(fastagg.AlreadyCounted):
+        server.receive(comma.client, torch.ones(3), task=comma.id)
+    server.dispatch("ann")
+    now[0] += 0.25
+    server.receive_many([("ann", torch.ones(3))])
+    assert path.read_text().splitlines() == [
+        HEADER, "ann,5100.000000,5102.000000", '"a,""b""",5100.000000,5103.500000', "ann,5103.500000,5103.750000",
+    ]  # fmt: skip
+    again = fastagg.watch(fastagg.ASGD(torch.zeros(3), lr=0.1), times=path)  # a restart goes on in the file
+    again.dispatch(7)
+    now[0] += 1.0
+    again.receive(7, torch.ones(3))
+    assert read_times(path) == {
+        "ann": Durations([2.0], [0.25]), 'a,"b"': Durations([3.5], []), "7": Durations([1.0], []),
+    }  # fmt: skip
+
+
+def test_a_folder_s_server_writes_times_and_a_client_id_may_break_lines(tmp_path: Path) -> None:
+    path = tmp_path / "times.csv"
+    with fastagg.open(tmp_path / "state", lambda: fastagg.ASGD(torch.zeros(3), lr=0.1)) as server:
+        fastagg.watch(server, times=path)
+        for client in ("two\nlines", "a\u2028b"):
+            server.dispatch(client)
+            server.receive(client, torch.ones(3))
+    assert read_times(path).keys() == {"two\nlines", "a\u2028b"}
+
+
+def test_threads_write_whole_lines(tmp_path: Path) -> None:
+    server = fastagg.watch(fastagg.ASGD(torch.zeros(3), lr=1e-6), times=tmp_path / "times.csv")
+
+    def work(client: int) -> None:
+        for _ in range(200):
+            task = server.dispatch(client)
+            server.receive(client, torch.ones(3), task=task.id)
+
+    threads = [threading.Thread(target=work, args=(client,)) for client in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lines = list(csv.reader((tmp_path / "times.csv").open()))
+    assert len(lines) == 1 + 6 * 200 and all(len(line) == 3 for line in lines)
+
+
+def test_times_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+    server = fastagg.ASGD(torch.zeros(3), lr=0.1)
+    (tmp_path / "other.csv").write_text("a,b\n")
+    with pytest.raises(ConfigError, match="holds something else"):
+        fastagg.watch(server, times=tmp_path / "other.csv")
+    with pytest.raises(ConfigError, match="cannot write"):
+        fastagg.watch(server, times=tmp_path)
+    assert server._watch is None
+    fastagg.watch(server, times=tmp_path / "times.csv")
+    with pytest.raises(ConfigError, match="already"):
+        fastagg.watch(server, times=tmp_path / "more.csv")
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([], "got none"),
+        ([HEADER], "got none"),
+        ([HEADER, "a,1"], "line 2: .*got 'a,1'"),
+        ([HEADER, "a,1,2", "a,3,2"], "line 3: .*got 'a,3,2'"),
+        ([HEADER, "a,inf,inf"], "line 2"),
+        ([HEADER, "a,1,nan"], "line 2"),
+        ([HEADER, "a,1,soon"], "line 2"),
+        (["a,1,2", "a,1,2"], "line 2"),  # without its header
+        (["1", "-2"], "line 2"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_line(lines: list[str], words: str, tmp_path: Path, tiny: Any) -> None:
+    (tmp_path / "times.csv").write_text("\n".join(lines))
+    with pytest.raises(DataError, match=f"times.csv.*{words}"):
+        run(tiny({"delay": {"name": "measured", "file": str(tmp_path / "times.csv")}}))
+
+
+def test_without_times_of_dispatch_no_task_is_the_first(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("client,seconds\nann,3\nbob,1\nann,2\n")
+    assert read_times(tmp_path / "a.csv") == {"ann": Durations([], [3.0, 2.0]), "bob": Durations([], [1.0])}
+    (tmp_path / "b.csv").write_text("3\n1\n")
+    assert [own.later for own in read_times(tmp_path / "b.csv").values()] == [[3.0], [1.0]]
+
+
+def test_clients_take_what_those_of_the_same_name_took() -> None:
+    times = {"1": Durations([9.0], [1.0, 2.0]), "0": Durations([4.0], [])}
+    for seed in range(3):
+        recorded = Measured(times, 2, seed, "recorded")
+        assert [recorded.duration(1, n) for n in range(6)] == [9, 1, 2, 1, 2, 1]
+        assert [recorded.duration(0, n) for n in range(3)] == [4, 4, 4]
+        drawn = Measured(times, 2, seed)
+        assert drawn.duration(1, 0) == 9  # a real client has loaded its libraries then
+        assert {drawn.duration(1, n) for n in range(1, 60)} == {1, 2}
+        assert [drawn.duration(1, n) for n in range(9)] == [Measured(times, 2, seed).duration(1, n) for n in range(9)]
+
+
+def test_slow_ones_are_taken_in_the_same_proportion_and_stay_slow() -> None:
+    times = {"slow": Durations([], [50.0, 60.0]), **{name: Durations([500.0], [1.0, 2.0, 3.0]) for name in "abc"}}
+    for clients, slow in ((4, 1), (40, 10), (2, 0)):  # as far as whole clients allow
+        delays = Measured(times, clients, seed=0)
+        drawn = [{delays.duration(client, number) for number in range(1, 60)} for client in range(clients)]
+        assert all(own in ({50.0, 60.0}, {1.0, 2.0, 3.0}) for own in drawn)
+        assert sum(own == {50.0, 60.0} for own in drawn) == slow
+    places = [[Measured(times, 40, seed).duration(client, 1) > 9 for client in range(40)] for seed in (0, 1)]
+    assert places[0] != places[1]
+
+
+@pytest.mark.parametrize("order", ["drawn", "recorded"])
+def test_a_replayed_run_resumes_to_the_bit(order: str, tmp_path: Path, tiny: Any) -> None:
+    lines = [f"{c},{9 * n},{9 * n + 1 + c % 5 + n / 7}" for c in range(12) for n in range(4)]
+    (tmp_path / "times.csv").write_text("\n".join([HEADER, *lines]))
+    config = tiny({"delay": {"name": "measured", "file": str(tmp_path / "times.csv"), "order": order}})
+    whole = run(config)
+    assert whole.summary["uploads"] == 30 and whole.unit == "1 s"
+    first, rest = Simulation(config), Simulation(config)
+    for _ in range(13):
+        first.step()
+    rest.load_state_dict(first.state_dict())
+    while rest.done() < 1:
+        rest.step()
+    assert rest.schedule.now == whole.rows[-1].time
+    assert torch.equal(rest.server.flat, torch.cat([p.flatten() for p in whole.model.values()]))
