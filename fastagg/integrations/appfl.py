@@ -199,7 +199,8 @@ class Aggregator(BaseAggregator):
         if self._window.full(len(self._known)) and self._window.task is not None:
             found = {name: value for name, value in self._window.means().items() if name not in _NO_METRICS}
             if found:
-                self.session.clients_found(self._window.task.version, found, self._window.task.views)
+                model = self._window.task.views if self._run.best is not None else None  # others may have no model
+                self.session.clients_found(self._window.task.version, found, model)
             self._window = Window()
         self.session.settle()
         step = f"version {outcome.version}" if outcome.applied else "kept for the next step"

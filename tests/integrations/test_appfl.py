@@ -23,6 +23,7 @@ from omegaconf import OmegaConf
 from support.replay import listen, play
 
 import fastagg
+from fastagg.integrations import replies
 from fastagg.integrations.appfl import Aggregator, SyncAggregator
 from fastagg.sim.data import digits
 
@@ -383,10 +384,11 @@ def test_schedulers() -> None:
     assert torch.equal(model[0]["w"], torch.full((3, 2), 4.5))  # 3, and then 3 + (-3 + 3*3)/4
 
 
-def federation(folder: Path, **kwargs: Any) -> Any:
+def federation(folder: Path, aggregator: str = "Aggregator", epochs: int = 40, **kwargs: Any) -> Any:
     """APPFL's own server and four client agents on the digits; the aggregator is named in the configuration."""
     (folder / "net.py").write_text(
         "import torch\n\n\nclass Net(torch.nn.Sequential):\n    def __init__(self):\n"
+        "        torch.manual_seed(1)  # APPFL makes one, and fastagg another\n"
         "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(),\n"
         "                         torch.nn.Linear(32, 10))\n"
     )
@@ -403,11 +405,12 @@ def federation(folder: Path, **kwargs: Any) -> Any:
     config = {
         "model_configs": where,
         "log_configs": {"logging_output_dirname": str(folder / "logs")},
-        "server_configs": {"aggregator_path": str(BY_PATH), "optimize_memory": False},
+        "server_configs": {"optimize_memory": False}
+        | ({"aggregator_path": str(BY_PATH)} if aggregator == "Aggregator" else {}),
         "algorithm_configs": {
-            "trainer": "VanillaTrainer", "trainer_kwargs": trainer, "device": "cpu", "num_global_epochs": 40,
+            "trainer": "VanillaTrainer", "trainer_kwargs": trainer, "device": "cpu", "num_global_epochs": epochs,
             "scheduler": "AsyncScheduler", "scheduler_kwargs": {"num_clients": 4, "optimize_memory": False},
-            "aggregator": "Aggregator", "aggregator_kwargs": {"num_clients": 4, **where, **kwargs},
+            "aggregator": aggregator, "aggregator_kwargs": {"num_clients": 4, **where, **kwargs},
         },
     }  # fmt: skip
     data = digits.load(4, alpha=10.0, seed=0)
@@ -449,3 +452,33 @@ def test_fadas_in_the_virtual_time_simulator(tmp_path: Path, monkeypatch: pytest
     second.load_state_dict(start)
     play(second, events)
     assert torch.equal(second.flat, ours.flat)
+
+
+def test_fedasync_in_the_virtual_time_simulator_is_appfls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same model, and the staleness that the simulator records is the delay that the server counts."""
+    from appfl.vsim import AsyncSimDriver, ClientProfile
+
+    torch.set_num_threads(1)
+    delays, models, rows, plain = list[int](), [], [], replies.add
+
+    def add(*given: Any) -> list[Any]:
+        outcomes = plain(*given)
+        delays.extend(outcome.delay for outcome in outcomes)
+        return outcomes
+
+    theirs = {"alpha": 2.4, "staleness_fn": "polynomial", "staleness_fn_kwargs": {"a": 0.5}, "optimize_memory": False}
+    ours = {"algorithm": "FedAsync", "settings": {"alpha": 0.6, "policy": "polynomial", "a": 0.5}}
+    for name, kwargs in (("FedAsyncAggregator", theirs), ("Aggregator", ours)):
+        server, clients, _ = federation(tmp_path, name, 16, **kwargs)
+        profiles = {one.get_id(): ClientProfile(compute_factor=1.0 + 2.0 * n) for n, one in enumerate(clients)}
+        driver = AsyncSimDriver(server, clients, profiles, 3, logging.getLogger("vsim"), base_step_time=0.01)
+        if name == "Aggregator":
+            monkeypatch.setattr(replies, "add", add)
+        torch.manual_seed(0)  # of the clients' batches
+        gc.freeze()
+        driver.run()
+        gc.unfreeze()
+        models.append(server.get_parameters(serial_run=True))
+        rows.append([(row["cid"], round(row["vtime"], 9), row["staleness"]) for row in driver.history])
+    assert rows[0] == rows[1] and close(*models)
+    assert delays == [staleness for _, _, staleness in rows[1]] and len(delays) == 16 and max(delays) > 1
