@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import platform
 import re
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
+import checkout
 import numpy as np
 import torch
 
@@ -32,10 +34,12 @@ KNOWN = {
 
 def stamp(device: torch.device) -> dict[str, str]:
     """Return the processor or card and the versions, as results name them."""
-    card = device.type == "cuda"
+    card, version = device.type == "cuda", fastagg.__version__
+    if checkout.PATHS:  # whatever may be installed, the checkout's package is measured
+        version = tomllib.loads((checkout.ROOT / "pyproject.toml").read_text())["project"]["version"]
     return {
         "processor": torch.cuda.get_device_properties(device).name if card else label(cpuinfo(), _level2()),
-        "versions": f"fastagg {fastagg.__version__} ({fastagg.build_info()['isa']}), torch {torch.__version__}"
+        "versions": f"fastagg {version} ({fastagg.build_info()['isa']}), torch {torch.__version__}"
         f"{f', CUDA {torch.version.cuda}' if card else ''}, Python {platform.python_version()}, NumPy {np.__version__}",
     }
 

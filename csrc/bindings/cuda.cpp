@@ -17,17 +17,6 @@ void check(const Update& update) {
                   std::to_string(update.pieces.size()));
 }
 
-void step(const Update& update, const Direction& direction, const Optimizer& optimizer, const cuda::Where& where) {
-  check(update);
-  check_step(update, direction, optimizer);
-  cuda::step(update, direction, optimizer, where);
-}
-
-void accumulate(const Update& update, Address acc, double weight, Address out, const cuda::Where& where) {
-  check(update);
-  cuda::accumulate(update, at(acc), weight, at(out), where);
-}
-
 void recompute_sum(const Rows& rows, Address weights, Address sum, const cuda::Blocks& blocks,
                    const cuda::Where& where) {
   check_blocks(rows, blocks.first, blocks.last, blocks.stride);
@@ -110,8 +99,6 @@ void bind_functions(py::module_& m) {
     return std::make_pair(major, minor);
   });
   m.def("copies_on", [](int device) { return std::shared_ptr<store::Copies>(cuda::copies_on(device)); });
-  m.def("step", &step, arg("update"), arg("direction"), arg("optimizer"), arg("where"), nogil);
-  m.def("accumulate", &accumulate, arg("update"), by_name, arg("acc"), arg("weight"), arg("out"), arg("where"), nogil);
   m.def("recompute_sum", &recompute_sum, arg("rows"), by_name, arg("weights"), arg("sum"), arg("blocks"), arg("where"),
         nogil);
   m.def("add_rows", &add_rows, arg("rows"), by_name, arg("jobs"), arg("count"), arg("weights"), arg("weight"),

@@ -34,17 +34,6 @@ class Released {
   std::optional<py::gil_scoped_release> release_;
 };
 
-void step(const Update& update, const Direction& direction, const Optimizer& optimizer) {
-  check_step(update, direction, optimizer);
-  const Released released(update.size);
-  cpu::step(update, direction, optimizer);
-}
-
-void accumulate(const Update& update, Address acc, float weight, Address out) {
-  const Released released(update.size);
-  cpu::accumulate(update, at(acc), weight, at(out));
-}
-
 // A sum of whole numbers: the addresses of its lower halves, its upper halves and its marks.
 using Whole = std::tuple<Address, Address, Address>;
 Upper upper_of(const Whole& sum) { return {at<int32_t>(std::get<1>(sum)), at<uint8_t>(std::get<2>(sum))}; }
@@ -82,17 +71,6 @@ std::vector<bool> fold(const std::vector<std::tuple<const Update*, Address, floa
   std::vector<bool> finite;
   for (const auto& bits : largest) finite.push_back(bits < 0x7f800000);
   return finite;
-}
-
-double sum_squares(const Update& update) {
-  const Released released(update.size);
-  return cpu::sum_squares(update);
-}
-
-std::tuple<double, double, double> distances(const Update& update, Address x, Address base, bool inner) {
-  const Released released(update.size);
-  const cpu::Distances found = cpu::distances(update, at(x), at(base), inner);
-  return {found.moved, found.update, found.inner};
 }
 
 bool nearly(const Update& update, Address x) { return cpu::nearly(update, at(x)); }
@@ -261,16 +239,12 @@ PYBIND11_MODULE(_native, m) {
   bindings::bind_train(m);
   bindings::bind_ops(m);
 
-  m.def("step", &step, arg("update"), arg("direction"), arg("optimizer"));
-  m.def("accumulate", &accumulate, arg("update"), by_name, arg("acc"), arg("weight"), arg("out"));
   m.def("accumulate_exact", &accumulate_exact, arg("update"), by_name, arg("total"), arg("fresh"), arg("weight"));
   m.def("add_exact", &add_exact, arg("terms"), arg("size"), by_name, arg("total"), arg("fresh"));
   m.def("read_exact", &read_exact, arg("total"), arg("size"), by_name, arg("out"));
   m.def("exact_norm", &exact_norm, arg("terms"), arg("size"));
   m.def("fold", &fold, arg("models"), by_name, arg("acc"), arg("out"));
-  m.def("sum_squares", &sum_squares, arg("update"));
   m.def("nearly", &nearly, arg("update"), arg("x"));
-  m.def("distances", &distances, arg("update"), by_name, arg("x"), arg("base"), arg("inner"));
   m.def("group_sums", &group_sums, arg("update"), by_name, arg("x") = 0, arg("base") = 0, arg("inner") = false);
   m.def("total", &total_of, arg("groups"));
   m.def("sketch", &sketch, arg("update"), by_name, arg("k"), arg("seed"), arg("out"));

@@ -41,106 +41,6 @@ Rows rows_of(const std::string& format, int64_t size, int64_t slots, Address dat
   return rows;
 }
 
-// Without rows, the update itself is added to the sum.
-Exchange exchange_of(const RandomKey& key, const Rows* given, int64_t read, int64_t write, const Rows* write_to) {
-  require(given != nullptr || (read == -1 && write == -1), "exchange: rows are needed to read or write one");
-  if (given == nullptr) return {kPlainRows, {}, {}, key};
-  const Rows& rows = *given;
-  const Rows& into = write_to == nullptr ? rows : *write_to;
-  require(into.format == rows.format && into.size == rows.size, "write_to: rows of another format or size");
-  if (read < -1 || read >= rows.slots) throw Refused("read: no slot " + std::to_string(read));
-  if (write < -1 || write >= into.slots) throw Refused("write: no slot " + std::to_string(write));
-  return {rows.format, rows.row(read), into.row(write), key};
-}
-
-Sum sum_of(Address values, float entering, float leaving, float scale, const Rows* rows,
-           const std::vector<std::pair<int64_t, float>>& terms) {
-  require(values != 0, "sum: values are missing");
-  Sum sum{at(values), entering, leaving, scale, {}};
-  require(terms.empty() || rows != nullptr, "sum: terms need rows");
-  for (const auto& [slot, weight] : terms) {
-    if (slot < 0 || slot >= rows->slots) throw Refused("terms: no slot " + std::to_string(slot));
-    sum.terms.push_back({rows->row(slot), weight});
-  }
-  return sum;
-}
-
-Moments moments_of(Address m, Address v, Address vhat) {
-  Moments moments;
-  moments.m = at(m);
-  moments.v = at(v);
-  moments.vhat = at(vhat);
-  return moments;
-}
-
-// `units`: two rows of `blocks` floats, one for m, one for v and vhat.
-Moments coded_moments_of(Address m, Address v, Address vhat, Address units, int64_t blocks, const RandomKey& key) {
-  require(units != 0 && m != 0, "moments in 8 bits: m and its units are needed");
-  Moments moments;
-  moments.coded_m = at<uint8_t>(m);
-  moments.coded_v = at<uint8_t>(v);
-  moments.coded_vhat = at<uint8_t>(vhat);
-  moments.units_m = at(units);
-  moments.units_v = v == 0 ? nullptr : at(units) + blocks;
-  moments.key = key;
-  return moments;
-}
-
-Optimizer optimizer_of(const std::string& kind, const Hyper& hyper, const Moments& moments, Address x, Address x_out) {
-  Optimizer optimizer{optimizer_named(kind), hyper, moments, at(x), at(x_out)};
-  const bool coded = moments.coded();
-  const auto check = [&](const char* name, const void* given, bool owned) {
-    if ((given != nullptr) != owned) throw Refused(kind + (owned ? " needs " : " has no ") + name);
-  };
-  visit_at(optimizer.kind, Optimizers{}, [&](auto one) {
-    using Kind = decltype(one);
-    check("m", coded ? static_cast<const void*>(moments.coded_m) : moments.m, Kind::kM);
-    check("v", coded ? static_cast<const void*>(moments.coded_v) : moments.v, Kind::kV);
-    check("vhat", coded ? static_cast<const void*>(moments.coded_vhat) : moments.vhat, Kind::kVhat);
-  });
-  return optimizer;
-}
-
-Direction make_single(double gain, double weight) {
-  Direction direction;
-  direction.gain = gain;
-  direction.weight = weight;
-  return direction;
-}
-
-Direction make_flush(const Buffer& buffer, double gain, double weight) {
-  require(buffer.acc != nullptr, "flush: a buffer with acc is needed");
-  Direction direction = make_single(gain, weight);
-  direction.kind = kFlush;
-  direction.buffer = buffer;
-  return direction;
-}
-
-Direction make_blend(Address base, double gain, double weight) {
-  require(base != 0, "blend: base is needed");
-  Direction direction = make_single(gain, weight);
-  direction.kind = kBlend;
-  direction.base = at(base);
-  return direction;
-}
-
-Direction make_mean(const Exchange& row, const Sum& sum, double gain) {
-  Direction direction = make_single(gain, 1.0);
-  direction.kind = kMean;
-  direction.row = row;
-  direction.sum = sum;
-  return direction;
-}
-
-Direction make_calibrated(const Exchange& row, const Buffer& buffer, const Sum* sum, double gain, double weight) {
-  Direction direction = make_single(gain, weight);
-  direction.kind = kCalibrated;
-  direction.row = row;
-  direction.buffer = buffer;
-  if (sum != nullptr) direction.sum = *sum;
-  return direction;
-}
-
 template <typename... Each>
 py::dict facts_of_optimizers(List<Each...>) {
   py::dict found;
@@ -220,9 +120,6 @@ void bind_structs(py::module_& m) {
   m.attr("block") = kBlock;
   m.attr("group") = kGroup;
 
-  py::class_<RandomKey>(m, "RandomKey")
-      .def(py::init([](uint64_t seed, uint64_t step, uint32_t client) { return RandomKey{seed, step, client}; }),
-           by_name, arg("seed"), arg("step"), arg("client"));
   py::class_<Update>(m, "Update")
       .def(py::init(&update_of), arg("pieces"), by_name, arg("origin") = 0)
       // Makes an update of one piece without a list. It is the usual case, and saves a microsecond.
@@ -233,32 +130,6 @@ void bind_structs(py::module_& m) {
       .def(py::init(&rows_of), by_name, arg("format"), arg("size"), arg("slots"), arg("data"), arg("scales"))
       .def_readonly("size", &Rows::size)
       .def_readonly("slots", &Rows::slots);
-  py::class_<Exchange>(m, "Exchange")
-      .def(py::init(&exchange_of), by_name, arg("key"), arg("rows") = nullptr, arg("read") = -1, arg("write") = -1,
-           arg("write_to") = nullptr);
-  py::class_<Buffer>(m, "Buffer")
-      .def(py::init([](Address acc, Address out, float scale) { return Buffer{at(acc), at(out), scale, {}}; }), by_name,
-           arg("acc") = 0, arg("out") = 0, arg("scale") = 1.0f);
-  py::class_<Sum>(m, "Sum").def(py::init(&sum_of), by_name, arg("values"), arg("entering") = 1.0f,
-                                arg("leaving") = 1.0f, arg("scale") = 1.0f, arg("rows") = nullptr,
-                                arg("terms") = std::vector<std::pair<int64_t, float>>{});
-  py::class_<Direction>(m, "Direction")
-      .def_static("single", &make_single, by_name, arg("gain") = 1.0, arg("weight") = 1.0)
-      .def_static("flush", &make_flush, by_name, arg("buffer"), arg("gain") = 1.0, arg("weight") = 1.0)
-      .def_static("blend", &make_blend, by_name, arg("base"), arg("gain") = 1.0, arg("weight") = 1.0)
-      .def_static("mean", &make_mean, by_name, arg("row"), arg("sum"), arg("gain") = 1.0)
-      .def_static("calibrated", &make_calibrated, by_name, arg("row"), arg("buffer"), arg("sum") = nullptr,
-                  arg("gain") = 1.0, arg("weight") = 1.0);
-  py::class_<Hyper>(m, "Hyper")
-      .def(py::init(&hyper_of), by_name, arg("lr"), arg("beta1") = 0.0, arg("beta2") = 0.0, arg("eps") = 1.0,
-           arg("root_scale") = 1.0);
-  py::class_<Moments>(m, "Moments")
-      .def(py::init(&moments_of), by_name, arg("m") = 0, arg("v") = 0, arg("vhat") = 0)
-      .def_static("coded", &coded_moments_of, by_name, arg("m"), arg("v"), arg("vhat"), arg("units"), arg("blocks"),
-                  arg("key"));
-  py::class_<Optimizer>(m, "Optimizer")
-      .def(py::init<>(), "No step: only sums and rows move.")
-      .def(py::init(&optimizer_of), by_name, arg("kind"), arg("hyper"), arg("moments"), arg("x"), arg("x_out"));
 }
 
 }  // namespace fastagg

@@ -358,9 +358,7 @@ def test_what_a_launch_refuses(sides: tuple[Side, Side]) -> None:
         at = where(place(gpu.device))
         pieces = as_pieces([x[i : i + 1] for i in range(513)])
         with pytest.raises(ConfigError, match="512 pieces"):
-            native.cuda.accumulate(update_of(pieces), acc=0, weight=1.0, out=x.data_ptr(), where=at)
-        with pytest.raises(ConfigError, match="needs an optimizer"):
-            native.cuda.step(update_of(as_pieces(x)), native.Direction.single(), native.Optimizer(), at)
+            native.cuda.sketch(update_of(pieces), k=1024, seed=0, partial=0, out=x.data_ptr(), where=at)
         with pytest.raises(ConfigError, match="no slot 2"):
             native.cuda.read_row(cache.native, slot=2, out=x.data_ptr(), where=at)
         with pytest.raises(ConfigError, match="last <= 2"):
