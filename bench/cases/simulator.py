@@ -32,8 +32,9 @@ MODELS = (
     ("CNN, 16 and 32 channels", {"name": "cnn", "widths": [16, 32]}, 9_978),
     ("CNN with GroupNorm", {"name": "cnn", "widths": [8, 16, 32], "norm": "group"}, 7_234),
     ("CNN at 32x32", {"name": "cnn", "widths": [16, 32]}, 86_778),
+    ("CNN with GroupNorm at 32x32", {"name": "cnn", "widths": [8, 16, 32], "norm": "group"}, 26_434),
 )
-LARGE = MODELS[3][1]  # of images with four times the side
+LARGE = [id(model) for label, model, _ in MODELS if label.endswith("32x32")]  # of images with four times the side
 
 
 def large(clients: int, seed: int) -> Any:
@@ -60,7 +61,7 @@ def recipe(
         "name": "whole",
         "seed": seed,
         "algorithm": {"name": "FedBuff", "buffer_size": 5, "lr": rate},
-        "data": {"name": "cases.simulator:large" if model is LARGE else "digits", "clients": 50},
+        "data": {"name": "cases.simulator:large" if id(model) in LARGE else "digits", "clients": 50},
         "model": model,
         "client": {"lr": 0.02, "epochs": 2},
         "delay": {"name": "three-class"},
