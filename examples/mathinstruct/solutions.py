@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from fastagg._types import Foreign
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim.data.federated import FederatedData, Samples, Text
+from fastagg.sim.data.federated import FederatedData, Samples, Text, dirichlet_split
 from fastagg.sim.data.files import places, read_table
-from fastagg.sim.data.partition import dirichlet_split
 from fastagg.sim.data.tokens import find_pretrained, load_tokenizer
 from fastagg.sim.seeds import generator
 

@@ -16,11 +16,10 @@ from fastagg.quick import Measured
 from fastagg.sheet import Sheet
 from fastagg.sim.many.claims import Difference, Judged
 from fastagg.sim.many.groups import Group
-from fastagg.sim.many.sweep import Paper
 from fastagg.sim.one.metrics import ACTIVITIES, Row, summarise
 from fastagg.sim.one.result import Result
 from fastagg.sim.recipes import load
-from fastagg.sim.recipes.tables import Claim, catalogue
+from fastagg.sim.recipes.tables import Claim, Paper, catalogue
 from fastagg.sim.show import findings, sweep_tables
 
 

@@ -15,7 +15,7 @@ from fastagg.sim.many.sweep import cells
 from fastagg.sim.one.result import Result
 from fastagg.sim.recipes import tables
 from fastagg.sim.show.plots import claims as figure
-from fastagg.sim.show.report import claims_table
+from fastagg.sim.show.sweep_tables import claims_table
 
 TABLE = """
 title = "A small table"

@@ -38,10 +38,10 @@ def test_absent_data_says_which_files_go_where(tmp_path, name):
     needs = SECTIONS[name].needs
     for folder in (None, str(tmp_path / "none")):
         with pytest.raises(DataError) as error:
-            build_data(section("femnist", dir=folder), seed=0)
+            build_data(section(name, dir=folder), seed=0)
         assert needs in str(error.value)
     with pytest.raises(DataError, match=str(tmp_path)):  # the folder is there, and empty
-        build_data(section("femnist", dir=str(tmp_path)), seed=0)
+        build_data(section(name, dir=str(tmp_path)), seed=0)
 
 
 # CIFAR -------------------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def test_absent_data_says_which_files_go_where(tmp_path, name):
 def test_cifar_is_read_from_every_form(tmp_path, name, kind, write):
     labels = np.arange(TRAIN + 10) * 7 % kind.classes
     write(tmp_path, kind, labels)
-    data = build_data(section("femnist", dir=str(tmp_path), clients=4, alpha=1.0), seed=0)
+    data = build_data(section(name, dir=str(tmp_path), clients=4, alpha=1.0), seed=0)
     assert (data.shape, data.classes) == ((3, 32, 32), kind.classes)
     assert data.test.y.tolist() == labels[TRAIN:].tolist()
     assert data.test.augment is None

@@ -7,9 +7,10 @@ import math
 import pytest
 
 from fastagg.sim.many.groups import Group, grouped, speedups, spread
-from fastagg.sim.many.sweep import Cell, Paper, cells
+from fastagg.sim.many.sweep import Cell, cells
 from fastagg.sim.one.metrics import Row, summarise
 from fastagg.sim.one.result import Result
+from fastagg.sim.recipes.tables import Paper
 from fastagg.sim.show import sweep_tables
 
 EMPTY = dict.fromkeys(sweep_tables.NUMBERS, 0.0)

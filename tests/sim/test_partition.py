@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from support.properties import examples
 
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim.data.partition import dirichlet_split
+from fastagg.sim.data.federated import dirichlet_split
 
 
 @examples(60)

@@ -5,7 +5,7 @@ import pytest
 
 from fastagg.sim.many.sweep import Cell
 from fastagg.sim.one.result import Result
-from fastagg.sim.show.report import COMPARISON_COLUMNS, comparison_csv, time_table
+from fastagg.sim.show.sweep_tables import COMPARISON_COLUMNS, comparison_csv, time_table
 
 
 @pytest.fixture

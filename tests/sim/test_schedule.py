@@ -5,8 +5,7 @@ import torch
 from fastagg import FedAsync, FedBuff
 from fastagg.errors import ConfigError
 from fastagg.sim.clients.own import Own
-from fastagg.sim.clock.by_version import VersionSchedule
-from fastagg.sim.clock.version_delay import ReplayedVersions, UniformVersions
+from fastagg.sim.clock.by_version import ReplayedVersions, UniformVersions, VersionSchedule
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
 

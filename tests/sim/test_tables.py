@@ -61,7 +61,7 @@ def test_cells_are_methods_by_settings_with_the_papers_numbers(base):
     assert [cell.label for cell in table.cells] == [
         "FedBuff, Dir(0.1)", "FedBuff, Dir(1)", "FedAvg, Dir(0.1)", "FedAvg, Dir(1)",
     ]  # fmt: skip
-    assert [cell.paper for cell in table.cells] == [(), (), (), (50.0, 1.5)]
+    assert [cell.paper.numbers for cell in table.cells] == [(), (), (), (50.0, 1.5)]
     configs = [from_dict(cell.values, cell.label) for cell in table.cells]
     assert [c.data.alpha for c in configs] == [0.1, 1.0, 0.1, 1.0]
     assert [c.client.lr for c in configs] == [0.1, 0.3, 0.1, 0.1]

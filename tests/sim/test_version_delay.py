@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim.clock.version_delay import ExponentialVersions, ReplayedVersions, UniformVersions, read_delays
+from fastagg.sim.clock.by_version import ExponentialVersions, ReplayedVersions, UniformVersions, read_delays
 
 
 def test_uniform_delays_cover_zero_to_tau_max_evenly():

@@ -6,7 +6,7 @@ names the files that must be in the folder ``dir`` (--data-dir). It is empty for
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -163,25 +163,17 @@ class Newsgroups(Text):
     clients: PositiveInt = 20
 
 
-SECTIONS: dict[str, type[DataSection]] = {
-    "digits": Digits,
-    "synthetic": Synthetic,
-    "mnist": Mnist,
-    "cifar10": Cifar10,
-    "cifar100": Cifar100,
-    "femnist": Femnist,
-    "shakespeare": Shakespeare,
-    "glue": Glue,
-    "newsgroups": Newsgroups,
-    "npz": Npz,
-    "function": Function,
-    "given": Given,
-}
-# The same classes written out, for pydantic and mypy.
 AnyData = (
-    Digits | Synthetic | Mnist | Cifar10 | Cifar100
-    | Femnist | Shakespeare | Glue | Newsgroups | Npz | Function | Given
-)  # fmt: skip
+    Digits | Synthetic | Mnist | Cifar10 | Cifar100 | Femnist | Shakespeare | Glue | Newsgroups | Npz | Function | Given
+)
+
+
+def by_name(kinds: object) -> dict[str, Any]:
+    """Return the sections of a union, by the one name that each may have."""
+    return {get_args(kind.model_fields["name"].annotation)[0]: kind for kind in get_args(kinds)}
+
+
+SECTIONS: dict[str, type[DataSection]] = by_name(AnyData)
 
 
 def named_function(values: object) -> object:

@@ -17,7 +17,7 @@ from fastagg.sim.many.sweep import Cell, check_folders, file_name
 from fastagg.sim.one import output
 from fastagg.sim.one.build import find_folder
 from fastagg.sim.one.result import Result
-from fastagg.sim.show import findings, pages, plots, report, series, style, sweep_tables
+from fastagg.sim.show import findings, pages, plots, series, style, sweep_tables
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,13 @@ def compare(
         judged = claims.judged(names, groups)
         shown = findings.find(groups, judged, target, baseline)
         try:
-            output.write_text(out / "comparison.csv", report.comparison_csv(ran))
+            output.write_text(out / "comparison.csv", sweep_tables.comparison_csv(ran))
             output.write_text(out / "table.csv", sweep_tables.groups_csv(groups, target, baseline))
             output.write_text(out / "table.md", sweep_tables.markdown(groups, target, baseline))
             output.write_text(out / "report.html", pages.comparison_page(groups, shown, title, target))
             pictures = _draw(groups, out, title, target, baseline, picture)
             if judged:
-                output.write_text(out / "claims.md", report.claims_table(judged).markdown())
+                output.write_text(out / "claims.md", sweep_tables.claims_table(judged).markdown())
                 pictures.append(out / f"claims.{picture}")
                 style.save(plots.claims(judged, title), pictures[-1])
         except OSError as error:

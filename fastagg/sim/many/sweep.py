@@ -13,22 +13,11 @@ from fastagg.errors import ConfigError
 from fastagg.sim import recipes
 from fastagg.sim.recipes import config, tables
 from fastagg.sim.recipes.config import Config
+from fastagg.sim.recipes.tables import NO_PAPER, Paper
 
 Choice = tuple[tuple[str, object], ...]  # keys and their values in one cell, in the order of the table and grid
 
 SETTING = "setting"  # the key in a Choice for a table's setting, whose value is a label
-
-
-@dataclass(frozen=True)
-class Paper:
-    """A paper's numbers: (), (mean,) or (mean, deviation) of ``measure`` of summary.json times ``scale``."""
-
-    numbers: tuple[float, ...] = ()
-    measure: str = "last5_accuracy_mean"
-    scale: float = 100.0
-
-
-NO_PAPER = Paper()
 
 
 @dataclass(frozen=True)
@@ -77,13 +66,10 @@ def _loaded(name: str, changes: Plain) -> Iterator[Cell]:
     if not tables.is_table(name):
         yield Cell(recipes.load(name, changes))
         return
-    table = tables.load(name)
-    for cell in table.cells:
+    for cell in tables.load(name).cells:
         values = config.changed(cell.values, changes)
-        paper = Paper(cell.paper, table.measure, table.scale)
-        yield Cell(
-            config.from_dict(values, f"{name}, {cell.label}"), _choice(cell.setting), method=cell.method, paper=paper
-        )
+        found = config.from_dict(values, f"{name}, {cell.label}")
+        yield Cell(found, _choice(cell.setting), method=cell.method, paper=cell.paper)
 
 
 def _choice(setting: str) -> Choice:

@@ -10,8 +10,7 @@ from torch import nn
 
 from fastagg.errors import ConfigError
 from fastagg.sim.data.federated import Text
-from fastagg.sim.models.images import cnn, femnist_cnn, mlp
-from fastagg.sim.models.resnet import resnet18
+from fastagg.sim.models.networks import NextCharacter, cnn, femnist_cnn, mlp, resnet18
 from fastagg.sim.seeds import integer
 
 __all__ = ["PLAIN", "build", "cnn", "mlp"]
@@ -66,8 +65,6 @@ def build(
         if text is None:
             raise ConfigError(f"model {name!r} needs text, the data's inputs are {tuple(shape)}")
         if name == "lstm":
-            from fastagg.sim.models.lstm import NextCharacter
-
             return NextCharacter(text.vocabulary, classes, widths)
         from fastagg.sim.models import transformer
 

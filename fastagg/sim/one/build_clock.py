@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fastagg.errors import ConfigError
-from fastagg.sim.clock.by_version import VersionSchedule
+from fastagg.sim.clock.by_version import (
+    ExponentialVersions,
+    ReplayedVersions,
+    UniformVersions,
+    VersionDelay,
+    VersionSchedule,
+    read_delays,
+)
 from fastagg.sim.clock.delays import (
     DelayModel,
     Exponential,
@@ -22,13 +29,6 @@ from fastagg.sim.clock.delays import (
 from fastagg.sim.clock.measured import Measured, read_times
 from fastagg.sim.clock.participation import AllClients, Concurrency, Participation
 from fastagg.sim.clock.schedule import RoundSchedule, Schedule, TimedSchedule
-from fastagg.sim.clock.version_delay import (
-    ExponentialVersions,
-    ReplayedVersions,
-    UniformVersions,
-    VersionDelay,
-    read_delays,
-)
 from fastagg.sim.one.build import build_work, is_synchronous
 from fastagg.sim.recipes import delays as sections
 from fastagg.sim.recipes.config import Config

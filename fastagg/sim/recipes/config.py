@@ -36,7 +36,7 @@ class Config(Section):
     data: Annotated[AnyData, Field(discriminator="name")]
     model: Model = Model()
     client: Client
-    delay: Annotated[AnyDelay | VersionDelay, Field(discriminator="name")]
+    delay: Annotated[AnyDelay, Field(discriminator="name")]
     dropout: Dropout = Dropout()
     participation: Participation = Participation()
     unlabelled: Unlabelled = Unlabelled()

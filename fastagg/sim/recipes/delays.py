@@ -66,9 +66,6 @@ class MeasuredDelay(TimedDelay):
     order: Literal["drawn", "recorded"] = "drawn"
 
 
-AnyDelay = ThreeClassDelay | SizeTiedDelay | ExponentialDelay | MeasuredDelay
-
-
 class VersionDelay(Section):
     """Updates trained on x_{t-tau}: tau uniform in 0..tau_max, exponential of ``mean``, or replayed from a file."""
 
@@ -82,3 +79,6 @@ class VersionDelay(Section):
         if [self.tau_max, self.mean, self.file].count(None) != 2:
             raise ValueError("give tau_max, mean or file, one of the three")
         return self
+
+
+AnyDelay = ThreeClassDelay | SizeTiedDelay | ExponentialDelay | MeasuredDelay | VersionDelay

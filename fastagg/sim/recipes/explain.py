@@ -9,14 +9,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from fastagg import _checks, _keywords, registry
-from fastagg.sim.data.sections import SECTIONS
-from fastagg.sim.recipes.delays import (
-    ExponentialDelay,
-    MeasuredDelay,
-    SizeTiedDelay,
-    ThreeClassDelay,
-    VersionDelay,
-)
+from fastagg.sim.data.sections import SECTIONS, by_name
+from fastagg.sim.recipes.delays import AnyDelay
 from fastagg.sim.recipes.sections import Algorithm, Client, Distill, Dropout, Model, Own, Participation, Run, Unlabelled
 from fastagg.sim.section import Section
 
@@ -62,14 +56,7 @@ def _problem(item: ErrorDetails, top: type[Section]) -> str:
     return f"{where}: {message}" if where else message
 
 
-_TAGGED: dict[str, type[Section]] = {
-    **SECTIONS,
-    "three-class": ThreeClassDelay,
-    "size-tied": SizeTiedDelay,
-    "exponential": ExponentialDelay,
-    "measured": MeasuredDelay,
-    "version": VersionDelay,
-}
+_TAGGED: dict[str, type[Section]] = {**SECTIONS, **by_name(AnyDelay)}
 _TAGS = frozenset(_TAGGED)
 # Sections with only one kind. For other sections pydantic's location names the kind.
 _PLAIN: dict[str, type[Section]] = {

@@ -110,13 +110,25 @@ class _File(Section):
 
 
 @dataclass(frozen=True)
+class Paper:
+    """A paper's numbers: (), (mean,) or (mean, deviation) of ``measure`` of summary.json times ``scale``."""
+
+    numbers: tuple[float, ...] = ()
+    measure: str = "last5_accuracy_mean"
+    scale: float = 100.0
+
+
+NO_PAPER = Paper()
+
+
+@dataclass(frozen=True)
 class Place:
     """Where a table has a run: row and column, the recipe as a dict for ``config.from_dict``, the paper's numbers."""
 
     method: str
     setting: str
     values: Plain
-    paper: tuple[float, ...]  # (), (mean,) or (mean, deviation)
+    paper: Paper
 
     @property
     def label(self) -> str:
@@ -125,12 +137,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Table:
-    """A whole table: its cells, row by row. The module's docstring explains ``measure`` and ``scale``."""
+    """A whole table: its cells, row by row."""
 
     name: str
     title: str
-    measure: str
-    scale: float
     cells: tuple[Place, ...]
     claims: tuple[Claim, ...] = ()
 
@@ -162,14 +172,15 @@ def load(name_or_path: str) -> Table:
             label = f"{method}, {setting}" if setting else method
             values |= {"name": _slug(name, method, setting), "label": label, "about": f"{file.title}."}
             config.from_dict(values, f"{name}, {label}")
-            cells.append(Place(method, setting, values, tuple(file.paper.values.get(method, {}).get(setting, ()))))
+            numbers = tuple(file.paper.values.get(method, {}).get(setting, ()))
+            cells.append(Place(method, setting, values, Paper(numbers, file.paper.measure, file.paper.scale)))
     sides = {(cell.method, cell.setting) for cell in cells}
     for claim in file.claims:
         for side in (claim.better, claim.worse):
             if side not in sides:
                 what = f"the claim {claim.text!r} is about {', '.join(side)}, which is not in the table"
                 raise ConfigError(f"{name}: {what}")
-    return Table(name, file.title, file.paper.measure, file.paper.scale, tuple(cells), tuple(file.claims))
+    return Table(name, file.title, tuple(cells), tuple(file.claims))
 
 
 @dataclass(frozen=True)

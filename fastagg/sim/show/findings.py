@@ -12,8 +12,7 @@ from fastagg.sheet import Sheet
 from fastagg.sim.many.claims import Judged
 from fastagg.sim.many.groups import Group, name_of, speedups, spread
 from fastagg.sim.one.metrics import duration
-from fastagg.sim.show.report import claims_table, time_table
-from fastagg.sim.show.sweep_tables import pivot, table
+from fastagg.sim.show.sweep_tables import claims_table, pivot, table, time_table
 
 
 @dataclass(frozen=True)
