@@ -153,9 +153,9 @@ def open_on(
         journal = begin_journal(disk, start, durability, server.max_waiting)
         log = log_of(disk, lock, journal, keeper, keeper.uploads, durability)
         keeper.start(journal, replayed)
-        watch = Watch()
+        watch = server._watch or Watch()  # `make` may have it watched
         server._attach(log, watch)
-        watch.begin(server, _SLOW)
+        watch.begin(server, min(watch.slow, _SLOW))
         # Versions from the next one on may be lost ones' again, even if nothing of them was written.
         if not is_new and until is None:
             server._engine.begin_incarnation(server.version + 1, engine.new_incarnation())

@@ -49,12 +49,13 @@ def watch(
         slow: an answer is slow if it takes at least this many seconds.
         times: a CSV file with a line for each answer to a task: the client, when its task was sent, and when it was
             answered, in seconds since 1970. A file of this form goes on. The simulator replays it
-            (``delay.name = "measured"``). Tasks that :meth:`Server.hand_on` gives out have no line.
+            (``delay.name = "measured"``). Tasks that :meth:`Server.hand_on` gives out, and those that were sent before
+            a restart, have no line.
 
     Raises:
         MissingDependency: ``registry`` is given, but prometheus_client is not installed.
         ConfigError: ``server`` is not a server, or already has a registry or a file of times; or this file cannot be
-            written, or holds something else.
+            written, or holds something else; or a server in slices is to write one.
 
     Example:
         >>> server = fastagg.watch(fastagg.FedBuff(torch.zeros(2)), slow=0.5)
@@ -71,6 +72,8 @@ def watch(
             raise ConfigError(_checks.wrong("registry", "one of prometheus_client, such as REGISTRY", registry))
     if times is not None and found is not None and found.times is not None:
         raise ConfigError("times: this server writes a file already")
+    if times is not None and server._group is not None:
+        raise ConfigError("times: a server in slices cannot write them")
     written = None if times is None else Times(_checks.path("times", times))
     if found is None:
         found = server._watch = Watch()

@@ -27,6 +27,7 @@ def refuse_unfit(server: Server) -> None:
         (type(server.direction).combine is not Direction.combine, "direction", "your own class would see only a slice"),
         (server.optimizer.has_own_step, "optimizer", "your own class would see only a slice"),
         (getattr(staleness, "sketch", None) is not None, "sketch", "distances are measured; leave it out"),
+        (getattr(server._watch, "times", None) is not None, "times", "answers are taken by all ranks; leave it out"),
         (policy.looks and not isinstance(staleness, Euclidean), "staleness", "it would see only a slice"),
     ]  # fmt: skip
     for unfit, setting, why in reasons:

@@ -48,6 +48,7 @@ def test_sums_of_groups_of_slices_add_up_to_the_bits_of_the_norm() -> None:
         (lambda piece: fastagg.AsyncFedED(piece, lam=1.0, eps=1.0, sketch=1024), "sketch"),
         (lambda piece: fastagg.Server(piece, _Own()), "direction"),
         (lambda piece: fastagg.Server(piece, optimizer=_Steps(0.1)), "optimizer"),
+        (lambda piece: fastagg.watch(fadas(piece), times="/dev/null"), "times"),
         (lambda piece: fastagg.FADAS(torch.zeros(SIZE)), "make"),
         (lambda piece: None, "make"),
     ],
@@ -96,6 +97,8 @@ def test_what_a_server_has_and_a_sharded_one_has_not() -> None:
     server = fastagg.sharded(fadas, torch.zeros(SIZE))
     with pytest.raises(fastagg.errors.NotSharded, match="receive_models"):
         server.receive_models([])
+    with pytest.raises(fastagg.ConfigError, match="times: a server in slices"):
+        fastagg.watch(server, times="/dev/null")
     with pytest.raises(fastagg.errors.NotSharded, match="rank 0 leads"):
         server.follow()
     with pytest.raises(fastagg.errors.NotSharded, match="state_dict"):

@@ -58,6 +58,27 @@ def test_a_folder_s_server_writes_times_and_a_client_id_may_break_lines(tmp_path
     assert read_times(path).keys() == {"two\nlines", "a\u2028b"}
 
 
+def test_a_server_that_was_watched_before_its_folder_was_opened_writes_times_and_every_kind_of_answer(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "times.csv"
+
+    def make() -> fastagg.Server:
+        return fastagg.watch(fastagg.FedBuff(torch.zeros(5), buffer_size=2), times=path)
+
+    for life in range(2):
+        with fastagg.open(tmp_path / "state", make) as server:
+            server.receive_model(server.dispatch("model"), torch.ones(5))
+            server.receive_models([(server.dispatch("models"), torch.ones(5), None)])
+            server.dispatch("chunks")
+            with server.receiving("chunks") as upload:
+                upload.write(bytes(20))
+            server.dispatch(f"lost {life}")  # with the restart
+    found = read_times(path)
+    assert found.keys() == {"model", "models", "chunks"}
+    assert all(len(own.first) == len(own.later) == 1 for own in found.values())
+
+
 def test_threads_write_whole_lines(tmp_path: Path) -> None:
     server = fastagg.watch(fastagg.ASGD(torch.zeros(3), lr=1e-6), times=tmp_path / "times.csv")
 
