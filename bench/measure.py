@@ -39,7 +39,8 @@ class Timed:
         info: ``case``, ``candidate``, ``size``, ``threads`` (0 on a device), ``p20`` and ``p80`` of the seconds; of all
             but the first candidate ``ratio``, its time over the first one's in the same round (p20, median, p80).
             Where they are measured: ``share`` of the memory's speed and ``streams`` (bytes a second), ``kept`` (bytes
-            per parameter and client), ``memory`` (the peak in models), ``host`` (a card's host's seconds).
+            per parameter and client), ``memory`` (the peak in models) and ``cpu`` (seconds of all
+            threads), ``host`` (a card's host's seconds).
     """
 
     samples: list[float]
@@ -152,6 +153,8 @@ def _timed(
         info |= built[name].told()
         if host := clock.host.get(name):
             info["host"] = timing.Quantiles.of(host).p50
+        if case.peaks and (cpu := getattr(clock, "cpu", {}).get(name)):
+            info["cpu"] = timing.Quantiles.of(cpu).p50 / case.period
         if case.peaks and (most := peak.alone(case.name, name)) is not None:
             info["memory"] = most
         timed[name] = Timed([seconds / case.period for seconds in timings.samples(name)], info)

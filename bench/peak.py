@@ -1,4 +1,4 @@
-"""How much a candidate's memory grows while it runs, in models, alone in a process: python bench/peak.py CASE CANDIDATE
+"""How much a candidate's memory grows while it runs, in models: python bench/peak.py CASE CANDIDATE [PARAMETERS]
 
 Memory that others freed could be used again unnoticed, so each is measured in a process of its own.
 """
@@ -12,21 +12,22 @@ import sys
 from pathlib import Path
 
 
-def alone(case: str, candidate: str) -> float | None:
-    """Return the growth at the peak; None where the system does not tell it."""
+def alone(case: str, candidate: str, size: int | None = None) -> float | None:
+    """Return the growth at the peak, by default at the case's first size; None where the system does not tell it."""
     if not Path("/proc/self/clear_refs").exists():
         return None
-    done = subprocess.run([sys.executable, __file__, case, candidate], check=True, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, __file__, case, candidate, *([] if size is None else [str(size)])]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return float(done.stdout.splitlines()[-1])
 
 
-def main(case: str, candidate: str) -> None:
+def main(case: str, candidate: str, parameters: str = "") -> None:
     """Print the growth from before a call to its peak, in models: the most of three calls."""
     import checkout  # noqa: F401
     from cases import CASES
     from problem import Problem
 
-    size = CASES[case].sizes[0]
+    size = int(parameters or CASES[case].sizes[0])
     built = next(one for one in CASES[case].candidates() if one.name == candidate).build(Problem(size))
     most = 0
     for _ in range(3):

@@ -111,7 +111,7 @@ def _flower(rule: str, whose: str) -> Built:
     return Built(rounds.aggregate, rounds.result if rule == "FedAvg" else None, before=rounds.prepare)
 
 
-def _flare(full: bool, rule: str | None) -> Built:
+def _flare(full: bool, rule: str | None, at_once: int = 4) -> Built:
     """FLARE's FedAvg with its running sum in torch; or ``rule`` through accept_model and aggregate_model."""
     from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
     from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
@@ -130,7 +130,7 @@ def _flare(full: bool, rule: str | None) -> Built:
 
     if rule is None:
         return Built(theirs, lambda: flat(current[0].params))
-    aggregator, number = Aggregator(rule), 0
+    aggregator, number = Aggregator(rule, at_once=at_once), 0
     aggregator._traffic.start(current[0].params)
 
     def ours() -> None:
@@ -204,8 +204,11 @@ def _if_installed(problem: Problem, make: Callable[[], Built]) -> Built:
         raise Skip(str(error)) from error
 
 
-def _case(framework: str, rule: str, ours: Callable[[], Built], theirs: Callable[[], Built] | None) -> Case:
-    made = {"fastagg": ours} | ({framework: theirs} if theirs else {})
+def _case(
+    framework: str, rule: str, ours: Callable[[], Built], theirs: Callable[[], Built] | None,
+    more: dict[str, Callable[[], Built]] | None = None,
+) -> Case:  # fmt: skip
+    made = {"fastagg": ours} | ({framework: theirs} if theirs else {}) | (more or {})
     candidates = [Candidate(name, partial(_if_installed, make=make), CLIENTS + 10) for name, make in made.items()]
     return Case(
         f"server, {framework} {rule}", 0, lambda: candidates, "server", (SIZE,), apart=1e-5, period=CLIENTS,
@@ -218,12 +221,15 @@ CASES = [
         _case("Flower", rule, partial(_flower, rule, "fastagg"), partial(_flower, rule, "Flower"))
         for rule in ("FedAvg", "FedAdam")
     ),
-    _case("FLARE", "FedAvg of whole models", partial(_flare, True, "FedAvg"), partial(_flare, True, None)),
-    _case("FLARE", "FedAvg of differences", partial(_flare, False, "FedAvg"), partial(_flare, False, None)),
+    *(
+        _case("FLARE", f"FedAvg of {what}", partial(_flare, full, "FedAvg"), partial(_flare, full, None),
+              {"fastagg, at_once=1": partial(_flare, full, "FedAvg", 1)})
+        for what, full in (("whole models", True), ("differences", False))
+    ),
     _case("FLARE", "FedAMS of differences", partial(_flare, False, "FedAMS"), None),
     *(
         _case("APPFL", rule, partial(_appfl, rule, "fastagg"), partial(_appfl, rule, "APPFL"))
         for rule in ("FedAsync", "FedBuff")
     ),
     _case("APPFL", "FADAS", partial(_appfl, "FADAS", "fastagg"), None),
-]
+]  # fmt: skip
