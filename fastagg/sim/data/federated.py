@@ -135,7 +135,7 @@ def split_by_label(
     seed: int,
     text: Text | None = None,
 ) -> FederatedData:
-    """Divide one labelled training set over ``clients`` by Dirichlet(alpha), see partition.py."""
+    """Divide one labelled training set over ``clients`` by Dirichlet(alpha), see :func:`dirichlet_split`."""
     parts = dirichlet_split(train.y.numpy(), clients, alpha, seed, min_samples)
     indices = [torch.from_numpy(part) for part in parts]
     return FederatedData([Samples(train.x[i], train.y[i], train.augment) for i in indices], test, classes, text)
