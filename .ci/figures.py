@@ -60,7 +60,7 @@ def results() -> Iterator[Check]:
 
 def blocks() -> Iterator[Check]:
     """The rounding errors by the block of a scale."""
-    for line in run("bench/scale_block.py").splitlines():
+    for line in run("bench/errors.py", "blocks").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if cells[0] == "255":
             bold = "**" if cells[1] == "256" else ""

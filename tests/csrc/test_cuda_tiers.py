@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from support.disks import damage, full_disk
+from support.ledgers import open_tasks
 from torch import Tensor
 
 import fastagg
@@ -233,7 +234,7 @@ def test_rows_that_leave_must_fit_on_the_device(sides: tuple[Side, Side], tmp_pa
         for _ in range(4):
             server.dispatch(9)
             server.receive(9, torch.ones(SIZE))
-    assert server._engine.open_tasks == 3
+    assert open_tasks(server) == 3
 
 
 def test_frames_come_with_the_clients_that_train(sides: tuple[Side, Side], tmp_path: Path) -> None:
@@ -360,7 +361,7 @@ def test_a_full_disk(sides: tuple[Side, Side], tmp_path: Path) -> None:
         for _ in range(3):
             with pytest.raises(fastagg.CacheError, match="no room for another row"):
                 server.receive(trace.first[-1], torch.ones(SIZE))
-        assert server._engine.open_tasks == 1
+        assert open_tasks(server) == 1
     trace.play(3, server)  # there is room again
     same(server, other)
 
@@ -385,7 +386,7 @@ def test_a_device_without_memory(
     none.dispatch(0)
     with pytest.raises(fastagg.CacheError, match="the device has no memory for 4 rows"):
         none.receive(0, torch.ones(SIZE))
-    assert none._engine.open_tasks == 1
+    assert open_tasks(none) == 1
     monkeypatch.setattr(tiered, "_memory_on", memory_on)
     assert none.receive(0, torch.ones(SIZE)).kept
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.ledgers import sum_of
 from support.presets import numbers, update
 from test_open import HEAD as RECORD_HEAD
 from test_open import again, equal, opened, without_lives
@@ -175,12 +176,12 @@ def test_rows_on_a_disk(tmp_path: Path) -> None:
     server.checkpoint()
     play(server, 13, 26)
     rows_then = [server._running.extension.state.rows.row(client) for client in range(4)]
-    state = server.flat.clone(), server._running.extension.state.sum.clone()
+    state = server.flat.clone(), sum_of(server).clone()
     assert kinds(tmp_path / "a") == {"row": 13}
     server.close()
     del server
     with opened(tmp_path / "a", make) as found:
-        assert torch.equal(found.flat, state[0]) and torch.equal(found._running.extension.state.sum, state[1])
+        assert torch.equal(found.flat, state[0]) and torch.equal(sum_of(found), state[1])
         for client, row in enumerate(rows_then):
             assert row is not None and torch.equal(found._running.extension.state.rows.row(client), row)
             assert torch.equal(row, usual._running.extension.state.cache.row(client))

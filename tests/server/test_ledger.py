@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support.ledgers import sum_of
 from support.models import same
 from support.presets import update
 from support.properties import examples
@@ -317,9 +318,7 @@ def test_a_slice_has_the_bits_of_the_whole_over_a_cycle(name: str) -> None:
         for server, (begin, end) in zip(slices, parts, strict=True):
             arrive(server, first, last, begin, end)
         assert torch.equal(whole.flat, torch.cat([server.flat for server in slices]))
-        assert torch.equal(
-            whole._running.extension.state.sum, torch.cat([server._running.extension.state.sum for server in slices])
-        )
+        assert torch.equal(sum_of(whole), torch.cat([sum_of(server) for server in slices]))
 
 
 def test_a_ledger_in_the_middle_of_things_is_saved(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import cards
 import pytest
 import torch
-from conftest import play
+from support.sharded import cards
+from support.sharded.processes import play
 
 from fastagg._build import native
 

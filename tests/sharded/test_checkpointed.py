@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import play
+from support.sharded.processes import play
 from torch import distributed
 
 pytestmark = pytest.mark.skipif(not distributed.is_gloo_available(), reason="this torch has no gloo")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import damaged
 import pytest
 import torch
-from conftest import play
-from ranks import SIZE
 from support.presets import model
+from support.sharded import damaged
+from support.sharded.processes import play
+from support.sharded.ranks import SIZE
 
 from fastagg.durable.disk import Disk
 from fastagg.durable.folder import contents, read_checkpoint, read_log

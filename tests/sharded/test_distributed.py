@@ -7,9 +7,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-import distributed
 import pytest
-from conftest import play
+from support.sharded import distributed
+from support.sharded.processes import play
 
 from fastagg.shards.placing import moves
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ranks
-from conftest import play
+from support.sharded import ranks
+from support.sharded.processes import play
 
 import fastagg
 from fastagg.server import engine

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import faults
 import pytest
-from conftest import play
+from support.sharded import faults
+from support.sharded.processes import play
 
 pytestmark = pytest.mark.skipif(not faults.dist.is_gloo_available(), reason="this torch has no gloo")
 Seen = dict[int, dict[str, Any]]

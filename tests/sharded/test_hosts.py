@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import hosts
 import pytest
+from support.sharded import hosts
 
 OUTSIDE = [*hosts.UNSHARE, "--user", "--map-root-user", "--kill-child"]
 

@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import killed_ranks
 import pytest
+from support.sharded import killed_ranks
 
 import fastagg
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import leased
 import pytest
-from conftest import play
+from support.sharded import leased
+from support.sharded.processes import play
 
 pytestmark = pytest.mark.skipif(not leased.dist.is_gloo_available(), reason="this torch has no gloo")
 RANKS = 3

@@ -1,6 +1,6 @@
 """Models whose tensors are distributed, as the ranks of a sharded server. Each rank writes down what it found.
 
-python tests/sharded/distributed.py RANK SIZE FOLDER
+python tests/support/sharded/distributed.py RANK SIZE FOLDER
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # as in pytest
+sys.path.insert(0, str(Path(__file__).parents[2]))  # as in pytest
 
 import torch
 import torch.distributed as dist
-from ranks import led, start
-from support.presets import update
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -28,6 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import fastagg
+from support.presets import update
+from support.sharded.ranks import led, start
 
 ONE_DIMENSION, TWO_DIMENSIONS = (2, 3), 4  # how many ranks have which mesh
 ARRIVALS = 5

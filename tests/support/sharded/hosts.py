@@ -1,6 +1,6 @@
 """Two hosts: network namespaces with a link between them, and in each a rank of a sharded server.
 
-    unshare --user --map-root-user --net --uts --mount --kill-child python tests/sharded/hosts.py 0 FOLDER
+    unshare --user --map-root-user --net --uts --mount --kill-child python tests/support/sharded/hosts.py 0 FOLDER
 
 Rank 0 makes the link and starts rank 1. Each has its own name and its own /dev/shm. They write down what they saw.
 """
@@ -19,13 +19,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # as in pytest
+sys.path.insert(0, str(Path(__file__).parents[2]))  # as in pytest
 
 import torch
 import torch.distributed as dist
-from support.presets import PRESETS, model, update
 
 import fastagg
+from support.presets import PRESETS, model, update
 
 SIZE = 4 * 65_536 + 5_001
 ARRIVALS = 12

@@ -1,6 +1,6 @@
 """Four processes in which one thing after the other goes wrong. Each writes down what it saw.
 
-python tests/sharded/faults.py RANK SIZE FOLDER
+python tests/support/sharded/faults.py RANK SIZE FOLDER
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 import torch.distributed as dist
-from ranks import SIZE, start
-from support.presets import PRESETS, model, update
 
 import fastagg
 from fastagg.shards import folder
+from support.presets import PRESETS, model, update
+from support.sharded.ranks import SIZE, start
 
 TIMEOUT, LONG = 3.0, 60.0
 LEADS, DIES, STOPS = 1, 2, 3

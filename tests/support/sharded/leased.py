@@ -1,6 +1,6 @@
 """Tasks that end by themselves, as the ranks of a sharded server. Each rank writes down its ledger at the end.
 
-python tests/sharded/leased.py RANK SIZE FOLDER
+python tests/support/sharded/leased.py RANK SIZE FOLDER
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # as in pytest
+sys.path.insert(0, str(Path(__file__).parents[2]))  # as in pytest
 
 import torch
 import torch.distributed as dist
-from ranks import SIZE, led, start
-from support.presets import model, update
 
 import fastagg
 from fastagg.server.engine import as_tensors
+from support.presets import model, update
+from support.sharded.ranks import SIZE, led, start
 
 # Calls are an even number of seconds apart, and the lease is odd. So no task's end is near a call on a slow machine.
 CALLS, CLIENTS, LEASE = 400, 7, 605.0

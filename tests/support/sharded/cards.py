@@ -1,7 +1,7 @@
 """Slices on CUDA devices, as the ranks of a sharded server. Rank 0 writes down every difference from one process on the
 CPU.
 
-python tests/sharded/cards.py RANK SIZE FOLDER
+python tests/support/sharded/cards.py RANK SIZE FOLDER
 
 In a build that emulates CUDA (csrc/emulation) the kernels run on the CPU. Otherwise every rank has a card of its own if
 there are enough, and then tensors go between cards with NCCL.
@@ -18,18 +18,18 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # as in pytest
+sys.path.insert(0, str(Path(__file__).parents[2]))  # as in pytest
 
-import ranks
 import torch
 import torch.distributed as dist
-from ranks import SIZE, alone, difference, make, play, restarted, run, shared
-from support.presets import CLIENTS, model, update
 
 import fastagg
 from fastagg._build import native
 from fastagg.ops.place import emulated
 from fastagg.storage import memory
+from support.presets import CLIENTS, model, update
+from support.sharded import ranks
+from support.sharded.ranks import SIZE, alone, difference, make, play, restarted, run, shared
 
 NAMES = (
     "FADAS, moments in 8 bits", "FedBuff, clipped, by samples", "FedAsync, polynomial", "ACE, int8", "ACED, int4",

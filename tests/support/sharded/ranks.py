@@ -1,6 +1,6 @@
 """Runs presets as the ranks of a sharded server. Rank 0 writes down every difference from one process.
 
-python tests/sharded/ranks.py RANK SIZE FOLDER NAME...
+python tests/support/sharded/ranks.py RANK SIZE FOLDER NAME...
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # as in pytest
+sys.path.insert(0, str(Path(__file__).parents[2]))  # as in pytest
 
 import torch
 import torch.distributed as dist
-from support.presets import PRESETS, Call, calls, model, tensors, update
 
 import fastagg
 from fastagg._build import native
 from fastagg.server import checkpoint
 from fastagg.shards import states
+from support.presets import PRESETS, Call, calls, model, tensors, update
 
 PATIENCE = 600.0 if native.cuda_emulated else 60.0  # emulated kernels under sanitizers, beside other work
 SIZE = 4 * 65_536 + 5_001  # five groups, the last one not whole

@@ -1,7 +1,7 @@
 """Ranks of a server with a folder, of which one after the other is killed. Each life goes on where a run would be that
 nobody disturbed.
 
-python tests/sharded/killed_ranks.py NAME FOLDER KILLS SEED
+python tests/support/sharded/killed_ranks.py NAME FOLDER KILLS SEED
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # as in pytest
+sys.path.insert(0, str(Path(__file__).parents[2]))  # as in pytest
 
 import torch
 import torch.distributed as dist
-from ranks import Whole
-from support.presets import PRESETS, calls, model, tensors, update
 
 import fastagg
+from support.presets import PRESETS, calls, model, tensors, update
+from support.sharded.ranks import Whole
 
 SIZE = 2 * 65_536 + 1_001  # three groups
 RANKS = 3  # at most

@@ -1,6 +1,6 @@
 """Ranks of a server with a folder: rank 0 asks for checkpoints, while rank 1's disk takes no more, and afterwards.
 
-python tests/sharded/checkpointed.py RANK SIZE FOLDER
+python tests/support/sharded/checkpointed.py RANK SIZE FOLDER
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import threading
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # as in pytest
+sys.path.insert(0, str(Path(__file__).parents[2]))  # as in pytest
 
 import torch.distributed as dist
-from damaged import make, play
-from ranks import SIZE, start
-from support.presets import model
 
 import fastagg
+from support.presets import model
+from support.sharded.damaged import make, play
+from support.sharded.ranks import SIZE, start
 
 
 def full(full: Path, seen: Path) -> None:

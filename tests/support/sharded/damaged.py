@@ -1,6 +1,6 @@
 """One life of the ranks of a server with a folder: answers FIRST to LAST. Rank 0 writes down what it then has.
 
-python tests/sharded/damaged.py RANK SIZE FOLDER, which is STATE/FIRST-LAST
+python tests/support/sharded/damaged.py RANK SIZE FOLDER, which is STATE/FIRST-LAST
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # as in pytest
+sys.path.insert(0, str(Path(__file__).parents[2]))  # as in pytest
 
 import torch
 import torch.distributed as dist
-from ranks import SIZE, start
-from support.presets import model, update
 
 import fastagg
+from support.presets import model, update
+from support.sharded.ranks import SIZE, start
 
 CLIENTS = 4
 

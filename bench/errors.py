@@ -1,0 +1,100 @@
+"""Rounding errors that pages name:
+
+python bench/errors.py blocks   # relative error and bytes of int8 and int4 rows, by how many elements share a scale
+python bench/errors.py flower   # of a mean of 100 models in fp16 and bf16: Flower's FedAvg and fastagg's, in ulp
+python bench/errors.py drift    # of ACE's mean after many arrivals, and of a plain fp32 mean, in ulp
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import checkout  # noqa: F401
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import fastagg
+
+
+def blocks(given: argparse.Namespace) -> None:
+    """Gaussian numbers, heavy tails (Student's t, 3 degrees of freedom), and a gradient of layers of unlike scale."""
+    torch.manual_seed(0)
+    tails = torch.distributions.StudentT(3.0).sample
+    data = {"Gaussian": torch.randn(1 << 20), "heavy tails": tails((1 << 20,))}
+    model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+    nn.functional.cross_entropy(model(torch.randn(50, 784)), torch.randint(0, 10, (50,))).backward()
+    data["a gradient"] = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
+    print("| levels | block | bytes per element | " + " | ".join(data) + " |\n|---|---|---|" + "---|" * len(data))
+    for levels, bits in ((127, 8), (7, 4)):
+        for block in (64, 128, 256, 512):
+            errors = " | ".join(f"{rounded(values, block, levels):.2%}" for values in data.values())
+            print(f"| {2 * levels + 1} | {block} | {bits / 8 + 4 / block:.4f} | {errors} |")
+
+
+def rounded(values: Tensor, block: int, levels: int) -> float:
+    """Return the relative error (root mean square) of unbiased rounding with one scale for ``block`` elements."""
+    rows = values[: values.numel() // block * block].view(-1, block)
+    scale = rows.abs().amax(dim=1, keepdim=True).clamp_min(1e-30) / levels
+    stored = torch.floor(rows / scale + torch.rand_like(rows)) * scale
+    return float((stored - rows).norm() / rows.norm())
+
+
+def flower(given: argparse.Namespace) -> None:
+    """Compared with float64, in units of the last place of the model's own type."""
+    from cases import servers
+
+    from fastagg.integrations.flower import read
+
+    for dtype in (torch.float16, torch.bfloat16):
+        start = {"w": (100 + torch.randn(20_000, generator=torch.Generator().manual_seed(7))).to(dtype)}
+        draws = (torch.randn(20_000, generator=torch.Generator().manual_seed(client)) for client in range(100))
+        sent = [{"w": start["w"] + (0.5 * noise).to(dtype)} for noise in draws]
+        for whose in ("Flower", "fastagg"):
+            rounds = servers.Rounds(servers.flower("FedAvg", whose), start, sent)
+            weights = torch.tensor([reply["metrics"]["num-examples"] for reply in rounds.replies], dtype=torch.float64)
+            exact = (torch.stack([one["w"].double() for one in sent]) * weights[:, None]).sum(0) / weights.sum()
+            try:
+                rounds.prepare()
+                rounds.aggregate()
+            except Exception as error:  # the error that Flower's users would see
+                print(f"{dtype}, {whose}: fails: {type(error).__name__}: {error}")
+                continue
+            place = 2.0 ** torch.floor(torch.log2(exact.abs())) * torch.finfo(dtype).eps
+            off = (read(rounds.model)["w"].double() - exact).abs() / place
+            print(f"{dtype}, {whose}: {off.max():.2f} (mean {off.mean():.2f})")
+
+
+def drift(given: argparse.Namespace) -> None:
+    """Clients that agree are the hardest case, because the sum is n times a row."""
+    print(f"d = {given.size:,}, n = {given.clients}, {given.arrivals:,} arrivals; gradients 1 + N(0, 0.1)\n")
+    print("| format | error of the mean, ulp | plain fp32 mean, ulp |\n|---|---|---|")
+    draw = torch.Generator().manual_seed(0)
+    pool = [torch.randn(given.size, generator=draw).mul_(0.1).add_(1.0) for _ in range(7)]
+    for format in given.formats:
+        start = torch.zeros(given.size)
+        server = fastagg.ACE(start, lr=1e-6, num_clients=given.clients, cache=format, warmup="partial")
+        cache = server._running.extension.state.cache
+        plain, held = torch.zeros(given.size), {client: torch.zeros(given.size) for client in range(given.clients)}
+        for turn in range(given.arrivals):
+            client = turn * 7919 % given.clients
+            server.dispatch(client)
+            server.receive(client, pool[turn % 7])
+            fresh = cache.row(client).float()
+            plain += (fresh - held[client]) / given.clients
+            held[client] = fresh
+        exact = sum(row.double() for row in held.values()) / given.clients
+        ulp = float(np.spacing(np.float32(max(float(row.abs().max()) for row in held.values()))))
+        means = (server.state_dict(copy=False)["direction"]["sum"].double() / given.clients, plain.double())
+        errors = (float((mean - exact).abs().max()) / ulp for mean in means)
+        print(f"| {format} | " + " | ".join(f"{error:.2f}" for error in errors) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["blocks", "flower", "drift"])
+    for name, default in (("size", 1_000_000), ("clients", 50), ("arrivals", 5000)):
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"of drift ({default:,})")
+    parser.add_argument("--formats", nargs="+", default=["fp32", "int8"])
+    chosen = parser.parse_args()
+    {"blocks": blocks, "flower": flower, "drift": drift}[chosen.what](chosen)

@@ -1,0 +1,1 @@
+"""What the tests of sharded servers share: programs that they run as ranks, and what starts them."""
