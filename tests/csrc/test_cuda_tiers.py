@@ -284,13 +284,13 @@ def test_a_checkpoint_is_loaded_on_either_side(
     trace = Trace(3)
     trace.play(40, whole, saved)
     saved.save(tmp_path / "server.pt")
-    open_tasks, held = list(trace.training), saved.held()
+    waiting, held = list(trace.training), saved.held()
     Trace().play(20, saved)  # what nobody saved
     del saved
     again = loaded(after, tmp_path / "server.pt")
     for mine, was in zip(again.held(), held, strict=True):
         assert torch.equal(mine, was)
-    assert trace.training == open_tasks
+    assert trace.training == waiting
     trace.play(50, whole, again)
     same(whole, again)
 
