@@ -244,7 +244,7 @@ CASES = [
         (1_000_000,), told=True,
     ),
     _case("recovery of 1 GB", {"fastagg": _recovered}, (1_000_000,), told=True),
-    _case("upload of 1 GB in chunks", {"fastagg": _streamed}, (GIGABYTE,), peaks=True),
+    _case("streamed upload of 1 GB", {"fastagg": _streamed}, (GIGABYTE,), peaks=True),
     _case(
         "digest of a record",
         {"fastagg": partial(_answered, make=RULES["FedBuff"], durability="none"), "the digest alone": _digest},
