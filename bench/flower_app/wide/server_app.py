@@ -16,7 +16,8 @@ import fastagg
 from fastagg.integrations import flower
 from fastagg.timing import Stopwatch
 
-app, watch = ServerApp(), Stopwatch()
+app = ServerApp()
+watch = Stopwatch()
 
 
 def measured(strategy: Any) -> Any:
