@@ -25,11 +25,13 @@ using py::arg;
 
 // An engine, and the Python objects that its results are made with.
 struct Server {
-  std::shared_ptr<Engine> engine;
-  py::object layout, task_type, receipt_type, extension;
+  std::shared_ptr<Engine> engine;  // whoever is not inside its gate reads it through now()
+  int64_t size, origin;
+  py::object layout, task_type, receipt_type;
   bool has_control;
   std::optional<Reader> reader;  // of the forms that are read here
   py::object journal = py::none();
+  std::shared_ptr<log::Journal> log;  // the same
   std::vector<log::Operation> told;
   // Called after answers that took more than so many seconds, with these seconds, those of waiting for the disk, which
   // are not among them, and the delays of the answers that counted.
@@ -38,7 +40,7 @@ struct Server {
   bool by_time = false;       // whether calls end a round that is due
   bool checks_models = true;  // whether an update that is nearly the model is left to Python, which warns
 
-  int64_t size() const { return engine->settings().size; }
+  std::shared_ptr<Engine> now() const { return std::atomic_load(&engine); }
   PyTypeObject* receipts() const { return reinterpret_cast<PyTypeObject*>(receipt_type.ptr()); }
 };
 
@@ -46,11 +48,11 @@ struct Server {
 template <typename Act>
 auto with_engine(Server& server, Act act) {
   for (;;) {
-    const std::shared_ptr<Engine> engine = std::atomic_load(&server.engine);
+    const std::shared_ptr<Engine> engine = server.now();
     try {
       return act(*engine);
     } catch (const Refusal& refused) {
-      if (refused.why != Why::kRetired || engine == std::atomic_load(&server.engine)) throw;
+      if (refused.why != Why::kRetired || engine == server.now()) throw;
     }
   }
 }
@@ -96,7 +98,7 @@ py::object close_round(Server& server, bool if_due) {
   engine::Receipt receipt;
   bool stepped = true;
   {
-    const Released released(server.size() >= kWorthReleasing);
+    const Released released(server.size >= kWorthReleasing);
     if (!with_engine(server, [&](Engine& engine) { return engine.close_round(&receipt, if_due); })) stepped = false;
   }
   if (!stepped || std::isnan(receipt.step_size)) return py::none();
@@ -107,10 +109,9 @@ py::object close_round(Server& server, bool if_due) {
 // new version is sent.
 void close_if_due(Server& server) {
   if (!server.by_time || close_round(server, true).is_none()) return;
-  const auto& log = server.engine->journal();
-  if (!log || !log->waits(true)) return;
+  if (!server.log || !server.log->waits(true)) return;
   const Released released(true);
-  log->wait(log->last());
+  server.log->wait(server.log->last());
 }
 
 // -- answers
@@ -127,20 +128,19 @@ void fill(Server& server, const py::object& receipt, const Arrival& arrival) {
   ReceiptObject* const one = receipt_in(receipt);
   one->value = arrival.receipt;
   one->kept = true;
-  if (server.engine->journal()) {
+  if (server.log) {
     one->journal = server.journal.inc_ref().ptr();
-    one->log = server.engine->journal().get();
+    one->log = server.log.get();
   }
 }
 
 // Waits until the records of these answers are on the disk, as far as their senders wait for it.
 void wait_for_disk(const Server& server, const Arrival* arrivals, size_t count) {
-  const auto& log = server.engine->journal();
-  if (!log) return;
+  if (!server.log) return;
   uint64_t last = 0;
   for (size_t i = 0; i < count; ++i)
-    if (log->waits(arrivals[i].receipt.applied)) last = std::max(last, arrivals[i].receipt.sequence);
-  if (last > 0) log->wait(last);
+    if (server.log->waits(arrivals[i].receipt.applied)) last = std::max(last, arrivals[i].receipt.sequence);
+  if (last > 0) server.log->wait(last);
 }
 
 // Reports how long answers took, if somebody wants to know. The answers count already, so nothing here may fail.
@@ -177,7 +177,7 @@ class Watched {
 };
 
 Engine::Result receive(Server& server, Arrival* arrivals, size_t count) {
-  const Released released(server.size() >= kWorthReleasing);
+  const Released released(server.size >= kWorthReleasing);
   return with_engine(server, [&](Engine& engine) { return engine.receive(arrivals, count); });
 }
 
@@ -210,7 +210,7 @@ bool read(Server& server, py::handle const* given, Arrays& arrays, Arrival& arri
   if (!server.reader || !usual) return false;
   const Reader::Found found = server.reader->read(given[1], arrays, arrival);
   if (found == Reader::Found::kNo) return false;
-  arrival.update.origin = server.engine->settings().origin;
+  arrival.update.origin = server.origin;
   if (found == Reader::Found::kArrays && server.checks_models) {
     const bool nearly =
         reading(server, [&](Engine& engine) { return cpu::nearly(arrival.update, engine.model().data); });
@@ -289,8 +289,9 @@ PyObject* take_many(Server& server, PyObject* const* args) {
   std::vector<Arrival> arrivals;
   std::vector<py::object> clients;
   arrivals.reserve(static_cast<size_t>(end - begin));
-  for (Py_ssize_t i = begin; i < end && i < PySequence_Fast_GET_SIZE(answers.ptr()); ++i) {
-    const auto answer = py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(answers.ptr(), i));
+  for (Py_ssize_t i = begin; i < end; ++i) {
+    const py::object answer = item_at(answers, i);
+    if (!answer) break;
     // copied, because their owner may change the list
     const auto parts = py::reinterpret_steal<py::object>(PySequence_Tuple(answer.ptr()));
     if (!parts) throw py::error_already_set();
@@ -333,7 +334,7 @@ Arrival arrival_of(const Server& server, const Parsed& parsed) {
   arrival.incarnation = incarnation_of(parsed.incarnation);
   arrival.task = task_id_of(parsed.task);
   arrival.offset = offset_of(parsed.offset);
-  arrival.update = update_of(parsed.update.attr("native"), server.engine->settings().origin);
+  arrival.update = update_of(parsed.update.attr("native"), server.origin);
   arrival.owner = owner_of(parsed.update);
   arrival.samples = parsed.samples;
   arrival.reported = parsed.reported;
@@ -385,7 +386,7 @@ py::object filled(Server& server, py::object made, py::object client, engine::Ta
   one->control = control.release().ptr();
   one->state = py::reinterpret_borrow<py::object>(object_of(task.state)).release().ptr();
   one->version = task.version;
-  one->size = server.size();
+  one->size = server.size;
   one->local_steps = task.local_steps;
   one->incarnation = task.incarnation;
   one->has_incarnation = true;
@@ -395,7 +396,7 @@ py::object filled(Server& server, py::object made, py::object client, engine::Ta
 }
 
 py::object control_of(const Server& server) {
-  return server.has_control ? py::object(server.extension.attr("control")) : py::none();
+  return server.has_control ? py::object(python_of(*server.now()->extension()).attr("control")) : py::none();
 }
 
 // dispatch(client)
@@ -522,7 +523,7 @@ Arrival arrival_of(const Server& server, const log::Operation& operation, const 
     std::copy(values.begin(), values.end(), reported->values.data);
   }
   if (reported->given()) {
-    const py::object fits = server.extension.attr("fits");
+    const py::object fits = python_of(*server.engine->extension()).attr("fits");
     if (!py::cast<bool>(fits(reported->size, reported->counters.size()))) damaged("the statistics are not the model's");
     arrival.reported = std::move(reported);
   }
@@ -537,7 +538,7 @@ py::object execute(Server& server, const log::Operation& operation, const py::ob
   py::object made = answers ? py::none() : new_task(server), control = control_of(server);
   std::optional<engine::Task> task;
   {
-    const Released released(answers && server.size() >= kWorthReleasing);
+    const Released released(answers && server.size >= kWorthReleasing);
     task = server.engine->execute(operation, &arrival);
   }
   if (!task) return py::none();
@@ -577,10 +578,10 @@ std::shared_ptr<Server> make_server(const engine::Settings& settings, std::share
   if (!extension.is_none()) given = extension_of(extension, asks, settings.size);
   server->engine = std::make_shared<Engine>(settings, std::move(direction), optimizer, seed, std::move(memory),
                                             std::move(runner), std::move(given), vector_of(flat));
+  server->size = settings.size, server->origin = settings.origin;
   server->layout = python["layout"];
   server->task_type = python["task"];
   server->receipt_type = python["receipt"];
-  server->extension = extension;
   server->has_control = py::cast<bool>(python["control"]);
   if (const py::object reader = python["reader"]; !reader.is_none()) server->reader = py::cast<Reader>(reader);
   server->engine->set_state(owner_of(python["statistics"]));
@@ -596,20 +597,19 @@ std::pair<store::Vector, store::Owner> current(Server& server, bool shared) {
 
 py::tuple pair_of(Server& server, bool shared) {
   const auto [model, state] = current(server, shared);
-  return py::make_tuple(tensor_of(model, server.size()), py::reinterpret_borrow<py::object>(object_of(state)));
+  return py::make_tuple(tensor_of(model, server.size), py::reinterpret_borrow<py::object>(object_of(state)));
 }
 
 // Another engine takes the place of this one, whose gate the caller holds. Who waits for this one goes there.
 void adopt(Server& server, Server& other) {
   const std::shared_ptr<Engine> before = server.engine;
-  server.extension = other.extension;
   std::atomic_store(&server.engine, other.engine);
   before->gate.retire();
 }
 
 py::list kept_of(const Server& server) {
   py::list found;
-  for (const store::Vector& one : server.engine->ledger().all_kept()) found.append(tensor_of(one, server.size()));
+  for (const store::Vector& one : server.engine->ledger().all_kept()) found.append(tensor_of(one, server.size));
   return found;
 }
 
@@ -642,7 +642,7 @@ void load_waiting(Server& server, const py::list& entries) {
     one.brings.start = one.brings.now = server.engine->ledger().now;
     one.brings.gain = py::cast<double>(entry["gain"]), one.brings.weight = py::cast<double>(entry["weight"]);
     one.brings.share = py::cast<double>(entry["share"]), one.brings.norm = py::cast<double>(entry["norm"]);
-    one.update = update_of(py::object(entry["update"]).attr("native"), server.engine->settings().origin);
+    one.update = update_of(py::object(entry["update"]).attr("native"), server.origin);
     one.owner = owner_of(entry["update"]);
     if (!entry["reported"].is_none()) one.reported = py::cast<std::shared_ptr<engine::Reported>>(entry["reported"]);
     all.push_back(std::move(one));
@@ -736,9 +736,9 @@ void bind_engine(py::module_& m) {
           "reading", [](const std::shared_ptr<Server>& server) { return std::make_unique<Block>(server, true); })
       .def_property_readonly(
           "inside", [](const std::shared_ptr<Server>& server) { return std::make_unique<Block>(server, false); })
-      .def_property_readonly("is_inside", [](const Server& server) { return server.engine->gate.is_mine(); })
-      .def_property_readonly("callers_waiting", [](const Server& server) { return server.engine->gate.waiting(); })
-      .def("most_waiting", [](Server& server, int64_t most) { server.engine->gate.most_waiting = most; })
+      .def_property_readonly("is_inside", [](const Server& server) { return server.now()->gate.is_mine(); })
+      .def_property_readonly("callers_waiting", [](const Server& server) { return server.now()->gate.waiting(); })
+      .def("most_waiting", [](Server& server, int64_t most) { server.now()->gate.most_waiting = most; })
       .def_property_readonly("dispatch",
                              [](const std::shared_ptr<Server>& server) {
                                return function_of(server, method<entry<dispatch, 1>>("dispatch"));
@@ -785,7 +785,8 @@ void bind_engine(py::module_& m) {
            [](Server& server, const log::Operation* lost, bool is_whole) { server.engine->pass_over(lost, is_whole); })
       .def("attach",
            [](Server& server, py::object journal) {
-             server.engine->attach(py::cast<std::shared_ptr<log::Journal>>(journal));
+             server.log = py::cast<std::shared_ptr<log::Journal>>(journal);
+             server.engine->attach(server.log);
              server.journal = std::move(journal);
            })
       .def("cut_rows",
@@ -796,7 +797,7 @@ void bind_engine(py::module_& m) {
       .def("measure", [](Server& server) { server.engine->measure(); })
       .def("share_model", [](Server& server) { server.engine->share_model(); })
       .def_property_readonly("flat",
-                             [](Server& server) { return tensor_of(current(server, false).first, server.size()); })
+                             [](Server& server) { return tensor_of(current(server, false).first, server.size); })
       // the current version and its statistics, of the same moment; `shared`: it does not change any more
       .def("current", [](Server& server) { return pair_of(server, false); })
       .def("shared", [](Server& server) { return pair_of(server, true); })
@@ -858,7 +859,7 @@ void bind_engine(py::module_& m) {
       .def_property_readonly("own_time", [ledger](Server& server) { return ledger(server).own_time(); })
       .def("tasks",
            [ledger](Server& server) {
-             return saved(ledger(server).state(), server.engine->settings().clients >= 0, server.size());
+             return saved(ledger(server).state(), server.engine->settings().clients >= 0, server.size);
            })
       .def("load_tasks",
            [ledger](Server& server, const py::dict& state) { ledger(server).load(ledger_state_of(state)); });

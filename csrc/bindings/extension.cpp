@@ -95,6 +95,8 @@ class PythonExtension : public Extension {
     asks = given;
   }
 
+  py::handle object() const { return object_of(object_); }
+
   Findings prepare(const Question& question) override {
     const Holds held;
     const engine::Arrival& arrival = question.arrival;
@@ -161,8 +163,7 @@ class PythonExtension : public Extension {
     }
     py::object next = call("statistics")(all, outcome);
     if (next.is_none()) return nullptr;
-    const auto mine = py::reinterpret_borrow<py::object>(object_of(object_));
-    auto change = std::make_unique<Moves>(py::list(py::make_tuple(py::make_tuple(mine, "held", next))));
+    auto change = std::make_unique<Moves>(py::list(py::make_tuple(py::make_tuple(object(), "held", next))));
     change->state = owner_of(std::move(next));
     return change;
   }
@@ -185,7 +186,7 @@ class PythonExtension : public Extension {
   }
 
  private:
-  py::object call(const char* method) const { return py::handle(object_of(object_)).attr(method); }
+  py::object call(const char* method) const { return object().attr(method); }
 
   store::Owner object_;
   int64_t size_;
@@ -206,6 +207,8 @@ py::dict moments_of(const engine::OptimizerState& optimizer) {
 std::shared_ptr<Extension> extension_of(py::object object, const Extension::Asks& asks, int64_t size) {
   return std::make_shared<PythonExtension>(std::move(object), asks, size);
 }
+
+py::handle python_of(const Extension& extension) { return static_cast<const PythonExtension&>(extension).object(); }
 
 Update update_of(const py::handle& pieces, int64_t origin) {
   Update update;

@@ -5,6 +5,7 @@
 #include <cxxabi.h>
 #endif
 
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -32,15 +33,12 @@ void or_sleep(Act act) {
 // than a second.
 constexpr std::chrono::milliseconds kQuiet{50}, kLongestEnd{1000};
 
-// All of it changes only with the GIL.
 struct Calls {
-  int64_t open = 0;
-  uint64_t came = 0;
-  pid_t process = getpid();  // a forked child has none of the threads
-  std::thread::id first;     // the thread of the first call
-  bool several = false;      // there were calls of other threads
-  bool end = false;
-  std::thread::id ends;  // the thread that may go on
+  std::atomic<uint64_t> begun{0}, ended{0};
+  pid_t process = getpid();            // a forked child has none of the threads
+  std::atomic<std::thread::id> first;  // the thread of the first call
+  std::atomic<bool> several{false};    // there were calls of other threads
+  std::atomic<std::thread::id> ends;   // the end has come, and only this thread may go on
 } calls;
 
 void* begin_waiting() { return PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; }
@@ -96,32 +94,64 @@ Holds::~Holds() { PyGILState_Release(state_); }
 
 Call::Call() {
   const std::thread::id mine = std::this_thread::get_id();
-  ++calls.came;
-  if (calls.end && calls.ends != mine) {
+  ++calls.begun;  // before `ends` is read: the end counts this call, or this call sees the end
+  if (const std::thread::id ends = calls.ends; ends != std::thread::id{} && ends != mine) {
+    ++calls.ended;
     PyEval_SaveThread();
     for (;;) pause();
   }
-  if (calls.first == std::thread::id{}) calls.first = mine;
-  calls.several |= calls.first != mine;
-  ++calls.open;
+  std::thread::id first = calls.first.load(std::memory_order_relaxed);
+  if (first == mine || (first == std::thread::id{} && calls.first.compare_exchange_strong(first, mine))) return;
+  if (first != mine && !calls.several.load(std::memory_order_relaxed)) calls.several = true;
 }
-Call::~Call() { --calls.open, ++calls.came; }
+Call::~Call() { ++calls.ended; }
 
 void end_calls() {
   using Clock = std::chrono::steady_clock;
-  calls.end = true;
-  calls.ends = std::this_thread::get_id();
-  if (calls.process != getpid() || (!calls.several && calls.first == calls.ends)) return;
+  const std::thread::id mine = std::this_thread::get_id();
+  calls.ends = mine;
+  if (calls.process != getpid() || (!calls.several && calls.first.load() == mine)) return;
   const Clock::time_point last = Clock::now() + kLongestEnd;
   Clock::time_point since = Clock::now();
-  for (uint64_t came = calls.came; Clock::now() < last && (calls.open > 0 || Clock::now() < since + kQuiet);) {
+  const auto open = [] { return calls.begun != calls.ended; };
+  for (uint64_t came = calls.begun; Clock::now() < last && (open() || Clock::now() < since + kQuiet);) {
     {
       const Released others;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    if (calls.came != came) came = calls.came, since = Clock::now();
+    if (calls.begun != came || open()) came = calls.begun, since = Clock::now();
   }
 }
+
+#if defined(Py_GIL_DISABLED)
+py::object item_at(py::handle sequence, Py_ssize_t place) {
+  PyObject* const from = sequence.ptr();
+  if (PyTuple_CheckExact(from)) {
+    return py::reinterpret_borrow<py::object>(place < PyTuple_GET_SIZE(from) ? PyTuple_GET_ITEM(from, place) : nullptr);
+  }
+  PyObject* const found = PyList_GetItemRef(from, place);
+  if (found == nullptr) PyErr_Clear();
+  return py::reinterpret_steal<py::object>(found);
+}
+
+py::object item_of(py::handle dict, py::handle key) {
+  PyObject* found = nullptr;
+  if (PyDict_GetItemRef(dict.ptr(), key.ptr(), &found) < 0) PyErr_Clear();
+  return py::reinterpret_steal<py::object>(found);
+}
+#else
+py::object item_at(py::handle sequence, Py_ssize_t place) {
+  PyObject* const from = sequence.ptr();
+  const bool there = place < PySequence_Fast_GET_SIZE(from);
+  return py::reinterpret_borrow<py::object>(there ? PySequence_Fast_GET_ITEM(from, place) : nullptr);
+}
+
+py::object item_of(py::handle dict, py::handle key) {
+  PyObject* const found = PyDict_GetItemWithError(dict.ptr(), key.ptr());
+  if (found == nullptr) PyErr_Clear();
+  return py::reinterpret_borrow<py::object>(found);
+}
+#endif
 
 store::Owner owner_of(py::object object) {
   PyObject* const held = object.release().ptr();

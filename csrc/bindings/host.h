@@ -56,6 +56,11 @@ class Call {
 // What the end of Python waits with (`atexit`).
 void end_calls();
 
+// What is at this place of a list or a tuple, or for this key in a dict; null: nothing. Another thread may change the
+// container meanwhile where Python has no global lock, so the object is never borrowed from it.
+py::object item_at(py::handle sequence, Py_ssize_t place);
+py::object item_of(py::handle dict, py::handle key);
+
 // An object as the owner of memory; any thread may let it go. `object_of` gives it back, or null for memory that Python
 // does not own.
 store::Owner owner_of(py::object object);

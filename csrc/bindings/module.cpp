@@ -218,7 +218,7 @@ void set_tuning(const std::map<std::string, int64_t>& given) {
 
 }  // namespace
 
-PYBIND11_MODULE(_native, m) {
+PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
   using py::arg;
   const py::kw_only by_name;
   m.doc() = "Compiled kernels of fastagg. Use fastagg.ops, which checks its arguments.";

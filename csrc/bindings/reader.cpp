@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "host.h"
+
 namespace fastagg::bindings {
 namespace {
 
@@ -49,17 +51,8 @@ Reader::Found Reader::read(py::handle given, Arrays& arrays, engine::Arrival& ar
     const bool is_parameter = part.role == ArrayRole::kParameter;
     if (held != count && !is_parameter) continue;  // statistics may be left out, all of them
     // The reference is kept: hashing a name or reading an array may run Python code that changes the update.
-    PyObject* found = nullptr;
-    if (by_name) {
-      found = PyDict_GetItemWithError(from, part.name.ptr());
-    } else if (place < PySequence_Fast_GET_SIZE(from)) {
-      found = PySequence_Fast_GET_ITEM(from, place++);
-    }
-    const auto one = py::reinterpret_borrow<py::object>(found);
-    if (!one) {
-      PyErr_Clear();
-      return Found::kNo;
-    }
+    const py::object one = by_name ? item_of(given, part.name) : item_at(given, place++);
+    if (!one) return Found::kNo;
     const void* const data = arrays.add(one, is_whole(part.role) ? Element::kInt64 : Element::kFloat32,
                                         part.shape.data(), static_cast<int32_t>(part.shape.size()));
     if (data == nullptr) return Found::kNo;

@@ -1,5 +1,6 @@
 #include "records.h"
 
+#include <pybind11/critical_section.h>
 #include <structmember.h>  // declares members before Python 3.12
 
 #include <cmath>
@@ -39,14 +40,13 @@ void free_receipt(PyObject* self) {
 
 // Whether the receipt's numbers are there; a device may still have to say them.
 bool is_settled(PyObject* self) {
-  PyObject* const pending = receipt_of(self)->pending;
-  if (pending == nullptr) return true;
-  Py_INCREF(pending);
-  PyObject* const done = PyObject_CallOneArg(pending, self);
-  Py_DECREF(pending);
-  if (done == nullptr) return false;
-  Py_DECREF(done);
-  return true;
+  py::object pending;
+  {
+    const py::scoped_critical_section alone(self);
+    pending = py::reinterpret_borrow<py::object>(receipt_of(self)->pending);
+  }
+  if (!pending) return true;
+  return static_cast<bool>(py::reinterpret_steal<py::object>(PyObject_CallOneArg(pending.ptr(), self)));
 }
 
 template <PyObject* (*Of)(const ReceiptObject&)>
@@ -95,6 +95,7 @@ PyObject* fill_receipt(PyObject* self, PyObject* args) {
   value.step_size = step_size == Py_None ? std::nan("") : PyFloat_AsDouble(step_size);
   if (PyErr_Occurred() != nullptr) return nullptr;
   value.applied = applied != 0, value.version = version, value.delay = delay;
+  const py::scoped_critical_section alone(self);
   PyObject* const pending = one->pending;
   Py_XSETREF(one->client, Py_NewRef(client));
   one->value = value, one->kept = kept != 0, one->pending = nullptr;
@@ -103,6 +104,7 @@ PyObject* fill_receipt(PyObject* self, PyObject* args) {
 }
 
 PyObject* wait_for_device(PyObject* self, PyObject* pending) {
+  const py::scoped_critical_section alone(self);
   Py_XSETREF(receipt_of(self)->pending, Py_NewRef(pending));
   Py_RETURN_NONE;
 }
@@ -167,6 +169,7 @@ PyObject* id_of(PyObject* self, void*) {
 
 PyObject* flat_of(PyObject* self, void*) {
   TaskObject* const one = task_at(self);
+  const py::scoped_critical_section alone(self);
   if (one->flat == nullptr) {
     if (!one->model) return Py_NewRef(Py_None);
     PyObject* const made = guarded([&] { return tensor_of(one->model, one->size).release().ptr(); });
