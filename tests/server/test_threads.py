@@ -1,0 +1,104 @@
+"""Threads that call a server while others change what they call it with, with Python's global lock and without one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+import fastagg
+
+D = 300
+free = getattr(sys, "_is_gil_enabled", lambda: True)() is False
+
+
+def together(*works: Callable[[], None], times: int = 60) -> None:
+    """Repeat each of these in a thread of its own. All begin at once, and an error of any is raised."""
+    begin = threading.Barrier(len(works))
+
+    def repeat(work: Callable[[], None]) -> None:
+        begin.wait()
+        for _ in range(times):
+            work()
+
+    with ThreadPoolExecutor(len(works)) as pool:
+        for done in [pool.submit(repeat, work) for work in works]:
+            done.result()
+
+
+@pytest.mark.skipif(not free, reason="this Python has a global lock, or it is switched on")
+def test_the_extension_leaves_the_lock_off() -> None:
+    code = "import sys, fastagg; sys.exit(sys._is_gil_enabled())"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_lists_that_other_threads_change_while_they_are_read() -> None:
+    server = fastagg.ASGD(torch.zeros(D), lr=0.0)
+    answers: list[tuple[int, torch.Tensor]] = []
+    arrays = [torch.ones(100), torch.ones(200)]
+    counted: list[int] = []
+
+    def add() -> None:
+        for client in range(8):
+            answers.append((server.dispatch(client).client, torch.ones(D)))
+        del answers[:]
+
+    def receive() -> None:
+        outcomes = server.receive_many(answers)
+        counted.append(sum(isinstance(one, fastagg.Receipt) for one in outcomes))
+
+    layered = fastagg.ASGD([torch.zeros(100), torch.zeros(200)], lr=0.0)
+
+    def replace() -> None:
+        arrays[0] = torch.ones(100)
+        arrays.append(torch.ones(3))
+        arrays.pop()
+
+    def send() -> None:
+        task = layered.dispatch("sender")
+        try:
+            assert layered.receive(task.client, arrays, task.version, task=task.id).applied
+        except fastagg.errors.ShapeError:  # there were three arrays at this moment
+            layered.forget("sender")
+
+    together(add, receive, receive, replace, send)
+    assert server.version == sum(counted)
+
+
+def test_one_task_is_read_by_many_threads() -> None:
+    server = fastagg.FedBuff(torch.arange(float(D)), lr=1.0, buffer_size=2)
+    task = server.dispatch(0)
+    seen: list[int] = []
+
+    def look() -> None:
+        flat = task.flat
+        assert torch.equal(flat, torch.arange(float(D)))
+        seen.append(flat.data_ptr())
+
+    together(look, look, look, look)
+    assert len(set(seen)) == 1
+
+
+def test_a_state_is_loaded_while_others_send() -> None:
+    server = fastagg.FedBuff(torch.zeros(D), lr=1.0, buffer_size=2)
+    saved = server.state_dict()
+    outcomes: list[str] = []
+
+    def send(client: str) -> Callable[[], None]:
+        def answer() -> None:
+            task = server.dispatch(client)
+            try:
+                outcomes.append(str(server.receive(client, torch.ones(D), task.version, task=task.id).kept))
+            except fastagg.errors.FastaggError as error:  # its task was lost with the state before
+                outcomes.append(type(error).__name__)
+
+        return answer
+
+    together(send("a"), send("b"), send("c"), lambda: server.load_state_dict(saved))
+    assert set(outcomes) <= {"True", "UnknownClient", "UnknownVersion", "StaleIncarnation", "AlreadyCounted"}
+    assert "True" in outcomes and torch.isfinite(server.flat).all()
