@@ -510,7 +510,7 @@ def test_a_folder_belongs_to_one_server(tmp_path: Path) -> None:
     del server
     with pytest.raises(fastagg.ConfigError, match="checkpoints of another server"):
         other.receive(0, torch.ones(SIZE))
-    assert open_tasks(other) == 1
+    assert other._engine.open_tasks == 1  # its state cannot be read
     Trace().play(3, fastagg.load(tmp_path / "server.pt"))
 
 
