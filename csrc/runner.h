@@ -1,11 +1,17 @@
 // Where a server's kernels run: at once, or written down until `launch`. In between `prepare` gets ready what they
 // need. It may fail, and then nothing has been done and `forget` drops what was asked for.
+//
+// Where they are not called at once, all that an arrival asks for comes between `begin` and `end`, also what the host
+// language asks for itself: it is done when all before it is done.
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "plan.h"
+#include "store/vector.h"
+#include "verdict.h"
 
 namespace fastagg {
 
@@ -22,7 +28,30 @@ class Runner {
   // Something else that is to be done in order with the kernels, on their stream.
   virtual void also(std::function<void(void* stream)> act) { act(nullptr); }
   virtual bool at_once() const { return true; }
-  // What the kernels of the next `prepare` obey, in the device's memory (cuda.h: Verdict). Null: nothing.
+  virtual void settle() noexcept {}  // waits for all
+  virtual void begin() {}
+  virtual void end() noexcept {}
+  // What reads a version on the caller's stream waits for it there.
+  virtual void follow() {}
+  // Keeps memory until the arrival's work is done.
+  virtual void hold(const store::Owner&) {}
+  // Gets the kernels of this optimizer ready, so that the first arrival need not.
+  virtual void load(const Optimizer&) {}
+
+  // An update that the host does not read. Judging it brings it to the device, if it lies in host memory, and asks for
+  // its norm.
+  struct Unread {
+    Update& update;
+    store::Owner& owner;  // of its memory
+    bool in_host;
+    bool stays;        // it is read again later
+    bool waits;        // the caller waits for the verdict, before it asks for more
+    double clip_norm;  // 0: none
+  };
+  virtual std::shared_ptr<Judgement> judge(const Unread&) { return nullptr; }
+  // The verdict of the last judge on the device, and whether the kernels of the next `prepare` obey one (cuda.h). Null:
+  // none.
+  virtual const void* verdict() const { return nullptr; }
   virtual void obey(const void*) {}
   virtual void prepare() {}
   virtual void launch() {}

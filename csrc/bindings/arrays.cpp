@@ -6,6 +6,9 @@
 #include <utility>
 
 #include "host.h"
+#if defined(FASTAGG_CUDA_EMULATED)
+#include "../emulation/testing.h"
+#endif
 
 namespace fastagg::bindings {
 namespace {
@@ -63,6 +66,12 @@ struct Exchange {
 };
 
 constexpr int32_t kHost = 1;
+#if defined(FASTAGG_CUDA_EMULATED)
+constexpr int32_t kCuda =
+    kHost;  // the emulated device has torch's tensors in host memory, and NumPy's arrays are not on it
+#else
+constexpr int32_t kCuda = 2;
+#endif
 constexpr uint8_t kSigned = 0, kUnsigned = 1, kFloat = 2, kBrain = 4;
 constexpr uint32_t kMajor = 1;
 
@@ -158,11 +167,13 @@ py::object storage_of(py::handle given) {
   return storage;
 }
 
-const void* tensor_data(py::handle given, Element wanted, const int64_t* shape, int32_t dims) {
+// The address of a tensor of this form, in memory that `takes` accepts.
+template <typename Takes>
+const void* tensor_data(py::handle given, Element wanted, const int64_t* shape, int32_t dims, Takes takes) {
   Memory found;
-  const bool fits = look(given, found) && found.on_host && found.element == wanted && found.dims == dims &&
+  const bool fits = look(given, found) && found.element == wanted && found.dims == dims &&
                     std::equal(shape, shape + dims, found.shape) && found.in_order && found.data != nullptr;
-  return fits && found.size > 0 && is_plain(given, found) ? found.data : nullptr;
+  return fits && found.size > 0 && takes(found) && is_plain(given, found) ? found.data : nullptr;
 }
 
 const void* array_data(py::handle given, Element element, const int64_t* shape, int32_t dims,
@@ -242,7 +253,14 @@ bool look(py::handle given, Memory& found) {
     PyErr_Clear();  // the tensor has no memory of its own: it is sparse, or inside a torch.func transform
     return false;
   }
-  found = {tensor.data, tensor.shape, tensor.dims, 1, element_of(tensor.type), tensor.device.type == kHost, false};
+  found = {tensor.data,
+           tensor.shape,
+           tensor.dims,
+           1,
+           element_of(tensor.type),
+           tensor.device.type == kHost,
+           false,
+           tensor.device.type == kCuda ? tensor.device.id : -1};
   for (int32_t i = 0; i < tensor.dims; ++i) found.size *= tensor.shape[i];
   found.in_order = found.size == 0 || tensor.strides == nullptr || in_order(tensor.shape, tensor.strides, tensor.dims);
   return tensor.byte_offset == 0;
@@ -276,10 +294,45 @@ Arrays::~Arrays() {
 }
 
 const void* Arrays::add(py::handle given, Element element, const int64_t* shape, int32_t dims) {
+  Lies lies = Lies::kHost;
+  const auto takes = [&](const Memory& found) {
+    if (device_ >= 0 && found.device == device_) lies = kDevice;
+    return lies == kDevice || found.on_host;
+  };
   const void* const data = Py_TYPE(given.ptr()) == torch.ndarray ? array_data(given, element, shape, dims, views_)
-                                                                 : tensor_data(given, element, shape, dims);
-  if (data != nullptr) held_.push_back(py::reinterpret_borrow<py::object>(given));
+                                                                 : tensor_data(given, element, shape, dims, takes);
+  if (data == nullptr || (lies_ != kNowhere && lies_ != lies)) return nullptr;
+  lies_ = lies;
+  held_.push_back(py::reinterpret_borrow<py::object>(given));
   return data;
+}
+
+store::Owner Arrays::owner([[maybe_unused]] int64_t nbytes) const {
+#if !defined(FASTAGG_CUDA_EMULATED)
+  constexpr int64_t kKept = int64_t{1} << 20;  // as in csrc/engine/on_cuda.cpp
+  if (nbytes > kKept) {
+    const py::object stream = py::module_::import("torch.cuda").attr("current_stream")(device_);
+    for (const py::object& one : held_) one.attr("record_stream")(stream);
+    return nullptr;
+  }
+#endif
+  if (held_.size() == 1) return owner_of(held_.front());
+  return owner_of(py::cast(held_));
+}
+
+void* current_stream(int32_t device) {
+#if defined(FASTAGG_CUDA_EMULATED)
+  static_cast<void>(device);
+  return emulation::current_stream();
+#else
+  void* found = nullptr;
+  if (torch.exchange != nullptr && torch.exchange->stream != nullptr &&
+      torch.exchange->stream(kCuda, device, &found) == 0)
+    return found;
+  const Holds held;  // an older torch
+  const py::object stream = py::module_::import("torch.cuda").attr("current_stream")(device);
+  return reinterpret_cast<void*>(py::cast<uintptr_t>(stream.attr("cuda_stream")));
+#endif
 }
 
 }  // namespace fastagg::bindings

@@ -36,6 +36,7 @@ struct Memory {
   int64_t size;  // elements
   Element element;
   bool on_host, in_order;
+  int32_t device;  // the CUDA device that it is on; negative: none
 };
 // False: Python has to look. It is not of torch's own classes, has no memory of its own, or torch has no table.
 bool look(py::handle given, Memory& found);
@@ -55,10 +56,14 @@ class Memo {
   int64_t size_, end_;  // in its storage, bytes
 };
 
+// Torch's current stream of a CUDA device, for this thread.
+void* current_stream(int32_t device);
+
 // Holds Python arrays for as long as their elements are read.
 class Arrays {
  public:
-  Arrays() = default;
+  // `device`: torch's tensors may also lie on this CUDA device, but then all of them do.
+  explicit Arrays(int32_t device = -1) : device_(device) {}
   Arrays(const Arrays&) = delete;
   Arrays& operator=(const Arrays&) = delete;
   ~Arrays();
@@ -67,7 +72,15 @@ class Arrays {
   // shape, contiguous, on the host. Returns null for everything else.
   const void* add(py::handle given, Element element, const int64_t* shape, int32_t dims);
 
+  bool on_device() const { return lies_ == kDevice; }
+  // The arrays on the device, for whoever keeps them until kernels have read them. Torch is told of large ones, too,
+  // which nobody should keep longer: their memory is not given to others before (record_stream).
+  store::Owner owner(int64_t nbytes) const;
+
  private:
+  enum Lies { kNowhere, kHost, kDevice };
+  Lies lies_ = kNowhere;
+  int32_t device_;
   std::vector<py::object> held_;
   std::vector<Py_buffer> views_;
 };

@@ -1,7 +1,12 @@
 // Binds the CUDA kernels as `_native.cuda`: with the CPU functions' structs, CUDA's own, and the device and stream.
 #include "../cuda/cuda.h"
 
+#include <pybind11/stl.h>
+
 #include "structs.h"
+#if defined(FASTAGG_CUDA_EMULATED)
+#include "../emulation/testing.h"
+#endif
 
 namespace py = pybind11;
 
@@ -40,7 +45,7 @@ void judge(const Update& update, const cuda::Against& against, const cuda::Rules
            Address verdict, const cuda::Where& where) {
   check(update);
   if ((against.x == nullptr) != (against.base == nullptr)) throw Refused("judge: x and base belong together");
-  cuda::judge(update, against, rules, at<double>(scratch), at<cuda::Verdict>(verdict), where);
+  cuda::judge(update, against, rules, at<double>(scratch), at<cuda::Verdict>(verdict), nullptr, where);
 }
 
 void sketch(const Update& update, int64_t k, uint64_t seed, Address partial, Address out, const cuda::Where& where) {
@@ -91,7 +96,6 @@ void bind_device_structs(py::module_& m) {
 }
 
 void bind_functions(py::module_& m) {
-  const auto nogil = py::call_guard<py::gil_scoped_release>();
   const py::kw_only by_name;
   m.def("compute_capability", [](int device) {
     int major = 0, minor = 0;
@@ -99,24 +103,36 @@ void bind_functions(py::module_& m) {
     return std::make_pair(major, minor);
   });
   m.def("copies_on", [](int device) { return std::shared_ptr<store::Copies>(cuda::copies_on(device)); });
-  m.def("recompute_sum", &recompute_sum, arg("rows"), by_name, arg("weights"), arg("sum"), arg("blocks"), arg("where"),
-        nogil);
+  m.def("recompute_sum", &recompute_sum, arg("rows"), by_name, arg("weights"), arg("sum"), arg("blocks"), arg("where"));
   m.def("add_rows", &add_rows, arg("rows"), by_name, arg("jobs"), arg("count"), arg("weights"), arg("weight"),
-        arg("where"), nogil);
-  m.def("settle_rows", &settle_rows, by_name, arg("jobs"), arg("count"), arg("sum"), arg("size"), arg("where"), nogil);
-  m.def("read_row", &read_row, arg("rows"), by_name, arg("slot"), arg("out"), arg("where"), nogil);
+        arg("where"));
+  m.def("settle_rows", &settle_rows, by_name, arg("jobs"), arg("count"), arg("sum"), arg("size"), arg("where"));
+  m.def("read_row", &read_row, arg("rows"), by_name, arg("slot"), arg("out"), arg("where"));
   m.def("judge_scratch", &cuda::judge_scratch, arg("size"),
         "Numbers of 8 bytes that a judge of so many elements needs.");
+  m.def("judge_counters", &cuda::judge_counters, arg("size"),
+        "From where in its scratch numbers are 0 before the first judge.");
   m.def("judge_groups", &cuda::judge_groups, arg("size"),
         "Where in its scratch a judge leaves the sums of the groups.");
   m.def("judge", &judge, arg("update"), arg("against"), arg("rules"), by_name, arg("scratch"), arg("verdict"),
-        arg("where"), nogil);
-  m.def("sketch", &sketch, arg("update"), by_name, arg("k"), arg("seed"), arg("partial"), arg("out"), arg("where"),
-        nogil);
-  m.def("soft_targets", &soft_targets, by_name, arg("logits"), arg("scale"), arg("batch"), arg("out"), arg("where"),
-        nogil);
-  m.def("distill", &distill, by_name, arg("logits"), arg("batch"), arg("targets"), arg("out"), arg("where"), nogil);
+        arg("where"));
+  m.def("sketch", &sketch, arg("update"), by_name, arg("k"), arg("seed"), arg("partial"), arg("out"), arg("where"));
+  m.def("soft_targets", &soft_targets, by_name, arg("logits"), arg("scale"), arg("batch"), arg("out"), arg("where"));
+  m.def("distill", &distill, by_name, arg("logits"), arg("batch"), arg("targets"), arg("out"), arg("where"));
 }
+
+#if defined(FASTAGG_CUDA_EMULATED)
+void bind_emulation(py::module_& to) {
+  py::module_ m = to.def_submodule("emulation", "For tests (csrc/emulation/testing.h). Streams are numbers.");
+  m.def("current_stream", [] { return reinterpret_cast<Address>(emulation::current_stream()); });
+  m.def("use_stream", [](Address stream) { emulation::use_stream(at<void>(stream)); });
+  m.def("new_stream", [] { return reinterpret_cast<Address>(emulation::new_stream()); });
+  m.def("settle", [](Address stream) { emulation::settle_stream(at<void>(stream)); });
+  m.def("take_counts", &emulation::take_counts);
+  m.def("empty_launches", &emulation::empty_launches);
+  m.def("fail_launch", &emulation::fail_launch);
+}
+#endif
 
 }  // namespace
 
@@ -138,6 +154,7 @@ void bind_cuda(py::module_& m) {
   });
 #if defined(FASTAGG_CUDA_EMULATED)
   m.attr("cuda_emulated") = true;  // built with csrc/emulation, for tests
+  bind_emulation(m);
 #else
   m.attr("cuda_emulated") = false;
 #endif

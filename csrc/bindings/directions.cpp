@@ -26,45 +26,52 @@ using store::Tiers;
 // -- memory and kernels
 
 #if defined(FASTAGG_CUDA)
-// Memory of a device. Torch allocates it.
+// Memory of a device. Torch allocates it, on the caller's current stream.
 class DeviceMemory : public store::Memory {
  public:
-  // `allocate(nbytes)` gives a tensor; `where()` the device and its current stream.
-  DeviceMemory(py::function allocate, py::function where, std::shared_ptr<store::Copies> copies)
-      : allocate_(owner_of(std::move(allocate))), where_(owner_of(std::move(where))), copies_(std::move(copies)) {}
+  // `allocate(nbytes)` gives a tensor.
+  DeviceMemory(int device, py::function allocate)
+      : queue(cuda::queue_on(device)), device_(device), allocate_(owner_of(std::move(allocate))) {}
 
   store::Vector bytes(int64_t nbytes) override {
     const Holds held;
     return vector_of(py::handle(object_of(allocate_))(nbytes));
   }
-  void zero(void* at, int64_t nbytes) override { cuda::zero(at, nbytes, where()); }
-  void copy(void* to, const void* from, int64_t nbytes) override { cuda::copy(to, from, nbytes, where()); }
-  void put(void* to, const void* host, int64_t nbytes) override { copies_->put(to, host, static_cast<size_t>(nbytes)); }
-  void get(void* host, const void* from, int64_t nbytes) override {
-    copies_->get(host, from, static_cast<size_t>(nbytes));
+  void zero(void* at, int64_t nbytes) override {
+    in_order([&](const cuda::Where& where) { cuda::zero(at, nbytes, where); });
   }
+  void copy(void* to, const void* from, int64_t nbytes) override {
+    in_order([&](const cuda::Where& where) { cuda::copy(to, from, nbytes, where); });
+  }
+  void put(void* to, const void* host, int64_t nbytes) override {
+    in_order([&](const cuda::Where& where) { cuda::copy_now(to, host, nbytes, where); });
+  }
+  void get(void* host, const void* from, int64_t nbytes) override { put(host, from, nbytes); }
+
+  const std::shared_ptr<cuda::Queue> queue;
 
  private:
-  cuda::Where where() const {
-    const Holds held;
-    const auto [device, stream] = py::cast<std::pair<int, Address>>(py::handle(object_of(where_))());
-    return {device, at<void>(stream)};
+  template <typename Act>
+  void in_order(Act act) {
+    const cuda::Where where{device_, current_stream(device_)};
+    queue->begin(where.stream);
+    struct Ends {
+      ~Ends() { queue.end(); }
+      cuda::Queue& queue;
+    } const ends{*queue};
+    act(where);
   }
 
-  store::Owner allocate_, where_;
-  std::shared_ptr<store::Copies> copies_;
+  int device_;
+  store::Owner allocate_;
 };
 
-// `place(bytes)` copies NumPy's bytes to the device. It returns the device, its current stream and their address.
-std::shared_ptr<OnCuda> on_cuda(py::function place) {
-  const store::Owner held = owner_of(std::move(place));
-  return std::make_shared<OnCuda>([held](const char* bytes, size_t count) -> OnCuda::There {
-    const Holds holds;
-    const py::array_t<uint8_t> array(static_cast<py::ssize_t>(count), reinterpret_cast<const uint8_t*>(bytes));
-    const auto [device, stream, there] =
-        py::cast<std::tuple<int, Address, Address>>(py::handle(object_of(held))(array));
-    return {device, at<void>(stream), at<const char>(there)};
-  });
+// The memory and the runner of a device, for a model of so many parameters.
+std::pair<std::shared_ptr<Runner>, std::shared_ptr<store::Memory>> on_device(int device, int64_t size,
+                                                                             py::function allocate) {
+  auto memory = std::make_shared<DeviceMemory>(device, std::move(allocate));
+  const OnCuda::Place place{device, [device] { return current_stream(device); }, memory->queue, memory};
+  return {std::make_shared<OnCuda>(place, size), memory};
 }
 #endif
 
@@ -252,12 +259,7 @@ void bind_directions(py::module_& m) {
   py::class_<Runner, std::shared_ptr<Runner>>(m, "Runner");
   m.def("on_cpu", []() -> std::shared_ptr<Runner> { return std::make_shared<OnCpu>(); });
 #if defined(FASTAGG_CUDA)
-  m.def("device_memory",
-        [](py::function allocate, py::function where,
-           std::shared_ptr<store::Copies> copies) -> std::shared_ptr<store::Memory> {
-          return std::make_shared<DeviceMemory>(std::move(allocate), std::move(where), std::move(copies));
-        });
-  m.def("on_cuda", [](py::function place) -> std::shared_ptr<Runner> { return on_cuda(std::move(place)); });
+  m.def("on_device", &on_device, arg("device"), arg("size"), arg("allocate"));
 #endif
   bind_rows(m);
   py::class_<Resummation, std::shared_ptr<Resummation>>(m, "Resummation")

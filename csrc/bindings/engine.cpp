@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "../cpu/cpu.h"
 #include "archive.h"
@@ -23,6 +24,8 @@ using engine::Arrival;
 using engine::Engine;
 using py::arg;
 
+constexpr size_t kMostPieces = 512;  // that a device's kernels take (csrc/cuda/cuda.h)
+
 // An engine, and the Python objects that its results are made with.
 struct Server {
   std::shared_ptr<Engine> engine;  // whoever is not inside its gate reads it through now()
@@ -39,8 +42,12 @@ struct Server {
   double slow = std::numeric_limits<double>::infinity();
   bool by_time = false;       // whether calls end a round that is due
   bool checks_models = true;  // whether an update that is nearly the model is left to Python, which warns
+  int32_t device = -1;        // the CUDA device that kernels run on; negative: the processor
 
   std::shared_ptr<Engine> now() const { return std::atomic_load(&engine); }
+  // Whether a call takes so long that other threads should go on meanwhile. On a device it only waits for the device,
+  // which lets them go on.
+  bool is_long() const { return device < 0 && size >= kWorthReleasing; }
   PyTypeObject* receipts() const { return reinterpret_cast<PyTypeObject*>(receipt_type.ptr()); }
 };
 
@@ -98,7 +105,7 @@ py::object close_round(Server& server, bool if_due) {
   engine::Receipt receipt;
   bool stepped = true;
   {
-    const Released released(server.size >= kWorthReleasing);
+    const Released released(server.is_long());
     if (!with_engine(server, [&](Engine& engine) { return engine.close_round(&receipt, if_due); })) stepped = false;
   }
   if (!stepped || std::isnan(receipt.step_size)) return py::none();
@@ -120,14 +127,21 @@ void close_if_due(Server& server) {
 py::object made_for(Server& server, py::handle client, const Arrival& arrival) {
   py::object receipt = make<ReceiptObject>(server.receipts());
   receipt_in(receipt)->client = plain(client, arrival.client).release().ptr();
+  if (server.now()->settings().defers) receipt_in(receipt)->later = new std::shared_ptr<Judgement>();
   return receipt;
 }
 
 // Copies what a receipt needs. Cannot fail.
-void fill(Server& server, const py::object& receipt, const Arrival& arrival) {
+void fill(Server& server, const py::object& receipt, Arrival& arrival) {
   ReceiptObject* const one = receipt_in(receipt);
   one->value = arrival.receipt;
   one->kept = true;
+  one->scales = server.now()->direction().immediate();
+  if (arrival.later) {
+    *one->later = std::move(arrival.later);
+  } else {
+    delete std::exchange(one->later, nullptr);
+  }
   if (server.log) {
     one->journal = server.journal.inc_ref().ptr();
     one->log = server.log.get();
@@ -177,7 +191,7 @@ class Watched {
 };
 
 Engine::Result receive(Server& server, Arrival* arrivals, size_t count) {
-  const Released released(server.size >= kWorthReleasing);
+  const Released released(server.is_long());
   return with_engine(server, [&](Engine& engine) { return engine.receive(arrivals, count); });
 }
 
@@ -211,7 +225,17 @@ bool read(Server& server, py::handle const* given, Arrays& arrays, Arrival& arri
   const Reader::Found found = server.reader->read(given[1], arrays, arrival);
   if (found == Reader::Found::kNo) return false;
   arrival.update.origin = server.origin;
-  if (found == Reader::Found::kArrays && server.checks_models) {
+  if (server.device >= 0) {
+    // Python looks for a model where a difference is expected, joins many pieces, sends much, and copies for a log.
+    constexpr int64_t kMostSent = int64_t{1} << 18;
+    if ((found == Reader::Found::kArrays && server.checks_models) || arrival.reported) return false;
+    if (arrays.on_device() ? static_cast<bool>(server.log) || arrival.update.pieces.size() > kMostPieces
+                           : arrival.update.size > kMostSent)
+      return false;
+    arrival.in_host = !arrays.on_device();
+    if (arrival.in_host) arrival.on_host = arrival.update;
+    arrival.owner = arrays.owner(arrival.update.size * static_cast<int64_t>(sizeof(float)));
+  } else if (found == Reader::Found::kArrays && server.checks_models) {
     const bool nearly =
         reading(server, [&](Engine& engine) { return cpu::nearly(arrival.update, engine.model().data); });
     if (nearly) return false;
@@ -227,7 +251,7 @@ bool read(Server& server, py::handle const* given, Arrays& arrays, Arrival& arri
 // receive(client, update, version, num_samples, task, offset, incarnation): the receipt, or None if only Python can
 // read the update.
 PyObject* take(Server& server, PyObject* const* args) {
-  Arrays arrays;
+  Arrays arrays(server.device);
   Arrival arrival;
   const py::handle given[7] = {args[0], args[1], args[2], args[3], args[4], args[5], args[6]};
   if (!read(server, given, arrays, arrival)) return Py_NewRef(Py_None);
@@ -300,7 +324,7 @@ PyObject* take_many(Server& server, PyObject* const* args) {
     for (Py_ssize_t part = 0; part < std::min<Py_ssize_t>(count, 6); ++part)
       given[part] = PyTuple_GET_ITEM(parts.ptr(), part);
     Arrival arrival;
-    arrays.emplace_back();
+    arrays.emplace_back(server.device);
     try {
       if (!read(server, given, arrays.back(), arrival)) break;
     } catch (const Refusal&) {  // it is raised when this answer is taken alone
@@ -538,7 +562,7 @@ py::object execute(Server& server, const log::Operation& operation, const py::ob
   py::object made = answers ? py::none() : new_task(server), control = control_of(server);
   std::optional<engine::Task> task;
   {
-    const Released released(answers && server.size >= kWorthReleasing);
+    const Released released(answers && server.is_long());
     task = server.engine->execute(operation, &arrival);
   }
   if (!task) return py::none();
@@ -583,6 +607,7 @@ std::shared_ptr<Server> make_server(const engine::Settings& settings, std::share
   server->task_type = python["task"];
   server->receipt_type = python["receipt"];
   server->has_control = py::cast<bool>(python["control"]);
+  server->device = py::cast<int32_t>(python["device"]);
   if (const py::object reader = python["reader"]; !reader.is_none()) server->reader = py::cast<Reader>(reader);
   server->engine->set_state(owner_of(python["statistics"]));
   return server;
@@ -590,6 +615,7 @@ std::shared_ptr<Server> make_server(const engine::Settings& settings, std::share
 
 std::pair<store::Vector, store::Owner> current(Server& server, bool shared) {
   return reading(server, [&](Engine& engine) {
+    engine.follow();
     if (shared) engine.share_model();
     return std::make_pair(engine.model(), engine.state());
   });
@@ -609,12 +635,14 @@ void adopt(Server& server, Server& other) {
 
 py::list kept_of(const Server& server) {
   py::list found;
+  server.engine->follow();
   for (const store::Vector& one : server.engine->ledger().all_kept()) found.append(tensor_of(one, server.size));
   return found;
 }
 
 py::list waiting_of(const Server& server) {
   py::list found;
+  server.engine->follow();
   for (const Engine::Waiting& one : server.engine->waiting()) {
     py::list pieces;
     // not the owner itself, which may be Python's object of all pieces
@@ -689,14 +717,14 @@ void bind_engine(py::module_& m) {
   py::class_<Settings>(m, "Settings")
       .def(py::init([](int64_t size, int64_t origin, int64_t clients, double clip_norm, double max_samples,
                        int32_t local_steps, bool weighs_by_samples, bool keeps_versions, bool ordered,
-                       bool closes_early, bool folds, const engine::Staleness& staleness) {
+                       bool closes_early, bool folds, bool defers, const engine::Staleness& staleness) {
              return Settings{size,        origin,      clients,        clip_norm, weighs_by_samples,
                              max_samples, local_steps, keeps_versions, ordered,   closes_early,
-                             folds,       staleness};
+                             folds,       defers,      staleness};
            }),
            by_name, arg("size"), arg("origin"), arg("clients"), arg("clip_norm"), arg("max_samples"),
            arg("local_steps"), arg("weighs_by_samples"), arg("keeps_versions"), arg("ordered"), arg("closes_early"),
-           arg("folds"), arg("staleness"));
+           arg("folds"), arg("defers"), arg("staleness"));
   py::class_<engine::Extension::Asks>(m, "Asks").def(
       py::init([](bool prepare, bool step, bool statistics, bool bounds, bool agree, bool keep) {
         return engine::Extension::Asks{prepare, step, statistics, bounds, agree, keep};
@@ -795,6 +823,8 @@ void bind_engine(py::module_& m) {
            [](Server& server, double slow, py::object tell) { server.slow = slow, server.tell = std::move(tell); })
       .def_readwrite("checks_models", &Server::checks_models)
       .def("measure", [](Server& server) { server.engine->measure(); })
+      // what Python asks for on the current stream, to read what the server holds, comes after the server's work
+      .def("follow", [](const Server& server) { server.engine->follow(); })
       .def("share_model", [](Server& server) { server.engine->share_model(); })
       .def_property_readonly("flat",
                              [](Server& server) { return tensor_of(current(server, false).first, server.size); })
@@ -802,7 +832,11 @@ void bind_engine(py::module_& m) {
       .def("current", [](Server& server) { return pair_of(server, false); })
       .def("shared", [](Server& server) { return pair_of(server, true); })
       .def("adopt", &adopt)
-      .def_property_readonly("moments", [](const Server& server) { return moments_of(server.engine->optimizer()); })
+      .def_property_readonly("moments",
+                             [](const Server& server) {
+                               server.engine->follow();
+                               return moments_of(server.engine->optimizer());
+                             })
       .def_property_readonly("moments_nbytes", [](const Server& server) { return server.engine->optimizer().nbytes(); })
       .def_property_readonly("waiting", &waiting_of)
       .def("load_waiting", &load_waiting)

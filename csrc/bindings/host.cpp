@@ -12,6 +12,9 @@
 #include "../store/blocking.h"
 #include "../store/slot_file.h"
 #include "structs.h"
+#if defined(FASTAGG_CUDA)
+#include "../cuda/cuda.h"
+#endif
 
 namespace fastagg::bindings {
 namespace {
@@ -188,6 +191,10 @@ void set_error_of_current_exception() noexcept {
     raise_as("ConfigError", error.what());
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
+#if defined(FASTAGG_CUDA)
+  } catch (const cuda::Error& error) {
+    raise_as("DeviceError", error.what());
+#endif
   } catch (const std::invalid_argument& error) {
     PyErr_SetString(PyExc_ValueError, error.what());
   } catch (const std::exception& error) {

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <new>
+#include <utility>
 
 #include "arrays.h"
 #include "host.h"
@@ -35,11 +36,26 @@ ReceiptObject* receipt_of(PyObject* self) { return reinterpret_cast<ReceiptObjec
 void free_receipt(PyObject* self) {
   const ReceiptObject* const one = receipt_of(self);
   release({one->client, one->journal, one->pending});
+  delete one->later;
   free_object(self);
+}
+
+// What the host knew of a deferred update, and what the device has found.
+void settle(ReceiptObject& one) {
+  const std::shared_ptr<Judgement> later = *one.later;
+  const Verdict verdict = later->wait();
+  if (one.later == nullptr) return;  // another thread has done it meanwhile
+  const bool keep = verdict.keep != 0.0;
+  one.value.norm = verdict.norm2 >= 0.0 ? std::sqrt(verdict.norm2) : verdict.norm2;
+  one.value.weight *= verdict.weight;
+  one.kept = keep;
+  if (one.scales) one.value.applied = one.value.applied && keep, one.value.step_size *= verdict.weight;
+  delete std::exchange(one.later, nullptr);
 }
 
 // Whether the receipt's numbers are there; a device may still have to say them.
 bool is_settled(PyObject* self) {
+  if (receipt_of(self)->later != nullptr) return guarded([&] { return settle(*receipt_of(self)), self; }) != nullptr;
   py::object pending;
   {
     const py::scoped_critical_section alone(self);

@@ -191,7 +191,7 @@ void cached_step(const Update& update, const Direction& direction, const Optimiz
     const bool steps = steps_first || (direction.kind == kMean && next == sum.terms.size());
     read_with(update, [&](auto with, const auto& source) {
       using Reader = typename decltype(with)::Reader;
-      launch("cached step", where, blocks,
+      launch_obeying("cached step", where, blocks,
              cached_kernel_for<Reader>(RowFormats{}, row.format, steps && optimizer.moments.coded()), source, aligned,
              along, terms, steps ? optimizer : none, where.verdict);
     });

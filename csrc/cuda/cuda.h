@@ -12,6 +12,7 @@
 
 #include "../plan.h"
 #include "../store/copies.h"
+#include "../verdict.h"
 
 namespace fastagg::cuda {
 
@@ -19,13 +20,7 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What one read of an update found, and the resulting decision. It lies in device memory, so that a step can obey it
-// although the host does not wait for it.
-struct Verdict {
-  double norm2, moved2, inner;  // |update|^2, |x - base|^2, (x - base).update
-  double gain, weight;
-  double keep;  // 1 or 0
-};
+using fastagg::Verdict;
 
 struct Where {
   int device;
@@ -33,6 +28,7 @@ struct Where {
   // The verdict that a step or a sum obeys, or null. Its gain and weight are multiplied in, in double. An update that
   // is not kept counts as zero.
   const Verdict* verdict = nullptr;
+  bool loads = false;  // kernels are loaded, and not launched
 };
 
 int runtime_version();
@@ -71,7 +67,10 @@ void add_rows(const Rows& rows, const RowJob* jobs, int64_t count, const float* 
 void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size, const Where& where);
 
 void zero(void* memory, int64_t bytes, const Where& where);
+// Each of both in the memory of the device, or pinned.
 void copy(void* to, const void* from, int64_t bytes, const Where& where);
+// Any memory, and the host waits for it.
+void copy_now(void* to, const void* from, int64_t bytes, const Where& where);
 
 std::unique_ptr<store::Copies> copies_on(int device);
 
@@ -92,13 +91,15 @@ struct Against {
 };
 
 // Computes norms in one read of all vectors, in reduce.h's fixed order, and then the verdict. `scratch` holds
-// judge_scratch(update.size) numbers and needs no initialisation. The launch's blocks of threads exchange data only
-// there. So launches on any streams, and graphs of them, do not disturb each other.
+// judge_scratch(update.size) numbers; from judge_counters on they are 0 at first, and every launch leaves them so. The
+// launch's blocks of threads exchange data only there. So launches with scratch of their own, on any streams, and
+// graphs of them, do not disturb each other. `also`: pinned memory of the host that gets the verdict, too; or null.
 int64_t judge_scratch(int64_t size);
+int64_t judge_counters(int64_t size);
 // Where in the scratch a judge leaves the sums of the groups: a row of groups for each of the verdict's first three.
 int64_t judge_groups(int64_t size);
 void judge(const Update& update, const Against& against, const Rules& rules, double* scratch, Verdict* verdict,
-           const Where& where);
+           Verdict* also, const Where& where);
 
 // `partial` holds min(32, blocks)*(k + 1024) floats.
 void sketch(const Update& update, int64_t k, uint64_t seed, float* partial, float* out, const Where& where);

@@ -6,7 +6,7 @@ namespace {
 
 struct Decide {
   Rules rules;
-  Verdict* verdict;
+  Verdict *verdict, *also;
 
   __device__ __forceinline__ void operator()(const Sums& sums) const {
     const double norm2 = sums.of[0], moved2 = sums.of[1];
@@ -21,6 +21,7 @@ struct Decide {
       weight = keep ? rules.lam / (gamma + rules.eps) : 0.0;
     }
     *verdict = {norm2, moved2, sums.of[2], gain, weight, keep ? 1.0 : 0.0};
+    if (also != nullptr) *also = *verdict;
   }
 };
 
@@ -33,9 +34,11 @@ int64_t judge_scratch(int64_t size) {
 
 int64_t judge_groups(int64_t size) { return groups_of(size) * kSums * kGroupStrands; }
 
+int64_t judge_counters(int64_t size) { return sums_of(groups_of(size)); }
+
 void judge(const Update& update, const Against& against, const Rules& rules, double* scratch, Verdict* verdict,
-           const Where& where) {
-  reduce(update, against, scratch, Decide{rules, verdict}, where);
+           Verdict* also, const Where& where) {
+  reduce(update, against, scratch, Decide{rules, verdict, also}, where);
 }
 
 }  // namespace fastagg::cuda

@@ -58,14 +58,64 @@ struct Shape {
   unsigned blocks, threads;
 };
 
+// Whether a kernel may be sent to the device while the judge before it runs, and waits there for the verdict. That needs
+// PTX of sm_90 or later; a build for older devices, too, has the PTX of the oldest.
+#if defined(__CUDACC__) && defined(__CUDA_ARCH_LIST__)
+constexpr int kPtx[] = {__CUDA_ARCH_LIST__};
+constexpr bool kDependent = kPtx[0] >= 900;
+#else
+constexpr bool kDependent = false;
+#endif
+
+// In the judge: what obeys it may be sent from here on.
+__device__ __forceinline__ void let_dependents_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// In what obeys it: all that was launched before is done from here on.
+__device__ __forceinline__ void wait_for_judge() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Launches kernel(arguments...) on `where`. If the launch fails, it throws an exception with the launch's name.
+// `obeys`: the kernel calls wait_for_judge before it reads or writes anything.
 template <typename... Expected, typename... Given>
-void launch(const char* what, const Where& where, Shape shape, void (*kernel)(Expected...), Given&&... arguments) {
+void launch_on(bool obeys, const char* what, const Where& where, Shape shape, void (*kernel)(Expected...),
+               Given&&... arguments) {
+  if (where.loads) {
+    cudaFuncAttributes found;
+    return check(cudaFuncGetAttributes(&found, kernel), what);
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(shape.blocks);
   config.blockDim = dim3(shape.threads);
   config.stream = static_cast<cudaStream_t>(where.stream);
+#if defined(__CUDACC__)
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early;
+  config.numAttrs = kDependent && obeys ? 1 : 0;
+#else
+  static_cast<void>(obeys);
+#endif
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Given>(arguments)...), what);
+}
+
+template <typename... Expected, typename... Given>
+void launch(const char* what, const Where& where, Shape shape, void (*kernel)(Expected...), Given&&... arguments) {
+  launch_on(false, what, where, shape, kernel, std::forward<Given>(arguments)...);
+}
+
+// The same for kernels that obey `where`'s verdict.
+template <typename... Expected, typename... Given>
+void launch_obeying(const char* what, const Where& where, Shape shape, void (*kernel)(Expected...),
+                    Given&&... arguments) {
+  launch_on(where.verdict != nullptr, what, where, shape, kernel, std::forward<Given>(arguments)...);
 }
 
 }  // namespace fastagg::cuda

@@ -32,7 +32,8 @@ FASTAGG_FN int64_t groups_of(int64_t size) { return size > 0 ? (size + kGroup - 
 struct Scratch {
   double* strand;      // kSums numbers for every strand, group after group
   double* group;       // kSums numbers for every group
-  unsigned* finished;  // the count of finished groups; then for every group the count of its finished parts
+  // The count of finished groups; then for every group the count of its finished parts. All are 0 between launches.
+  unsigned* finished;
 
   __device__ __forceinline__ double* strands(int sum, int64_t group_, int64_t groups) const {
     return strand + (sum * groups + group_) * kGroupStrands;
@@ -117,6 +118,7 @@ template <bool Moves, bool Inner, typename Reader, typename Then>
 __global__ void __launch_bounds__(kPartThreads, 8)
     norms_kernel(const __grid_constant__ typename Reader::From source, bool aligned, const float* x, const float* base,
                  Scratch scratch, Then then) {
+  let_dependents_start();
   constexpr int kUsed = Inner ? 3 : Moves ? 2 : 1, kBatch = Moves ? 4 : 8;
   const int strand = static_cast<int>(threadIdx.x / kQuads), quad = static_cast<int>(threadIdx.x % kQuads);
   const int64_t groups = groups_of(source.size);
@@ -142,6 +144,7 @@ __global__ void __launch_bounds__(kPartThreads, 8)
       if (quad == 0) scratch.strands(s, group, groups)[of_group] = sum;
     }
     if (!last_to_come(scratch.finished + 1 + group, kParts)) continue;
+    if (threadIdx.x == 0) scratch.finished[1 + group] = 0;  // for the next launch
     if (threadIdx.x < kUsed) {
       const double* strands = scratch.strands(static_cast<int>(threadIdx.x), group, groups);
       double sum = 0.0;
@@ -152,7 +155,9 @@ __global__ void __launch_bounds__(kPartThreads, 8)
     if (!last_to_come(scratch.finished, groups)) continue;
     Sums total{};
     for (int s = 0; s < kUsed; ++s) total.of[s] = total_of(scratch.group + s * groups, groups);
-    if (threadIdx.x == 0) then(total);
+    if (threadIdx.x != 0) continue;
+    *scratch.finished = 0;
+    then(total);
   }
 }
 
@@ -163,9 +168,6 @@ void reduce(const Update& update, const Against& against, double* memory, const 
   const int64_t groups = groups_of(update.size);
   const Scratch scratch{memory, memory + judge_groups(update.size),
                         reinterpret_cast<unsigned*>(memory + sums_of(groups))};
-  check(cudaMemsetAsync(scratch.finished, 0, static_cast<size_t>(counters_of(groups)) * sizeof(unsigned),
-                        static_cast<cudaStream_t>(where.stream)),
-        "norms");
   const Shape shape(grid(groups * kParts, where.device, 32), kPartThreads);
   read_with(update, [&](auto with, const auto& source) {
     const auto run = [&](auto kernel) {

@@ -10,7 +10,11 @@ namespace fastagg::cuda {
 // For directions that use rows (cached_step.cu). step() calls it for them.
 void cached_step(const Update& update, const Direction& direction, const Optimizer& optimizer, const Where& where);
 
-__device__ __forceinline__ bool kept(const Verdict* verdict) { return verdict == nullptr || verdict->keep != 0.0; }
+__device__ __forceinline__ bool kept(const Verdict* verdict) {
+  if (verdict == nullptr) return true;
+  wait_for_judge();
+  return verdict->keep != 0.0;
+}
 
 // An update's factor, if gain and weight are one factor.
 __device__ __forceinline__ float judged(double factor, const Verdict* verdict) {

@@ -152,9 +152,15 @@ void zero(void* memory, int64_t bytes, const Where& where) {
 
 void copy(void* to, const void* from, int64_t bytes, const Where& where) {
   const DeviceGuard guard(where.device);
-  check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice,
+  check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault,
                         static_cast<cudaStream_t>(where.stream)),
         "copy");
+}
+
+void copy_now(void* to, const void* from, int64_t bytes, const Where& where) {
+  copy(to, from, bytes, where);
+  const DeviceGuard guard(where.device);
+  check(cudaStreamSynchronize(static_cast<cudaStream_t>(where.stream)), "copy");
 }
 
 void read_row(const Rows& rows, int64_t slot, float* out, const Where& where) {

@@ -13,11 +13,15 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <functional>
+#include <memory>
+#include <tuple>
 #include <utility>
 
 #define __global__
@@ -122,19 +126,35 @@ enum cudaError_t {
   cudaErrorInsufficientDriver,
   cudaErrorNoDevice,
   cudaErrorSystemDriverMismatch,
-  cudaErrorInitializationError
+  cudaErrorInitializationError,
+  cudaErrorNotReady,
+  cudaErrorLaunchFailure
 };
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount,
   cudaDevAttrComputeCapabilityMajor,
   cudaDevAttrComputeCapabilityMinor
 };
-enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDefault };
+enum { cudaHostAllocPortable = 1, cudaHostAllocMapped = 2 };
 enum { cudaStreamNonBlocking = 1, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2, cudaHostRegisterPortable = 1 };
 
 namespace emulation {  // streams.cpp
 struct Stream;
 struct Event;
+// What the program has asked of CUDA so far, for tests.
+struct Counts {
+  std::atomic<int64_t> launches{0}, copies{0}, memsets{0}, records{0}, orders{0}, waits{0};
+};
+extern Counts counts;
+// The stream that stands in for torch's current one, of this thread; null: the one whose work is done at once.
+extern thread_local Stream* current;
+// For tests: launches do nothing (the host's time alone), or the launch after so many more fails; negative: none.
+extern std::atomic<bool> empty;
+extern std::atomic<int64_t> fails_after;
+cudaError_t launch(Stream* stream, std::function<void()> kernel);
+cudaError_t query(Event* event);
+cudaError_t settle(Stream* stream);
 cudaError_t make(Stream** stream);
 cudaError_t make(Event** event);
 cudaError_t end(Stream* stream);
@@ -144,6 +164,7 @@ cudaError_t wait(Stream* stream, Event* event);
 cudaError_t wait(Event* event);
 cudaError_t wait_for_all();
 cudaError_t copy(void* to, const void* from, size_t bytes, Stream* stream);
+cudaError_t set(void* to, int value, size_t bytes, Stream* stream);
 }  // namespace emulation
 
 using cudaStream_t = emulation::Stream*;
@@ -153,8 +174,8 @@ struct cudaLaunchConfig_t {
   cudaStream_t stream;
 };
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
-inline const char* cudaGetErrorName(cudaError_t) { return "cudaSuccess"; }
-inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
+inline const char* cudaGetErrorName(cudaError_t) { return "an emulated error"; }
+inline const char* cudaGetErrorString(cudaError_t) { return "an emulated error"; }
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 inline cudaError_t cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
@@ -163,11 +184,11 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr what, int) 
   *value = what == cudaDevAttrMultiProcessorCount ? 1 : 9;
   return cudaSuccess;
 }
-inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
-  memset(to, value, bytes);
-  return cudaSuccess;
+inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  return emulation::set(to, value, bytes, stream);
 }
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return emulation::make(stream); }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return emulation::settle(stream); }
 inline cudaError_t cudaStreamDestroy(cudaStream_t stream) { return emulation::end(stream); }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   return emulation::wait(stream, event);
@@ -175,6 +196,7 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, u
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return emulation::make(event); }
 inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return emulation::end(event); }
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return emulation::record(event, stream); }
+inline cudaError_t cudaEventQuery(cudaEvent_t event) { return emulation::query(event); }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) { return emulation::wait(event); }
 inline cudaError_t cudaDeviceSynchronize() { return emulation::wait_for_all(); }
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
@@ -182,6 +204,15 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
 }
 inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
   return emulation::copy(to, from, bytes, nullptr);
+}
+inline cudaError_t cudaHostAlloc(void** made, size_t bytes, unsigned) {
+  return *made = aligned_alloc(64, (bytes + 63) / 64 * 64), cudaSuccess;
+}
+inline cudaError_t cudaFreeHost(void* memory) { return free(memory), cudaSuccess; }
+struct cudaFuncAttributes {};
+template <typename... Expected>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, void (*)(Expected...)) {
+  return cudaSuccess;
 }
 inline cudaError_t cudaHostRegister(void*, size_t, unsigned) { return cudaSuccess; }
 inline cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
@@ -192,23 +223,28 @@ void launch(const void* kernel, unsigned blocks, unsigned threads, const char* p
 
 template <typename... Expected, typename... Given>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Expected...), Given&&... arguments) {
-  alignas(64) char parameters[32764];  // the most that CUDA takes
-  memset(parameters, 0xa5, sizeof parameters);
+  struct alignas(64) Parameters {
+    char bytes[32764];  // the most that CUDA takes
+  };
+  auto parameters = std::make_shared<Parameters>();
+  memset(parameters->bytes, 0xa5, sizeof parameters->bytes);
   size_t end = 0;
   const auto add = [&](const auto& argument) {
     end = (end + alignof(decltype(argument)) - 1) / alignof(decltype(argument)) * alignof(decltype(argument));
-    memcpy(parameters + end, &argument, sizeof argument);
+    memcpy(parameters->bytes + end, &argument, sizeof argument);
     end += sizeof argument;
   };
   (add(static_cast<Expected>(arguments)), ...);
-  emulation::ptx::launch(reinterpret_cast<const void*>(kernel), config->gridDim.x, config->blockDim.x, parameters, end);
-  return cudaSuccess;
+  return emulation::launch(config->stream, [=, blocks = config->gridDim.x, threads = config->blockDim.x] {
+    emulation::ptx::launch(reinterpret_cast<const void*>(kernel), blocks, threads, parameters->bytes, end);
+  });
 }
 #else
 template <typename... Expected, typename... Given>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Expected...), Given&&... arguments) {
-  const auto call = [&] { kernel(arguments...); };
-  emulation::run(config->gridDim.x, config->blockDim.x, call);
-  return cudaSuccess;
+  const auto taken = std::make_shared<std::tuple<std::decay_t<Expected>...> >(std::forward<Given>(arguments)...);
+  return emulation::launch(config->stream, [=, blocks = config->gridDim.x, threads = config->blockDim.x] {
+    emulation::run(blocks, threads, [&] { std::apply(kernel, *taken); });
+  });
 }
 #endif

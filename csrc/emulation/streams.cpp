@@ -1,12 +1,13 @@
-// Streams and events, for what a program asks for beside its kernels. A stream that was made does its work at once, or
-// only when somebody must wait for it: which of the two is random, because no result may depend on it. Kernels and what
-// is asked of the stream 0 are always done at once.
+// Streams and events. A stream that was made does its work, kernels and copies, at once, or only when somebody must
+// wait for it: which of the two is random, because no result may depend on it. What is asked of the stream 0 is done at
+// once.
 #include <deque>
 #include <functional>
 #include <mutex>
 #include <vector>
 
 #include "cuda_runtime.h"
+#include "testing.h"
 
 namespace emulation {
 
@@ -41,15 +42,27 @@ bool at_once() {
   return (state >> 33 & 1) != 0;
 }
 
-void give(Stream* stream, std::function<void()> act) {
+cudaError_t give(Stream* stream, std::function<void()> act) {
   const Lock lock(mutex);
-  if (stream == nullptr) return act();
+  if (stream == nullptr) return act(), cudaSuccess;
   stream->left.push_back(std::move(act));
   ++stream->given;
   if (at_once()) run(stream, stream->given);
+  return cudaSuccess;
 }
 
 }  // namespace
+
+Counts counts;
+thread_local Stream* current = nullptr;
+std::atomic<bool> empty{false};
+std::atomic<int64_t> fails_after{-1};
+
+cudaError_t launch(Stream* stream, std::function<void()> kernel) {
+  ++counts.launches;
+  if (fails_after >= 0 && fails_after-- == 0) return cudaErrorLaunchFailure;
+  return empty ? cudaSuccess : give(stream, std::move(kernel));
+}
 
 cudaError_t make(Stream** stream) {
   const Lock lock(mutex);
@@ -69,33 +82,71 @@ cudaError_t end(Stream* stream) {
 cudaError_t end(Event* event) { return delete event, cudaSuccess; }
 
 cudaError_t record(Event* event, Stream* stream) {
+  ++counts.records;
   const Lock lock(mutex);
   *event = stream == nullptr ? Event{} : Event{stream, stream->given};
   return cudaSuccess;
 }
 
 cudaError_t wait(Stream* stream, Event* event) {
+  ++counts.orders;
   const Lock lock(mutex);
   const Event then = *event;
-  give(stream, [then] { run(then.stream, then.count); });
-  return cudaSuccess;
+  return give(stream, [then] { run(then.stream, then.count); });
+}
+
+// Nothing goes on by itself here, so whoever asks often enough must find it done.
+cudaError_t query(Event* event) {
+  const Lock lock(mutex);
+  if (at_once()) run(event->stream, event->count);
+  return event->stream == nullptr || event->stream->done >= event->count ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t wait(Event* event) {
+  ++counts.waits;
   const Lock lock(mutex);
   run(event->stream, event->count);
   return cudaSuccess;
 }
 
+cudaError_t settle(Stream* stream) {
+  ++counts.waits;
+  const Lock lock(mutex);
+  if (stream != nullptr) run(stream, stream->given);
+  return cudaSuccess;
+}
+
 cudaError_t wait_for_all() {
+  ++counts.waits;
   const Lock lock(mutex);
   for (size_t i = 0; i < streams.size(); ++i) run(streams[i], streams[i]->given);
   return cudaSuccess;
 }
 
 cudaError_t copy(void* to, const void* from, size_t bytes, Stream* stream) {
-  give(stream, [=] { memcpy(to, from, bytes); });
-  return cudaSuccess;
+  ++counts.copies;
+  return give(stream, [=] { memcpy(to, from, bytes); });
 }
+
+cudaError_t set(void* to, int value, size_t bytes, Stream* stream) {
+  ++counts.memsets;
+  return give(stream, [=] { memset(to, value, bytes); });
+}
+
+void* current_stream() { return current; }
+void use_stream(void* stream) { current = static_cast<Stream*>(stream); }
+void* new_stream() {
+  Stream* made = nullptr;
+  return make(&made), made;
+}
+void settle_stream(void* stream) { settle(static_cast<Stream*>(stream)); }
+
+std::map<std::string, int64_t> take_counts() {
+  return {{"launches", counts.launches.exchange(0)}, {"copies", counts.copies.exchange(0)},
+          {"memsets", counts.memsets.exchange(0)},   {"records", counts.records.exchange(0)},
+          {"orders", counts.orders.exchange(0)},     {"waits", counts.waits.exchange(0)}};
+}
+void empty_launches(bool now) { empty = now; }
+void fail_launch(int64_t after) { fails_after = after; }
 
 }  // namespace emulation

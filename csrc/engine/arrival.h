@@ -12,6 +12,7 @@
 #include "../log/operation.h"
 #include "../plan.h"
 #include "../store/vector.h"
+#include "../verdict.h"
 #include "contribution.h"
 #include "reported.h"
 
@@ -68,6 +69,8 @@ struct Arrival {
   store::Owner extra;                        // whatever else the extension understands
   std::shared_ptr<log::Blob> blob;           // the file that the update was streamed into
   Update on_host;                            // of an update on a device: a copy for the log
+  bool in_host = false;                      // it lies in the host's memory, and kernels run on a device
+  std::shared_ptr<Judgement> later;          // out: what the device will say of it, if nobody has waited
 
   // Of a slice, in a recovery: what all slices' ranks found of the whole update.
   std::optional<Measured> measured;

@@ -17,6 +17,18 @@ constexpr int64_t kOverdueAtATime = 8;                  // limits the time of on
 constexpr int64_t kLargestOverflow = int64_t{1} << 20;  // limits the memory for their versions
 constexpr int64_t kWorthReadingOnce = int64_t{1} << 13;
 
+// On a device: what is asked for meanwhile comes after all before, and is marked.
+class InOrder {
+ public:
+  explicit InOrder(Runner& runner) : runner_(runner) { runner_.begin(); }
+  InOrder(const InOrder&) = delete;
+  InOrder& operator=(const InOrder&) = delete;
+  ~InOrder() { runner_.end(); }
+
+ private:
+  Runner& runner_;
+};
+
 const char* name_of(Outcome outcome, bool applied) {
   return applied ? "step" : outcome != Outcome::kKept ? "drop" : "keep";
 }
@@ -86,7 +98,13 @@ Engine::Engine(const Settings& settings, std::shared_ptr<DirectionState> directi
       memory_(std::move(memory)),
       runner_(std::move(runner)),
       extension_(std::move(extension)),
-      model_(std::move(model)) {}
+      model_(std::move(model)) {
+  if (runner_->at_once()) return;
+  const InOrder order(*runner_);  // the caller has made the model on its stream
+  if (!own_step()) runner_->load(optimizer_.planned(0, optimizer_.settings.lr, model_.data, model_.data));
+}
+
+Engine::~Engine() { runner_->settle(); }
 
 // -- operations ------------------------------------------------------------------------------------------------------
 
@@ -208,6 +226,7 @@ int64_t Engine::end_overdue(int64_t most) {
 Task Engine::dispatch(const ClientId& client) {
   const Inside inside(gate);
   check_log();
+  follow();
   ledger_.check(client);
   end_overdue(kOverdueAtATime);
   log::Operation operation;
@@ -348,7 +367,7 @@ size_t Engine::together(const Arrival* arrivals, size_t count) const {
 }
 
 bool Engine::prepares(const Arrival& arrival) const {
-  return extension_ && (extension_->asks.prepare || arrival.control);
+  return extension_ && (extension_->asks.prepare || arrival.control || arrival.extra);
 }
 
 Ledger::Found Engine::find(const Arrival& answer) const {
@@ -459,7 +478,12 @@ void Engine::inspect(Given& given) {
     given.record->blob = arrival.blob;
   }
   if (!here) {
-    if (log_) cpu::copy(logged, update_at(operation.parts, settings_.origin));
+    if (log_) {
+      const Update copy = update_at(operation.parts, settings_.origin);
+      cpu::copy(logged, copy);
+      if (arrival.in_host) arrival.update = copy;  // what the device is sent is what the record holds
+    }
+    if (!prepared) judge(given);
     return;
   }
   given.norm = arrival.norm;
@@ -570,6 +594,24 @@ double Engine::absorb(Arrival& arrival, log::Operation* record) {
   update = copy;
   arrival.copy = std::move(memory);
   return squares;
+}
+
+// Asks the device for an update's norm, and waits for it, unless kernels obey the verdict.
+void Engine::judge(Given& given) {
+  Arrival& arrival = *given.arrival;
+  const double clip_norm = arrival.kind == Arrival::kSum ? 0.0 : settings_.clip_norm;
+  std::shared_ptr<Judgement> found =
+      runner_->judge({arrival.update, arrival.owner, arrival.in_host, settings_.ordered, !settings_.defers, clip_norm});
+  arrival.in_host = false;
+  given.norm = std::nan("");
+  if (settings_.defers) {
+    given.findings.verdict = runner_->verdict();
+    arrival.later = std::move(found);
+    return;
+  }
+  const double squares = found->wait().norm2;
+  if (!std::isfinite(squares)) throw Refusal(Why::kNotFinite, "update: NaN or infinity");
+  given.norm = std::sqrt(squares);
 }
 
 // What the extension finds out about an update, its weight and its clipping.
@@ -727,13 +769,16 @@ void Engine::run(Act act) {
     runner_->obey(given_.front().findings.verdict);
     act();
     runner_->prepare();
+    // What only this step may be the last to hold.
+    runner_->hold(model_.owner);
+    for (const Given& one : given_) runner_->hold(one.base.owner);
     if (asks) extension_->agree();
+    runner_->launch();
   } catch (...) {
     runner_->forget();
     direction_->cancel();
     throw;
   }
-  runner_->launch();
 }
 
 // Whether the step's kernel may be the one that reads the sender's memory. It then reads it once, and the norm is known
@@ -784,6 +829,7 @@ void Engine::keep(Given& given) noexcept {
 size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
   check_log();
   fit_ = 0;
+  const InOrder order(*runner_);
   struct Clears {
     std::vector<Given>& given;
     ~Clears() { given.clear(); }
@@ -952,6 +998,7 @@ void Engine::check_bounds(Step& step) {
 // Replaces the bounds, which otherwise only grow, by measured values. This is a pass over the vectors, and rarely
 // needed.
 void Engine::measure() {
+  const InOrder order(*runner_);
   const auto of = [&](const store::Vector& model) {
     if (extension_ && extension_->asks.bounds) return extension_->bounds(model, optimizer_);
     return Bounds{largest_of(model, settings_.size), optimizer_.measured()};

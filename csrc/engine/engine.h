@@ -39,6 +39,7 @@ struct Settings {
   bool ordered = false;         // a round's result does not depend on the order of its updates
   bool closes_early = false;    // `close_round` steps along what has come
   bool folds = false;           // trained models may be added several at a time, in one pass
+  bool defers = false;          // kernels obey the device's verdict, for which nobody waits
   Staleness staleness;
 };
 
@@ -58,6 +59,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Engine(const Settings& settings, std::shared_ptr<DirectionState> direction, const OptimizerSettings& optimizer,
          uint64_t seed, std::shared_ptr<store::Memory> memory, std::shared_ptr<Runner> runner,
          std::shared_ptr<Extension> extension, store::Vector model);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
 
   // -- Operations. Each takes the gate, and throws Refusal with nothing changed.
   Task dispatch(const ClientId& client);
@@ -102,6 +106,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void set_state(store::Owner state) { state_ = std::move(state); }
   // Somebody holds this version, so that it must not change.
   void share_model() { shared_ = true; }
+  // Lets the caller's work on a device, which reads what the server holds, wait for the server's.
+  void follow() const { runner_->follow(); }
   double lr() const { return optimizer_.settings.lr; }
   const Settings& settings() const { return settings_; }
   // The task that an answer refers to. Throws Refusal: kUnknownClient, kUnknownVersion, kStaleIncarnation,
@@ -181,6 +187,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void describe_rest(const Arrival& arrival, log::Operation& to) const;
   void copy_rest(const Arrival& arrival, const log::Operation& to) const;
   void* row_place(const Given& given) const;
+  void judge(Given& given);
   void prepare(Given& given);
   void with(const Contribution& brings, const Update& update, const Reported* reported, const void* extra);
   void plan(Step& step, bool closes, bool folding);

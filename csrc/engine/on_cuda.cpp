@@ -8,6 +8,15 @@ namespace fastagg::engine {
 namespace {
 
 constexpr size_t kApart = 16;  // bytes: every vector begins at a multiple of this
+// Bytes that kernels read in the host's memory. A copy of more takes less time than reading them there twice.
+constexpr size_t kFew = size_t{16} << 10;
+// So many bytes of a caller's are kept until kernels have read them. Of more torch was told (bindings/arrays.h), which
+// an emulated device has not.
+#if defined(FASTAGG_CUDA_EMULATED)
+constexpr int64_t kKept = INT64_MAX;
+#else
+constexpr int64_t kKept = int64_t{1} << 20;
+#endif
 
 template <typename T>
 const T* at(const char* bytes, size_t place) {
@@ -15,6 +24,15 @@ const T* at(const char* bytes, size_t place) {
 }
 
 }  // namespace
+
+OnCuda::OnCuda(Place place, int64_t size) : place_(std::move(place)) {
+  const int64_t scratch = cuda::judge_scratch(size) * static_cast<int64_t>(sizeof(double));
+  const auto verdict = static_cast<int64_t>((sizeof(Verdict) + kApart - 1) / kApart * kApart);
+  own_ = place_.memory->bytes(verdict + scratch);
+  place_.memory->zero(own_.data, verdict + scratch);
+  verdict_ = reinterpret_cast<Verdict*>(own_.data);
+  scratch_ = reinterpret_cast<double*>(reinterpret_cast<char*>(own_.data) + verdict);
+}
 
 // A resummation of rows on tiers has many launches with the same jobs.
 template <typename T>
@@ -76,9 +94,20 @@ void OnCuda::also(std::function<void(void* stream)> act) {
 }
 
 void OnCuda::prepare() {
-  const There there = place_(bytes_.data(), bytes_.size());
-  where_ = {there.device, there.stream, verdict_};
-  on_device_ = there.bytes;
+  where_ = where();
+  where_.verdict = obeyed_;
+  on_device_ = nullptr;
+  if (bytes_.empty()) return;
+  char* const pinned = place_.queue->pinned(bytes_.size());
+  std::memcpy(pinned, bytes_.data(), bytes_.size());
+  on_device_ = pinned;
+  if (bytes_.size() <= kFew) return;
+  if (bytes_.size() > room_) {
+    hold(sent_.owner);
+    sent_ = place_.memory->bytes(static_cast<int64_t>(room_ = 2 * bytes_.size()));
+  }
+  cuda::copy(sent_.data, pinned, static_cast<int64_t>(bytes_.size()), where_);
+  on_device_ = reinterpret_cast<const char*>(sent_.data);
 }
 
 void OnCuda::launch() {
@@ -92,8 +121,65 @@ void OnCuda::launch() {
 void OnCuda::forget() noexcept {
   launches_.clear();
   bytes_.clear();
-  verdict_ = nullptr;
+  obeyed_ = nullptr;
   last_ = 0;
+}
+
+// Copies an update from the host's memory to where kernels read it.
+void OnCuda::bring(const Unread& unread) {
+  Update& update = unread.update;
+  const auto bytes = static_cast<size_t>(update.size) * sizeof(float);
+  char* const pinned = place_.queue->pinned(bytes);
+  char* at = pinned;
+  for (const Piece& piece : update.pieces) {
+    std::memcpy(at, piece.data, static_cast<size_t>(piece.size) * sizeof(float));
+    at += static_cast<size_t>(piece.size) * sizeof(float);
+  }
+  Update there;
+  there.origin = update.origin;
+  unread.owner = nullptr;
+  if (bytes <= kFew && !unread.stays) {
+    there.add(pinned, update.size, kFloat32);
+  } else {
+    const store::Vector made = place_.memory->bytes(static_cast<int64_t>(bytes));
+    cuda::copy(made.data, pinned, static_cast<int64_t>(bytes), where());
+    hold(made.owner);
+    unread.owner = made.owner;
+    there.add(made.data, update.size, kFloat32);
+  }
+  update = std::move(there);
+}
+
+std::shared_ptr<Judgement> OnCuda::judge(const Unread& unread) {
+  if (unread.in_host) {
+    bring(unread);
+  } else if (unread.update.size * static_cast<int64_t>(sizeof(float)) <= kKept) {
+    hold(unread.owner);
+  }
+  std::shared_ptr<cuda::Coming> coming = place_.queue->coming();
+  cuda::Rules rules;
+  rules.clip_norm = unread.clip_norm;
+  cuda::judge(unread.update, {}, rules, scratch_, verdict_, coming->place(), where());
+  if (unread.waits) place_.queue->mark(*coming);
+  return coming;
+}
+
+void OnCuda::load(const Optimizer& optimizer) {
+  cuda::Where loads = where();
+  loads.loads = true;
+  const float* const some = optimizer.x;  // nothing is launched, so nobody reads or writes there
+  Update whole, pieces;
+  whole.add(some, 8, kFloat32);
+  pieces.add(some, 4, kFloat32), pieces.add(some, 4, kFloat32);
+  for (const Update* update : {&whole, &pieces}) {
+    cuda::judge(*update, {}, {}, scratch_, verdict_, nullptr, loads);
+    cuda::accumulate(*update, some, 1.0, nullptr, loads);
+    for (const DirectionKind kind : {kSingle, kFlush, kBlend}) {
+      Direction direction;
+      direction.kind = kind;
+      cuda::step(*update, direction, optimizer, loads);
+    }
+  }
 }
 
 }  // namespace fastagg::engine

@@ -1,25 +1,25 @@
 // Runs a server's kernels on a CUDA device. The launches are collected, and all of them start in one call when all data
-// that they need is on the device.
+// that they need is where the device reads it.
 #pragma once
 
 #include <functional>
 #include <vector>
 
-#include "../cuda/cuda.h"
+#include "../cuda/queue.h"
 #include "../runner.h"
 
 namespace fastagg::engine {
 
 class OnCuda : public Runner {
  public:
-  struct There {
+  // `stream` gives the caller's current one. `memory` is the device's, for a model of `size` parameters.
+  struct Place {
     int device;
-    void* stream;       // the current one
-    const char* bytes;  // on the device
+    std::function<void*()> stream;
+    std::shared_ptr<cuda::Queue> queue;
+    std::shared_ptr<store::Memory> memory;
   };
-  // Copies bytes of the host to the device, where they stay until the next call. May fail.
-  using Place = std::function<There(const char* bytes, size_t count)>;
-  explicit OnCuda(Place place) : place_(std::move(place)) {}
+  OnCuda(Place place, int64_t size);
 
   void step(const Update& update, const Direction& direction, const Optimizer& optimizer) override;
   void accumulate(const Update& update, const float* acc, double weight, float* out, const Upper&) override;
@@ -29,7 +29,15 @@ class OnCuda : public Runner {
   void zero(void* memory, int64_t bytes) override;
   void also(std::function<void(void* stream)> act) override;
   bool at_once() const override { return false; }
-  void obey(const void* verdict) override { verdict_ = static_cast<const cuda::Verdict*>(verdict); }
+  void settle() noexcept override { place_.queue->settle(); }
+  void begin() override { place_.queue->begin(place_.stream()); }
+  void end() noexcept override { place_.queue->end(); }
+  void follow() override { place_.queue->follow(place_.stream()); }
+  void hold(const store::Owner& owner) override { place_.queue->hold(owner); }
+  void load(const Optimizer& optimizer) override;
+  std::shared_ptr<Judgement> judge(const Unread& unread) override;
+  const void* verdict() const override { return verdict_; }
+  void obey(const void* verdict) override { obeyed_ = static_cast<const Verdict*>(verdict); }
   void prepare() override;
   void launch() override;
   void forget() noexcept override;
@@ -40,11 +48,19 @@ class OnCuda : public Runner {
   template <typename T>
   size_t pack(const T* values, size_t count);
 
+  void bring(const Unread& unread);
+  cuda::Where where() const { return {place_.device, place_.stream()}; }
+
   Place place_;
+  store::Vector own_;  // the verdict, and scratch of a judge
+  Verdict* verdict_;
+  double* scratch_;
+  store::Vector sent_;  // what launches read on the device, if it is more than a little
+  size_t room_ = 0;
   std::vector<Launch> launches_;
   std::vector<char> bytes_;  // what the launches read on the device
   size_t last_ = 0;          // where the last of them begin
-  const cuda::Verdict* verdict_ = nullptr;
+  const Verdict* obeyed_ = nullptr;
   cuda::Where where_{};
   const char* on_device_ = nullptr;
 };

@@ -37,6 +37,8 @@ _cpu = CPU  # where ops on CPU tensors run
 def place(device: torch.device) -> Cuda | None:
     """Where ops on tensors of ``device`` run: :data:`CPU`, a CUDA device, or None for the reference."""
     if device.type == "cpu":
+        if _cpu is not CPU:  # ops of torch, which run at once, come before and after
+            native.emulation.settle(native.emulation.current_stream())
         return _cpu
     if device.type == "cuda" and native.cuda_architectures:
         index = torch.cuda.current_device() if device.index is None else device.index

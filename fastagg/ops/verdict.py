@@ -106,6 +106,7 @@ def _judged(
     numbers = _NUMBERS + native.cuda.judge_scratch(pieces.size)
     found = torch.empty(numbers, dtype=torch.float64, device=pieces.device)
     verdict, scratch = found[:_NUMBERS], found[_NUMBERS:]
+    scratch[native.cuda.judge_counters(pieces.size) :].zero_()
     against = native.cuda.Against(x=address(x), base=address(base), inner=inner)
     there = on_device(pieces)
     native.cuda.judge(

@@ -12,6 +12,7 @@ from fastagg._build import native
 from fastagg._types import Arrays, Native
 from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, ShapeMismatch
 from fastagg.model import Layout, Parsed
+from fastagg.ops.place import on_device
 from fastagg.rules.staleness import Staleness
 from fastagg.server.dispatch import Client, Dispatch, Partial, Receipt
 from fastagg.server.engine import Parts, Running, reported
@@ -52,15 +53,16 @@ class Answers:
             refuse_non_finite_buffers(parsed)
         pieces = parsed.parameters
         if not parts.on_host:
-            pieces = staging.upload(pieces, parts.device)
+            pieces = on_device(staging.upload(pieces, parts.device))
         answer = native.engine.answer(*said, pieces)
         if num_samples is not None:
             answer.samples = float(_plain(num_samples))
         if parts.on_host:
             answer.reported = reported(parsed, self.running.extension.held)
         else:
-            buffers = None if parsed.buffers is None else staging.upload(parsed.buffers, parts.device)
-            answer.extra = OnDevice(Parsed(pieces, buffers, parsed.counters))
+            if self.running.extension.always or parsed.buffers is not None or parsed.counters is not None:
+                buffers = None if parsed.buffers is None else staging.upload(parsed.buffers, parts.device)
+                answer.extra = OnDevice(Parsed(pieces, buffers, parsed.counters))
             if self.logs:
                 answer.on_host = parsed.parameters.to(torch.device("cpu"))
         if control is not None:
@@ -133,7 +135,7 @@ class Answers:
         if self.parts.defers:
             scales = bool(self.running.extension.state.native.immediate)
             for answer, outcome in zip(answers, outcomes, strict=True):
-                later = answer.extra.later
+                later = None if answer.extra is None else answer.extra.later
                 if isinstance(outcome, Receipt) and later is not None:
                     outcome.defer(outcome.step_size, outcome.weight, scales, later)
         return outcomes

@@ -27,7 +27,6 @@ from fastagg.server.settings import RULES, ServerSettings
 from fastagg.server.statistics import Statistics, divided, joined
 from fastagg.storage import memory
 from fastagg.storage.pieces import Pieces
-from fastagg.storage.staging import send
 
 MOST = 2**63 - 1
 
@@ -86,7 +85,7 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
     """Return a new server with this model. The engine owns ``flat`` from now on."""
     settings, layout, direction, optimizer = parts.settings, parts.layout, parts.direction, parts.optimizer
     seed, origin = settings["seed"], settings["origin"]
-    runner, held = _on_host() if parts.on_host else _on_device(parts.device)
+    runner, held = _on_host() if parts.on_host else _on_device(parts.device, layout.size)
     state = direction.start(Material(layout.size, parts.device, seed, origin, layout.buffer_size, held))
     extension = Extension(
         direction, optimizer, parts.staleness, layout, state, statistics, device=parts.device, on_host=parts.on_host,
@@ -100,13 +99,14 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
             local_steps=extension.policy.local_steps or 0, weighs_by_samples=settings["weighting"] == "samples",
             keeps_versions=extension.keeps_model or extension.policy.keep() is not None,
             ordered=settings["deterministic"], closes_early=direction.buffered and not state.asks,
-            folds=_folds(parts, extension), staleness=_native_staleness(parts.staleness),
+            folds=_folds(parts, extension), defers=parts.defers, staleness=_native_staleness(parts.staleness),
         ),
         direction=state.native, optimizer=_native_optimizer(optimizer), seed=seed, memory=held, runner=runner,
         extension=extension, asks=extension.asks(), flat=flat,
         python={
             "layout": layout, "task": Dispatch, "receipt": Receipt, "statistics": statistics,
             "control": extension.control is not None, "reader": None if extension.always else _reader(layout),
+            "device": -1 if parts.on_host else _index(parts.device),
         },
     )  # fmt: skip
     limit(engine, settings)
@@ -376,20 +376,15 @@ def _on_host() -> tuple[Native, Native]:
     return native.engine.on_cpu(), native.engine.host_memory()
 
 
-def _on_device(device: torch.device) -> tuple[Native, Native]:
-    """The runner and the memory of a CUDA device."""
-    kept: list[Tensor | None] = [None]  # held here, so that torch reuses its memory only for launches after these
+def _on_device(device: torch.device, size: int) -> tuple[Native, Native]:
+    """The runner and the memory of a CUDA device, for a model of so many parameters."""
+    made: tuple[Native, Native] = native.engine.on_device(
+        _index(device), size, lambda nbytes: memory.empty_bytes(nbytes, device)
+    )
+    return made
 
-    def where() -> tuple[int, int]:
-        on = place(device)
-        assert on is not None
-        return on.device, on.stream
 
-    def put(numbers: np.ndarray) -> tuple[int, int, int]:
-        kept[0] = send(torch.from_numpy(numbers), device) if numbers.size else None
-        return (*where(), 0 if kept[0] is None else kept[0].data_ptr())
-
-    index, _ = where()
-    copies = native.cuda.copies_on(index)
-    held = native.engine.device_memory(lambda size: memory.empty_bytes(size, device), where, copies)
-    return native.engine.on_cuda(put), held
+def _index(device: torch.device) -> int:
+    on = place(device)
+    assert on is not None
+    return on.device

@@ -19,7 +19,6 @@ from fastagg._build import native
 from fastagg._types import Move, Native
 from fastagg.errors import ConfigError, NonFiniteUpdate, UpdateTooLarge
 from fastagg.model import Layout, Parsed
-from fastagg.ops.place import on_device
 from fastagg.ops.update import Distances, distances_from
 from fastagg.rules.directions import Arrival, Direction, DirectionState
 from fastagg.rules.optimizers import Optimizer
@@ -68,7 +67,7 @@ class Extension:
         self.norms: Any = ops if norms is None else norms
         self.measures = staleness.measures or direction.measures
         self.keeps_model = direction.needs_base or self.measures
-        self.always = not on_host or self.measures or self.policy.looks or state.asks or norms is not None
+        self.always = self.measures or self.policy.looks or state.asks or norms is not None
         # whether Python reads the numbers of updates and models, and not only what was measured of them
         self.reads_update = not on_host or norms is not None or state.asks or self.policy.reads_update
         self.own: dict[str, Tensor] = {}  # the state of a user's own optimizer
@@ -152,8 +151,6 @@ class Extension:
             raise ConfigError("control: only FedAC takes one, got a control; leave it out")
         found = native.engine.findings()
         update: Native = _pieces(asked.update) if self.reads_update else None
-        if not self.on_host:
-            found.update = update = on_device(update)
         base = asked.kept if self.keeps_model and self.reads_update else None
         delay = asked.now - asked.version
         told = asked.local_steps or None

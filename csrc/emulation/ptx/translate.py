@@ -364,6 +364,9 @@ class Kernel:
     def do_membar(self, how: list[str], given: list[str]) -> str | None:
         return f"emulation::fence({self.place()});" if how == ["gl"] else None
 
+    def do_griddepcontrol(self, how: list[str], given: list[str]) -> str | None:
+        return ";" if how in (["wait"], ["launch_dependents"]) else None  # a launch is done before the next begins
+
     def do_bar(self, how: list[str], given: list[str]) -> str | None:
         if how == ["warp", "sync"] and given == ["-1"]:
             return f"emulation::sync_warp({self.place()});"

@@ -1,0 +1,285 @@
+"""An answer's way on a CUDA device: what is asked of the device, on whose stream, and what stays until it is done.
+
+The emulated device does the work of a stream at once or only when somebody must wait for it, at random.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fastagg
+from fastagg._build import native
+from fastagg.errors import DeviceError, NonFiniteUpdate
+from fastagg.ops.place import emulated
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.cuda,
+    pytest.mark.skipif(not native.cuda_emulated, reason="needs a build that emulates a GPU"),
+]
+
+SIZE, CLIENTS = 1500, 4
+Make = Callable[..., fastagg.Server]
+RULES: dict[str, Make] = {
+    "ASGD": lambda **k: fastagg.ASGD(model(), lr=0.1, **k),
+    "FedBuff": lambda **k: fastagg.FedBuff(model(), lr=0.5, buffer_size=3, **k),
+    "FADAS": lambda **k: fastagg.FADAS(model(), lr=0.1, buffer_size=3, delay_threshold=1, **k),
+    "FADAS in 8 bits": lambda **k: fastagg.FADAS(model(), lr=0.1, buffer_size=3, moments="8bit", **k),
+    "FedAsync": lambda **k: fastagg.FedAsync(model(), alpha=0.5, policy="polynomial", a=0.5, **k),
+    "FedBuff, clipped": lambda **k: fastagg.FedBuff(model(), buffer_size=2, clip_norm=5.0, weighting="samples", **k),
+    "ACE int8": lambda **k: fastagg.ACE(model(), lr=0.1, num_clients=CLIENTS, cache="int8", **k),
+    "ACED bf16": lambda **k: fastagg.ACED(
+        model(), lr=0.1, num_clients=CLIENTS, cache="bf16", max_delay=3, warmup="partial", **k
+    ),
+    "CA2FL": lambda **k: fastagg.CA2FL(model(), lr=0.1, num_clients=CLIENTS, buffer_size=3, cache="int8", **k),
+}
+BOTH = pytest.mark.parametrize("validate", ["sync", "deferred"])
+
+
+def model() -> Tensor:
+    return torch.linspace(-1, 1, SIZE)
+
+
+def update_of(turn: int) -> Tensor:
+    return torch.randn(SIZE, generator=torch.Generator().manual_seed(turn))
+
+
+@contextmanager
+def on_stream(stream: int) -> Iterator[None]:
+    """Let ops of this thread run on the emulated device, and on this stream of it."""
+    before = native.emulation.current_stream()
+    with emulated():
+        native.emulation.use_stream(stream)
+        try:
+            yield
+        finally:
+            native.emulation.use_stream(before)
+
+
+def expected(make: Make, turns: int) -> fastagg.Server:
+    """The same answers on the CPU."""
+    with emulated(False):
+        server = make()
+        for turn in range(turns):
+            server.dispatch(turn % CLIENTS)
+            server.receive(turn % CLIENTS, update_of(turn), num_samples=1 + turn % 3)
+    return server
+
+
+def state_of(server: fastagg.Server) -> dict[str, Any]:
+    state = server.state_dict()
+    return {key: state[key] for key in ("flat", "moments", "direction", "version")}
+
+
+def same(a: Any, b: Any) -> None:
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a.keys() - {"bound", "peak"}:  # of norms, which a server that defers never learns
+            same(a[key], b[key])
+    elif isinstance(a, Tensor):
+        assert torch.equal(a, b)
+    else:
+        assert a == b
+
+
+# Launches of an answer that makes no step, and of one that does.
+LAUNCHES = {
+    "ASGD": {2}, "FedAsync": {2}, "FedBuff": {2}, "FADAS": {2}, "FADAS in 8 bits": {2}, "FedBuff, clipped": {2},
+    "ACE int8": {2, 3, 4}, "ACED bf16": {2, 3, 4}, "CA2FL": {2, 3, 4},
+}  # fmt: skip
+
+
+ROWS = ("ACE int8", "ACED bf16", "CA2FL")
+
+
+@BOTH
+@pytest.mark.parametrize("sends", ["device", "host"])
+@pytest.mark.parametrize("name", RULES)
+def test_what_an_answer_asks_of_the_device(name: str, sends: str, validate: str) -> None:
+    """A judge and a step. Little data is read where it lies, nothing is set to zero, and who defers does not wait."""
+    with on_stream(0):
+        server = RULES[name](validate=validate)
+        for turn in range(24):
+            task = server.dispatch(turn % CLIENTS)
+            update = update_of(turn) if sends == "device" else update_of(turn).numpy()
+            native.emulation.take_counts()
+            server.receive(task.client, update, num_samples=1)
+            asked = native.emulation.take_counts()
+            assert asked.pop("launches") in LAUNCHES[name]
+            marks = 1 if validate == "deferred" else 2  # of the arrival, and of the verdict that is waited for
+            if name in ROWS:  # new memory of the resummation
+                asked["memsets"] = 0
+            assert asked == {"copies": 0, "memsets": 0, "records": marks, "orders": 0, "waits": 0}
+
+
+@BOTH
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", RULES)
+def test_random_streams(name: str, validate: str, seed: int) -> None:
+    """Whoever sends on whichever stream: the bits are the CPU's, and so is what a client is sent. A sender lets its
+    tensor go as soon as ``receive`` returns."""
+    draw, turns = random.Random(seed), 25
+    streams = [native.emulation.new_stream() for _ in range(3)]
+    whole = expected(RULES[name], 0)
+    with on_stream(draw.choice(streams)):
+        server = RULES[name](validate=validate)
+    for turn in range(turns):
+        client = turn % CLIENTS
+        with emulated(False):
+            there = whole.dispatch(client).flat
+            whole.receive(client, update_of(turn), num_samples=1 + turn % 3)
+        stream = draw.choice(streams)
+        with on_stream(stream):
+            here = server.dispatch(client).flat
+            native.emulation.settle(stream)  # as an op of torch on this stream would
+            assert torch.equal(here, there)
+        with on_stream(draw.choice(streams)):
+            update: Any = update_of(turn)
+            if draw.random() < 0.3:
+                update = update.numpy()
+            server.receive(client, update, num_samples=1 + turn % 3)
+            del update, here
+            _ = [torch.full((SIZE,), float("nan")) for _ in range(4)]  # takes the memory, if it is free
+    last = draw.choice(streams)
+    with on_stream(last):
+        assert server.flat is not None
+        native.emulation.settle(last)
+        same(state_of(server), state_of(whole))
+
+
+@BOTH
+def test_threads_with_streams_of_their_own(validate: str) -> None:
+    each = 30
+    with on_stream(native.emulation.new_stream()):
+        server = fastagg.FedBuff(
+            torch.zeros(SIZE),
+            lr=1.0,
+            buffer_size=4 * each,
+            validate=validate,  # type: ignore[arg-type]
+        )
+        tasks = [[server.dispatch(first * each + i) for i in range(each)] for first in range(4)]
+    errors: list[BaseException] = []
+
+    def send(mine: list[fastagg.Dispatch]) -> None:
+        try:
+            native.emulation.use_stream(native.emulation.new_stream())
+            for task in mine:
+                server.receive(task.client, torch.ones(SIZE), task.version)
+        except BaseException as error:
+            errors.append(error)
+
+    with emulated():
+        threads = [threading.Thread(target=send, args=(mine,)) for mine in tasks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not errors
+    last = native.emulation.new_stream()
+    with on_stream(last):
+        flat = server.flat
+        native.emulation.settle(last)
+        assert server.version == 1 and torch.equal(flat, torch.ones(SIZE))
+
+
+@BOTH
+@pytest.mark.parametrize("name", RULES)
+def test_a_launch_that_fails(name: str, validate: str) -> None:
+    """The answer does not count, and counts when it comes again."""
+    turns, plain = 12, expected(RULES[name], 12)
+    with on_stream(0):
+        server = RULES[name](validate=validate)
+        for turn in range(turns):
+            server.dispatch(turn % CLIENTS)
+            before = server.version
+            for failing in (0, 1):
+                native.emulation.fail_launch(failing)
+                with pytest.raises(DeviceError, match="emulated"):
+                    server.receive(turn % CLIENTS, update_of(turn), num_samples=1 + turn % 3)
+                assert server.version == before
+            server.receive(turn % CLIENTS, update_of(turn), num_samples=1 + turn % 3)
+        same(state_of(server), state_of(plain))
+
+
+@pytest.mark.parametrize("sends", ["device", "host"])
+def test_an_update_that_is_not_finite(sends: str) -> None:
+    streams = [native.emulation.new_stream() for _ in range(2)]
+    bad: Any = torch.full((SIZE,), float("inf"))
+    bad = bad if sends == "device" else bad.numpy()
+    for validate in ("sync", "deferred"):
+        with on_stream(streams[0]):
+            server = fastagg.FedBuff(torch.zeros(SIZE), lr=1.0, buffer_size=2, validate=validate)  # type: ignore[arg-type]
+            for client in range(3):
+                server.dispatch(client)
+            if validate == "sync":
+                with pytest.raises(NonFiniteUpdate, match="in the flat vector"):
+                    server.receive(0, bad)
+                assert server.receive(0, torch.zeros(SIZE)).kept
+            else:
+                receipt = server.receive(0, bad)
+                assert not receipt.kept and receipt.update_norm == float("inf") and not receipt.applied
+        with on_stream(streams[1]):
+            receipt = server.receive(1, torch.full((SIZE,), 2.0))
+            assert receipt.kept and receipt.applied and receipt.step_size == 1.0
+            assert receipt.update_norm == pytest.approx(2.0 * SIZE**0.5) and receipt.weight == 1.0
+            flat = server.flat
+            native.emulation.settle(streams[1])
+            assert torch.equal(flat, torch.ones(SIZE))
+
+
+def test_a_receipt_is_read_by_another_thread_after_its_server_is_gone() -> None:
+    stream = native.emulation.new_stream()
+    with on_stream(stream):
+        server = fastagg.ASGD(torch.zeros(SIZE), lr=0.1, validate="deferred")
+        receipts = []
+        for client in range(70):  # more than verdicts have places at first
+            server.dispatch(client)
+            receipts.append(server.receive(client, torch.full((SIZE,), float(client))))
+    del server
+    gc.collect()
+    found: list[float] = []
+    thread = threading.Thread(target=lambda: found.extend(receipt.update_norm for receipt in receipts))
+    thread.start()
+    thread.join()
+    assert found == pytest.approx([client * SIZE**0.5 for client in range(70)])
+
+
+def test_a_server_that_goes_with_work_in_flight() -> None:
+    """Its memory is free only when kernels have done with it."""
+    for _ in range(30):
+        with on_stream(native.emulation.new_stream()):
+            server = fastagg.FADAS(torch.zeros(SIZE), lr=0.1, buffer_size=1, validate="deferred")
+            for client in range(3):
+                server.dispatch(client)
+                server.receive(client, torch.ones(SIZE))
+            native.emulation.take_counts()
+            del server
+            gc.collect()
+            _ = [torch.full((SIZE,), float("nan")) for _ in range(8)]
+
+
+@pytest.mark.parametrize("size", [1, 3, 4096, 4097, 100_003, 300_001])
+def test_updates_from_the_host(size: int) -> None:
+    """Those that kernels read where they lie, those that are copied, and those that are sent in chunks."""
+    update = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+    found = []
+    for on in (False, True):
+        with emulated(on):
+            server = fastagg.FADAS(torch.zeros(size), lr=0.1, buffer_size=2)
+            for turn in range(6):
+                server.dispatch(turn)
+                mine = update * (turn + 1)
+                server.receive(turn, mine if turn % 2 else [mine])
+                mine[:] = np.nan  # it is the sender's again
+            found.append(server.flat.clone())
+    assert torch.equal(*found)
