@@ -192,8 +192,8 @@ void cached_step(const Update& update, const Direction& direction, const Optimiz
     read_with(update, [&](auto with, const auto& source) {
       using Reader = typename decltype(with)::Reader;
       launch_obeying("cached step", where, blocks,
-             cached_kernel_for<Reader>(RowFormats{}, row.format, steps && optimizer.moments.coded()), source, aligned,
-             along, terms, steps ? optimizer : none, where.verdict);
+                     cached_kernel_for<Reader>(RowFormats{}, row.format, steps && optimizer.moments.coded()), source,
+                     aligned, along, terms, steps ? optimizer : none, where.verdict);
     });
     along.kind = kMean;  // the remaining terms
     along.takes_update = steps_first = false;

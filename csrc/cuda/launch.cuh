@@ -58,8 +58,8 @@ struct Shape {
   unsigned blocks, threads;
 };
 
-// Whether a kernel may be sent to the device while the judge before it runs, and waits there for the verdict. That needs
-// PTX of sm_90 or later; a build for older devices, too, has the PTX of the oldest.
+// Whether a kernel may be sent to the device while the judge before it runs, and waits there for the verdict. That
+// needs PTX of sm_90 or later; a build for older devices, too, has the PTX of the oldest.
 #if defined(__CUDACC__) && defined(__CUDA_ARCH_LIST__)
 constexpr int kPtx[] = {__CUDA_ARCH_LIST__};
 constexpr bool kDependent = kPtx[0] >= 900;

@@ -30,8 +30,8 @@ FASTAGG_FN int64_t groups_of(int64_t size) { return size > 0 ? (size + kGroup - 
 
 // The data that the blocks of threads of one launch exchange.
 struct Scratch {
-  double* strand;      // kSums numbers for every strand, group after group
-  double* group;       // kSums numbers for every group
+  double* strand;  // kSums numbers for every strand, group after group
+  double* group;   // kSums numbers for every group
   // The count of finished groups; then for every group the count of its finished parts. All are 0 between launches.
   unsigned* finished;
 

@@ -152,9 +152,9 @@ void zero(void* memory, int64_t bytes, const Where& where) {
 
 void copy(void* to, const void* from, int64_t bytes, const Where& where) {
   const DeviceGuard guard(where.device);
-  check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault,
-                        static_cast<cudaStream_t>(where.stream)),
-        "copy");
+  check(
+      cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, static_cast<cudaStream_t>(where.stream)),
+      "copy");
 }
 
 void copy_now(void* to, const void* from, int64_t bytes, const Where& where) {

@@ -189,11 +189,12 @@ void step(const Update& update, const Direction& direction, const Optimizer& opt
   read_with(update, [&](auto with, const auto& source) {
     using Reader = typename decltype(with)::Reader;
     if (optimizer.moments.coded())
-      launch_obeying("server step", where, blocks, coded_kernel_for<Reader>(direction.kind), source, aligned, along, optimizer,
-             update.origin / kScaleBlock, where.verdict);
+      launch_obeying("server step", where, blocks, coded_kernel_for<Reader>(direction.kind), source, aligned, along,
+                     optimizer, update.origin / kScaleBlock, where.verdict);
     else
-      launch_obeying("server step", where, blocks, step_kernel_for<Reader>(Optimizers{}, optimizer.kind, direction.kind),
-             source, aligned, along, optimizer, where.verdict);
+      launch_obeying("server step", where, blocks,
+                     step_kernel_for<Reader>(Optimizers{}, optimizer.kind, direction.kind), source, aligned, along,
+                     optimizer, where.verdict);
   });
 }
 
@@ -201,8 +202,8 @@ void accumulate(const Update& update, const float* acc, double weight, float* ac
   const DeviceGuard guard(where.device);
   read_with(update, [&](auto with, const auto& source) {
     launch_obeying("accumulate", where, warps(blocks_of(update.size), where.device),
-           accumulate_kernel<typename decltype(with)::Reader>, source, all_aligned(acc, acc_out), acc, weight, acc_out,
-           where.verdict);
+                   accumulate_kernel<typename decltype(with)::Reader>, source, all_aligned(acc, acc_out), acc, weight,
+                   acc_out, where.verdict);
   });
 }
 

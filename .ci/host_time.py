@@ -1,0 +1,48 @@
+"""How long an answer takes the host on a CUDA device, without one: launches of the emulation do nothing (csrc/emulation).
+
+python .ci/host_time.py [SIZE]: the median of a task and its answer, by rule, in microseconds. It needs a build with
+-DFASTAGG_EMULATE_CUDA=ON.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+
+import torch
+
+import fastagg
+from fastagg._build import native
+from fastagg.ops.place import emulated
+
+RULES = {
+    "ASGD": lambda x, **k: fastagg.ASGD(x, lr=0.1, **k),
+    "FedAsync": lambda x, **k: fastagg.FedAsync(x, **k),
+    "FedBuff": lambda x, **k: fastagg.FedBuff(x, buffer_size=10, **k),
+    "FADAS": lambda x, **k: fastagg.FADAS(x, lr=0.1, buffer_size=10, **k),
+}
+
+
+def main(size: int) -> None:
+    update = torch.ones(size)
+    with emulated():
+        for name, make in RULES.items():
+            for validate in ("sync", "deferred"):
+                server = make(torch.zeros(size), validate=validate)
+                took: dict[str, list[float]] = {"dispatch": [], "receive": []}
+                for turn in range(3000):
+                    native.emulation.empty_launches(turn >= 100)  # a verdict must have been there
+                    begun = time.perf_counter()
+                    server.dispatch(turn % 8)
+                    between = time.perf_counter()
+                    server.receive(turn % 8, update)
+                    took["dispatch"].append(between - begun)
+                    took["receive"].append(time.perf_counter() - between)
+                native.emulation.empty_launches(False)
+                said = ", ".join(f"{key} {1e6 * statistics.median(all_):.1f} us" for key, all_ in took.items())
+                print(f"{name}, {validate}, {size}: {said}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)
