@@ -2,7 +2,8 @@
 add_executable(fastagg_races tests/native/races.cpp ${FASTAGG_CUDA_SOURCES})
 target_compile_options(fastagg_races PRIVATE -fsanitize=thread -g1)
 target_link_options(fastagg_races PRIVATE -fsanitize=thread)
-add_executable(fastagg_planted tests/native/planted.cpp csrc/emulation/emulation.cpp)
+add_executable(fastagg_planted tests/native/planted.cpp csrc/emulation/emulation.cpp csrc/emulation/streams.cpp
+  csrc/cuda/device.cu)
 
 # The emulation itself is not watched: it accesses all threads' data, which would look like races.
 add_library(fastagg_racing_emulation OBJECT csrc/emulation/emulation.cpp csrc/emulation/streams.cpp)
