@@ -99,7 +99,7 @@ class Server:
             model = layout.take(params, device)
             statistics = Statistics(given["buffers"], model.buffers, model.counters)
             self._running = engine.start(self._parts, model.flat, statistics)
-        self._live: LiveModel | None = None  # made at the first request for the model
+        self._live = LiveModel(layout)
         self._log: Log | None = None
         self._group: Group | None = None
         self._watch: Watch | None = None
@@ -376,8 +376,7 @@ class Server:
             if kind is None and control is None:
                 receipt = self._receive(client, update, version, num_samples, task, offset, incarnation)
                 if receipt is not None:
-                    if self._live is not None:
-                        self._follow()
+                    self._live.follow(self._engine)
                     taken: Receipt = receipt
                     return taken
             said = Said(client, version, task, offset, incarnation)
@@ -692,14 +691,7 @@ class Server:
 
     def _follow(self) -> None:
         """Point what was handed out of the model at its current version."""
-        if self._live is not None:
-            self._live.follow(self._engine)
-
-    def _model(self) -> LiveModel:
-        if self._live is None:
-            self._live = LiveModel(self._parts.layout, self._engine)
         self._live.follow(self._engine)
-        return self._live
 
     @property
     def distillation(self) -> DistillationRecord | None:
@@ -716,7 +708,7 @@ class Server:
         """The model's trainable parameters as one fp32 vector [d]. ``receive`` changes it. Do not write to it.
 
         Of a server in a group it is this rank's slice."""
-        return self._model().flat
+        return self._live.flat(self._engine)
 
     def snapshot(self) -> Any:
         """The current model in the form of ``params``. It is not copied and never changes. Do not write to it."""
@@ -740,7 +732,7 @@ class Server:
         """
         if self._group is not None:
             return self._group.parameters()
-        return self._model().views()
+        return self._live.views(self._engine)
 
     def memory(self) -> dict[str, int]:
         """Bytes of the server's state, by part.

@@ -365,3 +365,27 @@ def test_parameters_follow_for_as_long_as_somebody_holds_them() -> None:
     server.receive(0, torch.ones(server.flat.numel()))
     torch.testing.assert_close(weight, before - 2.0)
     assert torch.equal(server.parameters()["0.bias"], server.flat[6:8])
+
+
+def test_a_model_that_was_read_and_dropped_costs_later_updates_nothing() -> None:
+    server = fastagg.ASGD(torch.nn.Linear(3, 2), lr=0.5)
+
+    def asked() -> int:
+        """How often an update asks for the current model."""
+        calls: list[str] = []
+        server.dispatch(0)
+        sys.setprofile(lambda _, event, what: calls.append(what.__name__) if event == "c_call" else None)
+        try:
+            server.receive(0, torch.ones(8))
+        finally:
+            sys.setprofile(None)
+        assert "receive" in calls
+        return calls.count("current")
+
+    assert asked() == 0
+    flat, arrays = server.flat, server.parameters()
+    assert asked() > 0 and torch.equal(flat, server.flat)
+    del flat
+    assert asked() > 0 and torch.equal(arrays["bias"], server.flat[6:])
+    del arrays
+    assert asked() == 0
