@@ -90,7 +90,7 @@ def test_without_a_loss_nothing_is_bold_and_every_processor_has_a_column(made):
 
 def test_whole_servers_and_simulators_come_first(made):
     page, _ = made(*SERVERS)
-    assert line(page, "| Flower FedAvg†") == "| Flower FedAvg† | 50 | 200 | 2.5 | 1.0 |"
+    assert line(page, "| Flower FedAvg†") == "| Flower FedAvg† | A Processor | 50 | 200 | 2.5 | 1.0 |"
     assert line(page, "| plain torch loop†") == "| plain torch loop† | 400 |"
 
 
