@@ -44,8 +44,15 @@ def results() -> Iterator[Check]:
         if rule == "FedAvg":
             words = f"with {memory[ours]:.1f} models of further memory against {memory[theirs]:.1f}"
             yield "README.md", f"{rate[ours]:.0f} updates a second against {rate[theirs]:.0f}, {words}"
+    text = json.loads((ROOT / "bench" / "results" / "amd-epyc-zen-3.json").read_text())
+    for one in text["benchmarks"]:
+        said = one["extra_info"]
+        if said["threads"] == 2:
+            rate[said["case"], said["candidate"]] = 1 / one["stats"]["median"]
+            memory[said["case"], said["candidate"]] = said.get("memory", 0.0)
     ours, theirs = (("server, FLARE FedAvg of whole models", who) for who in ("fastagg", "FLARE"))
-    yield "README.md", f"{rate[ours]:.0f} updates a second against {rate[theirs]:.0f}"
+    words = f"with {memory[ours]:.1f} models of further memory against {memory[theirs]:.1f}"
+    yield "README.md", f"{rate[ours]:.0f} updates a second against {rate[theirs]:.0f}, {words}"
     engine = "Flower's simulation engine"
     names = ("fastagg", "plain torch loop", "pfl-research", engine)
     rates = {who: short(rate["simulators, MLP", who]) for who in names}
