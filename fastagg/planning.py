@@ -129,7 +129,7 @@ def plan(
         ConfigError: an argument is refused.
 
     Example:
-        >>> found = fastagg.plan("FedBuff", clients=1e8, parameters=1e7, per_day=1, buffer_size=1000)
+        >>> found = fastagg.plan("FedBuff", clients=1e8, parameters=1e7, buffer_size=1000, seconds=(5e-6, 0.8e-9))
         >>> found.first, found.leaves > 1, found.ranks
         ('log', True, 1)
     """
