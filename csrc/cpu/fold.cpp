@@ -1,3 +1,5 @@
+#include <optional>
+
 #include "blocks.h"
 #include "cpu.h"
 
@@ -28,24 +30,21 @@ void fold(const std::vector<Trained>& trained, const float* acc, float* acc_out,
   const bool at_once = acc_out != nullptr && together(trained, 0) == trained.size();
   const int64_t vectors = static_cast<int64_t>(2 * trained.size());  // each model has a base or a sum
   for_each_part(size, 4 * vectors, [&](int64_t begin, int64_t end) {
-    std::vector<Reader> readers;
-    readers.reserve(trained.size());
-    for (const Trained& one : trained) readers.emplace_back(one.model, table, begin);
     for (int64_t at = begin, n = 0; at < end; at += n) {
       n = std::min(kBlock, end - at);
-      if (at_once) {  // as many whole blocks as all models have in one place
-        int64_t plain = end - at;
-        for (Reader& reader : readers) plain = std::min(plain, reader.plain(at));
-        n = std::max(n, plain / kBlock * kBlock);
-      }
       Scratch scratch;  // all groups but the last are added here, in the L1 cache
       const float* before = shifted(acc, at);
       for (size_t first = 0, count = 0; first < trained.size(); first += count) {
         count = together(trained, first);
+        std::optional<Reader> readers[kFolds];  // on the stack: where the sum is being written, nothing may fail
+        int64_t plain = end - at;
+        for (size_t k = 0; k < count; ++k)
+          plain = std::min(plain, readers[k].emplace(trained[first + k].model, table, at).plain(at));
+        if (at_once) n = std::max(n, plain / kBlock * kBlock);  // whole blocks that all models have in one place
         Fold run{};
         run.count = static_cast<int>(count);
         for (size_t k = 0; k < count; ++k) {
-          run.in[k] = readers[first + k].block(at, n);
+          run.in[k] = readers[k]->block(at, n);
           run.weight[k] = trained[first + k].weight;
         }
         run.base = shifted(trained[first].base, at);

@@ -1,25 +1,31 @@
 // Every allocation of an operation fails in turn. Each time the server is as before, and the next call works.
+#include <cstddef>
+#include <cstdlib>
 #include <new>
 
+#include "../../../csrc/cpu/pool.h"
 #include "check.h"
 #include "server.h"
 
 namespace {
 thread_local int64_t left = -1;  // allocations until one fails; negative: none does
 
-void* given(std::size_t size) {
+void* given(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
   if (left >= 0 && left-- == 0) throw std::bad_alloc();
-  if (void* const found = std::malloc(size == 0 ? 1 : size)) return found;
+  if (void* const found = std::aligned_alloc(alignment, (size / alignment + 1) * alignment)) return found;
   throw std::bad_alloc();
 }
 }  // namespace
 
 void* operator new(std::size_t size) { return given(size); }
 void* operator new[](std::size_t size) { return given(size); }
+void* operator new(std::size_t size, std::align_val_t by) { return given(size, static_cast<std::size_t>(by)); }
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete[](void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
 
 using namespace fastagg;
 using namespace fastagg::engine;
@@ -28,7 +34,7 @@ namespace {
 
 // All that a caller can see.
 struct Seen {
-  std::vector<float> model;
+  std::vector<float> model, sum;
   int64_t version, steps, open, known, room, expired;
   std::vector<std::pair<ClientId, int64_t>> last;
   std::vector<int64_t> owners, tasks;
@@ -39,17 +45,20 @@ struct Seen {
     const Ledger& ledger = engine.ledger();
     version = ledger.now, steps = ledger.steps, open = ledger.open_tasks(), known = ledger.known();
     room = engine.direction().room(), expired = ledger.expired();
+    if (const auto* const buffer = dynamic_cast<const Buffered*>(&engine.direction()); buffer && room < kCapacity)
+      sum.assign(buffer->acc().data, buffer->acc().data + server.size);
     const Ledger::State state = ledger.state();
     for (size_t i = 0; i < state.clients.size(); ++i) last.emplace_back(state.clients[i], state.last_sent[i]);
     owners = state.task_client, tasks = state.task_version;
     incarnations = ledger.incarnations();
   }
+  static bool same(const std::vector<float>& one, const std::vector<float>& other) {
+    return one.size() == other.size() && std::memcmp(one.data(), other.data(), one.size() * sizeof(float)) == 0;
+  }
   bool operator==(const Seen& other) const {
-    return model.size() == other.model.size() &&
-           std::memcmp(model.data(), other.model.data(), model.size() * sizeof(float)) == 0 &&
-           version == other.version && steps == other.steps && open == other.open && known == other.known &&
-           room == other.room && expired == other.expired && last == other.last && owners == other.owners &&
-           tasks == other.tasks && incarnations == other.incarnations;
+    return same(model, other.model) && same(sum, other.sum) && version == other.version && steps == other.steps &&
+           open == other.open && known == other.known && room == other.room && expired == other.expired &&
+           last == other.last && owners == other.owners && tasks == other.tasks && incarnations == other.incarnations;
   }
 };
 
@@ -58,9 +67,9 @@ struct Fixture {
   std::vector<float> first, second;
   std::vector<Arrival> arrivals;
 
-  Fixture(Rule rule, bool numbered) : server(rule, 300, numbered) {
+  Fixture(Rule rule, bool numbered, int64_t size) : server(rule, size, numbered) {
     std::mt19937_64 random(7);
-    first = numbers(300, random), second = numbers(300, random);
+    first = numbers(size, random), second = numbers(size, random);
     Engine& engine = *server.engine;
     for (int64_t i = 0; i < 3; ++i) engine.dispatch(ClientId::of(i));
     Arrival one = answer(0, 0, first);
@@ -73,9 +82,9 @@ struct Fixture {
 
 // Returns how many allocations the operation makes.
 template <typename Act>
-int64_t fail_each(Rule rule, bool numbered, Act act) {
+int64_t fail_each(Rule rule, bool numbered, Act act, int64_t size = 300) {
   for (int64_t failing = 0;; ++failing) {
-    Fixture fresh(rule, numbered);
+    Fixture fresh(rule, numbered, size);
     const Seen before(fresh.server);
     left = failing;
     bool failed = false;
@@ -92,7 +101,7 @@ int64_t fail_each(Rule rule, bool numbered, Act act) {
     CHECK(Seen(fresh.server) == before);
     fresh.arrivals.assign(1, answer(1, 0, fresh.second));  // an answer that failed is read again
     CHECK(act(fresh));
-    Fixture other(rule, numbered);
+    Fixture other(rule, numbered, size);
     CHECK(act(other));
     CHECK(Seen(fresh.server) == Seen(other.server));
   }
@@ -104,6 +113,18 @@ bool receive(Fixture& on) {
   return result.done == 1;
 }
 
+bool receive_model(Fixture& on) {
+  on.arrivals.front().kind = Arrival::kModel;
+  const store::Vector base = on.server.engine->ledger().kept(0);
+  on.arrivals.front().base = base.data, on.arrivals.front().base_owner = base.owner;
+  return receive(on);
+}
+
+bool receive_model_in_place(Fixture& on) {
+  dynamic_cast<Buffered&>(on.server.engine->direction()).in_place = true;
+  return receive_model(on);
+}
+
 }  // namespace
 
 void allocations() {
@@ -112,12 +133,7 @@ void allocations() {
     for (const bool numbered : {true, false}) {
       const auto each = [&](auto act) { found += fail_each(rule, numbered, act); };
       each(receive);
-      each([](Fixture& on) {
-        on.arrivals.front().kind = Arrival::kModel;
-        const store::Vector base = on.server.engine->ledger().kept(0);
-        on.arrivals.front().base = base.data, on.arrivals.front().base_owner = base.owner;
-        return receive(on);
-      });
+      each(receive_model);
       each([](Fixture& on) { return on.server.engine->dispatch(ClientId::of(6)).version >= 0; });
       each([](Fixture& on) { return on.server.engine->hand_on(ClientId::of(1), 0, ClientId::of(6)).version == 0; });
       each([](Fixture& on) { return on.server.engine->forget(ClientId::of(2), std::nullopt), true; });
@@ -125,6 +141,10 @@ void allocations() {
       each([](Fixture& on) { return on.server.engine->expire(5) > 0; });
       each([](Fixture& on) { return on.server.engine->begin_incarnation(0, 9), true; });
       if (rule != Rule::kFedBuff && rule != Rule::kFadas) continue;
+      each(receive_model_in_place);
+      cpu::set_threads(2);  // so that a part of the sum is written while another one begins
+      found += fail_each(rule, numbered, receive_model_in_place, 200'000);
+      cpu::set_threads(1);
       each([](Fixture& on) {
         Receipt receipt;
         return on.server.engine->close_round(&receipt);
