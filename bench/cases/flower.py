@@ -62,7 +62,7 @@ def _rounds(problem: Problem, rule: str, whose: str, clients: int) -> Built:
     """Three rounds of a strategy. The replies are in other processes until they are pulled."""
     _needed()
     from flwr.app import Array, ArrayRecord, Message
-    from support.flower_apps import FakeGrid, read, reply
+    from support.flower_apps import FakeGrid, reply
 
     from fastagg.integrations.flower import write
 
@@ -79,16 +79,20 @@ def _rounds(problem: Problem, rule: str, whose: str, clients: int) -> Built:
             return [self.answer(message_id) for message_id in message_ids if self.chance.random() < 0.3]
 
         def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-            return [self.answer(one) for one in super().push_messages(messages)]
+            return [self.answer(one) for one in self.push_messages(messages)]
+
+        def push_messages(self, messages: Iterable[Message]) -> list[str]:
+            ids = super().push_messages(messages)
+            for message_id in ids:
+                self.log[int(message_id[1:])][1].__dict__["_content"] = None  # it has left this process
+            return ids
 
         def answer(self, message_id: str) -> Message:
-            sent = self.log[int(message_id[1:])][1]
             answer = reply({}, loss=1.0)
             answer["arrays"] = ArrayRecord()
-            for name, array in read(sent.content["arrays"]).items():
-                answer["arrays"][name] = write([array + 0.001])["0"]
-            sent.__dict__["_content"] = None  # it has left this process
-            return Message(answer, reply_to=sent)
+            for name in first:
+                answer["arrays"][name] = write([np.full(problem.size // ARRAYS, 0.001, np.float32)])["0"]
+            return Message(answer, reply_to=self.log[int(message_id[1:])][1])
 
     zeros = {f"w{i}": Array(np.zeros(problem.size // ARRAYS, np.float32)) for i in range(ARRAYS)}
     first = ArrayRecord(zeros)

@@ -1,14 +1,22 @@
-"""Replaces a server's model by one from outside."""
+"""A model from outside: whether it is the server's own, and puts it in its place."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import torch
 from torch import Tensor
 
 from fastagg._types import Arrays
 from fastagg.errors import ShapeMismatch
 from fastagg.server.server import Server
+from fastagg.storage.pieces import as_tensor
+
+
+def holds(server: Server, arrays: Arrays) -> bool:
+    """Whether ``arrays`` are the server's model, to the bits that it keeps of their types."""
+    mine, theirs = _named(server.snapshot()), _named(arrays)
+    return mine.keys() == theirs.keys() and all(_equal(own, as_tensor(theirs[name])) for name, own in mine.items())
 
 
 def put(server: Server, arrays: Arrays) -> None:
@@ -32,3 +40,15 @@ def _pairs(mine: Arrays, theirs: Arrays) -> Iterable[tuple[str, Tensor, Tensor]]
     if isinstance(mine, Mapping):
         return [(repr(name), own, theirs[name]) for name, own in mine.items() if name in theirs]
     return [(str(i), own, new) for i, (own, new) in enumerate(zip(mine, theirs, strict=False))]
+
+
+def _named(arrays: Arrays) -> Mapping[object, Arrays]:
+    if isinstance(arrays, Mapping):
+        return arrays
+    return dict(enumerate([arrays] if isinstance(arrays, Tensor) else arrays))
+
+
+def _equal(own: Tensor, other: Tensor) -> bool:
+    if own.is_floating_point() and other.is_floating_point():
+        own, other = own.to(torch.float32), other.to(torch.float32)
+    return torch.equal(own.cpu(), other.detach().cpu())

@@ -10,7 +10,7 @@ import fastagg
 from fastagg._types import State
 from fastagg.errors import ConfigError
 from fastagg.integrations import require
-from fastagg.integrations.models import put
+from fastagg.integrations.models import holds, put
 
 require("pfl", "0.6.0", "pfl")
 
@@ -47,8 +47,7 @@ class CentralOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], object] | None = None) -> None:  # type: ignore[override]
         """Take a cohort's mean difference; a server step along it, if the direction does not wait for more."""
         self.server.lr = self.param_groups[0]["lr"]
-        mine = self.server.parameters()
-        if not all(torch.equal(p, mine[name].to(p.device)) for name, p in self._trained.items()):
+        if not holds(self.server, self._trained):
             put(self.server, {name: p.detach() for name, p in self._trained.items()})
         task = self.server.dispatch("cohort")
         mean = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self._trained.items()}

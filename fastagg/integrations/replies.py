@@ -90,13 +90,20 @@ def ready(server: Server, task: Dispatch, reply: Reply) -> Ready:
     return Ready(task, reply, server._read_model(task, arrays, reply.samples, difference=differs))
 
 
-def add(server: Server, given: Sequence[Ready]) -> list[Outcome]:
+def add(server: Server, given: Sequence[Ready], *, in_place: bool = False) -> list[Outcome]:
     """Pass replies to the server. Models take one pass over memory for each step.
+
+    Args:
+        in_place: check models in a pass of its own, and then add them where the sum is. That saves the memory of a
+            second sum, and reads each of them twice. Nobody may write to them meanwhile.
 
     Returns:
         For each its receipt, or the error that refused it. A refused reply changes nothing.
     """
     found: dict[int, Outcome] = {}
+    direction = server._running.extension.state.native
+    if hasattr(direction, "in_place"):
+        direction.in_place = in_place
     for i, one in enumerate(given):
         if one.model is None:
             try:
@@ -110,7 +117,7 @@ def add(server: Server, given: Sequence[Ready]) -> list[Outcome]:
     return [bare(outcome) if isinstance(outcome, FastaggError) else outcome for outcome in outcomes]
 
 
-def take(server: Server, answers: Sequence[tuple[Dispatch, Reply]]) -> list[Outcome]:
+def take(server: Server, answers: Sequence[tuple[Dispatch, Reply]], *, in_place: bool = False) -> list[Outcome]:
     """Check answers, and add them as :func:`add` does."""
     outcomes: list[Outcome | None] = [None] * len(answers)
     given = {}
@@ -119,7 +126,7 @@ def take(server: Server, answers: Sequence[tuple[Dispatch, Reply]]) -> list[Outc
             given[i] = ready(server, task, reply)
         except FastaggError as error:
             outcomes[i] = bare(error)
-    for i, outcome in zip(given, add(server, list(given.values())), strict=True):
+    for i, outcome in zip(given, add(server, list(given.values()), in_place=in_place), strict=True):
         outcomes[i] = outcome
     return [outcome for outcome in outcomes if outcome is not None]
 

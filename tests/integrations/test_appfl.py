@@ -461,8 +461,8 @@ def test_fedasync_in_the_virtual_time_simulator_is_appfls(tmp_path: Path, monkey
     torch.set_num_threads(1)
     delays, models, rows, plain = list[int](), [], [], replies.add
 
-    def add(*given: Any) -> list[Any]:
-        outcomes = plain(*given)
+    def add(*given: Any, **how: Any) -> list[Any]:
+        outcomes = plain(*given, **how)
         delays.extend(outcome.delay for outcome in outcomes)
         return outcomes
 

@@ -33,8 +33,8 @@ from fastagg.integrations import replies
 add, count = replies.add, itertools.count()
 
 
-def recorded(server, given):
-    outcomes = add(server, given)
+def recorded(server, given, **how):
+    outcomes = add(server, given, **how)
     for one, outcome in zip(given, outcomes):
         if isinstance(outcome, fastagg.Receipt):
             task, update = one.task, one.task.delta(one.reply.arrays)

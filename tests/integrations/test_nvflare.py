@@ -38,9 +38,11 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.fedavg import FedAvg
 from nvflare.edge.assessors.buff_model_manager import BuffModelManager
 from nvflare.edge.mud import ModelUpdate
+from support.models import same
 from support.replay import play
 
 import fastagg
+from fastagg._build import native
 from fastagg.integrations.nvflare import Aggregator, AsyncController, EdgeModelManager, Traffic
 from fastagg.integrations.session import Settings
 from fastagg.sim.data import digits
@@ -168,6 +170,27 @@ def test_a_reply_that_is_not_finite_leaves_those_beside_it(full: bool) -> None:
             assert result.metrics == {"accuracy": pytest.approx(np.mean(counted))}
             found.append(result.params["w"])
         assert all(np.array_equal(found[0], other) for other in found)
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_without_memory_a_reply_waits_and_counts_once(at_once: int) -> None:
+    """Wherever memory runs out while it is added: the sum is as it was."""
+    for at in range(100):
+        aggregator = begun(at_once=at_once)
+        for client, value in zip("ab", (1.0, 2.0), strict=True):
+            aggregator.accept_model(reply(client, 0, value))
+        before = aggregator._traffic.server.state_dict()["direction"]
+        native.memory.fail_after(at)
+        try:
+            aggregator.accept_model(reply("c", 0, 6.0))
+            aggregator._add()
+            break
+        except MemoryError:
+            assert same(aggregator._traffic.server.state_dict()["direction"], before)
+        finally:
+            native.memory.fail_after(-1)
+        assert np.allclose(aggregator.aggregate_model().params["w"], 3.0)
+    assert at > 0
 
 
 def test_replies_from_many_threads_and_from_the_disk(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ def listen(heard: Callable[[fastagg.Server, Event], object], patch: pytest.Monke
     """Call ``heard`` with every trained model that a server takes in an integration, and with its server."""
     plain = replies.add
 
-    def add(server: fastagg.Server, given: Sequence[replies.Ready]) -> list[Outcome]:
-        outcomes = plain(server, given)
+    def add(server: fastagg.Server, given: Sequence[replies.Ready], *, in_place: bool = False) -> list[Outcome]:
+        outcomes = plain(server, given, in_place=in_place)
         for one, outcome in zip(given, outcomes, strict=True):
             if isinstance(outcome, fastagg.Receipt) and one.model is not None:
                 update = one.model[1] if one.reply.kind == "difference" else one.task.delta(one.reply.arrays)

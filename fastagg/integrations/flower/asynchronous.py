@@ -227,8 +227,7 @@ class _Run:
         self.server = models.made(strategy._make, read(initial), rounds=False)
         self.config, self.online = config or ConfigRecord(), list[int]()
         self.nodes = Nodes(self.server.num_clients, strategy.choose)
-        self._outgoing = (-1, initial)
-        function = None if evaluate is None else lambda version, model: evaluate(version, self._record(version, model))
+        function = None if evaluate is None else lambda version, model: evaluate(version, _record(model))
         self.session = Session(self.server, strategy.settings, function, say=log.info, clock=time.monotonic)
         self.evaluation = ClientEvaluation(
             strategy, self.grid, evaluate_config or ConfigRecord(), self.timeout, self._clients_found
@@ -265,15 +264,17 @@ class _Run:
         room = (self.strategy.concurrency or len(online)) - len(busy)
         idle = [node for node in set(online) - busy if not self.session.failures.rests(node)]
         chosen = self.nodes.free(idle, busy.union(online), room, self.server.version)
-        messages, going = [], []
+        if not chosen:
+            return False
+        messages, going, arrays = [], [], models.outgoing(self.server)  # it is gone when the messages are
         keys = (self.strategy.arrayrecord_key, self.strategy.configrecord_key)
         for node, client in chosen:
             task = self.server.dispatch(client)
             told = {**self.config, "server-round": task.version + 1}
-            records = tasks.content(task, self.arrays(), told, keys)
+            records = tasks.content(task, arrays, told, keys)
             messages.append(Message(records, node, MessageType.TRAIN, ttl=self.timeout, group_id=str(task.version)))
             going.append(_Sent(node, task, time.monotonic() + self.timeout))
-        pushed = list(self.grid.push_messages(messages)) if messages else []
+        pushed = list(self.grid.push_messages(messages))
         for message_id, sent in zip(pushed, going, strict=True):
             if message_id:
                 self.sent[message_id] = sent
@@ -281,17 +282,6 @@ class _Run:
             else:
                 self._give_up(sent, "the message could not be sent")
         return bool(pushed)
-
-    def arrays(self) -> ArrayRecord:
-        """The current model as a record. It is made once for each version."""
-        if self._outgoing[0] != self.server.version:
-            self._outgoing = (self.server.version, models.outgoing(self.server))
-        return self._outgoing[1]
-
-    def _record(self, version: int, model: Arrays) -> ArrayRecord:
-        """A version as a record, for an evaluation in a thread."""
-        of, arrays = self._outgoing
-        return arrays if of == version else write(model if isinstance(model, (dict, list)) else [model])
 
     # -- in ------------------------------------------------------------------------------------------------------
 
@@ -372,7 +362,7 @@ class _Run:
         best = self.strategy.settings.best
         keeps = best is not None and best.metric.startswith("clients/")
         model = self.server.snapshot() if keeps else None
-        self.evaluation.ask(self.server.version, self.arrays(), self.online, model)
+        self.evaluation.ask(self.server.version, models.outgoing(self.server), self.online, model)
 
     def _clients_found(self, version: int, metrics: MetricRecord, model: Arrays) -> None:
         self.result.evaluate_metrics_clientapp[version] = metrics
@@ -401,7 +391,7 @@ class _Run:
                 time.sleep(self.strategy.poll)
         self.strategy.summary()
         self.save()
-        self.result.arrays = self.arrays()
+        self.result.arrays = models.outgoing(self.server)
         return self.result
 
     def save(self) -> None:
@@ -430,3 +420,7 @@ class _Run:
             "fastagg: resumed version %d after %d updates; %d tasks that were out are sent again",
             self.server.version, self.session.tally.updates, len(out),
         )  # fmt: skip
+
+
+def _record(model: Arrays) -> ArrayRecord:
+    return write(model if isinstance(model, (dict, list)) else [model])

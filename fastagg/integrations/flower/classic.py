@@ -61,9 +61,9 @@ class ClassicStrategy(FedAvg):
         self.lr = callable_or_none("lr", lr)
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.server: Server | None = server if isinstance(server, Server) else None
-        self._returned = models.Returned()
         self._tasks: dict[str, Dispatch] = {}  # by client id
         self._saved, self._said = -1, False
+        self._asked = False  # whether Flower has been given a model, or has given one
         if self.checkpoint is not None and resume and self.checkpoint.exists():
             self._resumed: State | None = files.read(self.checkpoint)
         else:
@@ -82,7 +82,8 @@ class ClassicStrategy(FedAvg):
         if self.server is None and initial is not None:
             self._adopt(initial)
             return initial
-        return None if self.server is None else self._outgoing(self.server)
+        self._asked = True
+        return None if self.server is None else _outgoing(self.server)
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
@@ -130,7 +131,7 @@ class ClassicStrategy(FedAvg):
         if server.version == before:
             return None, {}
         average = self.fit_metrics_aggregation_fn
-        return self._outgoing(server), average(folded) if average and folded else {}
+        return _outgoing(server), average(folded) if average and folded else {}
 
     def _fold(self, server: Server, results: list[tuple[ClientProxy, FitRes]]) -> list[tuple[int, dict[str, Scalar]]]:
         """Add all results in one pass over memory. Return the metrics of the good results.
@@ -171,15 +172,13 @@ class ClassicStrategy(FedAvg):
     def _adopt(self, parameters: Parameters) -> Server:
         """Take the arrays from Flower as the model, even if other code has changed them."""
         arrays, server = _arrays(parameters), self.server
-        if self._resumed is not None or (server is not None and not self._returned.knows):
+        if self._resumed is not None or (server is not None and not self._asked):
             raise ConfigError("the server has a model of its own: Flower's must ask initialize_parameters for it")
         if server is None:
-            server = self._make_server(arrays)
-            self._returned.keep(_bytes(parameters))
-        if not self._returned.is_same(_bytes(parameters)):
+            server, self._asked = self._make_server(arrays), True
+        if not models.holds(server, arrays):
             self._give_up_tasks(server)
             models.put(server, arrays)
-            self._returned.keep(_bytes(parameters))
             if not self._said:
                 self._said = True
                 log.info("fastagg: the model came back changed (by a wrapper or a subclass); it is the model now")
@@ -201,13 +200,6 @@ class ClassicStrategy(FedAvg):
             self._saved = server.version
             log.info("fastagg: resumed version %d", server.version)
 
-    def _outgoing(self, server: Server) -> Parameters:
-        arrays = server.parameters()
-        arrays = arrays.values() if isinstance(arrays, dict) else arrays
-        parameters = Parameters(tensors=[to_npy(array)[2] for array in arrays], tensor_type=NUMPY)
-        self._returned.keep(_bytes(parameters))
-        return parameters
-
     def _give_up_tasks(self, server: Server) -> None:
         for task in self._tasks.values():
             server.forget(task.client, task.version)
@@ -220,8 +212,10 @@ def _arrays(parameters: Parameters) -> list[Tensor]:
     return [from_npy(data, label=f"array {i}") for i, data in enumerate(parameters.tensors)]
 
 
-def _bytes(parameters: Parameters) -> dict[str, bytes]:
-    return {str(i): data for i, data in enumerate(parameters.tensors)}
+def _outgoing(server: Server) -> Parameters:
+    arrays = server.parameters()
+    arrays = arrays.values() if isinstance(arrays, dict) else arrays
+    return Parameters(tensors=[to_npy(array)[2] for array in arrays], tensor_type=NUMPY)
 
 
 def _dropped(client: str, error: FastaggError) -> FastaggError:

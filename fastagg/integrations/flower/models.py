@@ -1,9 +1,9 @@
-"""A server's model as Flower's records, and a check whether other code has changed a record."""
+"""A server's model as Flower's records."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from flwr.app import ArrayRecord
 from torch import Tensor
@@ -12,6 +12,7 @@ from fastagg import registry
 from fastagg._types import Arrays, Plain
 from fastagg.errors import ConfigError
 from fastagg.integrations.flower.records import write
+from fastagg.integrations.models import holds as holds
 from fastagg.integrations.models import put as put
 from fastagg.rules.directions import Cohort
 from fastagg.server.server import Server
@@ -85,32 +86,3 @@ def formed(server: Server, named: Mapping[str, Tensor]) -> Arrays:
         return named
     arrays = list(named.values())
     return arrays[0] if form == "flat" and len(arrays) == 1 else arrays
-
-
-class Returned:
-    """Remembers the arrays that a strategy last gave to Flower, to detect changes."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, bytes] | None = None
-
-    @property
-    def knows(self) -> bool:
-        """Whether any arrays are remembered."""
-        return self._kept is not None
-
-    def keep(self, arrays: Mapping[str, bytes]) -> None:
-        """Remember these bytes by name; they are shared, not copied."""
-        self._kept = dict(arrays)
-
-    def is_same(self, arrays: Mapping[str, bytes]) -> bool:
-        """Whether these are the remembered bytes. If none are remembered, only no bytes are the same."""
-        kept = self._kept
-        if kept is None or kept.keys() != arrays.keys():
-            return False
-        return all(
-            mine is theirs or mine == theirs for mine, theirs in zip(kept.values(), _in(kept, arrays), strict=True)
-        )
-
-
-def _in(order: Iterable[str], arrays: Mapping[str, bytes]) -> list[bytes]:
-    return [arrays[name] for name in order]

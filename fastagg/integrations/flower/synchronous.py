@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
 from flwr.serverapp import Grid, strategy
 from flwr.serverapp.strategy import FedAvg, Result
 
@@ -91,9 +91,8 @@ class SyncStrategy(FedAvg):
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.server: Server | None = server if isinstance(server, Server) else None
         self.session: Session | None = None
-        self._returned = models.Returned()
         self._tasks: dict[int, Dispatch] = {}  # by node
-        self._messages: list[Message] = []
+        self._sent: list[Metadata] = []  # of the round's messages, without what they carry
         self._streaming: Streaming | None = None  # the grid of the round that start() runs
         self._rounds, self._saved = 0, -1  # finished rounds; the version in the checkpoint
         self._result = Result()
@@ -121,47 +120,50 @@ class SyncStrategy(FedAvg):
             RunFailed: clients fail, or are refused, again and again.
         """
         arrays = self.resumed(initial_arrays)
+        self._result.arrays = arrays
         assert self.session is not None
         self._runs = True
         log.info("fastagg: %s: rounds %d to %d", type(self).__name__, self._rounds + 1, num_rounds)
         self.summary()
         try:
             self._evaluated(arrays, evaluate_fn, None)
+            del arrays
             train, evaluate = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
             while self._rounds < num_rounds and self.session.over is None:
                 self._rounds += 1
-                arrays = self._round(grid, arrays, timeout, train, evaluate, evaluate_fn)
+                self._round(grid, timeout, train, evaluate, evaluate_fn)
         finally:
             self._runs = False
             self.session.close()
         for line in self.session.summary().splitlines():
             log.info("fastagg: %s", line)
-        self._result.arrays = arrays
         return self._result
 
     def _round(
         self,
         grid: Grid,
-        arrays: ArrayRecord,
         timeout: float,
         train: ConfigRecord,
         evaluate: ConfigRecord,
         function: Evaluate | None,
-    ) -> ArrayRecord:
+    ) -> None:
         assert self.session is not None and self.server is not None
         number, result = self._rounds, self._result
         self._streaming = streaming = Streaming(grid, self.server, self.poll)
         self._give_up_tasks()  # of a round that a subclass did not aggregate here
-        self._messages = list(self.configure_train(number, arrays, train, grid))
-        replies = streaming.send_and_receive(self._messages, timeout=timeout)
+        messages = list(self.configure_train(number, result.arrays, train, grid))
+        self._sent = [message.metadata for message in messages]
+        replies = streaming.send_and_receive(messages, timeout=timeout)
+        result.arrays = ArrayRecord()  # it is sent, and while replies come its memory is theirs
+        del messages
         trained, metrics = self.aggregate_train(number, replies)
         looked_at = replies.looked_at
         del replies
         if looked_at and self.server.layout.size >= _LARGE:  # Flower's properties of records make cycles
             gc.collect()
-        if trained is not None:
-            arrays = trained
-            self._adopt(arrays)
+        result.arrays = arrays = models.outgoing(self.server) if trained is None else trained
+        del trained
+        self._adopt(arrays)
         if metrics is not None:
             result.train_metrics_clientapp[number] = metrics
         asked = self.configure_evaluate(number, arrays, evaluate, grid)
@@ -171,7 +173,6 @@ class SyncStrategy(FedAvg):
             self.session.clients_found(number, found, self.server.snapshot())
         self._evaluated(arrays, function, metrics)
         self._save()
-        return arrays
 
     def _evaluated(self, arrays: ArrayRecord, function: Evaluate | None, train: MetricRecord | None) -> None:
         number, found, known = self._rounds, None, self._result.evaluate_metrics_serverapp
@@ -195,15 +196,12 @@ class SyncStrategy(FedAvg):
         self._begin(initial_arrays)
         assert self.server is not None
         fresh = self.server.version == 0 and not isinstance(self._make, Server)
-        arrays = initial_arrays if fresh else models.outgoing(self.server)
-        self._returned.keep(_bytes(arrays))
-        return arrays
+        return initial_arrays if fresh else models.outgoing(self.server)
 
     def _begin(self, arrays: ArrayRecord) -> None:
         self.server = server = models.made(self._make, read(arrays), rounds=True)
         self.session = Session(server, self.settings, say=log.info)
-        self._result, self._tasks, self._messages, self._rounds = Result(), {}, [], 0
-        self._returned, self._saved = models.Returned(), -1
+        self._result, self._tasks, self._sent, self._rounds, self._saved = Result(), {}, [], 0, -1
         if self.checkpoint is not None and self.resume and self.checkpoint.exists():
             state = files.read(self.checkpoint)
             server.load_state_dict(state)
@@ -232,22 +230,20 @@ class SyncStrategy(FedAvg):
         if not began:
             self._begin(arrays)
         assert self.server is not None
-        if not began and (self.server.version or isinstance(self._make, Server)):
-            self._returned.keep(_bytes(models.outgoing(self.server)))
-            if not self._returned.is_same(_bytes(arrays)):
-                self.server, self.session = (self._make if isinstance(self._make, Server) else None), None
-                raise ConfigError(
-                    "the server goes on from another model than the one that it was handed: start from "
-                    "strategy.resumed(initial_arrays)"
-                )
-        if not self._returned.is_same(_bytes(arrays)):
-            if began:
-                self._give_up_tasks()
-                models.put(self.server, models.formed(self.server, read(arrays)))
-                if not self._said:
-                    self._said = True
-                    log.info("fastagg: the model came back changed (by a wrapper or a subclass); it is the model now")
-            self._returned.keep(_bytes(arrays))
+        given = models.formed(self.server, read(arrays))
+        if models.holds(self.server, given):
+            return self.server
+        if not began:
+            self.server, self.session = (self._make if isinstance(self._make, Server) else None), None
+            raise ConfigError(
+                "the server goes on from another model than the one that it was handed: start from "
+                "strategy.resumed(initial_arrays)"
+            )
+        self._give_up_tasks()
+        models.put(self.server, given)
+        if not self._said:
+            self._said = True
+            log.info("fastagg: the model came back changed (by a wrapper or a subclass); it is the model now")
         return self.server
 
     def configure_train(
@@ -263,8 +259,9 @@ class SyncStrategy(FedAvg):
         told: dict[str, object] = {**config, tasks.VERSION: server.version}
         if self.proximal_mu is not None:
             told["proximal-mu"] = self.proximal_mu
-        self._messages = messages = list(super().configure_train(server_round, arrays, ConfigRecord(told), grid))
-        self._tasks = {node: server.dispatch(node) for node in (message.metadata.dst_node_id for message in messages)}
+        messages = list(super().configure_train(server_round, arrays, ConfigRecord(told), grid))
+        self._sent = [message.metadata for message in messages]
+        self._tasks = {sent.dst_node_id: server.dispatch(sent.dst_node_id) for sent in self._sent}
         return messages
 
     def aggregate_train(
@@ -285,7 +282,7 @@ class SyncStrategy(FedAvg):
         if self.deterministic:
             replies = sorted(replies, key=lambda message: message.metadata.src_node_id)
         # An error about a node may come from the SuperLink. Ids are given to messages when they are sent.
-        asked = {sent.metadata.message_id: sent.metadata.dst_node_id for sent in self._messages}
+        asked = {sent.message_id: sent.dst_node_id for sent in self._sent}
         asked.pop("", None)
         before, round_ = server.version, _Round(asked)
         replies = replies if isinstance(replies, Replies) else _kept(replies)
@@ -302,9 +299,8 @@ class SyncStrategy(FedAvg):
         tasks.raise_if_useless(round_.good, [error for _, error in round_.bad])
         if server.version == before:
             return None, None
-        arrays = models.outgoing(server)
-        self._returned.keep(_bytes(arrays))
-        return arrays, tasks.averaged(self.train_metrics_aggr_fn, round_.good, self.weighted_by_key)
+        metrics = tasks.averaged(self.train_metrics_aggr_fn, round_.good, self.weighted_by_key)
+        return models.outgoing(server), metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -329,7 +325,7 @@ class SyncStrategy(FedAvg):
                 arrived.append((self._task_of(server, node), node, message))
             except FastaggError as error:
                 round_.bad.append((node, read_replies.bare(error)))
-        outcomes = tasks.take(server, arrived, self.weighted_by_key)
+        outcomes = tasks.take(server, arrived, self.weighted_by_key, in_place=frees)
         for (_, node, message), outcome in zip(arrived, outcomes, strict=True):
             if isinstance(outcome, Receipt):
                 session.taken(node, outcome)
@@ -381,7 +377,3 @@ def _kept(messages: Iterable[Message]) -> Replies:
     kept = Replies(messages)
     kept.looked_at = True
     return kept
-
-
-def _bytes(arrays: ArrayRecord) -> dict[str, bytes]:
-    return {name: array.data for name, array in arrays.items()}

@@ -88,7 +88,7 @@ def content(task: Dispatch, arrays: ArrayRecord, told: Mapping[str, object], key
     return RecordDict(records)
 
 
-def take(server: Server, arrived: Sequence[Arrived], samples: str) -> list[Outcome]:
+def take(server: Server, arrived: Sequence[Arrived], samples: str, *, in_place: bool = True) -> list[Outcome]:
     """Pass nodes' answers to the server, in one pass over memory.
 
     Each answer has one ArrayRecord: the trained model, or the kind that ``fastagg-kind`` in a ConfigRecord of the reply
@@ -96,6 +96,8 @@ def take(server: Server, arrived: Sequence[Arrived], samples: str) -> list[Outco
 
     Args:
         samples: key, in a MetricRecord, of the client's number of samples.
+        in_place: see :func:`fastagg.integrations.replies.add`. One reply is read twice in less time than Flower copies
+            it, and a second sum would be one more model in memory.
 
     Returns:
         For each its receipt, or the reason why there is none. Its task then ends, and the log says why.
@@ -110,7 +112,7 @@ def take(server: Server, arrived: Sequence[Arrived], samples: str) -> list[Outco
             good.append((i, task, _unpacked(server, message.content, samples)))
         except FastaggError as error:
             outcomes[i] = replies.bare(error)
-    taken = replies.take(server, [(task, reply) for _, task, reply in good])
+    taken = replies.take(server, [(task, reply) for _, task, reply in good], in_place=in_place)
     for (i, _, _), outcome in zip(good, taken, strict=True):
         outcomes[i] = outcome
     found = [outcome for outcome in outcomes if outcome is not None]

@@ -25,7 +25,7 @@ from fastagg import _checks
 from fastagg._types import Arrays, Plain
 from fastagg.errors import ConfigError, FastaggError, RunFailed
 from fastagg.integrations import preset
-from fastagg.integrations.models import put
+from fastagg.integrations.models import holds, put
 from fastagg.integrations.nvflare.traffic import Traffic, is_bad
 from fastagg.server.server import Outcome
 from fastagg.storage.pieces import as_tensor
@@ -123,13 +123,12 @@ class Aggregator(ModelAggregator):
         traffic = self._traffic
         if self._given is not None and all(params.get(name) is value for name, value in self._given.items()):
             return
-        mine, theirs = traffic.server.snapshot(), {name: as_tensor(value) for name, value in params.items()}
-        if mine.keys() == theirs.keys() and all(torch.equal(value.cpu(), theirs[name]) for name, value in mine.items()):
+        if holds(traffic.server, params):
             return
         if self._resumed:  # FLARE began with another one
             params.update(traffic.model())
             return
-        put(traffic.server, theirs)
+        put(traffic.server, {name: as_tensor(value) for name, value in params.items()})
         traffic.log(
             "fastagg: FLARE's model is not the one it was given: somebody has changed it, and it is the model now"
         )

@@ -189,10 +189,11 @@ class Traffic:
         """
         with self._lock:
             held, self._held = self._held, []
-            direction = self.server._running.extension.state.native
-            if self.lean and hasattr(direction, "in_place"):
-                direction.in_place = True  # nobody else writes to FLARE's replies
-            outcomes = replies.add(self.server, [one.ready for one in held])
+            try:
+                outcomes = replies.add(self.server, [one.ready for one in held], in_place=self.lean)
+            except BaseException:  # no memory, say: the sum is as it was, and they go with the next ones
+                self._held = held
+                raise
             for one, outcome in zip(held, outcomes, strict=True):
                 task = one.ready.task
                 if isinstance(outcome, FastaggError):
