@@ -5,6 +5,7 @@ A server reports nothing before :func:`watch` is called.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import logging
@@ -50,7 +51,8 @@ def watch(
         times: a CSV file with a line for each answer to a task: the client, when its task was sent, and when it was
             answered, in seconds since 1970. A file of this form goes on. The simulator replays it
             (``delay.name = "measured"``). Tasks that :meth:`Server.hand_on` gives out, and those that were sent before
-            a restart, have no line.
+            a restart, have no line. If the disk is full, the server goes on, an error in the log says so, and nothing
+            more is written.
 
     Raises:
         MissingDependency: ``registry`` is given, but prometheus_client is not installed.
@@ -134,6 +136,8 @@ class Watch:
 class Times:
     """A CSV file of when tasks were sent and answered. Each line is one write, so threads need no lock.
 
+    A disk that refuses a line costs the lines from there on, never an answer.
+
     Raises:
         ConfigError: the file cannot be written, or holds something else.
     """
@@ -141,13 +145,14 @@ class Times:
     def __init__(self, path: Path) -> None:
         self._sent: OrderedDict[int, tuple[Client, float]] = OrderedDict()  # by the task's id
         self._offset = time.time() - time.monotonic()  # a step of the system's clock must be in no duration
+        self._path, self._ended = path, False
         heading = f"{','.join(TIMES)}\n".encode()
         try:
             self._file = open(path, "a+b", buffering=0)  # noqa: SIM115  open as long as the server lives
             self._file.seek(0)
             first = self._file.readline(1000)
             if not first:
-                self._file.write(heading)
+                self._append(heading)
         except OSError as error:
             raise ConfigError(f"times: cannot write {path}: {error.strerror or error}") from None
         if first not in (b"", heading):
@@ -158,7 +163,7 @@ class Times:
 
         def noted(client: Client) -> Dispatch:
             task = dispatch(client)
-            if task.id is not None and task.id not in self._sent:  # a task may be sent again
+            if task.id is not None and task.id not in self._sent and not self._ended:  # a task may be sent again
                 self._sent[task.id] = task.client, self._now()
                 if len(self._sent) > _OPEN:
                     self._sent.popitem(last=False)
@@ -172,8 +177,25 @@ class Times:
         for task in tasks:
             if (found := self._sent.pop(task, None)) is not None:
                 csv.writer(lines, lineterminator="\n").writerow((found[0], f"{found[1]:.6f}", f"{now:.6f}"))
-        if text := lines.getvalue():
-            self._file.write(text.encode())
+        if self._ended or not (text := lines.getvalue()):
+            return
+        try:
+            self._append(text.encode())
+        except OSError as error:
+            self._ended = True
+            self._sent.clear()
+            _log.error("times: %s: %s; nothing more is written to it", self._path, error.strerror or error)
+
+    def _append(self, lines: bytes) -> None:
+        """Write whole lines. OSError if the disk refuses; no part of them is left then."""
+        end = self._file.seek(0, os.SEEK_END)
+        try:
+            while lines:
+                lines = lines[self._file.write(lines) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._file.truncate(end)
+            raise
 
     def _now(self) -> float:
         return self._offset + time.monotonic()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import logging
+import resource
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +98,43 @@ def test_threads_write_whole_lines(tmp_path: Path) -> None:
         thread.join()
     lines = list(csv.reader((tmp_path / "times.csv").open()))
     assert len(lines) == 1 + 6 * 200 and all(len(line) == 3 for line in lines)
+
+
+@contextlib.contextmanager
+def room_for(nbytes: int) -> Iterator[None]:
+    """No file may be larger: a write beyond it is cut short, and the next one fails, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_on_a_full_disk_the_server_goes_on_and_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "times.csv"
+    server = fastagg.watch(fastagg.ASGD(torch.zeros(3), lr=0.1), times=path)
+    room = len(HEADER) + 1 + 2 * len(f"0,{1e9:.6f},{1e9:.6f}\n") + 10  # the third line does not fit
+    with caplog.at_level(logging.ERROR, "fastagg"):
+        for client in range(5):
+            server.dispatch(client)
+            with room_for(room):
+                assert server.receive(client, torch.ones(3)).applied
+        server.dispatch(0)
+        server.receive(0, torch.ones(3))  # there is room again, but lines are missing already
+    assert server.version == 6
+    assert [record.message.partition(": ")[0] for record in caplog.records] == ["times"]
+    assert f"{path}: " in caplog.text and "nothing more is written" in caplog.text
+    assert read_times(path).keys() == {"0", "1"} and path.read_bytes().endswith(b"\n")
+
+
+def test_a_full_disk_is_named_before_anything_is_watched(tmp_path: Path) -> None:
+    server, path = fastagg.ASGD(torch.zeros(3), lr=0.1), tmp_path / "times.csv"
+    with room_for(5), pytest.raises(ConfigError, match="cannot write"):
+        fastagg.watch(server, times=path)
+    assert server._watch is None and path.read_bytes() == b""
+    fastagg.watch(server, times=path)
+    assert path.read_text() == HEADER + "\n"
 
 
 def test_times_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
