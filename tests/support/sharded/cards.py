@@ -9,9 +9,7 @@ there are enough, and then tensors go between cards with NCCL.
 
 from __future__ import annotations
 
-import json
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -29,7 +27,7 @@ from fastagg.ops.place import emulated
 from fastagg.storage import memory
 from support.presets import CLIENTS, model, update
 from support.sharded import ranks
-from support.sharded.ranks import SIZE, alone, difference, make, play, restarted, run, shared
+from support.sharded.ranks import SIZE, alone, command, difference, leave, make, play, restarted, run, sharded, shared
 
 NAMES = (
     "FADAS, moments in 8 bits", "FedBuff, clipped, by samples", "FedAsync, polynomial", "ACE, int8", "ACED, int4",
@@ -110,7 +108,7 @@ class FrontEnd:
 
 def equal(name: str, group: Any, folder: Path, device: Device) -> str:
     there = model(SIZE) if device is None else model(SIZE).to(device)  # a model on a card makes a server on this card
-    server = fastagg.sharded(make(name), there, group, timeout=ranks.PATIENCE)
+    server = sharded(make(name), there, group)
     if device is not None and server.flat.device != device:
         return f"the slice is on {server.flat.device}, expected {device}"
     front = FrontEnd(server, name, device)
@@ -144,7 +142,7 @@ class _Tells:
 
 def refused(name: str, device: Device, size: int) -> dict[str, Any]:
     """What a card refuses, no rank applies: memory that one card lacks, or a NaN in the last slice."""
-    server = fastagg.sharded(make(name, device), model(SIZE), timeout=ranks.PATIENCE)
+    server = sharded(make(name, device), model(SIZE))
     if server.rank:
         with failing_once() if server.rank == size - 1 else nullcontext():
             server.follow()
@@ -197,7 +195,7 @@ def on_a_mesh(device: torch.device, size: int) -> dict[str, Any]:
 
     module = net().to(device)
     fully_shard(module, mesh=DeviceMesh("cuda", list(range(size))))
-    server = fastagg.sharded(make(FAILS), module, timeout=ranks.PATIENCE)
+    server = sharded(make(FAILS), module)
     _, begin, end, _ = server.slices()[server.rank]
     for number in range(ARRIVALS):
         server.deliver(number, update(number, server.layout.size)[begin:end].to(device), number // 2)
@@ -228,14 +226,8 @@ def main(rank: int, size: int, folder: Path) -> None:
         found["refused"] = {name: refused(name, device, size) for name in (FAILS, RESTARTED)}
         if device is not None and own_cards(size):
             found["mesh"] = on_a_mesh(device, size)
-    (folder / f"found-{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    leave(folder / f"found-{rank}.json", found)
 
 
 if __name__ == "__main__":
-    try:
-        main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
-    except BaseException:
-        traceback.print_exc()
-        raise
+    command(main)

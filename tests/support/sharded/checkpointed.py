@@ -18,7 +18,7 @@ import torch.distributed as dist
 import fastagg
 from support.presets import model
 from support.sharded.damaged import make, play
-from support.sharded.ranks import SIZE, start
+from support.sharded.ranks import SIZE, command, sharded, start
 
 
 def full(full: Path, seen: Path) -> None:
@@ -40,7 +40,7 @@ def until(met: bool, path: Path) -> None:
 
 def main(rank: int, size: int, folder: Path) -> None:
     start(rank, size, folder)
-    server = fastagg.open(folder / "state", lambda: fastagg.sharded(make, model(SIZE)))
+    server = fastagg.open(folder / "state", lambda: sharded(make, model(SIZE)))
     if rank:
         if rank == 1:
             threading.Thread(target=full, args=(folder / "full", folder / "seen"), daemon=True).start()
@@ -67,4 +67,4 @@ def main(rank: int, size: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    command(main)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 import fastagg
 from support.presets import model, update
-from support.sharded.ranks import SIZE, start
+from support.sharded.ranks import SIZE, command, sharded, start
 
 CLIENTS = 4
 
@@ -32,7 +32,7 @@ def play(server: fastagg.Server, number: int) -> None:
 
 def main(rank: int, size: int, folder: Path) -> None:
     start(rank, size, folder)
-    server = fastagg.open(folder.parent / "state", lambda: fastagg.sharded(make, model(SIZE)))
+    server = fastagg.open(folder.parent / "state", lambda: sharded(make, model(SIZE)))
     if rank:
         server.follow()
         return
@@ -45,4 +45,4 @@ def main(rank: int, size: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    command(main)

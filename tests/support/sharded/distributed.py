@@ -5,9 +5,7 @@ python tests/support/sharded/distributed.py RANK SIZE FOLDER
 
 from __future__ import annotations
 
-import json
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 import fastagg
 from support.presets import update
-from support.sharded.ranks import led, start
+from support.sharded.ranks import command, leave, led, sharded, start
 
 ONE_DIMENSION, TWO_DIMENSIONS = (2, 3), 4  # how many ranks have which mesh
 ARRIVALS = 5
@@ -102,7 +100,7 @@ def fsdp(found: Found, mesh: DeviceMesh) -> None:
             fully_shard(layer, mesh=mesh)
     fully_shard(module, mesh=mesh)
     with watched() as largest:
-        server = fastagg.sharded(make, module, timeout=60)
+        server = sharded(make, module)
     size = server.layout.size
     _, begin, end, _ = server.slices()[server.rank]
     found["size"], found["largest at the start"], found["slice"] = size, largest.size, end - begin
@@ -123,7 +121,7 @@ def fsdp(found: Found, mesh: DeviceMesh) -> None:
     found["version"] = [server.version, alone.version]
     found["taken back"] = same(module.state_dict(), whole.state_dict())
     found["goes on"] = trained_alike(module, whole)
-    again = fastagg.sharded(make, module, timeout=60)
+    again = sharded(make, module)
     got = list[Any]()
     if again.rank == 0:
         with again:
@@ -193,7 +191,7 @@ def tied(parameter: Callable[[Tensor], nn.Parameter]) -> nn.Module:
 
 def there_and_back(model: Any, plain: Any, folder: Path) -> str:
     """Return what is wrong; empty if nothing is."""
-    server, alone = fastagg.sharded(make, model, timeout=60), make(plain)
+    server, alone = sharded(make, model), make(plain)
     got = list[Any]()
     if server.rank == 0:
         with server:
@@ -217,7 +215,7 @@ def there_and_back(model: Any, plain: Any, folder: Path) -> str:
                 return f"{name[0]} is placed {now.placements}"
             if now.to_local().shape != then.to_local().shape:
                 return f"{name[0]} has {now.to_local().shape} on rank {dist.get_rank()}"
-    other = fastagg.sharded(make, plain, timeout=60)  # a checkpoint does not depend on where the tensors were
+    other = sharded(make, plain)  # a checkpoint does not depend on where the tensors were
     with led(other) as leads:
         if leads:
             other.load(folder)
@@ -249,7 +247,7 @@ def refused(found: Found, mesh: DeviceMesh) -> None:
     }
     for case, model in models.items():
         try:
-            fastagg.sharded(make, model, timeout=60)
+            sharded(make, model)
             found[case] = ""
         except fastagg.FastaggError as error:
             found[case] = f"{type(error).__name__}: {error}"
@@ -266,14 +264,8 @@ def main(rank: int, size: int, folder: Path) -> None:
         fsdp(found, mesh)
         forms(found, mesh, [Shard(0)], [Replicate()], folder)
         refused(found, mesh)
-    (folder / f"found-{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    leave(folder / f"found-{rank}.json", found)
 
 
 if __name__ == "__main__":
-    try:
-        main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
-    except BaseException:
-        traceback.print_exc()
-        raise
+    command(main)

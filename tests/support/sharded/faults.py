@@ -22,7 +22,7 @@ import torch.distributed as dist
 import fastagg
 from fastagg.shards import folder
 from support.presets import PRESETS, model, update
-from support.sharded.ranks import SIZE, start
+from support.sharded.ranks import SIZE, command, start
 
 TIMEOUT, LONG = 3.0, 60.0
 LEADS, DIES, STOPS = 1, 2, 3
@@ -210,4 +210,4 @@ def main(rank: int, size: int, here: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    command(main)

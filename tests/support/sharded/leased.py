@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))  # as in pytest
 
 import torch
-import torch.distributed as dist
 
 import fastagg
 from fastagg.server.engine import as_tensors
 from support.presets import model, update
-from support.sharded.ranks import SIZE, led, start
+from support.sharded.ranks import SIZE, command, leave, led, sharded, start
 
 # Calls are an even number of seconds apart, and the lease is odd. So no task's end is near a call on a slow machine.
 CALLS, CLIENTS, LEASE = 400, 7, 605.0
@@ -97,19 +95,13 @@ def lead(server: fastagg.Server, folder: Path, found: dict[str, Any]) -> None:
 def main(rank: int, size: int, folder: Path) -> None:
     start(rank, size, folder)
     found: dict[str, Any] = {}
-    server = fastagg.sharded(make, model(SIZE))
+    server = sharded(make, model(SIZE))
     with led(server) as leads:
         if leads:
             lead(server, folder, found)
     found["ledger"] = plain(server)
-    (folder / f"found-{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    leave(folder / f"found-{rank}.json", found)
 
 
 if __name__ == "__main__":
-    try:
-        main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
-    except BaseException:
-        traceback.print_exc()
-        raise
+    command(main)

@@ -10,12 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SECONDS = 240  # on a busy machine
+SECONDS = 900  # of a stuck test: emulated kernels under sanitizers, on a busy machine
 
 
-def play(
-    script: str, folder: Path, ranks: int, waits_for: Iterable[int], *, seconds: float = SECONDS
-) -> dict[int, str]:
+def play(script: str, folder: Path, ranks: int, waits_for: Iterable[int]) -> dict[int, str]:
     """Run a script as several ranks. Return what each printed. Ranks that are not waited for are killed."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     processes = []
@@ -25,7 +23,7 @@ def play(
             with (folder / f"{rank}.log").open("w") as log:
                 processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
         for rank in waits_for:
-            processes[rank].wait(timeout=seconds)
+            processes[rank].wait(timeout=SECONDS)
     finally:
         for process in processes:
             if process.poll() is None:

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,12 @@ import torch
 import torch.distributed as dist
 
 import fastagg
-from fastagg._build import native
 from fastagg.server import checkpoint
 from fastagg.shards import states
 from support.presets import PRESETS, Call, calls, model, tensors, update
 
-PATIENCE = 600.0 if native.cuda_emulated else 60.0  # emulated kernels under sanitizers, beside other work
+PATIENCE = 600.0  # seconds: emulated kernels under sanitizers, beside other work
+sharded = partial(fastagg.sharded, timeout=PATIENCE)
 SIZE = 4 * 65_536 + 5_001  # five groups, the last one not whole
 ARRIVALS = 15
 SEED = 2**40 + 7
@@ -44,6 +44,23 @@ def start(rank: int, size: int, folder: Path) -> None:
     fastagg.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=PATIENCE))
+
+
+def leave(path: Path, found: object) -> None:
+    """Write down what a rank has found, unless it is None, and leave the group together with all others."""
+    if found is not None:
+        path.write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def command(main: Callable[[int, int, Path], None]) -> None:
+    """Run a rank's program with RANK SIZE FOLDER. Its error is printed at once: the process may be slow to end."""
+    try:
+        main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    except BaseException:
+        traceback.print_exc()
+        raise
 
 
 def make(name: str, device: torch.device | None = None) -> Callable[[Any], fastagg.Server]:
@@ -128,7 +145,7 @@ def led(server: fastagg.Server) -> Iterator[bool]:
 
 
 def equal(name: str, group: Any, folder: Path) -> str:
-    server = fastagg.sharded(make(name), model(SIZE), group)
+    server = sharded(make(name), model(SIZE), group)
     found = ""
     with led(server) as leads:
         if leads:
@@ -141,7 +158,7 @@ def equal(name: str, group: Any, folder: Path) -> str:
 def reused(name: str, group: Any, *, own: bool) -> str:
     """Write every answer to one shared vector, the caller's ``own`` or the server's. All ranks but 0 are slow to
     step."""
-    server, found = fastagg.sharded(make(name), model(SIZE), group), ""
+    server, found = sharded(make(name), model(SIZE), group), ""
     if server.rank:
         agree = server._parts.norms.agree
 
@@ -201,7 +218,7 @@ def methods(group: Any) -> dict[str, bool]:
         said.append(torch.as_tensor(one.snapshot()).clone())
         return said
 
-    server, found = fastagg.sharded(fedbuff, model(SIZE), group), dict[str, bool]()
+    server, found = sharded(fedbuff, model(SIZE), group), dict[str, bool]()
     with led(server) as leads:
         if leads:
             mine, its = drive(server), drive(fedbuff(model(SIZE)))
@@ -212,7 +229,7 @@ def methods(group: Any) -> dict[str, bool]:
                     upload.write(b"too short")
             except fastagg.FastaggError as error:
                 found["refused"] = isinstance(error, fastagg.UnknownVersion)  # it has been answered
-    server = fastagg.sharded(fedac, model(SIZE), group)
+    server = sharded(fedac, model(SIZE), group)
     with led(server) as leads:
         if leads:
             one = fedac(model(SIZE))
@@ -233,7 +250,7 @@ def restarted(name: str, groups: list[Any], folder: Path, rank: int, device: tor
         if rank not in dist.get_process_group_ranks(group):
             dist.barrier()
             continue
-        server = fastagg.sharded(make(name, device), model(SIZE), group, timeout=PATIENCE)
+        server = sharded(make(name, device), model(SIZE), group)
         with led(server) as leads:
             if leads:
                 if turn:
@@ -260,15 +277,8 @@ def main(rank: int, size: int, folder: Path) -> None:
     for own in (True, False):
         found[f"reused, {own}"] = reused("FedAvg", groups[size], own=own)
     found |= {f"methods, {name}": "" if good else "differs" for name, good in methods(groups[size]).items()}
-    if rank == 0:
-        (folder / "found.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    leave(folder / "found.json", found if rank == 0 else None)
 
 
 if __name__ == "__main__":
-    try:
-        main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
-    except BaseException:
-        traceback.print_exc()
-        raise
+    command(main)
