@@ -70,7 +70,9 @@ def _expiring(
     x.sub_(u, alpha=lr)
 
 
-def _torch(problem: Problem, format: str, compile_: bool, optimizer: str = "sgd", expires: bool = False) -> Built:
+def _torch(
+    problem: Problem, format: str, how: Callable[..., Callable[[], None]], optimizer: str = "sgd", expires: bool = False
+) -> Built:
     # Only whole blocks of 256. The few elements after them change no timing.
     size = whole(problem.size) if format in ("int8", "int4") else problem.size
     x, g, u = problem.vector("x"), grid(problem, format)[:size], problem.zeros()[:size]
@@ -80,27 +82,17 @@ def _torch(problem: Problem, format: str, compile_: bool, optimizer: str = "sgd"
         other = Rows(size, format, problem.device)
         more = [other.row, other.scale]
     step: Callable[..., None] = _expiring if expires else _amsgrad if more else _sgd
-    given = (x[:size], g, u, rows.row, rows.scale, problem.lr, format, *more)
-    if not compile_:
-        return Built(partial(step, *given), lambda: x[: whole(problem.size)])
-    run = compiled(step, *given)
-    rows.row.copy_(Rows(size, format, problem.device).row)  # compiling has run the step
-    for tensor in (rows.scale, u, *more):
-        tensor.zero_()
-    x.copy_(problem.vector("x"))
+    run = how(step, x[:size], g, u, rows.row, rows.scale, problem.lr, format, *more)
     return Built(run, lambda: x[: whole(problem.size)])
 
 
 def _candidates(name: str, format: str, **how: object) -> list[Candidate]:
     own = 3 + (0 if how.get("optimizer", "sgd") == "sgd" else 3)
-    pair = {"torch eager in place": False, "torch.compile": True}
+    pair = {"torch eager in place": partial, "torch.compile": compiled}
     return [
         Candidate("fastagg", partial(_ours, format=format, **how), own + ROWS * ROW_BYTES[format] / 4),
         *native_call(name),
-        *(
-            Candidate(peer, partial(_torch, format=format, compile_=compile_, **how), 6 + own)
-            for peer, compile_ in pair.items()
-        ),
+        *(Candidate(peer, partial(_torch, format=format, how=way, **how), 6 + own) for peer, way in pair.items()),
         *plain_loop(name),
     ]
 

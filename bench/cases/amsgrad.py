@@ -1,4 +1,5 @@
-"""A whole step of AMSGrad or Adam along a given direction, ``x + lr*m/(sqrt(v) + eps)``, with fp32 and 8-bit moments.
+"""A whole step of AMSGrad or Adam, ``x + lr*m/(sqrt(v) + eps)``, with fp32 and 8-bit moments: along an update, or along
+the mean of a full buffer whose last update it is.
 
 Peers keep their state in plain torch or NumPy memory, as users of these libraries do.
 """
@@ -11,12 +12,18 @@ from itertools import count
 
 import numpy as np
 import torch
-from peers import compiled, native_call, plain_loop
+from peers import native_call, plain_loop
 from problem import Built, Candidate, Case, Problem, huge, plain
 from torch import Tensor
 
+from cases.kernels import by_compiler, eager
 from fastagg import ops
 from fastagg.rules import moments
+
+
+def kinds(optimizer: str, flush: bool = False) -> tuple[str, ...]:
+    """Return the vectors of a step: the model, its moments and the buffer."""
+    return ("x", *ops.OPTIMIZERS[optimizer], *("acc",) * flush)
 
 
 def settings(problem: Problem) -> dict[str, object]:
@@ -24,35 +31,30 @@ def settings(problem: Problem) -> dict[str, object]:
     return {"lr": problem.lr, "betas": problem.betas, "eps": problem.eps}
 
 
-def state(problem: Problem, optimizer: str, allocate: Callable[..., Tensor] = plain) -> list[Tensor]:
-    """Return the model and its moments."""
-    return problem.vectors(("x", *ops.OPTIMIZERS[optimizer]), allocate)
+def _step(
+    problem: Problem, optimizer: str, flush: bool = False, allocate: Callable[..., Tensor] = plain, **more: object
+) -> Callable[[], Tensor]:
+    names = kinds(optimizer, flush)
+    x, *vectors = problem.vectors(names, allocate)
+    if flush:
+        more["scale"] = 1.0 / problem.buffer_size
+    held = dict(zip(names[1:], vectors, strict=True))
+    return partial(ops.step_, x, problem.update, optimizer=optimizer, **settings(problem), **held, **more)
 
 
-def _ours(problem: Problem, optimizer: str, aside: bool = False) -> Built:
-    x, *vectors = state(problem, optimizer, huge)
-    held = dict(zip(ops.OPTIMIZERS[optimizer], vectors, strict=True))
-    out = huge(problem.size, problem.device) if aside else None
-    given = settings(problem)
-    return Built(
-        lambda: ops.step_(x, problem.update, optimizer=optimizer, out=out, **given, **held),
-        lambda: x if out is None else out,
-    )
+def _ours(problem: Problem, optimizer: str, flush: bool = False, aside: bool = False) -> Built:
+    run = _step(problem, optimizer, flush, huge, out=huge(problem.size, problem.device) if aside else None)
+    return Built(run, lambda: run.keywords["out"] if aside else run.args[0])  # type: ignore[attr-defined]
 
 
-def _corrected(problem: Problem, optimizer: str) -> Tensor:
-    """Return the model after one step with Adam's bias correction in round 1, as in torch.optim."""
-    x, *vectors = state(problem, optimizer)
-    held = dict(zip(ops.OPTIMIZERS[optimizer], vectors, strict=True))
-    return ops.step_(x, problem.update, optimizer=optimizer, correction=1, **settings(problem), **held)
-
-
-def _torch_optim(problem: Problem, optimizer: str, by_layer: bool = False, **form: bool) -> Built:
-    x, *vectors = state(problem, optimizer)
+def _torch_optim(problem: Problem, optimizer: str, flush: bool = False, by_layer: bool = False, **form: bool) -> Built:
+    x, *vectors = problem.vectors(kinds(optimizer, flush))
     cut = problem.layers if by_layer else lambda vector: [vector]
+    acc = vectors.pop() if flush else None
+    along = plain(problem.size, problem.device) if flush else problem.negated
     # One flat parameter if that is faster. Gradients already exist, so only a step is timed.
     parameters = [torch.nn.Parameter(piece) for piece in cut(x)]
-    for parameter, piece in zip(parameters, cut(problem.negated), strict=True):
+    for parameter, piece in zip(parameters, cut(along), strict=True):
         parameter.grad = piece
     adam = torch.optim.Adam(parameters, **settings(problem), amsgrad=optimizer == "amsgrad", **form)
     names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")[: len(vectors)]
@@ -60,37 +62,41 @@ def _torch_optim(problem: Problem, optimizer: str, by_layer: bool = False, **for
         pieces[0].neg_()  # the moment of the negated update
         step = torch.tensor(0.0, device=problem.device)
         adam.state[parameter] = {"step": step, **dict(zip(names, pieces, strict=True))}
-    return Built(adam.step, lambda: x)
+
+    def run() -> None:
+        torch.add(acc, problem.update, out=along).mul_(-1.0 / problem.buffer_size)
+        adam.step()
+
+    return Built(run if flush else adam.step, lambda: x)
 
 
-def _eager(problem: Problem, optimizer: str) -> Built:
-    x, m, v, *top = state(problem, optimizer)
-    d, scratch = problem.update, plain(problem.size, problem.device)
-    (b1, b2), lr, eps = problem.betas, problem.lr, problem.eps
+def _eager(problem: Problem) -> Callable[..., None]:
+    (b1, b2), lr, eps, scale = problem.betas, problem.lr, problem.eps, 1.0 / problem.buffer_size
+    scratch = plain(problem.size, problem.device)
 
-    def step() -> None:
+    def step(x: Tensor, d: Tensor, m: Tensor, v: Tensor, top: Tensor | None = None, acc: Tensor | None = None) -> None:
+        if acc is not None:
+            d = torch.add(acc, d, out=scratch).mul_(scale)
         m.lerp_(d, 1 - b1)
         v.mul_(b2).addcmul_(d, d, value=1 - b2)
-        second = torch.maximum(top[0], v, out=top[0]) if top else v
+        second = v if top is None else torch.maximum(top, v, out=top)
         x.addcdiv_(m, torch.sqrt(second, out=scratch).add_(eps), value=lr)
 
-    return Built(step, lambda: x)
+    return step
 
 
-def _compiled(problem: Problem, optimizer: str) -> Built:
-    held = state(problem, optimizer)
-    (b1, b2), lr, eps = problem.betas, problem.lr, problem.eps
+def _fused(problem: Problem) -> Callable[..., None]:
+    """The form that a compiler makes one loop of."""
+    (b1, b2), lr, eps, scale = problem.betas, problem.lr, problem.eps, 1.0 / problem.buffer_size
 
-    def step(d: Tensor, x: Tensor, m: Tensor, v: Tensor, top: Tensor | None = None) -> None:
+    def step(x: Tensor, d: Tensor, m: Tensor, v: Tensor, top: Tensor | None = None, acc: Tensor | None = None) -> None:
+        d = d if acc is None else (acc + d) * scale
         m.mul_(b1).add_(d, alpha=1 - b1)
         v.mul_(b2).addcmul_(d, d, value=1 - b2)
         second = v if top is None else torch.maximum(top, v, out=top)
         x.addcdiv_(m, second.sqrt().add_(eps), value=lr)
 
-    run = compiled(step, problem.update, *held)
-    for vector, fresh in zip(held, state(problem, optimizer), strict=True):  # compiling has run the step once
-        vector.copy_(fresh)
-    return Built(run, lambda: held[0])
+    return step
 
 
 def _flower(problem: Problem, optimizer: str) -> Built:
@@ -99,7 +105,7 @@ def _flower(problem: Problem, optimizer: str) -> Built:
     It favours the peer in three ways. The update is given, but Flower subtracts two models first. The learning rate is
     a Python float, but Flower's NumPy scalar turns everything into float64. No conversion to bytes and back is timed.
     """
-    held = [[p.numpy() for p in problem.layers(vector)] for vector in state(problem, optimizer)]
+    held = [[p.numpy() for p in problem.layers(vector)] for vector in problem.vectors(kinds(optimizer))]
     delta = [p.numpy() for p in problem.layers(problem.update)]
     (b1, b2), eta, tau, amsgrad = problem.betas, problem.lr, problem.eps, optimizer == "amsgrad"
 
@@ -114,18 +120,24 @@ def _flower(problem: Problem, optimizer: str) -> Built:
     return Built(step, lambda: torch.from_numpy(np.concatenate([w.ravel() for w in held[0]])))
 
 
-def _candidates(optimizer: str) -> list[Candidate]:
+def _candidates(name: str, optimizer: str, flush: bool) -> list[Candidate]:
     def bind(build: Callable[..., Built], **options: object) -> Callable[[Problem], Built]:
         return partial(build, optimizer=optimizer, **options)
 
-    held = 1 + len(ops.OPTIMIZERS[optimizer])
-    return [
-        Candidate("fastagg", bind(_ours), held, note="state in huge pages, as a Server keeps it"),
+    vectors = kinds(optimizer, flush)
+    held = len(vectors)
+    note = "after add(out=) and mul_" if flush else ""
+    both = [
+        Candidate("fastagg", bind(_ours, flush=flush), held, note="state in huge pages, as a Server keeps it"),
+        *native_call(name),
+        Candidate("torch.optim fused", bind(_torch_optim, flush=flush, fused=True), held + flush, True, note),
+        by_compiler(_fused, vectors),
+        eager(_eager, vectors, "one kept scratch vector", scratch=1),
+        *plain_loop(name),
+    ]
+    return both if flush else [
+        *both,
         Candidate("fastagg, into a new version", bind(_ours, aside=True), held + 1, note="as when a client holds x"),
-        *native_call(optimizer),
-        Candidate("torch.optim fused", bind(_torch_optim, fused=True), held, corrected=True),
-        Candidate("torch.compile", bind(_compiled), held),
-        Candidate("torch eager in place", bind(_eager), held + 1, note="one kept scratch vector"),
         Candidate(
             "torch.optim foreach", bind(_torch_optim, foreach=True, by_layer=True), held + 2, corrected=True,
             note="62 layers",
@@ -134,7 +146,6 @@ def _candidates(optimizer: str) -> list[Candidate]:
             "NumPy as Flower writes it", bind(_flower), 2 * held + 1, devices=("cpu",),
             note="a list of arrays (62 layers), new arrays for every term",
         ),
-        *plain_loop(optimizer),
     ]  # fmt: skip
 
 
@@ -162,9 +173,11 @@ def _coded(optimizer: str) -> list[Candidate]:
     ]  # fmt: skip
 
 
-def _case(optimizer: str) -> Case:
-    bytes_ = 12 + 8 * len(ops.OPTIMIZERS[optimizer])  # d is read; x and each moment are read and written
-    return Case(optimizer, bytes_, lambda: _candidates(optimizer), corrected=partial(_corrected, optimizer=optimizer))
+def _case(name: str, optimizer: str, flush: bool = False) -> Case:
+    # d is read, and so is the buffer; x and each moment are read and written
+    bytes_ = 12 + 8 * len(ops.OPTIMIZERS[optimizer]) + 4 * flush
+    corrected = lambda problem: _step(problem, optimizer, flush, correction=1)()  # noqa: E731  as in torch.optim
+    return Case(name, bytes_, partial(_candidates, name, optimizer, flush), corrected=corrected)
 
 
 def _coded_case(optimizer: str) -> Case:
@@ -175,4 +188,7 @@ def _coded_case(optimizer: str) -> Case:
     return Case(f"{optimizer} 8bit", bytes_, lambda: _coded(optimizer))
 
 
-CASES = [_case("amsgrad"), _case("adam"), _coded_case("amsgrad"), _coded_case("adam"), _coded_case("momentum")]
+CASES = [
+    _case("amsgrad", "amsgrad"), _case("adam", "adam"), _case("fadas flush", "amsgrad", flush=True),
+    *map(_coded_case, ("amsgrad", "adam", "momentum")),
+]  # fmt: skip

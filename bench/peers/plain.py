@@ -7,7 +7,6 @@ like fastagg's, so that loops are compared, not pages. All other peers allocate 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import platform
 import subprocess
@@ -50,47 +49,22 @@ def flags() -> tuple[str, ...]:
 
 @cache
 def library() -> ctypes.CDLL:
-    """Return the loops. They are compiled at the first use and stored for the next process.
+    """Return the loops, which are compiled at the first use.
 
     Raises:
         Skip: there is no C++ compiler, or it failed.
     """
     compiler = os.environ.get("CXX", "c++")
-    command = [compiler, *flags(), "-shared", "-fPIC", "-pthread", str(SOURCE)]
     try:
-        version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-        # because of -march=native: machines that share a cache directory must not use each other's file
-        key = [SOURCE.read_bytes(), " ".join(command).encode(), version, _processor()]
-        kept = _folder() / f"plain-{hashlib.sha256(b'|'.join(key)).hexdigest()[:16]}.so"
-        if not kept.is_file():
-            # Written elsewhere first, so that another process never loads half a file.
-            with tempfile.TemporaryDirectory(dir=kept.parent) as aside:
-                subprocess.run([*command, "-o", f"{aside}/plain.so"], capture_output=True, check=True)
-                os.replace(f"{aside}/plain.so", kept)
-        return ctypes.CDLL(str(kept))
+        with tempfile.TemporaryDirectory() as folder:
+            made = f"{folder}/plain.so"
+            command = [compiler, *flags(), "-shared", "-fPIC", "-pthread", str(SOURCE), "-o", made]
+            subprocess.run(command, capture_output=True, check=True)
+            return ctypes.CDLL(made)
     except subprocess.CalledProcessError as error:
         raise Skip(f"{compiler} failed: {error.stderr.decode(errors='replace').strip()[:120]}") from error
     except OSError as error:
         raise Skip(f"no C++ compiler, or no place for what it makes: {error}") from error
-
-
-def _folder() -> Path:
-    """Return the user's cache directory, or one that lasts until the next boot. Both are outside the repository."""
-    try:
-        chosen = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastagg-bench"
-        chosen.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=chosen).close()
-    except (OSError, RuntimeError):  # read-only, or there is no home
-        return Path(tempfile.mkdtemp(prefix="fastagg-bench-"))
-    return chosen
-
-
-def _processor() -> bytes:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor().encode()
-    return "".join(line for line in lines if line.startswith(("model name", "flags", "Features"))).encode()
 
 
 def _checked(build: Build, problem: Problem) -> Built:

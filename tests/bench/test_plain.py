@@ -43,16 +43,15 @@ def build(threads, size, **environment):
 
 
 @pytest.mark.parametrize(("threads", "size"), [(1, 2003), (2, 1_000_003)])
-def test_every_loop_gives_fastaggs_result(threads, size, tmp_path):
+def test_every_loop_gives_fastaggs_result(threads, size):
     if shutil.which(os.environ.get("CXX", "c++")) is None:
         pytest.skip("no C++ compiler")
-    found = build(threads, size, XDG_CACHE_HOME=str(tmp_path))
+    found = build(threads, size)
     assert set(found) == {
         "amsgrad", "adam", "accumulate", "apply", "fedbuff flush", "fadas flush", "inspect", "ace fp32",
         "ca2fl arrival", "distances", "mixing",
     }  # fmt: skip
     assert set(found.values()) == {"built"}
-    assert len(list(tmp_path.rglob("plain-*.so"))) == 1
 
 
 def test_a_thread_for_a_short_loop_is_not_measured():

@@ -37,53 +37,65 @@ def test_a_run_writes_what_the_report_reads(bench, tmp_path):
         assert row.info["processor"] and "torch" in row.info["versions"] and len(row.info["commit"]) == 7
 
 
-def test_a_wrong_result_fails_and_a_candidate_that_cannot_run_is_skipped(bench, tmp_path):
-    wrong = tmp_path / "wrong.py"
-    wrong.write_text(
-        "import pytest\n"
-        "@pytest.fixture(autouse=True)\n"
-        "def changed(monkeypatch):\n"
-        "    import peers.native\n"
-        "    import cases.accumulate as one\n"
-        "    from problem import Built, Skip\n"
-        "    def torch(problem):\n"
-        "        acc = problem.vector('acc')\n"
-        "        return Built(lambda: acc.add_(problem.update, alpha=1.01), lambda: acc)\n"
-        "    def missing(problem):\n"
-        "        raise Skip('not installed')\n"
-        "    monkeypatch.setattr(one, '_foreach', missing)\n"
-        "    if WRONG: monkeypatch.setattr(one, '_torch', torch)\n"
-    )
-    for is_wrong, codes in ((True, "torch add_: its result differs from fastagg's"), (False, "1 skipped")):
-        (tmp_path / f"plant{is_wrong}.py").write_text(f"WRONG = {is_wrong}\n{wrong.read_text()}")
-        own = ["-p", f"plant{is_wrong}", "--only", "add_", "-o", f"pythonpath={tmp_path}"]
-        done = measured(bench, *SMALL, *own)
-        assert (done.returncode == 1) == is_wrong, done.stdout
-        assert codes in done.stdout, done.stdout
+PLANT = """
+from dataclasses import replace
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def changed(monkeypatch):
+    from cases import CASES
+    from problem import Built, Skip
+
+    def wrong(problem):
+        acc = problem.vector('acc')
+        return Built(lambda: acc.add_(problem.update, alpha=1.01), lambda: acc)
+
+    def missing(problem):
+        raise Skip('not installed')
+
+    def slow(problem):
+        built = made['fastagg'].build(problem)
+        passes = [built.run]
+
+        def run():
+            for _ in passes: built.run()
+            passes[:] = 16 * [built.run]
+
+        return replace(built, run=run)
+
+    case = CASES['accumulate']
+    made = {one.name: one for one in case.candidates()}
+    made |= {name: replace(made[name], build=build) for name, build in (CHANGES).items()}
+    monkeypatch.setitem(CASES, 'accumulate', replace(case, candidates=lambda: list(made.values())))
+"""
+
+
+def planted(tmp_path, name, changes):
+    """The options that put other candidates in the place of those of a case."""
+    (tmp_path / f"{name}.py").write_text(PLANT.replace("CHANGES", changes))
+    return ["-p", name, "-o", f"pythonpath={tmp_path}"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "said"),
+    [
+        ("{'torch add_': wrong}", 1, "torch add_: its result differs from fastagg's"),
+        ("{'torch _foreach_add_': missing}", 0, "1 skipped"),
+    ],
+)
+def test_a_wrong_result_fails_and_a_candidate_that_cannot_run_is_skipped(bench, tmp_path, changes, code, said):
+    done = measured(bench, *SMALL, "--only", "add_", *planted(tmp_path, "plant", changes))
+    assert done.returncode == code and said in done.stdout, done.stdout
 
 
 def test_a_kernel_below_its_floor_fails(bench, tmp_path):
     """Sixteen passes for one have a sixteenth of the share and of the ratio."""
-    (tmp_path / "plant.py").write_text(
-        "import pytest\n"
-        "@pytest.fixture(autouse=True)\n"
-        "def changed(monkeypatch):\n"
-        "    import dataclasses\n"
-        "    import cases.accumulate as one\n"
-        "    build = one._ours\n"
-        "    def slow(problem):\n"
-        "        built = build(problem)\n"
-        "        passes = [built.run]\n"
-        "        def run():\n"
-        "            for _ in passes: built.run()\n"
-        "            passes[:] = 16 * [built.run]\n"
-        "        return dataclasses.replace(built, run=run)\n"
-        "    monkeypatch.setattr(one, '_ours', slow)\n"
-    )
     own = ["--floors", "--case", "accumulate", "--sizes", "3e5", "--rounds", "9"]
     done = measured(bench, *own)
     assert done.returncode == 0 and "of streaming" in done.stdout, done.stdout
-    done = measured(bench, *own, "-p", "plant", "-o", f"pythonpath={tmp_path}")
+    done = measured(bench, *own, *planted(tmp_path, "plant", "{'fastagg': slow}"))
     assert done.returncode == 1 and "accumulate: TOO LITTLE" in done.stdout, done.stdout
 
 

@@ -12,7 +12,7 @@ def test_the_fit_finds_a_line():
     import scaling
 
     found = scaling.fit([(size, 5e-6 + 1e-9 * size) for size in (1e3, 1e7, 1e8)])
-    assert found.constant == pytest.approx(5e-6, rel=1e-2) and found.per_parameter == pytest.approx(1e-9, rel=1e-2)
+    assert found == pytest.approx((5e-6, 1e-9), rel=1e-2)
     with pytest.raises(SystemExit, match="small and large"):
         scaling.fit([(1e3, 1e-6)])
 
