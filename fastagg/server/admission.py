@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from fastagg._build import native
 from fastagg._types import Arrays, Native
 from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, ShapeMismatch
 from fastagg.model import Layout, Parsed
+from fastagg.model.nearness import nearer_to_model
 from fastagg.ops.place import on_device
 from fastagg.rules.staleness import Staleness
 from fastagg.server.dispatch import Client, Dispatch, Partial, Receipt
@@ -40,6 +42,43 @@ class Answers:
     def __init__(self, parts: Parts, running: Running) -> None:
         self.parts, self.running = parts, running
         self.logs = False  # whether a log needs a copy of an update in host memory
+
+    def refuse_other_kind(self, kind: object) -> None:
+        """Refuse an update of which its sender says that it is of another kind.
+
+        Raises:
+            ConfigError: it is.
+        """
+        own = self.parts.direction.kind
+        if isinstance(kind, str) and kind != own:
+            raise ConfigError(
+                f"kind: this server takes updates of kind {own!r}, got one of kind {kind!r}; "
+                f"send a {own}: server.receive(client, {own})"
+            )
+
+    def parse(self, update: Arrays, kind: object) -> Parsed:
+        """Read an update. Warn if it is nearly the model itself.
+
+        Raises:
+            ShapeMismatch, DTypeMismatch, ConfigError: it is no update of this server.
+        """
+        layout, engine, own = self.parts.layout, self.running.engine, self.parts.direction.kind
+        if type(update) is torch.Tensor and kind is None:
+            return layout.parse(update)
+        if isinstance(update, torch.nn.Module):
+            do = "give a trained model to server.receive_model(task, model)"
+            raise ShapeMismatch(_checks.wrong("update", f"a {own}, in the form of params", update, do))
+        self.refuse_other_kind(kind or getattr(update, "kind", None))
+        parsed = layout.parse(update)
+        looks = engine.checks_models and isinstance(update, (Mapping, list, tuple))
+        if looks and nearer_to_model(parsed.parameters, engine.flat):
+            engine.checks_models = False
+            said = (
+                f"receive takes {own}s, and this update is nearly the model itself: for a trained model "
+                "use receive_model(task, trained), or task.delta(trained)"
+            )
+            warnings.warn(said, UserWarning, stacklevel=3)
+        return parsed
 
     def of(self, parsed: Parsed, said: Said, num_samples: float | None = None, control: object = None) -> Native:
         """Return an update as an answer.
@@ -71,7 +110,7 @@ class Answers:
 
     def of_model(
         self, task: Dispatch, trained: object, num_samples: float | None, offset: int | None, is_difference: bool,
-        check_kind: Callable[[str], None], measures: bool,
+        measures: bool,
     ) -> Native:  # fmt: skip
         """Return a trained model as an answer.
 
@@ -82,7 +121,7 @@ class Answers:
         Raises:
             FastaggError: it is refused.
         """
-        check_kind("delta")
+        self.refuse_other_kind("delta")
         layout = self.parts.layout
         said = Said(task.client, task.version, task.id, offset, task.incarnation)
         if not is_difference and self.parts.on_host and layout.all_fp32:
@@ -194,16 +233,6 @@ def non_finite(layout: Layout, parsed: Parsed) -> NonFiniteUpdate:
     """Return the error for an update whose parameters are not finite. It names the first bad array."""
     where = _culprits(layout, parsed.parameters)
     return NonFiniteUpdate(f"update: NaN or infinity in {where}; nothing has changed: lower the client's learning rate")
-
-
-def refuse_non_finite(layout: Layout, parsed: Parsed, finite: bool) -> None:
-    """Refuse an update whose parameters are not ``finite``.
-
-    Raises:
-        NonFiniteUpdate: it is not finite; the message names the first bad array.
-    """
-    if not finite:
-        raise non_finite(layout, parsed)
 
 
 def refuse_non_finite_buffers(parsed: Parsed) -> None:

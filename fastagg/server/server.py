@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import os
-import warnings
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -16,9 +13,8 @@ from torch import Tensor
 
 from fastagg import _checks, _keywords, registry
 from fastagg._types import Native
-from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, NotSharded, ShapeMismatch
+from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, NotSharded
 from fastagg.model import Layout, Parsed, Piece, Taken
-from fastagg.model.nearness import nearer_to_model
 from fastagg.rules.directions import Direction, DistillationRecord, Single
 from fastagg.rules.names import Buffers, Kind, Validate, Weighting
 from fastagg.rules.optimizers import SGD, Optimizer
@@ -28,7 +24,7 @@ from fastagg.server.admission import Answers, Said
 from fastagg.server.dispatch import Client, Dispatch, Partial, Receipt, check_task
 from fastagg.server.engine import Parts
 from fastagg.server.live import LiveModel
-from fastagg.server.settings import RULES, ServerSettings, complete, documented
+from fastagg.server.settings import ServerSettings, complete, declare
 from fastagg.server.statistics import Statistics
 from fastagg.server.uploads import HeldUpload, Upload
 from fastagg.storage import devices
@@ -170,7 +166,7 @@ class Server:
         parts = f"{self.direction!r}, {self.optimizer!r}, {self.staleness!r}"
         return f"<fastagg.Server of {self.layout.size:,} parameters at version {self.version}: {parts}>"
 
-    if TYPE_CHECKING:  # the settings (_declare)
+    if TYPE_CHECKING:  # the settings (declare)
         clip_norm: float | None
         buffers: Buffers
         deterministic: bool
@@ -240,8 +236,7 @@ class Server:
             UnknownVersion: the task's own client no longer holds it.
         """
         task = check_task(task)
-        hand_on = self._engine.hand_on if self._group is None else self._group.hand_on
-        client, steps, id = hand_on(task.client, task.version, client)
+        client, steps, id = self._act("hand_on")(task.client, task.version, client)
         return task.for_client(client, steps or None, id)
 
     def forget(self, client: Client, version: int | None = None) -> None:
@@ -255,8 +250,7 @@ class Server:
             UnknownClient: the client was never sent a model.
             UnknownVersion: the client has no open task of that version.
         """
-        forget = self._engine.forget if self._group is None else self._group.forget
-        forget(client, version)
+        self._act("forget")(client, version)
 
     def expire(self, before: int | None = None) -> int:
         """End all tasks whose lease is over or whose version is too old. Each ``dispatch`` also ends a few of them.
@@ -275,8 +269,12 @@ class Server:
         """
         if before is not None:
             _checks.whole("before", before, least=0, most=engine.MOST)
-        expire = self._engine.expire if self._group is None else self._group.expire
-        return int(expire(before))
+        return int(self._act("expire")(before))
+
+    def _act(self, method: str) -> Any:
+        """The engine's method, for all ranks of a group."""
+        act = getattr(self._engine, method)
+        return act if self._group is None else self._group.leading(method, act)
 
     @property
     def incarnation(self) -> int:
@@ -381,8 +379,9 @@ class Server:
                     return taken
             said = Said(client, version, task, offset, incarnation)
             if self._group is not None:
-                return self._received_in(self._group, said, update, num_samples, kind, control)
-            answer = self._answers.of(self._parse(update, kind), said, num_samples, control)
+                self._answers.refuse_other_kind(kind or getattr(update, "kind", None))
+                return self._taken(self._group.receive(said, update, num_samples, control))
+            answer = self._answers.of(self._answers.parse(update, kind), said, num_samples, control)
             return self._taken(self._answers.receive([answer])[0])
         except NonFiniteUpdate as error:
             self._refused(error)
@@ -428,7 +427,7 @@ class Server:
             >>> upload.receipt.applied
             True
         """
-        self._refuse_other_kind(kind)
+        self._answers.refuse_other_kind(kind)
         admission.share(num_samples, self._parts.settings["weighting"])
         said = Said(client, version, task, offset, incarnation)
         if self._group is not None:
@@ -564,8 +563,7 @@ class Server:
     ) -> tuple[Native, Any]:  # fmt: skip
         """Check all of a trained model but the numbers of its parameters. Return it for :meth:`_add_models`."""
         try:
-            check = self._refuse_other_kind
-            return self._answers.of_model(task, trained, num_samples, offset, difference, check, measures), trained
+            return self._answers.of_model(task, trained, num_samples, offset, difference, measures), trained
         except FastaggError as error:
             self._refused(error)
             raise
@@ -652,36 +650,6 @@ class Server:
                     outcome = admission.named(outcome, self.layout, update)
             found.append(outcome)
         return found
-
-    def _parse(self, update: Any, kind: Any) -> Parsed:
-        layout = self._parts.layout
-        if type(update) is Tensor and kind is None:
-            return layout.parse(update)
-        if isinstance(update, torch.nn.Module):
-            do = "give a trained model to server.receive_model(task, model)"
-            raise ShapeMismatch(_checks.wrong("update", f"a {self.update_kind}, in the form of params", update, do))
-        self._refuse_other_kind(kind or getattr(update, "kind", None))
-        parsed = layout.parse(update)
-        if self._engine.checks_models and isinstance(update, (Mapping, list, tuple)):
-            self._warn_of_a_model(parsed)
-        return parsed
-
-    def _warn_of_a_model(self, parsed: Parsed) -> None:
-        if nearer_to_model(parsed.parameters, self._engine.flat):
-            self._engine.checks_models = False
-            warnings.warn(
-                f"receive takes {self.update_kind}s, and this update is nearly the model itself: for a trained model "
-                "use receive_model(task, trained), or task.delta(trained)",
-                UserWarning,
-                stacklevel=4,
-            )
-
-    def _refuse_other_kind(self, kind: Any) -> None:
-        if isinstance(kind, str) and kind != self.update_kind:
-            raise ConfigError(
-                f"kind: this server takes updates of kind {self.update_kind!r}, got one of kind {kind!r}; "
-                f"send a {self.update_kind}: server.receive(client, {self.update_kind})"
-            )
 
     def _refused(self, error: FastaggError) -> None:
         if self._watch is not None:
@@ -851,12 +819,6 @@ class Server:
             raise NotSharded(f"{method}: this server is in no group; fastagg.sharded(make, model) makes one that is")
         return self._group
 
-    def _received_in(
-        self, group: Group, said: Said, update: Any, num_samples: float | None, kind: Any, control: Any
-    ) -> Receipt:
-        self._refuse_other_kind(kind or getattr(update, "kind", None))
-        return self._taken(group.receive(said, update, num_samples, control))
-
     @property
     def rank(self) -> int:
         """The rank of this process in the group of :func:`fastagg.sharded`."""
@@ -992,24 +954,4 @@ def _part(name: str, given: Any, kind: type, default: Any) -> Any:
     return default if given is None else given
 
 
-def _setting(server: Server, *, name: str) -> Any:
-    return server._parts.settings[name]  # type: ignore[literal-required]
-
-
-def _declare() -> None:
-    """Add the settings to the class: to its documentation, its signature, and as attributes to read."""
-    assert Server.__doc__ is not None
-    refusals = "ConfigError, ShapeMismatch, DTypeMismatch, NonFiniteUpdate: a setting or the model is refused."
-    Server.__doc__ += f"{documented()}\n\n    Raises:\n        {refusals}\n    "
-    own = inspect.signature(Server.__init__)
-    plain = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
-    more = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=rule.default) for name, rule in RULES.items()
-    ]
-    Server.__init__.__signature__ = own.replace(parameters=[*plain, *more])  # type: ignore[attr-defined]
-    for name, rule in RULES.items():
-        if name not in vars(Server):
-            setattr(Server, name, property(partial(_setting, name=name), doc=rule.meaning))
-
-
-_declare()
+declare(Server)

@@ -6,7 +6,9 @@ checkpoint all come from these declarations.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, TypedDict, cast, get_type_hints
 
@@ -175,6 +177,22 @@ def complete(given: Mapping[str, object]) -> ServerSettings:
     return cast(ServerSettings, MappingProxyType(found))
 
 
-def documented() -> str:
-    """Return the settings as the lines of a docstring's ``Args``."""
-    return "\n".join(f"        {name}: {rule.meaning}" for name, rule in RULES.items())
+def declare(server: type) -> None:
+    """Add the settings to the class of servers: to its documentation, its signature, and as attributes to read."""
+    lines = [f"        {name}: {rule.meaning}" for name, rule in RULES.items()]
+    refusals = "ConfigError, ShapeMismatch, DTypeMismatch, NonFiniteUpdate: a setting or the model is refused."
+    server.__doc__ = "\n".join([str(server.__doc__).rstrip(), *lines, "", "    Raises:", f"        {refusals}", "    "])
+    start: Any = server.__init__  # type: ignore[misc]
+    own = inspect.signature(start)
+    plain = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=rule.default) for name, rule in RULES.items()
+    ]
+    start.__signature__ = own.replace(parameters=[*plain, *more])
+    for name, rule in RULES.items():
+        if name not in vars(server):
+            setattr(server, name, property(partial(_setting, name=name), doc=rule.meaning))
+
+
+def _setting(server: Any, *, name: str) -> Any:
+    return server._parts.settings[name]

@@ -198,21 +198,14 @@ class Group:
             task: Dispatch = self._send(client)
             return task
 
-    def hand_on(self, client: Client, version: int, to: Client) -> tuple[Client, int, int]:
-        """Give an open task to one more client. Return that client, its number of local steps, and the task's id."""
-        with self._leading("hand_on"):
-            found: tuple[Client, int, int] = self._engine.hand_on(client, version, to)
-            return found
+    def leading(self, method: str, act: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what does a change of the engine's that is no answer, and tells the others."""
 
-    def forget(self, client: Client, version: int | None) -> None:
-        """End the tasks of a client."""
-        with self._leading("forget"):
-            self._engine.forget(client, version)
+        def led(*given: object) -> Any:
+            with self._leading(method):
+                return act(*given)
 
-    def expire(self, before: int | None) -> int:
-        """End tasks that are over."""
-        with self._leading("expire"):
-            return int(self._engine.expire(before))
+        return led
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate."""

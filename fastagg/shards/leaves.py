@@ -148,7 +148,8 @@ class Leaf:
     def _add(self, update: object, count: int, weight: float, *, is_sum: bool = False) -> None:
         parsed = self.layout.parse(update)
         seen = ops.inspect(parsed.parameters)
-        admission.refuse_non_finite(self.layout, parsed, seen.finite)
+        if not seen.finite:
+            raise admission.non_finite(self.layout, parsed)
         clips = self.clip_norm is not None and not is_sum and seen.norm > self.clip_norm
         factor = (self.clip_norm / seen.norm if clips and self.clip_norm else 1.0) * (1.0 if is_sum else weight)
         bound = self._bound + factor * seen.norm

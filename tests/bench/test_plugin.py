@@ -56,7 +56,7 @@ def changed(monkeypatch):
         raise Skip('not installed')
 
     def slow(problem):
-        built = made['fastagg'].build(problem)
+        built = ours(problem)
         passes = [built.run]
 
         def run():
@@ -67,6 +67,7 @@ def changed(monkeypatch):
 
     case = CASES['accumulate']
     made = {one.name: one for one in case.candidates()}
+    ours = made['fastagg'].build
     made |= {name: replace(made[name], build=build) for name, build in (CHANGES).items()}
     monkeypatch.setitem(CASES, 'accumulate', replace(case, candidates=lambda: list(made.values())))
 """

@@ -1,0 +1,340 @@
+// An answer before its step is planned: its task, its bytes, its norm and its weight. It may be refused here.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+
+#include "../cpu/cpu.h"
+#include "../math/fixed.h"
+#include "engine.h"
+
+namespace fastagg::engine {
+namespace {
+
+constexpr int64_t kLargestOverflow = int64_t{1} << 20;  // limits the memory for their versions
+
+// The largest magnitude in an encoded row. NaN or infinity if a number in the row is.
+double largest_in(const Rows& one, const void* row) {
+  const Facts facts = format_facts(one.format);
+  if (!facts.scaled) {  // bf16: the order of the bits is that of the magnitudes
+    uint16_t most = 0;
+    const auto* values = static_cast<const uint16_t*>(row);
+    for (int64_t i = 0; i < padded(one.size); ++i) most = std::max<uint16_t>(most, values[i] & 0x7fff);
+    const uint32_t bits = static_cast<uint32_t>(most) << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+  }
+  double largest = 0.0;
+  const auto* scales = reinterpret_cast<const float*>(static_cast<const char*>(row) + one.row_bytes());
+  for (int64_t i = 0; i < one.row_scales(); ++i) {
+    const double scale = std::abs(static_cast<double>(scales[i]));
+    if (!(scale <= largest)) largest = scale;  // NaN stays
+  }
+  return largest * ((1 << (facts.bits - 1)) - 1);
+}
+
+// The runs of pieces of one type, as one piece each: how a copy of the update lies in memory.
+std::vector<log::Part> parts_of(const Update& update) {
+  std::vector<log::Part> parts;
+  for (const Piece& piece : update.pieces) {
+    const auto dtype = static_cast<uint8_t>(piece.dtype);
+    if (parts.empty() || parts.back().dtype != dtype) parts.push_back({log::kParameters, dtype, 0});
+    parts.back().count += static_cast<uint64_t>(piece.size);
+  }
+  return parts;
+}
+
+Update update_at(const std::vector<log::Part>& parts, int64_t origin) {
+  Update update;
+  update.origin = origin;
+  for (const log::Part& part : parts)
+    if (part.role == log::kParameters)
+      update.add(part.data, static_cast<int64_t>(part.count), static_cast<Dtype>(part.dtype));
+  return update;
+}
+
+}  // namespace
+
+bool Engine::prepares(const Arrival& arrival) const {
+  return extension_ && (extension_->asks.prepare || arrival.control || arrival.extra);
+}
+
+Ledger::Found Engine::find(const Arrival& answer) const {
+  const ClientId& client = answer.client;
+  const std::optional<uint64_t>& incarnation = answer.incarnation;
+  if (answer.offset >= 0 && answer.offset <= ledger_.offset)
+    throw Refusal(Why::kAlreadyCounted, "client " + shown(client) + ": the answer at offset " +
+                                            std::to_string(answer.offset) +
+                                            " was counted already, or passed over: the server has come to offset " +
+                                            std::to_string(ledger_.offset) + "; go on behind it (server.offset)");
+  const Ledger::Found task = ledger_.find(client, answer.version, answer.task);
+  if (incarnation && ledger_.incarnation_of(task.version) != *incarnation)
+    throw Refusal(Why::kStaleIncarnation,
+                  "client " + shown(client) + ": its task (version " + std::to_string(task.version) + ", incarnation " +
+                      std::to_string(*incarnation) +
+                      ") was sent before the server was restarted, or by another server, and its version is lost; drop "
+                      "this answer and send a new task: server.dispatch(" +
+                      shown(client) + ")");
+  return task;
+}
+
+// Finds the task that an answer refers to, and what it counts for.
+void Engine::find(Given& given) {
+  Arrival& arrival = *given.arrival;
+  // The record of its task may be lost.
+  if (follows() && arrival.decided != nullptr && arrival.version <= ledger_.now &&
+      !ledger_.owes(arrival.client, arrival.version)) {
+    store::Vector kept = ledger_.kept(arrival.version);
+    if (!kept && arrival.version == lost_.first) kept = lost_.second;
+    if (kept || !settings_.keeps_versions) ledger_.send(arrival.client, arrival.version, settings_.local_steps, kept);
+  }
+  given.task = find(arrival);
+  direction_->check(arrival.client, given.task.version, ledger_.now);
+  if (arrival.kind == Arrival::kSum && arrival.count > std::max(direction_->room(), kLargestOverflow))
+    throw Refusal(Why::kSetting, "receive_partial: a sum of " + std::to_string(arrival.count) +
+                                     " updates, and a step takes at most " + std::to_string(kLargestOverflow) +
+                                     " more than its buffer's size: let leaves take more often");
+  if (arrival.is_whole() != (arrival.kind == Arrival::kSum && direction_->unit() > 0.0))
+    throw Refusal(Why::kSetting, "receive_partial: an exact sum belongs to a buffer with exact=, and only there");
+  Contribution& brings = given.brings;
+  brings.client = given.task.client;
+  brings.start = given.task.version;
+  brings.now = ledger_.now;
+  brings.share = share_of(arrival);
+  brings.count = arrival.count;
+  brings.total = arrival.total;
+  if (!prepares(arrival)) weigh(given);
+}
+
+void Engine::weigh(Given& given) {
+  Contribution& brings = given.brings;
+  const int64_t delay = brings.now - brings.start;
+  if (settings_.staleness.weight != Staleness::kAskWeight) {
+    brings.weight = settings_.staleness.weight_of(delay);
+  } else if (const auto weight = extension_->weight(delay); weight) {
+    brings.weight = *weight;
+  } else {
+    given.counts = false;
+  }
+}
+
+// What an answer counts for in a mean.
+double Engine::share_of(const Arrival& arrival) const {
+  if (arrival.kind == Arrival::kSum) return 1.0;
+  if (!settings_.weighs_by_samples) return 1.0;
+  if (std::isnan(arrival.samples))
+    throw Refusal(
+        Why::kSetting,
+        "num_samples: needed with weighting=\"samples\", got None; write receive(..., num_samples=len(data))");
+  return std::min(arrival.samples, settings_.max_samples);
+}
+
+// Reads the update, once: into memory of the engine's own, which is the record's where there is one.
+void Engine::inspect(Given& given) {
+  Arrival& arrival = *given.arrival;
+  const bool prepared = prepares(arrival), here = runner_->at_once();
+  const Rows row = direction_->coded_row();
+  const bool as_row = row.size > 0 && here && !prepared && !arrival.blob;
+  log::Operation& operation = given.operation;
+  if (arrival.kind == Arrival::kRow) {
+    check_row(given, as_row ? row : Rows{});
+    given.brings.row = arrival.row;
+    arrival.update.size = settings_.size;
+    arrival.update.origin = settings_.origin;
+  }
+  const Update& logged = here ? arrival.update : arrival.on_host;
+  if (log_) {
+    operation = {};
+    operation.kind = as_row ? log::kRow : log::kAnswer;
+    operation.client = arrival.client;
+    operation.version = given.task.version;
+    operation.incarnation = ledger_.incarnation_of(given.task.version);
+    operation.share = arrival.kind == Arrival::kSum ? arrival.total : given.brings.share;
+    if (arrival.blob) {
+      const log::Blob& blob = *arrival.blob;
+      operation.streamed = log::Streamed{blob.number, blob.nbytes, blob.crc, blob.dtype};
+    } else if (!as_row) {
+      operation.parts = arrival.base == nullptr
+                            ? parts_of(logged)
+                            : std::vector<log::Part>{{log::kParameters, kFloat32, static_cast<uint64_t>(logged.size)}};
+    }
+    describe_rest(arrival, operation);
+    if (as_row && given.counts)  // a dropped update becomes no row
+      operation.parts.push_back(
+          {log::kRowRole, static_cast<uint8_t>(row.format), static_cast<uint64_t>(row.packed_bytes())});
+    given.record = log::record_of_answer(*log_, operation);
+    copy_rest(arrival, operation);
+    given.record->blob = arrival.blob;
+  }
+  if (!here) {
+    if (log_) {
+      const Update copy = update_at(operation.parts, settings_.origin);
+      cpu::copy(logged, copy);
+      if (arrival.in_host) arrival.update = copy;  // what the device is sent is what the record holds
+    }
+    if (!prepared) judge(given);
+    return;
+  }
+  given.norm = arrival.norm;
+  if (arrival.kind == Arrival::kRow) return;
+  // An extension and an ordered round keep what they read, and the record's memory is used again.
+  const bool into_record = given.record && !as_row && !arrival.blob, kept = prepared || settings_.ordered;
+  const double squares = absorb(arrival, into_record && !kept ? &operation : nullptr);
+  if (into_record && kept) cpu::copy(arrival.update, update_at(operation.parts, settings_.origin));
+  if (!std::isfinite(squares)) throw Refusal(Why::kNotFinite, "update: NaN or infinity");
+  given.norm = std::sqrt(squares);
+}
+
+// The other parts of an answer, besides its parameters.
+void Engine::describe_rest(const Arrival& arrival, log::Operation& to) const {
+  if (arrival.reported && arrival.reported->size > 0)
+    to.parts.push_back({log::kBuffers, kFloat32, static_cast<uint64_t>(arrival.reported->size)});
+  if (arrival.reported && !arrival.reported->counters.empty())
+    to.parts.push_back({log::kCounter, log::kInt64, arrival.reported->counters.size()});
+  if (arrival.control) to.parts.push_back({log::kControl, kFloat32, static_cast<uint64_t>(settings_.size)});
+  if (arrival.kind == Arrival::kSum) to.parts.push_back({log::kUpdates, log::kInt64, 1});
+  if (arrival.offset >= 0) to.parts.push_back({log::kOffset, log::kInt64, 1});
+  if (extension_ && extension_->asks.agree)
+    to.parts.push_back({log::kMeasured, log::kInt64, sizeof(Measured) / sizeof(int64_t)});
+}
+
+void Engine::copy_rest(const Arrival& arrival, const log::Operation& to) const {
+  for (const log::Part& part : to.parts) {
+    const void* from = nullptr;
+    if (part.role == log::kBuffers) from = arrival.reported->values.data;
+    if (part.role == log::kCounter) from = arrival.reported->counters.data();
+    if (part.role == log::kControl) from = arrival.control.data;
+    if (part.role == log::kUpdates) from = &arrival.count;
+    if (part.role == log::kOffset) from = &arrival.offset;
+    if (from != nullptr) std::memcpy(const_cast<uint8_t*>(part.data), from, part.nbytes());
+  }
+}
+
+// Where the record of an answer holds the row that its update becomes.
+void* Engine::row_place(const Given& given) const {
+  const log::Part* const row = given.operation.kind == log::kRow ? given.operation.part(log::kRowRole) : nullptr;
+  return row == nullptr ? nullptr : const_cast<uint8_t*>(row->data);
+}
+
+// Checks a row from a log: an answer whose update had this norm.
+void Engine::check_row(const Given& given, const Rows& held) const {
+  const Arrival& arrival = *given.arrival;
+  // By so much at most an encoded row's numbers are larger than those of its update: bf16 rounds up by less than 2^-7,
+  // and a scale is never below the smallest normal number (math/rows.h).
+  constexpr double kRounded = 1.01, kLeast = 1e-35;
+  const auto refuse = [](const std::string& text) { throw Refusal(Why::kDamaged, text); };
+  if (held.size == 0)
+    refuse(
+        "it holds an encoded row, and this server takes none: open the folder with a server on the CPU that has "
+        "the same cache, and call its checkpoint()");
+  if (!(arrival.norm >= 0.0 && std::isfinite(arrival.norm))) refuse("the norm of its update is no number");
+  if (!given.counts) return;  // the update was dropped, and became no row
+  if (arrival.row == nullptr) refuse("the row is missing");
+  if (arrival.format != held.format || static_cast<int64_t>(arrival.row_nbytes) != held.packed_bytes())
+    refuse("it holds a row of another format or size than this server's");
+  if (!(largest_in(held, arrival.row) <= kRounded * std::abs(given.brings.weight) * arrival.norm + kLeast))
+    refuse("its row's numbers are not finite, or larger than the update's norm allows");
+}
+
+// The sum of squares of an update.
+double Engine::squares_of(const Arrival& arrival) const {
+  if (!arrival.is_whole()) return cpu::sum_squares(arrival.update);
+  const auto* terms = static_cast<const int64_t*>(arrival.update.pieces.front().data);
+  const cpu::FixedNorm found = cpu::norm_of_fixed(terms, arrival.update.size);
+  if (found.largest > fixed_limit(arrival.count))
+    throw Refusal(Why::kTooLarge, "an exact sum that " + std::to_string(arrival.count) + " updates cannot have");
+  return found.squares * direction_->unit() * direction_->unit();
+}
+
+// Copies an update, less the model that it was trained from if it is one, and returns the sum of squares of the copy.
+double Engine::absorb(Arrival& arrival, log::Operation* record) {
+  Update& update = arrival.update;
+  if (arrival.is_private) return squares_of(arrival);
+  std::vector<log::Part> parts;
+  if (arrival.base != nullptr) {
+    parts.push_back({log::kParameters, kFloat32, static_cast<uint64_t>(update.size)});
+  } else if (record == nullptr) {
+    parts = parts_of(update);
+  }
+  store::Owner memory;
+  if (record == nullptr) {
+    size_t nbytes = 0;
+    for (const log::Part& part : parts) nbytes += part.nbytes() + log::gap_of(part.nbytes());
+    memory = store::new_memory(static_cast<int64_t>(nbytes));
+    const auto* at = static_cast<const uint8_t*>(memory.get());
+    for (log::Part& part : parts) part.data = at, at += part.nbytes() + log::gap_of(part.nbytes());
+  }
+  const Update copy = update_at(record != nullptr ? record->parts : parts, settings_.origin);
+  double squares = 0.0;
+  if (arrival.is_whole()) {
+    void* const to = const_cast<void*>(copy.pieces.front().data);
+    std::memcpy(to, update.pieces.front().data, static_cast<size_t>(update.size) * sizeof(int64_t));
+    Arrival own;
+    own.kind = arrival.kind, own.count = arrival.count, own.update = copy;
+    squares = squares_of(own);
+  } else if (arrival.base == nullptr) {
+    squares = cpu::absorb(update, copy);
+  } else {
+    std::vector<std::atomic<int32_t>> largest(1);
+    auto* out = static_cast<float*>(const_cast<void*>(copy.pieces.front().data));
+    cpu::fold({{update, arrival.base, 1.0f}}, nullptr, out, largest);
+    squares = cpu::sum_squares(copy);
+  }
+  update = copy;
+  arrival.copy = std::move(memory);
+  return squares;
+}
+
+// Asks the device for an update's norm, and waits for it, unless kernels obey the verdict.
+void Engine::judge(Given& given) {
+  Arrival& arrival = *given.arrival;
+  const double clip_norm = arrival.kind == Arrival::kSum ? 0.0 : settings_.clip_norm;
+  std::shared_ptr<Judgement> found =
+      runner_->judge({arrival.update, arrival.owner, arrival.in_host, settings_.ordered, !settings_.defers, clip_norm});
+  arrival.in_host = false;
+  given.norm = std::nan("");
+  if (settings_.defers) {
+    given.findings.verdict = runner_->verdict();
+    arrival.later = std::move(found);
+    return;
+  }
+  const double squares = found->wait().norm2;
+  if (!std::isfinite(squares)) throw Refusal(Why::kNotFinite, "update: NaN or infinity");
+  given.norm = std::sqrt(squares);
+}
+
+// What the extension finds out about an update, its weight and its clipping.
+void Engine::prepare(Given& given) {
+  Arrival& arrival = *given.arrival;
+  Contribution& brings = given.brings;
+  if (prepares(arrival)) {
+    given.base = ledger_.kept(given.task.version);
+    given.findings =
+        extension_->prepare({arrival, given.task, ledger_.now, given.norm, brings.share, model_, given.base});
+    const Findings& found = given.findings;
+    if (const log::Part* const part = given.operation.part(log::kMeasured))
+      std::memcpy(const_cast<uint8_t*>(part->data), &found.measured, sizeof found.measured);
+    given.norm = found.norm.value_or(given.norm);
+    brings.share = found.share.value_or(brings.share);
+    if (found.update) arrival.update = *found.update;
+    given.counts = !found.drops;
+    if (found.weight) {
+      brings.weight = *found.weight;
+    } else if (given.counts) {
+      weigh(given);
+    }
+  }
+  brings.norm = given.norm;
+  if (settings_.clip_norm > 0.0 && given.norm > settings_.clip_norm && !given.findings.unclipped &&
+      arrival.kind != Arrival::kSum) {
+    brings.gain = settings_.clip_norm / given.norm;
+    brings.norm = settings_.clip_norm;
+  }
+  if (std::isnan(brings.norm)) brings.norm = 0.0;  // the device will compute the norm and judge the update
+  if (!direction_->blends()) return;
+  given.base = ledger_.kept(given.task.version);
+  brings.base = given.base.data;
+}
+
+}  // namespace fastagg::engine
