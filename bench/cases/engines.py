@@ -81,7 +81,7 @@ def _idle(problem: Problem, engine: str, workers: int) -> Built:
             if number % PER_VERSION == 0:
                 weights = crew.put(vector)
             asked.append(crew.submit(None, weights))
-        assert all(len(future.result()) == problem.size for future in asked)
+        assert all(len(crew.read(future)) == problem.size for future in asked)
 
     ask(2 * crew.count + 3)
     for _ in range(TASKS):

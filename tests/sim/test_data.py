@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastagg.errors import ConfigError, DataError
+from fastagg.errors import DataError
 from fastagg.sim.data import digits, mnist, synthetic
 from fastagg.sim.data.federated import FederatedData, Samples
 
@@ -95,11 +95,6 @@ def test_synthetic_keeps_a_tenth_of_every_client_for_testing():
     assert data.test.x.dtype == torch.float32
 
 
-def test_synthetic_settings_out_of_range_are_refused():
-    with pytest.raises(ConfigError, match="clients"):
-        synthetic.load(clients=0, alpha=1.0, beta=1.0, seed=0)
-
-
 def test_a_client_without_data_is_named():
     with pytest.raises(DataError, match="client 1 has no training samples"):
         FederatedData([samples(3), samples(0)], samples(2), classes=2)
@@ -152,8 +147,6 @@ def test_an_mnist_file_in_another_format_is_a_data_error(tmp_path, changes, mess
 
 
 def test_a_missing_or_truncated_mnist_is_a_data_error(tmp_path):
-    with pytest.raises(DataError, match="does not exist"):
-        mnist.load(tmp_path / "none", clients=5, alpha=1.0, seed=0)
     with pytest.raises(DataError, match=r"neither mnist\.npz nor"):
         mnist.load(tmp_path, clients=5, alpha=1.0, seed=0)
     np.savez(tmp_path / "mnist.npz", **small_mnist())

@@ -58,7 +58,7 @@ def test_too_few_samples_for_all_clients_is_a_data_error():
         dirichlet_split(np.zeros(10, dtype=int), clients=6, alpha=1.0, seed=0, min_samples=2)
 
 
-@pytest.mark.parametrize(("clients", "alpha", "min_samples"), [(0, 1.0, 1), (2, 0.0, 1), (2, -1.0, 1), (2, 1.0, 0)])
-def test_settings_out_of_range_are_refused(clients, alpha, min_samples):
-    with pytest.raises(ConfigError, match="alpha"):
-        dirichlet_split(np.zeros(10, dtype=int), clients, alpha, 0, min_samples)
+@pytest.mark.parametrize(("key", "value"), [("clients", 0), ("alpha", 0.0), ("alpha", -1.0), ("min_samples", 0)])
+def test_settings_out_of_range_are_refused(tiny, key, value):
+    with pytest.raises(ConfigError, match=rf"data\.{key}: "):
+        tiny({f"data.{key}": value})

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from torch import nn
 
 from fastagg._types import State
 from fastagg.clients import GradientDifference, add_proximal_gradient_
+from fastagg.server.dispatch import Dispatch
 from fastagg.sim.clients.translate import QUIET
 from fastagg.sim.data.federated import Samples, Score, batches
 from fastagg.sim.seeds import generator, integer
@@ -24,29 +24,6 @@ Update = dict[str, torch.Tensor] | torch.Tensor
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 # Takes the outputs and labels of a whole set; a larger number is better.
 Metric = Callable[[torch.Tensor, torch.Tensor], float]
-
-
-class Task(Protocol):
-    """What ``fastagg.Server.dispatch`` returns, as far as a client needs it."""
-
-    @property
-    def views(self) -> Mapping[str, torch.Tensor]: ...
-
-    @property
-    def flat(self) -> torch.Tensor: ...
-
-    @property
-    def local_steps(self) -> int | None: ...
-
-    @property
-    def version(self) -> int: ...
-
-    @property
-    def control(self) -> torch.Tensor | None: ...
-
-    def state_dict(self) -> State: ...
-
-    def delta(self, trained: nn.Module) -> dict[str, torch.Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -106,7 +83,7 @@ class Turn:
     """
 
     def __init__(
-        self, task: Task, client: int, number: int, work: LocalWork, seed: int, loss: Loss | None = None
+        self, task: Dispatch, client: int, number: int, work: LocalWork, seed: int, loss: Loss | None = None
     ) -> None:
         self.client, self.number = client, number
         self.lr = work.lr * work.lr_decay**number
@@ -181,10 +158,10 @@ class LocalTrainer:
         # Of a layer that is not known to draw nothing it cannot be known.
         self._draws = any(type(layer) not in QUIET for layer in module.modules())
 
-    def turn(self, task: Task, client: int, number: int) -> Turn:
+    def turn(self, task: Dispatch, client: int, number: int) -> Turn:
         return Turn(task, client, number, self._work, self._seed, self._loss)
 
-    def train(self, task: Task, samples: Samples, client: int, number: int) -> Update:
+    def train(self, task: Dispatch, samples: Samples, client: int, number: int) -> Update:
         """Train from ``task.views`` on ``samples`` and return the update in the form ``Server.receive`` takes."""
         module = self._module
         module.load_state_dict(task.views)
@@ -195,7 +172,7 @@ class LocalTrainer:
             self.turn(task, client, number).descend(module, samples, optimizer=self._optimizer)
         return task.delta(module)
 
-    def gradient(self, task: Task, samples: Samples, client: int, number: int) -> Update:
+    def gradient(self, task: Dispatch, samples: Samples, client: int, number: int) -> Update:
         """Return the mini-batch gradient at ``task.views`` (weight decay included), and the buffers of that pass.
 
         It is what one step of ``train`` from there divides by ``-lr``, without the rounding of the two models.
@@ -259,26 +236,13 @@ def cross_entropy(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(outputs.flatten(0, -2), y.flatten())
 
 
-def evaluate(
-    module: nn.Module,
-    params: Mapping[str, torch.Tensor],
-    test: Samples,
-    score: Score | None = None,
-    loss: Loss | None = None,
-    metric: Metric | None = None,
+def tested(
+    module: nn.Module, test: Samples, score: Score | None = None, loss: Loss | None = None, metric: Metric | None = None
 ) -> tuple[float, float]:
-    """Return accuracy (0..1) and mean cross-entropy of ``params`` loaded into ``module``, over ``test``.
+    """Return accuracy (0..1) and mean cross-entropy of ``module`` over ``test``.
 
     ``score`` says them instead, where the data has one. ``metric`` replaces the accuracy, ``loss`` the cross-entropy.
     """
-    module.load_state_dict(params)
-    return tested(module, test, score, loss, metric)
-
-
-def tested(
-    module: nn.Module, test: Samples, score: Score | None, loss: Loss | None, metric: Metric | None
-) -> tuple[float, float]:
-    """As :func:`evaluate`, of the weights that ``module`` has."""
     module.eval()
     correct, total, outputs = 0, 0.0, []
     with torch.inference_mode():

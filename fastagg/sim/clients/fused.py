@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fastagg._build import native
-from fastagg.sim.clients.client import LocalWork, Task, Update
+from fastagg.server.dispatch import Dispatch
+from fastagg.sim.clients.client import LocalWork, Update
 from fastagg.sim.clients.translate import Table, Untranslated
 from fastagg.sim.data.federated import Samples, batches
 from fastagg.sim.seeds import generator
@@ -50,16 +51,16 @@ class FusedTrainer:
             batch=min(work.batch_size, max(map(len, clients))), buffers=sum(self._statistics_lengths),
         )  # fmt: skip
 
-    def train(self, task: Task, samples: Samples, client: int, number: int) -> Update:
+    def train(self, task: Dispatch, samples: Samples, client: int, number: int) -> Update:
         """Train from ``task``'s model on ``samples`` and return the update in the form ``Server.receive`` takes."""
         return self._run(task, samples, client, number, task.local_steps, gradient=False)
 
-    def gradient(self, task: Task, samples: Samples, client: int, number: int) -> Update:
+    def gradient(self, task: Dispatch, samples: Samples, client: int, number: int) -> Update:
         """Return the mini-batch gradient at ``task``'s model (weight decay included), and the buffers of that pass."""
         return self._run(task, samples, client, number, 1, gradient=True)
 
     def _run(
-        self, task: Task, samples: Samples, client: int, number: int, steps: int | None, *, gradient: bool
+        self, task: Dispatch, samples: Samples, client: int, number: int, steps: int | None, *, gradient: bool
     ) -> Update:
         work, rng = self._work, generator(self._seed, "batches", client, number)
         plan = list(work.batches(len(samples), steps, rng))

@@ -17,7 +17,7 @@ from fastagg.errors import ConfigError
 from fastagg.model import Layout
 from fastagg.server.dispatch import Dispatch
 from fastagg.sim import functions
-from fastagg.sim.clients.client import LocalTrainer, LocalWork, Loss, Metric, Task, Turn, Update, seeded
+from fastagg.sim.clients.client import LocalTrainer, LocalWork, Loss, Metric, Turn, Update, seeded
 from fastagg.sim.data.federated import Samples
 from fastagg.sim.recipes import config as c
 
@@ -84,7 +84,7 @@ class OwnTrainer(LocalTrainer):
         self._trains = [parameter.requires_grad for parameter in module.parameters()]
         self.states: dict[int, Any] = {}
 
-    def train(self, task: Task, samples: Samples, client: int, number: int) -> Update:
+    def train(self, task: Dispatch, samples: Samples, client: int, number: int) -> Update:
         module = self._module
         module.load_state_dict(task.views)
         module.train()
@@ -142,7 +142,7 @@ class Way:
         old, new = origin.views, task.views
         return {n: a + (old[n] - new[n]) if n in self._shapes else a for n, a in update.items()}
 
-    def __call__(self, update: Update, task: Task, client: int, number: int) -> tuple[Update, int]:
+    def __call__(self, update: Update, task: Dispatch, client: int, number: int) -> tuple[Update, int]:
         """Return the update as the server takes it, and the bytes that it had on its way."""
         size = None
         if self._own.change is not None:

@@ -14,32 +14,25 @@ import math
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fastagg._types import State
-from fastagg.errors import ConfigError, DataError
+from fastagg.errors import DataError
 from fastagg.server.dispatch import Dispatch
 from fastagg.sim.clock.schedule import Job
+from fastagg.sim.data.files import read_text
 from fastagg.sim.seeds import below, generator
 
 if TYPE_CHECKING:
     from fastagg.server.server import Server
 
 
-class VersionDelay(Protocol):
-    longest: int
-
-    def tau(self, client: int, arrival: int) -> int: ...
-
-
 class UniformVersions:
     """tau drawn uniformly from 0..tau_max, both included."""
 
     def __init__(self, seed: int, tau_max: int) -> None:
-        if tau_max < 0:
-            raise ConfigError(f"tau_max must be at least 0, got {tau_max}")
         self._seed = seed
         self.longest = tau_max
 
@@ -56,8 +49,6 @@ class ExponentialVersions:
     """
 
     def __init__(self, seed: int, mean: float) -> None:
-        if not mean > 0:
-            raise ConfigError(f"the mean delay must be above 0, got {mean}")
         self._seed = seed
         self._mean = mean / -math.expm1(-5)  # of the draws before the cut, which removes e^-5 of their mean
         self.longest = math.ceil(5 * self._mean)
@@ -82,39 +73,27 @@ class ReplayedVersions:
         return int(self._table[arrival % rows, client if columns > 1 else 0])
 
 
+VersionDelay = UniformVersions | ExponentialVersions | ReplayedVersions
+
+
 def read_delays(path: Path, clients: int) -> np.ndarray:
     """Read a comma-separated file of delays without a header into an int64 array [rows, 1 or clients].
 
-    DataError if the file is missing or empty, if rows differ in length, if there is neither one column nor one for each
-    of the ``clients``, or if a value is not a whole number from 0 up.
+    DataError if the file is missing or empty, if there is neither one column nor one for each of the ``clients``, or if
+    a value is not a whole number from 0 up.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read the delay file {path}: {error}") from error
-    rows = [line.split(",") for line in text.splitlines() if line.strip()]
-    if not rows:
+    lines = [line for line in read_text(path).splitlines() if line.strip()]
+    if not lines:
         raise DataError(f"the delay file {path} is empty")
-    columns = len(rows[0])
-    if columns not in (1, clients):
-        raise DataError(f"the delay file {path} has {columns} columns, expected 1 or {clients}, one for each client")
-    table = np.empty((len(rows), columns), dtype=np.int64)
-    for number, row in enumerate(rows, start=1):
-        if len(row) != columns:
-            raise DataError(f"the delay file {path} has {len(row)} columns in row {number}, expected {columns}")
-        for column, cell in enumerate(row):
-            table[number - 1, column] = _whole(cell, f"the delay file {path}, row {number}, column {column + 1}")
-    return table
-
-
-def _whole(cell: str, where: str) -> int:
     try:
-        value = float(cell)
-    except ValueError:
-        raise DataError(f"{where}: expected a delay in versions, got {cell.strip()!r}") from None
-    if not (value >= 0 and value == int(min(value, 2.0**53))):
-        raise DataError(f"{where}: expected a whole number from 0 up, got {cell.strip()!r}")
-    return int(value)
+        table = np.loadtxt(lines, delimiter=",", ndmin=2)
+    except ValueError as error:
+        raise DataError(f"the delay file {path}: expected rows of delays in versions: {error}") from None
+    if wrong := [value for value in table.flat if not (value >= 0 and value % 1 == 0)]:
+        raise DataError(f"the delay file {path}: expected whole numbers from 0 up, got {wrong[0]:g}")
+    if table.shape[1] not in (1, clients):
+        raise DataError(f"the delay file {path} has {table.shape[1]} columns, expected 1 or {clients}, one a client")
+    return table.astype(np.int64)
 
 
 class VersionSchedule:

@@ -11,7 +11,7 @@ from fastagg import _checks
 from fastagg._types import Foreign
 from fastagg.errors import DataError
 from fastagg.server.watching import TIMES
-from fastagg.sim.clock.delays import Stateless
+from fastagg.sim.clock.delays import DelayModel
 from fastagg.sim.data.files import read_text
 from fastagg.sim.seeds import below, generator
 
@@ -88,7 +88,7 @@ def _task(cells: list[str], number: int, dispatched: bool) -> tuple[str, float, 
     return client or str(number), number, _checks.number("seconds", float(seconds), above=0)
 
 
-class Measured(Stateless):
+class Measured(DelayModel):
     """Clients take as long as those of a real federation, in seconds.
 
     If the file names its clients 0 to n - 1, as many as there are here, client i takes what i took. Otherwise each

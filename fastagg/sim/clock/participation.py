@@ -9,23 +9,9 @@ place. Draws are keyed by (seed, arrival), see seeds.py.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Protocol
 
 from fastagg._types import State
-from fastagg.errors import ConfigError
 from fastagg.sim.seeds import below, generator
-
-
-class Participation(Protocol):
-    def initial(self) -> list[int]: ...
-
-    def next(self, arrived: int) -> int: ...
-
-    def drop(self, gone: Collection[int], flying: int) -> list[int]: ...
-
-    def state_dict(self) -> State: ...
-
-    def load_state_dict(self, state: State) -> None: ...
 
 
 class Concurrency:
@@ -35,8 +21,6 @@ class Concurrency:
     """
 
     def __init__(self, clients: int, concurrency: int, seed: int) -> None:
-        if not 1 <= concurrency <= clients:
-            raise ConfigError(f"concurrency must be from 1 to the number of clients ({clients}), got {concurrency}")
         self._seed = seed
         self._arrivals = 0
         order = generator(seed, "participation-start").permutation(clients)
@@ -87,5 +71,7 @@ class AllClients:
     def state_dict(self) -> State:
         return {}
 
-    def load_state_dict(self, state: State) -> None:
-        pass
+    def load_state_dict(self, state: State) -> None: ...
+
+
+Participation = Concurrency | AllClients

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from fastagg._types import State
 from fastagg.server.dispatch import Dispatch
@@ -58,29 +58,6 @@ class Job:
     def state_dict(self) -> State:
         origin = None if self.origin is None else self.origin.state_dict()
         return {"client": self.client, "number": self.number, "task": self.task.state_dict(), "origin": origin}
-
-
-class Schedule(Protocol):
-    unit: str
-
-    @property
-    def now(self) -> float: ...
-
-    def start(self) -> None: ...
-
-    def in_flight(self) -> list[Job]: ...
-
-    def next_time(self) -> float: ...
-
-    def next(self) -> Job: ...
-
-    def arrived(self, job: Job) -> None: ...
-
-    def drop(self, clients: Collection[int]) -> None: ...
-
-    def state_dict(self) -> State: ...
-
-    def load_state_dict(self, state: State) -> None: ...
 
 
 class TimedSchedule:

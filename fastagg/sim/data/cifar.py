@@ -51,15 +51,9 @@ def load(
     CIFAR-100 has its 100 fine labels. DataError if files are missing, incomplete or have other content.
     """
     (x, y), (x_test, y_test) = _find(kind, folder)
-    return split_by_label(
-        Samples(_images(x), torch.from_numpy(y), crop_and_flip if augment else None),
-        Samples(_images(x_test), torch.from_numpy(y_test)),
-        classes=kind.classes,
-        clients=clients,
-        alpha=alpha,
-        min_samples=min_samples,
-        seed=seed,
-    )
+    train = Samples(_images(x), torch.from_numpy(y), crop_and_flip if augment else None)
+    test = Samples(_images(x_test), torch.from_numpy(y_test))
+    return split_by_label(train, test, kind.classes, clients, alpha, min_samples, seed)
 
 
 def crop_and_flip(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:

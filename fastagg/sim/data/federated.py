@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fastagg.errors import ConfigError, DataError
+from fastagg.errors import DataError
 from fastagg.sim.seeds import generator
 
 # Takes a batch of inputs [B, *shape] and returns a changed batch. Random draws come from the generator.
@@ -87,16 +87,17 @@ class FederatedData:
     def __post_init__(self) -> None:
         if not self.clients:
             raise DataError("the data has no clients")
-        for number, samples in enumerate(self.clients):
-            if len(samples) == 0:
-                raise DataError(f"client {number} has no training samples")
-        if len(self.test) == 0:
-            raise DataError("the test set is empty")
         if self.tests is not None and len(self.tests) != len(self.clients):
             raise DataError(f"there are {len(self.clients)} clients and {len(self.tests)} tests")
-        for number, samples in enumerate(self.tests or ()):
-            if len(samples) == 0:
-                raise DataError(f"the test of client {number} is empty")
+        if len(self.test) == 0:
+            raise DataError("the test set is empty")
+        for what, parts in (
+            ("client {} has no training samples", self.clients),
+            ("the test of client {} is empty", self.tests),
+        ):
+            for number, samples in enumerate(parts or ()):
+                if len(samples) == 0:
+                    raise DataError(what.format(number))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -125,16 +126,9 @@ class FederatedData:
 
 
 def split_by_label(
-    train: Samples,
-    test: Samples,
-    classes: int,
-    *,
-    clients: int,
-    alpha: float,
-    min_samples: int,
-    seed: int,
+    train: Samples, test: Samples, classes: int, clients: int, alpha: float, min_samples: int, seed: int,
     text: Text | None = None,
-) -> FederatedData:
+) -> FederatedData:  # fmt: skip
     """Divide one labelled training set over ``clients`` by Dirichlet(alpha), see :func:`dirichlet_split`."""
     parts = dirichlet_split(train.y.numpy(), clients, alpha, seed, min_samples)
     indices = [torch.from_numpy(part) for part in parts]
@@ -162,14 +156,8 @@ def dirichlet_split(
     draw may leave a client with too few samples. Then it gets random samples of the client that has the most, until it
     has ``min_samples``. Every index is used exactly once.
 
-    labels: integer array [N]. Returns ``clients`` sorted int64 arrays. ConfigError if alpha <= 0, clients < 1 or
-    min_samples < 1. DataError if N < clients * min_samples.
+    labels: integer array [N]. Returns ``clients`` sorted int64 arrays. DataError if N < clients * min_samples.
     """
-    if clients < 1 or min_samples < 1 or not alpha > 0:
-        raise ConfigError(
-            f"a Dirichlet split needs clients >= 1, min_samples >= 1 and alpha > 0, "
-            f"got {clients}, {min_samples} and {alpha}"
-        )
     if len(labels) < clients * min_samples:
         raise DataError(
             f"{len(labels)} samples cannot give each of {clients} clients at least {min_samples}: "
@@ -184,12 +172,8 @@ def dirichlet_split(
         cuts = np.rint(np.cumsum(shares)[:-1] * len(indices)).astype(np.int64)
         for part, chunk in zip(parts, np.split(indices, cuts), strict=True):
             part.extend(int(i) for i in chunk)
-    _fill_up(parts, min_samples, rng)
-    return [np.sort(np.array(part, dtype=np.int64)) for part in parts]
-
-
-def _fill_up(parts: list[list[int]], min_samples: int, rng: np.random.Generator) -> None:
     for part in parts:
         while len(part) < min_samples:
             largest = max(parts, key=len)
             part.append(largest.pop(int(rng.integers(len(largest)))))
+    return [np.sort(np.array(part, dtype=np.int64)) for part in parts]

@@ -64,17 +64,9 @@ def vectors(shape: tuple[int, ...], classes: int) -> Convert:
 
 
 def federate(
-    read: tuple[dict[str, User], dict[str, User] | None],
-    convert: Convert,
-    classes: int,
-    clients: int,
-    seed: int,
-    min_samples: int,
-    test_share: float,
-    *,
-    in_order: bool = False,
-    text: Text | None = None,
-) -> FederatedData:
+    read: tuple[dict[str, User], dict[str, User] | None], convert: Convert, classes: int, clients: int, seed: int,
+    min_samples: int, test_share: float, *, in_order: bool = False, text: Text | None = None,
+) -> FederatedData:  # fmt: skip
     """Draw ``clients`` users with at least ``min_samples`` for training. All their test samples form the test set.
 
     in_order: each user's last samples are the test samples, not random ones (for text, whose neighbours overlap).

@@ -1,15 +1,20 @@
-"""MNIST from a folder: ``mnist.npz``, the file that Keras distributes, or the four original IDX files."""
+"""MNIST from a folder: ``mnist.npz``, the file that Keras distributes, or the four original IDX files.
+
+IDX is two zero bytes, a type (8: unsigned bytes), the number of axes, their lengths and the values.
+"""
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from pathlib import Path
 
 import numpy as np
 
 from fastagg.errors import DataError
-from fastagg.sim.data import idx, npz
+from fastagg.sim.data import npz
 from fastagg.sim.data.federated import FederatedData
-from fastagg.sim.data.files import places
+from fastagg.sim.data.files import places, read_bytes
 
 FILE = "mnist.npz"
 IDX = {
@@ -28,35 +33,43 @@ def load(folder: Path, clients: int, alpha: float, seed: int, min_samples: int =
     files are missing or have another form.
     """
     path, arrays = _arrays(folder)
-    _check(path, arrays)
+    npz.check(path, arrays)
+    if arrays["x_train"].shape[1:] != (28, 28) or arrays["y_train"].max() > 9:
+        raise DataError(f"{path}: x_train {arrays['x_train'].shape}, expected [N, 28, 28] with labels 0..9")
     x_train, x_test = arrays["x_train"][:, None], arrays["x_test"][:, None]
     train, test = npz.samples(x_train, x_test, arrays["y_train"], arrays["y_test"])
     return npz.split(train, test, clients, alpha, seed, min_samples)
 
 
-def _arrays(folder: Path) -> tuple[Path, dict[str, np.ndarray]]:
+def _arrays(folder: Path) -> tuple[Path, npz.Arrays]:
     """Find either kind of files. Return where they are and their arrays by npz.KEYS."""
-    if not folder.is_dir():
-        raise DataError(f"the data folder {folder} does not exist: expected a folder with {FILE} or IDX files")
     for place in places(folder, "mnist", "MNIST/raw"):
         if (place / FILE).is_file():
             return place / FILE, npz.read(place / FILE)
-        if idx.find(place, IDX["x_train"]) is not None:
-            return place, {key: idx.read(_one(place, name)) for key, name in IDX.items()}
+        if _idx(place, IDX["x_train"]) is not None:
+            return place, {key: _read(place, name) for key, name in IDX.items()}
     raise DataError(f"the data folder {folder} has neither {FILE} nor mnist/{FILE} nor the IDX file {IDX['x_train']}")
 
 
-def _one(place: Path, name: str) -> Path:
-    path = idx.find(place, name)
-    if path is None:
+def _idx(place: Path, name: str) -> Path | None:
+    """Return PLACE/NAME, PLACE/NAME.gz, or NAME with ".idx" instead of "-idx". None if none of them exists."""
+    names = (name, f"{name}.gz", name.replace("-idx", ".idx"))
+    return next((place / one for one in names if (place / one).is_file()), None)
+
+
+def _read(place: Path, name: str) -> np.ndarray:
+    """Return the array in an IDX file. DataError if it is damaged or has another type."""
+    if (path := _idx(place, name)) is None:
         raise DataError(f"{place} lacks the IDX file {name}")
-    return path
-
-
-def _check(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    for part in ("train", "test"):
-        x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
-        if x.shape[1:] != (28, 28) or y.shape != x.shape[:1] or len(y) == 0:
-            raise DataError(f"{path}: x_{part} {x.shape} and y_{part} {y.shape}, expected [N, 28, 28] and [N]")
-        if y.dtype.kind not in "iu" or y.min() < 0 or y.max() > 9:
-            raise DataError(f"{path}: y_{part} must be labels 0..9, got {y.dtype} up to {y.max()}")
+    data = read_bytes(path)
+    try:
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is not a readable gzip file: {error}") from error
+    start = 4 + 4 * data[3] if len(data) > 3 else 0
+    if data[:3] != b"\0\0\x08" or len(data) < start:
+        raise DataError(f"{path} is not an IDX file of unsigned bytes")
+    shape = tuple(map(int, np.frombuffer(data, ">u4", data[3], 4)))
+    if len(data) != start + int(np.prod(shape, dtype=np.int64)):
+        raise DataError(f"{path} has {len(data)} bytes, its header {shape} needs others")
+    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fastagg.errors import ConfigError, DataError
+from fastagg.errors import DataError
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.data.files import places, read_table
 from fastagg.sim.data.tokens import Examples, split_texts
@@ -38,10 +38,8 @@ def _examples(folder: Path, split: str) -> Examples | None:
 
 
 def _from_folder(folder: Path) -> Examples:
-    try:
-        from sklearn.datasets import load_files
-    except ImportError:
-        raise ConfigError('this folder is read with scikit-learn: pip install "fastagg[sim]"') from None
+    from sklearn.datasets import load_files
+
     groups = [entry for entry in folder.iterdir() if entry.is_dir()]
     if len(groups) != CLASSES:
         raise DataError(f"{folder} has {len(groups)} groups, expected {CLASSES}")

@@ -50,22 +50,16 @@ def _samples(path: Path, changed: int, pool: int) -> tuple[Samples, Samples, np.
         raise DataError(f"{path}: {error}") from error
 
 
-def samples(
-    x_train: np.ndarray, x_test: np.ndarray, y_train: np.ndarray, y_test: np.ndarray
-) -> tuple[Samples, Samples]:
+def samples(x_train: np.ndarray, x_test: np.ndarray, *labels: np.ndarray) -> tuple[Samples, Samples]:
     """Return training and test set, the inputs standardised."""
-    train, test = standardise(x_train, x_test)
-    return (
-        Samples(train, torch.from_numpy(y_train.astype(np.int64))),
-        Samples(test, torch.from_numpy(y_test.astype(np.int64))),
-    )
+    inputs = standardise(x_train, x_test)
+    train, test = (Samples(x, torch.from_numpy(y.astype(np.int64))) for x, y in zip(inputs, labels, strict=True))
+    return train, test
 
 
 def split(train: Samples, test: Samples, clients: int, alpha: float, seed: int, min_samples: int) -> FederatedData:
     """Split the training set by label. It determines the number of classes."""
-    return split_by_label(
-        train, test, classes=int(train.y.max()) + 1, clients=clients, alpha=alpha, min_samples=min_samples, seed=seed
-    )
+    return split_by_label(train, test, int(train.y.max()) + 1, clients, alpha, min_samples, seed)
 
 
 def find(folder: Path, file: str) -> Path:
@@ -89,11 +83,12 @@ def read(path: Path) -> Arrays:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path} is not a readable npz file: {error}") from error
-    _check(path, arrays)
+    check(path, arrays)
     return arrays
 
 
-def _check(path: Path, arrays: Arrays) -> None:
+def check(path: Path, arrays: Arrays) -> None:
+    """Raise DataError unless the arrays are inputs and labels of one form."""
     for part in ("train", "test"):
         x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
         if x.ndim < 2 or y.shape != x.shape[:1] or len(y) == 0:

@@ -68,15 +68,12 @@ class Mnist(ByLabel):
     name: Literal["mnist"]
 
 
-class Npz(FromFolder):
+class Npz(ByLabel):
     """Your own arrays, Dirichlet(alpha) over labels; ``pool`` x ``pool`` pixels are averaged."""
 
     needs: ClassVar[str] = "an .npz file (data.file) with x_train, y_train, x_test and y_test"
     name: Literal["npz"]
     file: str = "data.npz"
-    clients: PositiveInt = 50
-    alpha: PositiveFloat = 0.3
-    min_samples: PositiveInt = 2
     pool: PositiveInt = 1
 
 

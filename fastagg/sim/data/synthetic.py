@@ -17,7 +17,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fastagg.errors import ConfigError
 from fastagg.sim.data.federated import FederatedData, Samples
 from fastagg.sim.seeds import generator
 
@@ -41,8 +40,6 @@ def client_samples(alpha: float, beta: float, client: int, seed: int) -> tuple[n
 
 def load(clients: int, alpha: float, beta: float, seed: int) -> FederatedData:
     """Generate Synthetic(alpha, beta) for ``clients`` clients; inputs [60], 10 classes."""
-    if clients < 1 or alpha < 0 or beta < 0:
-        raise ConfigError(f"Synthetic needs clients >= 1, alpha >= 0 and beta >= 0, got {clients}, {alpha} and {beta}")
     train, test = [], []
     for client in range(clients):
         x, y = client_samples(alpha, beta, client, seed)

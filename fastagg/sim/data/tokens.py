@@ -23,33 +23,17 @@ class Examples:
 
 
 def split_texts(
-    train: Examples,
-    test: Examples,
-    classes: int,
-    folder: Path,
-    pretrained: str,
-    max_length: int,
-    clients: int,
-    alpha: float,
-    min_samples: int,
-    seed: int,
-) -> FederatedData:
+    train: Examples, test: Examples, classes: int, folder: Path, pretrained: str, max_length: int, clients: int,
+    alpha: float, min_samples: int, seed: int,
+) -> FederatedData:  # fmt: skip
     """Tokenise both sets and divide the first over ``clients`` by Dirichlet(alpha) on the labels."""
     model = find_pretrained(folder, pretrained)
     tokenizer = load_tokenizer(model)
     if tokenizer.pad_token_id is None:
         raise DataError(f"the tokenizer in {model} has no padding token")
     text = Text(len(tokenizer), tokenizer.pad_token_id, model)
-    return split_by_label(
-        _encode(train, classes, tokenizer, max_length),
-        _encode(test, classes, tokenizer, max_length),
-        classes=classes,
-        clients=clients,
-        alpha=alpha,
-        min_samples=min_samples,
-        seed=seed,
-        text=text,
-    )
+    encoded = [_encode(part, classes, tokenizer, max_length) for part in (train, test)]
+    return split_by_label(*encoded, classes, clients, alpha, min_samples, seed, text)
 
 
 def find_pretrained(folder: Path, name: str) -> Path:
@@ -78,11 +62,7 @@ def load_tokenizer(model: Path) -> Foreign:
 def _encode(examples: Examples, classes: int, tokenizer: Foreign, max_length: int) -> Samples:
     labels_in_range(examples.labels, classes, Path(examples.where))
     encoded = tokenizer(
-        *examples.texts,
-        padding="max_length",
-        truncation=True,
-        max_length=max_length,
-        return_tensors="pt",
+        *examples.texts, padding="max_length", truncation=True, max_length=max_length, return_tensors="pt",
         return_attention_mask=False,
-    )
+    )  # fmt: skip
     return Samples(encoded["input_ids"], torch.tensor(examples.labels))

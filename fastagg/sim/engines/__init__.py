@@ -18,7 +18,7 @@ import torch
 from fastagg import _checks, _extras
 from fastagg._build import usable_cores
 from fastagg.errors import ConfigError
-from fastagg.sim.engines.workers import Begin, Board, Workers
+from fastagg.sim.engines.workers import Begin, Workers
 
 Name = Literal["here", "pool", "ray"]
 NAMES: tuple[str, ...] = get_args(Name)
@@ -49,18 +49,15 @@ def dumps(name: str) -> Callable[[object], bytes]:
     return pickle.dumps
 
 
-def start(name: str, count: int | None, begin: Begin, *given: object, tasks: int = 0) -> Workers:
+def start(name: str, count: int | None, begin: Begin, *given: object, fresh: bool = False) -> Workers:
     """Start workers of the engine "pool" or "ray". ``count``: how many; None: as many as there are cores.
 
-    With ``tasks`` each of so many tasks gets a worker of its own, and ``begin`` a :class:`Board` before ``given``.
+    With ``fresh`` each task gets a worker of its own.
     """
     if name == "ray":
         from fastagg.sim.engines.ray import Cluster
 
-        return Cluster(count, begin, *given, tasks=tasks)
+        return Cluster(count, begin, *given, fresh=fresh)
     from fastagg.sim.engines.pool import Pool
 
-    return Pool(count or usable_cores(), begin, *given, tasks=tasks)
-
-
-__all__ = ["Board", "Name", "Workers", "check", "check_device", "dumps", "start"]
+    return Pool(count or usable_cores(), begin, *given, fresh=fresh)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,20 +41,6 @@ class Here:
     def close(self) -> None: ...
 
 
-class Engine(Protocol):
-    """Trains jobs meanwhile."""
-
-    def submit(self, job: Job) -> Future[Any]: ...
-
-    def result(self, job: Job, future: Future[Any]) -> Update:
-        """Return the update of a job that was submitted. RunFailed if training failed."""
-
-    def keep(self, versions: Collection[int]) -> None:
-        """Forget the weights of all versions but these."""
-
-    def close(self) -> None: ...
-
-
 class Ahead:
     """Updates that are trained, or being trained, and not due yet.
 
@@ -63,7 +49,7 @@ class Ahead:
         most: how many jobs may be trained before they are due.
     """
 
-    def __init__(self, engine: Engine, most: int) -> None:
+    def __init__(self, engine: Threads | Remote, most: int) -> None:
         self._engine, self._most = engine, most
         self.out: dict[Key, Future[Any]] = {}
 
@@ -76,7 +62,7 @@ class Ahead:
         return self._engine.result(job, future)
 
     def look(self, in_flight: InFlight) -> None:
-        """Hand jobs that have been sent out to the engine."""
+        """Hand jobs that have been sent out to the engine. It keeps the weights that they need."""
         jobs = in_flight()
         self._engine.keep({job.begin.version for job in jobs})
         for job in jobs[: self._most]:
@@ -131,12 +117,14 @@ class Remote:
         return self._workers.submit(errand, self._weights[version])
 
     def result(self, job: Job, future: Future[Any]) -> Update:
+        """Return the update of a job that was submitted. RunFailed if training failed."""
         client, deaths = f"client {job.client} (dispatch {job.number})", 0
         while True:
             try:
-                found = future.result()
+                found = self._workers.read(future)
             except Exception as error:  # a worker's own exceptions come as a Failure
-                deaths += self._workers.guilty(future)
+                # A job that died with another's worker is trained again alone, so it does not die so often.
+                deaths += 1
                 if deaths == TRIES:
                     how = " ".join(str(error).split())[:300]
                     raise RunFailed(f"{TRIES} workers died while they trained {client}, the last one: {how}") from None
@@ -149,6 +137,7 @@ class Remote:
             return _tensor(found)
 
     def keep(self, versions: Collection[int]) -> None:
+        """Forget the weights of all versions but these."""
         self._weights = {version: held for version, held in self._weights.items() if version in versions}
 
     def close(self) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import sys
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import lru_cache
@@ -21,9 +20,7 @@ from ray import cloudpickle
 from fastagg._build import set_num_threads, usable_cores
 from fastagg._types import Foreign
 from fastagg.errors import ConfigError
-from fastagg.sim.engines.workers import Begin, Board, Do, Failure, Sent, attempt, work
-
-ASK = 0.5  # seconds between two questions whether to stop
+from fastagg.sim.engines.workers import Begin, Do, Failure, Sent, attempt, work
 
 
 def dumps(value: object) -> bytes:
@@ -31,52 +28,10 @@ def dumps(value: object) -> bytes:
     return found
 
 
-class _Shares:
-    """An actor that remembers what a board says."""
-
-    def __init__(self, tasks: int) -> None:
-        self._shares, self._stop = [0.0] * tasks, False
-
-    def tell(self, task: int, share: float) -> None:
-        self._shares[task] = share
-
-    def told(self) -> list[float]:
-        return self._shares
-
-    def stop(self) -> None:
-        self._stop = True
-
-    def stopped(self) -> bool:
-        return self._stop
-
-
-class _Board:
-    """Asks the actor."""
-
-    def __init__(self, tasks: int) -> None:
-        self._shares: Foreign = ray.remote(_Shares).options(num_cpus=0).remote(tasks)
-        self._asked, self._stop = 0.0, False
-
-    def tell(self, task: int, share: float) -> None:
-        self._shares.tell.remote(task, share)
-
-    def told(self) -> list[float]:
-        found: list[float] = ray.get(self._shares.told.remote())
-        return found
-
-    def stop(self) -> None:
-        ray.get(self._shares.stop.remote())
-
-    def stopped(self) -> bool:
-        if time.monotonic() - self._asked > ASK:
-            self._asked, self._stop = time.monotonic(), ray.get(self._shares.stopped.remote())
-        return self._stop
-
-
 class Cluster:
     """``count`` workers with a CPU each; None: as many as the cluster, or this machine, has CPUs."""
 
-    def __init__(self, count: int | None, begin: Begin, *given: Sent, tasks: int = 0) -> None:
+    def __init__(self, count: int | None, begin: Begin, *given: Sent, fresh: bool = False) -> None:
         self._own = not ray.is_initialized()
         if self._own:
             # Ray would have its workers look for packages in the current folder first, which may be a checkout of this
@@ -88,11 +43,10 @@ class Cluster:
             if count is not None and count > cpus:
                 raise ConfigError(f"workers is {count}, more than the {cpus} CPUs of Ray's cluster")
             self.count = count or cpus
-            self.board: Board | None = _Board(tasks) if tasks else None
-            held = ray.put((begin, given if self.board is None else (self.board, *given)))
+            held = ray.put((begin, given))
             self._given = os.getcwd(), tuple(sys.path), held.hex(), [held]
             # A run of its own has a process of its own, as its memory and its threads are.
-            self._task: Foreign = ray.remote(num_cpus=1, max_retries=0, max_calls=1 if tasks else 0)(_work)
+            self._task: Foreign = ray.remote(num_cpus=1, max_retries=0, max_calls=1 if fresh else 0)(_work)
         except BaseException:
             if self._own:
                 ray.shutdown()
@@ -108,8 +62,8 @@ class Cluster:
         self._out = {one: held for one, held in self._out.items() if not one.done()} | {future: reference}
         return future
 
-    def guilty(self, future: Future[Sent]) -> bool:
-        return True
+    def read(self, future: Future[Sent]) -> Sent:
+        return future.result()
 
     def close(self) -> None:
         for future, reference in self._out.items():

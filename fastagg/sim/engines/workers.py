@@ -18,32 +18,19 @@ Do = Callable[[Sent, Sent], Sent]  # takes a task and the weights that go with i
 Begin = Callable[..., Do]
 
 
-class Board(Protocol):
-    """Where workers write how far their tasks are, and read whether to stop. Tasks are numbered from 0."""
-
-    def tell(self, task: int, share: float) -> None: ...
-
-    def told(self) -> list[float]: ...
-
-    def stop(self) -> None: ...
-
-    def stopped(self) -> bool: ...
-
-
 class Workers(Protocol):
     """``count`` processes that each do one task after the other."""
 
     count: int
-    board: Board | None
 
     def put(self, weights: Sent) -> object:
         """Lay weights where every worker can read them. They stay as long as somebody holds what is returned."""
 
-    def submit(self, task: Sent, weights: object = None) -> Future[Sent]:
-        """Have a task done. Its result may be a :class:`Failure`. An exception: a worker died, or never was there."""
+    def submit(self, task: Sent, weights: object = None) -> Future[Any]:
+        """Have a task done. An exception: a worker died, or never was there."""
 
-    def guilty(self, future: Future[Sent]) -> bool:
-        """Whether a worker died of this task, and not of the one before it."""
+    def read(self, future: Future[Any]) -> Sent:
+        """Return what a task that is over returned, which may be a :class:`Failure`, or raise its exception."""
 
     def close(self) -> None:
         """End all workers at once."""

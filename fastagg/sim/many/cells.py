@@ -6,6 +6,7 @@ others. After ctrl-C the cells at hand stop at their next update and write what 
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,13 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from fastagg.errors import ConfigError, FastaggError
+from fastagg.errors import ConfigError, DataError, FastaggError
 from fastagg.sim import engines
 from fastagg.sim.engines.workers import Do, Failure, Workers
 from fastagg.sim.many.sweep import Cell
 from fastagg.sim.one.interrupt import on_ctrl_c
 from fastagg.sim.one.metrics import Row
-from fastagg.sim.one.result import Outcome, read
+from fastagg.sim.one.result import Outcome
 from fastagg.sim.one.run import Resume, run
 from fastagg.sim.recipes.config import Config
 from fastagg.sim.show.progress import Progress
@@ -56,8 +57,9 @@ def run_cells(
     if engine == "here":
         with on_ctrl_c() as asked:
             return _one_by_one(cells, out, watcher, replace, asked.is_set)
-    with closing(engines.start(engine, jobs, _begin, tasks=len(cells))) as workers:
-        return _side_by_side(cells, out.absolute(), workers, watcher, replace)
+    out = out.absolute()
+    with _Board(out / ".running") as board, closing(engines.start(engine, jobs, _begin, board, fresh=True)) as workers:
+        return _side_by_side(cells, out, workers, board, watcher, replace)
 
 
 def _one_by_one(
@@ -92,14 +94,44 @@ class _Telling:
         pass
 
 
+class _Board:
+    """A folder where runs write how far they are, and read whether to stop. It is on all machines that they are on."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> _Board:
+        shutil.rmtree(self._folder, ignore_errors=True)  # a killed process left it
+        try:
+            self._folder.mkdir(parents=True)
+        except OSError as error:
+            raise DataError(f"cannot write results to {self._folder.parent}: {error}") from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def tell(self, task: int, share: float) -> None:
+        (self._folder / f"{task}.new").write_text(repr(share))
+        (self._folder / f"{task}.new").replace(self._folder / str(task))
+
+    def told(self, task: int) -> float:
+        file = self._folder / str(task)
+        return float(file.read_text()) if file.exists() else 0.0
+
+    def stop(self) -> None:
+        (self._folder / "stop").touch()
+
+    def stopped(self) -> bool:
+        return (self._folder / "stop").exists()
+
+
 def _side_by_side(
-    cells: Sequence[Cell], out: Path, workers: Workers, watcher: Watcher, replace: bool
+    cells: Sequence[Cell], out: Path, workers: Workers, board: _Board, watcher: Watcher, replace: bool
 ) -> dict[str, Outcome]:
     waiting = deque(enumerate(cells))
     at_work: dict[Future[Any], tuple[int, Cell]] = {}
     outcomes: dict[str, Outcome] = {}
-    board = workers.board
-    assert board is not None
     with on_ctrl_c() as asked:
         while waiting or at_work:
             if asked.is_set():
@@ -110,34 +142,29 @@ def _side_by_side(
                 at_work[workers.submit((number, cell.config, out / cell.name, replace))] = number, cell
                 watcher.started(cell)
             over, _ = wait(at_work, 0.2, FIRST_COMPLETED)
-            shares = board.told()
             for future in over:
                 _, cell = at_work.pop(future)
-                outcomes[cell.name] = _outcome(cell, out, future)
+                outcomes[cell.name] = _outcome(workers, future)
                 watcher.ended(cell, outcomes[cell.name])
             for number, cell in at_work.values():
-                watcher.advanced(cell, shares[number])
+                watcher.advanced(cell, board.told(number))
     return outcomes
 
 
-def _outcome(cell: Cell, out: Path, future: Future[Any]) -> Outcome:
+def _outcome(workers: Workers, future: Future[Any]) -> Outcome:
     try:
-        found = future.result()
-        if found is None:
-            return read(out / cell.name, cell.config) or "it left no summary.json"
-        return found.message if isinstance(found, Failure) else str(found)
-    except FastaggError as damaged:
-        return str(damaged)
+        found = workers.read(future)
     except Exception as died:
         return str(died)
+    return found.message if isinstance(found, Failure) else found
 
 
-def _begin(board: engines.Board) -> Do:
+def _begin(board: _Board) -> Do:
     return partial(_work, board)
 
 
-def _work(board: engines.Board, task: tuple[int, Config, Path, bool], _: object) -> str | None:
-    """A cell in a process of its own; what went wrong."""
+def _work(board: _Board, task: tuple[int, Config, Path, bool], _: object) -> Outcome:
+    """A cell in a process of its own."""
     number, config, folder, replace = task
     sent = 0.0
 
@@ -147,5 +174,4 @@ def _work(board: engines.Board, task: tuple[int, Config, Path, bool], _: object)
             sent = time.monotonic()
             board.tell(number, float(share))
 
-    outcome = _attempt(config, folder, _Telling(say), replace, board.stopped)
-    return outcome if isinstance(outcome, str) else None
+    return _attempt(config, folder, _Telling(say), replace, board.stopped)

@@ -28,7 +28,7 @@ from fastagg.sim.clock.delays import (
 )
 from fastagg.sim.clock.measured import Measured, read_times
 from fastagg.sim.clock.participation import AllClients, Concurrency, Participation
-from fastagg.sim.clock.schedule import RoundSchedule, Schedule, TimedSchedule
+from fastagg.sim.clock.schedule import RoundSchedule, TimedSchedule
 from fastagg.sim.one.build import build_work, is_synchronous
 from fastagg.sim.recipes import delays as sections
 from fastagg.sim.recipes.config import Config
@@ -37,6 +37,9 @@ from fastagg.sim.seeds import generator
 if TYPE_CHECKING:
     from fastagg.server.dispatch import Dispatch
     from fastagg.server.server import Server
+
+
+Schedule = TimedSchedule | RoundSchedule | VersionSchedule
 
 
 def build_schedule(config: Config, server: Server, sizes: Sequence[int]) -> Schedule:

@@ -16,7 +16,7 @@ from fastagg.errors import CheckpointError, ConfigError
 from fastagg.rules.directions import Differences
 from fastagg.server.checkpoint import on_device
 from fastagg.sim import engines
-from fastagg.sim.clients.client import DifferenceSender, evaluate, tested
+from fastagg.sim.clients.client import DifferenceSender, tested
 from fastagg.sim.clients.own import Own, OwnTrainer, Way, chosen
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.engines.ahead import Ahead, Here, Remote, Threads
@@ -156,9 +156,8 @@ class Simulation:
     def evaluate(self) -> Row:
         """Test the server's model and record a row."""
         with self.stopwatch.timing("evaluation"):
-            accuracy, loss = evaluate(
-                self.module, self.server.parameters(), self.data.test, self.data.score, self.own.loss, self.own.metric
-            )
+            self.module.load_state_dict(self.server.parameters())
+            accuracy, loss = tested(self.module, self.data.test, self.data.score, self.own.loss, self.own.metric)
             self.client_accuracy = self._by_client()
         row = Row(
             self.server.version,
