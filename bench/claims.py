@@ -29,7 +29,7 @@ import torch
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim.data.sections import SECTIONS
 from fastagg.sim.one.simulation import Simulation
-from fastagg.sim.recipes import config
+from fastagg.sim.recipes import config, configured
 from fastagg.sim.recipes import tables as recipes
 from fastagg.timing import Stopwatch
 
@@ -95,17 +95,17 @@ def compare(folder: Path, names: list[str], args: argparse.Namespace, own: dict[
         sys.exit(f"did not end: {', '.join(failed)}")
 
 
-def changes(values: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+def changes(given: config.Config, args: argparse.Namespace) -> dict[str, Any]:
     """Return what a run on this machine changes in a recipe."""
-    name = values["data"]["name"]
+    name = given.data.name
     images = name in ("cifar10", "cifar100", "femnist", "mnist")
     wanted = {"run.device": args.device, "run.autocast": images, "run.channels_last": images}
     return {**wanted, **({"data.dir": args.data_dir} if SECTIONS[name].needs else {})}
 
 
-def hours(cell: recipes.Place, args: argparse.Namespace) -> float:
+def hours(cell: recipes.Cell, args: argparse.Namespace) -> float:
     """Return the wall hours of one run, estimated from its first few client updates."""
-    simulation = Simulation(config.from_dict(config.changed(cell.values, changes(cell.values, args)), cell.label))
+    simulation = Simulation(configured(cell.config, changes(cell.config, args)))
     for _ in range(WARM):
         simulation.step()
     share, watch, done = simulation.done(), Stopwatch(), 0
@@ -132,7 +132,7 @@ def papers(folder: Path, args: argparse.Namespace) -> None:
             continue
         total += (needed := sum(each[cell.method] for cell in table.cells) * args.seeds / args.jobs)
         print(f"| {name} | {len(table.cells) * args.seeds} | {needed:.2f} |", flush=True)
-        own = changes(table.cells[0].values, args)
+        own = changes(table.cells[0].config, args)
         planned[name] = [f"{key}={str(one).lower() if isinstance(one, bool) else one}" for key, one in own.items()]
     print(f"| all | | {total:.2f} |", flush=True)
     args.data_dir = None  # it stands in the changes of those tables that need it

@@ -139,7 +139,7 @@ def _simulated(given: Any) -> float:
 
 def _compared(recipes: list[Any]) -> float:
     from fastagg.sim.many.compare import compare
-    from fastagg.sim.many.sweep import Cell
+    from fastagg.sim.recipes.tables import Cell
 
     rates = [one.algorithm.keywords["lr"] for one in recipes]
     cells = [Cell(one, folder=f"whole,algorithm.lr={rate}") for one, rate in zip(recipes, rates, strict=True)]

@@ -14,9 +14,9 @@ from fastagg.cli.base import command
 from fastagg.cli.screen import fail, listing, say, show
 
 if TYPE_CHECKING:
-    from fastagg.sim.many.sweep import Cell
     from fastagg.sim.one.result import Result
-    from fastagg.sim.recipes.tables import Entry
+    from fastagg.sim.recipes.catalogue import Entry
+    from fastagg.sim.recipes.tables import Cell
     from fastagg.sim.show.findings import Findings
 
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results.")]
@@ -43,8 +43,8 @@ def demo(
     print("50 clients learn to read digits, synchronously and asynchronously:", file=sys.stderr)
     print("4 methods with 3 seeds each, about 15 seconds on two cores.", file=sys.stderr)
     from fastagg._build import usable_cores
-    from fastagg.sim.many.sweep import Cell
     from fastagg.sim.recipes.demo import SYNCHRONOUS, TITLE, configs
+    from fastagg.sim.recipes.tables import Cell
 
     cells = [Cell(config) for config in configs(seed)]
     _compare(
@@ -179,7 +179,7 @@ def recipes(
     With their runs, their data, their purpose.
     """
     from fastagg import _checks
-    from fastagg.sim.recipes.tables import catalogue
+    from fastagg.sim.recipes.catalogue import catalogue
 
     known = catalogue()
     if algorithm is not None:
@@ -242,7 +242,7 @@ def _compare(cells: Sequence[Cell], out: Path, **settings: Foreign) -> None:
 
 def _show(result: Result, out: Path, picture: str) -> None:
     from fastagg.sim.many.groups import grouped
-    from fastagg.sim.many.sweep import Cell
+    from fastagg.sim.recipes.tables import Cell
     from fastagg.sim.show import findings
 
     _tell(findings.find(grouped([(Cell(result.config), result)])))

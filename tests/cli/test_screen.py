@@ -19,7 +19,8 @@ from fastagg.sim.many.groups import Group
 from fastagg.sim.one.metrics import ACTIVITIES, Row, summarise
 from fastagg.sim.one.result import Result
 from fastagg.sim.recipes import load
-from fastagg.sim.recipes.tables import Claim, Paper, catalogue
+from fastagg.sim.recipes.catalogue import catalogue
+from fastagg.sim.recipes.tables import Claim, Paper
 from fastagg.sim.show import findings, sweep_tables
 
 
@@ -79,7 +80,7 @@ def group(method: str, setting: str, missed: bool = False) -> Group:
         Result(config.model_copy(update={"seed": seed}), ROWS[: 1 if missed and seed else 2], summary, "10 s")
         for seed in range(3)
     ]
-    return Group(f"{method}-{setting}".lower(), method, (("setting", setting),), results, Paper((72.0, 0.94)))
+    return Group(f"{method}-{setting}".lower(), method, (("setting", setting),), results, Paper(numbers=(72.0, 0.94)))
 
 
 GROUPS = [

@@ -9,9 +9,9 @@ import pytest
 
 from fastagg.errors import ConfigError
 from fastagg.sim.many.cells import run_cells
-from fastagg.sim.many.sweep import Cell
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.recipes.tables import Cell
 
 from .test_resume import Killed, same
 

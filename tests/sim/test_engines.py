@@ -30,11 +30,11 @@ from fastagg.sim.clock.schedule import Job
 from fastagg.sim.engines.ahead import Ahead, Remote
 from fastagg.sim.engines.pool import Pool
 from fastagg.sim.many.cells import run_cells
-from fastagg.sim.many.sweep import Cell
 from fastagg.sim.one.run import run, torch_threads
 from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.recipes.config import to_toml
-from fastagg.sim.show.progress import NoProgress
+from fastagg.sim.recipes.tables import Cell
+from fastagg.sim.show.progress import Progress
 
 from .engine_models import deadly, failing
 from .test_resume import ALL, EVERY, GRADIENTS, Killed, KilledAt, same
@@ -325,7 +325,7 @@ def test_a_kill_and_ctrl_c_leave_no_process_and_the_run_goes_on(tiny, tmp_path):
     same(tmp_path / "whole", tmp_path / "cut")
 
 
-class Interrupting(NoProgress):
+class Interrupting(Progress):
     """Ctrl-C, as a terminal sends it, at an update."""
 
     def __init__(self, uploads):

@@ -7,10 +7,10 @@ import math
 import pytest
 
 from fastagg.sim.many.groups import Group, grouped, speedups, spread
-from fastagg.sim.many.sweep import Cell, cells
+from fastagg.sim.many.sweep import cells
 from fastagg.sim.one.metrics import Row, summarise
 from fastagg.sim.one.result import Result
-from fastagg.sim.recipes.tables import Paper
+from fastagg.sim.recipes.tables import Cell, Paper
 from fastagg.sim.show import sweep_tables
 
 EMPTY = dict.fromkeys(sweep_tables.NUMBERS, 0.0)
@@ -116,7 +116,7 @@ def test_runs_that_did_not_finish_are_marked(group):
 
 
 def test_methods_by_settings_stand_beside_the_papers_numbers(group):
-    paper = {"Dir(0.1)": Paper((72.0, 0.94)), "Dir(0.3)": Paper((75.0,)), "none": Paper()}
+    paper = {"Dir(0.1)": Paper(numbers=(72.0, 0.94)), "Dir(0.3)": Paper(numbers=(75.0,)), "none": Paper()}
     lines = [group("A", (0.5,), choice=(("setting", s),), paper=p) for s, p in paper.items()]
     lines += [group("B", (0.25,), (0.75,), choice=(("setting", "none"),))]
     sheet = sweep_tables.pivot(lines)
@@ -127,7 +127,7 @@ def test_methods_by_settings_stand_beside_the_papers_numbers(group):
 
 
 def test_a_papers_other_measure_is_scaled_to_its_numbers(group):
-    late = group("A", (0, 0, 0.5), paper=Paper((2257.7,), "time_to_target", 1.0))
+    late = group("A", (0, 0, 0.5), paper=Paper(numbers=(2257.7,), measure="time_to_target", scale=1.0))
     assert late.ours().mean == 20.0
     assert group("A", (0, 0), paper=late.paper).ours().mean is None
 

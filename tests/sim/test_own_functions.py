@@ -14,7 +14,7 @@ from fastagg.sim.one.result import read
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.recipes.config import load
-from fastagg.sim.show.progress import NoProgress
+from fastagg.sim.show.progress import Progress
 
 FOLDER = Path(__file__).parents[2] / "examples" / "simulator_algorithms"
 PERSONAL = ("fedper", "fedrep", "ditto", "pfedme", "apfl")
@@ -43,7 +43,7 @@ class Killed(BaseException):
     pass
 
 
-class KilledAt(NoProgress):
+class KilledAt(Progress):
     calls = 0
 
     def advanced(self, share):

@@ -6,7 +6,6 @@ import torch
 from fastagg.sim import recipes
 from fastagg.sim.one.build import build_data, build_model
 from fastagg.sim.recipes import tables
-from fastagg.sim.recipes.config import from_dict
 
 from .fake_data import write_everything, write_models
 
@@ -31,8 +30,8 @@ def worlds():
         found.setdefault((config.data, config.model.model_dump_json()), name)
     for name in tables.names():
         for cell in tables.load(name).cells:
-            config = from_dict(cell.values, cell.label)
-            found.setdefault((config.data, config.model.model_dump_json()), f"{name}: {cell.label}")
+            config = cell.config
+            found.setdefault((config.data, config.model.model_dump_json()), f"{name}: {config.label}")
     worlds = []
     for (data, model), where in found.items():
         kind = (model, *(word for word in data.model_dump().values() if isinstance(word, str)))

@@ -3,14 +3,14 @@ import io
 
 import pytest
 
-from fastagg.sim.many.sweep import Cell
 from fastagg.sim.one.result import Result
-from fastagg.sim.show.sweep_tables import COMPARISON_COLUMNS, comparison_csv, time_table
+from fastagg.sim.recipes.tables import Cell
+from fastagg.sim.show.sweep_tables import RUN_NUMBERS, comparison_csv, time_table
 
 
 @pytest.fixture
 def result(tiny):
-    summary = dict.fromkeys(COMPARISON_COLUMNS, 0)
+    summary = dict.fromkeys(RUN_NUMBERS, 0)
     summary |= {
         "stopped": "finished",
         "final_accuracy": 0.5,

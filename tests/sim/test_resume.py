@@ -21,7 +21,7 @@ from fastagg.sim.one.checkpoints import Checkpoints
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.recipes.config import to_toml
-from fastagg.sim.show.progress import NoProgress
+from fastagg.sim.show.progress import Progress
 
 EVERY = {"run.checkpoint_every": 0.0}
 ALL = {"participation": {"rule": "all"}}
@@ -53,7 +53,7 @@ class Killed(BaseException):
     """Stands for kill -9: nothing of the package catches it."""
 
 
-class KilledAt(NoProgress):
+class KilledAt(Progress):
     def __init__(self, uploads: int) -> None:
         self.uploads = uploads
         self.calls = 0
@@ -101,7 +101,7 @@ def test_a_checkpoint_written_seldom_costs_repeated_work_and_no_row(tiny, tmp_pa
     config = tiny({**CASES[name], "run.checkpoint_every": 1e6, "run.evaluate_every": 1})
     run(config, tmp_path / "whole")
 
-    class Twice(NoProgress):
+    class Twice(Progress):
         calls = 0
 
         def advanced(self, share):
@@ -171,7 +171,7 @@ def test_an_interrupted_run_goes_on_without_the_row_the_interrupt_added(tiny, tm
     config = tiny({"run.uploads": 60})
     run(config, tmp_path / "whole")
 
-    class Interrupting(NoProgress):
+    class Interrupting(Progress):
         calls = 0
 
         def advanced(self, share):
@@ -232,7 +232,7 @@ def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint_whole(tiny, tmp
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    class FullAfter(NoProgress):
+    class FullAfter(Progress):
         calls = 0
 
         def advanced(self, share):

@@ -14,13 +14,13 @@ from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.one.summary import summary
 from fastagg.sim.recipes.config import load
-from fastagg.sim.show.progress import NoProgress
+from fastagg.sim.show.progress import Progress
 
 FADAS = {"algorithm": {"name": "FADAS", "lr": 0.01, "buffer_size": 3}}
 FEDASYNC = {"algorithm": {"name": "FedAsync", "alpha": 0.5, "policy": "polynomial", "a": 0.5}}
 
 
-class Watching(NoProgress):
+class Watching(Progress):
     """Calls `at_row` with every new row."""
 
     def __init__(self, at_row):

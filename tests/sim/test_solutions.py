@@ -145,7 +145,7 @@ def test_the_papers_table_names_what_the_example_has():
     found = tables.load("fedecho-table5.toml")
     assert [cell.method for cell in found.cells] == ["FedBuff", "CA2FL", "FedAC", "FADAS", "FedEcho"]
     with pytest.raises(DataError, match="no MathInstruct in "):
-        build_data(from_dict(found.cells[0].values, "test").data, seed=0)
+        build_data(found.cells[0].config.data, seed=0)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from fastagg.registry import presets
 from fastagg.sim.one.build import build_distillation, build_server, check_clients, distils
 from fastagg.sim.recipes import names as recipe_names
 from fastagg.sim.recipes import tables
-from fastagg.sim.recipes.config import from_dict
+from fastagg.sim.recipes.catalogue import catalogue
 from fastagg.sim.recipes.tables import Table, load, merge
 
 BASE = """
@@ -58,11 +58,11 @@ def base(tmp_path):
 def test_cells_are_methods_by_settings_with_the_papers_numbers(base):
     table = load(base)
     assert (methods(table), settings(table)) == (["FedBuff", "FedAvg"], ["Dir(0.1)", "Dir(1)"])
-    assert [cell.label for cell in table.cells] == [
+    assert [cell.config.label for cell in table.cells] == [
         "FedBuff, Dir(0.1)", "FedBuff, Dir(1)", "FedAvg, Dir(0.1)", "FedAvg, Dir(1)",
     ]  # fmt: skip
     assert [cell.paper.numbers for cell in table.cells] == [(), (), (), (50.0, 1.5)]
-    configs = [from_dict(cell.values, cell.label) for cell in table.cells]
+    configs = [cell.config for cell in table.cells]
     assert [c.data.alpha for c in configs] == [0.1, 1.0, 0.1, 1.0]
     assert [c.client.lr for c in configs] == [0.1, 0.3, 0.1, 0.1]
     assert configs[1].algorithm.keywords == {"lr": 0.5, "buffer_size": 3}
@@ -87,9 +87,9 @@ def test_a_grid_is_every_combination(tmp_path):
     )
     table = load(str(tmp_path / "grid.toml"))
     assert settings(table) == [f"alpha={a}, buffer_size={m}" for a in (0.1, 1.0) for m in (2, 4)]
-    found = [(c.values["data"]["alpha"], c.values["algorithm"]["buffer_size"]) for c in table.cells]
+    found = [(c.config.data.alpha, c.config.algorithm.keywords["buffer_size"]) for c in table.cells]
     assert found == [(0.1, 2), (0.1, 4), (1.0, 2), (1.0, 4)]
-    assert [c.values["client"]["lr"] for c in table.cells] == [0.1, 0.1, 0.3, 0.1]
+    assert [c.config.client.lr for c in table.cells] == [0.1, 0.1, 0.3, 0.1]
 
 
 def test_a_table_can_extend_another(tmp_path, monkeypatch):
@@ -110,11 +110,9 @@ def test_a_table_can_extend_another(tmp_path, monkeypatch):
     (tmp_path / "child.toml").write_text(child)
     table = load(str(tmp_path / "child.toml"))
     assert (table.title, methods(table), settings(table)) == ("Another", ["FedBuff", "FADAS"], ["Dir(0.1)", "Dir(1)"])
-    assert [c.values["data"] for c in table.cells[:2]] == [
-        {"name": "synthetic", "clients": 12, "alpha": 0.1},
-        {"name": "synthetic", "clients": 12, "alpha": 2.0},
-    ]
-    assert table.cells[1].values["client"] == {"lr": 0.3, "steps": 1}  # the method came with its changes
+    data, client = [c.config.data for c in table.cells[:2]], table.cells[1].config.client
+    assert [(one.name, one.clients, one.alpha) for one in data] == [("synthetic", 12, 0.1), ("synthetic", 12, 2.0)]
+    assert (client.lr, client.steps) == (0.3, 1)  # the method came with its changes
 
 
 @pytest.mark.parametrize(
@@ -160,9 +158,9 @@ def test_every_cell_of_every_table_is_a_recipe_with_a_server(name):
 
     table = load(name)
     assert table.title
-    assert len({cell.values["name"] for cell in table.cells}) == len(table.cells)
+    assert len({cell.config.name for cell in table.cells}) == len(table.cells)
     for cell in table.cells:
-        config = from_dict(cell.values, cell.label)
+        config = cell.config
         assert config.algorithm.name in presets()
         module, distill = torch.nn.Linear(2, 2), None
         if distils(config.algorithm):
@@ -186,7 +184,7 @@ def test_the_papers_numbers_belong_to_cells(name):
 
 @pytest.mark.parametrize("name", [n for n in tables.names() if not n.endswith("-small") and "fedecho" not in n])
 def test_every_table_has_a_small_twin_that_needs_no_files(name):
-    data = [from_dict(cell.values, name).data for cell in load(name).cells]
+    data = [cell.config.data for cell in load(name).cells]
     if not any("dir" in one.model_dump() for one in data) or {one.name for one in data} == {"npz"}:
         return  # its own data is always there, or it is of the size of a desk itself
     assert f"{name}-small" in tables.names()
@@ -194,7 +192,7 @@ def test_every_table_has_a_small_twin_that_needs_no_files(name):
 
 @pytest.mark.parametrize("name", [name for name in tables.names() if name.endswith("-small")])
 def test_small_twins_need_no_files(name):
-    assert not {from_dict(c.values, name).data.name for c in load(name).cells} - {"digits", "synthetic"}
+    assert not {c.config.data.name for c in load(name).cells} - {"digits", "synthetic"}
 
 
 def test_a_table_whose_data_is_absent_says_what_goes_where():
@@ -202,11 +200,11 @@ def test_a_table_whose_data_is_absent_says_what_goes_where():
 
     cell = load("fadas-table2").cells[0]
     with pytest.raises(DataError, match=r"--data-dir.*train-.*parquet"):
-        run(from_dict(cell.values, cell.label))
+        run(cell.config)
 
 
 def test_the_catalogue_has_every_recipe_and_table_in_one_line_each():
-    entries = {entry.name: entry for entry in tables.catalogue()}
+    entries = {entry.name: entry for entry in catalogue()}
     assert list(entries) == [*recipe_names(), *tables.names()]
     digits = entries["fadas-digits-large"]
     assert (digits.runs, digits.data, digits.files, digits.algorithms) == (1, ("digits",), False, ("FADAS",))

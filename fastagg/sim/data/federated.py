@@ -91,13 +91,12 @@ class FederatedData:
             raise DataError(f"there are {len(self.clients)} clients and {len(self.tests)} tests")
         if len(self.test) == 0:
             raise DataError("the test set is empty")
-        for what, parts in (
-            ("client {} has no training samples", self.clients),
-            ("the test of client {} is empty", self.tests),
-        ):
-            for number, samples in enumerate(parts or ()):
-                if len(samples) == 0:
-                    raise DataError(what.format(number))
+        for number, samples in enumerate(self.clients):
+            if len(samples) == 0:
+                raise DataError(f"client {number} has no training samples")
+        for number, samples in enumerate(self.tests or ()):
+            if len(samples) == 0:
+                raise DataError(f"the test of client {number} is empty")
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -32,8 +32,8 @@ def split_texts(
     if tokenizer.pad_token_id is None:
         raise DataError(f"the tokenizer in {model} has no padding token")
     text = Text(len(tokenizer), tokenizer.pad_token_id, model)
-    encoded = [_encode(part, classes, tokenizer, max_length) for part in (train, test)]
-    return split_by_label(*encoded, classes, clients, alpha, min_samples, seed, text)
+    first, second = (_encode(part, classes, tokenizer, max_length) for part in (train, test))
+    return split_by_label(first, second, classes, clients, alpha, min_samples, seed, text)
 
 
 def find_pretrained(folder: Path, name: str) -> Path:

@@ -22,13 +22,14 @@ from fastagg._types import Plain
 from fastagg.errors import ConfigError, DataError, RunFailed
 from fastagg.sim.clock.measured import read_times
 from fastagg.sim.data import npz
-from fastagg.sim.many.cells import Watcher, run_cells
+from fastagg.sim.many.cells import run_cells
 from fastagg.sim.many.claims import Difference, paired
 from fastagg.sim.many.rules import RULES, keywords_of, server_bytes
 from fastagg.sim.many.rules import fitting as fitting_rules
-from fastagg.sim.many.sweep import Cell
 from fastagg.sim.one.result import Result
 from fastagg.sim.recipes.config import from_dict
+from fastagg.sim.recipes.tables import Cell
+from fastagg.sim.show.progress import Watcher
 from fastagg.storage.tiered import bytes_of
 
 SKEWS = {"none": 100.0, "mild": 1.0, "strong": 0.1}  # the alpha of a Dirichlet split by label
@@ -125,7 +126,7 @@ def advise(
         section, uploads = _data(data, Path(scratch), min(clients, _CLIENTS), alpha, seed)
         base = {"data": section, "delay": {"name": "measured", "file": str(file)}}
         at_once = max(1, round(flight * section["clients"] / clients))
-        lab = _Lab(base, fitting, at_once, {"uploads": uploads}, Path(scratch), jobs, watcher or _Quiet())
+        lab = _Lab(base, fitting, at_once, {"uploads": uploads}, Path(scratch), jobs, watcher or Watcher())
         best, searched = _search(lab, seed)
         finalists = sorted(best, key=lambda name: -searched[name])[:FINALISTS]
         runs = lab.run([(name, best[name], seed + own) for name in finalists for own in range(JUDGES)])
@@ -185,13 +186,6 @@ def _data(given: str | Path | None, folder: Path, clients: int, alpha: float, se
     # An update of larger inputs takes longer, digits have 64, and all runs together should take two minutes.
     uploads = min(UPLOADS, max(200, round(2.5 * UPLOADS / (inputs / 64) ** 0.8)))
     return {"name": "npz", "dir": str(folder), "clients": clients, "alpha": alpha}, uploads
-
-
-class _Quiet:
-    @staticmethod
-    def started(*_: object) -> None: ...
-
-    advanced = ended = started
 
 
 Run = tuple[str, int, int]  # the rule, the number of its rate, the seed

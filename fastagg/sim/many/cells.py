@@ -14,26 +14,17 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fastagg.errors import ConfigError, DataError, FastaggError
 from fastagg.sim import engines
 from fastagg.sim.engines.workers import Do, Failure, Workers
-from fastagg.sim.many.sweep import Cell
 from fastagg.sim.one.interrupt import on_ctrl_c
-from fastagg.sim.one.metrics import Row
 from fastagg.sim.one.result import Outcome
 from fastagg.sim.one.run import Resume, run
 from fastagg.sim.recipes.config import Config
-from fastagg.sim.show.progress import Progress
-
-
-class Watcher(Protocol):
-    def started(self, cell: Cell) -> None: ...
-
-    def advanced(self, cell: Cell, share: float) -> None: ...
-
-    def ended(self, cell: Cell, outcome: Outcome) -> None: ...
+from fastagg.sim.recipes.tables import Cell
+from fastagg.sim.show.progress import Progress, Watcher
 
 
 def run_cells(
@@ -86,12 +77,9 @@ def _attempt(config: Config, folder: Path, progress: Progress, replace: bool, st
         return f"{type(error).__name__}: {error}"
 
 
-class _Telling:
+class _Telling(Progress):
     def __init__(self, say: Callable[[float], None]) -> None:
-        self.advanced = say
-
-    def evaluated(self, row: Row) -> None:
-        pass
+        self.advanced = say  # type: ignore[assignment, method-assign]
 
 
 class _Board:

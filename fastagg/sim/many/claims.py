@@ -79,7 +79,7 @@ def judged(names: Iterable[str], groups: Sequence[Group]) -> list[Judged]:
         if not tables.is_table(name):
             continue
         table = tables.load(name)
-        own = {(cell.method, cell.setting): cell.values["name"] for cell in table.cells}
+        own = {(cell.method, cell.setting): cell.config.name for cell in table.cells}
         counts = Counter(group.name for group in groups)  # more than one group: the user runs a grid over the table
         runs = {group.name: group for group in groups if counts[group.name] == 1}
         for claim in table.claims:

@@ -11,13 +11,15 @@ from matplotlib.figure import Figure
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim import engines
 from fastagg.sim.many import claims
-from fastagg.sim.many.cells import Watcher, run_cells
+from fastagg.sim.many.cells import run_cells
 from fastagg.sim.many.groups import Group, grouped
-from fastagg.sim.many.sweep import Cell, check_folders, file_name
+from fastagg.sim.many.sweep import check_folders, file_name
 from fastagg.sim.one import output
 from fastagg.sim.one.build import find_folder
 from fastagg.sim.one.result import Result
+from fastagg.sim.recipes.tables import Cell
 from fastagg.sim.show import findings, pages, plots, series, style, sweep_tables
+from fastagg.sim.show.progress import Watcher
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fastagg.sim.many.sweep import SETTING, Cell, Choice
 from fastagg.sim.one.metrics import Row, reaching
 from fastagg.sim.one.result import Result
-from fastagg.sim.recipes.tables import NO_PAPER, Paper
+from fastagg.sim.recipes.tables import NO_PAPER, SETTING, Cell, Choice, Paper
 
 
 @dataclass(frozen=True)

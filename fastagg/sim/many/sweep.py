@@ -6,34 +6,13 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.sim import recipes
-from fastagg.sim.recipes import config, tables
-from fastagg.sim.recipes.config import Config
-from fastagg.sim.recipes.tables import NO_PAPER, Paper
-
-Choice = tuple[tuple[str, object], ...]  # keys and their values in one cell, in the order of the table and grid
-
-SETTING = "setting"  # the key in a Choice for a table's setting, whose value is a label
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run of a comparison; ``method`` is "" if the config's label or name is used."""
-
-    config: Config
-    choice: Choice = ()
-    folder: str = ""
-    method: str = ""
-    paper: Paper = NO_PAPER
-
-    @property
-    def name(self) -> str:
-        """The folder below the comparison's: NAME[,KEY=VALUE...]/seedN."""
-        return f"{self.folder or self.config.name}/seed{self.config.seed}"
+from fastagg.sim.recipes import tables
+from fastagg.sim.recipes.tables import Cell
 
 
 def cells(
@@ -66,18 +45,7 @@ def _loaded(name: str, changes: Plain) -> Iterator[Cell]:
     if not tables.is_table(name):
         yield Cell(recipes.load(name, changes))
         return
-    for cell in tables.load(name).cells:
-        values = config.changed(cell.values, changes)
-        found = config.from_dict(values, f"{name}, {cell.label}")
-        yield Cell(found, _choice(cell.setting), method=cell.method, paper=cell.paper)
-
-
-def _choice(setting: str) -> Choice:
-    # A table's grid labels its columns "alpha=0.1, mean=5.0". Other settings are their own label.
-    pairs = [part.partition("=") for part in setting.split(", ")]
-    if all(equals for _, equals, _ in pairs):
-        return tuple((key, value) for key, _, value in pairs)
-    return ((SETTING, setting),) if setting else ()
+    yield from tables.load(name, changes).cells
 
 
 def check_folders(cells: Sequence[Cell]) -> None:

@@ -9,26 +9,18 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from fastagg._types import State
 from fastagg.errors import CheckpointError, ConfigError, DataError
 from fastagg.server import checkpoint
 from fastagg.sim.one import output
 from fastagg.sim.one.metrics import Row
 from fastagg.sim.recipes.config import Config, differences, load
 
+if TYPE_CHECKING:
+    from fastagg.sim.one.simulation import Simulation
+
 FILE = "checkpoint.pt"
-
-
-class Resumable(Protocol):
-    """An object that can continue from a checkpoint: a simulation."""
-
-    rows: list[Row]
-
-    def state_dict(self) -> State: ...
-
-    def load_state_dict(self, state: State) -> None: ...
 
 
 class Checkpoints:
@@ -42,7 +34,7 @@ class Checkpoints:
     def due(self) -> bool:
         return time.monotonic() - self._written >= self._seconds
 
-    def write(self, simulation: Resumable) -> None:
+    def write(self, simulation: Simulation) -> None:
         try:
             output.write_text(self._out / "metrics.csv", output.rows_csv(Row, simulation.rows))
         except OSError as error:
@@ -51,7 +43,7 @@ class Checkpoints:
         self._written = time.monotonic()
 
 
-def restore(simulation: Resumable, out: Path) -> bool:
+def restore(simulation: Simulation, out: Path) -> bool:
     """Let a new ``simulation`` continue from the checkpoint in ``out``. Return False if there is none.
 
     CheckpointError if it is damaged or belongs to another config.

@@ -80,6 +80,14 @@ class ClientRow:
     accuracy: float | None
 
 
+@dataclass(frozen=True)
+class DelayRow:
+    """A line of delays.csv: a delay in server versions, and the updates that had it."""
+
+    delay: int
+    uploads: int
+
+
 class DelayStatistics:
     """Counts delays by value. So memory grows with the largest delay, not with the number of uploads."""
 

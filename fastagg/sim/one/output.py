@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 
 from fastagg._types import Plain
 from fastagg.errors import DataError
-from fastagg.sim.one.metrics import ClientRow, Row
+from fastagg.sim.one.metrics import ClientRow, DelayRow, Row
 
-T = TypeVar("T", Row, ClientRow)
+T = TypeVar("T", Row, ClientRow, DelayRow)
 
 
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:
@@ -66,7 +66,7 @@ def write_text(path: Path, text: str) -> None:
     replace_file(path, write)
 
 
-def rows_csv(kind: type[Row] | type[ClientRow], rows: Sequence[Row] | Sequence[ClientRow]) -> str:
+def rows_csv(kind: type[T], rows: Sequence[T]) -> str:
     """Return the rows as CSV with a header. Floats read back to the same bits; None is an empty cell."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -102,22 +102,6 @@ def _value(cell: str, kind: str) -> Any:
     if not cell and kind.endswith("None"):
         return None
     return int(cell) if kind == "int" else float(cell)
-
-
-def delays_csv(delays: dict[int, int]) -> str:
-    """Return the number of updates for each delay in server versions, as CSV with a header."""
-    return "delay,uploads\n" + "".join(f"{delay},{delays[delay]}\n" for delay in sorted(delays))
-
-
-def read_delays(path: Path) -> dict[int, int]:
-    """Read what ``delays_csv`` wrote. DataError if it is missing or damaged."""
-    try:
-        header, *lines = path.read_text(encoding="utf-8").splitlines()
-        if header != "delay,uploads":
-            raise ValueError("the columns are not those of a run")
-        return {int(delay): int(uploads) for delay, uploads in (line.split(",") for line in lines)}
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read {path}: {error}") from None
 
 
 def read_summary(path: Path) -> Plain | None:

@@ -13,7 +13,7 @@ from fastagg.errors import DataError
 from fastagg.model import Layout
 from fastagg.server import checkpoint
 from fastagg.sim.one import output
-from fastagg.sim.one.metrics import ClientRow, Row
+from fastagg.sim.one.metrics import ClientRow, DelayRow, Row
 from fastagg.sim.recipes.config import Config
 
 
@@ -70,5 +70,5 @@ def read(out: Path, config: Config) -> Result | None:
         return None
     rows = output.read_rows(Row, out / "metrics.csv")
     clients = output.read_rows(ClientRow, there) if (there := out / "clients.csv").exists() else []
-    delays = output.read_delays(out / "delays.csv")
+    delays = {row.delay: row.uploads for row in output.read_rows(DelayRow, out / "delays.csv")}
     return Result(config, rows, summary, summary["time_unit"], delays, clients, out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +12,7 @@ import torch
 
 from fastagg._types import Plain
 from fastagg.errors import ConfigError, DataError, NonFiniteUpdate
-from fastagg.integrations.trackers import Given
+from fastagg.integrations.trackers import Given, Trackers
 from fastagg.sim import engines
 from fastagg.sim.clients.own import NAMES as FUNCTIONS
 from fastagg.sim.clients.own import Own
@@ -19,12 +20,12 @@ from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.data.own import check as check_data
 from fastagg.sim.one import checkpoints, output
 from fastagg.sim.one.interrupt import on_ctrl_c
-from fastagg.sim.one.metrics import ClientRow, Row
+from fastagg.sim.one.metrics import ClientRow, DelayRow, Row
 from fastagg.sim.one.result import Result, read
 from fastagg.sim.one.simulation import Factory, Simulation
 from fastagg.sim.one.summary import summary as summary_of
 from fastagg.sim.recipes.config import Config, changed, from_dict, to_toml
-from fastagg.sim.show.progress import NoProgress, Progress, Tracking
+from fastagg.sim.show.progress import Progress
 
 Resume = Literal["never", "go on", "replace"]
 
@@ -70,13 +71,20 @@ def run(
     with (
         on_ctrl_c() as asked,
         torch_threads(config.run.torch_threads),
-        Tracking(progress or NoProgress(), trackers) as told,
+        closing(Trackers(trackers)) as told,
         closing(Simulation(config, data, model, engine, workers, own)) as simulation,
     ):
         if out is not None and not (begun and checkpoints.restore(simulation, out)):
             _prepare(out, config)
         keeper = None if out is None else checkpoints.Checkpoints(out, config.run.checkpoint_every)
-        stopped = _loop(simulation, lambda: asked.is_set() or stop(), told, keeper)
+        progress = progress or Progress()
+
+        def evaluate() -> None:
+            row = simulation.evaluate()
+            progress.evaluated(row)
+            told.log({key: value for key, value in asdict(row).items() if key != "version"}, row.version)
+
+        stopped = _loop(simulation, lambda: asked.is_set() or stop(), progress, evaluate, keeper)
         unit, delays = simulation.schedule.unit, simulation.delays.state_dict()
         summary, clients = summary_of(simulation, stopped), simulation.clients()
         if out is None:
@@ -115,11 +123,15 @@ def given(config: Config, data: FederatedData | None, model: Factory | None, own
 
 
 def _loop(
-    simulation: Simulation, stop: Callable[[], bool], progress: Progress, keeper: checkpoints.Checkpoints | None
+    simulation: Simulation,
+    stop: Callable[[], bool],
+    progress: Progress,
+    evaluate: Callable[[], None],
+    keeper: checkpoints.Checkpoints | None,
 ) -> str:
     """Return why the run stopped: "finished", "interrupted" or "diverged"."""
     if not simulation.rows:
-        progress.evaluated(simulation.evaluate())
+        evaluate()
     stopped = "finished"
     while (share := simulation.done()) < 1.0:
         progress.advanced(share)
@@ -134,11 +146,11 @@ def _loop(
             stopped = "diverged"
             break
         if stepped and simulation.due():
-            progress.evaluated(simulation.evaluate())
+            evaluate()
         if keeper is not None and keeper.due():
             keeper.write(simulation)
     if simulation.rows[-1].uploads != simulation.uploads:
-        progress.evaluated(simulation.evaluate())
+        evaluate()
     if stopped == "finished" and keeper is not None:
         keeper.write(simulation)  # if a later file fails, nothing must be trained again
     progress.advanced(1.0)
@@ -161,13 +173,14 @@ def _prepare(out: Path, config: Config) -> None:
 
 def _write(out: Path, result: Result, simulation: Simulation, picture: str) -> None:
     from fastagg.sim.many.groups import grouped
-    from fastagg.sim.many.sweep import Cell
+    from fastagg.sim.recipes.tables import Cell
     from fastagg.sim.show import findings, pages, plots, style
 
     try:
         output.write_text(out / "metrics.csv", output.rows_csv(Row, result.rows))
         output.write_text(out / "clients.csv", output.rows_csv(ClientRow, result.clients))
-        output.write_text(out / "delays.csv", output.delays_csv(result.delays))
+        delays = [DelayRow(*pair) for pair in sorted(result.delays.items())]
+        output.write_text(out / "delays.csv", output.rows_csv(DelayRow, delays))
         style.save(plots.accuracy_figure(result), out / f"accuracy.{picture}")
         groups = grouped([(Cell(result.config), result)])
         output.write_text(

@@ -52,7 +52,7 @@ from __future__ import annotations
 import itertools
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from importlib.resources import files
@@ -71,12 +71,21 @@ PACKAGE = "fastagg.sim.recipes"
 FOLDER = "tables"
 
 
-class _Paper(Section):
-    """The paper's own numbers: method -> setting -> [mean] or [mean, deviation]."""
+class Paper(Section):
+    """A paper's own numbers: ``measure`` of summary.json times ``scale``.
+
+    A file has them for all cells in ``values``: method -> setting -> [mean] or [mean, deviation]. A cell has its own in
+    ``numbers``, which is empty if there are none.
+    """
 
     measure: str = "last5_accuracy_mean"
     scale: PositiveFloat = 100.0
     values: dict[str, dict[str, list[float]]] = Field(default={})
+    numbers: tuple[float, ...] = ()
+
+    def at(self, method: str, setting: str) -> Paper:
+        own = tuple(self.values.get(method, {}).get(setting, ()))
+        return self.model_copy(update={"values": {}, "numbers": own})
 
 
 class Claim(Section):
@@ -105,34 +114,32 @@ class _File(Section):
     methods: dict[str, Plain] = Field(default={})
     settings: dict[str, Plain] = Field(default={})
     grid: dict[str, list[object]] = Field(default={})
-    paper: _Paper = _Paper()
+    paper: Paper = Paper()
     claims: list[Claim] = Field(default=[])
-
-
-@dataclass(frozen=True)
-class Paper:
-    """A paper's numbers: (), (mean,) or (mean, deviation) of ``measure`` of summary.json times ``scale``."""
-
-    numbers: tuple[float, ...] = ()
-    measure: str = "last5_accuracy_mean"
-    scale: float = 100.0
 
 
 NO_PAPER = Paper()
 
+Choice = tuple[tuple[str, object], ...]  # keys and their values in one cell, in the order of the table and grid
+
+SETTING = "setting"  # the key in a Choice for a table's setting, whose value is a label
+
 
 @dataclass(frozen=True)
-class Place:
-    """Where a table has a run: row and column, the recipe as a dict for ``config.from_dict``, the paper's numbers."""
+class Cell:
+    """One run of a comparison; ``method`` is "" if the config's label or name is used. ``setting`` is its column."""
 
-    method: str
-    setting: str
-    values: Plain
-    paper: Paper
+    config: config.Config
+    choice: Choice = ()
+    folder: str = ""
+    method: str = ""
+    paper: Paper = NO_PAPER
+    setting: str = ""
 
     @property
-    def label(self) -> str:
-        return f"{self.method}, {self.setting}" if self.setting else self.method
+    def name(self) -> str:
+        """The folder below the comparison's: NAME[,KEY=VALUE...]/seedN."""
+        return f"{self.folder or self.config.name}/seed{self.config.seed}"
 
 
 @dataclass(frozen=True)
@@ -141,7 +148,7 @@ class Table:
 
     name: str
     title: str
-    cells: tuple[Place, ...]
+    cells: tuple[Cell, ...]
     claims: tuple[Claim, ...] = ()
 
 
@@ -156,8 +163,8 @@ def is_table(name_or_path: str) -> bool:
     return name_or_path in names() or (name_or_path.endswith(".toml") and "methods" in _parse(name_or_path))
 
 
-def load(name_or_path: str) -> Table:
-    """Return a table, given by its name in the package or by a path.
+def load(name_or_path: str, changes: Plain | None = None) -> Table:
+    """Return a table, given by its name in the package or by a path, with ``changes`` to dotted keys of all cells.
 
     ConfigError if there is no such table, or a cell is not a valid recipe.
     """
@@ -167,13 +174,13 @@ def load(name_or_path: str) -> Table:
         for setting, shared in _columns(file).items():
             if setting in own.get("not_at", []):
                 continue
-            changes = {key: value for key, value in own.items() if key not in ("at", "not_at")}
-            values = merge(merge(merge(file.base, changes), shared), own.get("at", {}).get(setting, {}))
+            row = {key: value for key, value in own.items() if key not in ("at", "not_at")}
+            values = merge(merge(merge(file.base, row), shared), own.get("at", {}).get(setting, {}))
             label = f"{method}, {setting}" if setting else method
             values |= {"name": _slug(name, method, setting), "label": label, "about": f"{file.title}."}
-            config.from_dict(values, f"{name}, {label}")
-            numbers = tuple(file.paper.values.get(method, {}).get(setting, ()))
-            cells.append(Place(method, setting, values, Paper(numbers, file.paper.measure, file.paper.scale)))
+            found = config.from_dict(config.changed(values, changes or {}), f"{name}, {label}")
+            paper = file.paper.at(method, setting)
+            cells.append(Cell(found, _choice(setting), method=method, paper=paper, setting=setting))
     sides = {(cell.method, cell.setting) for cell in cells}
     for claim in file.claims:
         for side in (claim.better, claim.worse):
@@ -183,43 +190,12 @@ def load(name_or_path: str) -> Table:
     return Table(name, file.title, tuple(cells), tuple(file.claims))
 
 
-@dataclass(frozen=True)
-class Entry:
-    """What `fastagg recipes` prints about a recipe or a table.
-
-    Attributes:
-        name: the argument for `fastagg run` or `fastagg compare`.
-        runs: the number of runs; 1 for a recipe.
-        algorithms, data: the presets and data sets in it.
-        files: whether the data is in files, so that --data-dir is needed.
-        purpose: one line. For a table it names the paper's own table or figure.
-    """
-
-    name: str
-    runs: int
-    algorithms: tuple[str, ...]
-    data: tuple[str, ...]
-    files: bool
-    purpose: str
-
-
-def catalogue() -> list[Entry]:
-    """Return an entry for every recipe and then for every table of the package."""
-    entries = []
-    for name in recipes.names():
-        recipe = recipes.load(name)
-        entries.append(_entry(name, [recipe], recipe.about))
-    for name in names():
-        table = load(name)
-        entries.append(_entry(name, [config.from_dict(cell.values, name) for cell in table.cells], table.title))
-    return entries
-
-
-def _entry(name: str, configs: Sequence[config.Config], purpose: str) -> Entry:
-    algorithms = tuple(dict.fromkeys(c.algorithm.name for c in configs))
-    data = tuple(dict.fromkeys(c.data.name for c in configs))
-    files = any(c.data.needs for c in configs)
-    return Entry(name, len(configs), algorithms, data, files, purpose.replace("\n", " ").rstrip("."))
+def _choice(setting: str) -> Choice:
+    # A table's grid labels its columns "alpha=0.1, mean=5.0". Other settings are their own label.
+    pairs = [part.partition("=") for part in setting.split(", ")]
+    if all(equals for _, equals, _ in pairs):
+        return tuple((key, value) for key, _, value in pairs)
+    return ((SETTING, setting),) if setting else ()
 
 
 def merge(below: Mapping[str, object], above: Mapping[str, object]) -> Plain:

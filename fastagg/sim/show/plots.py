@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from fastagg._types import Plain
 from fastagg.page import COLOURS
 from fastagg.sim.many.groups import Group, choice_keys, name_of, speedups
-from fastagg.sim.many.sweep import SETTING
 from fastagg.sim.one.metrics import duration
+from fastagg.sim.recipes.tables import SETTING
 from fastagg.sim.show import findings, series
 from fastagg.sim.show.series import MOST_LINES
 from fastagg.sim.show.style import GREY, TEXT, logarithmic, look, marks, tidy

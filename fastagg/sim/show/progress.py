@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
-from fastagg.integrations.trackers import Given, Trackers
 from fastagg.sim.one.metrics import Row, duration
 
 if TYPE_CHECKING:
-    from fastagg.sim.many.sweep import Cell
     from fastagg.sim.one.result import Outcome
+    from fastagg.sim.recipes.tables import Cell
 
 
 EVERY = 30.0  # seconds between two lines where there is no terminal
 
 
-class Progress(Protocol):
-    def advanced(self, share: float) -> None: ...
+class Progress:
+    """What a run tells while it goes on. This one says nothing."""
 
-    def evaluated(self, row: Row) -> None: ...
-
-
-class NoProgress:
     def advanced(self, share: float) -> None:
         """Called for every client update with the share of the run that is done."""
 
@@ -35,25 +29,14 @@ class NoProgress:
         """Called with every new row."""
 
 
-class Tracking:
-    """Sends every row to the trackers, and everything to ``progress``. As a context it closes the trackers at its
-    end."""
+class Watcher:
+    """What a comparison tells of its runs. This one says nothing."""
 
-    def __init__(self, progress: Progress, trackers: Given) -> None:
-        self._progress, self._trackers = progress, Trackers(trackers)
+    def started(self, cell: Cell) -> None: ...
 
-    def __enter__(self) -> Tracking:
-        return self
+    def advanced(self, cell: Cell, share: float) -> None: ...
 
-    def __exit__(self, *_: object) -> None:
-        self._trackers.close()
-
-    def advanced(self, share: float) -> None:
-        self._progress.advanced(share)
-
-    def evaluated(self, row: Row) -> None:
-        self._progress.evaluated(row)
-        self._trackers.log({key: value for key, value in asdict(row).items() if key != "version"}, row.version)
+    def ended(self, cell: Cell, outcome: Outcome) -> None: ...
 
 
 class _Bar:
@@ -80,10 +63,11 @@ class _Bar:
         self._task = self._bar.add_task(words, total=total)
         self._drawn = self._told = time.monotonic()
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
         self._bar.start()
+        return self
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def show(self, completed: float, words: str, *, now: bool = False) -> None:
@@ -103,29 +87,23 @@ class _Bar:
             self.console.print(f"{words}: {task.percentage:.0f}% after {duration(task.elapsed or 0, '1 s')}{left}")
 
 
-class ProgressBar:
+class ProgressBar(_Bar, Progress):
     """The progress of one run, with its latest accuracy."""
 
     def __init__(self, label: str, console: Console | None = None) -> None:
-        self._bar, self._label, self._share = _Bar(1.0, label, console), label, 0.0
-
-    def __enter__(self) -> ProgressBar:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        super().__init__(1.0, label, console)
+        self._label, self._share = label, 0.0
 
     def advanced(self, share: float) -> None:
         self._share = share
-        self._bar.show(share, self._label)
+        self.show(share, self._label)
 
     def evaluated(self, row: Row) -> None:
         self._label = f"{self._label.partition(': version')[0]}: version {row.version}, accuracy {row.accuracy:.1%}"
-        self._bar.show(self._share, self._label)
+        self.show(self._share, self._label)
 
 
-class CellsBar:
+class CellsBar(_Bar, Watcher):
     """The progress of all runs of a comparison, and a line for each run that ends.
 
     With ``about`` it is not known how many there will be, and nobody needs to know more than how many are over.
@@ -134,14 +112,7 @@ class CellsBar:
     def __init__(self, cells: int, console: Console | None = None, *, about: bool = False) -> None:
         self._cells, self._about, self._over = cells, about, 0
         self._shares: dict[str, float] = {}
-        self._bar = _Bar(cells, self._words(), console)
-
-    def __enter__(self) -> CellsBar:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        super().__init__(cells, self._words(), console)
 
     def started(self, cell: Cell) -> None:
         self._shares[cell.name] = 0.0
@@ -165,11 +136,11 @@ class CellsBar:
         else:
             wall = outcome.summary["wall_seconds"]["total"]
             text, style = f"{cell.name}: {outcome.summary['final_accuracy']:.1%}, {wall:.1f} s", None
-        self._bar.console.print(text, style=style, markup=False)
+        self.console.print(text, style=style, markup=False)
 
     def _show(self, now: bool = True) -> None:
         done = self._over + sum(self._shares.values())
-        self._bar.show(min(done, self._cells - 0.5) if self._about else done, self._words(), now=now)
+        self.show(min(done, self._cells - 0.5) if self._about else done, self._words(), now=now)
 
     def _words(self) -> str:
         if self._about:

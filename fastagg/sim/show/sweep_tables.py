@@ -15,8 +15,8 @@ from fastagg.sim.one.metrics import ACTIVITIES, duration, seconds, unit_text
 
 if TYPE_CHECKING:
     from fastagg.sim.many.claims import Judged
-    from fastagg.sim.many.sweep import Cell
     from fastagg.sim.one.result import Result
+    from fastagg.sim.recipes.tables import Cell
 
 # The numbers of summary.json in table.csv, in addition to the accuracies and the times to target.
 NUMBERS = (
@@ -25,7 +25,7 @@ NUMBERS = (
     "client_uploads_cv", "server_share",
 )  # fmt: skip
 
-COMPARISON_COLUMNS = (
+RUN_NUMBERS = (
     "algorithm", "seed", "stopped", "final_accuracy", "best_accuracy", "last5_accuracy_mean", "last5_accuracy_std",
     "time_to_target", "uploads_to_target", "virtual_time", "uploads", "versions", "delay_mean", "delay_median",
     "delay_max",
@@ -133,6 +133,10 @@ def groups_csv(groups: Sequence[Group], target: float | None = None, baseline: s
         for key in NUMBERS:
             line |= _pair(key, group.over(key))
         lines.append(line)
+    return _csv(lines)
+
+
+def _csv(lines: Sequence[Plain]) -> str:
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, list(lines[0]), lineterminator="\n")
     writer.writeheader()
@@ -196,14 +200,13 @@ def time_table(lines: Sequence[tuple[str, Mapping[str, float]]]) -> Sheet:
 
 def comparison_csv(runs: Sequence[tuple[Cell, Result]]) -> str:
     """Return one line per run with its grid values and the numbers of its summary.json, as CSV with a header."""
-    keys = list(dict.fromkeys(key for cell, _ in runs for key, _ in cell.choice))
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["name", *keys, *COMPARISON_COLUMNS])
-    for cell, result in runs:
-        values = [dict(cell.choice).get(key) for key in keys]
-        writer.writerow([cell.config.name, *values, *(result.summary[column] for column in COMPARISON_COLUMNS)])
-    return buffer.getvalue()
+    keys = dict.fromkeys(key for cell, _ in runs for key, _ in cell.choice)
+    return _csv(
+        [
+            {"name": cell.config.name, **keys, **dict(cell.choice), **{key: result.summary[key] for key in RUN_NUMBERS}}
+            for cell, result in runs
+        ]
+    )
 
 
 def units(results: Sequence[Result]) -> str:
